@@ -1,0 +1,53 @@
+"""AMPscope: find out which op, module and line broke a PyTorch mixed-precision run, and what cures it.
+
+The names below are loaded when first used: ``import ampscope`` needs neither torch nor a plotting library.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ampscope import errors
+
+if TYPE_CHECKING:
+    from ampscope.analysis.diagnosis import diagnose
+    from ampscope.capture.autocast import autocast
+    from ampscope.capture.scaler import GradScaler
+    from ampscope.capture.scope import Scope
+    from ampscope.capture.watch import watch
+    from ampscope.trace.reader import Run, open_run
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "GradScaler",
+    "Run",
+    "Scope",
+    "__version__",
+    "autocast",
+    "diagnose",
+    "errors",
+    "open_run",
+    "watch",
+]
+
+_HOMES = {
+    "GradScaler": "ampscope.capture.scaler",
+    "Run": "ampscope.trace.reader",
+    "Scope": "ampscope.capture.scope",
+    "autocast": "ampscope.capture.autocast",
+    "diagnose": "ampscope.analysis.diagnosis",
+    "open_run": "ampscope.trace.reader",
+    "watch": "ampscope.capture.watch",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ampscope' has no attribute {name!r}; it offers {', '.join(__all__)}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""WING B: pure functions from a run to typed results."""

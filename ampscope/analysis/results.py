@@ -1,0 +1,140 @@
+"""The typed results of analysis: what every page, text and JSON view is made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ampscope.trace.vocabulary import Cause, Severity, Verdict
+
+#: Version of the JSON object that ``ampscope diagnose --json`` prints.
+JSON_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceLine:
+    """A line of someone's program."""
+
+    file: str
+    line: int
+    function: str
+    code: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operand:
+    """A tensor an op read or wrote, with the statistics taken when it ran (null: not measured)."""
+
+    role: str  #: ``input 0``, ``output 0``, or the name of an input, parameter or buffer
+    dtype: str
+    shape: str
+    min: float | None = None  #: NaN where any element is NaN
+    max: float | None = None
+    numel: int | None = None
+    nan: int | None = None
+    posinf: int | None = None
+    neginf: int | None = None
+    zeros: int | None = None
+    subnormals: int | None = None
+    max_finite: float | None = None
+    min_positive: float | None = None
+    exp_low: int | None = None
+    exp_counts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathNode:
+    """One op on the way from the origin to the value that mattered, origin first."""
+
+    seq: int
+    op: str
+    name: str  #: for inputs, parameters, losses and gradients
+    module: str
+    phase: str
+    dtype: str
+    shape: str
+    min: float | None
+    max: float | None
+    source: SourceLine | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """A change that cures the cause; ``verified`` says whether a replay with it was tried and what came out."""
+
+    text: str
+    code: str = ""
+    verified: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """A numerical failure (or a harmless oddity, severity ``info``) with its origin."""
+
+    kind: str = "incident"
+    step: int
+    last_step: int
+    count: int
+    severity: Severity
+    cause: Cause
+    phase: str  #: forward, backward, optimizer or input
+    op: str
+    module: str
+    module_type: str
+    source: SourceLine | None
+    inputs: tuple[Operand, ...] = ()
+    outputs: tuple[Operand, ...] = ()
+    path: tuple[PathNode, ...] = ()
+    replay: str = ""  #: a `ampscope.trace.schema.ReplayStatus`
+    replay_reason: str = ""
+    traced: str = ""  #: the ``source`` of the op rows it was read from: ``live``, ``replay`` or empty
+    fp32_ok: bool | None = None
+    trigger: str = ""
+    tripped: tuple[str, ...] = ()  #: parameters whose gradients were not finite
+    explanation: str = ""
+    remedies: tuple[Remedy, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A usage mistake."""
+
+    kind: str = "finding"
+    step: int
+    last_step: int
+    count: int
+    severity: Severity
+    cause: Cause
+    phase: str = "usage"
+    source: SourceLine | None
+    explanation: str = ""
+    remedies: tuple[Remedy, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInfo:
+    """What a run is: the facts of its manifest and its extent."""
+
+    path: str
+    name: str
+    created: float  #: unix time, seconds
+    status: str  #: ``open`` while the process writes, ``closed`` after, ``interrupted`` when it died
+    steps: int  #: optimizer step attempts
+    skipped: int
+    segments: int
+    device: str
+    model: str  #: class name of the watched model
+    parameters: int
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """The whole verdict on a run; ``primary`` is the one thing to tell its owner first."""
+
+    schema: int = JSON_SCHEMA
+    run: RunInfo
+    verdict: Verdict
+    summary: str
+    primary: Incident | Finding | None
+    incidents: tuple[Incident, ...] = ()
+    findings: tuple[Finding, ...] = ()

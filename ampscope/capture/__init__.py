@@ -1,0 +1,1 @@
+"""WING A: what runs inside the training process; the only importer of torch."""

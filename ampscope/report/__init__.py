@@ -1,0 +1,1 @@
+"""Views of the results: terminal text and JSON."""

@@ -1,0 +1,77 @@
+"""The words a diagnosis may use for the cause of a failure; capture and analysis share them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Cause(StrEnum):
+    """Why a value went wrong, a loop is mistaken, or an oddity is harmless."""
+
+    # range
+    FP16_OVERFLOW = "fp16_overflow"
+    FP16_UNDERFLOW = "fp16_underflow"
+    EPS_UNDERFLOW = "eps_underflow"
+    SCALE_OVERFLOW = "scale_overflow"
+    LITERAL_OVERFLOW = "literal_overflow"
+    BF16_PRECISION = "bf16_precision"
+    # mathematics: fp32 fails too
+    LOG_ZERO = "log_zero"
+    DIV_ZERO = "div_zero"
+    SQRT_NEGATIVE = "sqrt_negative"
+    SQRT_GRAD_ZERO = "sqrt_grad_zero"
+    POW_GRAD_ZERO = "pow_grad_zero"
+    WHERE_GRAD_TRAP = "where_grad_trap"
+    ALL_MASKED_SOFTMAX = "all_masked_softmax"
+    CTC_INFEASIBLE = "ctc_infeasible"
+    DIVERGENCE = "divergence"
+    # from outside
+    BAD_INPUT = "bad_input"
+    BAD_WEIGHT = "bad_weight"
+    BAD_BUFFER = "bad_buffer"
+    HALF_PARAMS = "half_params"
+    HARDWARE_TRANSIENT = "hardware_transient"
+    # usage
+    MISUSE_CLIP_BEFORE_UNSCALE = "misuse_clip_before_unscale"
+    MISUSE_NO_UNSCALE = "misuse_no_unscale"
+    MISUSE_UPDATE_EACH_MICROBATCH = "misuse_update_each_microbatch"
+    MISUSE_MULTIPLE_SCALERS_UPDATE = "misuse_multiple_scalers_update"
+    MISUSE_BACKWARD_UNDER_AUTOCAST = "misuse_backward_under_autocast"
+    MISUSE_AUTOCAST_SPANS_STEP = "misuse_autocast_spans_step"
+    MISUSE_MISSING_SCALER = "misuse_missing_scaler"
+    MISUSE_SCHEDULER_ORDER = "misuse_scheduler_order"
+    MISUSE_SCALER_STATE_NOT_RESTORED = "misuse_scaler_state_not_restored"
+    MISUSE_CHECKPOINT_AUTOCAST_MISMATCH = "misuse_checkpoint_autocast_mismatch"
+    # harmless
+    BENIGN_INITIAL_CALIBRATION = "benign_initial_calibration"
+    BENIGN_PERIODIC_GROWTH = "benign_periodic_growth"
+    BENIGN_INF_MASK = "benign_inf_mask"
+    BENIGN_METRIC_NAN = "benign_metric_nan"
+    BENIGN_MASKED_INTERNAL = "benign_masked_internal"
+    # not yet told
+    UNKNOWN = "unknown"
+
+    @property
+    def is_benign(self) -> bool:
+        """Whether the cause is one of the harmless ones."""
+        return self.value.startswith("benign_")
+
+    @property
+    def is_usage(self) -> bool:
+        """Whether the cause is a mistake in how the scaler or autocast is used."""
+        return self.value.startswith("misuse_")
+
+
+class Severity(StrEnum):
+    """How much an incident or finding matters."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+
+class Verdict(StrEnum):
+    """The one word on a run."""
+
+    HEALTHY = "healthy"
+    PROBLEM = "problem"
