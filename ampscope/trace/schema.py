@@ -125,7 +125,8 @@ class StepRow(NamedTuple):
     growth_tracker: Int32 | None
     found_inf: bool | None
     skipped: bool
-    grad_norm: float | None  #: L2 norm of the unscaled gradients
+    grad_norm: float | None  #: L2 norm of the unscaled gradients, before clipping
+    lr: float | None  #: learning rate of the first parameter group when the step was attempted
     micro_batches: Int16  #: backward calls in the step
     duration_s: Float32
     observing_s: Float32  #: time AMPscope itself took within the step
