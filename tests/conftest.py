@@ -1,0 +1,24 @@
+"""What all tests share: GPU tests are skipped where there is no GPU, and no test leaves a run's folder behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if not on_gpu:
+        return
+    torch = pytest.importorskip("torch")  # asked for here alone: the reader's tests run without torch
+    if torch.cuda.is_available():
+        return
+    for item in on_gpu:
+        item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    """Where a test's run may be recorded; it does not exist yet."""
+    return tmp_path / "run"
