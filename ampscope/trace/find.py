@@ -1,0 +1,57 @@
+"""Finding runs below a folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ampscope.errors import RunError, RunNotFound
+from ampscope.trace.manifest import read_manifest
+from ampscope.trace.schema import MANIFEST
+
+_LISTED = 5
+
+
+def find_runs(folder: str | os.PathLike[str]) -> list[Path]:
+    """The runs in ``folder`` or up to two levels below it, newest first; the folder alone if it is a run itself."""
+    folder = Path(folder)
+    if (folder / MANIFEST).is_file():
+        return [folder]
+    return sorted(_below(folder), key=_created, reverse=True)
+
+
+def locate(path: Path) -> Path:
+    """The folder of the one run that ``path`` means: itself, its manifest, or the only run below it.
+
+    Raises:
+        RunNotFound: there is none, or there are several.
+    """
+    if path.name == MANIFEST and path.is_file():
+        return path.parent
+    if not path.is_dir():
+        what = "is a file, not a run's folder" if path.exists() else "does not exist"
+        raise RunNotFound(f"{path} {what}. Give the folder that ampscope.watch printed when the training started.")
+    found = find_runs(path)
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise RunNotFound(
+            f"There is no run in {path}, nor up to two levels below it: no {MANIFEST}. "
+            "Give the folder that ampscope.watch printed when the training started."
+        )
+    listed = "".join(f"\n  {run}" for run in found[:_LISTED])
+    more = f"\n  and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
+    raise RunNotFound(f"There are {len(found)} runs in {path}; name one of them (newest first):{listed}{more}")
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    for pattern in (f"*/{MANIFEST}", f"*/*/{MANIFEST}"):
+        yield from (path.parent for path in folder.glob(pattern) if path.is_file())
+
+
+def _created(run: Path) -> float:
+    try:
+        return read_manifest(run).created
+    except RunError:
+        return (run / MANIFEST).stat().st_mtime

@@ -1,0 +1,121 @@
+"""Where the training thread leaves rows: a queue that never blocks, bounded by the rows it holds."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ampscope.trace.schema import BULK_TABLES, Row, Table
+
+#: Rows in one round of the recorder, so that converting them takes little memory.
+_ROUND_ROWS = 20_000
+#: What a row refers to is written before it, and an incident after its evidence.
+_ORDER = (
+    Table.PARAMS,
+    Table.SITES,
+    Table.OPS,
+    Table.EDGES,
+    Table.GRADS,
+    Table.STEPS,
+    Table.SCALER_EVENTS,
+    Table.FINDINGS,
+    Table.EVENTS,
+    Table.INCIDENTS,
+)
+
+
+@dataclass(slots=True)
+class Round:
+    """What the recorder writes next."""
+
+    rows: dict[Table, list[Row]] = field(default_factory=lambda: {table: [] for table in _ORDER})
+    markers: list[threading.Event] = field(default_factory=list)  #: set when all before them is written
+    closing: bool = False
+
+
+class Intake:
+    """The queue between training threads and the recorder thread.
+
+    ``put`` takes no lock that the recorder holds while it works, and may be called from a garbage collector's
+    callback inside itself. In a forked child it does nothing: there is no recorder there.
+    """
+
+    def __init__(self, limit: int) -> None:
+        """Hold at most ``limit`` rows of bulk tables and twice that of all others."""
+        self.dropped = 0  #: rows refused because the disk is too slow
+        self._limit = limit
+        self._waiting = 0
+        self._open = True
+        self._ended = False
+        self._pid = os.getpid()
+        self._lock = threading.RLock()  # reentrant: see above
+        self._queue: queue.SimpleQueue[tuple[Table, tuple[Row, ...]] | threading.Event | None] = queue.SimpleQueue()
+
+    @property
+    def here(self) -> bool:
+        """Whether this is the process that the recorder runs in."""
+        return os.getpid() == self._pid
+
+    def put(self, table: Table, rows: Sequence[Row]) -> None:
+        """Leave rows for the recorder."""
+        if not self._open or not rows or not self.here:
+            return
+        limit = self._limit if table in BULK_TABLES else 2 * self._limit
+        with self._lock:
+            if self._waiting + len(rows) > limit:
+                self.dropped += len(rows)
+                return
+            self._waiting += len(rows)
+        self._queue.put((table, tuple(rows)))
+
+    def mark(self) -> threading.Event:
+        """An event that is set when all that was put before it is written, or never will be."""
+        marker = threading.Event()
+        self._queue.put(marker)
+        if self._ended:
+            self.release()
+        return marker
+
+    def close(self) -> None:
+        """Take no more rows; the recorder ends after those it has."""
+        self._open = False
+        self._queue.put(None)
+
+    def take(self) -> Round:
+        """Wait for something and return all there is, up to the size of a round."""
+        result = Round()
+        size = self._sort(self._queue.get(), result)
+        while not result.closing and size < _ROUND_ROWS:
+            try:
+                size += self._sort(self._queue.get_nowait(), result)
+            except queue.Empty:
+                break
+        with self._lock:
+            self._waiting -= size
+        return result
+
+    def release(self) -> None:
+        """Forget what waits and set every marker: nobody will write any more."""
+        self._open = False
+        self._ended = True
+        while True:
+            try:
+                item = self._queue.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(item, threading.Event):
+                item.set()
+
+    def _sort(self, item: tuple[Table, tuple[Row, ...]] | threading.Event | None, into: Round) -> int:
+        if item is None:
+            into.closing = True
+            return 0
+        if isinstance(item, threading.Event):
+            into.markers.append(item)
+            return 0
+        table, rows = item
+        into.rows[table].extend(rows)
+        return len(rows)

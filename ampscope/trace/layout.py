@@ -1,0 +1,75 @@
+"""Where things lie in a run's folder: ``RUN/rank=K/TABLE/part-N.parquet`` and ``journal-N.arrow``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ampscope.trace.schema import Table
+
+_RANK = re.compile(r"rank=(\d+)")
+_PART = re.compile(r"part-(\d+)\.parquet")
+_JOURNAL = re.compile(r"journal-(\d+)\.arrow")
+#: What a file is called until it is whole; nobody reads it under this name.
+TEMPORARY_SUFFIX = ".tmp"
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The files of one table of one rank, by number."""
+
+    parts: dict[int, Path]
+    journals: dict[int, Path]
+
+    @property
+    def open_journals(self) -> list[Path]:
+        """Journals that are not sealed yet, oldest first; one whose part exists has only not been deleted."""
+        return [path for number, path in self.journals.items() if number not in self.parts]
+
+    @property
+    def next_number(self) -> int:
+        """The number of the next journal."""
+        return max((*self.parts, *self.journals), default=-1) + 1
+
+
+def rank_folder(run: Path, rank: int) -> Path:
+    """The folder of one rank's tables."""
+    return run / f"rank={rank}"
+
+
+def table_folder(run: Path, rank: int, table: Table) -> Path:
+    """The folder of one table of one rank."""
+    return rank_folder(run, rank) / table.value
+
+
+def journal_path(folder: Path, number: int) -> Path:
+    """The journal ``number`` in a table's folder."""
+    return folder / f"journal-{number:06d}.arrow"
+
+
+def part_path(journal: Path) -> Path:
+    """The Parquet part that a journal is sealed into."""
+    match = _JOURNAL.fullmatch(journal.name)
+    if match is None:
+        raise ValueError(f"{journal} is not a journal: expected a name like journal-000000.arrow")
+    return journal.with_name(f"part-{match[1]}.parquet")
+
+
+def ranks(run: Path) -> list[int]:
+    """The ranks that have written into the run, ascending."""
+    matches = (_RANK.fullmatch(path.name) for path in run.iterdir())
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def list_table(folder: Path) -> Listing:
+    """What lies in a table's folder now; empty when there is none."""
+    try:
+        paths = sorted(folder.iterdir())
+    except FileNotFoundError:
+        paths = []
+    return Listing(parts=_numbered(paths, _PART), journals=_numbered(paths, _JOURNAL))
+
+
+def _numbered(paths: list[Path], pattern: re.Pattern[str]) -> dict[int, Path]:
+    return {int(match[1]): path for path in paths if (match := pattern.fullmatch(path.name))}

@@ -1,0 +1,130 @@
+"""The manifest of a run, ``RUN/run.json``: what was trained, where, with which versions, and in which segments."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from ampscope.errors import RunDamaged, RunNotFound, RunTooNew
+from ampscope.trace.durable import write_whole
+from ampscope.trace.schema import MANIFEST, SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """One process that wrote into the run; the first is segment 0."""
+
+    started: float  #: unix time, seconds
+    pid: int
+    locked: bool = True  #: whether the file system let it lock the folder, so that its death can be told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """The facts of a run that hold for all its rows."""
+
+    schema: int = SCHEMA_VERSION
+    ampscope: str = ""  #: version of AMPscope
+    versions: dict[str, str] = field(default_factory=dict)  #: python, torch, platform, ...
+    device: str = ""
+    world_size: int = 1
+    created: float = 0.0  #: unix time, seconds
+    name: str = ""
+    model: str = ""  #: class name of the watched model
+    parameters: int = 0  #: elements of all its parameters
+    configuration: dict[str, Any] = field(default_factory=dict)
+    segments: tuple[Segment, ...] = ()
+    closed: float | None = None  #: unix time at which the last segment was closed; null while open or after a crash
+    tags: tuple[str, ...] = ()
+
+
+_SHAPES: dict[str, type | tuple[type, ...]] = {
+    "ampscope": str,
+    "versions": dict,
+    "device": str,
+    "world_size": int,
+    "created": (int, float),
+    "name": str,
+    "model": str,
+    "parameters": int,
+    "configuration": dict,
+    "segments": list,
+    "closed": (int, float, type(None)),
+    "tags": list,
+}
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest; a reader sees the old one or the new one, never half of it.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    text = json.dumps(asdict(manifest), indent=2, default=str)
+    write_whole(folder / MANIFEST, lambda path: _write_text(path, text))
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest of the run in ``folder``; keys that this version does not know are passed over.
+
+    Raises:
+        RunNotFound: the folder holds no run.
+        RunDamaged: the manifest cannot be read.
+        RunTooNew: it was written with a newer schema.
+    """
+    path = folder / MANIFEST
+    data = _load(path)
+    schema = data.get("schema")
+    if not isinstance(schema, int):
+        raise _damaged(path, "it names no schema version")
+    if schema > SCHEMA_VERSION:
+        raise RunTooNew(
+            f"{folder} was written with trace schema {schema}, this AMPscope reads up to {SCHEMA_VERSION}: "
+            "upgrade it (pip install --upgrade ampscope)."
+        )
+    return _from_json(path, data)
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text + "\n", encoding="utf-8", errors="replace")
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise RunNotFound(
+            f"There is no run in {path.parent}: it holds no {MANIFEST}. "
+            "Give the folder that ampscope.watch printed when the training started."
+        ) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(path, str(error)) from error
+    if not isinstance(data, dict):
+        raise _damaged(path, "it is not a JSON object")
+    return data
+
+
+def _from_json(path: Path, data: dict[str, Any]) -> Manifest:
+    for key, shape in _SHAPES.items():
+        if key in data and not isinstance(data[key], shape):
+            raise _damaged(path, f"its {key!r} is a {type(data[key]).__name__}")
+    known = {item.name: data[item.name] for item in fields(Manifest) if item.name in data}
+    known["segments"] = tuple(_segment(path, item) for item in data.get("segments", ()))
+    known["tags"] = tuple(str(tag) for tag in data.get("tags", ()))
+    known["versions"] = {key: str(version) for key, version in data.get("versions", {}).items()}
+    return Manifest(**known)
+
+
+def _segment(path: Path, data: Any) -> Segment:
+    try:
+        return Segment(started=float(data["started"]), pid=int(data["pid"]), locked=bool(data.get("locked", True)))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _damaged(path, "one of its segments has no start or pid") from error
+
+
+def _damaged(path: Path, why: str) -> RunDamaged:
+    return RunDamaged(
+        f"{path} cannot be read: {why}. The tables beside it may be intact; restore the file from a copy of the run."
+    )

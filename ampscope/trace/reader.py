@@ -1,0 +1,265 @@
+"""The reading side of a trace: a run's tables as lazy frames over DuckDB, also while it is still being written."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal, cast, overload
+
+import duckdb
+import narwhals as nw
+
+from ampscope.errors import RunDamaged
+from ampscope.trace.find import find_runs, locate
+from ampscope.trace.layout import rank_folder, ranks
+from ampscope.trace.lock import is_locked
+from ampscope.trace.manifest import Manifest, read_manifest
+from ampscope.trace.scan import Scan
+from ampscope.trace.schema import (
+    ROW_TYPES,
+    EdgeRow,
+    EventRow,
+    FindingRow,
+    GradRow,
+    IncidentRow,
+    OpRow,
+    ParamRow,
+    ScalerEventRow,
+    SiteRow,
+    StepRow,
+    Table,
+)
+
+__all__ = ["Run", "find_runs", "open_run"]
+
+#: The order in which `Run.rows` gives rows, after the rank.
+_ORDER: dict[Table, tuple[str, ...]] = {
+    Table.STEPS: ("step", "optimizer"),
+    Table.SCALER_EVENTS: ("time", "step", "scaler"),
+    Table.PARAMS: ("param",),
+    Table.GRADS: ("step", "optimizer", "param"),
+    Table.SITES: ("site",),
+    Table.OPS: ("step", "source", "seq", "out"),
+    Table.EDGES: ("step", "source", "seq", "arg"),
+    Table.INCIDENTS: ("step", "optimizer", "time"),
+    Table.FINDINGS: ("step", "time"),
+    Table.EVENTS: ("time", "step"),
+}
+
+#: Seconds without a new row after which a run on a file system without locks counts as interrupted.
+_SILENCE_S = 120.0
+
+
+def open_run(path: str | os.PathLike[str]) -> Run:
+    """Open the run in ``path``, or the only run below it.
+
+    Raises:
+        RunNotFound: there is none there, or several.
+        RunDamaged: its manifest cannot be read.
+        RunTooNew: it was written with a newer schema.
+    """
+    return Run(locate(Path(path)))
+
+
+class Run:
+    """A run that is read. Usable from several threads; nothing is cached but the footers of sealed parts.
+
+    Each access to a table looks at the folder anew, so that it sees the rows written since. A frame that was taken
+    keeps showing the rows of its own moment. Rows in Parquet stay on the disk until a query needs them.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()
+        read_manifest(self.path)
+        self._database = _sealed_off(self.path)
+        self._scan = Scan(self.path)
+        self._local = threading.local()
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest as it is on the disk now."""
+        return read_manifest(self.path)
+
+    @property
+    def status(self) -> Literal["open", "closed", "interrupted"]:
+        """``open`` while a process writes the run, ``closed`` after, ``interrupted`` when it died before closing."""
+        manifest = self.manifest
+        if manifest.closed is not None:
+            return "closed"
+        if all(segment.locked for segment in manifest.segments[-1:]):
+            return "open" if is_locked(rank_folder(self.path, 0)) else "interrupted"
+        return "open" if time.time() - self._scan.last_change() < _SILENCE_S else "interrupted"
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks that have written into the run."""
+        return ranks(self.path)
+
+    def table(self, table: Table) -> nw.LazyFrame[Any]:
+        """All rows of a table over all ranks, as of now, with the writing ``rank`` as last column (int32).
+
+        Raises:
+            RunDamaged: a Parquet part cannot be read.
+        """
+        return nw.from_native(self._relation(table))
+
+    @property
+    def steps(self) -> nw.LazyFrame[Any]:
+        """One row per optimizer step attempt."""
+        return self.table(Table.STEPS)
+
+    @property
+    def scaler_events(self) -> nw.LazyFrame[Any]:
+        """Changes of and calls to gradient scalers."""
+        return self.table(Table.SCALER_EVENTS)
+
+    @property
+    def params(self) -> nw.LazyFrame[Any]:
+        """Parameters and buffers."""
+        return self.table(Table.PARAMS)
+
+    @property
+    def grads(self) -> nw.LazyFrame[Any]:
+        """Gradients of parameters by step."""
+        return self.table(Table.GRADS)
+
+    @property
+    def sites(self) -> nw.LazyFrame[Any]:
+        """Program points."""
+        return self.table(Table.SITES)
+
+    @property
+    def ops(self) -> nw.LazyFrame[Any]:
+        """Executed ops of traced steps with their statistics."""
+        return self.table(Table.OPS)
+
+    @property
+    def edges(self) -> nw.LazyFrame[Any]:
+        """Dataflow of traced steps."""
+        return self.table(Table.EDGES)
+
+    @property
+    def incidents(self) -> nw.LazyFrame[Any]:
+        """Steps that went wrong."""
+        return self.table(Table.INCIDENTS)
+
+    @property
+    def findings(self) -> nw.LazyFrame[Any]:
+        """Evidence of usage mistakes."""
+        return self.table(Table.FINDINGS)
+
+    @property
+    def events(self) -> nw.LazyFrame[Any]:
+        """Annotations on the time line."""
+        return self.table(Table.EVENTS)
+
+    @overload
+    def rows(self, table: Literal[Table.STEPS], **equals: object) -> list[StepRow]: ...
+    @overload
+    def rows(self, table: Literal[Table.SCALER_EVENTS], **equals: object) -> list[ScalerEventRow]: ...
+    @overload
+    def rows(self, table: Literal[Table.PARAMS], **equals: object) -> list[ParamRow]: ...
+    @overload
+    def rows(self, table: Literal[Table.GRADS], **equals: object) -> list[GradRow]: ...
+    @overload
+    def rows(self, table: Literal[Table.SITES], **equals: object) -> list[SiteRow]: ...
+    @overload
+    def rows(self, table: Literal[Table.OPS], **equals: object) -> list[OpRow]: ...
+    @overload
+    def rows(self, table: Literal[Table.EDGES], **equals: object) -> list[EdgeRow]: ...
+    @overload
+    def rows(self, table: Literal[Table.INCIDENTS], **equals: object) -> list[IncidentRow]: ...
+    @overload
+    def rows(self, table: Literal[Table.FINDINGS], **equals: object) -> list[FindingRow]: ...
+    @overload
+    def rows(self, table: Literal[Table.EVENTS], **equals: object) -> list[EventRow]: ...
+
+    def rows(self, table: Table, **equals: object) -> Any:
+        """The rows whose columns equal what is given (None: are null), loaded, by rank and then in natural order.
+
+        ``run.rows(Table.OPS, step=3, source="replay")``; ``rank=0`` works too.
+
+        Raises:
+            RunDamaged: a Parquet part cannot be read.
+        """
+        relation = self._relation(table)
+        for name, value in equals.items():
+            relation = relation.filter(_equals(name, value))
+        row_type = ROW_TYPES[table]
+        relation = relation.order(", ".join(("rank", *_ORDER[table]))).select(
+            *map(duckdb.ColumnExpression, row_type._fields)
+        )
+        try:
+            return [row_type(*_tuples(values)) for values in relation.fetchall()]
+        except (duckdb.IOException, duckdb.InvalidInputException) as error:
+            raise RunDamaged(f"The table {table} of {self.path} cannot be read: {error}") from error
+
+    def sql(self, query: str) -> duckdb.DuckDBPyRelation:
+        """A query over the tables by their names (``steps``, ``ops``, ...), as of now.
+
+        Nothing outside the run's folder can be read from it.
+
+        Raises:
+            duckdb.Error: the query is wrong.
+            RunDamaged: a Parquet part cannot be read.
+        """
+        for table in Table:
+            self._relation(table).create_view(table.value, replace=True)
+        return self._connection.sql(query)
+
+    def close(self) -> None:
+        """Give the memory back; frames that were taken are void."""
+        self._database.close()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @property
+    def _connection(self) -> duckdb.DuckDBPyConnection:
+        """This thread's: a connection answers one query at a time."""
+        connection = getattr(self._local, "connection", None)
+        if connection is None:
+            connection = self._local.connection = self._database.cursor()
+        return cast(duckdb.DuckDBPyConnection, connection)
+
+    def _relation(self, table: Table) -> duckdb.DuckDBPyRelation:
+        return self._scan.relation(self._connection, table)
+
+
+def _sealed_off(path: Path) -> duckdb.DuckDBPyConnection:
+    """A database that reads the run's folder and nothing else, and loads no extension."""
+    database = duckdb.connect(
+        ":memory:",
+        config={
+            "autoinstall_known_extensions": False,
+            "autoload_known_extensions": False,
+            "python_enable_replacements": False,
+        },
+    )
+    folder = str(path).replace("'", "''")
+    database.execute(f"SET allowed_directories = ['{folder}']")
+    database.execute("SET enable_external_access = false")
+    database.execute("SET lock_configuration = true")
+    return database
+
+
+def _equals(name: str, value: object) -> duckdb.Expression:
+    column = duckdb.ColumnExpression(name)
+    if value is None:
+        return column.isnull()
+    return column == duckdb.ConstantExpression(str(value) if isinstance(value, StrEnum) else value)
+
+
+def _tuples(values: tuple[Any, ...]) -> Iterator[Any]:
+    """Lists come back as the tuples that the row types hold."""
+    return (tuple(value) if isinstance(value, list) else value for value in values)

@@ -1,0 +1,110 @@
+"""One table of a run as a DuckDB relation: sealed parts, read lazily, and the readable prefix of journals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ampscope.errors import RunDamaged
+from ampscope.trace.journal import read_journal
+from ampscope.trace.layout import Listing, list_table, ranks, table_folder
+from ampscope.trace.schema import Table, arrow_schema
+
+#: The writing rank, a column that every table gets on reading.
+RANK = "rank"
+_ATTEMPTS = 10
+
+
+class Scan:
+    """Reads the tables of one run; remembers the columns of sealed parts, which never change."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._columns: dict[Path, tuple[str, ...]] = {}
+
+    def relation(self, connection: duckdb.DuckDBPyConnection, table: Table) -> duckdb.DuckDBPyRelation:
+        """All rows of ``table`` that can be read now, with the schema's columns and `RANK`."""
+        journaled: list[pa.Table] = []
+        sealed: list[duckdb.DuckDBPyRelation] = []
+        for rank in ranks(self._run):
+            parts, rows = _snapshot(table_folder(self._run, rank, table), table)
+            journaled.append(rows.append_column(RANK, pa.repeat(pa.scalar(rank, pa.int32()), rows.num_rows)))
+            sealed += self._sealed(connection, table, rank, parts)
+        schema = arrow_schema(table).append(pa.field(RANK, pa.int32()))
+        result = connection.from_arrow(pa.concat_tables([schema.empty_table(), *journaled]).cast(schema))
+        for part in sealed:
+            result = result.union(part)
+        return result
+
+    def last_change(self) -> float:
+        """Unix time of the last change to any file of the run, seconds."""
+        return max(path.stat().st_mtime for path in self._run.glob("rank=*/*/*"))
+
+    def _sealed(
+        self, connection: duckdb.DuckDBPyConnection, table: Table, rank: int, parts: list[Path]
+    ) -> list[duckdb.DuckDBPyRelation]:
+        by_columns: dict[tuple[str, ...], list[str]] = {}
+        for part in parts:
+            by_columns.setdefault(self._columns_of(part), []).append(str(part))
+        return [
+            connection.read_parquet(paths, hive_partitioning=False).select(_selection(table, columns, rank))
+            for columns, paths in by_columns.items()
+        ]
+
+    def _columns_of(self, part: Path) -> tuple[str, ...]:
+        if part not in self._columns:
+            self._columns[part] = _read_columns(part)
+        return self._columns[part]
+
+
+def _snapshot(folder: Path, table: Table) -> tuple[list[Path], pa.Table]:
+    """Parts and journaled rows that belong together, though journals may be sealed while this looks."""
+    listing = list_table(folder)
+    for _ in range(_ATTEMPTS):
+        try:
+            rows = _journaled(listing, table)
+        except FileNotFoundError:
+            rows = None
+        before, listing = listing, list_table(folder)
+        if rows is not None and before == listing:
+            break
+    else:
+        raise RunDamaged(f"{folder} changes faster than it can be read. Try again.")
+    return list(listing.parts.values()), rows
+
+
+def _journaled(listing: Listing, table: Table) -> pa.Table:
+    schema = arrow_schema(table)
+    journals = [rows for path in listing.open_journals if (rows := read_journal(path)).num_rows]
+    return pa.concat_tables([schema.empty_table(), *(_conform(rows, schema) for rows in journals)])
+
+
+def _conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Null where an older writer had no such column, without those of a newer one."""
+    columns = [
+        rows[field.name].cast(field.type) if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.table(columns, schema=schema)
+
+
+def _read_columns(part: Path) -> tuple[str, ...]:
+    try:
+        return tuple(pq.read_schema(part).names)
+    except (pa.ArrowException, OSError) as error:
+        raise RunDamaged(
+            f"{part} cannot be read ({error}). Move that file away and open the run again: the rest of it is intact."
+        ) from error
+
+
+def _selection(table: Table, columns: tuple[str, ...], rank: int) -> str:
+    """The schema's columns in their order, with null for those that the part does not have."""
+    return ", ".join(
+        [
+            *(f'"{name}"' if name in columns else f'NULL AS "{name}"' for name in arrow_schema(table).names),
+            f"{rank}::INTEGER AS {RANK}",
+        ]
+    )
