@@ -1,0 +1,47 @@
+"""One rank's tables as lazy frames, and their collection with errors that people understand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import duckdb
+import narwhals as nw
+
+from ampscope.errors import RunDamaged
+from ampscope.trace.reader import Run
+from ampscope.trace.scan import RANK
+from ampscope.trace.schema import Table
+
+Lazy = nw.LazyFrame[Any]
+Frame = nw.DataFrame[Any]
+
+
+def first_rank(run: Run) -> int:
+    """The lowest rank that has written; 0 when none has."""
+    return min(run.ranks, default=0)
+
+
+def rank_table(run: Run, table: Table, rank: int) -> Lazy:
+    """The rows of ``table`` that ``rank`` wrote."""
+    return run.table(table).filter(nw.col(RANK) == rank)
+
+
+#: DuckDB's errors that mean a mistake in the query, not in the file.
+_OURS = (duckdb.BinderException, duckdb.CatalogException, duckdb.ParserException, duckdb.SyntaxException)
+
+
+def collect(frame: Lazy) -> Frame:
+    """Run the query.
+
+    Raises:
+        RunDamaged: a Parquet part turned out to be broken while it was read.
+    """
+    try:
+        return frame.collect()
+    except _OURS:
+        raise
+    except duckdb.Error as error:
+        raise RunDamaged(
+            f"A table of the run cannot be read: {error}. Restore the run from a copy, or move the damaged .parquet "
+            "part out of its folder: the rest can be read without it."
+        ) from error

@@ -1,0 +1,126 @@
+"""A run at a glance: its extent, what it cost to watch, and its time line thinned to what a screen can show."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+import narwhals as nw
+import numpy as np
+
+from ampscope.analysis.curve import Curve, FloatArray, IntArray, make_curve, thin_marks
+from ampscope.analysis.frames import Frame, collect, first_rank, rank_table
+from ampscope.trace.reader import Run
+from ampscope.trace.schema import EventKind, ScalerAction, ScalerEventRow, Table
+
+_COLUMNS = ("step", "time", "loss", "scale", "grad_norm", "skipped", "traced", "duration_s", "observing_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """Something that happened once, at a step."""
+
+    step: int
+    kind: str  #: a `ScalerAction` or an `EventKind`
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """One optimizer's steps at a glance. Shares lie between 0 and 1; null means not recorded."""
+
+    rank: int = 0
+    optimizer: int = 0
+    optimizers: tuple[int, ...] = ()
+    steps: int = 0
+    first_step: int | None = None
+    last_step: int | None = None
+    last_time: float | None = None  #: unix time of the newest row, seconds
+    skipped: int = 0
+    traced: int = 0  #: steps whose ops were recorded
+    scale: float | None = None  #: loss scale of the newest step that has one
+    step_seconds: float | None = None  #: mean duration of a step
+    observing_share: float | None = None  #: AMPscope's own time, as a share of all steps' time
+    loss: Curve = field(default_factory=Curve)
+    grad_norm: Curve = field(default_factory=Curve)
+    log2_scale: Curve = field(default_factory=Curve)  #: a scale of 0 counts as not finite
+    skips: tuple[int, ...] = ()  #: thinned; `skipped` is the true number
+    moments: tuple[Moment, ...] = ()  #: saves, loads, resumes and notes, in order
+
+    @property
+    def skipped_share(self) -> float | None:
+        """Skipped attempts as a share of all attempts."""
+        return self.skipped / self.steps if self.steps else None
+
+
+def overview(run: Run, *, optimizer: int | None = None, rank: int | None = None) -> Overview:
+    """The glance at ``optimizer`` and ``rank`` (by default the run's first); an empty run gives an empty one."""
+    rank = first_rank(run) if rank is None else rank
+    optimizers = step_optimizers(run, rank)
+    if not optimizers:
+        return Overview(rank=rank, moments=_moments(run, rank))
+    chosen = optimizers[0] if optimizer is None else optimizer
+    steps = collect(rank_table(run, Table.STEPS, rank).filter(nw.col("optimizer") == chosen).select(*_COLUMNS))
+    return replace(
+        _from_steps(steps.sort("step")), optimizer=chosen, optimizers=optimizers, rank=rank, moments=_moments(run, rank)
+    )
+
+
+def step_optimizers(run: Run, rank: int) -> tuple[int, ...]:
+    """The optimizers that attempted a step, by number."""
+    seen = collect(rank_table(run, Table.STEPS, rank).select("optimizer").unique())
+    return tuple(sorted(seen["optimizer"].to_list()))
+
+
+def measured(steps: Frame, column: str) -> tuple[IntArray, FloatArray]:
+    """The steps at which ``column`` was recorded, and its values (NaN and infinite ones among them)."""
+    rows = steps.select("step", column).filter(~nw.col(column).is_null())
+    return rows["step"].to_numpy().astype(np.int64), rows[column].to_numpy().astype(np.float64)
+
+
+def log2_curve(steps: Frame, column: str = "scale") -> Curve:
+    """The base-2 logarithm of a positive column; zero and negative values count as not finite."""
+    at, values = measured(steps, column)
+    positive = values > 0
+    logs = np.full(len(values), math.nan)
+    logs[positive] = np.log2(values[positive])
+    return make_curve(at, logs)
+
+
+def _from_steps(steps: Frame) -> Overview:
+    skips = steps.filter(nw.col("skipped"))["step"].to_numpy().astype(np.int64)
+    scales = measured(steps, "scale")[1]
+    return Overview(
+        steps=len(steps),
+        first_step=int(steps["step"][0]) if len(steps) else None,
+        last_step=int(steps["step"][-1]) if len(steps) else None,
+        last_time=float(steps["time"].max()) if len(steps) else None,
+        skipped=len(skips),
+        traced=len(steps.filter(nw.col("traced") != "")),
+        scale=float(scales[-1]) if len(scales) else None,
+        step_seconds=float(steps["duration_s"].mean()) if len(steps) else None,
+        observing_share=_observing_share(steps),
+        loss=make_curve(*measured(steps, "loss")),
+        grad_norm=make_curve(*measured(steps, "grad_norm")),
+        log2_scale=log2_curve(steps),
+        skips=thin_marks(skips),
+    )
+
+
+def _observing_share(steps: Frame) -> float | None:
+    total = float(steps["duration_s"].sum())
+    return float(steps["observing_s"].sum()) / total if total > 0 else None
+
+
+def _moments(run: Run, rank: int) -> tuple[Moment, ...]:
+    """Saves and loads of scaler state, resumes, notes and warnings, in order."""
+    states = (ScalerAction.STATE_SAVED, ScalerAction.STATE_LOADED)
+    found = [_state_moment(row) for action in states for row in run.rows(Table.SCALER_EVENTS, rank=rank, action=action)]
+    for kind in (EventKind.RESUME, EventKind.NOTE, EventKind.WARNING):
+        rows = run.rows(Table.EVENTS, rank=rank, kind=kind)
+        found += [Moment(step=row.step, kind=kind, text=row.text) for row in rows]
+    return tuple(sorted(found, key=lambda moment: moment.step))
+
+
+def _state_moment(row: ScalerEventRow) -> Moment:
+    return Moment(step=row.step, kind=row.action, text=f"{row.file}:{row.line}" if row.file else "")

@@ -1,0 +1,105 @@
+"""What a loss scaler did over a run: its curve, its changes, its calls and its share of skipped steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import narwhals as nw
+import numpy as np
+
+from ampscope.analysis.curve import Curve, FloatArray, IntArray, make_curve, thin_marks
+from ampscope.analysis.frames import Frame, collect, first_rank, rank_table
+from ampscope.analysis.overview import log2_curve, measured, step_optimizers
+from ampscope.analysis.scale_moves import VALUE_ACTIONS, Move, moves_of_events, moves_of_steps
+from ampscope.analysis.scaler_log import (
+    ScaleEvent,
+    ScalerCall,
+    ScalerLog,
+    ScalerSettings,
+    scale_event,
+    scaler_log,
+    settings_of,
+)
+from ampscope.trace.reader import Run
+from ampscope.trace.schema import ScalerEventRow, Table
+
+#: Attempts over which the recent share of skips is taken.
+RECENT = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleHistory:
+    """The scaler as one optimizer saw it."""
+
+    rank: int = 0
+    optimizer: int = 0
+    optimizers: tuple[int, ...] = ()
+    scalers: int = 0  #: number of scalers in the run
+    settings: ScalerSettings = field(default_factory=ScalerSettings)
+    steps: int = 0
+    skipped: int = 0
+    recent_steps: int = 0  #: the last steps, `RECENT` at most
+    recent_skipped: int = 0
+    first: float | None = None  #: scale of the first step that has one
+    current: float | None = None
+    lowest: float | None = None
+    log2_scale: Curve = field(default_factory=Curve)  #: a scale of 0 counts as not finite
+    growth_tracker: Curve = field(default_factory=Curve)
+    skips: tuple[int, ...] = ()  #: thinned; `skipped` is the true number
+    moves: tuple[Move, ...] = ()
+    events: tuple[ScaleEvent, ...] = ()
+    calls: tuple[ScalerCall, ...] = ()
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether any step ran with a loss scale."""
+        return self.first is not None
+
+    @property
+    def skipped_share(self) -> float | None:
+        """Skipped attempts as a share of all attempts."""
+        return self.skipped / self.steps if self.steps else None
+
+
+def scale_history(run: Run, *, optimizer: int | None = None, rank: int | None = None) -> ScaleHistory:
+    """The history seen by ``optimizer`` on ``rank`` (by default the run's first); an empty run gives an empty one."""
+    rank = first_rank(run) if rank is None else rank
+    optimizers = step_optimizers(run, rank)
+    if not optimizers:
+        return ScaleHistory()
+    chosen = optimizers[0] if optimizer is None else optimizer
+    mine = rank_table(run, Table.STEPS, rank).filter(nw.col("optimizer") == chosen)
+    steps = collect(mine.select("step", "scale", "growth_tracker", "skipped")).sort("step")
+    history = _history(steps, scaler_log(run, chosen, rank))
+    return replace(history, optimizer=chosen, optimizers=optimizers, rank=rank)
+
+
+def _history(steps: Frame, log: ScalerLog) -> ScaleHistory:
+    at, scales = measured(steps, "scale")
+    skipped = steps["skipped"].to_numpy().astype(bool)
+    return ScaleHistory(
+        scalers=log.scalers,
+        settings=settings_of(log.changes),
+        steps=len(steps),
+        skipped=int(skipped.sum()),
+        recent_steps=min(len(steps), RECENT),
+        recent_skipped=int(skipped[-RECENT:].sum()),
+        first=float(scales[0]) if len(scales) else None,
+        current=_current(log.changes, at, scales),
+        lowest=float(scales.min()) if len(scales) else None,
+        log2_scale=log2_curve(steps),
+        growth_tracker=make_curve(*measured(steps, "growth_tracker")),
+        skips=thin_marks(steps["step"].to_numpy().astype(np.int64)[skipped]),
+        moves=moves_of_events(log.changes) or moves_of_steps(at, scales),
+        events=tuple(scale_event(row) for row in log.changes),
+        calls=log.calls,
+    )
+
+
+def _current(changes: tuple[ScalerEventRow, ...], at: IntArray, scales: FloatArray) -> float | None:
+    """The scale that the next step will use: the newest step's, unless an event changed it after that step."""
+    newest = int(at[-1]) if len(at) else -1
+    later = [row for row in changes if row.action in VALUE_ACTIONS and row.step >= newest]
+    if later and later[-1].scale_after is not None:
+        return later[-1].scale_after
+    return float(scales[-1]) if len(scales) else None

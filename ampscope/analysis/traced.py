@@ -1,0 +1,82 @@
+"""The ops of one traced step, counted by site: the large table is summed by the query engine, not here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import narwhals as nw
+
+from ampscope.analysis.dtypes import itemsize
+from ampscope.analysis.frames import Lazy, collect, first_rank, rank_table
+from ampscope.analysis.results import SourceLine
+from ampscope.trace.reader import Run
+from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, SiteRow, Source, Table
+
+_NODES = frozenset(str(node) for node in ENTRY_NODES | SINK_NODES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedStep:
+    """One execution of a step whose ops were recorded."""
+
+    rank: int
+    step: int
+    source: str  #: `Source`, or ``replay:NAME``
+    rows: int  #: recorded outputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Executed:
+    """A site and what ran there in one traced step."""
+
+    site: SiteRow
+    count: int  #: executions
+    elements: int  #: of the first output, over all executions
+    bytes: int  #: of all outputs
+
+    @property
+    def line(self) -> SourceLine | None:
+        """The user's line, where one is known."""
+        site = self.site
+        if not site.file:
+            return None
+        return SourceLine(file=site.file, line=site.line, function=site.function, code=site.code)
+
+
+def traced_steps(run: Run, *, rank: int | None = None) -> tuple[TracedStep, ...]:
+    """What was traced, the newest step first; of one step the live trace first, then replays by name."""
+    rank = first_rank(run) if rank is None else rank
+    ops = rank_table(run, Table.OPS, rank).group_by("step", "source").agg(nw.len().alias("rows"))
+    found = [TracedStep(rank=rank, **row) for row in collect(ops).rows(named=True)]
+    return tuple(sorted(found, key=lambda one: (-one.step, one.source != Source.LIVE, one.source)))
+
+
+def of_step(run: Run, table: Table, traced: TracedStep) -> Lazy:
+    """The rows of ``ops`` or ``edges`` that belong to a traced step."""
+    mine = (nw.col("step") == traced.step) & (nw.col("source") == traced.source)
+    return rank_table(run, table, traced.rank).filter(mine)
+
+
+def executed(run: Run, traced: TracedStep) -> tuple[Executed, ...]:
+    """Every site that ran in ``traced``, in order of first execution; inputs, parameters and gradients left out."""
+    sums = (nw.len().alias("count"), nw.col("numel").sum().alias("elements"), nw.col("seq").min().alias("first"))
+    ops = collect(of_step(run, Table.OPS, traced).group_by("site", "out").agg(*sums)).sort("first", "out")
+    sites = {site.site: site for site in run.rows(Table.SITES, rank=traced.rank) if site.op not in _NODES}
+    by_site: dict[int, list[dict[str, Any]]] = {}
+    for row in ops.rows(named=True):
+        by_site.setdefault(int(row["site"]), []).append(row)
+    return tuple(_executed(sites[number], outputs) for number, outputs in by_site.items() if number in sites)
+
+
+def _executed(site: SiteRow, outputs: list[dict[str, Any]]) -> Executed:
+    return Executed(
+        site=site,
+        count=max(int(row["count"]) for row in outputs),
+        elements=int(outputs[0]["elements"]),
+        bytes=sum(int(row["elements"]) * _size(site, int(row["out"])) for row in outputs),
+    )
+
+
+def _size(site: SiteRow, out: int) -> int:
+    return itemsize(site.out_dtypes[out]) if out < len(site.out_dtypes) else 0
