@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
 import pyarrow as pa
@@ -31,7 +32,7 @@ def enforce(run: Path, rank: int, budget: int) -> int:
         if freed >= excess:
             break
         freed += part.stat().st_size
-        part.unlink()
+        part.unlink(missing_ok=True)
     return freed
 
 
@@ -40,6 +41,7 @@ def _by_worth(run: Path, rank: int) -> list[Path]:
     return sorted(parts, key=lambda part: (_holds_replay(part), part.stat().st_mtime_ns))
 
 
+@lru_cache(maxsize=4096)  # a part never changes
 def _holds_replay(part: Path) -> bool:
     if part.parent.name == Table.GRADS:
         return False
@@ -53,4 +55,4 @@ def _holds_replay(part: Path) -> bool:
 
 
 def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.glob("*/*"))
+    return sum(path.stat().st_size for path in folder.glob("*/*") if path.exists())

@@ -35,6 +35,11 @@ class Round:
     markers: list[threading.Event] = field(default_factory=list)  #: set when all before them is written
     closing: bool = False
 
+    def release(self) -> None:
+        """Set the markers: what came before them is written, or never will be."""
+        for marker in self.markers:
+            marker.set()
+
 
 class Intake:
     """The queue between training threads and the recorder thread.

@@ -42,6 +42,7 @@ class Journal:
         """
         self.path = path
         self.rows = 0
+        self.batches = 0
         self.size = 0  #: bytes
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o644)
         self._write(schema.serialize())
@@ -54,6 +55,7 @@ class Journal:
         """
         self._write(batch.serialize())
         self.rows += batch.num_rows
+        self.batches += 1
 
     def close(self) -> None:
         """Close the file; it stays readable."""

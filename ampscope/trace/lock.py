@@ -9,7 +9,7 @@ import time
 import weakref
 from pathlib import Path
 
-LOCK_FILE = "writer.lock"
+LOCK_FILE = ".writer.lock"  #: dotted, so that readers of a folder of Parquet files pass it over
 _ATTEMPTS = 5
 _PAUSE_S = 0.02
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
 
 
 def _ignore(_: object) -> None:
@@ -29,6 +32,17 @@ class Notices:
             self._given.add(kind)
         if not known:
             self._on_notice(text)
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Around all that a background thread does: the disk's failures end writing, not the training process."""
+        try:
+            yield
+        except (OSError, MemoryError, pa.ArrowException) as failure:
+            self.fail(failure)
+        except BaseException as failure:  # a mistake of ours: ends writing too, and shows where it is
+            self.fail(failure)
+            raise
 
     def fail(self, failure: BaseException) -> None:
         """Tell why writing has stopped."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, cast, overload
 
 import duckdb
 import narwhals as nw
+import pyarrow as pa
 
 from ampscope.errors import RunDamaged
 from ampscope.trace.find import find_runs, locate
@@ -78,6 +78,8 @@ class Run:
         self._database = _sealed_off(self.path)
         self._scan = Scan(self.path)
         self._local = threading.local()
+        self._connections: list[duckdb.DuckDBPyConnection] = []
+        self._lock = threading.Lock()
 
     @property
     def manifest(self) -> Manifest:
@@ -194,9 +196,13 @@ class Run:
             *map(duckdb.ColumnExpression, row_type._fields)
         )
         try:
-            return [row_type(*_tuples(values)) for values in relation.fetchall()]
+            columns = relation.to_arrow_table().columns
         except (duckdb.IOException, duckdb.InvalidInputException) as error:
-            raise RunDamaged(f"The table {table} of {self.path} cannot be read: {error}") from error
+            raise RunDamaged(
+                f"The table {table} of {self.path} cannot be read: {error}. Move the file it names away and open the "
+                "run again: the rest of it is intact."
+            ) from error
+        return list(map(row_type, *map(_values, columns)))
 
     def sql(self, query: str) -> duckdb.DuckDBPyRelation:
         """A query over the tables by their names (``steps``, ``ops``, ...), as of now.
@@ -207,13 +213,15 @@ class Run:
             duckdb.Error: the query is wrong.
             RunDamaged: a Parquet part cannot be read.
         """
-        for table in Table:
-            self._relation(table).create_view(table.value, replace=True)
-        return self._connection.sql(query)
+        with self._lock:  # views belong to the database, not to this thread's connection
+            for table in Table:
+                self._relation(table).create_view(table.value, replace=True)
+            return self._connection.sql(query)
 
     def close(self) -> None:
         """Give the memory back; frames that were taken are void."""
-        self._database.close()
+        for connection in (*self._connections, self._database):
+            connection.close()
 
     def __enter__(self) -> Run:
         return self
@@ -230,6 +238,7 @@ class Run:
         connection = getattr(self._local, "connection", None)
         if connection is None:
             connection = self._local.connection = self._database.cursor()
+            self._connections.append(connection)
         return cast(duckdb.DuckDBPyConnection, connection)
 
     def _relation(self, table: Table) -> duckdb.DuckDBPyRelation:
@@ -260,6 +269,8 @@ def _equals(name: str, value: object) -> duckdb.Expression:
     return column == duckdb.ConstantExpression(str(value) if isinstance(value, StrEnum) else value)
 
 
-def _tuples(values: tuple[Any, ...]) -> Iterator[Any]:
-    """Lists come back as the tuples that the row types hold."""
-    return (tuple(value) if isinstance(value, list) else value for value in values)
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    values: list[Any] = column.to_pylist()
+    if pa.types.is_list(column.type):  # the row types hold tuples
+        return [value and tuple(value) for value in values]
+    return values

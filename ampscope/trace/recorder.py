@@ -23,10 +23,15 @@ _MISFITS = (ValueError, TypeError, OverflowError)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealAt:
-    """A journal is sealed when it reaches either size."""
+    """A journal is sealed when it reaches any of these sizes."""
 
     rows: int = 250_000
     size: int = 16 << 20  #: bytes
+    batches: int = 4096  #: appends; a reader of an open run takes some 20 us for each
+
+    def reached_by(self, journal: Journal) -> bool:
+        """Whether the journal is full."""
+        return journal.rows >= self.rows or journal.size >= self.size or journal.batches >= self.batches
 
 
 class Recorder:
@@ -41,6 +46,7 @@ class Recorder:
         self._sealer = sealer
         self._notices = notices
         self._seal_at = seal_at
+        self._round = Round()
         self._journals: dict[Table, Journal] = {}
         self._on_sealed: Callable[[], None] = lambda: None
         self._on_end: Callable[[], None] = lambda: None
@@ -54,30 +60,28 @@ class Recorder:
 
     def _work(self) -> None:
         try:
-            self._record_all()
-        except (OSError, MemoryError, pa.ArrowException) as error:
-            self._notices.fail(error)
+            with self._notices.guard():
+                self._record_all()
         finally:
+            self._round.release()  # only now, so that `flush` sees the failure
             self._intake.release()
             self._close_journals()
+            self._sealer.close()
             self._on_end()
 
     def _record_all(self) -> None:
-        closing = False
-        while not closing:
-            waiting = self._intake.take()
+        while not self._round.closing:
+            self._round = self._intake.take()
             if self._notices.failure:
                 return
-            self._record(waiting)
-            closing = waiting.closing
+            self._record(self._round)
         self._seal_all()
 
     def _record(self, waiting: Round) -> None:
         for table, rows in waiting.rows.items():
             if rows:
                 self._append(table, rows)
-        for marker in waiting.markers:
-            marker.set()
+        waiting.release()
         if self._intake.dropped:
             self._notices.give(
                 "slow",
@@ -91,7 +95,7 @@ class Recorder:
             return
         journal = self._journals.get(table) or self._new_journal(table)
         journal.append(batch)
-        if journal.rows >= self._seal_at.rows or journal.size >= self._seal_at.size:
+        if self._seal_at.reached_by(journal):
             self._seal(table)
 
     def _convert(self, table: Table, rows: list[Row]) -> pa.RecordBatch | None:

@@ -85,7 +85,8 @@ def _tables(folder: Path, rank: int, table: Table, *columns: str) -> Iterator[pa
 
 def _read_part(part: Path, columns: list[str]) -> pa.Table:
     try:
-        return pq.read_table(part, columns=columns, partitioning=None)
+        with pq.ParquetFile(part) as file:
+            return file.read(columns)
     except (pa.ArrowException, OSError) as error:
         raise RunDamaged(
             f"{part} cannot be read ({error}). Move it away to go on with the rest of the run, or start a new folder."

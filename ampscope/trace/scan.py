@@ -41,7 +41,7 @@ class Scan:
 
     def last_change(self) -> float:
         """Unix time of the last change to any file of the run, seconds."""
-        return max(path.stat().st_mtime for path in self._run.glob("rank=*/*/*"))
+        return max((path.stat().st_mtime for path in self._run.glob("rank=*/*/*")), default=0.0)
 
     def _sealed(
         self, connection: duckdb.DuckDBPyConnection, table: Table, rank: int, parts: list[Path]
@@ -79,7 +79,7 @@ def _snapshot(folder: Path, table: Table) -> tuple[list[Path], pa.Table]:
 def _journaled(listing: Listing, table: Table) -> pa.Table:
     schema = arrow_schema(table)
     journals = [rows for path in listing.open_journals if (rows := read_journal(path)).num_rows]
-    return pa.concat_tables([schema.empty_table(), *(_conform(rows, schema) for rows in journals)])
+    return pa.concat_tables([schema.empty_table(), *(_conform(rows, schema) for rows in journals)]).combine_chunks()
 
 
 def _conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -7,8 +7,6 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow as pa
-
 from ampscope.trace.budget import enforce
 from ampscope.trace.notices import Notices
 from ampscope.trace.seal import seal
@@ -18,7 +16,7 @@ class Sealer:
     """Takes journals that nobody appends to any more."""
 
     def __init__(self, run: Path, *, rank: int, budget: int, notices: Notices, on_end: Callable[[], None]) -> None:
-        """``on_end`` is called when the thread gives up; ``budget`` is in bytes."""
+        """``on_end`` is called when a failure ends the thread; ``budget`` is in bytes."""
         self._run = run
         self._rank = rank
         self._budget = budget
@@ -39,12 +37,13 @@ class Sealer:
 
     def _work(self) -> None:
         try:
-            while (journal := self._queue.get()) is not None:
-                seal(journal)
-                self._keep_budget()
-        except (OSError, MemoryError, pa.ArrowException) as error:
-            self._notices.fail(error)
-            self._on_end()
+            with self._notices.guard():
+                while (journal := self._queue.get()) is not None:
+                    seal(journal)
+                    self._keep_budget()
+        finally:
+            if self._notices.failure:
+                self._on_end()
 
     def _keep_budget(self) -> None:
         if enforce(self._run, self._rank, self._budget):

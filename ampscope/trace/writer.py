@@ -95,6 +95,11 @@ class TraceWriter:
         self._close = weakref.finalize(self, _close, self._intake, recorder.thread, sealer.thread)
 
     @property
+    def dropped(self) -> int:
+        """Rows that were refused because the disk was too slow."""
+        return self._intake.dropped
+
+    @property
     def failure(self) -> BaseException | None:
         """The error that ended writing, if any."""
         return self._notices.failure

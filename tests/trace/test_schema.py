@@ -1,0 +1,42 @@
+"""The schema's two faces, row types and Arrow columns, are one; and the writing side stays light."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from ampscope.trace.schema import ROW_TYPES, Table, arrow_schema
+
+HEAVY = {"torch", "duckdb", "narwhals", "plotly", "streamlit", "pandas", "pyarrow.dataset"}
+
+
+@pytest.mark.parametrize("table", Table)
+def test_columns_are_the_fields_of_the_row_type(table: Table) -> None:
+    assert arrow_schema(table).names == list(ROW_TYPES[table]._fields)
+
+
+def test_every_table_has_its_own_row_type() -> None:
+    assert list(ROW_TYPES) == list(Table)
+    assert len(set(ROW_TYPES.values())) == len(Table)
+
+
+def test_columns_that_may_be_null_are_those_that_say_so() -> None:
+    nullable = {field.name for field in arrow_schema(Table.GRADS) if field.nullable}
+    assert nullable == {"max_abs", "underflow"}
+
+
+def _loaded_by(module: str) -> set[str]:
+    code = f"import sys, {module}; print(*sys.modules)"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout.split())
+
+
+def test_the_writing_side_loads_nothing_heavy() -> None:
+    assert not HEAVY & _loaded_by("ampscope.trace.writer")
+
+
+def test_the_reading_side_loads_no_torch_and_no_plotting() -> None:
+    loaded = _loaded_by("ampscope.trace.reader")
+    assert not (HEAVY - {"duckdb", "narwhals", "pyarrow.dataset"}) & loaded
+    assert "duckdb" in loaded  # so that the test above can fail
