@@ -1,0 +1,94 @@
+"""The state around a call that decides its numbers: autocast, grad mode and random number generators."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+def device_types() -> tuple[str, ...]:
+    """Device types whose autocast state matters here: ``cpu`` and the accelerator, if there is one."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return ("cpu", accelerator.type) if accelerator is not None else ("cpu",)
+
+
+class Region(NamedTuple):
+    """Autocast state of one device type."""
+
+    device_type: str
+    enabled: bool
+    dtype: torch.dtype
+
+
+class Ambient(NamedTuple):
+    """Autocast and grad mode at a call."""
+
+    regions: tuple[Region, ...]
+    cache: bool
+    grad: bool
+
+    @property
+    def autocast_dtype(self) -> torch.dtype | None:
+        """The dtype of the enabled autocast region, the accelerator's first; None outside."""
+        return next((region.dtype for region in reversed(self.regions) if region.enabled), None)
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Runs the body under this state."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(self.grad))
+            for region in self.regions:
+                if region.enabled != torch.is_autocast_enabled(region.device_type) or region.enabled:
+                    stack.enter_context(
+                        torch.autocast(region.device_type, region.dtype, region.enabled, cache_enabled=self.cache)
+                    )
+            yield
+
+
+def current(types: tuple[str, ...]) -> Ambient:
+    """The state now."""
+    regions = tuple(Region(t, torch.is_autocast_enabled(t), torch.get_autocast_dtype(t)) for t in types)
+    return Ambient(regions, torch.is_autocast_cache_enabled(), torch.is_grad_enabled())
+
+
+class RandomState(NamedTuple):
+    """States of every generator a forward may draw from."""
+
+    cpu: Tensor
+    accelerator: Tensor | None
+    python: Any
+    numpy: Any
+
+    @staticmethod
+    def take() -> RandomState:
+        """The states now; reads host memory only."""
+        accelerator = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+        numpy = sys.modules.get("numpy")
+        return RandomState(
+            torch.get_rng_state(), accelerator, random.getstate(), numpy.random.get_state() if numpy else None
+        )
+
+    def put_back(self) -> None:
+        """Sets every generator to this state."""
+        torch.set_rng_state(self.cpu)
+        if self.accelerator is not None:
+            torch.cuda.set_rng_state(self.accelerator)
+        random.setstate(self.python)
+        if self.numpy is not None:
+            sys.modules["numpy"].random.set_state(self.numpy)
+
+
+@contextlib.contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Puts every generator back to where it was before the body."""
+    state = RandomState.take()
+    try:
+        yield
+    finally:
+        state.put_back()

@@ -1,0 +1,71 @@
+"""Finds the line of the user's program that led to the code running now."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import sysconfig
+from functools import cache
+from types import CodeType, FrameType
+from typing import NamedTuple
+
+import torch
+
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_CAPTURE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
+_SITE = sysconfig.get_paths()["purelib"] + os.sep
+
+
+class Place(NamedTuple):
+    """A line of a program, cheap to take and to compare."""
+
+    code: CodeType | None
+    line: int
+
+    @property
+    def file(self) -> str:
+        """Path of the file, empty when unknown."""
+        return self.code.co_filename if self.code else ""
+
+    @property
+    def function(self) -> str:
+        """Qualified name of the function, empty when unknown."""
+        return self.code.co_qualname if self.code else ""
+
+    @property
+    def text(self) -> str:
+        """The line itself, stripped."""
+        return linecache.getline(self.file, self.line).strip() if self.code else ""
+
+
+NOWHERE = Place(None, 0)
+
+
+@cache
+def _is_inner(filename: str) -> bool:
+    """Whether a file belongs to torch, to AMPscope's capture or to the standard library."""
+    if filename.startswith((_TORCH, _CAPTURE)) or filename.startswith("<frozen"):
+        return True
+    return filename.startswith(_STDLIB) and not filename.startswith(_SITE)
+
+
+def user_place(stop: CodeType | None = None) -> Place | None:
+    """The innermost frame outside torch, AMPscope and the standard library.
+
+    Args:
+        stop: A code object at which the search ends (the replay's own call of the user's code).
+
+    Returns:
+        The place, or None when the search ended without one.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code is stop:
+            return None
+        if not _is_inner(code.co_filename):
+            return Place(code, frame.f_lineno)
+        frame = frame.f_back
+    return None

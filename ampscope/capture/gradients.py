@@ -1,0 +1,59 @@
+"""Gradients of an optimizer's watched parameters: norms of every step, magnitudes and culprits when asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from ampscope.capture.models import Models
+from ampscope.capture.replay import finite
+from ampscope.trace.schema import GradRow
+
+#: Magnitudes of all gradients are recorded at one step in this many, and at every bad one.
+RECORD_EVERY = 50
+
+
+def owned(optimizer: Optimizer, models: Models) -> Iterator[tuple[str, Tensor]]:
+    """Name and gradient of every watched parameter that has one in ``optimizer``."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            known = models.parameters.get(id(parameter))
+            if known is not None and parameter.grad is not None:
+                yield known[0], parameter.grad
+
+
+def total_norm(optimizer: Optimizer) -> Tensor | None:
+    """L2 norm of all dense gradients of ``optimizer`` as a device scalar (float32); None without any."""
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    dense = [gradient for gradient in gradients if gradient.layout is torch.strided]
+    if not dense:
+        return None
+    home = dense[0].device
+    with torch.no_grad():
+        norms = [norm.to(home, torch.float32, non_blocking=True) for norm in torch._foreach_norm(dense)]
+        return torch.linalg.vector_norm(torch.stack(norms))
+
+
+def non_finite(optimizer: Optimizer, models: Models) -> list[str]:
+    """Names of the parameters whose gradients are not finite; waits for the device."""
+    return [name for name, gradient in owned(optimizer, models) if not finite(gradient)]
+
+
+def rows(
+    optimizer: Optimizer, models: Models, params: dict[str, int], *, step: int, index: int, divisor: float
+) -> list[GradRow]:
+    """A row for each gradient, its magnitude divided by ``divisor`` (the scale, where still scaled); waits."""
+    found = []
+    for name, gradient in owned(optimizer, models):
+        if gradient.layout is not torch.strided or not gradient.numel():
+            continue
+        values = gradient.detach()
+        low, high = (float(value) for value in torch.aminmax(values))
+        largest = max(abs(low), abs(high)) / divisor
+        bad = largest - largest != 0
+        zeros = 1.0 - int(values.count_nonzero()) / values.numel()
+        found.append(GradRow(step, index, params[name], None if bad else largest, bad, zeros))
+    return found

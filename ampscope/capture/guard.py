@@ -1,0 +1,64 @@
+"""The one place that catches AMPscope's own faults, so that none of them reaches the training loop."""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from collections.abc import Callable
+from types import TracebackType
+
+#: Set to True to let faults through; for AMPscope's own tests.
+RAISE = False
+
+
+class Attempt:
+    """A context that keeps what went wrong inside it: for running the user's own code once more, in a replay."""
+
+    __slots__ = ("error",)
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    def __enter__(self) -> Attempt:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
+        if isinstance(error, Exception):
+            self.error = error.with_traceback(None)
+        return isinstance(error, Exception)
+
+
+class Guard:
+    """A reusable context for one part of AMPscope: a fault inside disables the part, with one warning that names it.
+
+    Args:
+        part: What the part does, as the user would say it, e.g. ``the step tape``.
+        on_fault: Called once with a one-line description; also where the part removes what it installed.
+    """
+
+    __slots__ = ("broken", "on_fault", "part")
+
+    def __init__(self, part: str, on_fault: Callable[[str], None]) -> None:
+        self.part = part
+        self.on_fault = on_fault
+        self.broken = False
+
+    def __enter__(self) -> Guard:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
+        if error is None:
+            return False
+        if RAISE or not isinstance(error, Exception):
+            return False
+        if not self.broken:
+            self.broken = True
+            self._report(error)
+        return True
+
+    def _report(self, error: Exception) -> None:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{where.filename.rsplit('/', 1)[-1]}:{where.lineno}"
+        text = f"{self.part} switched itself off after {type(error).__name__}: {error} ({place})"
+        warnings.warn(f"ampscope: {text}; training goes on unchanged", RuntimeWarning, stacklevel=4)
+        self.on_fault(text)

@@ -1,0 +1,101 @@
+"""What AMPscope hears process-wide while a scope is open: backward, optimizer steps, a scaler's first use.
+
+Installed when the first scope opens, removed when the last closes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ampscope.capture import coat
+
+
+class Listener(Protocol):
+    """What a scope is told; each call must return quickly and never raise."""
+
+    def backward(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Runs a backward pass, with or without taking part in it."""
+
+    def before_optimizer(self, optimizer: Optimizer) -> None:
+        """An optimizer is about to change its parameters."""
+
+    def after_optimizer(self, optimizer: Optimizer) -> None:
+        """An optimizer has changed its parameters."""
+
+    def adopt(self, scaler: Any) -> None:
+        """A ``GradScaler`` that nobody watches scales a loss."""
+
+
+_listeners: list[Listener] = []
+_hooks: list[Any] = []
+_originals: dict[str, Any] = {}
+
+
+def join(listener: Listener) -> None:
+    """Starts telling ``listener``."""
+    if not _listeners:
+        _install()
+    _listeners.append(listener)
+
+
+def leave(listener: Listener) -> None:
+    """Stops telling ``listener``; nothing of AMPscope is left in torch after the last one."""
+    if listener in _listeners:
+        _listeners.remove(listener)
+        if not _listeners:
+            _uninstall()
+
+
+def _install() -> None:
+    _originals["backward"] = torch.autograd.backward
+    _originals["scale"] = torch.amp.GradScaler.scale
+    torch.autograd.backward = _backward
+    torch.amp.GradScaler.scale = _scale  # type: ignore[method-assign]  # restored in _uninstall
+    _hooks.append(register_optimizer_step_pre_hook(_before_optimizer))
+    _hooks.append(register_optimizer_step_post_hook(_after_optimizer))
+
+
+def _uninstall() -> None:
+    torch.autograd.backward = _originals.pop("backward")
+    torch.amp.GradScaler.scale = _originals.pop("scale")  # type: ignore[method-assign]  # the original again
+    while _hooks:
+        _hooks.pop().remove()
+
+
+def original_backward() -> Callable[..., Any]:
+    """``torch.autograd.backward`` itself."""
+    return _originals.get("backward", torch.autograd.backward)  # type: ignore[no-any-return]
+
+
+def _backward(*args: Any, **kwargs: Any) -> Any:
+    call: Callable[..., Any] = original_backward()
+    for listener in _listeners:
+        call = _through(listener, call)
+    return call(*args, **kwargs)
+
+
+def _through(listener: Listener, call: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: listener.backward(call, args, kwargs)
+
+
+def _scale(scaler: Any, outputs: Any) -> Any:
+    if not coat.is_coated(scaler):
+        for listener in _listeners:
+            listener.adopt(scaler)
+        if coat.is_coated(scaler):
+            return scaler.scale(outputs)
+    return _originals["scale"](scaler, outputs)
+
+
+def _before_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    for listener in list(_listeners):
+        listener.before_optimizer(optimizer)
+
+
+def _after_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    for listener in list(_listeners):
+        listener.after_optimizer(optimizer)

@@ -1,0 +1,101 @@
+"""The watched models: their modules and parameters by name, and which of their calls are the outermost."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+#: Attributes under which wrappers keep the module that does the work.
+_INNER = (
+    ("torch.nn.parallel.distributed", "DistributedDataParallel", "module"),
+    ("torch.nn.parallel.data_parallel", "DataParallel", "module"),
+    ("torch._dynamo.eval_frame", "OptimizedModule", "_orig_mod"),
+)
+
+
+def _inner_name(module: nn.Module) -> str | None:
+    for home, name, attribute in _INNER:
+        kind = getattr(sys.modules.get(home), name, None)
+        if kind is not None and isinstance(module, kind):
+            return attribute
+    return None
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module that computes: without ``DistributedDataParallel``, ``DataParallel`` and ``torch.compile`` around."""
+    name = _inner_name(module)
+    return unwrapped(getattr(module, name)) if name else module
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether ``torch.compile`` was applied to this very module."""
+    return _inner_name(module) == "_orig_mod" or getattr(module, "_compiled_call_impl", None) is not None
+
+
+class Models:
+    """One or several watched models.
+
+    Args:
+        roots: The models as the user holds them; wrapped ones are named as if they were not.
+    """
+
+    def __init__(self, roots: list[nn.Module]) -> None:
+        self.roots = roots
+        self.names: dict[int, str] = {}  #: ``id`` of a module -> qualified name
+        self.types: dict[str, str] = {"": ""}
+        self.modules: list[nn.Module] = []
+        self.parameters: dict[int, tuple[str, nn.Parameter]] = {}  #: ``id`` -> name, parameter
+        for index, root in enumerate(roots):
+            prefix = "" if len(roots) == 1 else f"{type(root).__name__}[{index}]"
+            self._add(root, prefix)
+
+    def _add(self, root: nn.Module, prefix: str) -> None:
+        wrapper = root
+        while wrapper is not unwrapped(wrapper):
+            self.names[id(wrapper)] = prefix
+            wrapper = getattr(wrapper, _inner_name(wrapper) or "module")
+        for name, module in wrapper.named_modules():
+            full = ".".join(filter(None, (prefix, _without_wrappers(name))))
+            if id(module) not in self.names:
+                self.names[id(module)] = full
+                self.modules.append(module)
+            self.types.setdefault(full, type(module).__name__)
+            for leaf, parameter in module.named_parameters(recurse=False):
+                self.parameters.setdefault(id(parameter), (".".join(filter(None, (full, leaf))), parameter))
+
+    @property
+    def compiled(self) -> bool:
+        """Whether any part runs as compiled code."""
+        return any(is_compiled(module) for module in (*self.roots, *self.modules))
+
+    def owns(self, parameters: Iterator[Tensor]) -> bool:
+        """Whether any of ``parameters`` belongs to a watched model."""
+        return any(id(parameter) in self.parameters for parameter in parameters)
+
+    def module_type(self, name: str) -> str:
+        """Class name of the module with a qualified name."""
+        return self.types.get(name, "")
+
+    def buffers(self) -> Iterator[tuple[str, dict[str, Any], str, Tensor]]:
+        """Every buffer: its module's name, the dict that holds it, its own name and itself."""
+        for module in self.modules:
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    yield self.names[id(module)], module._buffers, name, buffer
+
+    def main_type(self) -> str:
+        """Class name of the first model."""
+        return type(unwrapped(self.roots[0])).__name__
+
+    def main_device(self) -> torch.device:
+        """Where the parameters live."""
+        return next((parameter.device for _, parameter in self.parameters.values()), torch.device("cpu"))
+
+
+def _without_wrappers(name: str) -> str:
+    """``block.0`` for ``block._orig_mod.0``: names as in the model that the user wrote."""
+    return ".".join(part for part in name.split(".") if part not in ("_orig_mod", "_checkpoint_wrapped_module"))

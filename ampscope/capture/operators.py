@@ -1,0 +1,79 @@
+"""What an ATen operator does with its arguments, read from its schema once and remembered."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+_UNINITIALISED = ("aten::empty", "aten::new_empty", "aten::resize_", "aten::_unsafe_view", "aten::lift")
+
+#: Python-level functions by which a user asks for another dtype.
+CONVERSIONS = frozenset(
+    {"to", "type", "type_as", "half", "float", "double", "bfloat16", "astype", "to_dense", "as_tensor", "tensor"}
+)
+
+
+class Operator(NamedTuple):
+    """The facts of an op overload that a tracer needs."""
+
+    name: str
+    passes_through: bool  #: a view, or memory without values yet: not an op on numbers
+    written: tuple[int, ...]  #: positions of arguments that are overwritten
+    written_by_name: tuple[str, ...]
+    argument_names: tuple[str, ...]
+    is_cast: bool
+
+
+@cache
+def describe(func: Any) -> Operator:
+    """Reads the schema of an op overload."""
+    schema = func._schema
+    written = [i for i, arg in enumerate(schema.arguments) if arg.alias_info is not None and arg.alias_info.is_write]
+    is_view = not written and any(ret.alias_info is not None for ret in schema.returns)
+    return Operator(
+        name=str(func),
+        passes_through=is_view or schema.name.startswith(_UNINITIALISED),
+        written=tuple(i for i in written if not schema.arguments[i].kwarg_only),
+        written_by_name=tuple(schema.arguments[i].name for i in written if schema.arguments[i].kwarg_only),
+        argument_names=tuple(arg.name for arg in schema.arguments),
+        is_cast=schema.name == "aten::_to_copy",
+    )
+
+
+def written_tensors(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors that this call of ``operator`` overwrites."""
+    values = [args[i] for i in operator.written if i < len(args)]
+    values += [kwargs[name] for name in operator.written_by_name if name in kwargs]
+    return flat_tensors(values)
+
+
+def flat_tensors(values: Any) -> list[Tensor]:
+    """The tensors among op arguments or results, through at most one level of lists."""
+    found = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found.extend(item for item in value if isinstance(item, Tensor))
+    return found
+
+
+def scalar_arguments(
+    operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[str, Any], ...]:
+    """The non-tensor arguments by name, as a hashable tuple: an ``eps``, a fill value, a dimension, a dtype."""
+    named = [*zip(operator.argument_names, args, strict=False), *kwargs.items()]
+    return tuple((name, _hashable(value)) for name, value in named if _is_scalar(value))
+
+
+def _is_scalar(value: Any) -> bool:
+    if isinstance(value, (bool, int, float, str, torch.dtype)):
+        return True
+    return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(v, (int, float)) for v in value)
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

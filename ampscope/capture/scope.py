@@ -1,0 +1,177 @@
+"""A watched training run: installs every part, removes it again, and owns the trace."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import weakref
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from ampscope.capture import coat, hub, torch_private
+from ampscope.capture.budget import ReplayBudget, TraceBudget
+from ampscope.capture.guard import Guard
+from ampscope.capture.models import Models
+from ampscope.capture.modules import ModuleWatch
+from ampscope.capture.recorder import Recorder
+from ampscope.capture.scaler import ScalerWatch
+from ampscope.capture.step import StepWatch
+from ampscope.trace.schema import EventKind
+from ampscope.trace.writer import TraceWriter
+
+#: How many incidents are told on the terminal; all are in the trace.
+MAX_LINES = 5
+
+
+class Scope:
+    """What `ampscope.watch` returns: the run being recorded.
+
+    A context manager; leaving it (or `close`, or the end of the process) removes everything AMPscope installed.
+
+    Attributes:
+        folder: The run's folder.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        writer: TraceWriter,
+        *,
+        every: int | None,
+        overhead: float,
+        quiet: bool,
+    ) -> None:
+        self.folder: Path = writer.folder
+        self._models = models
+        self._writer = writer
+        self._quiet = quiet
+        self._lines = 0
+        self._recorder = Recorder(writer, models)
+        budgets = (TraceBudget(every, overhead), ReplayBudget(overhead))
+        self._steps = StepWatch(models, self._recorder, self._guard, budgets, self._say)
+        self._modules = ModuleWatch(models, self._steps)
+        self._scalers: list[ScalerWatch] = []
+        self._open = False
+
+    # -- opening and closing ------------------------------------------------------------------------------------
+
+    def open(self, scaler: Any | None) -> Scope:
+        """Installs everything; called by `ampscope.watch`."""
+        self._open = True
+        self._modules.install()
+        hub.join(self)
+        _open_scopes.add(self)
+        atexit.register(self.close)
+        kind = EventKind.RESUME if self._recorder.segment else EventKind.START
+        self._recorder.event(kind, self._steps.step_of(None), f"torch {torch.__version__}")
+        gone = torch_private.missing()
+        if gone:
+            self._recorder.event(EventKind.WARNING, 0, f"this torch lacks {', '.join(gone)}")
+        if scaler is not None:
+            self.adopt(scaler)
+        self._print(f"ampscope: recording to {self.folder}")
+        return self
+
+    def close(self) -> None:
+        """Removes everything from the training process and completes the trace. Safe to call twice."""
+        if not self._open:
+            return
+        self._open = False
+        _open_scopes.discard(self)
+        atexit.unregister(self.close)
+        hub.leave(self)
+        self._steps.close()
+        self._modules.uninstall()
+        for scaler in self._scalers:
+            scaler.take_off()
+        self._recorder.event(EventKind.CLOSE, self._steps.step_of(None), "")
+        self._writer.close()
+
+    def __enter__(self) -> Scope:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if error is not None:
+            self.note(f"left by {type(error).__name__}: {error}")
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<ampscope.Scope {'open' if self._open else 'closed'} {str(self.folder)!r}>"
+
+    # -- for the user -------------------------------------------------------------------------------------------
+
+    def note(self, text: str) -> None:
+        """Writes an annotation onto the run's time line.
+
+        Args:
+            text: What to remember, e.g. ``"switched to the second data set"``.
+        """
+        self._recorder.event(EventKind.NOTE, self._steps.step_of(None), str(text))
+
+    def flush(self) -> None:
+        """Waits until everything recorded so far is on disk."""
+        self._steps.readback.drain()
+        self._writer.flush()
+
+    def watches(self, module: torch.nn.Module) -> bool:
+        """Whether ``module`` belongs to this scope."""
+        return id(module) in self._models.names
+
+    # -- hub.Listener -------------------------------------------------------------------------------------------
+
+    def backward(self, call: Any, args: Any, kwargs: Any) -> Any:
+        """See `hub.Listener`."""
+        return self._steps.backward(call, args, kwargs)
+
+    def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """See `hub.Listener`."""
+        self._steps.before_optimizer(optimizer)
+
+    def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """See `hub.Listener`."""
+        self._steps.after_optimizer(optimizer)
+        self._modules.stepped()
+
+    def adopt(self, scaler: Any) -> None:
+        """Takes a scaler into the run's history: one given to ``watch``, or one that scales this run's loss."""
+        if coat.is_coated(scaler) or not (self._steps.in_progress or not self._scalers):
+            return
+        number = self._recorder.next_scaler + len(self._scalers)
+        guard = self._guard("the scaler's history")
+        self._scalers.append(ScalerWatch(scaler, number, self._recorder, self._steps, guard))
+
+    # -- faults and messages ------------------------------------------------------------------------------------
+
+    def _guard(self, part: str) -> Guard:
+        scope = weakref.ref(self)
+
+        def failed(text: str) -> None:
+            owner = scope()
+            if owner is not None:
+                owner._failed(text)
+
+        return Guard(part, failed)
+
+    def _failed(self, text: str) -> None:
+        self._recorder.event(EventKind.WARNING, self._steps.step_of(None), text)
+        self._steps.abandon()
+
+    def _say(self, text: str) -> None:
+        self._lines += 1
+        if self._lines <= MAX_LINES:
+            self._print(f"ampscope: {text}. Look: ampscope diagnose {self.folder}")
+
+    def _print(self, line: str) -> None:
+        if not self._quiet:
+            print(line, file=sys.stderr, flush=True)
+
+
+_open_scopes: weakref.WeakSet[Scope] = weakref.WeakSet()
+
+
+def open_scopes() -> list[Scope]:
+    """Scopes that have not been closed."""
+    return list(_open_scopes)

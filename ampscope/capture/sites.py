@@ -1,0 +1,122 @@
+"""Numbers program points, so that each is described once in a trace."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from ampscope.capture.frames import NOWHERE, Place
+from ampscope.trace.schema import Cast, SiteRow
+
+
+class Signature(NamedTuple):
+    """Dtypes and shapes of the tensors of an op."""
+
+    dtypes: tuple[torch.dtype, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+
+NO_TENSORS = Signature((), ())
+
+
+class Point(NamedTuple):
+    """What makes two executions the same site."""
+
+    op: str
+    module: str = ""
+    phase: str = ""
+    place: Place = NOWHERE
+    inputs: Signature = NO_TENSORS
+    outputs: Signature = NO_TENSORS
+    scalars: tuple[tuple[str, Any], ...] = ()
+    autocast: torch.dtype | None = None
+    cast: Cast = Cast.NONE
+    grad_fn: str = ""
+    forward_site: int | None = None
+    name: str = ""
+
+
+def dtype_name(dtype: torch.dtype | None) -> str:
+    """``float16`` for ``torch.float16``; empty for None."""
+    return str(dtype).removeprefix("torch.") if dtype is not None else ""
+
+
+def shape_name(shape: tuple[int, ...]) -> str:
+    """``8x128x512``; empty for a scalar tensor."""
+    return "x".join(map(str, shape))
+
+
+class Sites:
+    """The sites seen so far, and rows for those not yet handed over.
+
+    Args:
+        first: Number of the first site; a resumed run continues its numbering.
+        module_type: Class name of the module with a qualified name.
+    """
+
+    def __init__(self, first: int, module_type: Callable[[str], str]) -> None:
+        self._ids: dict[Point, int] = {}
+        self._points: list[Point] = []
+        self._first = first
+        self._module_type = module_type
+        self._handed_over = 0
+
+    def number(self, point: Point) -> int:
+        """The number of a site, a new one when it is first seen."""
+        known = self._ids.get(point)
+        if known is None:
+            known = self._ids[point] = self._first + len(self._points)
+            self._points.append(point)
+        return known
+
+    def point(self, site: int) -> Point:
+        """The site with a number."""
+        return self._points[site - self._first]
+
+    def new_rows(self) -> list[SiteRow]:
+        """Rows of the sites seen since the last call."""
+        rows = [self._row(index) for index in range(self._handed_over, len(self._points))]
+        self._handed_over = len(self._points)
+        return rows
+
+    def row(self, site: int) -> SiteRow:
+        """The trace's row for a site."""
+        return self._row(site - self._first)
+
+    def _row(self, index: int) -> SiteRow:
+        point = self._points[index]
+        return SiteRow(
+            site=self._first + index,
+            op=point.op,
+            name=point.name,
+            module=point.module,
+            module_type=self._module_type(point.module),
+            phase=point.phase,
+            file=point.place.file,
+            line=point.place.line,
+            function=point.place.function,
+            code=point.place.text,
+            in_dtypes=tuple(map(dtype_name, point.inputs.dtypes)),
+            in_shapes=tuple(map(shape_name, point.inputs.shapes)),
+            out_dtypes=tuple(map(dtype_name, point.outputs.dtypes)),
+            out_shapes=tuple(map(shape_name, point.outputs.shapes)),
+            scalars=json.dumps({name: _plain(value) for name, value in point.scalars}),
+            autocast=dtype_name(point.autocast),
+            cast=point.cast,
+            grad_fn=point.grad_fn,
+            forward_site=point.forward_site,
+        )
+
+
+def _plain(value: Any) -> Any:
+    """A JSON value for a scalar argument; infinities and dtypes as text."""
+    if isinstance(value, float):
+        return value if value - value == 0 else str(value)
+    if isinstance(value, (bool, int, str)) or value is None:
+        return value
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return str(value)

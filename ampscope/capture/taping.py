@@ -1,0 +1,75 @@
+"""The torch function mode that writes the loop's own calls (loss, accumulation, scaling) onto the tape."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ampscope.capture import containers, tape, torch_private
+from ampscope.capture.ambient import RandomState
+from ampscope.capture.frames import NOWHERE, user_place
+from ampscope.capture.guard import Guard
+from ampscope.capture.tape import Tape
+from ampscope.capture.usage import UsageWatch
+
+_GRADIENT = torch.Tensor.grad
+
+
+@cache
+def _name_draws(name: str) -> bool:
+    return tape.draws_by_name(name)
+
+
+class TapeMode(TorchFunctionMode):
+    """Active between the first watched forward of a step and its optimizer step, but not inside watched modules.
+
+    Args:
+        recorded: Where the calls go.
+        usage: Is told of functions that touch gradients.
+        guard: Catches faults of the tape.
+    """
+
+    def __init__(self, recorded: Tape, usage: UsageWatch, guard: Guard) -> None:
+        super().__init__()
+        self._tape = recorded
+        self._usage = usage
+        self._guard = guard
+        self._inserted = False
+        self.after_backward = False
+
+    def insert(self) -> None:
+        """Starts listening."""
+        if not self._inserted and not self._guard.broken:
+            torch_private.insert_function_mode(self)
+            self._inserted = True
+
+    def remove(self) -> bool:
+        """Stops listening; returns whether it was."""
+        was, self._inserted = self._inserted, False
+        if was:
+            torch_private.remove_function_mode(self)
+        return was
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        state = RandomState.take() if _name_draws(getattr(func, "__name__", "")) else None
+        result = func(*args, **kwargs)
+        if not self._guard.broken:
+            with self._guard:
+                self._note(func, args, kwargs, result, state)
+        return result
+
+    def _note(self, func: Any, args: Any, kwargs: Any, result: Any, state: RandomState | None) -> None:
+        if getattr(func, "__self__", None) is _GRADIENT:
+            return
+        in_place = tape.is_in_place(func, kwargs)
+        if not in_place and not isinstance(result, Tensor) and next(containers.tensors(result), None) is None:
+            return
+        if self.after_backward:
+            self._usage.saw_function(func, args, kwargs, result)
+        place = user_place() or NOWHERE
+        self._tape.function_call(func, args, kwargs, result, place=place, random=state)

@@ -1,0 +1,338 @@
+"""Observes every op of one step, real or replayed: dtypes, dataflow and statistics, without keeping a tensor."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import CodeType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ampscope.capture import ambient, operators, stats, torch_private
+from ampscope.capture.frames import NOWHERE, Place, user_place
+from ampscope.capture.guard import Guard
+from ampscope.capture.operators import Operator
+from ampscope.capture.sites import Point, Signature, Sites
+from ampscope.capture.stats import Slots, Stats
+from ampscope.trace.schema import Cast, EdgeRow, Node, OpRow, Phase
+
+
+_PLAIN = frozenset({Tensor, nn.Parameter})
+
+
+class Output(NamedTuple):
+    """One output of an executed op; ``stats`` is a slot number until the slots are read."""
+
+    seq: int
+    out: int
+    site: int
+    micro_batch: int
+    numel: int
+    stats: Stats | int
+
+
+class Edge(NamedTuple):
+    """An operand and the op that last wrote it."""
+
+    seq: int
+    arg: int
+    from_seq: int
+    from_out: int
+    in_place: bool
+    stats: Stats | int | None  #: of the operand itself, where it is a part of what was written
+
+
+class Writer(NamedTuple):
+    """Who last wrote a storage."""
+
+    seq: int
+    out: int
+    numel: int
+
+
+class Tracer(TorchDispatchMode):
+    """A dispatch mode that records the ops of one step.
+
+    Args:
+        sites: Numbers the program points.
+        module_names: Qualified names of the watched modules by ``id``.
+        full: Take every statistic at once (replays) instead of min and max without a sync (the real step).
+        guard: Catches faults of the tracer itself.
+        stop: Code object at which the search for the user's line ends.
+    """
+
+    def __init__(
+        self, sites: Sites, module_names: dict[int, str], *, full: bool, guard: Guard, stop: CodeType | None = None
+    ) -> None:
+        super().__init__()
+        self.outputs: list[Output] = []
+        self.edges: list[Edge] = []
+        self.micro_batch = 0
+        self.phase: Phase | None = None  #: set for a part of the step that the tracer cannot see by itself
+        self.creates_graph = False
+        self.entry_place = NOWHERE  #: the user's line of the call being replayed
+        self._sites = sites
+        self._module_names = module_names
+        self._full = full
+        self._guard = guard
+        self._stop = stop
+        self._slots = Slots()
+        self._seq = 0
+        self._site = 0  #: of the op noted last
+        self._modules: list[str] = []
+        self._writers: dict[int, Writer] = {}
+        self._storages: list[Any] = []
+        self._entries: dict[int, tuple[Node, str]] = {}
+        self._forward_of: dict[int, int] = {}  #: autograd sequence number -> site of the forward op
+        self._last_number = -1
+        self._functions = _FunctionWatch(self)
+        self._hooks: list[Any] = []
+        self.function = ""
+        self.place: Place | None = None
+        self.region: torch.dtype | None = None
+
+    # -- being active -------------------------------------------------------------------------------------------
+
+    def insert(self) -> None:
+        """Starts observing, below any mode the user has entered."""
+        torch_private.insert_function_mode(self._functions)
+        torch_private.insert_dispatch_mode(self)
+        self._hooks = [
+            register_module_forward_pre_hook(self._enter_module),
+            register_module_forward_hook(self._leave_module, always_call=True),
+        ]
+
+    def remove(self) -> None:
+        """Stops observing; safe to call twice."""
+        torch_private.remove_dispatch_mode(self)
+        torch_private.remove_function_mode(self._functions)
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self._modules.clear()
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[Tracer]:
+        """Observes the body."""
+        self.insert()
+        try:
+            yield self
+        finally:
+            self.remove()
+
+    def _enter_module(self, module: nn.Module, _: Any) -> None:
+        self._modules.append(self._module_names.get(id(module), self._modules[-1] if self._modules else ""))
+
+    def _leave_module(self, _module: nn.Module, _args: Any, _result: Any) -> None:
+        if self._modules:
+            self._modules.pop()
+
+    # -- what comes from outside, what matters at the end -------------------------------------------------------
+
+    def name_entry(self, tensor: Tensor, node: Node, name: str) -> None:
+        """Tells where a tensor that no op of the step wrote comes from."""
+        if tensor.layout is torch.strided:
+            self._entries.setdefault(self._key(tensor), (node, name))
+
+    def sink(self, tensor: Tensor, node: Node, name: str, module: str = "") -> None:
+        """Marks a tensor from which the walk back to an origin starts: a loss, a gradient, a buffer."""
+        writer = self._writers.get(self._key(tensor)) if tensor.layout is torch.strided else None
+        if writer is None:
+            return
+        inputs = Signature((tensor.dtype,), (tuple(tensor.shape),))
+        seq = self._number(Point(node, module, "", NOWHERE, inputs, inputs, name=name))
+        self._edge(seq, 0, writer, tensor, in_place=False)
+        self._output(seq, 0, tensor)
+
+    # -- every op -----------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not _PLAIN.issuperset(types):
+            return NotImplemented  # a wrapper subclass: its inner ops come by again
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if not self._guard.broken:
+            with self._guard:
+                self._note(operators.describe(func), args, kwargs, result)
+        return result
+
+    def _note(self, operator: Operator, args: Any, kwargs: Any, result: Any) -> None:
+        number = torch_private.next_sequence_number() - 1
+        made_node, self._last_number = number != self._last_number, number
+        if operator.passes_through:
+            return
+        operands = operators.flat_tensors([*args, *kwargs.values()])
+        results = operators.flat_tensors(result if isinstance(result, (tuple, list)) else (result,))
+        written = operators.written_tensors(operator, args, kwargs)
+        results = results or written
+        if not results:
+            return
+        point = self._point(operator, args, kwargs, operands, results)
+        entries = [(i, operand, self._writer(operand, operator)) for i, operand in enumerate(operands)]
+        seq = self._number(point, results)
+        if made_node and point.phase not in (Phase.BACKWARD, Phase.OPTIMIZER):
+            self._forward_of[number] = self._site
+        overwritten = {id(tensor) for tensor in written}
+        for i, operand, writer in entries:
+            self._edge(seq, i, writer, operand, in_place=id(operand) in overwritten)
+        self._own(seq, results)
+
+    def _number(self, point: Point, results: list[Tensor] | None = None) -> int:
+        seq, self._seq = self._seq, self._seq + 1
+        site = self._sites.number(point)
+        self._site = site
+        for out, tensor in enumerate(results or ()):
+            self._output(seq, out, tensor)
+        return seq
+
+    def _output(self, seq: int, out: int, tensor: Tensor) -> None:
+        self.outputs.append(Output(seq, out, self._site, self.micro_batch, tensor.numel(), self._measure(tensor)))
+
+    def _measure(self, tensor: Tensor) -> Stats | int:
+        if not stats.measurable(tensor):
+            return stats.UNMEASURED
+        return stats.full(tensor) if self._full else self._slots.measure(tensor)
+
+    def _own(self, seq: int, results: list[Tensor]) -> None:
+        for out, tensor in enumerate(results):
+            if tensor.layout is torch.strided:
+                self._writers[self._key(tensor)] = Writer(seq, out, tensor.numel())
+
+    def _key(self, tensor: Tensor) -> int:
+        key = torch_private.storage_key(tensor)
+        if key not in self._writers and key not in self._entries:
+            self._storages.append(torch_private.storage_ref(tensor))
+        return key
+
+    def _writer(self, operand: Tensor, operator: Operator) -> Writer | None:
+        """Who wrote an operand; what comes from outside the step gets a node of its own when first read."""
+        if operand.layout is not torch.strided:
+            return None
+        key = self._key(operand)
+        if key not in self._writers:
+            node, name = self._entries.get(key, (Node.INPUT, f"an operand of {operator.name}"))
+            signature = Signature((operand.dtype,), (tuple(operand.shape),))
+            point = Point(node, self._module(), self._phase(), outputs=signature, name=name)
+            self._own(self._number(point, [operand]), [operand])
+        return self._writers[key]
+
+    def _edge(self, seq: int, arg: int, writer: Writer | None, operand: Tensor, *, in_place: bool) -> None:
+        if writer is None:
+            return
+        partial = operand.numel() != writer.numel
+        own = self._measure(operand) if partial and self._full and not in_place else None
+        self.edges.append(Edge(seq, arg, writer.seq, writer.out, in_place, own if own is not stats.UNMEASURED else None))
+
+    # -- where and under what an op runs ------------------------------------------------------------------------
+
+    def _module(self) -> str:
+        return self._modules[-1] if self._modules else ""
+
+    def _phase(self) -> Phase:
+        if self.phase is not None:
+            return self.phase
+        if torch_private.current_backward_node() is not None:
+            recomputing = torch.is_grad_enabled() and not self.creates_graph
+            return Phase.RECOMPUTE if recomputing else Phase.BACKWARD
+        return Phase.FORWARD if self._modules else Phase.LOSS
+
+    def _place(self) -> Place:
+        return self.place or user_place(self._stop) or self.entry_place
+
+    def _point(
+        self, operator: Operator, args: Any, kwargs: Any, operands: list[Tensor], results: list[Tensor]
+    ) -> Point:
+        phase = self._phase()
+        module, place, grad_fn, forward_site = self._module(), NOWHERE, "", None
+        if phase is Phase.BACKWARD:
+            node = torch_private.current_backward_node()
+            grad_fn = node.name()
+            forward_site = self._forward_of.get(torch_private.node_sequence_number(node))
+            if forward_site is not None:
+                forward = self._sites.point(forward_site)
+                module, place = forward.module, forward.place
+        else:
+            place = self._place()
+        return Point(
+            op=operator.name,
+            module=module,
+            phase=phase,
+            place=place,
+            inputs=_signature(operands),
+            outputs=_signature(results),
+            scalars=operators.scalar_arguments(operator, args, kwargs),
+            autocast=self.region,
+            cast=self._cast(operator, operands, results, forward_site),
+            grad_fn=grad_fn,
+            forward_site=forward_site,
+        )
+
+    def _cast(
+        self, operator: Operator, operands: list[Tensor], results: list[Tensor], forward_site: int | None
+    ) -> Cast:
+        if not operator.is_cast or not operands or operands[0].dtype == results[0].dtype:
+            return Cast.NONE
+        if forward_site is not None and self._sites.point(forward_site).cast:
+            return self._sites.point(forward_site).cast
+        if self.function in operators.CONVERSIONS:
+            return Cast.EXPLICIT
+        ends = {operands[0].dtype, results[0].dtype}
+        return Cast.AUTOCAST if self.region is not None and self.region in ends else Cast.PROMOTION
+
+    # -- handing over -------------------------------------------------------------------------------------------
+
+    def all_finite(self) -> bool:
+        """Whether no op of the step gave a non-finite value; waits for the device."""
+        slots = self._slots.read()
+        settled = (slots[o.stats] if isinstance(o.stats, int) else o.stats for o in self.outputs)
+        return all(value.finite is not False for value in settled)
+
+    def rows(self, step: int, source: str) -> tuple[list[OpRow], list[EdgeRow]]:
+        """The trace's rows; waits for the device to have written the slots."""
+        slots = self._slots.read()
+
+        def settled(value: Stats | int) -> Stats:
+            return slots[value] if isinstance(value, int) else value
+
+        ops = [
+            OpRow(step, source, o.seq, o.out, o.site, o.micro_batch, o.numel, *settled(o.stats)) for o in self.outputs
+        ]
+        edges = [_edge_row(step, source, e, settled(e.stats) if e.stats is not None else None) for e in self.edges]
+        self._storages.clear()
+        return ops, edges
+
+
+def _edge_row(step: int, source: str, edge: Edge, own: Stats | None) -> EdgeRow:
+    low, high = (own.min, own.max) if own is not None else (None, None)
+    return EdgeRow(
+        step, source, edge.seq, edge.arg, edge.from_seq, edge.from_out, edge.in_place, own is not None, low, high
+    )
+
+
+def _signature(tensors: list[Tensor]) -> Signature:
+    return Signature(tuple(t.dtype for t in tensors), tuple(tuple(t.shape) for t in tensors))
+
+
+class _FunctionWatch(TorchFunctionMode):
+    """Tells the tracer which torch function of the user's runs, from which line, under which autocast region."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        super().__init__()
+        self._tracer = tracer
+        self._types = ambient.device_types()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tracer = self._tracer
+        before = (tracer.function, tracer.place, tracer.region)
+        tracer.function = getattr(func, "__name__", "")
+        tracer.place = user_place(tracer._stop) or tracer.entry_place
+        tracer.region = next((torch.get_autocast_dtype(t) for t in self._types[::-1] if torch.is_autocast_enabled(t)), None)
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            tracer.function, tracer.place, tracer.region = before

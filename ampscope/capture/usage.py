@@ -1,0 +1,139 @@
+"""Notices mistakes in how the scaler and autocast are used, from the order of events and version counters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from ampscope.capture import containers
+from ampscope.capture.frames import Place, user_place
+from ampscope.capture.models import Models
+from ampscope.capture.tape import is_in_place, version
+from ampscope.trace.vocabulary import Cause
+
+Report = Callable[[Cause, Place | None, dict[str, Any]], None]
+
+_BOUNDING = ("clamp", "clip")
+
+
+class UsageWatch:
+    """Follows one run's loop.
+
+    Args:
+        models: The watched models.
+        report: Called with each mistake: its cause, the user's line, evidence.
+    """
+
+    def __init__(self, models: Models, report: Report) -> None:
+        self._models = models
+        self._report = report
+        self._scaled = False  # gradients hold the loss scale now
+        self._gradients: dict[int, tuple[Tensor, int]] = {}  # id -> gradient after the last backward, its version
+        self._unscaled: dict[int, tuple[Tensor, int]] = {}  # as unscale_ left them
+        self._updated_since_unscale: Place | None = None
+        self._aliases: list[Tensor] = []  # views the loop took of gradients; kept so that ids stay theirs
+        self._derived: list[Tensor] = []  # values the loop computed from scaled gradients
+        self._edit: Place | None = None
+
+    # -- backward -----------------------------------------------------------------------------------------------
+
+    def before_backward(self, *, under_autocast: bool, scaled: bool) -> None:
+        """A backward begins."""
+        if under_autocast:
+            self._report(Cause.MISUSE_BACKWARD_UNDER_AUTOCAST, user_place(), {})
+        self._scaled = self._scaled or scaled
+        if scaled and self._still_unscaled():
+            self._unscaled = {}
+            self._report(Cause.MISUSE_UPDATE_EACH_MICROBATCH, self._updated_since_unscale, {})
+
+    def after_backward(self) -> None:
+        """A backward has added to the gradients."""
+        self._gradients = self._stamp()
+
+    def _stamp(self) -> dict[int, tuple[Tensor, int]]:
+        gradients = (p.grad for _, p in self._models.parameters.values())
+        return {id(g): (g, version(g)) for g in gradients if g is not None}
+
+    def _still_unscaled(self) -> bool:
+        """Whether gradients that were unscaled are still there, uncleared, for the next backward to add to."""
+        if self._updated_since_unscale is None:
+            return False
+        now = self._stamp()
+        return any(key in now and now[key] == stamp for key, stamp in self._unscaled.items())
+
+    # -- the loop's own work on gradients -----------------------------------------------------------------------
+
+    def saw_function(self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
+        """A torch function ran outside the models after a backward."""
+        if not self._scaled or not self._gradients:
+            return
+        operands = list(containers.tensors((args, kwargs)))
+        touched = [tensor for tensor in operands if self._is_gradient(tensor)]
+        in_place = is_in_place(func, kwargs)
+        if touched and in_place and self._depends_on_scale(func, args, operands):
+            self._edit = self._edit or user_place()
+        elif touched and getattr(func, "__name__", "") in ("__get__", "detach"):
+            self._aliases.extend(containers.tensors(result))
+        elif not in_place and (touched or any(self._is_derived(tensor) for tensor in operands)):
+            self._derived.extend(containers.tensors(result))
+
+    def _is_gradient(self, tensor: Tensor) -> bool:
+        return id(tensor) in self._gradients or any(tensor is alias for alias in self._aliases)
+
+    def _is_derived(self, tensor: Tensor) -> bool:
+        return any(tensor is other for other in self._derived)
+
+    def _depends_on_scale(self, func: Callable[..., Any], args: Any, operands: list[Tensor]) -> bool:
+        """Whether an edit of scaled gradients would have been another one without the scale.
+
+        Bounding them does, and so does any factor once the loop has computed something (a norm) from them;
+        dividing by a constant or masking does not.
+        """
+        name = getattr(func, "__name__", "")
+        if any(word in name for word in _BOUNDING):
+            return True
+        if any(self._is_derived(tensor) for tensor in operands):
+            return True
+        return "mul" in name and bool(self._derived)
+
+    # -- scaler and optimizer -----------------------------------------------------------------------------------
+
+    def before_unscale(self) -> None:
+        """``unscale_`` is about to divide the gradients (called by the loop or by ``step``)."""
+        if self._edit is not None and self._edited():
+            self._report(Cause.MISUSE_CLIP_BEFORE_UNSCALE, self._edit, {})
+        self._edit = None
+
+    def _edited(self) -> bool:
+        now = self._stamp()
+        return any(now.get(key) != stamp for key, stamp in self._gradients.items())
+
+    def after_unscale(self) -> None:
+        """The gradients are unscaled now."""
+        self._scaled = False
+        self._unscaled = self._stamp()
+        self._updated_since_unscale = None
+
+    def updated(self) -> None:
+        """``scaler.update`` was called."""
+        if self._unscaled and self._updated_since_unscale is None:
+            self._updated_since_unscale = user_place()
+
+    def bypassed(self, optimizer: Optimizer, *, half_forward: bool, has_scaler: bool) -> None:
+        """``optimizer.step`` was called without the scaler."""
+        if self._scaled:
+            evidence = {"optimizer": type(optimizer).__name__}
+            self._report(Cause.MISUSE_NO_UNSCALE, user_place(), evidence)
+        elif half_forward and not has_scaler:
+            self._report(Cause.MISUSE_MISSING_SCALER, user_place(), {})
+
+    def stepped(self) -> None:
+        """A step attempt is over."""
+        self._scaled = False
+        self._gradients = {}
+        self._unscaled = {}
+        self._aliases, self._derived = [], []
+        self._edit = None

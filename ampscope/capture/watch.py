@@ -1,0 +1,166 @@
+"""`watch`: the one line that a training loop needs."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+import ampscope
+from ampscope.capture.models import Models
+from ampscope.capture.scope import Scope, open_scopes
+from ampscope.errors import WatchError
+from ampscope.trace.manifest import Manifest
+from ampscope.trace.writer import TraceWriter
+
+DEFAULT_FOLDER = "ampscope_runs"
+
+
+def watch(
+    model: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module],
+    scaler: Any | None = None,
+    *,
+    optimizer: Optimizer | None = None,
+    dir: str | os.PathLike[str] | None = None,  # noqa: A002  # reads best at the call
+    every: int | None = None,
+    name: str | None = None,
+    overhead: float = 0.02,
+    disk_budget: int = 2 << 30,
+    quiet: bool = False,
+) -> Scope:
+    """Watches the mixed-precision training of ``model``; the loop itself stays as it is.
+
+    Args:
+        model: The model the loop calls, or several of them. Wrapped ones (``DistributedDataParallel``,
+            ``torch.compile``) are fine.
+        scaler: The loop's ``GradScaler``. Without it, the scaler is noticed when it first scales a loss; a loop
+            without one (bf16, fp32) is watched too.
+        optimizer: Checked to hold parameters of ``model``; it is found by itself otherwise.
+        dir: The run's folder. A folder that already holds a run is continued as a resumed segment. Default: a new
+            folder below ``./ampscope_runs``.
+        every: Trace one step in this many op by op; 0 for none. Default: the first steps are looked at, one healthy
+            step is recorded, then about one in a thousand.
+        name: Name of the run; the folder's by default.
+        overhead: Share of the run's time that observing may take in the default mode.
+        disk_budget: Bytes the trace may take; the oldest per-op rows go first, incidents never.
+        quiet: Print nothing.
+
+    Returns:
+        The open scope. It closes itself when the process ends.
+
+    Raises:
+        WatchError: The call cannot be honoured; nothing was installed.
+        RunError: ``dir`` holds a run that cannot be continued.
+    """
+    roots = _models(model)
+    _check_scaler(scaler)
+    _check_numbers(every, overhead, disk_budget)
+    _check_unwatched(roots)
+    models = Models(roots)
+    _check_optimizer(optimizer, models)
+    folder = Path(dir) if dir is not None else _new_folder(models)
+    writer = _open_writer(folder, _manifest(models, name or folder.name, every, overhead), disk_budget)
+    return Scope(models, writer, every=every, overhead=overhead, quiet=quiet).open(scaler)
+
+
+def _models(model: Any) -> list[nn.Module]:
+    roots = list(model.values()) if isinstance(model, Mapping) else model
+    roots = [roots] if isinstance(roots, nn.Module) and not isinstance(model, Mapping) else roots
+    if not isinstance(roots, (list, tuple)) or not roots or not all(isinstance(root, nn.Module) for root in roots):
+        raise WatchError(
+            f"ampscope.watch needs the model your loop calls (a torch.nn.Module, or a list of them), "
+            f"not {type(model).__name__}; write ampscope.watch(model, scaler)"
+        )
+    return list(roots)
+
+
+def _check_scaler(scaler: Any) -> None:
+    if scaler is None or isinstance(scaler, torch.amp.GradScaler):
+        return
+    if isinstance(scaler, Optimizer):
+        raise WatchError("ampscope.watch got an optimizer where the scaler goes; write watch(model, scaler)")
+    kind = f"{type(scaler).__module__}.{type(scaler).__qualname__}"
+    raise WatchError(
+        f"ampscope.watch understands torch.amp.GradScaler and its subclasses, not {kind}; "
+        f"leave the scaler out, watch(model), to record the model without a scale history"
+    )
+
+
+def _check_numbers(every: Any, overhead: Any, disk_budget: Any) -> None:
+    if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 0):
+        raise WatchError(f"every={every!r}: give a whole number of steps, 0 for no tracing, or leave it out")
+    if not isinstance(overhead, (int, float)) or not 0 <= overhead <= 1:
+        raise WatchError(f"overhead={overhead!r}: give the share of time that observing may take, e.g. 0.02")
+    if not isinstance(disk_budget, int) or disk_budget < 1 << 20:
+        raise WatchError(f"disk_budget={disk_budget!r}: give bytes, at least 1 MiB (1 << 20)")
+
+
+def _check_unwatched(roots: list[nn.Module]) -> None:
+    for scope in open_scopes():
+        if any(scope.watches(module) for root in roots for module in root.modules()):
+            raise WatchError(f"this model is already watched, into {scope.folder}; close() that scope first")
+
+
+def _check_optimizer(optimizer: Any, models: Models) -> None:
+    if optimizer is None:
+        return
+    if not isinstance(optimizer, Optimizer):
+        raise WatchError(f"optimizer= takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
+    if not models.owns(p for group in optimizer.param_groups for p in group["params"]):
+        raise WatchError("the optimizer holds no parameter of the model; pass the model that it trains")
+
+
+def _new_folder(models: Models) -> Path:
+    stem = time.strftime("%Y%m%d-%H%M%S") + f"-{models.main_type()}"
+    base = Path(DEFAULT_FOLDER)
+    candidates = (base / (stem if n == 0 else f"{stem}-{n}") for n in range(10_000))
+    return next(path for path in candidates if not path.exists())
+
+
+def _open_writer(folder: Path, manifest: Manifest, disk_budget: int) -> TraceWriter:
+    def complain(text: object) -> None:
+        print(f"ampscope: {text}", file=sys.stderr)
+
+    try:
+        return TraceWriter(
+            folder,
+            manifest=manifest,
+            rank=int(os.environ.get("RANK", "0")),
+            disk_budget=disk_budget,
+            on_notice=complain,
+            on_failure=complain,
+        )
+    except OSError as error:
+        raise WatchError(
+            f"cannot write the run to {folder}: {error.strerror or error}; "
+            f"pass dir= a folder that this process alone can write"
+        ) from error
+
+
+def _manifest(models: Models, name: str, every: int | None, overhead: float) -> Manifest:
+    device = models.main_device()
+    label = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return Manifest(
+        ampscope=ampscope.__version__,
+        versions={
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "pyarrow": pa.__version__,
+            "platform": platform.platform(terse=True),
+        },
+        device=label,
+        world_size=int(os.environ.get("WORLD_SIZE", "1")),
+        name=name,
+        model=models.main_type(),
+        parameters=sum(parameter.numel() for _, parameter in models.parameters.values()),
+        configuration={"every": every, "overhead": overhead},
+    )
