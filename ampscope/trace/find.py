@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from ampscope.errors import RunError, RunNotFound
+from ampscope.errors import RunDamaged, RunError, RunNotFound, RunTooNew
 from ampscope.trace.manifest import read_manifest
 from ampscope.trace.schema import MANIFEST
 
@@ -47,7 +47,20 @@ def locate(path: Path) -> Path:
 
 def _below(folder: Path) -> Iterator[Path]:
     for pattern in (f"*/{MANIFEST}", f"*/*/{MANIFEST}"):
-        yield from (path.parent for path in folder.glob(pattern) if path.is_file())
+        yield from (path.parent for path in folder.glob(pattern) if _is_run(path.parent))
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether a folder with a manifest is one of ours: other programs write a ``run.json``, too."""
+    try:
+        read_manifest(folder)
+    except RunDamaged:
+        return any(folder.glob("rank=*"))
+    except RunTooNew:
+        return True
+    except RunNotFound:
+        return False
+    return True
 
 
 def _created(run: Path) -> float:

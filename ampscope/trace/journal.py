@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from ampscope.trace.columns import to_array
 from ampscope.trace.schema import Row, Table, arrow_schema
 
 
@@ -15,17 +16,18 @@ def to_batch(table: Table, rows: Sequence[Row]) -> pa.RecordBatch:
     """Turn rows of one table into columns.
 
     Raises:
-        ValueError: a row has the wrong length, or nothing where a value is required.
-        TypeError: a value has the wrong type (pyarrow's ``ArrowTypeError`` and ``ArrowInvalid`` are of these two).
+        ValueError: a row has the wrong length, nothing where a value is required, or a text that is not Unicode.
+        TypeError: a value has the wrong type.
         OverflowError: an integer does not fit its column.
     """
     schema = arrow_schema(table)
-    columns = [_column(field, values) for field, values in zip(schema, zip(*rows, strict=True), strict=True)]
+    values = zip(*rows, strict=True) if rows else [()] * len(schema)
+    columns = [_column(field, column) for field, column in zip(schema, values, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _column(field: pa.Field, values: Sequence[object]) -> pa.Array:
-    column = pa.array(values, field.type)
+    column = to_array(values, field.type)
     if column.null_count and not field.nullable:
         raise ValueError(f"column {field.name!r} must not be null")
     return column
@@ -78,7 +80,7 @@ def read_journal(path: Path) -> pa.Table:
     try:
         stream = pa.ipc.open_stream(content)
     except (pa.ArrowException, OSError):
-        return pa.table({})
+        return pa.Table.from_batches([], pa.schema([]))
     return pa.Table.from_batches(_whole_batches(stream), stream.schema)
 
 

@@ -13,7 +13,6 @@ import duckdb
 import narwhals as nw
 import pyarrow as pa
 
-from ampscope.errors import RunDamaged
 from ampscope.trace.find import find_runs, locate
 from ampscope.trace.layout import rank_folder, ranks
 from ampscope.trace.lock import is_locked
@@ -188,21 +187,22 @@ class Run:
         Raises:
             RunDamaged: a Parquet part cannot be read.
         """
-        relation = self._relation(table)
-        for name, value in equals.items():
-            relation = relation.filter(_equals(name, value))
-        row_type = ROW_TYPES[table]
-        relation = relation.order(", ".join(("rank", *_ORDER[table]))).select(
-            *map(duckdb.ColumnExpression, row_type._fields)
-        )
         try:
-            columns = relation.to_arrow_table().columns
-        except (duckdb.IOException, duckdb.InvalidInputException) as error:
-            raise RunDamaged(
-                f"The table {table} of {self.path} cannot be read: {error}. Move the file it names away and open the "
-                "run again: the rest of it is intact."
-            ) from error
-        return list(map(row_type, *map(_values, columns)))
+            return self._load(table, equals)
+        except (duckdb.InterruptException, duckdb.BinderException):
+            raise
+        except duckdb.Error:
+            self._scan.verify(table)
+            return self._load(table, equals)  # the disk budget deleted a part between looking and reading
+
+    def verify(self) -> None:
+        """Read every sealed part; for when a query over a frame fails with a `duckdb.Error`.
+
+        Raises:
+            RunDamaged: a Parquet part cannot be read; the message names it.
+        """
+        for table in Table:
+            self._scan.verify(table)
 
     def sql(self, query: str) -> duckdb.DuckDBPyRelation:
         """A query over the tables by their names (``steps``, ``ops``, ...), as of now.
@@ -240,6 +240,15 @@ class Run:
             connection = self._local.connection = self._database.cursor()
             self._connections.append(connection)
         return cast(duckdb.DuckDBPyConnection, connection)
+
+    def _load(self, table: Table, equals: dict[str, object]) -> list[Any]:
+        relation = self._relation(table)
+        for name, value in equals.items():
+            relation = relation.filter(_equals(name, value))
+        row_type = ROW_TYPES[table]
+        relation = relation.order(", ".join(("rank", *_ORDER[table])))
+        columns = relation.select(*map(duckdb.ColumnExpression, row_type._fields)).to_arrow_table().columns
+        return list(map(row_type, *map(_values, columns)))
 
     def _relation(self, table: Table) -> duckdb.DuckDBPyRelation:
         return self._scan.relation(self._connection, table)

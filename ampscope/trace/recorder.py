@@ -16,8 +16,7 @@ from ampscope.trace.notices import Notices
 from ampscope.trace.schema import Row, Table, arrow_schema
 from ampscope.trace.sealer import Sealer
 
-#: What a row that does not fit its table raises on conversion; ``ArrowInvalid`` is a ValueError, ``ArrowTypeError`` a
-#: TypeError.
+#: What a row that does not fit its table raises on conversion.
 _MISFITS = (ValueError, TypeError, OverflowError)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -55,12 +56,10 @@ def resume_point(folder: Path, rank: int = 0) -> ResumePoint:
 
 
 def _next_steps(folder: Path, rank: int) -> dict[int, int]:
-    last: dict[int, int] = {}
-    for rows in _tables(folder, rank, Table.STEPS, "optimizer", "step"):
-        latest = rows.group_by("optimizer").aggregate([("step", "max")])
-        for optimizer, step in zip(latest["optimizer"].to_pylist(), latest["step_max"].to_pylist(), strict=True):
-            last[optimizer] = max(step, last.get(optimizer, -1))
-    return {optimizer: step + 1 for optimizer, step in sorted(last.items())}
+    following: dict[int, int] = {}
+    for optimizer, step in _pairs(folder, rank, Table.STEPS, "optimizer", "step"):
+        following[optimizer] = max(step + 1, following.get(optimizer, 0))
+    return dict(sorted(following.items()))
 
 
 def _next(folder: Path, rank: int, table: Table, column: str) -> int:
@@ -68,7 +67,7 @@ def _next(folder: Path, rank: int, table: Table, column: str) -> int:
     return max((value for value in highest if value is not None), default=-1) + 1
 
 
-def _pairs(folder: Path, rank: int, table: Table, key: str, value: str) -> Iterator[tuple[str, int]]:
+def _pairs(folder: Path, rank: int, table: Table, key: str, value: str) -> Iterator[tuple[Any, int]]:
     for rows in _tables(folder, rank, table, key, value):
         yield from zip(rows[key].to_pylist(), rows[value].to_pylist(), strict=True)
 

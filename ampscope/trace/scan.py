@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import duckdb
@@ -9,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ampscope.errors import RunDamaged
+from ampscope.trace.columns import to_array
 from ampscope.trace.journal import read_journal
 from ampscope.trace.layout import Listing, list_table, ranks, table_folder
 from ampscope.trace.schema import Table, arrow_schema
@@ -31,13 +34,23 @@ class Scan:
         sealed: list[duckdb.DuckDBPyRelation] = []
         for rank in ranks(self._run):
             parts, rows = _snapshot(table_folder(self._run, rank, table), table)
-            journaled.append(rows.append_column(RANK, pa.repeat(pa.scalar(rank, pa.int32()), rows.num_rows)))
+            journaled.append(rows.append_column(RANK, to_array([rank] * rows.num_rows, pa.int32())))
             sealed += self._sealed(connection, table, rank, parts)
         schema = arrow_schema(table).append(pa.field(RANK, pa.int32()))
-        result = connection.from_arrow(pa.concat_tables([schema.empty_table(), *journaled]).cast(schema))
+        result = connection.from_arrow(pa.concat_tables([_empty(schema), *journaled]).cast(schema))
         for part in sealed:
             result = result.union(part)
         return result
+
+    def verify(self, table: Table) -> None:
+        """Read every part of a table in vain.
+
+        Raises:
+            RunDamaged: one cannot be read; the message names it.
+        """
+        for rank in ranks(self._run):
+            for part in list_table(table_folder(self._run, rank, table)).parts.values():
+                _verify(part)
 
     def last_change(self) -> float:
         """Unix time of the last change to any file of the run, seconds."""
@@ -48,7 +61,8 @@ class Scan:
     ) -> list[duckdb.DuckDBPyRelation]:
         by_columns: dict[tuple[str, ...], list[str]] = {}
         for part in parts:
-            by_columns.setdefault(self._columns_of(part), []).append(str(part))
+            with suppress(FileNotFoundError):
+                by_columns.setdefault(self._columns_of(part), []).append(str(part))
         return [
             connection.read_parquet(paths, hive_partitioning=False).select(_selection(table, columns, rank))
             for columns, paths in by_columns.items()
@@ -79,21 +93,41 @@ def _snapshot(folder: Path, table: Table) -> tuple[list[Path], pa.Table]:
 def _journaled(listing: Listing, table: Table) -> pa.Table:
     schema = arrow_schema(table)
     journals = [rows for path in listing.open_journals if (rows := read_journal(path)).num_rows]
-    return pa.concat_tables([schema.empty_table(), *(_conform(rows, schema) for rows in journals)]).combine_chunks()
+    return pa.concat_tables([_empty(schema), *(_conform(rows, schema) for rows in journals)]).combine_chunks()
+
+
+def _empty(schema: pa.Schema) -> pa.Table:
+    return pa.table([to_array((), field.type) for field in schema], schema=schema)
 
 
 def _conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """Null where an older writer had no such column, without those of a newer one."""
     columns = [
-        rows[field.name].cast(field.type) if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type)
+        rows[field.name].cast(field.type)
+        if field.name in rows.column_names
+        else to_array([None] * rows.num_rows, field.type)
         for field in schema
     ]
     return pa.table(columns, schema=schema)
 
 
 def _read_columns(part: Path) -> tuple[str, ...]:
-    try:
+    with _naming(part):
         return tuple(pq.read_schema(part).names)
+
+
+def _verify(part: Path) -> None:
+    with suppress(FileNotFoundError), _naming(part), pq.ParquetFile(part) as file:
+        for group in range(file.num_row_groups):
+            file.read_row_group(group)
+
+
+@contextmanager
+def _naming(part: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:  # deleted by the disk budget since it was listed
+        raise
     except (pa.ArrowException, OSError) as error:
         raise RunDamaged(
             f"{part} cannot be read ({error}). Move that file away and open the run again: the rest of it is intact."

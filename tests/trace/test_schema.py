@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +26,36 @@ def test_every_table_has_its_own_row_type() -> None:
 def test_columns_that_may_be_null_are_those_that_say_so() -> None:
     nullable = {field.name for field in arrow_schema(Table.GRADS) if field.nullable}
     assert nullable == {"max_abs", "underflow"}
+
+
+WRITE_AND_RESUME = """
+import sys
+
+class Witness:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        print(name)
+
+sys.meta_path.insert(0, Witness)
+from tests.builder import TraceBuilder
+from pathlib import Path
+
+for _ in range(2):
+    builder = TraceBuilder(Path(sys.argv[1]))
+    builder.step()
+    builder.param()
+    builder.op(builder.site(), exp_counts=None)
+    builder.edge(min=None)
+    builder.close()
+"""
+
+
+def test_writing_tries_to_import_nothing_heavy(run_folder: Path) -> None:
+    """`pyarrow.array` would import pandas, and `Table.group_by` a query engine."""
+    command = [sys.executable, "-c", WRITE_AND_RESUME, str(run_folder)]
+    asked = subprocess.run(command, capture_output=True, check=True, text=True).stdout.split()
+    assert "pyarrow" in asked
+    assert not HEAVY & set(asked)
 
 
 def _loaded_by(module: str) -> set[str]:
