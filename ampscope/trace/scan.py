@@ -13,12 +13,11 @@ import pyarrow.parquet as pq
 from ampscope.errors import RunDamaged
 from ampscope.trace.columns import to_array
 from ampscope.trace.journal import read_journal
-from ampscope.trace.layout import Listing, list_table, ranks, table_folder
+from ampscope.trace.layout import list_table, part_path, ranks, table_folder
 from ampscope.trace.schema import Table, arrow_schema
 
 #: The writing rank, a column that every table gets on reading.
 RANK = "rank"
-_ATTEMPTS = 10
 
 
 class Scan:
@@ -75,25 +74,26 @@ class Scan:
 
 
 def _snapshot(folder: Path, table: Table) -> tuple[list[Path], pa.Table]:
-    """Parts and journaled rows that belong together, though journals may be sealed while this looks."""
-    listing = list_table(folder)
-    for _ in range(_ATTEMPTS):
-        try:
-            rows = _journaled(listing, table)
-        except FileNotFoundError:
-            rows = None
-        before, listing = listing, list_table(folder)
-        if rows is not None and before == listing:
-            break
-    else:
-        raise RunDamaged(f"{folder} changes faster than it can be read. Try again.")
-    return list(listing.parts.values()), rows
+    """Parts and journaled rows that belong together, though journals may be sealed while this looks.
+
+    Numbers are given in order, so all up to the highest seen existed then. One that is renamed from journal to part
+    during the first look can escape it; the second look sees the part.
+    """
+    first, second = list_table(folder), list_table(folder)
+    parts = first.parts | {number: part for number, part in second.parts.items() if number < first.next_number}
+    journaled = []
+    for number, journal in first.journals.items():
+        if number not in parts:
+            try:
+                journaled.append(read_journal(journal))
+            except FileNotFoundError:  # sealed since
+                parts[number] = part_path(journal)
+    return [parts[number] for number in sorted(parts)], _conform_all(journaled, arrow_schema(table))
 
 
-def _journaled(listing: Listing, table: Table) -> pa.Table:
-    schema = arrow_schema(table)
-    journals = [rows for path in listing.open_journals if (rows := read_journal(path)).num_rows]
-    return pa.concat_tables([_empty(schema), *(_conform(rows, schema) for rows in journals)]).combine_chunks()
+def _conform_all(journaled: list[pa.Table], schema: pa.Schema) -> pa.Table:
+    conforming = (_conform(rows, schema) for rows in journaled if rows.num_rows)
+    return pa.concat_tables([_empty(schema), *conforming]).combine_chunks()
 
 
 def _empty(schema: pa.Schema) -> pa.Table:

@@ -13,7 +13,7 @@ import pytest
 
 from ampscope.errors import RunDamaged, RunTooNew
 from ampscope.trace import scan
-from ampscope.trace.layout import table_folder
+from ampscope.trace.layout import Listing, table_folder
 from ampscope.trace.manifest import Manifest, read_manifest, write_manifest
 from ampscope.trace.reader import Run, open_run
 from ampscope.trace.recorder import SealAt
@@ -365,3 +365,22 @@ def test_repr_and_path(run_folder: Path) -> None:
         assert repr(run) == f"Run({str(run_folder)!r})"
         assert run.path == run_folder
         assert run.manifest == read_manifest(run_folder)
+
+
+def test_a_journal_sealed_while_the_folder_is_listed(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listing is not one instant: number 0 can be gone as a journal and not yet seen as a part."""
+    for _ in range(2):
+        builder = TraceBuilder(run_folder)
+        builder.step()
+        builder.close()
+    real = scan.list_table
+    looks: list[Listing] = []
+
+    def blind_at_first(folder: Path) -> Listing:
+        listing = real(folder)
+        looks.append(listing)
+        return Listing({1: listing.parts[1]}, {}) if len(looks) == 1 else listing
+
+    monkeypatch.setattr(scan, "list_table", blind_at_first)
+    with open_run(run_folder) as run:
+        assert [row.step for row in run.rows(Table.STEPS)] == [0, 1]
