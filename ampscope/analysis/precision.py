@@ -41,6 +41,15 @@ class PrecisionRow:
         """Bytes written over all dtypes."""
         return sum(share.bytes for share in self.shares)
 
+    def part(self, dtype: str, *, by_bytes: bool = False) -> float:
+        """The share of ``dtype``, between 0 and 1, in ops or in bytes written."""
+        mine = next((share for share in self.shares if share.dtype == dtype), Share(dtype=dtype, ops=0, bytes=0))
+        part, whole = (mine.bytes, self.bytes) if by_bytes else (mine.ops, self.ops)
+        return part / whole if whole else 0.0
+
+
+NOTHING = PrecisionRow(name="", kind="", shares=())
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CastRow:
@@ -65,7 +74,7 @@ class Precision:
     source: str = ""  #: which execution: `ampscope.trace.schema.Source`
     traced: tuple[TracedStep, ...] = ()  #: what else could be shown, newest first
     autocast: tuple[str, ...] = ()  #: dtypes of the autocast regions seen
-    totals: tuple[Share, ...] = ()
+    total: PrecisionRow = NOTHING
     modules: tuple[PrecisionRow, ...] = ()
     ops: tuple[PrecisionRow, ...] = ()
     cast_totals: tuple[CastRow, ...] = ()  #: by kind and dtypes; no module, phase or line
@@ -90,7 +99,7 @@ def precision(run: Run, *, step: int | None = None, source: str | None = None, r
         source=chosen.source,
         traced=traced,
         autocast=tuple(sorted({plain(one.site.autocast) for one in done if one.site.autocast})),
-        totals=_shares(computing),
+        total=PrecisionRow(name="", kind="", shares=_shares(computing)),
         modules=_rows(computing, lambda site: site.module, lambda site: site.module_type),
         ops=_rows(computing, lambda site: site.op, lambda _: ""),
         cast_totals=_cast_totals(casts),

@@ -146,17 +146,25 @@ class _Player:
             call = unwrapped(entry.call) if isinstance(entry.call, nn.Module) else entry.call
             self._name_inputs(entry, args, kwargs)
             result = call_user(call, args, kwargs)
-        if entry.kind is Kind.MODULE and not _alike(tape.fingerprint(result), entry.fingerprint):
-            name = self._models.names.get(id(entry.call), "") or type(entry.call).__name__
-            self._differences.append(f"the output of {name} differs")
+        if entry.kind is Kind.MODULE:
+            self._compare(entry, result)
         left = tape.produced(args, kwargs, result) if entry.in_place else containers.tensors(result)
         self._results[index] = list(left)
 
+    def _compare(self, entry: Entry, result: Any) -> None:
+        self._tracer.paused = True
+        if not _alike(tape.fingerprint(result), entry.fingerprint):
+            name = self._models.names.get(id(entry.call), "") or type(entry.call).__name__
+            self._differences.append(f"the output of {name} differs")
+        self._tracer.paused = False
+
     def _backward(self, entry: Entry, args: Any, kwargs: Any) -> None:
-        losses = list(containers.tensors(args[0]))
-        if not _alike([loss.detach() for loss in losses], entry.fingerprint):
+        self._tracer.paused = True
+        losses = [loss.detach() for loss in containers.tensors(args[0])]
+        if not _alike(losses, entry.fingerprint):
             self._differences.append("the loss differs")
-        self._losses += [loss.detach() for loss in losses]
+        self._losses += losses
+        self._tracer.paused = False
         self._tracer.creates_graph = bool(kwargs.get("create_graph"))
         call_user(entry.call, args, kwargs)
         self._tracer.micro_batch += 1

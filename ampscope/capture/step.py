@@ -53,6 +53,27 @@ class StepAttempt:
     losses: list[Tensor] = field(default_factory=list)
 
 
+class _Own:
+    """A stretch of AMPscope's own work: guarded, timed, and not traced as if it were the user's."""
+
+    __slots__ = ("_guard", "_started", "_steps")
+
+    def __init__(self, steps: StepWatch, guard: Guard) -> None:
+        self._steps = steps
+        self._guard = guard
+        self._started = 0.0
+
+    def __enter__(self) -> None:
+        self._started = time.perf_counter()
+        self._steps.pause(True)
+
+    def __exit__(self, *error: Any) -> bool:
+        caught = self._guard.__exit__(*error)
+        self._steps.pause(False)
+        self._steps.observing += time.perf_counter() - self._started
+        return caught
+
+
 class StepWatch:
     """The state of the step in progress.
 
@@ -97,7 +118,7 @@ class StepWatch:
         self._open = False
         self._busy = False  # inside backward, an optimizer or a replay: calls belong to those
         self._began = time.perf_counter()
-        self._observing = 0.0
+        self.observing = 0.0  #: seconds AMPscope took within the present step
         self._losses: list[Tensor] = []
         self._scaled_losses: list[Tensor] = []
         self._norm: Tensor | None = None
@@ -112,22 +133,18 @@ class StepWatch:
         """An outermost call of a watched module."""
         if self._busy or not (torch.is_grad_enabled() or self._open):
             return forward(*args, **kwargs)
-        started = time.perf_counter()
         entry: Entry | None = None
-        with self._tape_guard:
+        with _Own(self, self._tape_guard):
             entry = self._before_forward(module, args, kwargs)
-        self._observing += time.perf_counter() - started
         try:
             result = forward(*args, **kwargs)
         except BaseException:
             self.abandon()
             raise
-        started = time.perf_counter()
-        with self._tape_guard:
+        with _Own(self, self._tape_guard):
             if entry is not None:
                 self._tape.returned(entry, result)
             self._mode.insert()
-        self._observing += time.perf_counter() - started
         return result
 
     def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> Entry | None:
@@ -156,7 +173,7 @@ class StepWatch:
         self._open = True
         self._mode.after_backward = False
         self._losses, self._scaled_losses, self._norm, self._micro_batches = [], [], None, 0
-        self._began, self._observing = time.perf_counter(), 0.0
+        self._began, self.observing = time.perf_counter(), 0.0
         self._buffers.take()
         if self._trace_budget.wants(self._count) and not self._models.compiled:
             self._start_tracer()
@@ -196,17 +213,15 @@ class StepWatch:
         """Runs a backward of the step; see `hub.Listener`."""
         if self._busy or not self._open:
             return call(*args, **kwargs)
-        started = time.perf_counter()
         listening = self._mode.remove()
-        with self._usage_guard:
+        with _Own(self, self._usage_guard):
             region = ambient.current(self._types).autocast_dtype
             self.usage.before_backward(under_autocast=region is not None, scaled=bool(self._scaled_losses))
-        with self._tape_guard:
+        with _Own(self, self._tape_guard):
             self._tape.backward_call(hub.original_backward(), args, kwargs)
             self._losses += self._scaled_losses or [loss.detach() for loss in containers.tensors(args[0])]
             self._scaled_losses = []
         self._busy = True
-        self._observing += time.perf_counter() - started
         try:
             result = call(*args, **kwargs)
         except BaseException:
@@ -218,22 +233,25 @@ class StepWatch:
         return result
 
     def _after_backward(self, listening: bool) -> None:
-        started = time.perf_counter()
         self._micro_batches += 1
         if self._tracer is not None:
             self._tracer.micro_batch += 1
-        with self._usage_guard:
+        with _Own(self, self._usage_guard):
             self.usage.after_backward()
         self._mode.after_backward = True
         if listening:
             self._mode.insert()
-        self._observing += time.perf_counter() - started
+
+    def pause(self, paused: bool) -> None:
+        """Stops or resumes tracing, while AMPscope itself computes."""
+        if self._tracer is not None:
+            self._tracer.paused = paused
 
     # -- the optimizer ------------------------------------------------------------------------------------------
 
     def unscaled(self, optimizer: Optimizer) -> None:
         """``unscale_`` has divided the gradients of ``optimizer``."""
-        with self._row_guard:
+        with _Own(self, self._row_guard):
             self._norm = gradients.total_norm(optimizer)
 
     def end_tape(self) -> None:
@@ -260,7 +278,7 @@ class StepWatch:
             result = proceed()
         finally:
             self._attempt = None
-        with self._row_guard:
+        with _Own(self, self._row_guard):
             if torch_private.steps_on_device(optimizer):
                 attempt.divisor = scaling.scale if scaling.scale is not None else 1.0
                 attempt.norm = gradients.total_norm(optimizer) if self._norm is None else self._norm
@@ -296,7 +314,7 @@ class StepWatch:
         """An optimizer is about to step: with finite gradients, or without a scaler to judge them."""
         if self._busy or not self._owns(optimizer):
             return
-        with self._row_guard:
+        with _Own(self, self._row_guard):
             if self._attempt is None:
                 self._bare_step(optimizer)
             attempt = self._attempt
@@ -326,7 +344,7 @@ class StepWatch:
         if not self._owns(optimizer) or attempt is None or attempt.optimizer is not optimizer:
             return
         self._busy = False
-        with self._trace_guard:
+        with _Own(self, self._trace_guard):
             self._check_weights(attempt)
         if attempt.scaling is None:
             self._attempt = None
@@ -489,7 +507,7 @@ class StepWatch:
             "found_inf": self._pending_fused[-1][1][0] if self._is_pending(attempt) else None,
         }
         lr = attempt.optimizer.param_groups[0].get("lr")
-        micro_batches, observing = self._micro_batches, self._observing
+        micro_batches, observing = self._micro_batches, self.observing
         ended = time.time()
         bad = attempt.bad or self._count % gradients.RECORD_EVERY == 0
         if bad and not torch_private.steps_on_device(attempt.optimizer):

@@ -39,16 +39,19 @@ class TapeMode(TorchFunctionMode):
         self._usage = usage
         self._guard = guard
         self._inserted = False
+        self._handling = 0  # inside a handled function torch has taken this mode off the stack by itself
         self.after_backward = False
 
     def insert(self) -> None:
         """Starts listening."""
-        if not self._inserted and not self._guard.broken:
+        if not self._inserted and not self._handling and not self._guard.broken:
             torch_private.insert_function_mode(self)
             self._inserted = True
 
     def remove(self) -> bool:
         """Stops listening; returns whether it was."""
+        if self._handling:
+            return False
         was, self._inserted = self._inserted, False
         if was:
             torch_private.remove_function_mode(self)
@@ -57,7 +60,11 @@ class TapeMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         state = RandomState.take() if _name_draws(getattr(func, "__name__", "")) else None
-        result = func(*args, **kwargs)
+        self._handling += 1
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            self._handling -= 1
         if not self._guard.broken:
             with self._guard:
                 self._note(func, args, kwargs, result, state)

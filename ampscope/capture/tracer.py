@@ -75,6 +75,7 @@ class Tracer(TorchDispatchMode):
         self.micro_batch = 0
         self.phase: Phase | None = None  #: set for a part of the step that the tracer cannot see by itself
         self.creates_graph = False
+        self.paused = False  #: set while AMPscope's own code computes
         self.entry_place = NOWHERE  #: the user's line of the call being replayed
         self._sites = sites
         self._module_names = module_names
@@ -156,7 +157,7 @@ class Tracer(TorchDispatchMode):
             return NotImplemented  # a wrapper subclass: its inner ops come by again
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if not self._guard.broken:
+        if not self.paused and not self._guard.broken:
             with self._guard:
                 self._note(operators.describe(func), args, kwargs, result)
         return result

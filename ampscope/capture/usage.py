@@ -58,11 +58,15 @@ class UsageWatch:
         return {id(g): (g, version(g)) for g in gradients if g is not None}
 
     def _still_unscaled(self) -> bool:
-        """Whether gradients that were unscaled are still there, uncleared, for the next backward to add to."""
+        """Whether gradients that were unscaled are still there, uncleared, for the next backward to add to.
+
+        Looks at values only in this suspicious order of events, and only until the first report.
+        """
         if self._updated_since_unscale is None:
             return False
         now = self._stamp()
-        return any(key in now and now[key] == stamp for key, stamp in self._unscaled.items())
+        kept = [gradient for key, (gradient, _) in self._unscaled.items() if key in now]
+        return any(bool(gradient.any()) for gradient in kept)
 
     # -- the loop's own work on gradients -----------------------------------------------------------------------
 
@@ -103,13 +107,9 @@ class UsageWatch:
 
     def before_unscale(self) -> None:
         """``unscale_`` is about to divide the gradients (called by the loop or by ``step``)."""
-        if self._edit is not None and self._edited():
+        if self._edit is not None:
             self._report(Cause.MISUSE_CLIP_BEFORE_UNSCALE, self._edit, {})
         self._edit = None
-
-    def _edited(self) -> bool:
-        now = self._stamp()
-        return any(now.get(key) != stamp for key, stamp in self._gradients.items())
 
     def after_unscale(self) -> None:
         """The gradients are unscaled now."""

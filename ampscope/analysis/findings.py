@@ -1,0 +1,118 @@
+"""Usage mistakes: those that capture saw as they happened, and those that only the run's history shows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from ampscope.analysis.remedies import remedies
+from ampscope.analysis.results import Finding, SourceLine
+from ampscope.analysis.stepgraph import source_line
+from ampscope.trace.reader import Run
+from ampscope.trace.schema import FindingRow, ScalerAction, ScalerEventRow, StepRow, Table
+from ampscope.trace.vocabulary import Cause, Severity
+
+#: Share of healthy steps after which the learning rate must move for its scheduler to count as one of every step.
+PER_STEP_SCHEDULER = 0.5
+
+_EXPLAINED: dict[Cause, str] = {
+    Cause.MISUSE_CLIP_BEFORE_UNSCALE: (
+        "The gradients still carry the loss scale here, so the clipping threshold is compared with a norm that is "
+        "too large by that factor, and the update shrinks by as much."
+    ),
+    Cause.MISUSE_NO_UNSCALE: "optimizer.step() ran on gradients that still carry the loss scale.",
+    Cause.MISUSE_UPDATE_EACH_MICROBATCH: (
+        "update() ends an optimizer step. Called for every micro-batch, the next backward adds scaled gradients to "
+        "gradients that are already unscaled, and unscale_ divides the older ones again."
+    ),
+    Cause.MISUSE_BACKWARD_UNDER_AUTOCAST: (
+        "backward ran inside the autocast block, so backward ops whose forward was kept in float32 are cast to half "
+        "precision too, with the scaled gradient as operand."
+    ),
+    Cause.MISUSE_MISSING_SCALER: "The forward runs in float16 but the loss is not scaled: small gradients become 0.",
+}
+
+
+def findings(run: Run) -> tuple[Finding, ...]:
+    """Every usage mistake of the run, the first first."""
+    steps = run.rows(Table.STEPS)
+    events = run.rows(Table.SCALER_EVENTS)
+    found = [_seen(row) for row in run.rows(Table.FINDINGS)]
+    found += _scheduler_order(steps)
+    found += _state_not_restored(events)
+    return tuple(sorted(found, key=lambda finding: finding.step))
+
+
+def _seen(row: FindingRow) -> Finding:
+    cause = Cause(row.cause) if row.cause in Cause._value2member_map_ else Cause.UNKNOWN
+    return Finding(
+        step=row.step,
+        last_step=row.step,
+        count=1,
+        severity=Severity.ERROR,
+        cause=cause,
+        source=source_line(row),
+        explanation=_EXPLAINED.get(cause, "") or f"evidence: {json.loads(row.evidence)}",
+        remedies=remedies(cause, "", "", {}),
+    )
+
+
+def _scheduler_order(steps: Sequence[StepRow]) -> list[Finding]:
+    """A per-step scheduler that moved the learning rate although the optimizer step before was skipped."""
+    found = []
+    for optimizer in sorted({row.optimizer for row in steps}):
+        rows = [row for row in steps if row.optimizer == optimizer and row.lr is not None]
+        pairs = list(zip(rows, rows[1:], strict=False))
+        after_good = [before.lr != after.lr for before, after in pairs if not before.skipped]
+        ran_on = [before for before, after in pairs if before.skipped and before.lr != after.lr]
+        per_step = not after_good or sum(after_good) >= PER_STEP_SCHEDULER * len(after_good)
+        if ran_on and (per_step or len(ran_on) > 1):
+            found.append(_ran_on(ran_on))
+    return found
+
+
+def _ran_on(rows: Sequence[StepRow]) -> Finding:
+    times = "once" if len(rows) == 1 else f"{len(rows)} times"
+    return Finding(
+        step=rows[0].step,
+        last_step=rows[-1].step,
+        count=len(rows),
+        severity=Severity.WARNING,
+        cause=Cause.MISUSE_SCHEDULER_ORDER,
+        source=None,
+        explanation=(
+            f"The learning rate moved on {times} although the optimizer step before had been skipped: the schedule "
+            "advances without training."
+        ),
+        remedies=remedies(Cause.MISUSE_SCHEDULER_ORDER, "", "", {}),
+    )
+
+
+def _state_not_restored(events: Sequence[ScalerEventRow]) -> list[Finding]:
+    """A later segment whose scaler started at its initial scale although the run had found another one."""
+    found = []
+    for segment in sorted({event.segment for event in events if event.segment > 0}):
+        last = next((e.scale_after for e in reversed(events) if e.segment < segment and e.scale_after is not None), None)
+        own = [event for event in events if event.segment == segment]
+        start = next((event for event in own if event.action == ScalerAction.INIT), None)
+        loaded = any(event.action == ScalerAction.STATE_LOADED for event in own)
+        if start is not None and not loaded and last is not None and start.scale_after not in (None, last):
+            found.append(_started_afresh(start, last))
+    return found
+
+
+def _started_afresh(start: ScalerEventRow, last: float) -> Finding:
+    line: SourceLine | None = source_line(start)
+    return Finding(
+        step=start.step,
+        last_step=start.step,
+        count=1,
+        severity=Severity.WARNING,
+        cause=Cause.MISUSE_SCALER_STATE_NOT_RESTORED,
+        source=line,
+        explanation=(
+            f"The run was resumed, but its scaler was not: it starts again at {start.scale_after:g} where the run had "
+            f"come to {last:g}, and loses steps to calibrate a second time."
+        ),
+        remedies=remedies(Cause.MISUSE_SCALER_STATE_NOT_RESTORED, "", "", {}),
+    )

@@ -1,0 +1,55 @@
+"""What becomes of a constant in a floating dtype: whether an eps vanishes, a bound rounds away, a literal overflows."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+
+#: Largest finite magnitude and smallest normal of the dtypes training uses. Source: IEEE 754, and bfloat16's layout.
+LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
+SMALLEST_NORMAL = {"float16": 2.0**-14, "bfloat16": 2.0**-126, "float32": 2.0**-126}
+SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float32": 2.0**-149}
+#: Spacing of the dtype's numbers just above 1.
+EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23}
+
+
+def rounded(value: float, dtype: str) -> float:
+    """``value`` rounded to ``dtype`` (to nearest even); unchanged for dtypes that lose nothing here."""
+    with np.errstate(over="ignore"):
+        if dtype == "float16":
+            return float(np.float16(value))
+        if dtype == "float32":
+            return float(np.float32(value))
+        if dtype == "bfloat16":
+            return _bfloat16(value)
+    return value
+
+
+def _bfloat16(value: float) -> float:
+    with np.errstate(over="ignore"):
+        (bits,) = struct.unpack("<I", struct.pack("<f", float(np.float32(value))))
+    if bits & 0x7F800000 == 0x7F800000:
+        return value
+    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+    return float(struct.unpack("<f", struct.pack("<I", bits))[0])
+
+
+def vanishes(value: float, dtype: str) -> bool:
+    """Whether a non-zero constant becomes 0 in ``dtype``."""
+    return value != 0.0 and rounded(value, dtype) == 0.0
+
+
+def rounds_to_one(value: float, dtype: str) -> bool:
+    """Whether a bound just below 1 becomes exactly 1 in ``dtype``."""
+    return value != 1.0 and rounded(value, dtype) == 1.0
+
+
+def overflows(value: float, dtype: str) -> bool:
+    """Whether a finite constant does not fit ``dtype``."""
+    return abs(value) != float("inf") and abs(rounded(value, dtype)) == float("inf")
+
+
+def safe_eps(dtype: str) -> float:
+    """A positive constant that survives in ``dtype`` with room for a square or a reciprocal: its smallest normal."""
+    return SMALLEST_NORMAL.get(dtype, 1e-12)

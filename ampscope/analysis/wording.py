@@ -1,0 +1,87 @@
+"""Plain words for the vocabulary of a diagnosis: what every view puts where the files hold an identifier."""
+
+from __future__ import annotations
+
+from ampscope.analysis.results import Finding, Incident
+from ampscope.trace.schema import ReplayStatus, Trigger
+from ampscope.trace.vocabulary import Cause
+
+_CAUSES: dict[Cause, str] = {
+    Cause.FP16_OVERFLOW: "a value too large for float16",
+    Cause.FP16_UNDERFLOW: "a value too small for float16",
+    Cause.EPS_UNDERFLOW: "an epsilon that vanished in float16",
+    Cause.SCALE_OVERFLOW: "a loss scale that is too large",
+    Cause.LITERAL_OVERFLOW: "a constant that does not fit the dtype",
+    Cause.BF16_PRECISION: "updates too fine for bfloat16",
+    Cause.LOG_ZERO: "the logarithm of zero",
+    Cause.DIV_ZERO: "a division by zero",
+    Cause.SQRT_NEGATIVE: "the square root of a negative number",
+    Cause.SQRT_GRAD_ZERO: "the gradient of a square root at zero",
+    Cause.POW_GRAD_ZERO: "the gradient of a power at zero",
+    Cause.WHERE_GRAD_TRAP: "a gradient from the branch that torch.where did not choose",
+    Cause.ALL_MASKED_SOFTMAX: "a softmax over a row that is masked entirely",
+    Cause.CTC_INFEASIBLE: "a CTC target that does not fit its input",
+    Cause.DIVERGENCE: "training that diverges",
+    Cause.BAD_INPUT: "a batch that was already bad",
+    Cause.BAD_WEIGHT: "a weight that was already bad",
+    Cause.BAD_BUFFER: "a buffer that was already bad",
+    Cause.HALF_PARAMS: "parameters kept in half precision",
+    Cause.HARDWARE_TRANSIENT: "a fault that does not repeat",
+    Cause.MISUSE_CLIP_BEFORE_UNSCALE: "gradients clipped before they were unscaled",
+    Cause.MISUSE_NO_UNSCALE: "gradients used while still scaled",
+    Cause.MISUSE_UPDATE_EACH_MICROBATCH: "scaler.update called for each micro-batch",
+    Cause.MISUSE_MULTIPLE_SCALERS_UPDATE: "several scalers, or several updates, for one step",
+    Cause.MISUSE_BACKWARD_UNDER_AUTOCAST: "backward run under autocast",
+    Cause.MISUSE_AUTOCAST_SPANS_STEP: "an autocast region that spans the optimizer step",
+    Cause.MISUSE_MISSING_SCALER: "float16 without a gradient scaler",
+    Cause.MISUSE_SCHEDULER_ORDER: "a scheduler that steps though the optimizer step was skipped",
+    Cause.MISUSE_SCALER_STATE_NOT_RESTORED: "a resumed run whose scaler started afresh",
+    Cause.MISUSE_CHECKPOINT_AUTOCAST_MISMATCH: "a checkpointed block recomputed in another precision",
+    Cause.BENIGN_INITIAL_CALIBRATION: "the scale finding its place",
+    Cause.BENIGN_PERIODIC_GROWTH: "the scale probing for room to grow",
+    Cause.BENIGN_INF_MASK: "a mask of -inf, as intended",
+    Cause.BENIGN_METRIC_NAN: "a metric that is NaN and reaches no weight",
+    Cause.BENIGN_MASKED_INTERNAL: "an internal NaN that is masked again",
+    Cause.UNKNOWN: "a cause not told yet",
+}
+
+_TRIGGERS: dict[str, str] = {
+    Trigger.NONFINITE_GRADIENT: "gradients were not finite",
+    Trigger.NONFINITE_LOSS: "the loss was not finite",
+    Trigger.NONFINITE_WEIGHT: "a weight was not finite after the step",
+    Trigger.NONFINITE_BUFFER: "a buffer was not finite after the step",
+    Trigger.ABSORBED_OVERFLOW: "a value overflowed, and vanished again before loss and gradients",
+}
+
+_REPLAYS: dict[str, str] = {
+    ReplayStatus.EXACT: "The step was run again and came out the same, bit for bit: what is shown is what happened.",
+    ReplayStatus.DIVERGED: "The step was run again but came out differently: read this with care.",
+    ReplayStatus.NOT_REPRODUCED: "The step was run again and did not fail: it depends on something outside the step.",
+    ReplayStatus.UNAVAILABLE: "The step could not be run again.",
+}
+
+
+def cause_in_words(cause: Cause) -> str:
+    """The cause as a noun phrase without article capital or full stop."""
+    return _CAUSES.get(cause, cause.value.replace("_", " "))
+
+
+def trigger_in_words(trigger: str) -> str:
+    """What was noticed first; empty for a trigger that this version does not know."""
+    return _TRIGGERS.get(trigger, "")
+
+
+def replay_in_words(incident: Incident) -> str:
+    """How far what is shown can be trusted, in one or two sentences."""
+    if not incident.replay and incident.traced:
+        return "The ops of this step were being recorded as it ran."
+    told = _REPLAYS.get(incident.replay, "")
+    reason = incident.replay_reason.strip().rstrip(".")
+    return f"{told} Reason: {reason}." if told and reason else told
+
+
+def steps_in_words(item: Incident | Finding) -> str:
+    """``step 3``, or ``steps 3 to 90 (7 times)``."""
+    if item.count <= 1 or item.last_step == item.step:
+        return f"step {item.step:,}"
+    return f"steps {item.step:,} to {item.last_step:,} ({item.count:,} times)"
