@@ -1,0 +1,68 @@
+"""``ampscope demo``: trains a small model until fp16 breaks it, and shows what AMPscope says about it."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import subprocess
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ampscope.errors import AmpscopeError
+
+
+class Story(StrEnum):
+    """What the demo trains."""
+
+    GPT = "gpt"  #: attention logits outgrow fp16
+    DIGITS = "digits"  #: a healthy run, interrupted and resumed
+
+
+_NEEDED = {Story.GPT: {"torch": "torch"}, Story.DIGITS: {"torch": "torch", "scikit-learn": "sklearn"}}
+
+
+def demo(
+    story: Annotated[Story, typer.Option(help="gpt: breaks after some hundred steps. digits: stays healthy.")] = (
+        Story.GPT
+    ),
+    folder: Annotated[Path, typer.Option("--dir", help="Where to record the run.")] = Path("ampscope_runs"),
+    view: Annotated[bool, typer.Option("--view/--no-view", help="Open the app on the run afterwards.")] = True,
+) -> None:
+    """Train a small model under the watch of AMPscope, print the diagnosis, and open the app on the run."""
+    from ampscope.analysis.diagnosis import diagnose
+    from ampscope.cli.terminal import show
+    from ampscope.report.text import as_text
+
+    run = _new_folder(folder, story)
+    _train(story, run)
+    show(as_text(diagnose(run)))
+    if not view:
+        typer.echo(f"\nLook around: ampscope view {run}")
+        return
+    from ampscope.cli.view import open_app
+
+    open_app(run)
+
+
+def _train(story: Story, run: Path) -> None:
+    """Trains in a process of its own, as a user's script would."""
+    missing = [name for name, module in _NEEDED[story].items() if importlib.util.find_spec(module) is None]
+    if missing:
+        raise AmpscopeError(
+            f"this demo trains a model and needs {' and '.join(missing)}; pip install {' '.join(missing)}"
+        )
+    try:
+        code = subprocess.call([sys.executable, "-m", f"ampscope.demo.{story}", str(run)])
+    except KeyboardInterrupt:
+        raise AmpscopeError(f"the demo was interrupted; what it recorded is in {run}") from None
+    if code:
+        raise AmpscopeError(f"the demo's training stopped with exit code {code}; its own message is above")
+
+
+def _new_folder(folder: Path, story: Story) -> Path:
+    names = itertools.chain([f"demo-{story}"], (f"demo-{story}-{number}" for number in itertools.count(2)))
+    return next(path for path in (folder / name for name in names) if not path.exists())

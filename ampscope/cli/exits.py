@@ -1,0 +1,13 @@
+"""The exit codes of ``ampscope``."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """What a script can learn from a call."""
+
+    HEALTHY = 0
+    PROBLEM = 1
+    FAILED = 2  #: it could not be read or done; one line on standard error says why

@@ -1,0 +1,51 @@
+"""The command ``ampscope``: gathers the verbs, and turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+import ampscope
+from ampscope.cli.demo import demo
+from ampscope.cli.diagnose import diagnose
+from ampscope.cli.exits import Exit
+from ampscope.cli.runs import runs
+from ampscope.cli.view import view
+from ampscope.errors import AmpscopeError
+from ampscope.report.plain import visible
+
+app = typer.Typer(
+    name="ampscope",
+    help="Find out which op, module and line broke a PyTorch mixed-precision run, why, and what cures it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for verb in (diagnose, runs, view, demo):
+    app.command()(verb)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ampscope {ampscope.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Runs the command line; exit code 0 healthy, 1 a problem was found, 2 it could not be done."""
+    try:
+        app()
+    except AmpscopeError as error:
+        typer.echo(f"ampscope: {' '.join(visible(str(error)).split())}", err=True)
+        sys.exit(Exit.FAILED)

@@ -1,0 +1,41 @@
+"""A diagnosis as JSON: the object that ``ampscope diagnose --json`` prints."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from enum import Enum
+from typing import Any
+
+from ampscope.analysis.results import Diagnosis
+
+
+def as_json(diagnosis: Diagnosis) -> str:
+    """The diagnosis as a JSON object; its keys are the fields of the result types, always in the same order.
+
+    JSON has no NaN and no infinities: they become the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, which
+    Python's ``float`` and JavaScript's ``Number`` both read back.
+    """
+    return json.dumps(as_plain(diagnosis), indent=2, allow_nan=False)
+
+
+def as_plain(value: Any) -> Any:
+    """A result as dictionaries, lists, strings and finite numbers."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: as_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(key): as_plain(value[key]) for key in sorted(value)}
+    if isinstance(value, (tuple, list)):
+        return [as_plain(item) for item in value]
+    if isinstance(value, Enum):
+        return value.value
+    return _number(value) if isinstance(value, float) else value
+
+
+def _number(value: float) -> float | str:
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    return value

@@ -1,0 +1,26 @@
+"""Text out of a trace, made safe to print: names and code are someone else's, a terminal obeys control characters."""
+
+from __future__ import annotations
+
+import unicodedata
+
+#: Control, format, surrogate and private characters: they move the cursor, reorder text or cannot be encoded.
+_UNSAFE = frozenset({"Cc", "Cf", "Cs", "Co"})
+
+
+def visible(text: str) -> str:
+    """``text`` on one line, control characters written as escapes."""
+    return "".join(_visible(character) for character in text)
+
+
+def visible_lines(text: str) -> list[str]:
+    """The lines of ``text``, each of them `visible`; indentation stays."""
+    return [visible(line) for line in text.expandtabs(4).splitlines()]
+
+
+def _visible(character: str) -> str:
+    if character in "\n\r\t":
+        return " "
+    if unicodedata.category(character) not in _UNSAFE:
+        return character
+    return character.encode("unicode_escape").decode("ascii")
