@@ -68,9 +68,7 @@ class Graph:
 
     def sinks(self) -> list[int]:
         """Non-finite values that matter, the most important first."""
-        found = [
-            seq for seq in self.outputs if self.site(seq).op in SINK_NODES and self.bad_output(seq) is not None
-        ]
+        found = [seq for seq in self.outputs if self.site(seq).op in SINK_NODES and self.bad_output(seq) is not None]
         return sorted(found, key=lambda seq: (_IMPORTANCE[Node(self.site(seq).op)], seq))
 
     def edge_is_bad(self, edge: EdgeRow) -> bool:

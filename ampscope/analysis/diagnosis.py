@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from ampscope.analysis import causes, sentences, skips
@@ -89,7 +90,8 @@ def run_info(run: Run, steps: Sequence[StepRow]) -> RunInfo:
 
 def _primary(incidents: Sequence[Incident], mistakes: Sequence[Finding]) -> Incident | Finding | None:
     """What to tell first: errors before warnings, then the earliest; a mistake before the failure it leads to."""
-    told = [entry for entry in (*mistakes, *incidents) if entry.severity is not Severity.INFO]
+    entries: list[Incident | Finding] = [*mistakes, *incidents]
+    told = [entry for entry in entries if entry.severity is not Severity.INFO]
     order = {Severity.ERROR: 0, Severity.WARNING: 1}
     return min(told, key=lambda entry: (order[entry.severity], entry.step), default=None)
 
@@ -160,7 +162,7 @@ class _Examiner:
             trigger=row.trigger,
             tripped=tuple(json.loads(row.evidence).get("params", ())),
             explanation=sentences.explanation(cause, op, facts),
-            remedies=remedies(cause, op, module, facts),
+            remedies=remedies(cause, op=op, module=module, facts=facts),
         )
 
     def _in_context(self, row: IncidentRow, explained: Explained) -> tuple[Cause, dict[str, Any]]:
@@ -172,7 +174,7 @@ class _Examiner:
 
     def _ran_away(self, step: int) -> bool:
         before = [loss for loss in self._losses[max(0, step - 3) : step] if loss > 0]
-        grew = [later / earlier > RUNAWAY_FACTOR for earlier, later in zip(before, before[1:], strict=False)]
+        grew = [later / earlier > RUNAWAY_FACTOR for earlier, later in pairwise(before)]
         return len(grew) >= 1 and all(grew)
 
     def _calmed(self, row: IncidentRow, incident: Incident) -> Incident:
@@ -212,7 +214,7 @@ class _Examiner:
             trigger=row.trigger,
             tripped=tuple(json.loads(row.evidence).get("params", ())),
             explanation=sentences.explanation(cause, "", {"why": f"The origin is not known: {why}."}),
-            remedies=remedies(cause, "", "", {}),
+            remedies=remedies(cause),
         )
 
 
@@ -221,7 +223,7 @@ def _merged(incidents: Sequence[Incident]) -> list[Incident]:
     kept: dict[tuple[Any, ...], Incident] = {}
     for incident in incidents:
         place = (incident.source.file, incident.source.line) if incident.source else None
-        key = (incident.cause, incident.op, incident.module, incident.phase, place)
+        key: tuple[Any, ...] = (incident.cause, incident.op, incident.module, incident.phase, place)
         if incident.cause.is_benign:
             key = (incident.cause,)
         first = kept.get(key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 
 from ampscope.analysis.remedies import remedies
 from ampscope.analysis.results import Finding, SourceLine
@@ -53,7 +54,7 @@ def _seen(row: FindingRow) -> Finding:
         cause=cause,
         source=source_line(row),
         explanation=_EXPLAINED.get(cause, "") or f"evidence: {json.loads(row.evidence)}",
-        remedies=remedies(cause, "", "", {}),
+        remedies=remedies(cause),
     )
 
 
@@ -62,7 +63,7 @@ def _scheduler_order(steps: Sequence[StepRow]) -> list[Finding]:
     found = []
     for optimizer in sorted({row.optimizer for row in steps}):
         rows = [row for row in steps if row.optimizer == optimizer and row.lr is not None]
-        pairs = list(zip(rows, rows[1:], strict=False))
+        pairs = list(pairwise(rows))
         after_good = [before.lr != after.lr for before, after in pairs if not before.skipped]
         ran_on = [before for before, after in pairs if before.skipped and before.lr != after.lr]
         per_step = not after_good or sum(after_good) >= PER_STEP_SCHEDULER * len(after_good)
@@ -84,7 +85,7 @@ def _ran_on(rows: Sequence[StepRow]) -> Finding:
             f"The learning rate moved on {times} although the optimizer step before had been skipped: the schedule "
             "advances without training."
         ),
-        remedies=remedies(Cause.MISUSE_SCHEDULER_ORDER, "", "", {}),
+        remedies=remedies(Cause.MISUSE_SCHEDULER_ORDER),
     )
 
 
@@ -92,7 +93,9 @@ def _state_not_restored(events: Sequence[ScalerEventRow]) -> list[Finding]:
     """A later segment whose scaler started at its initial scale although the run had found another one."""
     found = []
     for segment in sorted({event.segment for event in events if event.segment > 0}):
-        last = next((e.scale_after for e in reversed(events) if e.segment < segment and e.scale_after is not None), None)
+        last = next(
+            (e.scale_after for e in reversed(events) if e.segment < segment and e.scale_after is not None), None
+        )
         own = [event for event in events if event.segment == segment]
         start = next((event for event in own if event.action == ScalerAction.INIT), None)
         loaded = any(event.action == ScalerAction.STATE_LOADED for event in own)
@@ -114,5 +117,5 @@ def _started_afresh(start: ScalerEventRow, last: float) -> Finding:
             f"The run was resumed, but its scaler was not: it starts again at {start.scale_after:g} where the run had "
             f"come to {last:g}, and loses steps to calibrate a second time."
         ),
-        remedies=remedies(Cause.MISUSE_SCALER_STATE_NOT_RESTORED, "", "", {}),
+        remedies=remedies(Cause.MISUSE_SCALER_STATE_NOT_RESTORED),
     )

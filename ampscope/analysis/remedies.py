@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from ampscope.analysis import rounding
 from ampscope.analysis.results import Remedy
@@ -12,10 +12,19 @@ from ampscope.trace.vocabulary import Cause
 Facts = dict[str, Any]
 
 
-def remedies(cause: Cause, op: str, module: str, facts: Facts) -> tuple[Remedy, ...]:
+class Patient(NamedTuple):
+    """What is to be cured."""
+
+    op: str
+    module: str
+    facts: Facts
+
+
+def remedies(cause: Cause, *, op: str = "", module: str = "", facts: Facts | None = None) -> tuple[Remedy, ...]:
     """The cures for ``cause``, the most direct first; not tried yet (``verified`` is None)."""
-    make = _CURES.get(cause)
-    return make(op, module, facts) if make else ()
+    if cause in _FITTED:
+        return _FITTED[cause](Patient(op, module, facts or {}))
+    return _GENERAL.get(cause, ())
 
 
 def _fp32_region(module: str) -> Remedy:
@@ -29,22 +38,22 @@ def _fp32_region(module: str) -> Remedy:
     )
 
 
-def _fp16_overflow(op: str, module: str, _: Facts) -> tuple[Remedy, ...]:
+def _fp16_overflow(patient: Patient) -> tuple[Remedy, ...]:
     found = []
-    if any(word in op for word in ("mm", "matmul", "linear")):
+    if any(word in patient.op for word in ("mm", "matmul", "linear")):
         found.append(
             Remedy(
                 text="If this is a product of queries and keys, scale one side before the product, not after it.",
                 code="logits = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)",
             )
         )
-    if any(word in op for word in ("pow", "square", "norm", "mul")):
+    if any(word in patient.op for word in ("pow", "square", "norm", "mul")):
         found.append(
             Remedy(text="Square and average in float32, then return to the old dtype.", code="h = x.float().pow(2)")
         )
-    if any(word in op for word in ("sum", "cumsum", "mean")):
+    if any(word in patient.op for word in ("sum", "cumsum", "mean")):
         found.append(Remedy(text="Accumulate in float32.", code="total = x.sum(dtype=torch.float32)"))
-    found.append(_fp32_region(module))
+    found.append(_fp32_region(patient.module))
     found.append(_bf16())
     return tuple(found)
 
@@ -52,13 +61,13 @@ def _fp16_overflow(op: str, module: str, _: Facts) -> tuple[Remedy, ...]:
 def _bf16() -> Remedy:
     return Remedy(
         text="Use bfloat16, whose range is that of float32 (and which needs no GradScaler).",
-        code='with torch.autocast(device_type, dtype=torch.bfloat16):\n    loss = loss_fn(model(x), y)',
+        code="with torch.autocast(device_type, dtype=torch.bfloat16):\n    loss = loss_fn(model(x), y)",
     )
 
 
-def _eps(op: str, module: str, facts: Facts) -> tuple[Remedy, ...]:
-    dtype = str(facts.get("dtype", "float16"))
-    if facts.get("becomes") == 1.0:
+def _eps(patient: Patient) -> tuple[Remedy, ...]:
+    dtype = str(patient.facts.get("dtype", "float16"))
+    if patient.facts.get("becomes") == 1.0:
         bound = 1 - rounding.EPSILON.get(dtype, 1e-3)
         first = Remedy(
             text=f"Use a bound that {dtype} can tell from 1.",
@@ -67,11 +76,27 @@ def _eps(op: str, module: str, facts: Facts) -> tuple[Remedy, ...]:
     else:
         eps = rounding.safe_eps(dtype)
         first = Remedy(text=f"Use an eps that survives {dtype}: at least {eps:.3g}.", code=f"eps = {eps:.3g}")
-    return first, _fp32_region(module)
+    return first, _fp32_region(patient.module)
 
 
-def _log_zero(op: str, module: str, _: Facts) -> tuple[Remedy, ...]:
+def _literal(patient: Patient) -> tuple[Remedy, ...]:
+    dtype = patient.facts.get("dtype", "float16")
     return (
+        Remedy(
+            text=f"Use the lowest value of the dtype in use; {patient.facts.get('literal')} does not fit {dtype}.",
+            code="mask_value = torch.finfo(x.dtype).min",
+        ),
+    )
+
+
+_FITTED: dict[Cause, Callable[[Patient], tuple[Remedy, ...]]] = {
+    Cause.FP16_OVERFLOW: _fp16_overflow,
+    Cause.EPS_UNDERFLOW: _eps,
+    Cause.LITERAL_OVERFLOW: _literal,
+}
+
+_GENERAL: dict[Cause, tuple[Remedy, ...]] = {
+    Cause.FP16_UNDERFLOW: (
         Remedy(
             text="Compute the logarithm from the logits, in one step that cannot reach log(0).",
             code="loss = F.cross_entropy(logits, target)  # or F.log_softmax, F.binary_cross_entropy_with_logits",
@@ -80,204 +105,152 @@ def _log_zero(op: str, module: str, _: Facts) -> tuple[Remedy, ...]:
             text="Or keep the operand away from zero with a bound that survives the dtype.",
             code="loss = -torch.log(p.float().clamp_min(1e-7))",
         ),
-    )
-
-
-def _div_zero(op: str, module: str, _: Facts) -> tuple[Remedy, ...]:
-    return (
-        Remedy(text="Bound the divisor away from zero before dividing.", code="y = a / b.clamp_min(1e-6)"),
-        Remedy(text="Leave out what is empty (a mask without a single element, a batch of one) before the mean."),
-    )
-
-
-def _where(op: str, module: str, _: Facts) -> tuple[Remedy, ...]:
-    return (
-        Remedy(
-            text="Make the operand safe before the op, not its result after it: torch.where masks the value, but the "
-            "gradient still passes through the op and multiplies 0 by an infinity.",
-            code="safe = torch.where(ok, x, torch.ones_like(x))\ny = torch.where(ok, op(safe), 0.0)",
-        ),
-    )
-
-
-def _sqrt_grad(op: str, module: str, _: Facts) -> tuple[Remedy, ...]:
-    return (Remedy(text="Put a small constant inside the square root.", code="d = (x.square().sum(-1) + 1e-6).sqrt()"),)
-
-
-def _pow_grad(op: str, module: str, _: Facts) -> tuple[Remedy, ...]:
-    return (
-        Remedy(text="Keep the base away from zero: the slope of x**p is infinite there for p < 1.",
-               code="y = x.clamp_min(1e-4).pow(p)"),
-    )
-
-
-def _sqrt_negative(op: str, module: str, _: Facts) -> tuple[Remedy, ...]:
-    return (
-        Remedy(text="Bound the operand at zero; a difference of squares can round below it.",
-               code="y = x.clamp_min(0).add(1e-6).sqrt()"),
-    )
-
-
-def _masked(op: str, module: str, _: Facts) -> tuple[Remedy, ...]:
-    return (
-        Remedy(
-            text="Keep at least one key in every row, or zero the rows that have none.",
-            code="empty = mask.all(-1, keepdim=True)\nw = logits.masked_fill(mask & ~empty, -torch.inf).softmax(-1)",
-        ),
-    )
-
-
-def _scale(op: str, module: str, facts: Facts) -> tuple[Remedy, ...]:
-    return (
+    ),
+    Cause.SCALE_OVERFLOW: (
         Remedy(
             text="Bring the loss to an ordinary size (a mean instead of a sum, smaller weights): its gradient "
             "overflows float16 at every loss scale that was tried.",
             code="loss = loss / loss_weight",
         ),
-        Remedy(text="Or start lower, so that fewer steps are lost.", code="scaler = torch.amp.GradScaler(init_scale=2.0**8)"),
-        _bf16(),
-    )
-
-
-def _literal(op: str, module: str, facts: Facts) -> tuple[Remedy, ...]:
-    dtype = facts.get("dtype", "float16")
-    return (
         Remedy(
-            text=f"Use the lowest value of the dtype in use; {facts.get('literal')} does not fit {dtype}.",
-            code="mask_value = torch.finfo(x.dtype).min",
+            text="Or start lower, so that fewer steps are lost.",
+            code="scaler = torch.amp.GradScaler(init_scale=2.0**8)",
         ),
-    )
-
-
-def _divergence(op: str, module: str, _: Facts) -> tuple[Remedy, ...]:
-    return (
+        _bf16(),
+    ),
+    Cause.LOG_ZERO: (
+        Remedy(
+            text="Compute the logarithm from the logits, in one step that cannot reach log(0).",
+            code="loss = F.cross_entropy(logits, target)  # or F.log_softmax, F.binary_cross_entropy_with_logits",
+        ),
+        Remedy(
+            text="Or keep the operand away from zero with a bound that survives the dtype.",
+            code="loss = -torch.log(p.float().clamp_min(1e-7))",
+        ),
+    ),
+    Cause.DIV_ZERO: (
+        Remedy(text="Bound the divisor away from zero before dividing.", code="y = a / b.clamp_min(1e-6)"),
+        Remedy(text="Leave out what is empty (a mask without a single element, a batch of one) before the mean."),
+    ),
+    Cause.SQRT_NEGATIVE: (
+        Remedy(
+            text="Bound the operand at zero; a difference of squares can round below it.",
+            code="y = x.clamp_min(0).add(1e-6).sqrt()",
+        ),
+    ),
+    Cause.SQRT_GRAD_ZERO: (
+        Remedy(text="Put a small constant inside the square root.", code="d = (x.square().sum(-1) + 1e-6).sqrt()"),
+    ),
+    Cause.POW_GRAD_ZERO: (
+        Remedy(
+            text="Keep the base away from zero: the slope of x**p is infinite there for p < 1.",
+            code="y = x.clamp_min(1e-4).pow(p)",
+        ),
+    ),
+    Cause.WHERE_GRAD_TRAP: (
+        Remedy(
+            text="Make the operand safe before the op, not its result after it: torch.where masks the value, but the "
+            "gradient still passes through the op and multiplies 0 by an infinity.",
+            code="safe = torch.where(ok, x, torch.ones_like(x))\ny = torch.where(ok, op(safe), 0.0)",
+        ),
+    ),
+    Cause.ALL_MASKED_SOFTMAX: (
+        Remedy(
+            text="Keep at least one key in every row, or zero the rows that have none.",
+            code="empty = mask.all(-1, keepdim=True)\nw = logits.masked_fill(mask & ~empty, -torch.inf).softmax(-1)",
+        ),
+    ),
+    Cause.CTC_INFEASIBLE: (
+        Remedy(
+            text="The target is longer than its input allows: filter such pairs, or set their loss to zero.",
+            code="torch.nn.CTCLoss(zero_infinity=True)",
+        ),
+    ),
+    Cause.DIVERGENCE: (
         Remedy(text="Lower the learning rate, or warm it up; the run leaves every dtype's range."),
         Remedy(
             text="Clip the gradient's norm, after unscaling.",
             code="scaler.unscale_(optimizer)\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
         ),
-    )
-
-
-def _bad_input(op: str, module: str, _: Facts) -> tuple[Remedy, ...]:
-    return (Remedy(text="Find and clean the samples before they reach the model.",
-                   code="assert x.isfinite().all(), 'non-finite batch'"),)
-
-
-def _bad_state(op: str, module: str, _: Facts) -> tuple[Remedy, ...]:
-    return (
-        Remedy(text="Load a checkpoint from before it went bad, and keep non-finite values out of it.",
-               code="if value.isfinite().all():\n    self.buffer.copy_(value)"),
-    )
-
-
-def _half(op: str, module: str, _: Facts) -> tuple[Remedy, ...]:
-    return (
-        Remedy(text="Keep the parameters in float32 and let autocast choose the precision of each op.",
-               code="model.float()\nwith torch.autocast(device_type, dtype=torch.float16):\n    loss = loss_fn(model(x), y)"),
-    )
-
-
-def _ctc(op: str, module: str, _: Facts) -> tuple[Remedy, ...]:
-    return (Remedy(text="The target is longer than its input allows: filter such pairs, or set their loss to zero.",
-                   code="torch.nn.CTCLoss(zero_infinity=True)"),)
-
-
-def _transient(op: str, module: str, _: Facts) -> tuple[Remedy, ...]:
-    return (Remedy(text="The same calls on the same values are finite when run again: suspect the device, its memory "
-                        "or driver, or code that writes into tensors behind torch's back."),)
-
-
-def _clip(op: str, module: str, _: Facts) -> tuple[Remedy, ...]:
-    return (
+    ),
+    Cause.BAD_INPUT: (
+        Remedy(
+            text="Find and clean the samples before they reach the model.",
+            code="assert x.isfinite().all(), 'non-finite batch'",
+        ),
+    ),
+    Cause.BAD_WEIGHT: (
+        Remedy(
+            text="Load a checkpoint from before it went bad, and keep non-finite values out of it.",
+            code="if value.isfinite().all():\n    self.buffer.copy_(value)",
+        ),
+    ),
+    Cause.BAD_BUFFER: (
+        Remedy(
+            text="Load a checkpoint from before it went bad, and keep non-finite values out of it.",
+            code="if value.isfinite().all():\n    self.buffer.copy_(value)",
+        ),
+    ),
+    Cause.HALF_PARAMS: (
+        Remedy(
+            text="Keep the parameters in float32 and let autocast choose the precision of each op.",
+            code="model.float()\nwith torch.autocast(device_type, dtype=torch.float16):\n    loss = step(batch)",
+        ),
+    ),
+    Cause.HARDWARE_TRANSIENT: (
+        Remedy(
+            text="The same calls on the same values are finite when run again: suspect the device, its memory "
+            "or driver, or code that writes into tensors behind torch's back."
+        ),
+    ),
+    Cause.MISUSE_CLIP_BEFORE_UNSCALE: (
         Remedy(
             text="Unscale before clipping.",
             code="scaler.unscale_(optimizer)\ntorch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)",
         ),
-    )
-
-
-def _update(op: str, module: str, _: Facts) -> tuple[Remedy, ...]:
-    return (
+    ),
+    Cause.MISUSE_NO_UNSCALE: (
+        Remedy(text="Step through the scaler, which unscales first.", code="scaler.step(optimizer)\nscaler.update()"),
+    ),
+    Cause.MISUSE_UPDATE_EACH_MICROBATCH: (
         Remedy(
             text="Unscale, step and update once per optimizer step, after the last micro-batch.",
             code="if (i + 1) % accumulation == 0:\n    scaler.unscale_(optimizer)\n"
             "    scaler.step(optimizer)\n    scaler.update()",
         ),
-    )
-
-
-def _no_unscale(op: str, module: str, _: Facts) -> tuple[Remedy, ...]:
-    return (
-        Remedy(text="Step through the scaler, which unscales first.", code="scaler.step(optimizer)\nscaler.update()"),
-    )
-
-
-def _outside(op: str, module: str, _: Facts) -> tuple[Remedy, ...]:
-    return (
+    ),
+    Cause.MISUSE_MULTIPLE_SCALERS_UPDATE: (
+        Remedy(
+            text="Unscale, step and update once per optimizer step, after the last micro-batch.",
+            code="if (i + 1) % accumulation == 0:\n    scaler.unscale_(optimizer)\n"
+            "    scaler.step(optimizer)\n    scaler.update()",
+        ),
+    ),
+    Cause.MISUSE_BACKWARD_UNDER_AUTOCAST: (
         Remedy(
             text="End the autocast block before backward.",
             code="with torch.autocast(device_type, dtype=torch.float16):\n    loss = loss_fn(model(x), y)\n"
             "scaler.scale(loss).backward()",
         ),
-    )
-
-
-def _missing(op: str, module: str, _: Facts) -> tuple[Remedy, ...]:
-    return (
+    ),
+    Cause.MISUSE_MISSING_SCALER: (
         Remedy(
             text="Scale the loss: small float16 gradients become zero otherwise.",
             code="scaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.update()",
         ),
         _bf16(),
-    )
-
-
-def _scheduler(op: str, module: str, _: Facts) -> tuple[Remedy, ...]:
-    return (
+    ),
+    Cause.MISUSE_SCHEDULER_ORDER: (
         Remedy(
             text="Step the scheduler only when the optimizer stepped: the scale drops when it did not.",
             code="before = scaler.get_scale()\nscaler.step(optimizer)\nscaler.update()\n"
             "if scaler.get_scale() >= before:\n    scheduler.step()",
         ),
-    )
-
-
-def _state(op: str, module: str, _: Facts) -> tuple[Remedy, ...]:
-    return (
+    ),
+    Cause.MISUSE_SCALER_STATE_NOT_RESTORED: (
         Remedy(
             text="Save and load the scaler with the model and the optimizer.",
             code='checkpoint["scaler"] = scaler.state_dict()\n...\nscaler.load_state_dict(checkpoint["scaler"])',
         ),
-    )
-
-
-_CURES: dict[Cause, Callable[[str, str, Facts], tuple[Remedy, ...]]] = {
-    Cause.FP16_OVERFLOW: _fp16_overflow,
-    Cause.FP16_UNDERFLOW: _log_zero,
-    Cause.EPS_UNDERFLOW: _eps,
-    Cause.SCALE_OVERFLOW: _scale,
-    Cause.LITERAL_OVERFLOW: _literal,
-    Cause.LOG_ZERO: _log_zero,
-    Cause.DIV_ZERO: _div_zero,
-    Cause.SQRT_NEGATIVE: _sqrt_negative,
-    Cause.SQRT_GRAD_ZERO: _sqrt_grad,
-    Cause.POW_GRAD_ZERO: _pow_grad,
-    Cause.WHERE_GRAD_TRAP: _where,
-    Cause.ALL_MASKED_SOFTMAX: _masked,
-    Cause.CTC_INFEASIBLE: _ctc,
-    Cause.DIVERGENCE: _divergence,
-    Cause.BAD_INPUT: _bad_input,
-    Cause.BAD_WEIGHT: _bad_state,
-    Cause.BAD_BUFFER: _bad_state,
-    Cause.HALF_PARAMS: _half,
-    Cause.HARDWARE_TRANSIENT: _transient,
-    Cause.MISUSE_CLIP_BEFORE_UNSCALE: _clip,
-    Cause.MISUSE_NO_UNSCALE: _no_unscale,
-    Cause.MISUSE_UPDATE_EACH_MICROBATCH: _update,
-    Cause.MISUSE_MULTIPLE_SCALERS_UPDATE: _update,
-    Cause.MISUSE_BACKWARD_UNDER_AUTOCAST: _outside,
-    Cause.MISUSE_MISSING_SCALER: _missing,
-    Cause.MISUSE_SCHEDULER_ORDER: _scheduler,
-    Cause.MISUSE_SCALER_STATE_NOT_RESTORED: _state,
+    ),
 }

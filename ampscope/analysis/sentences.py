@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from string import Formatter
 from typing import Any
 
-from ampscope.analysis import rounding
 from ampscope.analysis.results import Finding, Incident, SourceLine
 from ampscope.trace.schema import Trigger
 from ampscope.trace.vocabulary import Cause
@@ -22,55 +22,60 @@ def explanation(cause: Cause, op: str, facts: dict[str, Any]) -> str:
 
 
 def _why(cause: Cause, op: str, facts: dict[str, Any]) -> str:
-    name = short_op(op)
-    dtype = facts.get("dtype", "float16")
-    match cause:
-        case Cause.FP16_OVERFLOW:
-            limit = rounding.LARGEST["float16"]
-            largest = facts.get("largest")
-            operands = f" from operands up to {largest:.4g}" if largest is not None else ""
-            return f"The result of {name} is too large for float16, which ends at {limit:g}{operands}."
-        case Cause.EPS_UNDERFLOW:
-            return (
-                f"The constant {facts.get('constant')!r} that should keep the operand of {name} safe becomes "
-                f"{facts.get('becomes'):g} in {dtype}."
-            )
-        case Cause.LOG_ZERO:
-            return f"{name} was given a zero: the probability had been rounded to exactly 0 (or 1 - p to 0) before."
-        case Cause.DIV_ZERO:
-            return f"{name} divided by zero." if not facts.get("of") else f"{name} was taken over {facts['of']}."
-        case Cause.SQRT_NEGATIVE:
-            return f"{name} was given a negative number ({facts.get('lowest', 0):.4g})."
-        case Cause.SQRT_GRAD_ZERO:
-            return "The slope of a square root is infinite at zero, and its operand was exactly zero."
-        case Cause.POW_GRAD_ZERO:
-            return "The slope of x**p with p < 1 is infinite at zero, and its base was exactly zero."
-        case Cause.ALL_MASKED_SOFTMAX:
-            return "A row is masked with -inf from end to end, and the softmax of such a row is 0/0."
-        case Cause.LITERAL_OVERFLOW:
-            return f"The constant {facts.get('literal')} does not fit {dtype}."
-        case Cause.SCALE_OVERFLOW:
-            return f"The gradient times the loss scale is too large for {dtype} in {name}, while forward is fine."
-        case Cause.BAD_INPUT:
-            return f"{facts.get('name') or 'An input'} held non-finite values before the model touched it."
-        case Cause.BAD_WEIGHT:
-            return f"The parameter {facts.get('name')} held non-finite values before the step."
-        case Cause.BAD_BUFFER:
-            return f"The buffer {facts.get('name')} held non-finite values before the step."
-        case Cause.DIVERGENCE:
-            return "The values grow from step to step until they leave the range of the dtype."
-        case Cause.HARDWARE_TRANSIENT:
-            return "The same calls on the same values came out finite when they were run again."
-        case Cause.CTC_INFEASIBLE:
-            return "No alignment exists: the target is longer than its input allows, so its loss is infinite."
-        case Cause.HALF_PARAMS:
-            return f"Parameters and optimizer state are kept in {dtype}, which cannot hold the update's numbers."
-        case Cause.BENIGN_INITIAL_CALIBRATION:
-            return "The loss scale started high and halved until the gradients fit: this is how GradScaler works."
-        case Cause.BENIGN_PERIODIC_GROWTH:
-            return "The loss scale had been doubled to probe for room and was halved again: this is how GradScaler works."
-        case _:
-            return str(facts.get("why") or f"{name} made a non-finite value of finite operands; no rule tells why.")
+    known = {"op": short_op(op), "dtype": "float16", **{key: _number(value) for key, value in facts.items()}}
+    template = next((text for text in _REASONS.get(cause, ()) if _needs(text) <= known.keys()), None)
+    return template.format_map(known) if template else str(facts.get("why") or _NO_RULE.format_map(known))
+
+
+def _needs(template: str) -> set[str]:
+    return {name for _, name, _, _ in Formatter().parse(template) if name}
+
+
+def _number(value: Any) -> Any:
+    return f"{value:.4g}" if isinstance(value, float) else value
+
+
+_NO_RULE = "{op} made a non-finite value of finite operands; no rule tells why."
+
+#: Per cause, the sentences from the one that needs most facts to the one that needs least.
+_REASONS: dict[Cause, tuple[str, ...]] = {
+    Cause.FP16_OVERFLOW: (
+        "The result of {op} is too large for float16, which ends at 65504; its operands went up to {largest}.",
+        "The result of {op} is too large for float16, which ends at 65504.",
+    ),
+    Cause.FP16_UNDERFLOW: ("A value that {op} needs was rounded to zero in {dtype} before, by {by}.",),
+    Cause.EPS_UNDERFLOW: (
+        "The constant {constant} that should keep the operand of {op} safe becomes {becomes} in {dtype}.",
+    ),
+    Cause.LOG_ZERO: ("{op} was given a zero: the number it takes had been rounded to exactly 0 before.",),
+    Cause.DIV_ZERO: ("{op} was taken over {of}.", "{op} divided by zero."),
+    Cause.SQRT_NEGATIVE: ("{op} was given a negative number ({lowest}).",),
+    Cause.SQRT_GRAD_ZERO: ("The slope of a square root is infinite at zero, and its operand was exactly zero.",),
+    Cause.POW_GRAD_ZERO: ("The slope of x**p with p < 1 is infinite at zero, and its base was exactly zero.",),
+    Cause.ALL_MASKED_SOFTMAX: ("A row is masked with -inf from end to end, and the softmax of such a row is 0/0.",),
+    Cause.LITERAL_OVERFLOW: ("The constant {literal} does not fit {dtype}.",),
+    Cause.SCALE_OVERFLOW: (
+        "The gradient times the loss scale is too large for {dtype} in {op}, while the forward pass is fine.",
+    ),
+    Cause.BAD_INPUT: ("{name} held non-finite values before the model touched it.",),
+    Cause.BAD_WEIGHT: ("The parameter {name} held non-finite values before the step.",),
+    Cause.BAD_BUFFER: ("The buffer {name} held non-finite values before the step.",),
+    Cause.DIVERGENCE: ("The values grow from step to step until they leave the range of the dtype.",),
+    Cause.HARDWARE_TRANSIENT: (
+        "What {op} wrote was finite, yet {seen_in} read a non-finite value there: something outside torch changed it.",
+        "The same calls on the same values came out finite when they were run again.",
+    ),
+    Cause.CTC_INFEASIBLE: (
+        "No alignment exists: the target is longer than its input allows, so its loss is infinite.",
+    ),
+    Cause.HALF_PARAMS: ("Parameters and optimizer state are kept in {dtype}, which cannot hold the update's numbers.",),
+    Cause.BENIGN_INITIAL_CALIBRATION: (
+        "The loss scale started high and halved until the gradients fit: this is how GradScaler works.",
+    ),
+    Cause.BENIGN_PERIODIC_GROWTH: (
+        "The loss scale had grown to probe for room and was halved again: this is how GradScaler works.",
+    ),
+}
 
 
 def summary(primary: Incident | Finding | None, *, steps: int, skipped: int, benign: int) -> str:
@@ -90,7 +95,7 @@ def summary(primary: Incident | Finding | None, *, steps: int, skipped: int, ben
     return f"{lead} ({primary.phase}). {primary.explanation}"
 
 
-_EFFECTS = {
+_EFFECTS: dict[str, str] = {
     Trigger.NONFINITE_GRADIENT: "was skipped for non-finite gradients",
     Trigger.NONFINITE_LOSS: "had a non-finite loss",
     Trigger.NONFINITE_WEIGHT: "left non-finite weights",

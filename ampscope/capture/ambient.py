@@ -57,6 +57,10 @@ def current(types: tuple[str, ...]) -> Ambient:
     return Ambient(regions, torch.is_autocast_cache_enabled(), torch.is_grad_enabled())
 
 
+def _cuda_is_in_use() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+
 class RandomState(NamedTuple):
     """States of every generator a forward may draw from."""
 
@@ -68,7 +72,7 @@ class RandomState(NamedTuple):
     @staticmethod
     def take() -> RandomState:
         """The states now; reads host memory only."""
-        accelerator = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+        accelerator = torch.cuda.get_rng_state() if _cuda_is_in_use() else None
         numpy = sys.modules.get("numpy")
         return RandomState(
             torch.get_rng_state(), accelerator, random.getstate(), numpy.random.get_state() if numpy else None

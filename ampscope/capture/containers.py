@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -42,7 +41,7 @@ def rebuild(value: Any, change: Callable[[Any], Any], kind: type = Tensor, depth
     """``value`` with every leaf of type ``kind`` replaced by ``change(leaf)``; containers are copied, never edited."""
     if isinstance(value, kind):
         return change(value)
-    if isinstance(value, _ATOMS) or isinstance(value, Tensor) or depth == 0:
+    if depth == 0 or isinstance(value, (*_ATOMS, Tensor)):
         return value
     if isinstance(value, (tuple, list, set, frozenset)):
         return _rebuild_sequence(value, change, kind, depth)
@@ -71,7 +70,7 @@ def _rebuild_dict(value: dict[Any, Any], change: Callable[[Any], Any], kind: typ
     if type(value) is dict:
         return items
     twin = copy.copy(value)
-    if dataclasses.is_dataclass(twin):
+    if hasattr(twin, "__dataclass_fields__"):  # a model output: a dict and a dataclass at once
         for name, item in items.items():
             setattr(twin, str(name), item)
         return twin

@@ -7,13 +7,14 @@ import os
 import sys
 import sysconfig
 from functools import cache
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import NamedTuple
 
 import torch
 
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_CAPTURE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_CAPTURE = str(Path(__file__).parent) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _SITE = sysconfig.get_paths()["purelib"] + os.sep
 
@@ -46,7 +47,7 @@ NOWHERE = Place(None, 0)
 @cache
 def _is_inner(filename: str) -> bool:
     """Whether a file belongs to torch, to AMPscope's capture or to the standard library."""
-    if filename.startswith((_TORCH, _CAPTURE)) or filename.startswith("<frozen"):
+    if filename.startswith((_TORCH, _CAPTURE, "<frozen")):
         return True
     return filename.startswith(_STDLIB) and not filename.startswith(_SITE)
 

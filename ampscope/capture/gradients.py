@@ -34,7 +34,8 @@ def total_norm(optimizer: Optimizer) -> Tensor | None:
     home = dense[0].device
     with torch.no_grad():
         norms = [norm.to(home, torch.float32, non_blocking=True) for norm in torch._foreach_norm(dense)]
-        return torch.linalg.vector_norm(torch.stack(norms))
+        total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+        return total
 
 
 def non_finite(optimizer: Optimizer, models: Models) -> list[str]:

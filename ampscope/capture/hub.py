@@ -53,8 +53,8 @@ def leave(listener: Listener) -> None:
 def _install() -> None:
     _originals["backward"] = torch.autograd.backward
     _originals["scale"] = torch.amp.GradScaler.scale
-    torch.autograd.backward = _backward
-    torch.amp.GradScaler.scale = _scale  # type: ignore[method-assign]  # restored in _uninstall
+    torch.autograd.backward = _backward  # restored in _uninstall
+    torch.amp.GradScaler.scale = _scale  # type: ignore[method-assign, assignment]  # restored in _uninstall
     _hooks.append(register_optimizer_step_pre_hook(_before_optimizer))
     _hooks.append(register_optimizer_step_post_hook(_after_optimizer))
 
@@ -92,10 +92,10 @@ def _scale(scaler: Any, outputs: Any) -> Any:
 
 
 def _before_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-    for listener in list(_listeners):
+    for listener in _listeners:
         listener.before_optimizer(optimizer)
 
 
 def _after_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-    for listener in list(_listeners):
+    for listener in _listeners:
         listener.after_optimizer(optimizer)

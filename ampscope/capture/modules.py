@@ -27,6 +27,7 @@ class WatchedModule(coat.Coat):
     """Behaviour of a module that a scope watches."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the module, through its watch."""
         forward = super().__call__  # type: ignore[misc]  # the module's class comes next in the order
         if torch.compiler.is_compiling():
             return forward(*args, **kwargs)

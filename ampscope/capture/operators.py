@@ -61,9 +61,7 @@ def flat_tensors(values: Any) -> list[Tensor]:
     return found
 
 
-def scalar_arguments(
-    operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[str, Any], ...]:
+def scalar_arguments(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
     """The non-tensor arguments by name, as a hashable tuple: an ``eps``, a fill value, a dimension, a dtype."""
     named = [*zip(operator.argument_names, args, strict=False), *kwargs.items()]
     return tuple((name, _hashable(value)) for name, value in named if _is_scalar(value))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,46 +11,66 @@ from torch import Tensor
 Values = dict[str, float | None]
 
 
-class Readback:
-    """Copies of zero-dimensional tensors on their way to the host.
+class Parcel:
+    """A few device scalars on their way to the host.
 
-    On the CPU they are there at once. On CUDA they travel in one asynchronous copy and are handed over by a later
-    `poll` that finds them arrived.
+    Args:
+        values: Zero-dimensional tensors or numbers by name; None stays None. What is on the host already has arrived.
     """
 
+    def __init__(self, values: dict[str, Tensor | float | None]) -> None:
+        far = {
+            name: value for name, value in values.items() if isinstance(value, Tensor) and value.device.type != "cpu"
+        }
+        self._near: Values = {n: None if v is None else float(v) for n, v in values.items() if n not in far}
+        self._names = list(far)
+        self._event: torch.Event | None = None
+        if far:
+            self._send(list(far.values()))
+
+    def _send(self, tensors: list[Tensor]) -> None:
+        home = tensors[0].device
+        flat = [tensor.detach().reshape(()).to(home, torch.float64, non_blocking=True) for tensor in tensors]
+        self._device = torch.stack(flat)  # kept until it has been copied
+        self._host = torch.empty(len(flat), dtype=torch.float64, pin_memory=home.type == "cuda")
+        self._host.copy_(self._device, non_blocking=True)
+        self._event = torch.Event(home.type)
+        self._event.record()
+
+    @property
+    def arrived(self) -> bool:
+        """Whether `values` can be had without waiting."""
+        return self._event is None or bool(self._event.query())
+
+    def values(self) -> Values:
+        """The values; waits for what has not arrived."""
+        if self._event is None:
+            return self._near
+        self._event.synchronize()
+        return self._near | dict(zip(self._names, self._host.tolist(), strict=True))
+
+
+class Readback:
+    """Parcels in the order in which they were sent, each with what is to happen when it arrives."""
+
     def __init__(self) -> None:
-        self._travelling: deque[tuple[Any, Tensor, list[str], Values, Callable[[Values], None]]] = deque()
+        self._travelling: deque[tuple[Parcel, Callable[[Values], None]]] = deque()
 
     def fetch(self, values: dict[str, Tensor | float | None], then: Callable[[Values], None]) -> None:
-        """Calls ``then`` with every value as a float (None stays None), now or at a later `poll`."""
-        known: Values = {}
-        far: dict[str, Tensor] = {}
-        for name, value in values.items():
-            if isinstance(value, Tensor) and value.device.type != "cpu":
-                far[name] = value
-            else:
-                known[name] = float(value) if value is not None else None
-        if not far:
-            then(known)
-            return
-        stacked = torch.stack([value.detach().reshape(()).double() for value in far.values()])
-        host = torch.empty(stacked.shape, dtype=stacked.dtype, pin_memory=stacked.device.type == "cuda")
-        host.copy_(stacked, non_blocking=True)
-        event = torch.Event(stacked.device.type)
-        event.record()
-        self._travelling.append((event, host, list(far), known, then))
+        """Calls ``then`` with every value as a float, now or at a later `poll`, never out of order."""
+        self._travelling.append((Parcel(values), then))
+        self.poll()
 
     def poll(self) -> None:
-        """Hands over what has arrived, in order."""
-        while self._travelling and self._travelling[0][0].query():
+        """Hands over what has arrived."""
+        while self._travelling and self._travelling[0][0].arrived:
             self._hand_over()
 
     def drain(self) -> None:
         """Waits for everything and hands it over."""
         while self._travelling:
-            self._travelling[0][0].synchronize()
             self._hand_over()
 
     def _hand_over(self) -> None:
-        _, host, names, known, then = self._travelling.popleft()
-        then(known | dict(zip(names, host.tolist(), strict=True)))
+        parcel, then = self._travelling.popleft()
+        then(parcel.values())

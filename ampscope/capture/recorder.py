@@ -6,7 +6,7 @@ import json
 import time
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ampscope.capture.frames import NOWHERE, Place
 from ampscope.capture.models import Models
@@ -51,7 +51,8 @@ class Recorder:
         self._describe_parameters(resume.next_param)
 
     def _describe_parameters(self, first: int) -> None:
-        rows = []
+        rows: list[ParamRow] = []
+        leaves: list[tuple[str, str, Tensor]]
         leaves = [("parameter", name, p) for name, p in self._models.parameters.values()]
         leaves += [("buffer", ".".join(filter(None, (m, n))), b) for m, _, n, b in self._models.buffers()]
         for kind, name, tensor in leaves:

@@ -22,6 +22,14 @@ from ampscope.capture.tracer import Tracer
 from ampscope.trace.schema import Node, ReplayStatus
 
 
+class Recording(NamedTuple):
+    """What it takes to run a step again."""
+
+    tape: Tape
+    buffers: BufferKeeper  #: as they were when the step began
+    since: int  #: position on the tape where the step begins; of what lies before, only what it depends on is run
+
+
 class Symptom(NamedTuple):
     """What was not finite in the real step; false when nothing was."""
 
@@ -41,28 +49,24 @@ class Outcome:
     seconds: float = 0.0
 
 
-def run(
-    recorded: Tape, models: Models, buffers: BufferKeeper, tracer: Tracer, real: Symptom, *, since: int = 0
-) -> Outcome:
-    """Replays ``recorded`` under ``tracer`` and compares it with the real step.
+def run(recording: Recording, models: Models, tracer: Tracer, real: Symptom) -> Outcome:
+    """Replays ``recording`` under ``tracer`` and compares it with the real step.
 
     Args:
-        recorded: The step's tape.
+        recording: The step.
         models: The watched models.
-        buffers: Buffers as they were when the step began.
         tracer: Observes every op; its sinks are set here.
         real: What was bad in the real step.
-        since: Position on the tape where the step begins; of what lies before, only what it depends on is run.
 
     Returns:
         The outcome. Nothing of the model, the generators or the gradients is different afterwards.
     """
     started = time.perf_counter()
-    needed = recorded.needed(since)
-    obstacle = _obstacle(recorded, needed)
+    needed = recording.tape.needed(recording.since)
+    obstacle = _obstacle(recording.tape, needed)
     if obstacle:
         return Outcome(ReplayStatus.UNAVAILABLE, obstacle)
-    player = _Player(recorded, needed, models, buffers, tracer)
+    player = _Player(recording, needed, models, tracer)
     attempt = Attempt()
     with attempt, random_state_kept(), _gradients_kept(models), _eager():
         player.play()
@@ -115,13 +119,11 @@ def _eager() -> Iterator[None]:
 class _Player:
     """One run over a tape."""
 
-    def __init__(
-        self, recorded: Tape, needed: list[int], models: Models, buffers: BufferKeeper, tracer: Tracer
-    ) -> None:
-        self._entries = [(index, recorded.entries[index]) for index in needed]
+    def __init__(self, recording: Recording, needed: list[int], models: Models, tracer: Tracer) -> None:
+        self._entries = [(index, recording.tape.entries[index]) for index in needed]
         self._models = models
         self._tracer = tracer
-        self._stand_ins = StandIns(models, buffers)
+        self._stand_ins = StandIns(models, recording.buffers)
         self._results: dict[int, list[Tensor]] = {}
         self._losses: list[Tensor] = []
         self._differences: list[str] = []
@@ -255,6 +257,6 @@ def _alike(ours: list[Tensor], theirs: list[Tensor]) -> bool:
     if len(ours) != len(theirs):
         return False
     return all(
-        a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())
+        a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | (a.isnan() & b.isnan())).all())
         for a, b in zip(ours, theirs, strict=True)
     )

@@ -8,11 +8,12 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from ampscope.capture import coat, torch_private
+from ampscope.capture.attempt import ScaleState
 from ampscope.capture.frames import NOWHERE, Place, user_place
 from ampscope.capture.guard import Guard
 from ampscope.capture.readback import Values
 from ampscope.capture.recorder import Recorder
-from ampscope.capture.step import ScaleState, StepWatch
+from ampscope.capture.step import StepWatch
 from ampscope.trace.schema import ScalerAction
 
 
@@ -22,41 +23,50 @@ class WatchedScaler(coat.Coat):
     ampscope_owner: ScalerWatch
 
     def scale(self, outputs: Any) -> Any:
+        """Scales the outputs; the unscaled losses are noted."""
         self.ampscope_owner.scaled(outputs)
         return super().scale(outputs)  # type: ignore[misc]  # the scaler's class comes next in the order
 
     def unscale_(self, optimizer: Optimizer) -> None:
+        """Unscales the gradients; a place where usage is checked."""
         self.ampscope_owner.before_unscale()
         super().unscale_(optimizer)  # type: ignore[misc]
         self.ampscope_owner.after_unscale(optimizer)
 
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """Steps or skips; the step is judged here."""
         forward = super().step  # type: ignore[misc]
         return self.ampscope_owner.step(optimizer, lambda: forward(optimizer, *args, **kwargs))
 
     def update(self, new_scale: Any = None) -> None:
+        """Updates the scale; growth and backoff are noted."""
         before = self.ampscope_owner.before_update()
         super().update(new_scale)  # type: ignore[misc]
         self.ampscope_owner.after_update(before, by_hand=new_scale is not None)
 
     def state_dict(self) -> dict[str, Any]:
+        """Gives the state; noted."""
         state: dict[str, Any] = super().state_dict()  # type: ignore[misc]
         self.ampscope_owner.saved(state)
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a state; noted."""
         super().load_state_dict(state_dict)  # type: ignore[misc]
         self.ampscope_owner.loaded(state_dict)
 
     def set_growth_factor(self, new_factor: float) -> None:
+        """Sets the factor; noted."""
         super().set_growth_factor(new_factor)  # type: ignore[misc]
         self.ampscope_owner.set(growth_factor=new_factor)
 
     def set_backoff_factor(self, new_factor: float) -> None:
+        """Sets the factor; noted."""
         super().set_backoff_factor(new_factor)  # type: ignore[misc]
         self.ampscope_owner.set(backoff_factor=new_factor)
 
     def set_growth_interval(self, new_interval: int) -> None:
+        """Sets the interval; noted."""
         super().set_growth_interval(new_interval)  # type: ignore[misc]
         self.ampscope_owner.set(growth_interval=new_interval)
 

@@ -166,7 +166,8 @@ class Scope:
 
     def _print(self, line: str) -> None:
         if not self._quiet:
-            print(line, file=sys.stderr, flush=True)
+            sys.stderr.write(line + "\n")
+            sys.stderr.flush()
 
 
 _open_scopes: weakref.WeakSet[Scope] = weakref.WeakSet()

@@ -107,8 +107,7 @@ class StandIns:
                 module.__dict__.update(attributes)
 
     def _swap(self, module: nn.Module) -> None:
-        held: dict[str, Any]
-        for held in (module._parameters, module._buffers):
+        for held in (module.__dict__["_parameters"], module.__dict__["_buffers"]):
             for name, tensor in held.items():
                 if tensor is not None:
                     held[name] = self._keep_leaf(tensor)

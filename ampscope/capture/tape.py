@@ -178,9 +178,7 @@ class Tape:
 
     def _entry(self, kind: Kind, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place) -> Entry:
         packed = containers.rebuild(args, self._hold)
-        return Entry(
-            kind, call, packed, containers.rebuild(kwargs, self._hold), ambient.current(self._types), place
-        )
+        return Entry(kind, call, packed, containers.rebuild(kwargs, self._hold), ambient.current(self._types), place)
 
     def _append(self, entry: Entry) -> Entry:
         if len(self.entries) >= MAX_ENTRIES:

@@ -35,7 +35,7 @@ class TapeMode(TorchFunctionMode):
 
     def __init__(self, recorded: Tape, usage: UsageWatch, guard: Guard) -> None:
         super().__init__()
-        self._tape = recorded
+        self.recorded = recorded  #: where the calls go
         self._usage = usage
         self._guard = guard
         self._inserted = False
@@ -79,4 +79,4 @@ class TapeMode(TorchFunctionMode):
         if self.after_backward:
             self._usage.saw_function(func, args, kwargs, result)
         place = user_place() or NOWHERE
-        self._tape.function_call(func, args, kwargs, result, place=place, random=state)
+        self.recorded.function_call(func, args, kwargs, result, place=place, random=state)

@@ -105,7 +105,7 @@ def storage_key(tensor: Tensor) -> int:
 
 def storage_ref(tensor: Tensor) -> StorageWeakRef:
     """A reference that keeps `storage_key` from being given to another storage, without keeping the memory."""
-    return StorageWeakRef(tensor.untyped_storage())
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 def scaler_tensors(scaler: Any) -> tuple[Tensor | None, Tensor | None]:

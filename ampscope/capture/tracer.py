@@ -21,7 +21,6 @@ from ampscope.capture.sites import Point, Signature, Sites
 from ampscope.capture.stats import Slots, Stats
 from ampscope.trace.schema import Cast, EdgeRow, Node, OpRow, Phase
 
-
 _PLAIN = frozenset({Tensor, nn.Parameter})
 
 
@@ -55,7 +54,7 @@ class Writer(NamedTuple):
     numel: int
 
 
-class Tracer(TorchDispatchMode):
+class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
     """A dispatch mode that records the ops of one step.
 
     Args:
@@ -69,7 +68,7 @@ class Tracer(TorchDispatchMode):
     def __init__(
         self, sites: Sites, module_names: dict[int, str], *, full: bool, guard: Guard, stop: CodeType | None = None
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.outputs: list[Output] = []
         self.edges: list[Edge] = []
         self.micro_batch = 0
@@ -226,8 +225,9 @@ class Tracer(TorchDispatchMode):
         if writer is None:
             return
         partial = operand.numel() != writer.numel
-        own = self._measure(operand) if partial and self._full and not in_place else None
-        self.edges.append(Edge(seq, arg, writer.seq, writer.out, in_place, own if own is not stats.UNMEASURED else None))
+        own = self._measure(operand) if partial and self._full and not in_place else stats.UNMEASURED
+        kept = None if own is stats.UNMEASURED else own
+        self.edges.append(Edge(seq, arg, writer.seq, writer.out, in_place, kept))
 
     # -- where and under what an op runs ------------------------------------------------------------------------
 
@@ -252,8 +252,9 @@ class Tracer(TorchDispatchMode):
         module, place, grad_fn, forward_site = self._module(), NOWHERE, "", None
         if phase is Phase.BACKWARD:
             node = torch_private.current_backward_node()
-            grad_fn = node.name()
-            forward_site = self._forward_of.get(torch_private.node_sequence_number(node))
+            grad_fn = node.name() if node is not None else ""
+            number = torch_private.node_sequence_number(node) if node is not None else -1
+            forward_site = self._forward_of.get(number)
             if forward_site is not None:
                 forward = self._sites.point(forward_site)
                 module, place = forward.module, forward.place
@@ -332,8 +333,12 @@ class _FunctionWatch(TorchFunctionMode):
         before = (tracer.function, tracer.place, tracer.region)
         tracer.function = getattr(func, "__name__", "")
         tracer.place = user_place(tracer._stop) or tracer.entry_place
-        tracer.region = next((torch.get_autocast_dtype(t) for t in self._types[::-1] if torch.is_autocast_enabled(t)), None)
+        tracer.region = self._region()
         try:
             return func(*args, **(kwargs or {}))
         finally:
             tracer.function, tracer.place, tracer.region = before
+
+    def _region(self) -> torch.dtype | None:
+        enabled = (kind for kind in reversed(self._types) if torch.is_autocast_enabled(kind))
+        return next((torch.get_autocast_dtype(kind) for kind in enabled), None)

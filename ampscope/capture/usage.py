@@ -77,7 +77,7 @@ class UsageWatch:
         operands = list(containers.tensors((args, kwargs)))
         touched = [tensor for tensor in operands if self._is_gradient(tensor)]
         in_place = is_in_place(func, kwargs)
-        if touched and in_place and self._depends_on_scale(func, args, operands):
+        if touched and in_place and self._depends_on_scale(func, operands):
             self._edit = self._edit or user_place()
         elif touched and getattr(func, "__name__", "") in ("__get__", "detach"):
             self._aliases.extend(containers.tensors(result))
@@ -90,7 +90,7 @@ class UsageWatch:
     def _is_derived(self, tensor: Tensor) -> bool:
         return any(tensor is other for other in self._derived)
 
-    def _depends_on_scale(self, func: Callable[..., Any], args: Any, operands: list[Tensor]) -> bool:
+    def _depends_on_scale(self, func: Callable[..., Any], operands: list[Tensor]) -> bool:
         """Whether an edit of scaled gradients would have been another one without the scale.
 
         Bounding them does, and so does any factor once the loop has computed something (a norm) from them;

@@ -128,7 +128,7 @@ def _new_folder(models: Models) -> Path:
 
 def _open_writer(folder: Path, manifest: Manifest, disk_budget: int) -> TraceWriter:
     def complain(text: object) -> None:
-        print(f"ampscope: {text}", file=sys.stderr)
+        sys.stderr.write(f"ampscope: {text}\n")
 
     try:
         return TraceWriter(

@@ -293,18 +293,7 @@ class Table(StrEnum):
     EVENTS = "events"
 
 
-Row = (
-    StepRow
-    | ScalerEventRow
-    | ParamRow
-    | GradRow
-    | SiteRow
-    | OpRow
-    | EdgeRow
-    | IncidentRow
-    | FindingRow
-    | EventRow
-)
+Row = StepRow | ScalerEventRow | ParamRow | GradRow | SiteRow | OpRow | EdgeRow | IncidentRow | FindingRow | EventRow
 
 ROW_TYPES: dict[Table, type[Row]] = {
     Table.STEPS: StepRow,

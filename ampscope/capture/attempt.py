@@ -1,0 +1,133 @@
+"""One optimizer's attempt at a step: what is known of it while it runs, and the rows it leaves."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from ampscope.capture import gradients, torch_private
+from ampscope.capture.models import Models
+from ampscope.capture.readback import Parcel, Readback, Values
+from ampscope.capture.recorder import Recorder
+from ampscope.trace.schema import StepRow
+
+
+@dataclass(slots=True)
+class ScaleState:
+    """A scaler's tensors when a step was attempted."""
+
+    scaler: Any
+    scale: Tensor | None
+    tracker: Tensor | None
+
+
+@dataclass(slots=True)
+class StepAttempt:
+    """What is known of an attempt."""
+
+    optimizer: Optimizer
+    index: int
+    step: int
+    scaling: ScaleState | None
+    losses: list[Tensor]
+    norm: Tensor | None = None
+    micro_batches: int = 0
+    stepped: bool = False  #: the optimizer itself ran
+    bad: bool = False  #: an incident was reported
+    found_inf: list[Tensor] = field(default_factory=list)  #: of an optimizer that decides on the device
+    traced: str = ""  #: which execution of the step the trace holds
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the optimizer unscales and skips on the device."""
+        return self.scaling is not None and torch_private.steps_on_device(self.optimizer)
+
+    def mean_loss(self) -> Tensor | None:
+        """Mean of the losses as one device scalar; None without any."""
+        if len(self.losses) == 1 and self.losses[0].dim() == 0:
+            return self.losses[0]
+        means = [loss.float().mean() for loss in self.losses if loss.numel()]
+        return torch.stack([mean.to(means[0].device) for mean in means]).mean() if means else None
+
+    def loss_known_bad(self, parcels: list[Parcel]) -> bool:
+        """Whether a loss is non-finite, as far as the host knows without waiting for the device."""
+        known = [parcel.values() for parcel in parcels if parcel.arrived]
+        return any(value is not None and value - value != 0 for values in known for value in values.values())
+
+
+class StepRows:
+    """Writes the rows of finished attempts, when their values have reached the host.
+
+    Args:
+        models: The watched models.
+        recorder: Where rows go.
+        readback: Brings the values.
+    """
+
+    def __init__(self, models: Models, recorder: Recorder, readback: Readback) -> None:
+        self._models = models
+        self._recorder = recorder
+        self._readback = readback
+        self._count = 0
+
+    def write(self, attempt: StepAttempt, *, seconds: float, observing: float) -> None:
+        """Writes the step's row, and its gradients' where they are due (every so often, and when it went bad)."""
+        if attempt.bad or self._count % gradients.RECORD_EVERY == 0:
+            self._write_gradients(attempt)
+        self._count += 1
+        scaling, ended = attempt.scaling, time.time()
+        fetched: dict[str, Tensor | float | None] = {
+            "loss": attempt.mean_loss(),
+            "norm": attempt.norm,
+            "scale": scaling.scale if scaling else None,
+            "tracker": scaling.tracker if scaling else None,
+            "found_inf": attempt.found_inf[0] if attempt.found_inf else None,
+        }
+        self._readback.fetch(
+            fetched, lambda values: self._recorder.step(self._row(attempt, values, ended, seconds, observing))
+        )
+
+    def _row(self, attempt: StepAttempt, values: Values, ended: float, seconds: float, observing: float) -> StepRow:
+        found, tracker, norm, lr = values["found_inf"], values["tracker"], values["norm"], _learning_rate(attempt)
+        skipped = bool(found) if found is not None else not attempt.stepped
+        divisor = (values["scale"] or 1.0) if attempt.on_device else 1.0
+        return StepRow(
+            step=attempt.step,
+            optimizer=attempt.index,
+            segment=self._recorder.segment,
+            time=ended,
+            loss=values["loss"],
+            scale=values["scale"],
+            growth_tracker=int(tracker) if tracker is not None else None,
+            found_inf=skipped if attempt.scaling is not None else None,
+            skipped=skipped,
+            grad_norm=norm / divisor if norm is not None else None,
+            lr=lr,
+            micro_batches=attempt.micro_batches,
+            duration_s=seconds,
+            observing_s=observing,
+            traced=attempt.traced,
+        )
+
+    def _write_gradients(self, attempt: StepAttempt) -> None:
+        scale = attempt.scaling.scale if attempt.on_device and attempt.scaling else None
+        self._recorder.grads(
+            gradients.rows(
+                attempt.optimizer,
+                self._models,
+                self._recorder.params,
+                step=attempt.step,
+                index=attempt.index,
+                divisor=float(scale) if scale is not None else 1.0,
+            )
+        )
+
+
+def _learning_rate(attempt: StepAttempt) -> float | None:
+    lr = attempt.optimizer.param_groups[0].get("lr")
+    return float(lr) if lr is not None else None

@@ -1,0 +1,128 @@
+"""Judges a bad step: replays its tape under full observation and reports what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ampscope.capture import replay
+from ampscope.capture.attempt import StepAttempt
+from ampscope.capture.budget import ReplayBudget, TraceBudget
+from ampscope.capture.guard import Guard
+from ampscope.capture.livetrace import LiveTrace
+from ampscope.capture.models import Models
+from ampscope.capture.readback import Readback
+from ampscope.capture.recorder import Recorder
+from ampscope.capture.replay import Outcome, Recording, Symptom
+from ampscope.capture.tracer import Tracer
+from ampscope.trace.schema import ReplayStatus, Source, Trigger
+
+#: Skipped steps in a row that are told as calibration; the next one is told to the user.
+QUIET_SKIPS = 3
+
+
+class Incidents:
+    """What happens when a step went wrong.
+
+    Args:
+        models: The watched models.
+        recorder: Where rows go.
+        readback: Brings values of the incident's row.
+        live: The trace of the step in progress.
+        budgets: Which steps are traced, which incidents replayed.
+        guard: Catches faults of the replay.
+        say: Tells the user one line.
+    """
+
+    def __init__(
+        self,
+        *,
+        models: Models,
+        recorder: Recorder,
+        readback: Readback,
+        live: LiveTrace,
+        budgets: tuple[TraceBudget, ReplayBudget],
+        guard: Guard,
+        say: Callable[[str], None],
+    ) -> None:
+        self._models = models
+        self._recorder = recorder
+        self._readback = readback
+        self._live = live
+        self._trace_budget, self._replay_budget = budgets
+        self._guard = guard
+        self._say = say
+        self._skips_in_a_row = 0
+
+    def judge(
+        self,
+        attempt: StepAttempt,
+        trigger: Trigger,
+        symptom: Symptom,
+        recording: Recording | None,
+    ) -> None:
+        """Replays the step of ``attempt``, if that can be afforded, and reports it.
+
+        Args:
+            attempt: The attempt that failed.
+            trigger: What made it an incident.
+            symptom: What was not finite.
+            recording: What a replay needs; None when there is none to trust.
+        """
+        outcome = Outcome(ReplayStatus.UNAVAILABLE, "replays had used up their share of the run's time")
+        if recording is None or self._guard.broken:
+            outcome.reason = "the step tape or the replay had switched itself off"
+        elif self._replay_budget.allows():
+            outcome.reason = "the replay itself failed; the run's events say why"
+            with self._guard:
+                outcome = self._replay(attempt, symptom, recording)
+        self.report(attempt, trigger, outcome, {"params": sorted(symptom.gradients)})
+
+    def _replay(self, attempt: StepAttempt, symptom: Symptom, recording: Recording) -> Outcome:
+        stop = replay.call_user.__code__
+        tracer = Tracer(self._recorder.sites, self._models.names, full=True, guard=self._guard, stop=stop)
+        outcome = replay.run(recording, self._models, tracer, symptom)
+        self._replay_budget.spent(outcome.seconds)
+        if outcome.status is not ReplayStatus.UNAVAILABLE:
+            self._recorder.trace(tracer, attempt.step, Source.REPLAY)
+            attempt.traced = Source.REPLAY
+        return outcome
+
+    def trace_by_replay(self, attempt: StepAttempt, recording: Recording) -> None:
+        """Records the ops of a healthy step that could not be traced as it ran (compiled code)."""
+        with self._guard:
+            self._replay(attempt, Symptom(), recording)
+
+    def report(self, attempt: StepAttempt, trigger: Trigger, outcome: Outcome, evidence: dict[str, Any]) -> None:
+        """Writes the incident's row; the live trace too, unless an exact replay makes it superfluous."""
+        attempt.bad = True
+        if outcome.status is not ReplayStatus.EXACT:
+            self._live.write_incident(attempt)
+        if outcome.status in (ReplayStatus.NOT_REPRODUCED, ReplayStatus.UNAVAILABLE):
+            self._trace_budget.arm()
+        scale = attempt.scaling.scale if attempt.scaling is not None else None
+        self._readback.fetch(
+            {"loss": attempt.mean_loss(), "scale": scale},
+            lambda values: self._recorder.incident(
+                trigger,
+                step=attempt.step,
+                optimizer=attempt.index,
+                loss=values["loss"],
+                scale=values["scale"],
+                outcome=outcome,
+                evidence=evidence,
+            ),
+        )
+        self._tell(attempt, trigger, outcome)
+
+    def passed(self, attempt: StepAttempt) -> None:
+        """An attempt is over."""
+        if not attempt.bad:
+            self._skips_in_a_row = 0
+
+    def _tell(self, attempt: StepAttempt, trigger: Trigger, outcome: Outcome) -> None:
+        self._skips_in_a_row += 1
+        if trigger is Trigger.NONFINITE_GRADIENT and attempt.scaling and self._skips_in_a_row != QUIET_SKIPS + 1:
+            return
+        what = trigger.replace("_", " ").replace("nonfinite", "non-finite")
+        self._say(f"step {attempt.step}: {what} (replay: {outcome.status.replace('_', ' ')})")
