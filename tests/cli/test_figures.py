@@ -1,0 +1,54 @@
+"""Numbers in the terminal."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from ampscope.report import figures
+from tests.cli.verdicts import PRODUCT, QUERY
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (None, ""),
+        (0.0, "0"),
+        (-0.0, "-0"),
+        (65504.0, "65,504"),
+        (65504.5, "6.55e+04"),
+        (1e9, "1e+09"),
+        (5.96e-8, "5.96e-08"),
+        (0.125, "0.125"),
+        (math.inf, "inf"),
+        (-math.inf, "-inf"),
+        (math.nan, "NaN"),
+    ],
+)
+def test_value(number: float | None, text: str) -> None:
+    assert figures.value(number) == text
+
+
+def test_span() -> None:
+    assert figures.span(-1.0, math.inf) == "-1 to inf"
+    assert figures.span(2.0, 2.0) == "2"
+    assert figures.span(math.nan, math.nan) == "NaN"
+    assert figures.span(None, 1.0) == ""
+
+
+def test_what_is_not_finite_is_counted_or_told_from_the_bounds() -> None:
+    assert figures.nonfinite(QUERY) == ""
+    assert figures.nonfinite(replace(PRODUCT, nan=2, neginf=1)) == "2 NaN, 4 inf, 1 -inf"
+    assert figures.nonfinite(replace(PRODUCT, posinf=None)) == "inf"
+    assert figures.nonfinite(replace(PRODUCT, posinf=None, min=math.nan, max=math.nan)) == "NaN"
+
+
+def test_share() -> None:
+    assert [figures.share(part, 10_000) for part in (None, 0, 1, 123, 10_000)] == ["", "0%", "<0.1%", "1.23%", "100%"]
+    assert figures.share(1, None) == ""
+
+
+def test_count() -> None:
+    assert [figures.count(number, "step") for number in (0, 1, 2000)] == ["0 steps", "1 step", "2,000 steps"]

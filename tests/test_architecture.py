@@ -1,0 +1,213 @@
+"""The folder listing is the architecture: imports only go down, import promises hold, and names are pinned."""
+
+from __future__ import annotations
+
+import ast
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import typer.main
+
+import ampscope
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "ampscope"
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a part of the project may import, besides itself and the standard library."""
+
+    ampscope: frozenset[str] = frozenset()  #: rooms, or modules of rooms
+    others: frozenset[str] = frozenset()  #: top-level packages
+
+
+def room(*, ampscope: str = "", others: str = "") -> Room:
+    return Room(frozenset(ampscope.split()), frozenset(others.split()))
+
+
+#: Every part of the project. ``ampscope`` is the front door, ``__init__.py``.
+ROOMS = {
+    "ampscope": room(ampscope="errors trace analysis capture"),
+    "__main__": room(ampscope="cli"),
+    "errors": room(),
+    "trace": room(ampscope="errors", others="pyarrow duckdb narwhals numpy"),
+    "provenance": room(ampscope="trace errors", others="numpy"),
+    "capture": room(ampscope="ampscope errors trace provenance", others="torch numpy pyarrow"),
+    "analysis": room(ampscope="errors trace provenance", others="pyarrow duckdb narwhals numpy"),
+    "report": room(ampscope="analysis trace errors", others="rich"),
+    "cli": room(ampscope="ampscope report analysis trace errors", others="typer rich"),
+    "demo": room(ampscope="ampscope", others="torch sklearn rich"),
+    "app": room(
+        ampscope="analysis report errors trace.schema trace.vocabulary trace.manifest trace.reader",
+        others="streamlit plotly numpy",
+    ),
+}
+
+#: Modules of the app that know no Streamlit: they turn a result into a figure.
+FIGURES = ROOT / "app" / "charts"
+
+
+def sources() -> Iterator[tuple[str, Path]]:
+    """Every source file with the name of its room; an unknown part gives an unknown name."""
+    for file in sorted(PACKAGE.rglob("*.py")):
+        first = file.relative_to(PACKAGE).parts[0]
+        yield ("ampscope" if first == "__init__.py" else first.removesuffix(".py")), file
+    yield from (("app", file) for file in sorted((ROOT / "app").rglob("*.py")))
+
+
+def imported(source: str) -> Iterator[str]:
+    """The full names that a source imports, wherever in it, with a leading dot for a relative one."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def offences(source: str, name: str, *, siblings: frozenset[str] = frozenset()) -> list[str]:
+    """What a source in room ``name`` imports though it may not; ``siblings`` are the app's own modules."""
+    if name not in ROOMS:
+        return [f"{name} is a part that tests/test_architecture.py does not know: give it a place in ROOMS"]
+    rules = ROOMS[name]
+    found = []
+    for full in imported(source):
+        top, _, rest = full.partition(".")
+        if not top:
+            found.append(f"{full}: write the whole name instead of a relative import")
+        elif top == "ampscope":
+            if not _may_enter(rest, name, rules.ampscope):
+                found.append(full)
+        elif top not in sys.stdlib_module_names | rules.others | siblings:
+            found.append(full)
+    return found
+
+
+def _may_enter(rest: str, name: str, allowed: frozenset[str]) -> bool:
+    target, _, below = rest.partition(".")
+    if target not in ROOMS:  # `import ampscope`, or a name that its front door gives
+        return "ampscope" in allowed
+    module = f"{target}.{below.partition('.')[0]}"
+    return target == name or target in allowed or module in allowed
+
+
+def siblings_of(file: Path) -> frozenset[str]:
+    app = ROOT / "app"
+    return frozenset(path.stem for path in app.iterdir()) if file.is_relative_to(app) else frozenset()
+
+
+@pytest.mark.parametrize(
+    ("name", "file"), [pytest.param(*each, id=str(each[1].relative_to(ROOT))) for each in sources()]
+)
+def test_imports_only_go_down(name: str, file: Path) -> None:
+    assert offences(file.read_text("utf-8"), name, siblings=siblings_of(file)) == []
+
+
+@pytest.mark.parametrize("file", sorted(FIGURES.glob("*.py")), ids=lambda file: file.name)
+def test_charts_know_no_streamlit(file: Path) -> None:
+    assert not [name for name in imported(file.read_text("utf-8")) if name.startswith("streamlit")]
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "offence"),
+    [
+        ("capture", "from ampscope.analysis.scale import scale_history", "ampscope.analysis.scale.scale_history"),
+        ("capture", "def f():\n    import duckdb", "duckdb"),
+        ("analysis", "from ampscope.capture import stats", "ampscope.capture.stats"),
+        ("analysis", "import torch.nn", "torch.nn"),
+        ("analysis", "from ampscope import watch", "ampscope.watch"),
+        ("report", "from ampscope.cli.main import main", "ampscope.cli.main.main"),
+        ("cli", "if TYPE_CHECKING:\n    from torch import Tensor", "torch.Tensor"),
+        ("errors", "import ampscope", "ampscope"),
+        ("app", "from ampscope.trace.journal import Journal", "ampscope.trace.journal.Journal"),
+        ("trace", "from .schema import Table", ".schema.Table: write the whole name instead of a relative import"),
+        (
+            "gadgets",
+            "import os",
+            "gadgets is a part that tests/test_architecture.py does not know: give it a place in ROOMS",
+        ),
+    ],
+)
+def test_an_offence_is_found(name: str, source: str, offence: str) -> None:
+    assert offences(source, name) == [offence]
+
+
+def test_no_part_is_only_on_paper() -> None:
+    assert set(ROOMS) == {name for name, _ in sources()}
+
+
+HEAVY = ("torch", "plotly", "streamlit", "duckdb", "narwhals", "pandas", "pyarrow", "typer")
+NOT_IN_TRAINING = ("duckdb", "narwhals", "plotly", "streamlit", "pandas")
+
+
+def loaded(code: str, names: tuple[str, ...]) -> list[str]:
+    """Which of ``names`` a fresh interpreter has loaded after it ran ``code``."""
+    ask = f"{code}\nimport sys\nsys.__stdout__.write(' '.join(n for n in {names!r} if n in sys.modules))"
+    answer = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True, cwd=ROOT)
+    return answer.stdout.split()
+
+
+def modules_of(*rooms: str) -> str:
+    """Code that imports every module of the rooms."""
+    folders = [PACKAGE / name for name in rooms]
+    names = [
+        f"ampscope.{folder.name}.{module.name}" for folder in folders for module in pkgutil.iter_modules([str(folder)])
+    ]
+    return "\n".join(f"import {name}" for name in names)
+
+
+def test_the_front_door_is_light() -> None:
+    assert loaded("import ampscope; dir(ampscope); ampscope.errors", HEAVY) == []
+
+
+def test_help_is_light() -> None:
+    code = "import sys; sys.argv = ['ampscope', '--help']\nfrom ampscope.cli.main import main\n"
+    code += (
+        "import contextlib, io\nwith contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit): main()"
+    )
+    assert loaded(code, ("torch", "plotly", "streamlit", "duckdb")) == []
+
+
+def test_reading_loads_no_torch() -> None:
+    assert loaded(modules_of("trace", "analysis", "report", "cli"), ("torch", "streamlit", "plotly")) == []
+
+
+def test_training_loads_no_reader() -> None:
+    assert loaded(modules_of("capture"), NOT_IN_TRAINING) == []
+
+
+def test_a_broken_import_promise_is_found() -> None:
+    assert loaded("import ampscope.trace.reader", NOT_IN_TRAINING)
+    assert loaded("import ampscope.capture.watch", HEAVY)
+
+
+def test_the_front_door_offers() -> None:
+    assert sorted(ampscope.__all__) == [
+        "GradScaler",
+        "Run",
+        "Scope",
+        "__version__",
+        "autocast",
+        "diagnose",
+        "errors",
+        "open_run",
+        "watch",
+    ]
+    assert dir(ampscope) == sorted(ampscope.__all__)
+    for name in ampscope.__all__:
+        assert getattr(ampscope, name) is not None
+    with pytest.raises(AttributeError, match="it offers GradScaler, Run"):
+        ampscope.wacht  # noqa: B018  # the lookup is the test
+
+
+def test_the_command_offers() -> None:
+    from ampscope.cli.main import app
+
+    command = typer.main.get_command(app)
+    assert sorted(command.commands) == ["demo", "diagnose", "runs", "view"]  # type: ignore[attr-defined]  # a group
