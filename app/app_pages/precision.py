@@ -1,0 +1,165 @@
+"""Precision: what did each op run in, what was converted, and why was float32 used inside autocast?"""
+
+from __future__ import annotations
+
+import loader
+import streamlit as st
+from blocks.notes import heading, page_head, paragraph, place
+from blocks.plot import plot
+from blocks.table import table
+from charts.precision import precision_figure
+from choice import choose
+from markup import short
+from phrases import count, share, size
+
+from ampscope.analysis.fp32_islands import Fp32Island, Reason
+from ampscope.analysis.precision import CastRow, Precision, PrecisionRow, deepest, fold_modules
+from ampscope.report import figures
+from ampscope.trace.schema import Cast, Source
+
+REASONS = {
+    Reason.POLICY: "autocast converts its operands: this op needs float32's range or digits",
+    Reason.REQUESTED: "your code converts its operands, as with .float()",
+    Reason.PROMOTED: "one operand is float32, and the wider dtype wins",
+    Reason.OPERANDS: "its operands are float32 already",
+    Reason.OWN: "the op itself returns float32",
+}
+CASTS = {
+    Cast.AUTOCAST: "by autocast",
+    Cast.EXPLICIT: "asked for in your code",
+    Cast.PROMOTION: "by type promotion",
+}
+MEASURES = {"ops": "ops", "bytes": "bytes written"}
+#: Bars that fit on a screen, and rows of a table before the rest is left to its search box.
+_BARS, _ROWS = 24, 30
+#: Levels of modules offered one by one.
+_LEVELS = 10
+
+
+def choose_traced(newest: Precision) -> Precision:
+    """Let the reader choose among the traced steps."""
+    named = {f"{one.step}-{one.source}": one for one in newest.traced}
+    words = {name: f"Step {one.step:,}, {source_words(one.source)}" for name, one in named.items()}
+    chosen = named[choose("traced", "Traced step", list(named), words.__getitem__)]
+    return run.precision(chosen.step, chosen.source)
+
+
+def source_words(source: str) -> str:
+    """How the step was executed when its ops were recorded."""
+    kind, _, variant = source.partition(":")
+    if kind == Source.REPLAY:
+        return f"replayed in a variation: {short(variant, 40)}" if variant else "replayed"
+    return "recorded as it ran"
+
+
+def summary(seen: Precision) -> str:
+    """What the whole step ran in."""
+    told = ", ".join(f"{share(seen.total.part(one.dtype))} in {one.dtype}" for one in seen.total.shares)
+    regions = " and ".join(seen.autocast)
+    autocast = f"Autocast was on, in {regions}." if regions else "Autocast was off."
+    return f"The ops of this step ran: {told}. {autocast}" if told else f"No floating-point op ran. {autocast}"
+
+
+def show_modules(rows: tuple[PrecisionRow, ...]) -> None:
+    """One bar for each module, joined to its ancestors where there are too many."""
+    heading("By module")
+    left, right = st.columns(2)
+    deep = max(row.name.count(".") + 1 for row in rows)
+    start = deepest(rows, _BARS)
+    with left:
+        depths = sorted({*range(1, min(deep, _LEVELS)), start, deep}, key=lambda depth: (depth != start, depth))
+        words = {str(depth): figures.count(depth, "level") if depth < deep else "every module" for depth in depths}
+        depth = int(choose("depth", "Detail", list(words), words.__getitem__))
+    with right:
+        measure = choose("measure", "Measured in", list(MEASURES), MEASURES.__getitem__)
+    folded = fold_modules(rows, depth)
+    names = [module_words(row.name) for row in folded[: 4 * _BARS]]
+    plot(precision_figure(folded[: 4 * _BARS], names, by_bytes=measure == "bytes"), key="modules")
+    if len(folded) > 4 * _BARS:
+        st.caption(f"{len(folded) - 4 * _BARS:,} more modules: choose fewer levels to see them all.")
+
+
+def module_words(name: str) -> str:
+    """A module's name, or what runs outside all of them."""
+    return short(name, 34) if name else "outside modules"
+
+
+def show_ops(rows: tuple[PrecisionRow, ...]) -> None:
+    """Ops by dtype, the most frequent first."""
+    heading("By op")
+    dtypes = sorted({one.dtype for row in rows for one in row.shares})
+    ordered = sorted(rows, key=lambda row: -row.ops)
+    drawn = [{"Op": row.name, **op_counts(row, dtypes), "Bytes written": size(row.bytes)} for row in ordered]
+    st.dataframe(drawn, hide_index=True, height=min(38 + 35 * len(drawn), 460))
+
+
+def op_counts(row: PrecisionRow, dtypes: list[str]) -> dict[str, int]:
+    """How often an op ran in each dtype."""
+    counts = {one.dtype: one.ops for one in row.shares}
+    return {dtype: counts.get(dtype, 0) for dtype in dtypes}
+
+
+def show_casts(seen: Precision) -> None:
+    """Conversions in total, then line by line."""
+    heading("Conversions between dtypes")
+    if not seen.casts:
+        paragraph("None in this step.")
+        return
+    table(
+        ("Inserted", "From", "To", "Times", "Elements", "Bytes written"),
+        [(CASTS.get(row.kind, row.kind), row.from_dtype, row.to_dtype, *cast_size(row)) for row in seen.cast_totals],
+        numeric=("Times", "Elements", "Bytes written"),
+    )
+    with st.expander("Line by line"):
+        table(
+            ("Inserted", "From", "To", "Module", "Phase", "Your line", "Times", "Elements", "Bytes written"),
+            [cast_row(row) for row in seen.casts[:_ROWS]],
+            numeric=("Times", "Elements", "Bytes written"),
+        )
+
+
+def cast_size(row: CastRow) -> tuple[str, str, str]:
+    """How much was converted."""
+    return count(row.count), count(row.elements), size(row.bytes)
+
+
+def cast_row(row: CastRow) -> tuple[str, ...]:
+    """Conversions at one line."""
+    kind = CASTS.get(row.kind, row.kind)
+    where = (module_words(row.module), row.phase, place(row.source))
+    return (kind, row.from_dtype, row.to_dtype, *where, *cast_size(row))
+
+
+def show_islands(islands: tuple[Fp32Island, ...]) -> None:
+    """float32 inside autocast, with the reason."""
+    heading("float32 inside an autocast region")
+    if not islands:
+        paragraph("None: every op in an autocast region ran in its lower precision.")
+        return
+    paragraph("Not a fault in itself; each one costs time and memory, and each has a reason.")
+    columns = ("Op", "Module", "Your line", "Times", "Elements", "Why")
+    table(columns, [island_row(island) for island in islands[:_ROWS]], numeric=("Times", "Elements"))
+    if len(islands) > _ROWS:
+        st.caption(f"and {len(islands) - _ROWS:,} smaller ones")
+
+
+def island_row(island: Fp32Island) -> tuple[str, ...]:
+    """One kind of float32 op at one line."""
+    where = (module_words(island.module), place(island.source))
+    return (island.op, *where, count(island.count), count(island.elements), REASONS[island.reason])
+
+
+run = loader.current()
+page_head("Precision", run.diagnosis().run.name)
+newest = run.precision()
+if newest.step is None:
+    paragraph("No step of this run was traced op by op. Trace one in every so many steps:")
+    st.code("ampscope.watch(model, scaler, every=500)", language="python")
+    st.stop()
+seen = choose_traced(newest)
+paragraph(summary(seen))
+if seen.modules:
+    show_modules(seen.modules)
+    show_ops(seen.ops)
+show_casts(seen)
+show_islands(seen.islands)

@@ -1,0 +1,112 @@
+"""Scale: what did the gradient scaler do, and is it well?"""
+
+from __future__ import annotations
+
+import loader
+import streamlit as st
+from blocks.notes import heading, page_head, paragraph, place
+from blocks.plot import plot
+from blocks.table import table
+from blocks.tiles import tiles
+from charts.scale import scale_figure
+from choice import choose_optimizer
+from markup import short
+from phrases import count, share
+
+from ampscope.analysis.scale import ScaleHistory
+from ampscope.analysis.scale_story import in_words, scale_story
+from ampscope.analysis.scaler_log import ScaleEvent, ScalerCall, ScalerSettings
+from ampscope.report import figures
+
+ACTIONS = {
+    "init": "created",
+    "growth": "grew",
+    "backoff": "backed off",
+    "skip": "step skipped",
+    "unscale": "unscale_ called",
+    "update": "set by hand",
+    "state_saved": "state saved",
+    "state_loaded": "state loaded",
+    "setter": "setting changed",
+}
+#: Rows before the table scrolls on its own.
+_SHORT = 25
+
+
+def facts(history: ScaleHistory) -> list[tuple[str, str]]:
+    """The tiles: now, then, skips."""
+    recent = f"{history.recent_skipped:,} of {history.recent_steps:,}"
+    return [
+        ("loss scale now", in_words(history.current or 0.0)),
+        ("lowest so far", in_words(history.lowest or 0.0)),
+        (f"of all steps skipped ({figures.count(history.skipped, 'step')})", share(history.skipped_share)),
+        ("skipped lately", recent),
+    ]
+
+
+def settings_in_words(told: ScalerSettings) -> str:
+    """How the scaler was told to behave."""
+    parts = [
+        told.init_scale and f"starts at {in_words(told.init_scale)}",
+        told.growth_factor and f"multiplies by {told.growth_factor:g}{_after(told.growth_interval)}",
+        told.backoff_factor and f"by {told.backoff_factor:g} after a skipped step",
+    ]
+    known = [part for part in parts if part]
+    return f"This scaler {', '.join(known)}." if known else ""
+
+
+def _after(interval: float | None) -> str:
+    return f" after {count(interval)} good steps in a row" if interval else ""
+
+
+def event_row(event: ScaleEvent) -> dict[str, str | int]:
+    """One change for the table."""
+    return {
+        "Step": event.step,
+        "What happened": ACTIONS.get(event.action, event.action),
+        "Scale before": "" if event.before is None else in_words(event.before),
+        "Scale after": "" if event.after is None else in_words(event.after),
+        "Details": short(event.detail, 200),
+        "Your line": place(event.source),
+        "Code": short(event.source.code.strip(), 200) if event.source else "",
+    }
+
+
+def call_row(call: ScalerCall) -> tuple[str, ...]:
+    """One repeated call for the table."""
+    span = count(call.first_step) if call.count == 1 else f"{call.first_step:,} to {call.last_step:,}"
+    code = call.source.code.strip() if call.source else ""
+    return ACTIONS.get(call.action, call.action), count(call.count), span, place(call.source), code
+
+
+def show_events(events: tuple[ScaleEvent, ...]) -> None:
+    """Every change with the line that made it; long histories scroll."""
+    rows = [event_row(event) for event in events]
+    if len(rows) <= _SHORT:
+        table(tuple(rows[0]), [tuple(map(str, row.values())) for row in rows], numeric=("Step",))
+    else:
+        st.dataframe(rows, hide_index=True, height=480)
+
+
+run = loader.current()
+info = run.diagnosis().run
+first = run.scale()
+page_head("Scale", info.name)
+optimizer = choose_optimizer(first.optimizers)
+history = run.scale(optimizer)
+if not history.is_scaled:
+    paragraph("No step of this run used a loss scale: it has no GradScaler, or the scaler is disabled.")
+    st.stop()
+paragraph(" ".join(scale_story(history)))
+tiles(facts(history))
+if told := settings_in_words(history.settings):
+    paragraph(told)
+plot(scale_figure(history, run.overview(optimizer).moments), key="scale")
+if history.events:
+    heading("Every change")
+    show_events(history.events)
+if history.calls:
+    heading("Calls your loop repeats")
+    table(
+        ("Call", "Times", "Steps", "Your line", "Code"), [call_row(call) for call in history.calls], numeric=("Times",)
+    )

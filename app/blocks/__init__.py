@@ -1,0 +1,1 @@
+"""Pieces of a page made from results: verdict, tiles, path, tables, remedies."""

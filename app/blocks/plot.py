@@ -1,0 +1,14 @@
+"""Puts a figure on the page."""
+
+from __future__ import annotations
+
+import plotly.graph_objects as go
+import streamlit as st
+
+#: No tool bar over the picture; double-click still zooms out.
+_CONFIG = {"displayModeBar": False, "displaylogo": False, "scrollZoom": False, "showTips": False}
+
+
+def plot(figure: go.Figure, key: str) -> None:
+    """The figure in the theme of the reader, as wide as the page."""
+    st.plotly_chart(figure, width="stretch", config=_CONFIG, key=key)

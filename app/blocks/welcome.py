@@ -1,0 +1,30 @@
+"""What there is to see before there is a run: how to make one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import streamlit as st
+from runs import Place
+
+from blocks.notes import heading, paragraph
+
+_LINE = """\
+import ampscope
+
+ampscope.watch(model, scaler)  # once, before the training loop
+"""
+
+
+def welcome(looked: Sequence[Place]) -> None:
+    """Say that there is no run, where runs were looked for, and which line makes one."""
+    st.title("No run yet", anchor=False)
+    paragraph("Add one line to your training script and start it; this page finds the run.")
+    st.code(_LINE, language="python")
+    heading("Where runs were looked for")
+    for place in looked:
+        if not place.is_sample:
+            st.code(str(place.path), language=None, wrap_lines=True)
+    paragraph("Look somewhere else with:")
+    st.code("ampscope view FOLDER", language="bash")
+    st.button("Look again")

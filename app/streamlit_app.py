@@ -1,0 +1,37 @@
+"""The entry of the app: choose a run in the side bar, then read its pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import streamlit as st
+from blocks.notes import alarm
+from blocks.style import style
+from blocks.welcome import welcome
+from runs import offers, places
+from sidebar import choose_run
+
+from ampscope.errors import AmpscopeError
+
+#: A file of ours: an icon of Material Symbols or an emoji would be fetched from outside.
+ICON = Path(__file__).with_name("icon.svg")
+PAGES = [
+    st.Page("app_pages/overview.py", title="Overview", icon=":material/monitor_heart:", default=True),
+    st.Page("app_pages/incident.py", title="Incident", icon=":material/search:"),
+    st.Page("app_pages/scale.py", title="Scale", icon=":material/show_chart:"),
+    st.Page("app_pages/precision.py", title="Precision", icon=":material/tune:"),
+]
+
+st.set_page_config(page_title="AMPscope", page_icon=str(ICON), layout="wide")
+style()
+page = st.navigation(PAGES)
+looked = places()
+found = offers(looked)
+if not found:
+    welcome(looked)
+    st.stop()
+try:
+    choose_run(found)
+    page.run()
+except AmpscopeError as error:
+    alarm("This run cannot be shown", str(error))
