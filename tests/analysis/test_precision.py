@@ -48,7 +48,10 @@ def test_the_newest_live_step_comes_first(traced: Run):
 
 def test_ops_are_counted_by_module_and_dtype_without_casts_inputs_and_integers(traced: Run):
     seen = precision(traced)
-    assert seen.totals == (Share(dtype="float16", ops=2, bytes=40), Share(dtype="float32", ops=2, bytes=80))
+    assert seen.total.shares == (Share(dtype="float16", ops=2, bytes=40), Share(dtype="float32", ops=2, bytes=80))
+    assert seen.total.part("float16") == 0.5
+    assert seen.total.part("float16", by_bytes=True) == pytest.approx(1 / 3)
+    assert seen.total.part("bfloat16") == 0.0
     assert {row.name: row.ops for row in seen.modules} == {"blocks.0.fc": 2, "blocks.0.attn": 1, "head": 1}
     assert {row.name for row in seen.ops} == {"aten.mm.default", "aten._softmax.default", "aten.sum.default"}
 
