@@ -54,8 +54,9 @@ def diagnose(run: Run | str | os.PathLike[str]) -> Diagnosis:
 
 
 def _diagnose(run: Run) -> Diagnosis:
-    steps = run.rows(Table.STEPS)
-    incidents = _merged(_Examiner(run, steps).incidents())
+    steps = run.rows(Table.STEPS, rank=min(run.ranks, default=0))
+    examined = [incident for rank in run.ranks for incident in _Examiner(run, rank).incidents()]
+    incidents = _merged(sorted(examined, key=lambda incident: incident.step))
     mistakes = findings(run)
     primary = _primary(incidents, mistakes)
     info = run_info(run, steps)
@@ -97,12 +98,13 @@ def _primary(incidents: Sequence[Incident], mistakes: Sequence[Finding]) -> Inci
 
 
 class _Examiner:
-    """Examines the incidents of one run, in order."""
+    """Examines the incidents of one rank, in order."""
 
-    def __init__(self, run: Run, steps: Sequence[StepRow]) -> None:
+    def __init__(self, run: Run, rank: int) -> None:
+        steps = run.rows(Table.STEPS, rank=rank)
         self._run = run
-        self._sites = Sites(run)
-        self._steps = {(row.optimizer, row.step): row for row in steps}
+        self._rank = rank
+        self._sites = Sites(run, rank)
         self._losses = [row.loss for row in steps if row.loss is not None]
         self._skips = {
             optimizer: skips.skip_runs([row for row in steps if row.optimizer == optimizer])
@@ -111,7 +113,7 @@ class _Examiner:
 
     def incidents(self) -> list[Incident]:
         """Every incident row with its origin; steps that died with the process have none."""
-        rows = self._run.rows(Table.INCIDENTS)
+        rows = self._run.rows(Table.INCIDENTS, rank=self._rank)
         return [self._incident(row) for row in rows[:MAX_EXAMINED]]
 
     def _incident(self, row: IncidentRow) -> Incident:

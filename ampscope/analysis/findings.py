@@ -36,8 +36,9 @@ _EXPLAINED: dict[Cause, str] = {
 
 def findings(run: Run) -> tuple[Finding, ...]:
     """Every usage mistake of the run, the first first."""
-    steps = run.rows(Table.STEPS)
-    events = run.rows(Table.SCALER_EVENTS)
+    rank = min(run.ranks, default=0)
+    steps = run.rows(Table.STEPS, rank=rank)
+    events = run.rows(Table.SCALER_EVENTS, rank=rank)
     found = [_seen(row) for row in run.rows(Table.FINDINGS)]
     found += _scheduler_order(steps)
     found += _state_not_restored(events)

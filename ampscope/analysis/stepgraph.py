@@ -17,15 +17,17 @@ class Sites:
 
     Args:
         run: The run.
+        rank: The rank whose numbering of sites is meant.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, rank: int) -> None:
         self._run = run
+        self.rank = rank
 
     @cached_property
     def rows(self) -> dict[int, SiteRow]:
         """Every site by number."""
-        return {row.site: row for row in self._run.rows(Table.SITES)}
+        return {row.site: row for row in self._run.rows(Table.SITES, rank=self.rank)}
 
     def __getitem__(self, number: int) -> SiteRow:
         return self.rows[number]
@@ -36,7 +38,7 @@ class StepGraph(Graph):
 
     Args:
         run: The run.
-        sites: Its sites.
+        sites: The sites of one of its ranks.
         step: Number of the step.
         source: Which execution: ``live``, ``replay``.
     """
@@ -44,8 +46,8 @@ class StepGraph(Graph):
     def __init__(self, run: Run, sites: Sites, step: int, source: str) -> None:
         self.step = step
         self.source = source
-        ops = run.rows(Table.OPS, step=step, source=source)
-        edges = run.rows(Table.EDGES, step=step, source=source)
+        ops = run.rows(Table.OPS, step=step, source=source, rank=sites.rank)
+        edges = run.rows(Table.EDGES, step=step, source=source, rank=sites.rank)
         super().__init__(ops, edges, sites.__getitem__)
 
     def producer(self, edge: EdgeRow) -> OpRow:

@@ -27,8 +27,8 @@ class Place(NamedTuple):
 
     @property
     def file(self) -> str:
-        """Path of the file, empty when unknown."""
-        return self.code.co_filename if self.code else ""
+        """Path of the file as it goes into a trace (see `shown_path`), empty when unknown."""
+        return shown_path(self.code.co_filename) if self.code else ""
 
     @property
     def function(self) -> str:
@@ -38,10 +38,22 @@ class Place(NamedTuple):
     @property
     def text(self) -> str:
         """The line itself, stripped."""
-        return linecache.getline(self.file, self.line).strip() if self.code else ""
+        return linecache.getline(self.code.co_filename, self.line).strip() if self.code else ""
 
 
 NOWHERE = Place(None, 0)
+
+
+@cache
+def shown_path(filename: str) -> str:
+    """A path without what is private to a machine: relative to the working directory or to the installed packages.
+
+    Files elsewhere keep their absolute path.
+    """
+    path = Path(filename).absolute() if not filename.startswith("<") else None
+    homes = (Path.cwd(), Path(_SITE), Path(_STDLIB))
+    home = next((home for home in homes if path is not None and path.is_relative_to(home)), None)
+    return str(path.relative_to(home) if path is not None and home is not None else path or filename)
 
 
 @cache
