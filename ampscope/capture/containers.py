@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, type)
+_SEQUENCES = (tuple, list, set, frozenset, deque)
 _DEPTH = 6
 
 
@@ -16,6 +19,8 @@ def _opaque_fields(value: Any) -> dict[str, Any] | None:
     """The attributes of a plain object that may hold tensors (a batch class, a cache); None for anything else."""
     if isinstance(value, nn.Module) or callable(value) or type(value).__module__.split(".")[0] in ("torch", "builtins"):
         return None
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
     fields = getattr(value, "__dict__", None)
     return fields if isinstance(fields, dict) else None
 
@@ -29,7 +34,7 @@ def tensors(value: Any, depth: int = _DEPTH) -> Iterator[Tensor]:
     elif isinstance(value, Mapping):
         for item in value.values():
             yield from tensors(item, depth - 1)
-    elif isinstance(value, (tuple, list, set, frozenset)):
+    elif isinstance(value, _SEQUENCES):
         for item in value:
             yield from tensors(item, depth - 1)
     elif (fields := _opaque_fields(value)) is not None:
@@ -43,7 +48,7 @@ def rebuild(value: Any, change: Callable[[Any], Any], kind: type = Tensor, depth
         return change(value)
     if depth == 0 or isinstance(value, (*_ATOMS, Tensor)):
         return value
-    if isinstance(value, (tuple, list, set, frozenset)):
+    if isinstance(value, _SEQUENCES):
         return _rebuild_sequence(value, change, kind, depth)
     if isinstance(value, dict):
         return _rebuild_dict(value, change, kind, depth)
@@ -58,11 +63,11 @@ def rebuild(value: Any, change: Callable[[Any], Any], kind: type = Tensor, depth
 
 def _rebuild_sequence(value: Any, change: Callable[[Any], Any], kind: type, depth: int) -> Any:
     items = [rebuild(item, change, kind, depth - 1) for item in value]
-    if hasattr(value, "_fields"):
-        return type(value)(*items)
-    if type(value) in (tuple, list, set, frozenset):
+    if isinstance(value, tuple):
+        return tuple.__new__(type(value), items)  # a named tuple's own constructor may look at its fields
+    if type(value) in (list, set, frozenset, deque):
         return type(value)(items)
-    return tuple(items) if isinstance(value, tuple) else items
+    return items
 
 
 def _rebuild_dict(value: dict[Any, Any], change: Callable[[Any], Any], kind: type, depth: int) -> Any:
@@ -85,7 +90,7 @@ def _holds(value: Any, kind: type, depth: int) -> bool:
         return False
     if isinstance(value, Mapping):
         return any(_holds(item, kind, depth - 1) for item in value.values())
-    if isinstance(value, (tuple, list, set, frozenset)):
+    if isinstance(value, _SEQUENCES):
         return any(_holds(item, kind, depth - 1) for item in value)
     fields = _opaque_fields(value)
     return fields is not None and any(_holds(item, kind, depth - 1) for item in fields.values())

@@ -33,7 +33,7 @@ def total_norm(optimizer: Optimizer) -> Tensor | None:
         return None
     home = dense[0].device
     with torch.no_grad():
-        norms = [norm.to(home, torch.float32, non_blocking=True) for norm in torch._foreach_norm(dense)]
+        norms = [norm.detach().to(home, torch.float32, non_blocking=True) for norm in torch._foreach_norm(dense)]
         total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
         return total
 

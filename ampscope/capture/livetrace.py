@@ -47,7 +47,7 @@ class LiveTrace:
             tracer = Tracer(self._recorder.sites, self._models.names, full=False, guard=self._guard)
             for name, parameter in self._models.parameters.values():
                 tracer.name_entry(parameter, Node.PARAMETER, name)
-            for module, _, name, buffer in self._models.buffers():
+            for module, name, buffer in self._models.buffers():
                 tracer.name_entry(buffer, Node.BUFFER, ".".join(filter(None, (module, name))))
             self._tracer = tracer
             tracer.insert()
@@ -62,6 +62,11 @@ class LiveTrace:
         if self._tracer is not None:
             for name, tensor in replay.named_inputs(args, kwargs):
                 self._tracer.name_entry(tensor, Node.INPUT, name)
+
+    def enter_backward(self, *, creates_graph: bool) -> None:
+        """A backward is about to run."""
+        if self._tracer is not None:
+            self._tracer.creates_graph = creates_graph
 
     def next_micro_batch(self) -> None:
         """A backward is over."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +48,7 @@ class Models:
         self.types: dict[str, str] = {"": ""}
         self.modules: list[nn.Module] = []
         self.parameters: dict[int, tuple[str, nn.Parameter]] = {}  #: ``id`` -> name, parameter
+        self._plain: dict[int, list[str]] = {}
         for index, root in enumerate(roots):
             prefix = "" if len(roots) == 1 else f"{type(root).__name__}[{index}]"
             self._add(root, prefix)
@@ -80,12 +80,32 @@ class Models:
         """Class name of the module with a qualified name."""
         return self.types.get(name, "")
 
-    def buffers(self) -> Iterator[tuple[str, dict[str, Any], str, Tensor]]:
-        """Every buffer: its module's name, the dict that holds it, its own name and itself."""
+    def buffers(self) -> Iterator[tuple[str, str, Tensor]]:
+        """Every buffer: its module's name, its own name and itself."""
         for module in self.modules:
             for name, buffer in module._buffers.items():
                 if buffer is not None:
-                    yield self.names[id(module)], module._buffers, name, buffer
+                    yield self.names[id(module)], name, buffer
+
+    def mutable_tensors(self) -> Iterator[Tensor]:
+        """What a forward may change in place: buffers, frozen parameters, tensors in plain attributes."""
+        seen: set[int] = set()
+        for module in self.modules:
+            held = vars(module)
+            frozen = [p for p in held["_parameters"].values() if p is not None and not p.requires_grad]
+            plain = [held[name] for name in self._plain_tensors(module) if isinstance(held.get(name), Tensor)]
+            for tensor in (*held["_buffers"].values(), *frozen, *plain):
+                if tensor is not None and id(tensor) not in seen and tensor.is_leaf:
+                    seen.add(id(tensor))
+                    yield tensor
+
+    def _plain_tensors(self, module: nn.Module) -> list[str]:
+        """Names of the attributes of ``module`` that held a tensor when it was first looked at."""
+        known = self._plain.get(id(module))
+        if known is None:
+            known = [name for name, value in vars(module).items() if isinstance(value, Tensor)]
+            self._plain[id(module)] = known
+        return known
 
     def main_type(self) -> str:
         """Class name of the first model."""

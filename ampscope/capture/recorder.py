@@ -54,7 +54,7 @@ class Recorder:
         rows: list[ParamRow] = []
         leaves: list[tuple[str, str, Tensor]]
         leaves = [("parameter", name, p) for name, p in self._models.parameters.values()]
-        leaves += [("buffer", ".".join(filter(None, (m, n))), b) for m, _, n, b in self._models.buffers()]
+        leaves += [("buffer", ".".join(filter(None, (m, n))), b) for m, n, b in self._models.buffers()]
         for kind, name, tensor in leaves:
             if name not in self.params:
                 self.params[name] = first + len(rows)

@@ -16,7 +16,7 @@ from ampscope.capture import containers, tape
 from ampscope.capture.ambient import random_state_kept
 from ampscope.capture.guard import Attempt
 from ampscope.capture.models import Models, unwrapped
-from ampscope.capture.standin import BufferKeeper, StandIns
+from ampscope.capture.standin import StandIns, StateKeeper
 from ampscope.capture.tape import Entry, Held, Kind, Outside, Result, Tape
 from ampscope.capture.tracer import Tracer
 from ampscope.trace.schema import Node, ReplayStatus
@@ -26,7 +26,7 @@ class Recording(NamedTuple):
     """What it takes to run a step again."""
 
     tape: Tape
-    buffers: BufferKeeper  #: as they were when the step began
+    state: StateKeeper  #: what forward may change, as it was when the step began
     since: int  #: position on the tape where the step begins; of what lies before, only what it depends on is run
 
 
@@ -71,7 +71,8 @@ def run(recording: Recording, models: Models, tracer: Tracer, real: Symptom) -> 
     with attempt, random_state_kept(), _gradients_kept(models), _eager():
         player.play()
     if attempt.error is not None:
-        reason = f"{type(attempt.error).__name__} while replaying: {str(attempt.error).splitlines()[0][:200]}"
+        said = (str(attempt.error).splitlines() or [""])[0][:200]
+        reason = f"{type(attempt.error).__name__} while replaying: {said}"
         return Outcome(ReplayStatus.UNAVAILABLE, reason, time.perf_counter() - started)
     outcome = player.outcome(real)
     outcome.seconds = time.perf_counter() - started
@@ -80,6 +81,8 @@ def run(recording: Recording, models: Models, tracer: Tracer, real: Symptom) -> 
 
 def _obstacle(recorded: Tape, positions: list[int]) -> str:
     """Why a tape cannot be replayed at all; empty when it can."""
+    if recorded.spoilt:
+        return recorded.spoilt
     if recorded.full:
         return f"the step made more than {tape.MAX_ENTRIES} calls, too many to keep"
     needed = [recorded.entries[i] for i in positions]
@@ -89,7 +92,7 @@ def _obstacle(recorded: Tape, positions: list[int]) -> str:
         for held in entry.held():
             if isinstance(held, Outside) and held.tensor.grad_fn is not None:
                 made_by = held.tensor.grad_fn.name()
-                return f"the step uses a tensor with a history from outside it (made by {made_by})"
+                return f"the step uses a tensor whose making the tape did not see (its history ends in {made_by})"
     return ""
 
 
@@ -123,7 +126,7 @@ class _Player:
         self._entries = [(index, recording.tape.entries[index]) for index in needed]
         self._models = models
         self._tracer = tracer
-        self._stand_ins = StandIns(models, recording.buffers)
+        self._stand_ins = StandIns(models, recording.state)
         self._results: dict[int, list[Tensor]] = {}
         self._losses: list[Tensor] = []
         self._differences: list[str] = []
@@ -162,12 +165,12 @@ class _Player:
 
     def _backward(self, entry: Entry, args: Any, kwargs: Any) -> None:
         self._tracer.paused = True
-        losses = [loss.detach() for loss in containers.tensors(args[0])]
+        losses = [loss.detach() for loss in tape.backward_roots(args, kwargs)]
         if not _alike(losses, entry.fingerprint):
             self._differences.append("the loss differs")
         self._losses += losses
         self._tracer.paused = False
-        self._tracer.creates_graph = bool(kwargs.get("create_graph"))
+        self._tracer.creates_graph = tape.creates_graph(args, kwargs)
         call_user(entry.call, args, kwargs)
         self._tracer.micro_batch += 1
 
@@ -175,7 +178,7 @@ class _Player:
         def resolve(held: Any) -> Tensor:
             if isinstance(held, Result):
                 return self._results[held.entry][held.leaf]
-            tensor = self._stand_ins.leaf(held.tensor)
+            tensor = self._stand_ins.of(held.tensor)
             return tensor.clone() if entry.in_place and tensor is held.tensor else tensor
 
         return resolve
@@ -192,7 +195,7 @@ class _Player:
     def _name_leaves(self) -> None:
         for name, parameter in self._models.parameters.values():
             self._tracer.name_entry(parameter, Node.PARAMETER, name)
-        for module, name, buffer in self._stand_ins.named_buffers():
+        for module, name, buffer in self._stand_ins.buffers():
             self._tracer.name_entry(buffer, Node.BUFFER, ".".join(filter(None, (module, name))))
 
     def _name_inputs(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -206,7 +209,7 @@ class _Player:
         for name, parameter in self._stand_ins.parameters():
             if parameter.grad is not None and not finite(parameter.grad):
                 self._tracer.sink(parameter.grad, Node.GRADIENT, name, name.rpartition(".")[0])
-        for module, name, buffer in self._stand_ins.named_buffers():
+        for module, name, buffer in self._stand_ins.buffers():
             if not finite(buffer):
                 self._tracer.sink(buffer, Node.BUFFER_AFTER, ".".join(filter(None, (module, name))), module)
 

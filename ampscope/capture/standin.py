@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import copy
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ampscope.capture.isolation import Surroundings, Twins, functions_of
 from ampscope.capture.models import Models
 from ampscope.capture.tape import version
 
 #: Buffers above this size are copied every step only once they were seen to change.
 SMALL_BUFFER_BYTES = 1 << 20
 
-_COPIED = (list, dict, set, collections.deque)
 
+class StateKeeper:
+    """Keeps what a forward may change as it was at the start of the step.
 
-class BufferKeeper:
-    """Keeps the buffers' values at the start of the step: BatchNorm statistics, moving averages.
+    These are buffers (BatchNorm statistics, moving averages), tensors in plain attributes, frozen parameters, and the
+    modules' attributes themselves (counters, hidden states).
 
     Args:
         models: The watched models.
@@ -29,31 +29,37 @@ class BufferKeeper:
 
     def __init__(self, models: Models) -> None:
         self._models = models
-        self._kept: dict[int, tuple[Tensor, Tensor]] = {}  #: id -> buffer, copy
+        self._kept: dict[int, tuple[Tensor, Tensor]] = {}  #: id -> tensor, copy
         self._versions: dict[int, int] = {}
         self._changing: set[int] = set()
+        self._attributes: list[tuple[nn.Module, dict[str, Any]]] = []
 
     def take(self) -> None:
         """Copies what may change; called at the first forward of a step."""
+        self._attributes = [(module, dict(module.__dict__)) for module in self._models.modules]
         with torch.no_grad():
-            live = [buffer for *_, buffer in self._models.buffers() if self._may_change(buffer)]
-            if [id(buffer) for buffer in live] != list(self._kept):
-                self._kept = {id(buffer): (buffer, buffer.detach().clone()) for buffer in live}
+            live = [tensor for tensor in self._models.mutable_tensors() if self._may_change(tensor)]
+            if [id(tensor) for tensor in live] != list(self._kept):
+                self._kept = {id(tensor): (tensor, tensor.detach().clone()) for tensor in live}
             elif live:
                 torch._foreach_copy_([kept for _, kept in self._kept.values()], live)
 
-    def _may_change(self, buffer: Tensor) -> bool:
-        if buffer.numel() * buffer.element_size() <= SMALL_BUFFER_BYTES:
+    def _may_change(self, tensor: Tensor) -> bool:
+        if tensor.numel() * tensor.element_size() <= SMALL_BUFFER_BYTES:
             return True
-        key, now = id(buffer), version(buffer)
+        key, now = id(tensor), version(tensor)
         if self._versions.setdefault(key, now) != now:
             self._changing.add(key)
         return key in self._changing
 
-    def at_start(self, buffer: Tensor) -> Tensor:
-        """A fresh copy of a buffer as it was at the start of the step (of its present value if it was not kept)."""
-        kept = self._kept.get(id(buffer))
-        return (kept[1] if kept is not None else buffer).detach().clone()
+    def at_start(self, tensor: Tensor) -> Tensor | None:
+        """A fresh copy of a tensor as it was at the start of the step; None for those that never change."""
+        kept = self._kept.get(id(tensor))
+        return kept[1].clone() if kept is not None else None
+
+    def attributes(self) -> list[tuple[nn.Module, dict[str, Any]]]:
+        """Every module with its attributes as they were at the start of the step."""
+        return self._attributes
 
 
 class StandIns:
@@ -62,62 +68,53 @@ class StandIns:
     Hooks on the real parameters (an optimizer in backward, ``DistributedDataParallel``'s reducer) never see them.
     """
 
-    def __init__(self, models: Models, buffers: BufferKeeper) -> None:
+    def __init__(self, models: Models, keeper: StateKeeper) -> None:
         self._models = models
-        self._leaves: dict[int, Tensor] = {}
-        self._buffers = {id(b): buffers.at_start(b) for *_, b in models.buffers()}
+        self._keeper = keeper
+        self._tensors: dict[
+            int, tuple[Tensor, Tensor]
+        ] = {}  # id -> original (kept, so that the id stays its), stand-in
 
-    def leaf(self, tensor: Tensor) -> Tensor:
-        """The stand-in of a parameter or another leaf; buffers give their copy, everything else itself."""
-        if id(tensor) in self._buffers:
-            return self._buffers[id(tensor)]
+    def of(self, tensor: Tensor) -> Tensor:
+        """The stand-in of a leaf or of a tensor that a forward may change; any other tensor itself."""
+        known = self._tensors.get(id(tensor))
+        if known is None:
+            known = self._tensors[id(tensor)] = (tensor, self._make(tensor))
+        return known[1]
+
+    def _make(self, tensor: Tensor) -> Tensor:
+        copied = self._keeper.at_start(tensor)
+        if copied is not None:
+            return nn.Parameter(copied, requires_grad=False) if isinstance(tensor, nn.Parameter) else copied
         if not tensor.requires_grad or tensor.grad_fn is not None:
             return tensor
-        known = self._leaves.get(id(tensor))
-        if known is None:
-            alias = tensor.detach()
-            known = nn.Parameter(alias) if isinstance(tensor, nn.Parameter) else alias.requires_grad_()
-            self._leaves[id(tensor)] = known
-        return known
+        alias = tensor.detach()
+        return nn.Parameter(alias) if isinstance(tensor, nn.Parameter) else alias.requires_grad_()
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter that took part, by name, as its stand-in."""
         for key, (name, _) in self._models.parameters.items():
-            if key in self._leaves:
-                yield name, self._leaves[key]
+            if key in self._tensors:
+                yield name, self._tensors[key][1]
 
-    def named_buffers(self) -> Iterator[tuple[str, str, Tensor]]:
+    def buffers(self) -> Iterator[tuple[str, str, Tensor]]:
         """Module, name and stand-in of every buffer."""
-        for module, _, name, buffer in self._models.buffers():
-            if id(buffer) in self._buffers:
-                yield module, name, self._buffers[id(buffer)]
+        for module, name, buffer in self._models.buffers():
+            yield module, name, self.of(buffer)
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
         """Puts the stand-ins into the modules for the body, and everything back as it was after it."""
-        before = [(module, dict(module.__dict__)) for module in self._models.modules]
+        now = [(module, dict(module.__dict__)) for module in self._models.modules]
+        surroundings = Surroundings(functions_of(self._models.modules))
+        twins = Twins(self.of)
         try:
-            for module, attributes in before:
-                module.__dict__.update({key: _private_copy(value) for key, value in attributes.items()})
-                self._swap(module)
+            for module, attributes in self._keeper.attributes():
+                module.__dict__.clear()
+                module.__dict__.update({name: twins.of(value) for name, value in attributes.items()})
             yield
         finally:
-            for module, attributes in before:
+            for module, attributes in now:
                 module.__dict__.clear()
                 module.__dict__.update(attributes)
-
-    def _swap(self, module: nn.Module) -> None:
-        for held in (module.__dict__["_parameters"], module.__dict__["_buffers"]):
-            for name, tensor in held.items():
-                if tensor is not None:
-                    held[name] = self._keep_leaf(tensor)
-
-    def _keep_leaf(self, tensor: Tensor) -> Tensor:
-        if isinstance(tensor, nn.Parameter) and not tensor.requires_grad:
-            return tensor
-        return self.leaf(tensor)
-
-
-def _private_copy(value: Any) -> Any:
-    """A shallow copy of a container attribute, so that what the replay appends is forgotten with it."""
-    return copy.copy(value) if isinstance(value, _COPIED) else value
+            surroundings.put_back()

@@ -59,7 +59,7 @@ class Slots:
         free = self._free.get(key)
         if not free:
             free = self._grow(key)
-        torch.aminmax(tensor, out=free.pop())
+        torch.aminmax(tensor.detach(), out=free.pop())
         count = self._counts.get(key, 0)
         self._counts[key] = count + 1
         self._used.append((key, count))
@@ -85,6 +85,7 @@ def full(tensor: Tensor, *, exact: bool = False) -> Stats:
     Min, max and the counts of non-finite elements are exact. Zeros, subnormals and the exponent histogram come from
     at most `SAMPLE` evenly spaced elements, scaled up to the tensor's size, unless ``exact``.
     """
+    tensor = tensor.detach()
     low, high = (float(value) for value in torch.aminmax(tensor))
     finite = math.isfinite(low) and math.isfinite(high)
     nan, posinf, neginf = (0, 0, 0) if finite else _count_nonfinite(tensor)

@@ -21,8 +21,8 @@ from ampscope.capture.models import Models
 from ampscope.capture.readback import Parcel, Readback
 from ampscope.capture.recorder import Recorder
 from ampscope.capture.replay import Outcome, Recording, Symptom
-from ampscope.capture.standin import BufferKeeper
-from ampscope.capture.tape import Entry, Tape
+from ampscope.capture.standin import StateKeeper
+from ampscope.capture.tape import Entry, Tape, backward_roots, creates_graph
 from ampscope.capture.taping import TapeMode
 from ampscope.capture.torch_private import scaler_found_inf
 from ampscope.capture.usage import UsageWatch
@@ -98,7 +98,7 @@ class StepWatch:
             say=say,
         )
         self._tape = Tape(self._types)
-        self._buffers = BufferKeeper(models)
+        self._state = StateKeeper(models)
         self._mode = TapeMode(self._tape, self.usage, self._tape_guard)
         self._owned: dict[int, bool] = {}
         self._indices: dict[int, int] = {}
@@ -137,6 +137,8 @@ class StepWatch:
         with _Own(self, self._tape_guard):
             if entry is not None:
                 self._tape.returned(entry, result)
+                if entry.versions != replay.parameter_versions(self._models):
+                    self._tape.spoilt = "a parameter is changed inside the forward pass"
             self._mode.insert()
         return result
 
@@ -165,7 +167,7 @@ class StepWatch:
         self._losses, self._parcels, self._scaled_losses = [], [], []
         self._norm, self._micro_batches = None, 0
         self._began, self.observing = time.perf_counter(), 0.0
-        self._buffers.take()
+        self._state.take()
         self.live.start(self._count)
 
     def _renew_tape(self) -> None:
@@ -175,7 +177,7 @@ class StepWatch:
             self._tape.clear()
         else:
             self._tape = self._mode.recorded = Tape(self._types)
-            self._buffers = BufferKeeper(self._models)
+            self._state = StateKeeper(self._models)
 
     def abandon(self) -> None:
         """The loop left the step with an exception, or a part of ours failed: nothing stays installed."""
@@ -220,7 +222,8 @@ class StepWatch:
 
     def _note_backward(self, args: Any, kwargs: Any) -> None:
         self._tape.backward_call(hub.original_backward(), args, kwargs)
-        losses = self._scaled_losses or [loss.detach() for loss in containers.tensors(args[:1] or kwargs)]
+        self.live.enter_backward(creates_graph=creates_graph(args, kwargs))
+        losses = self._scaled_losses or [loss.detach() for loss in backward_roots(args, kwargs)]
         self._scaled_losses = []
         self._losses += losses
         self._parcels += [Parcel({"loss": loss}) for loss in losses if loss.numel() == 1]
@@ -340,7 +343,7 @@ class StepWatch:
         self._busy = busy
 
     def _recording(self) -> Recording:
-        return Recording(self._tape, self._buffers, self._since)
+        return Recording(self._tape, self._state, self._since)
 
     def _skipped(self, attempt: StepAttempt) -> None:
         names = gradients.non_finite(attempt.optimizer, self._models)

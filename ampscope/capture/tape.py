@@ -66,6 +66,7 @@ class Entry:
     versions: list[int] = field(default_factory=list)
     fingerprint: list[Tensor] = field(default_factory=list)
     in_place: bool = False
+    also_writes: list[Result] = field(default_factory=list)  #: earlier results that share the memory it overwrites
 
     def held(self) -> Iterator[Held]:
         """The tensors among the arguments."""
@@ -92,7 +93,9 @@ def is_in_place(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
     if "out" in kwargs:
         return True
     if name.startswith("__"):
-        return name == "__setitem__" or (name.startswith("__i") and name not in ("__invert__", "__index__", "__int__"))
+        return name in ("__setitem__", "__set__") or (
+            name.startswith("__i") and name not in ("__invert__", "__index__", "__int__")
+        )
     return name.endswith("_")
 
 
@@ -116,6 +119,7 @@ class Tape:
     def __init__(self, device_types: tuple[str, ...]) -> None:
         self.entries: list[Entry] = []
         self.full = False
+        self.spoilt = ""  #: why this step cannot be replayed, in words
         self._types = device_types
         self._known: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
 
@@ -143,12 +147,15 @@ class Tape:
         entry.random = random
         entry.in_place = is_in_place(func, kwargs)
         self._append(entry)
-        self._learn(produced(args, kwargs, result) if entry.in_place else result)
+        if entry.in_place:
+            self._learn_written(args, kwargs, result)
+        else:
+            self._learn(result)
 
     def backward_call(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
         """Adds a backward, before it runs."""
         entry = self._entry(Kind.BACKWARD, call, args, kwargs, NOWHERE)
-        entry.fingerprint = [loss.detach().clone() for loss in containers.tensors(args[0])]
+        entry.fingerprint = [loss.detach().clone() for loss in backward_roots(args, kwargs)]
         return self._append(entry)
 
     def returned(self, entry: Entry, result: Any) -> None:
@@ -163,11 +170,19 @@ class Tape:
         depend on, before ``since`` too.
         """
         steps = enumerate(self.entries[since:], since)
-        wanted = {i for i, entry in steps if entry.kind is Kind.BACKWARD or _trains(entry)}
-        for index in range(len(self.entries) - 1, -1, -1):
-            if index in wanted:
-                held = self.entries[index].held()
-                wanted.update(item.entry for item in held if isinstance(item, Result))
+        front = [i for i, entry in steps if entry.kind is Kind.BACKWARD or _trains(entry)]
+        rewritten: dict[int, list[int]] = {}  # entry -> the in-place entries that change its results later
+        for index, entry in enumerate(self.entries):
+            for result in entry.also_writes:
+                rewritten.setdefault(result.entry, []).append(index)
+        wanted = set(front)
+        while front:
+            index = front.pop()
+            needs = [item.entry for item in self.entries[index].held() if isinstance(item, Result)]
+            for other in (*needs, *rewritten.get(index, ())):
+                if other not in wanted:
+                    wanted.add(other)
+                    front.append(other)
         return sorted(wanted)
 
     def clear(self) -> None:
@@ -175,6 +190,7 @@ class Tape:
         self.entries.clear()
         self._known.clear()
         self.full = False
+        self.spoilt = ""
 
     def _entry(self, kind: Kind, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place) -> Entry:
         packed = containers.rebuild(args, self._hold)
@@ -191,7 +207,9 @@ class Tape:
     def _hold(self, tensor: Tensor) -> Held:
         known = self._known.get(id(tensor))
         if known is not None and known[0]() is tensor:
-            return Result(known[1], known[2])
+            inside_function = tensor.requires_grad and not self.entries[known[1]].ambient.grad
+            if not inside_function:  # else what a custom autograd function computed and then gave a history
+                return Result(known[1], known[2])
         return Outside(tensor, version(tensor))
 
     def _learn(self, value: Any) -> None:
@@ -202,6 +220,33 @@ class Tape:
         for leaf, tensor in enumerate(containers.tensors(value)):
             if not _handed_back(tensor, self.entries[index]):
                 self._known[id(tensor)] = (weakref.ref(tensor), index, leaf)
+
+    def _learn_written(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Remembers what an in-place call left, and makes results that share its memory depend on it."""
+        if self.full:
+            return
+        left = produced(args, kwargs, result)
+        entry, written = self.entries[-1], {tensor.untyped_storage().data_ptr() for tensor in left if _dense(tensor)}
+        entry.also_writes = [
+            Result(index, leaf)
+            for ref, index, leaf in self._known.values()
+            if (other := ref()) is not None and _dense(other) and other.untyped_storage().data_ptr() in written
+        ]
+        self._learn(left)
+
+
+def _dense(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.numel() > 0
+
+
+def backward_roots(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """What ``torch.autograd.backward`` was called on."""
+    return list(containers.tensors(args[0] if args else kwargs.get("tensors")))
+
+
+def creates_graph(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a backward was asked to be differentiable itself (its fourth argument)."""
+    return bool(args[3] if len(args) > 3 else kwargs.get("create_graph"))
 
 
 def _handed_back(tensor: Tensor, entry: Entry) -> bool:
