@@ -11,14 +11,14 @@ from markup import as_html
 def choose(name: str, label: str, options: Sequence[str], describe: Callable[[str], str]) -> str:
     """A select box over ``options`` (not empty); an address that names none of them gets the first."""
     asked = st.query_params.get(name)
-    followed = name in st.session_state and st.session_state.get(f"_seen_{name}") == asked
-    if asked in options and not followed:  # a link, not what the box itself wrote
+    own = st.session_state.get(f"_seen_{name}") == asked  # what the box itself wrote, not a link
+    if asked in options and not (own and name in st.session_state):
         st.session_state[name] = asked
     if st.session_state.get(name) not in options:
         st.session_state[name] = options[0]
     picked = st.selectbox(label, options, format_func=describe, key=name)
     chosen = picked if picked in options else options[0]
-    if asked is not None and asked not in options:
+    if asked is not None and asked not in options and not own:
         missing(label, asked, describe(chosen))
     st.query_params[name] = st.session_state[f"_seen_{name}"] = chosen
     return chosen

@@ -27,13 +27,13 @@ _NAMED = 12
 
 def show_origin(incident: Incident) -> None:
     """The path beside how it was found."""
+    if not incident.path:
+        show_evidence(incident)
+        return
     left, right = st.columns([3, 2], gap="large")
     with left:
         heading("From the origin to what it reached")
-        if incident.path:
-            path_chain(incident.path)
-        else:
-            paragraph("No path was recorded: the ops of this step were not traced.")
+        path_chain(incident.path)
     with right:
         show_evidence(incident)
 

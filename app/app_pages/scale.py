@@ -35,12 +35,11 @@ _SHORT = 25
 
 def facts(history: ScaleHistory) -> list[tuple[str, str]]:
     """The tiles: now, then, skips."""
-    recent = f"{history.recent_skipped:,} of {history.recent_steps:,}"
     return [
         ("loss scale now", in_words(history.current or 0.0)),
         ("lowest so far", in_words(history.lowest or 0.0)),
         (f"of all steps skipped ({figures.count(history.skipped, 'step')})", share(history.skipped_share)),
-        ("skipped lately", recent),
+        (f"skipped of the last {history.recent_steps:,}", count(history.recent_skipped)),
     ]
 
 

@@ -25,7 +25,8 @@ _LISTED = 20
 def items(diagnosis: Diagnosis) -> dict[str, Item]:
     """Everything noticed, by a short name; what to read first comes first, harmless things last."""
     rank = list(Severity)
-    found = sorted((*diagnosis.incidents, *diagnosis.findings), key=lambda item: (rank.index(item.severity), item.step))
+    told: list[Item] = [*diagnosis.incidents, *diagnosis.findings]
+    found = sorted(told, key=lambda item: (rank.index(item.severity), item.step))
     first = [item for item in found if item == diagnosis.primary]
     named: dict[str, Item] = {}
     for item in (*first, *(item for item in found if item not in first)):

@@ -7,6 +7,7 @@ from markup import as_html
 
 from ampscope.analysis.results import Diagnosis, Finding, Incident
 from ampscope.analysis.wording import cause_in_words, steps_in_words
+from ampscope.report import figures
 from ampscope.trace.vocabulary import Severity, Verdict
 from blocks.notes import source_html
 from blocks.remedies import remedies
@@ -18,11 +19,8 @@ def verdict_card(diagnosis: Diagnosis) -> None:
     if primary is None:
         _calm(diagnosis)
         return
-    facts = [
-        ("What", as_html(_what(primary))),
-        ("Where", _where(primary)),
-        ("Why", as_html(primary.explanation, 2000)),
-    ]
+    why = "" if primary.explanation in diagnosis.summary else primary.explanation
+    facts = [("What", as_html(_what(primary))), ("Where", _where(primary)), ("Why", as_html(why, 2000))]
     _card(primary.severity, diagnosis.summary, facts)
     if primary.remedies:
         st.markdown("**Next**")
@@ -37,8 +35,8 @@ def item_card(item: Incident | Finding) -> None:
 
 def _calm(diagnosis: Diagnosis) -> None:
     kind = "good" if diagnosis.verdict == Verdict.HEALTHY else "warning"
-    harmless = len(diagnosis.incidents)
-    facts = [("Seen", f"{harmless} harmless oddities; see Incident.")] if harmless else []
+    harmless = figures.count(len(diagnosis.incidents), "harmless event")
+    facts = [("Seen", f"{harmless}, listed below.")] if diagnosis.incidents else []
     _card(kind, diagnosis.summary, facts)
 
 
@@ -57,6 +55,8 @@ def _what(item: Incident | Finding) -> str:
 
 def _where(item: Incident | Finding) -> str:
     op = _op_in(item) if isinstance(item, Incident) else ""
+    if not op and item.source is None:
+        return "" if item.severity == Severity.INFO else "Not known."
     return f"<div>{as_html(op)}</div>{source_html(item.source, hit=True)}" if op else source_html(item.source, hit=True)
 
 

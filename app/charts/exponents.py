@@ -23,7 +23,7 @@ _TITLE = 50
 
 def exponents_figure(operands: Sequence[Operand]) -> go.Figure | None:
     """One histogram for each operand that has counts, and the dtypes' ranges below; None when none has."""
-    measured = [operand for operand in operands if operand.exp_low is not None and sum(operand.exp_counts)]
+    measured = [operand for operand in operands if operand.exp_low is not None and any(operand.exp_counts)]
     if not measured:
         return None
     low, high = _extent(measured)
