@@ -76,6 +76,7 @@ def scale_history(run: Run, *, optimizer: int | None = None, rank: int | None = 
 
 def _history(steps: Frame, log: ScalerLog) -> ScaleHistory:
     at, scales = measured(steps, "scale")
+    current = _current(log.changes, at, scales)
     skipped = steps["skipped"].to_numpy().astype(bool)
     return ScaleHistory(
         scalers=log.scalers,
@@ -85,8 +86,8 @@ def _history(steps: Frame, log: ScalerLog) -> ScaleHistory:
         recent_steps=min(len(steps), RECENT),
         recent_skipped=int(skipped[-RECENT:].sum()),
         first=float(scales[0]) if len(scales) else None,
-        current=_current(log.changes, at, scales),
-        lowest=float(scales.min()) if len(scales) else None,
+        current=current,
+        lowest=min(float(scales.min()), current) if len(scales) and current is not None else None,
         log2_scale=log2_curve(steps),
         growth_tracker=make_curve(*measured(steps, "growth_tracker")),
         skips=thin_marks(steps["step"].to_numpy().astype(np.int64)[skipped]),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import groupby
 
 import numpy as np
 
@@ -16,6 +15,10 @@ from ampscope.trace.schema import ScalerAction, ScalerEventRow
 VALUE_ACTIONS = frozenset(
     {ScalerAction.INIT, ScalerAction.GROWTH, ScalerAction.BACKOFF, ScalerAction.UPDATE, ScalerAction.STATE_LOADED}
 )
+
+
+#: Steps without a backoff after which the next one is another story: healthy steps lie between the two.
+PAUSE = 20
 
 
 class Direction(StrEnum):
@@ -52,8 +55,19 @@ def moves_of_steps(steps: IntArray, scales: FloatArray) -> tuple[Move, ...]:
 
 
 def join(changes: Iterable[Move]) -> tuple[Move, ...]:
-    """Neighbouring changes in the same direction become one move."""
-    return tuple(_span(list(group)) for _, group in groupby(changes, key=lambda change: change.direction))
+    """Neighbouring changes in the same direction become one move; backoffs only while they follow closely."""
+    groups: list[list[Move]] = []
+    for change in changes:
+        if groups and _goes_on(groups[-1][-1], change):
+            groups[-1].append(change)
+        else:
+            groups.append([change])
+    return tuple(_span(group) for group in groups)
+
+
+def _goes_on(last: Move, change: Move) -> bool:
+    close = change.first_step - last.last_step <= PAUSE
+    return change.direction == last.direction and (close or change.direction != Direction.DOWN)
 
 
 def _differs(row: ScalerEventRow) -> bool:

@@ -17,6 +17,8 @@ from ampscope.analysis.curve import Curve
 TOP, BOTTOM = 0.93, 0.05
 #: Heights and margins in pixels.
 PANEL_HEIGHT, LANE_HEIGHT = 140, 26
+#: Runs up to this long get a label for every step.
+_COUNTED = 12
 _GAP, _HEAD, _FOOT, _LEFT, _RIGHT = 34, 28, 54, 92, 16
 
 
@@ -43,8 +45,8 @@ class Axis:
     labels: tuple[str, ...] = ()
 
 
-def stacked(panels: int, lanes: int) -> go.Figure:
-    """Panels with a common step axis above each other, and a strip of ``lanes`` at the foot."""
+def stacked(panels: int, lanes: int, *, steps: int) -> go.Figure:
+    """Panels with a common axis of so many ``steps`` above each other, and a strip of ``lanes`` at the foot."""
     heights = [PANEL_HEIGHT] * panels + ([LANE_HEIGHT * lanes + 10] if lanes else [])
     total = sum(heights) + _GAP * (len(heights) - 1)
     figure = make_subplots(
@@ -62,8 +64,10 @@ def stacked(panels: int, lanes: int) -> go.Figure:
         hovermode="closest",
         dragmode="zoom",
     )
-    figure.update_xaxes(domain=[0, 1], showgrid=False, zeroline=False, tickformat=",d", automargin=False)
+    figure.update_xaxes(domain=[0, 1], showgrid=False, zeroline=False, tickformat=",", automargin=False)
     figure.update_xaxes(title_text="optimizer step", row=len(heights), col=1)
+    if steps <= _COUNTED:
+        figure.update_xaxes(dtick=1)  # there is no half a step
     figure.update_yaxes(gridcolor=HAIRLINE, zeroline=False, automargin=False, nticks=5)
     figure.update_yaxes(range=[0, 1], visible=False, fixedrange=True, secondary_y=True)
     return figure

@@ -18,6 +18,8 @@ WIDE = 1000.0
 #: Powers of two between two labels of a scale's axis, the smallest that leaves at most `_LABELS`.
 _STRIDES = (1, 2, 4, 8, 16, 32, 64)
 _LABELS = 5
+#: Leading digits on a logarithmic axis, ever finer.
+_DIGITS = ((1,), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9))
 
 
 def draw_measure(figure: go.Figure, row: int, curve: Curve, name: str, alarm: str, *, log: bool = False) -> None:
@@ -95,8 +97,12 @@ def _axis(title: str, values: Sequence[float], *, log: bool, crowded: bool) -> A
 
 
 def _log_ticks(low: float, high: float) -> tuple[float, ...]:
-    """Powers of ten between two exponents, with their doubles and halves where there are few of them."""
+    """Powers of ten between two exponents; where there are few of them finer numbers, at last the ends themselves."""
     stride = max(1, math.ceil((high - low) / _LABELS))
-    digits = (1, 2, 5) if high - low < 2 else (1,)
-    powers = range(math.floor(low), math.ceil(high) + 1)
-    return tuple(digit * 10.0**power for power in powers if power % stride == 0 for digit in digits)
+    powers = [power for power in range(math.floor(low), math.ceil(high) + 1) if power % stride == 0]
+    for digits in _DIGITS:
+        ticks = [digit * 10.0**power for power in powers for digit in digits]
+        inside = [tick for tick in ticks if low <= math.log10(tick) <= high]
+        if len(inside) > 1:
+            return tuple(inside)
+    return (10**low, 10 ** ((low + high) / 2), 10**high)

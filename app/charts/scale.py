@@ -17,7 +17,7 @@ def scale_figure(history: ScaleHistory, moments: Sequence[Moment]) -> go.Figure:
     """The figure of a scaler's history."""
     lanes = [*skip_lane(history.skips), *moment_lanes(moments)]
     has_tracker = not history.growth_tracker.is_empty
-    figure = stacked(1 + has_tracker, len(lanes))
+    figure = stacked(1 + has_tracker, len(lanes), steps=history.steps)
     draw_scale(figure, 1, history.log2_scale)
     if has_tracker:
         draw_counter(figure, 2, history.growth_tracker, "growth tracker", target=history.settings.growth_interval)

@@ -41,7 +41,7 @@ def timeline(seen: Overview, items: Sequence[Incident | Finding]) -> go.Figure:
     """The figure of a run's steps; panels without a measurement and lanes without a mark are left out."""
     panels = [draw for curve, draw in _panels(seen) if not curve.is_empty]
     lanes = [*item_lanes(items), *skip_lane(seen.skips), *moment_lanes(seen.moments)]
-    figure = stacked(len(panels), len(lanes))
+    figure = stacked(len(panels), len(lanes), steps=seen.steps)
     for row, draw in enumerate(panels, start=1):
         draw(figure, row)
     if lanes:

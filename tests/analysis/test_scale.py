@@ -56,6 +56,15 @@ def test_a_fall_after_calibration_says_when(run_folder: Path):
     assert story[1] == "Between steps 99 and 108 it fell from 4,096 (2^12) to 4 (2^2) in 10 skipped steps."
 
 
+def test_a_fall_long_after_calibration_is_another_story(run_folder: Path):
+    scales = [2.0**16, *[2.0**15] * 290, 2.0**14, 2.0**13, 2.0**12, 2.0**11]
+    assert scale_story(history_of(run_folder, scales)) == (
+        "It calibrated from 65,536 (2^16) to 32,768 (2^15) in one skipped step.",
+        "Between steps 290 and 293 it fell from 32,768 (2^15) to 2,048 (2^11) in 4 skipped steps.",
+        "It is now 2,048 (2^11).",
+    )
+
+
 def test_a_collapse_from_the_start_is_not_calibration(run_folder: Path):
     story = scale_story(history_of(run_folder, [65536.0 / 2**i for i in range(40)]))
     assert "calibrated" not in " ".join(story)
@@ -92,7 +101,8 @@ def test_an_event_after_the_newest_step_tells_the_current_scale(run_folder: Path
     trace = TraceBuilder(run_folder)
     trace.step(scale=8.0)
     trace.scaler_event(DOWN, step=0, scale_before=8.0, scale_after=4.0)
-    assert scale_history(open_run(trace.close())).current == 4.0
+    history = scale_history(open_run(trace.close()))
+    assert (history.current, history.lowest) == (4.0, 4.0)
 
 
 def test_events_of_another_optimizers_scaler_are_left_out(run_folder: Path):

@@ -62,11 +62,25 @@ def test_a_measure_of_any_extent_has_a_finite_axis(values: tuple[float, ...]):
     from ampscope.analysis.curve import Curve
 
     for log in (False, True):
-        figure = stacked(1, 0)
+        figure = stacked(1, 0, steps=2)
         draw_measure(figure, 1, Curve(steps=(0, 1), values=values), "loss", "", log=log)
         axis = next(figure.select_yaxes(row=1, col=1, secondary_y=False))
         assert all(math.isfinite(bound) for bound in axis.range)
         assert axis.range[0] < axis.range[1]
+
+
+@pytest.mark.parametrize("extent", [(0.29, 0.31), (1.0, 1.0001), (0.1, 0.9), (3.0, 4e9), (1e-40, 1e30)])
+def test_a_logarithmic_axis_has_labels_inside(extent: tuple[float, float]):
+    from charts.canvas import stacked
+    from charts.panels import draw_measure
+
+    from ampscope.analysis.curve import Curve
+
+    figure = stacked(1, 0, steps=2)
+    draw_measure(figure, 1, Curve(steps=(0, 1), values=extent), "gradient norm", "", log=True)
+    axis = next(figure.select_yaxes(row=1, col=1, secondary_y=False))
+    inside = [tick for tick in axis.tickvals if axis.range[0] - 1e-9 <= math.log10(tick) <= axis.range[1] + 1e-9]
+    assert 2 <= len(inside) <= 10
 
 
 def test_operands_without_counts_have_no_histogram():
@@ -88,3 +102,14 @@ def test_labels_for_figures_are_escaped():
     assert "\u202e" not in as_source("a\u202eb") + as_html("a\u202eb")
     assert len(short("x" * 10_000, 40)) == 40
     assert as_source("if a:\n    b") == "if a:\n    b"
+
+
+def test_an_operand_without_a_finite_value_says_so():
+    from dataclasses import replace
+
+    from charts.exponents import exponents_figure
+
+    lost = replace(OVERFLOW.outputs[0], exp_counts=(0, 0), min=-math.inf, posinf=0, neginf=4)
+    figure = exponents_figure([OVERFLOW.inputs[0], lost])
+    assert figure is not None
+    assert "no finite value other than 0" in [note.text for note in figure.layout.annotations]
