@@ -19,11 +19,17 @@ from ampscope.trace.schema import StepRow
 
 @dataclass(slots=True)
 class ScaleState:
-    """A scaler's tensors when a step was attempted."""
+    """A scaler's tensors when a step was attempted, copied: ``update`` writes into the originals."""
 
     scaler: Any
     scale: Tensor | None
     tracker: Tensor | None
+
+    @staticmethod
+    def of(scaler: Any) -> ScaleState:
+        """The state now."""
+        scale, tracker = (t.detach().clone() if t is not None else None for t in torch_private.scaler_tensors(scaler))
+        return ScaleState(scaler, scale, tracker)
 
 
 @dataclass(slots=True)
@@ -40,6 +46,7 @@ class StepAttempt:
     stepped: bool = False  #: the optimizer itself ran
     bad: bool = False  #: an incident was reported
     found_inf: list[Tensor] = field(default_factory=list)  #: of an optimizer that decides on the device
+    norms: dict[str, Tensor] = field(default_factory=dict)  #: per parameter, likewise
     traced: str = ""  #: which execution of the step the trace holds
 
     @property
@@ -77,7 +84,8 @@ class StepRows:
 
     def write(self, attempt: StepAttempt, *, seconds: float, observing: float) -> None:
         """Writes the step's row, and its gradients' where they are due (every so often, and when it went bad)."""
-        if attempt.bad or self._count % gradients.RECORD_EVERY == 0:
+        due = attempt.bad or self._count % gradients.RECORD_EVERY == 0
+        if due and not attempt.on_device:
             self._write_gradients(attempt)
         self._count += 1
         scaling, ended = attempt.scaling, time.time()
@@ -95,7 +103,6 @@ class StepRows:
     def _row(self, attempt: StepAttempt, values: Values, ended: float, seconds: float, observing: float) -> StepRow:
         found, tracker, norm, lr = values["found_inf"], values["tracker"], values["norm"], _learning_rate(attempt)
         skipped = bool(found) if found is not None else not attempt.stepped
-        divisor = (values["scale"] or 1.0) if attempt.on_device else 1.0
         return StepRow(
             step=attempt.step,
             optimizer=attempt.index,
@@ -106,7 +113,7 @@ class StepRows:
             growth_tracker=int(tracker) if tracker is not None else None,
             found_inf=skipped if attempt.scaling is not None else None,
             skipped=skipped,
-            grad_norm=norm / divisor if norm is not None else None,
+            grad_norm=norm,
             lr=lr,
             micro_batches=attempt.micro_batches,
             duration_s=seconds,
@@ -115,7 +122,6 @@ class StepRows:
         )
 
     def _write_gradients(self, attempt: StepAttempt) -> None:
-        scale = attempt.scaling.scale if attempt.on_device and attempt.scaling else None
         self._recorder.grads(
             gradients.rows(
                 attempt.optimizer,
@@ -123,7 +129,6 @@ class StepRows:
                 self._recorder.params,
                 step=attempt.step,
                 index=attempt.index,
-                divisor=float(scale) if scale is not None else 1.0,
             )
         )
 

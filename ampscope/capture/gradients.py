@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -28,7 +29,7 @@ def owned(optimizer: Optimizer, models: Models) -> Iterator[tuple[str, Tensor]]:
 def total_norm(optimizer: Optimizer) -> Tensor | None:
     """L2 norm of all dense gradients of ``optimizer`` as a device scalar (float32); None without any."""
     gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    dense = [gradient for gradient in gradients if gradient.layout is torch.strided]
+    dense = [gradient for gradient in gradients if _is_dense(gradient)]
     if not dense:
         return None
     home = dense[0].device
@@ -43,18 +44,27 @@ def non_finite(optimizer: Optimizer, models: Models) -> list[str]:
     return [name for name, gradient in owned(optimizer, models) if not finite(gradient)]
 
 
-def rows(
-    optimizer: Optimizer, models: Models, params: dict[str, int], *, step: int, index: int, divisor: float
-) -> list[GradRow]:
-    """A row for each gradient, its magnitude divided by ``divisor`` (the scale, where still scaled); waits."""
+def norms_by_name(optimizer: Optimizer, models: Models) -> dict[str, Tensor]:
+    """L2 norm of each watched parameter's gradient as a device scalar."""
+    found = [(name, gradient.detach()) for name, gradient in owned(optimizer, models) if _is_dense(gradient)]
+    norms = torch._foreach_norm([gradient for _, gradient in found]) if found else []
+    return {name: norm for (name, _), norm in zip(found, norms, strict=True)}
+
+
+def _is_dense(gradient: Tensor) -> bool:
+    return gradient.layout is torch.strided
+
+
+def rows(optimizer: Optimizer, models: Models, params: dict[str, int], *, step: int, index: int) -> list[GradRow]:
+    """A row for each unscaled gradient; waits for the device."""
     found = []
     for name, gradient in owned(optimizer, models):
-        if gradient.layout is not torch.strided or not gradient.numel():
+        if not _is_dense(gradient) or not gradient.numel():
             continue
         values = gradient.detach()
         low, high = (float(value) for value in torch.aminmax(values))
-        largest = max(abs(low), abs(high)) / divisor
-        bad = largest - largest != 0
+        largest = max(abs(low), abs(high))
+        bad = not math.isfinite(low) or not math.isfinite(high)
         zeros = 1.0 - int(values.count_nonzero()) / values.numel()
         found.append(GradRow(step, index, params[name], None if bad else largest, bad, zeros))
     return found

@@ -87,7 +87,7 @@ def _scale(scaler: Any, outputs: Any) -> Any:
         for listener in _listeners:
             listener.adopt(scaler)
         if coat.is_coated(scaler):
-            return scaler.scale(outputs)
+            scaler.ampscope_owner.scaled(outputs)
     return _originals["scale"](scaler, outputs)
 
 

@@ -89,50 +89,69 @@ class Surroundings:
     """
 
     def __init__(self, functions: Iterator[Callable[..., Any]]) -> None:
-        self._cells: list[tuple[types.CellType, Any]] = []
-        self._globals: list[tuple[dict[str, Any], str, Any]] = []
-        self._contents: dict[int, tuple[Any, Any]] = {}
+        self._undo: list[Callable[[], Any]] = []
+        self._seen: set[int] = set()
         for function in functions:
-            self._keep(function)
-
-    def _keep(self, function: Callable[..., Any]) -> None:
-        plain = getattr(function, "__func__", function)
-        plain = getattr(plain, "func", plain)
-        code = getattr(plain, "__code__", None)
-        if code is None:
-            return
-        for cell in plain.__closure__ or ():
-            with Attempt():  # a cell may be empty
-                self._cells.append((cell, cell.cell_contents))
-                self._keep_contents(cell.cell_contents)
-        for name in code.co_names:
-            if name in plain.__globals__ and isinstance(plain.__globals__[name], (*_PLAIN, *_CONTAINERS)):
-                self._globals.append((plain.__globals__, name, plain.__globals__[name]))
-                self._keep_contents(plain.__globals__[name])
-        owner = getattr(function, "__self__", None)
-        if owner is not None and _is_plain_object(owner):
-            self._keep_contents(vars(owner))
-            for value in vars(owner).values():
-                self._keep_contents(value)
-
-    def _keep_contents(self, value: Any) -> None:
-        if isinstance(value, _CONTAINERS):
-            self._contents.setdefault(id(value), (value, copy.copy(value)))
-        elif isinstance(value, torch.Generator):
-            self._contents.setdefault(id(value), (value, value.get_state()))
+            self._keep_function(function)
 
     def put_back(self) -> None:
         """Restores all of it."""
-        for cell, value in self._cells:
-            cell.cell_contents = value
-        for home, name, value in self._globals:
-            home[name] = value
-        for container, before in self._contents.values():
-            if isinstance(container, torch.Generator):
-                container.set_state(before)
-                continue
-            container.clear()
-            container.update(before) if isinstance(container, (dict, set)) else container.extend(before)
+        for undo in reversed(self._undo):
+            undo()
+
+    def _keep_function(self, function: Callable[..., Any]) -> None:
+        owner = getattr(function, "__self__", None)
+        if owner is not None and _is_plain_object(owner):
+            self._keep_value(vars(owner))
+            for value in list(vars(owner).values()):
+                self._keep_value(value)
+        plain = getattr(getattr(function, "__func__", function), "func", getattr(function, "__func__", function))
+        code = getattr(plain, "__code__", None)
+        if code is not None:
+            for cell in plain.__closure__ or ():
+                with Attempt():  # a cell may be empty
+                    self._keep_cell(cell, cell.cell_contents)
+            for name in code.co_names:
+                if name in plain.__globals__:
+                    self._keep_global(plain.__globals__, name)
+
+    def _keep_cell(self, cell: types.CellType, value: Any) -> None:
+        self._undo.append(lambda: setattr(cell, "cell_contents", value))
+        self._keep_value(value)
+
+    def _keep_global(self, home: dict[str, Any], name: str) -> None:
+        value = home[name]
+        if isinstance(value, (*_PLAIN, *_CONTAINERS)):
+            self._undo.append(lambda: home.__setitem__(name, value))
+        self._keep_value(value)
+
+    def _keep_value(self, value: Any) -> None:
+        """Remembers the contents of a container, the state of a generator, the gradient of a leaf."""
+        if isinstance(value, _PLAIN) or id(value) in self._seen:
+            return
+        self._seen.add(id(value))
+        if isinstance(value, _CONTAINERS):
+            self._undo.append(_refill(value, copy.copy(value)))
+        elif isinstance(value, torch.Generator):
+            state = value.get_state()
+            self._undo.append(lambda: value.set_state(state))
+        elif isinstance(value, random.Random):
+            python = value.getstate()
+            self._undo.append(lambda: value.setstate(python))
+        elif hasattr(value, "bit_generator"):
+            numpy = value.bit_generator.state
+            self._undo.append(lambda: setattr(value.bit_generator, "state", numpy))
+        elif isinstance(value, Tensor) and value.is_leaf and value.requires_grad:
+            gradient, value.grad = value.grad, None
+            self._undo.append(lambda: setattr(value, "grad", gradient))
+
+
+def _refill(container: Any, before: Any) -> Callable[[], None]:
+    def undo() -> None:
+        container.clear()
+        (container.update if isinstance(container, (dict, set)) else container.extend)(before)
+
+    return undo
 
 
 def functions_of(modules: list[nn.Module]) -> Iterator[Callable[..., Any]]:

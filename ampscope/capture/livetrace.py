@@ -33,11 +33,22 @@ class LiveTrace:
         self._budget = budget
         self._guard = guard
         self._tracer: Tracer | None = None
+        self._dropped: list[Tracer] = []  # while torch held them off its stack; to be removed later
 
     @property
     def active(self) -> bool:
         """Whether the step in progress is traced."""
         return self._tracer is not None
+
+    @property
+    def broken(self) -> bool:
+        """Whether the tracer has switched itself off."""
+        return self._guard.broken
+
+    def sweep(self) -> None:
+        """Removes tracers that could not be removed when they were dropped."""
+        while self._dropped:
+            self._dropped.pop().remove()
 
     def start(self, count: int) -> None:
         """The first forward of the process's step number ``count`` is about to run."""
@@ -88,7 +99,10 @@ class LiveTrace:
         """Stops tracing and forgets the step."""
         tracer, self._tracer = self._tracer, None
         if tracer is not None:
+            tracer.paused = True
             tracer.remove()
+            if tracer.handling:
+                self._dropped.append(tracer)
 
     def poisoned_weights(self) -> list[str]:
         """Parameters that the traced optimizer step made non-finite; they are marked for the walk back."""

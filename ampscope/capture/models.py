@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from ampscope.capture import torch_private
+
 #: Attributes under which wrappers keep the module that does the work.
 _INNER = (
     ("torch.nn.parallel.distributed", "DistributedDataParallel", "module"),
@@ -69,8 +71,8 @@ class Models:
 
     @property
     def compiled(self) -> bool:
-        """Whether any part runs as compiled code."""
-        return any(is_compiled(module) for module in (*self.roots, *self.modules))
+        """Whether any part may run as compiled code."""
+        return torch_private.compiles() or any(is_compiled(module) for module in (*self.roots, *self.modules))
 
     def owns(self, parameters: Iterator[Tensor]) -> bool:
         """Whether any of ``parameters`` belongs to a watched model."""
@@ -106,6 +108,11 @@ class Models:
             known = [name for name, value in vars(module).items() if isinstance(value, Tensor)]
             self._plain[id(module)] = known
         return known
+
+    def weight_norms(self) -> list[Tensor]:
+        """The L2 norm of every dense trainable parameter, as device scalars."""
+        weights = [p.detach() for _, p in self.parameters.values() if p.requires_grad and p.layout is torch.strided]
+        return list(torch._foreach_norm(weights)) if weights else []
 
     def main_type(self) -> str:
         """Class name of the first model."""

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from ampscope.capture import coat
-from ampscope.capture.models import Models, is_compiled
+from ampscope.capture import coat, torch_private
+from ampscope.capture.models import Models
+from ampscope.capture.tape import Entry
 
-#: Steps during which every submodule's call is looked at, to learn which of them the loop calls by itself.
+#: Steps during which every module's call is looked at, to learn which submodules the loop calls by itself.
 LEARNING_STEPS = 2
 
 
 class Caller(Protocol):
-    """Who takes part in an outermost call of a watched module."""
+    """Who is told of the outermost calls of watched modules."""
 
-    def call(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Runs ``forward(*args, **kwargs)``."""
+    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> Entry | None:
+        """A call begins."""
+
+    def leave(self, entry: Entry | None, result: Any) -> None:
+        """It has returned."""
+
+    def lost(self, entry: Entry | None) -> None:
+        """It was left by an exception."""
 
 
 class WatchedModule(coat.Coat):
@@ -34,15 +43,22 @@ class WatchedModule(coat.Coat):
         return self.ampscope_owner.called(self, forward, args, kwargs)
 
 
+class _Hooked(NamedTuple):
+    """An outermost call seen by the learning hooks."""
+
+    module: nn.Module
+    entry: Entry | None
+
+
 class ModuleWatch:
     """Puts coats on the models and passes on the outermost of their calls.
 
-    At first submodules wear one too, because a loop may call ``model.encoder(x)`` and never the root; after
-    `LEARNING_STEPS` only those stay that were called by the loop itself.
+    A loop may call ``model.encoder(x)`` and never the root. Until the root is called, but for `LEARNING_STEPS` steps at
+    most, hooks on every module's call find such submodules; they get a coat of their own.
 
     Args:
         models: The watched models.
-        caller: Takes part in outermost calls.
+        caller: Is told of outermost calls.
     """
 
     def __init__(self, models: Models, caller: Caller) -> None:
@@ -50,44 +66,84 @@ class ModuleWatch:
         self._caller = caller
         self._thread = threading.get_ident()
         self._depth = 0
-        self._called: set[int] = set()
         self._coated: dict[int, nn.Module] = {}
+        self._hooks: list[Any] = []
+        self._hooked: _Hooked | None = None
         self._steps = 0
-        self._learning = True
+        self._seen = False
 
     def install(self) -> None:
         """Puts the coats on."""
-        for module in (*self._models.roots, *self._submodules()):
-            if id(module) not in self._coated and not coat.is_coated(module):
-                self._coated[id(module)] = coat.put_on(module, WatchedModule, self)
+        for root in self._models.roots:
+            self._put_on(root)
+        if not self._models.compiled:
+            self._hooks = [
+                register_module_forward_pre_hook(self._before),
+                register_module_forward_hook(self._after, always_call=True),
+            ]
 
     def uninstall(self) -> None:
         """Takes every coat off."""
+        self._stop_learning()
         for module in self._coated.values():
             coat.take_off(module)
         self._coated.clear()
 
     def stepped(self) -> None:
-        """A step is over; after the last learning step the coats that nobody needs come off."""
-        self._steps += bool(self._called)
-        if self._learning and self._steps >= LEARNING_STEPS:
-            self._learning = False
-            keep = self._called | {id(root) for root in self._models.roots}
-            for key in [key for key in self._coated if key not in keep]:
-                coat.take_off(self._coated.pop(key))
+        """A step is over."""
+        self._steps += 1
+        if self._steps >= LEARNING_STEPS:
+            self._stop_learning()
 
-    def _submodules(self) -> list[nn.Module]:
-        if self._models.compiled:
-            return [module for module in self._models.modules if is_compiled(module)]
-        return [module for module in self._models.modules if not isinstance(module, torch.jit.ScriptModule)]
+    @property
+    def silent(self) -> bool:
+        """Whether learning is over and no call of a watched module was ever seen."""
+        return self._steps == LEARNING_STEPS and not self._seen
 
     def called(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A module with a coat was called."""
-        if self._depth or id(module) not in self._coated or threading.get_ident() != self._thread:
+        if not self._is_outermost(module):
             return forward(*args, **kwargs)
-        self._called.add(id(module))
+        self._stop_learning()
+        self._seen = True
+        entry = self._caller.enter(module, args, kwargs)
         self._depth += 1
         try:
-            return self._caller.call(module, forward, args, kwargs)
+            result = forward(*args, **kwargs)
+        except BaseException:
+            self._caller.lost(entry)
+            raise
         finally:
             self._depth -= 1
+        self._caller.leave(entry, result)
+        return result
+
+    def _is_outermost(self, module: nn.Module) -> bool:
+        return not self._depth and id(module) in self._coated and threading.get_ident() == self._thread
+
+    def _put_on(self, module: nn.Module) -> None:
+        if id(module) not in self._coated and not coat.is_coated(module):
+            self._coated[id(module)] = coat.put_on(module, WatchedModule, self)
+
+    # -- learning -----------------------------------------------------------------------------------------------
+
+    def _stop_learning(self) -> None:
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    def _before(self, module: nn.Module, args: Any) -> None:
+        known = id(module) in self._models.names and not isinstance(module, torch.jit.ScriptModule)
+        if self._depth or not known or threading.get_ident() != self._thread or id(module) in self._coated:
+            return
+        self._put_on(module)
+        self._seen = True
+        kwargs = torch_private.forward_kwargs(sys._getframe(1))
+        self._hooked = _Hooked(module, self._caller.enter(module, args, kwargs))
+        self._depth += 1
+
+    def _after(self, module: nn.Module, _args: Any, result: Any) -> None:
+        if self._hooked is None or self._hooked.module is not module:
+            return
+        hooked, self._hooked = self._hooked, None
+        self._depth -= 1
+        self._caller.leave(hooked.entry, result)

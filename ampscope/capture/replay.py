@@ -35,6 +35,7 @@ class Symptom(NamedTuple):
 
     gradients: frozenset[str] = frozenset()
     loss: bool = False
+    judged: frozenset[str] = frozenset()  #: the parameters whose gradients were looked at; empty for all
 
     def __bool__(self) -> bool:
         return bool(self.gradients) or self.loss
@@ -85,11 +86,13 @@ def _obstacle(recorded: Tape, positions: list[int]) -> str:
         return recorded.spoilt
     if recorded.full:
         return f"the step made more than {tape.MAX_ENTRIES} calls, too many to keep"
-    needed = [recorded.entries[i] for i in positions]
+    needed = [recorded[number] for number in positions]
     if not any(entry.kind is Kind.BACKWARD for entry in needed):
         return "no backward was seen in the step"
     for entry in needed:
         for held in entry.held():
+            if isinstance(held, Result) and held.entry < recorded.start:
+                return "the step builds on calls of a step before, which the tape has let go"
             if isinstance(held, Outside) and held.tensor.grad_fn is not None:
                 made_by = held.tensor.grad_fn.name()
                 return f"the step uses a tensor whose making the tape did not see (its history ends in {made_by})"
@@ -123,7 +126,7 @@ class _Player:
     """One run over a tape."""
 
     def __init__(self, recording: Recording, needed: list[int], models: Models, tracer: Tracer) -> None:
-        self._entries = [(index, recording.tape.entries[index]) for index in needed]
+        self._entries = [(number, recording.tape[number]) for number in needed]
         self._models = models
         self._tracer = tracer
         self._stand_ins = StandIns(models, recording.state)
@@ -140,7 +143,11 @@ class _Player:
         self._mark_sinks()
 
     def _play_entry(self, index: int, entry: Entry) -> None:
-        args, kwargs = containers.rebuild((entry.args, entry.kwargs), self._resolver(entry), Held)
+        self._tracer.paused = True
+        args, kwargs = containers.rebuild((entry.args, entry.kwargs), self._resolver(), Held)
+        self._tracer.paused = False
+        if kwargs.get("generator") is not None:
+            kwargs["generator"] = entry.kwargs["generator"].clone_state()
         if entry.random is not None:
             entry.random.put_back()
         self._tracer.entry_place = entry.place
@@ -174,12 +181,11 @@ class _Player:
         call_user(entry.call, args, kwargs)
         self._tracer.micro_batch += 1
 
-    def _resolver(self, entry: Entry) -> Callable[[Any], Tensor]:
+    def _resolver(self) -> Callable[[Any], Tensor]:
         def resolve(held: Any) -> Tensor:
             if isinstance(held, Result):
                 return self._results[held.entry][held.leaf]
-            tensor = self._stand_ins.of(held.tensor)
-            return tensor.clone() if entry.in_place and tensor is held.tensor else tensor
+            return self._stand_ins.of(held.tensor)
 
         return resolve
 
@@ -220,7 +226,7 @@ class _Player:
         if real and not bad and not bad_loss:
             reason = "the same calls on the same values came out finite this time"
             return Outcome(ReplayStatus.NOT_REPRODUCED, "; ".join([reason, *dict.fromkeys(self._differences)]))
-        if real.gradients and real.gradients != bad:
+        if real.gradients and real.gradients != (bad & real.judged or bad):
             self._differences.append("other parameters have non-finite gradients")
         if self._differences:
             return Outcome(ReplayStatus.DIVERGED, "; ".join(dict.fromkeys(self._differences)))
@@ -233,8 +239,8 @@ def call_user(call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 
 def parameter_versions(models: Models) -> list[int]:
-    """The in-place change counters of all parameters."""
-    return [tape.version(parameter) for _, parameter in models.parameters.values()]
+    """The in-place change counters of all trainable parameters."""
+    return [tape.version(parameter) for _, parameter in models.parameters.values() if parameter.requires_grad]
 
 
 def named_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:

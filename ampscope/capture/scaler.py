@@ -127,16 +127,17 @@ class ScalerWatch:
         """Runs ``scaler.step``."""
         if not self.scaler.is_enabled() or self._guard.broken:
             return proceed()
-        scale, tracker = torch_private.scaler_tensors(self.scaler)
+        self._steps.end_tape()
+        scaling = ScaleState.of(self.scaler)
         place, step, index = user_place(), self._steps.step_of(optimizer), self._steps.index_of(optimizer)
         self._stepping = True
         try:
-            result, skipped = self._steps.attempt(optimizer, ScaleState(self.scaler, scale, tracker), proceed)
+            result, skipped = self._steps.attempt(optimizer, scaling, proceed)
         finally:
             self._stepping = False
         if skipped:
             with self._guard:
-                self._event(ScalerAction.SKIP, optimizer=index, place=place, step=step, before=scale)
+                self._event(ScalerAction.SKIP, optimizer=index, place=place, step=step, before=scaling.scale)
         return result
 
     def before_update(self) -> dict[str, Any]:

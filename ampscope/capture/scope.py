@@ -134,6 +134,10 @@ class Scope:
         """See `hub.Listener`."""
         self._steps.after_optimizer(optimizer)
         self._modules.stepped()
+        if self._modules.silent:
+            self._warn(
+                "no call of the watched model was seen; if the loop calls a compiled or wrapped copy, watch that"
+            )
 
     def adopt(self, scaler: Any) -> None:
         """Takes a scaler into the run's history: one given to ``watch``, or one that scales this run's loss."""
@@ -151,13 +155,14 @@ class Scope:
         def failed(text: str) -> None:
             owner = scope()
             if owner is not None:
-                owner._failed(text)
+                owner._recorder.event(EventKind.WARNING, owner._steps.step_of(None), text)
+                owner._steps.part_failed()
 
         return Guard(part, failed)
 
-    def _failed(self, text: str) -> None:
+    def _warn(self, text: str) -> None:
         self._recorder.event(EventKind.WARNING, self._steps.step_of(None), text)
-        self._steps.abandon()
+        self._print(f"ampscope: {text}")
 
     def _say(self, text: str) -> None:
         self._lines += 1

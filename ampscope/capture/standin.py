@@ -13,6 +13,8 @@ from ampscope.capture.isolation import Surroundings, Twins, functions_of
 from ampscope.capture.models import Models
 from ampscope.capture.tape import version
 
+#: Tensors from outside up to this size are replayed on copies, in case the step writes into them.
+COPIED_BYTES = 64 << 20
 #: Buffers above this size are copied every step only once they were seen to change.
 SMALL_BUFFER_BYTES = 1 << 20
 
@@ -36,7 +38,9 @@ class StateKeeper:
 
     def take(self) -> None:
         """Copies what may change; called at the first forward of a step."""
-        self._attributes = [(module, dict(module.__dict__)) for module in self._models.modules]
+        self._attributes = [
+            (module, {**vars(module), "_buffers": dict(vars(module)["_buffers"])}) for module in self._models.modules
+        ]
         with torch.no_grad():
             live = [tensor for tensor in self._models.mutable_tensors() if self._may_change(tensor)]
             if [id(tensor) for tensor in live] != list(self._kept):
@@ -86,8 +90,10 @@ class StandIns:
         copied = self._keeper.at_start(tensor)
         if copied is not None:
             return nn.Parameter(copied, requires_grad=False) if isinstance(tensor, nn.Parameter) else copied
-        if not tensor.requires_grad or tensor.grad_fn is not None:
+        if tensor.grad_fn is not None:
             return tensor
+        if not tensor.requires_grad:
+            return tensor.clone() if tensor.numel() * tensor.element_size() <= COPIED_BYTES else tensor
         alias = tensor.detach()
         return nn.Parameter(alias) if isinstance(tensor, nn.Parameter) else alias.requires_grad_()
 

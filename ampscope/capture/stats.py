@@ -10,6 +10,8 @@ from torch import Tensor
 
 #: Elements looked at for zeros, subnormals and the exponent histogram; larger tensors are strided down to this.
 SAMPLE = 1 << 14
+#: Dtypes whose values are looked at; torch cannot yet take the minimum of an 8-bit float.
+MEASURED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _CHUNK = 512
 
 
@@ -41,7 +43,7 @@ UNMEASURED = Stats()
 
 def measurable(tensor: Tensor) -> bool:
     """Whether a tensor has floating values that can be looked at."""
-    return tensor.is_floating_point() and tensor.layout is torch.strided and tensor.numel() > 0 and not tensor.is_meta
+    return tensor.dtype in MEASURED and tensor.layout is torch.strided and tensor.numel() > 0 and not tensor.is_meta
 
 
 class Slots:

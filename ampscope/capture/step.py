@@ -29,6 +29,11 @@ from ampscope.capture.usage import UsageWatch
 from ampscope.trace.schema import ReplayStatus, Trigger
 from ampscope.trace.vocabulary import Cause
 
+#: Attempts until which another optimizer is expected to show up.
+FIRST_TURNS = 4
+#: Steps in which the weights are compared before and after forward: a replay would repeat what changes them there.
+WEIGHT_CHECKS = 2
+
 
 class _Own:
     """A stretch of AMPscope's own work: guarded, timed, and not traced as if it were the user's."""
@@ -42,11 +47,11 @@ class _Own:
 
     def __enter__(self) -> None:
         self._started = time.perf_counter()
-        self._steps.live.pause(True)
+        self._steps.pause(paused=True)
 
     def __exit__(self, *error: Any) -> bool:
         caught = self._guard.__exit__(*error)
-        self._steps.live.pause(False)
+        self._steps.pause(paused=False)
         self._steps.observing += time.perf_counter() - self._started
         return caught
 
@@ -105,8 +110,9 @@ class StepWatch:
         self._next_step = dict(recorder.next_step)
         self._attempt: StepAttempt | None = None
         self._undecided: _Undecided | None = None
-        self._stepped: list[int] = []  # optimizers that stepped since the tape was cleared
+        self._with_closure: Optimizer | None = None  # an optimizer that runs forward and backward by itself
         self._since = 0  # where on the tape the present step begins
+        self._starts: list[int] = []  # where the latest steps began
         self._count = 0  # step attempts of this process
         self._open = False
         self._busy = False  # inside backward or an optimizer: calls belong to those
@@ -115,32 +121,38 @@ class StepWatch:
         self._losses: list[Tensor] = []
         self._parcels: list[Parcel] = []  # the losses, on their way to the host
         self._scaled_losses: list[Tensor] = []
-        self._norm: Tensor | None = None
+        self._norms: dict[int, Tensor | None] = {}  # of unscaled gradients, by id of the optimizer
         self._micro_batches = 0
+        self._weights_at_entry: list[Tensor] | None = None
+        self._edits_weights = False  # the forward changes parameters behind their counters (``.data``)
         self._half_forward = False
         self._has_scaler = False
 
     # -- forward ------------------------------------------------------------------------------------------------
 
-    def call(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """An outermost call of a watched module."""
-        if self._busy or not (torch.is_grad_enabled() or self._open):
-            return forward(*args, **kwargs)
+    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> Entry | None:
+        """An outermost call of a watched module begins; see `modules.Caller`."""
         entry: Entry | None = None
-        with _Own(self, self._tape_guard):
-            entry = self._before_forward(module, args, kwargs)
-        try:
-            result = forward(*args, **kwargs)
-        except BaseException:
-            self.abandon()
-            raise
-        with _Own(self, self._tape_guard):
-            if entry is not None:
-                self._tape.returned(entry, result)
-                if entry.versions != replay.parameter_versions(self._models):
-                    self._tape.spoilt = "a parameter is changed inside the forward pass"
-            self._mode.insert()
-        return result
+        self.live.sweep()
+        if not self._busy and (torch.is_grad_enabled() or self._open):
+            with _Own(self, self._tape_guard):
+                entry = self._before_forward(module, args, kwargs)
+        return entry
+
+    def leave(self, entry: Entry | None, result: Any) -> None:
+        """The call has returned."""
+        if entry is not None:
+            with _Own(self, self._tape_guard):
+                self._after_forward(entry, result)
+                self._mode.insert()
+
+    def lost(self, entry: Entry | None) -> None:
+        """The call was left by an exception: it is not part of the step, and neither is what is traced."""
+        if entry is not None:
+            self.live.drop()
+            with self._tape_guard:
+                self._tape.forget(entry)
+                self._mode.insert()
 
     def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> Entry | None:
         if not self._open:
@@ -150,49 +162,74 @@ class StepWatch:
             return None
         entry = self._tape.module_call(module, args, kwargs, user_place() or NOWHERE)
         entry.versions = replay.parameter_versions(self._models)
+        self._weights_at_entry = self._models.weight_norms() if self._count < WEIGHT_CHECKS else None
         self._half_forward |= entry.ambient.autocast_dtype is torch.float16
         self.live.enter_call(args, kwargs)
         return entry
+
+    def _after_forward(self, entry: Entry, result: Any) -> None:
+        self._tape.returned(entry, result)
+        if self._count < WEIGHT_CHECKS and self._weights_at_entry is not None:
+            pairs = zip(self._models.weight_norms(), self._weights_at_entry, strict=True)
+            self._edits_weights |= any(bool(now != before) and bool(now == now) for now, before in pairs)
+        if self._edits_weights or entry.versions != replay.parameter_versions(self._models):
+            self._tape.spoilt = "a parameter is changed inside the forward pass"
 
     def _begin(self) -> None:
         """The first watched forward of a step."""
         self.readback.poll()
         self._decide(wait=False)
-        repeated = len(self._stepped) != len(set(self._stepped))
-        if repeated or len(self._stepped) >= len(self._indices):
-            self._renew_tape()
-        self._since = len(self._tape)
+        self._renew_tape()
+        self._since = self._tape.end
         self._open = True
         self._mode.after_backward = False
         self._losses, self._parcels, self._scaled_losses = [], [], []
-        self._norm, self._micro_batches = None, 0
+        self._norms, self._micro_batches = {}, 0
         self._began, self.observing = time.perf_counter(), 0.0
         self._state.take()
         self.live.start(self._count)
 
     def _renew_tape(self) -> None:
-        """Forgets what no later step of any optimizer can depend on; an undecided step keeps its own tape."""
-        self._stepped.clear()
-        if self._undecided is None:
-            self._tape.clear()
-        else:
+        """Forgets what no step of any optimizer depends on any more: all but as many attempts as there are optimizers.
+
+        Optimizers that take turns (a GAN's) share results between their steps. An undecided step keeps its own tape.
+        """
+        if self._undecided is not None:
             self._tape = self._mode.recorded = Tape(self._types)
             self._state = StateKeeper(self._models)
+            self._starts.clear()
+            return
+        turns = max(len(self._indices), 2 if self._count < FIRST_TURNS else 1)
+        self._starts = [*self._starts, self._since, self._tape.end][-turns:]
+        self._tape.forget_before(self._starts.pop(0) if turns > 1 else self._tape.end)
 
-    def abandon(self) -> None:
-        """The loop left the step with an exception, or a part of ours failed: nothing stays installed."""
+    def part_failed(self) -> None:
+        """A guard has caught a fault: what the faulty part had installed goes."""
+        if self._tape_guard.broken:
+            self.abandon()
+        if self.live.broken:
+            self.live.drop()
+
+    def abandon(self, reason: str = "") -> None:
+        """Gives up the step in progress: nothing stays installed, and an incident in it cannot be replayed."""
         self._mode.remove()
         self.live.drop()
         self._tape.clear()
-        self._since = 0
-        self._open = False
+        self._tape.spoilt = reason
+        self._since = self._tape.end
 
     # -- loss and backward --------------------------------------------------------------------------------------
 
     def scaled(self, outputs: Any) -> None:
         """``scaler.scale`` was called on a loss."""
-        self._has_scaler = True
-        self._scaled_losses += [tensor.detach() for tensor in containers.tensors(outputs)]
+        with _Own(self, self._tape_guard):
+            self._has_scaler = True
+            self._scaled_losses += [tensor.detach() for tensor in containers.tensors(outputs)]
+
+    def pause(self, *, paused: bool) -> None:
+        """Leaves out what AMPscope itself computes."""
+        self.live.pause(paused)
+        self._mode.paused = paused
 
     @property
     def in_progress(self) -> bool:
@@ -213,7 +250,7 @@ class StepWatch:
         try:
             result = call(*args, **kwargs)
         except BaseException:
-            self.abandon()
+            self.abandon("a part of the step was lost to an exception in backward")
             raise
         finally:
             self._busy = False
@@ -242,12 +279,13 @@ class StepWatch:
     def end_tape(self) -> None:
         """The gradients are complete: nothing that follows in this step is ever replayed."""
         self._mode.remove()
+        self.live.sweep()
         self.live.before_optimizer()
 
     def unscaled(self, optimizer: Optimizer) -> None:
         """``unscale_`` has divided the gradients of ``optimizer``."""
         with _Own(self, self._row_guard):
-            self._norm = gradients.total_norm(optimizer)
+            self._norms[id(optimizer)] = gradients.total_norm(optimizer)
 
     def attempt(self, optimizer: Optimizer, scaling: ScaleState, proceed: Callable[[], Any]) -> tuple[Any, bool]:
         """Runs ``scaler.step(optimizer)``.
@@ -256,10 +294,13 @@ class StepWatch:
             What it returned, and whether the optimizer was skipped, as told by the optimizer's own hook: the scaler
             has waited for ``found_inf`` already. (A fused optimizer decides on the device; it is judged later.)
         """
+        if not self._owns(optimizer):
+            return proceed(), False
         self.end_tape()
+        attempt = self._attempt = self._new_attempt(optimizer, scaling)
         with _Own(self, self._row_guard):
             self._decide(wait=True)
-        attempt = self._attempt = self._new_attempt(optimizer, scaling)
+            self._measure_scaled(attempt)
         try:
             result = proceed()
         finally:
@@ -273,10 +314,22 @@ class StepWatch:
         self._finish(attempt)
         return result, not attempt.stepped
 
+    def _measure_scaled(self, attempt: StepAttempt) -> None:
+        """Looks at the gradients before a fused optimizer unscales them where they are."""
+        if attempt.on_device and attempt.scaling is not None:
+            norm, scale = self._norms.get(id(attempt.optimizer)), attempt.scaling.scale
+            if norm is None:
+                norm = gradients.total_norm(attempt.optimizer)
+                norm = norm / scale if norm is not None and scale is not None else norm
+            attempt.norm = norm
+            attempt.norms = gradients.norms_by_name(attempt.optimizer, self._models)
+
     def _new_attempt(self, optimizer: Optimizer, scaling: ScaleState | None) -> StepAttempt:
         index = self.index_of(optimizer)
         step = self._next_step.get(index, 0)
-        return StepAttempt(optimizer, index, step, scaling, self._losses, micro_batches=self._micro_batches)
+        attempt = StepAttempt(optimizer, index, step, scaling, self._losses, micro_batches=self._micro_batches)
+        attempt.norm = self._norms.get(id(optimizer))
+        return attempt
 
     def index_of(self, optimizer: Optimizer) -> int:
         """Number of an optimizer, in the order in which they first stepped."""
@@ -296,6 +349,9 @@ class StepWatch:
         """An optimizer is about to step: with finite gradients, or without a scaler to judge them."""
         if self._busy or not self._owns(optimizer):
             return
+        if self._attempt is None and not self._open:
+            self._with_closure = optimizer  # forward and backward come while it steps, or there are none
+            return
         if self._attempt is None:
             self.end_tape()
             self._attempt = self._new_attempt(optimizer, None)
@@ -308,6 +364,18 @@ class StepWatch:
                 if not attempt.bad and attempt.loss_known_bad(self._parcels):
                     self._judge(attempt, Trigger.NONFINITE_LOSS, Symptom(loss=True))
 
+    def _after_closure(self, optimizer: Optimizer) -> None:
+        """``optimizer.step(closure)`` ran its own forward and backward; they are judged after the fact."""
+        self._with_closure = None
+        if self._open:
+            self.end_tape()
+            attempt = self._attempt = self._new_attempt(optimizer, None)
+            attempt.stepped = True
+            with _Own(self, self._row_guard):
+                self._check_bare_step(attempt)
+                if not attempt.bad and attempt.loss_known_bad(self._parcels):
+                    self._judge(attempt, Trigger.NONFINITE_LOSS, Symptom(loss=True))
+
     def _check_bare_step(self, attempt: StepAttempt) -> None:
         """``optimizer.step()`` without a scaler (or past it): the one check of the gradients is ours."""
         half, has_scaler = self._half_forward, self._has_scaler
@@ -316,10 +384,14 @@ class StepWatch:
         if attempt.norm is not None and not bool(attempt.norm.isfinite()):
             names = gradients.non_finite(attempt.optimizer, self._models)
             if names:
-                self._judge(attempt, Trigger.NONFINITE_GRADIENT, Symptom(frozenset(names)))
+                self._judge(
+                    attempt, Trigger.NONFINITE_GRADIENT, Symptom(frozenset(names), judged=self._judged(attempt))
+                )
 
     def after_optimizer(self, optimizer: Optimizer) -> None:
         """An optimizer has stepped."""
+        if self._with_closure is optimizer:
+            self._after_closure(optimizer)
         attempt = self._attempt
         if attempt is None or attempt.optimizer is not optimizer:
             return
@@ -342,18 +414,20 @@ class StepWatch:
         self._incidents.judge(attempt, trigger, symptom, recording)
         self._busy = busy
 
+    def _judged(self, attempt: StepAttempt) -> frozenset[str]:
+        return frozenset(name for name, _ in gradients.owned(attempt.optimizer, self._models))
+
     def _recording(self) -> Recording:
         return Recording(self._tape, self._state, self._since)
 
     def _skipped(self, attempt: StepAttempt) -> None:
         names = gradients.non_finite(attempt.optimizer, self._models)
-        symptom = Symptom(frozenset(names), attempt.loss_known_bad(self._parcels))
+        symptom = Symptom(frozenset(names), attempt.loss_known_bad(self._parcels), self._judged(attempt))
         self._judge(attempt, Trigger.NONFINITE_LOSS if symptom.loss else Trigger.NONFINITE_GRADIENT, symptom)
 
     def _postpone(self, attempt: StepAttempt) -> None:
         """A fused optimizer has decided on the device; its weights stay as they were until the next attempt."""
         attempt.found_inf = scaler_found_inf(attempt.scaling.scaler, attempt.optimizer) if attempt.scaling else []
-        attempt.norm = gradients.total_norm(attempt.optimizer)
         decision = Parcel({str(index): flag for index, flag in enumerate(attempt.found_inf)})
         self._undecided = _Undecided(attempt, decision, self._recording())
 
@@ -367,7 +441,8 @@ class StepWatch:
             attempt = pending.attempt
             for entry in pending.recording.tape.entries:
                 entry.versions = []  # counters moved although the device wrote nothing
-            symptom = Symptom(frozenset(gradients.non_finite(attempt.optimizer, self._models)))
+            bad = frozenset(name for name, norm in attempt.norms.items() if not bool(norm.isfinite()))
+            symptom = Symptom(bad, judged=frozenset(attempt.norms))
             busy, self._busy = self._busy, True
             self._incidents.judge(attempt, Trigger.NONFINITE_GRADIENT, symptom, pending.recording)
             self._busy = busy
@@ -376,8 +451,7 @@ class StepWatch:
 
     def _finish(self, attempt: StepAttempt) -> None:
         seconds = time.perf_counter() - self._began
-        if attempt.norm is None:
-            attempt.norm = self._norm
+        attempt.norm = self._norms.get(id(attempt.optimizer)) if attempt.norm is None else attempt.norm
         with _Own(self, self._row_guard):
             self._settle_trace(attempt)
             self._rows.write(attempt, seconds=seconds, observing=self.observing)
@@ -385,7 +459,6 @@ class StepWatch:
             self.usage.stepped()
         self._incidents.passed(attempt)
         self._budget.took(self._count, seconds, traced=bool(attempt.traced))
-        self._stepped.append(attempt.index)
         self._next_step[attempt.index] = attempt.step + 1
         self._count += 1
         self._open = False
@@ -411,3 +484,4 @@ class StepWatch:
             self._decide(wait=True)
             self.readback.drain()
         self.abandon()
+        self.live.sweep()

@@ -49,7 +49,7 @@ class Outside(Held):
 
     tensor: Tensor
     version: int
-    place: str = ""
+    identity: int  #: ``id`` of the tensor the call was given; ``tensor`` may be a copy of it
 
 
 @dataclass(slots=True)
@@ -118,13 +118,31 @@ class Tape:
 
     def __init__(self, device_types: tuple[str, ...]) -> None:
         self.entries: list[Entry] = []
+        self.start = 0  #: number of the first entry that is still there
         self.full = False
         self.spoilt = ""  #: why this step cannot be replayed, in words
         self._types = device_types
         self._known: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
 
-    def __len__(self) -> int:
-        return len(self.entries)
+    @property
+    def end(self) -> int:
+        """Number that the next entry will get."""
+        return self.start + len(self.entries)
+
+    def __getitem__(self, number: int) -> Entry:
+        return self.entries[number - self.start]
+
+    def forget_before(self, number: int) -> None:
+        """Lets go of the entries before ``number`` and of what they kept alive."""
+        del self.entries[: max(0, number - self.start)]
+        self.start = max(self.start, number)
+        self._known = {key: known for key, known in self._known.items() if known[1] >= self.start}
+        self.spoilt = ""
+
+    def forget(self, entry: Entry | None) -> None:
+        """Takes back the newest entry, whose call was left by an exception."""
+        if entry is not None and self.entries and self.entries[-1] is entry:
+            self.entries.pop()
 
     def module_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place) -> Entry:
         """Opens the entry of a watched module's call; `returned` completes it."""
@@ -163,30 +181,32 @@ class Tape:
         entry.fingerprint = fingerprint(result)
         self._learn(result)
 
-    def needed(self, since: int = 0) -> list[int]:
-        """Positions of the entries that make the step which begins at ``since``.
+    def needed(self, since: int) -> list[int]:
+        """Numbers of the entries that make the step which begins at ``since``.
 
         These are its backward passes, its differentiable module calls (they may change buffers), and whatever those
         depend on, before ``since`` too.
         """
-        steps = enumerate(self.entries[since:], since)
-        front = [i for i, entry in steps if entry.kind is Kind.BACKWARD or _trains(entry)]
         rewritten: dict[int, list[int]] = {}  # entry -> the in-place entries that change its results later
-        for index, entry in enumerate(self.entries):
+        front = []
+        for number, entry in enumerate(self.entries, self.start):
+            if number >= since and (entry.kind is Kind.BACKWARD or _trains(entry)):
+                front.append(number)
             for result in entry.also_writes:
-                rewritten.setdefault(result.entry, []).append(index)
+                rewritten.setdefault(result.entry, []).append(number)
         wanted = set(front)
         while front:
-            index = front.pop()
-            needs = [item.entry for item in self.entries[index].held() if isinstance(item, Result)]
-            for other in (*needs, *rewritten.get(index, ())):
-                if other not in wanted:
+            number = front.pop()
+            needs = [item.entry for item in self[number].held() if isinstance(item, Result)]
+            for other in (*needs, *rewritten.get(number, ())):
+                if other not in wanted and other >= self.start:
                     wanted.add(other)
                     front.append(other)
         return sorted(wanted)
 
     def clear(self) -> None:
         """Forgets everything and lets go of what came from outside."""
+        self.start = self.end
         self.entries.clear()
         self._known.clear()
         self.full = False
@@ -207,23 +227,36 @@ class Tape:
     def _hold(self, tensor: Tensor) -> Held:
         known = self._known.get(id(tensor))
         if known is not None and known[0]() is tensor:
-            inside_function = tensor.requires_grad and not self.entries[known[1]].ambient.grad
+            inside_function = tensor.requires_grad and not self[known[1]].ambient.grad
             if not inside_function:  # else what a custom autograd function computed and then gave a history
                 return Result(known[1], known[2])
-        return Outside(tensor, version(tensor))
+        kept = tensor
+        if not tensor.dim() and not tensor.requires_grad and tensor.layout is torch.strided:
+            kept = tensor.clone()  # a number such as the loss scale: kept by value, for whoever writes into it next
+        return Outside(kept, version(kept), id(tensor))
 
     def _learn(self, value: Any) -> None:
         """Remembers the tensors of ``value`` as results of the newest entry."""
-        if self.full:
+        if self.full or not self.entries:
             return
-        index = len(self.entries) - 1
+        index = self.end - 1
         for leaf, tensor in enumerate(containers.tensors(value)):
-            if not _handed_back(tensor, self.entries[index]):
+            if self.entries[-1].in_place or not self._handed_back(tensor):
                 self._known[id(tensor)] = (weakref.ref(tensor), index, leaf)
+
+    def _handed_back(self, tensor: Tensor) -> bool:
+        """Whether the newest entry merely returned one of its arguments (``x.to(x.device)``)."""
+        known = self._known.get(id(tensor))
+        place = (known[1], known[2]) if known is not None and known[0]() is tensor else None
+        return any(
+            item.identity == id(tensor) if isinstance(item, Outside) else place == (item.entry, item.leaf)
+            for item in self.entries[-1].held()
+            if isinstance(item, (Outside, Result))
+        )
 
     def _learn_written(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Remembers what an in-place call left, and makes results that share its memory depend on it."""
-        if self.full:
+        if self.full or not self.entries:
             return
         left = produced(args, kwargs, result)
         entry, written = self.entries[-1], {tensor.untyped_storage().data_ptr() for tensor in left if _dense(tensor)}
@@ -247,13 +280,6 @@ def backward_roots(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor
 def creates_graph(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a backward was asked to be differentiable itself (its fourth argument)."""
     return bool(args[3] if len(args) > 3 else kwargs.get("create_graph"))
-
-
-def _handed_back(tensor: Tensor, entry: Entry) -> bool:
-    """Whether an entry merely returned a tensor from outside (``x.to(x.device)``)."""
-    if entry.in_place:
-        return False
-    return any(isinstance(item, Outside) and item.tensor is tensor for item in entry.held())
 
 
 def version(tensor: Tensor) -> int:

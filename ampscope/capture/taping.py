@@ -41,6 +41,7 @@ class TapeMode(TorchFunctionMode):
         self._inserted = False
         self._handling = 0  # inside a handled function torch has taken this mode off the stack by itself
         self.after_backward = False
+        self.paused = False  #: set while AMPscope's own code computes
 
     def insert(self) -> None:
         """Starts listening."""
@@ -51,7 +52,7 @@ class TapeMode(TorchFunctionMode):
     def remove(self) -> bool:
         """Stops listening; returns whether it was."""
         if self._handling:
-            return False
+            return False  # torch puts it back when the function returns; what follows is none of the tape's
         was, self._inserted = self._inserted, False
         if was:
             torch_private.remove_function_mode(self)
@@ -59,6 +60,11 @@ class TapeMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self.paused:
+            return func(*args, **kwargs)
+        taped = kwargs
+        if kwargs.get("generator") is not None:
+            taped = kwargs | {"generator": kwargs["generator"].clone_state()}
         state = RandomState.take() if _name_draws(getattr(func, "__name__", "")) else None
         self._handling += 1
         try:
@@ -67,7 +73,7 @@ class TapeMode(TorchFunctionMode):
             self._handling -= 1
         if not self._guard.broken:
             with self._guard:
-                self._note(func, args, kwargs, result, state)
+                self._note(func, args, taped, result, state)
         return result
 
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any, state: RandomState | None) -> None:

@@ -5,6 +5,8 @@ Read against torch 2.10 to 2.15. `missing()` says which are gone, so that a test
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
 from typing import Any
 
 import torch
@@ -47,9 +49,19 @@ def function_modes() -> list[Any]:
 
 
 def insert_function_mode(mode: TorchFunctionMode) -> None:
-    """Puts ``mode`` at the *bottom* of the stack, so that contexts of the user's that end later pop their own mode."""
+    """Puts ``mode`` at the *bottom* of the stack, so that contexts of the user's that end later pop their own mode.
+
+    Only the mode of ``torch.set_default_device`` stays below: torch insists on that.
+    """
     stack = function_modes()
-    _restack(stack, [mode, *stack], torch._C._pop_torch_function_stack, torch._C._push_on_torch_function_stack)
+    default = getattr(getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None), "device_context", None)
+    above = 1 if stack and stack[0] is default else 0
+    _restack(
+        stack,
+        [*stack[:above], mode, *stack[above:]],
+        torch._C._pop_torch_function_stack,
+        torch._C._push_on_torch_function_stack,
+    )
 
 
 def remove_function_mode(mode: TorchFunctionMode) -> None:
@@ -96,6 +108,17 @@ def current_backward_node() -> Any | None:
 def node_sequence_number(node: Any) -> int:
     """The number ``node`` got in forward."""
     return int(node._sequence_nr())
+
+
+def compiles() -> bool:
+    """Whether ``torch.compile`` was used in this process."""
+    backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {})
+    return any(callable(backend) for backend in backends.values())
+
+
+def forward_kwargs(frame: FrameType) -> dict[str, Any]:
+    """Keyword arguments of the module call whose hook was called from ``frame``; hooks on all modules get none."""
+    return dict(frame.f_locals.get("kwargs") or {})
 
 
 def storage_key(tensor: Tensor) -> int:

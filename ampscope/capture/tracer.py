@@ -91,6 +91,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         self._forward_of: dict[int, int] = {}  #: autograd sequence number -> site of the forward op
         self._last_number = -1
         self._functions = _FunctionWatch(self)
+        self.handling = 0  #: inside a handled op or function torch has taken the mode off the stack by itself
         self._hooks: list[Any] = []
         self.function = ""
         self.place: Place | None = None
@@ -157,8 +158,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if not self.paused and not self._guard.broken:
+            self.handling += 1
             with self._guard:
                 self._note(operators.describe(func), args, kwargs, result)
+            self.handling -= 1
         return result
 
     def _note(self, operator: Operator, args: Any, kwargs: Any, result: Any) -> None:
@@ -334,9 +337,11 @@ class _FunctionWatch(TorchFunctionMode):
         tracer.function = getattr(func, "__name__", "")
         tracer.place = user_place(tracer._stop) or tracer.entry_place
         tracer.region = self._region()
+        tracer.handling += 1
         try:
             return func(*args, **(kwargs or {}))
         finally:
+            tracer.handling -= 1
             tracer.function, tracer.place, tracer.region = before
 
     def _region(self) -> torch.dtype | None:

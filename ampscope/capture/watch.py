@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
 import ampscope
@@ -65,6 +66,7 @@ def watch(
     _check_scaler(scaler)
     _check_numbers(every, overhead, disk_budget)
     _check_unwatched(roots)
+    _check_initialised(roots)
     models = Models(roots)
     _check_optimizer(optimizer, models)
     folder = Path(dir) if dir is not None else _new_folder(models)
@@ -108,6 +110,12 @@ def _check_unwatched(roots: list[nn.Module]) -> None:
     for scope in open_scopes():
         if any(scope.watches(module) for root in roots for module in root.modules()):
             raise WatchError(f"this model is already watched, into {scope.folder}; close() that scope first")
+
+
+def _check_initialised(roots: list[nn.Module]) -> None:
+    lazy = [name for root in roots for name, p in root.named_parameters() if isinstance(p, UninitializedParameter)]
+    if lazy:
+        raise WatchError(f"the parameter {lazy[0]} has no shape yet; call the model once, then ampscope.watch")
 
 
 def _check_optimizer(optimizer: Any, models: Models) -> None:
