@@ -51,6 +51,13 @@ class Ambient(NamedTuple):
             yield
 
 
+@contextlib.contextmanager
+def one_autocast_cache() -> Iterator[None]:
+    """Lets the regions entered in the body share their cast weights, as regions inside one outer region do."""
+    with torch.autocast("cpu", enabled=False):
+        yield
+
+
 def current(types: tuple[str, ...]) -> Ambient:
     """The state now."""
     regions = tuple(Region(t, torch.is_autocast_enabled(t), torch.get_autocast_dtype(t)) for t in types)

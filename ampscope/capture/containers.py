@@ -8,11 +8,27 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-_ATOMS = (type(None), bool, int, float, complex, str, bytes, type)
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, type, torch.Size)
 _SEQUENCES = (tuple, list, set, frozenset, deque)
 _DEPTH = 6
+#: Objects looked at in one walk; a batch that refers to its whole data set is not followed into it.
+_MOST = 4000
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """Every tensor in ``value``: through tuples, lists, dicts, dataclasses and plain objects, in a stable order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif not isinstance(value, _ATOMS):
+        yield from _Walk().tensors(value, _DEPTH)
+
+
+def rebuild(value: Any, change: Callable[[Any], Any], kind: type = Tensor) -> Any:
+    """``value`` with every leaf of type ``kind`` replaced by ``change(leaf)``; containers are copied, never edited."""
+    return _Rebuilding(change, kind).of(value, _DEPTH)
 
 
 def _opaque_fields(value: Any) -> dict[str, Any] | None:
@@ -25,72 +41,92 @@ def _opaque_fields(value: Any) -> dict[str, Any] | None:
     return fields if isinstance(fields, dict) else None
 
 
-def tensors(value: Any, depth: int = _DEPTH) -> Iterator[Tensor]:
-    """Every tensor in ``value``: through tuples, lists, dicts, dataclasses and plain objects, in a stable order."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, _ATOMS) or depth == 0:
-        return
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors(item, depth - 1)
-    elif isinstance(value, _SEQUENCES):
-        for item in value:
-            yield from tensors(item, depth - 1)
-    elif (fields := _opaque_fields(value)) is not None:
-        for item in fields.values():
-            yield from tensors(item, depth - 1)
-
-
-def rebuild(value: Any, change: Callable[[Any], Any], kind: type = Tensor, depth: int = _DEPTH) -> Any:
-    """``value`` with every leaf of type ``kind`` replaced by ``change(leaf)``; containers are copied, never edited."""
-    if isinstance(value, kind):
-        return change(value)
-    if depth == 0 or isinstance(value, (*_ATOMS, Tensor)):
-        return value
-    if isinstance(value, _SEQUENCES):
-        return _rebuild_sequence(value, change, kind, depth)
-    if isinstance(value, dict):
-        return _rebuild_dict(value, change, kind, depth)
-    fields = _opaque_fields(value)
-    if fields is None or not any(_holds(item, kind, depth - 1) for item in fields.values()):
-        return value
-    twin = copy.copy(value)
-    for name, item in fields.items():
-        object.__setattr__(twin, name, rebuild(item, change, kind, depth - 1))
-    return twin
-
-
-def _rebuild_sequence(value: Any, change: Callable[[Any], Any], kind: type, depth: int) -> Any:
-    items = [rebuild(item, change, kind, depth - 1) for item in value]
-    if isinstance(value, tuple):
-        return tuple.__new__(type(value), items)  # a named tuple's own constructor may look at its fields
-    if type(value) in (list, set, frozenset, deque):
-        return type(value)(items)
-    return items
-
-
-def _rebuild_dict(value: dict[Any, Any], change: Callable[[Any], Any], kind: type, depth: int) -> Any:
-    items = {key: rebuild(item, change, kind, depth - 1) for key, item in value.items()}
-    if type(value) is dict:
-        return items
-    twin = copy.copy(value)
-    if hasattr(twin, "__dataclass_fields__"):  # a model output: a dict and a dataclass at once
-        for name, item in items.items():
-            setattr(twin, str(name), item)
-        return twin
-    twin.update(items)
-    return twin
-
-
-def _holds(value: Any, kind: type, depth: int) -> bool:
-    if isinstance(value, kind):
-        return True
-    if isinstance(value, _ATOMS) or depth == 0:
-        return False
+def _items(value: Any) -> Iterator[Any] | None:
+    """What a container holds, in order; None for anything that is none."""
     if isinstance(value, Mapping):
-        return any(_holds(item, kind, depth - 1) for item in value.values())
+        return iter(value.values())
     if isinstance(value, _SEQUENCES):
-        return any(_holds(item, kind, depth - 1) for item in value)
+        return iter(value)
     fields = _opaque_fields(value)
-    return fields is not None and any(_holds(item, kind, depth - 1) for item in fields.values())
+    return iter(list(fields.values())) if fields is not None else None
+
+
+class _Walk:
+    """One walk: every object once, and not without end."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+        self._left = _MOST
+
+    def tensors(self, value: Any, depth: int) -> Iterator[Tensor]:
+        if isinstance(value, Tensor):
+            yield value
+        elif depth and self._enters(value):
+            for item in _items(value) or ():
+                self._left -= 1
+                if self._left < 0:
+                    return
+                yield from self.tensors(item, depth - 1)
+
+    def _enters(self, value: Any) -> bool:
+        if isinstance(value, _ATOMS) or id(value) in self._seen:
+            return False
+        self._seen.add(id(value))
+        return True
+
+
+class _Rebuilding:
+    """One rebuilding: a shared container stays shared."""
+
+    def __init__(self, change: Callable[[Any], Any], kind: type) -> None:
+        self._change = change
+        self._kind = kind
+        self._made: dict[int, Any] = {}
+        self._left = _MOST
+
+    def of(self, value: Any, depth: int) -> Any:
+        if isinstance(value, self._kind):
+            return self._change(value)
+        self._left -= 1
+        if not depth or self._left < 0 or isinstance(value, (*_ATOMS, Tensor)):
+            return value
+        if id(value) not in self._made:
+            self._made[id(value)] = value  # what refers to itself refers to the original
+            self._made[id(value)] = self._copy(value, depth - 1)
+        return self._made[id(value)]
+
+    def _copy(self, value: Any, depth: int) -> Any:
+        if isinstance(value, _SEQUENCES):
+            return self._sequence(value, depth)
+        if isinstance(value, dict):
+            return self._dict(value, depth)
+        fields = _opaque_fields(value)
+        if fields is None:
+            return value
+        changed = {name: self.of(item, depth) for name, item in fields.items()}
+        if all(changed[name] is item for name, item in fields.items()):
+            return value
+        twin = copy.copy(value)
+        for name, item in changed.items():
+            object.__setattr__(twin, name, item)
+        return twin
+
+    def _sequence(self, value: Any, depth: int) -> Any:
+        items = [self.of(item, depth) for item in value]
+        if isinstance(value, tuple):
+            if type(value).__module__ == "torch.return_types":
+                return type(value)(items)
+            return tuple.__new__(type(value), items)  # a named tuple's own constructor may look at its fields
+        return type(value)(items) if type(value) in (list, set, frozenset, deque) else items
+
+    def _dict(self, value: dict[Any, Any], depth: int) -> Any:
+        items = {key: self.of(item, depth) for key, item in value.items()}
+        if type(value) is dict:
+            return items
+        twin = copy.copy(value)
+        if hasattr(twin, "__dataclass_fields__"):  # a model output: a dict and a dataclass at once
+            for name, item in items.items():
+                setattr(twin, str(name), item)
+            return twin
+        twin.update(items)
+        return twin

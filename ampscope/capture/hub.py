@@ -33,6 +33,7 @@ class Listener(Protocol):
 _listeners: list[Listener] = []
 _hooks: list[Any] = []
 _originals: dict[str, Any] = {}
+_epoch = [0]
 
 
 def join(listener: Listener) -> None:
@@ -55,6 +56,8 @@ def _install() -> None:
     _originals["scale"] = torch.amp.GradScaler.scale
     torch.autograd.backward = _backward  # restored in _uninstall
     torch.amp.GradScaler.scale = _scale  # type: ignore[method-assign, assignment]  # restored in _uninstall
+    _originals["clear_autocast_cache"] = torch.clear_autocast_cache
+    torch.clear_autocast_cache = _clear_autocast_cache
     _hooks.append(register_optimizer_step_pre_hook(_before_optimizer))
     _hooks.append(register_optimizer_step_post_hook(_after_optimizer))
 
@@ -62,8 +65,19 @@ def _install() -> None:
 def _uninstall() -> None:
     torch.autograd.backward = _originals.pop("backward")
     torch.amp.GradScaler.scale = _originals.pop("scale")  # type: ignore[method-assign]  # the original again
+    torch.clear_autocast_cache = _originals.pop("clear_autocast_cache")
     while _hooks:
         _hooks.pop().remove()
+
+
+def autocast_epoch() -> int:
+    """How often autocast has forgotten its cast weights: calls of one epoch share them."""
+    return _epoch[0]
+
+
+def _clear_autocast_cache() -> None:
+    _epoch[0] += 1
+    _originals["clear_autocast_cache"]()
 
 
 def original_backward() -> Callable[..., Any]:

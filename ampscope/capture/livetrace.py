@@ -61,6 +61,7 @@ class LiveTrace:
             for module, name, buffer in self._models.buffers():
                 tracer.name_entry(buffer, Node.BUFFER, ".".join(filter(None, (module, name))))
             self._tracer = tracer
+            tracer.paused = True  # until AMPscope's own work before the first call is done
             tracer.insert()
 
     def pause(self, paused: bool) -> None:

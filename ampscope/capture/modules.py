@@ -38,7 +38,7 @@ class WatchedModule(coat.Coat):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the module, through its watch."""
         forward = super().__call__  # type: ignore[misc]  # the module's class comes next in the order
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or torch_private.is_tracing():
             return forward(*args, **kwargs)
         return self.ampscope_owner.called(self, forward, args, kwargs)
 
@@ -64,7 +64,7 @@ class ModuleWatch:
     def __init__(self, models: Models, caller: Caller) -> None:
         self._models = models
         self._caller = caller
-        self._thread = threading.get_ident()
+        self._thread: int | None = None  # of the first call; replicas in other threads are not the loop's
         self._depth = 0
         self._coated: dict[int, nn.Module] = {}
         self._hooks: list[Any] = []
@@ -92,7 +92,7 @@ class ModuleWatch:
     def stepped(self) -> None:
         """A step is over."""
         self._steps += 1
-        if self._steps >= LEARNING_STEPS:
+        if self._steps >= LEARNING_STEPS or torch_private.compiles():
             self._stop_learning()
 
     @property
@@ -119,7 +119,12 @@ class ModuleWatch:
         return result
 
     def _is_outermost(self, module: nn.Module) -> bool:
-        return not self._depth and id(module) in self._coated and threading.get_ident() == self._thread
+        return not self._depth and id(module) in self._coated and self._in_thread()
+
+    def _in_thread(self) -> bool:
+        if self._thread is None:
+            self._thread = threading.get_ident()
+        return threading.get_ident() == self._thread
 
     def _put_on(self, module: nn.Module) -> None:
         if id(module) not in self._coated and not coat.is_coated(module):
@@ -132,8 +137,10 @@ class ModuleWatch:
             self._hooks.pop().remove()
 
     def _before(self, module: nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling() or torch_private.compiles():
+            return
         known = id(module) in self._models.names and not isinstance(module, torch.jit.ScriptModule)
-        if self._depth or not known or threading.get_ident() != self._thread or id(module) in self._coated:
+        if self._depth or not known or id(module) in self._coated or not self._in_thread():
             return
         self._put_on(module)
         self._seen = True

@@ -7,12 +7,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ampscope.capture import containers, tape
+from ampscope.capture import ambient, containers, tape
 from ampscope.capture.ambient import random_state_kept
 from ampscope.capture.guard import Attempt
 from ampscope.capture.models import Models, unwrapped
@@ -138,8 +139,10 @@ class _Player:
         self._check_versions()
         self._name_leaves()
         with self._stand_ins.in_place(), self._tracer.active():
-            for index, entry in self._entries:
-                self._play_entry(index, entry)
+            for _, entries in groupby(self._entries, key=lambda numbered: numbered[1].epoch):
+                with ambient.one_autocast_cache():
+                    for number, entry in entries:
+                        self._play_entry(number, entry)
         self._mark_sinks()
 
     def _play_entry(self, index: int, entry: Entry) -> None:

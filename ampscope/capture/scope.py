@@ -19,6 +19,7 @@ from ampscope.capture.modules import ModuleWatch
 from ampscope.capture.recorder import Recorder
 from ampscope.capture.scaler import ScalerWatch
 from ampscope.capture.step import StepWatch
+from ampscope.errors import WatchError
 from ampscope.trace.schema import EventKind
 from ampscope.trace.writer import TraceWriter
 
@@ -59,8 +60,21 @@ class Scope:
     # -- opening and closing ------------------------------------------------------------------------------------
 
     def open(self, scaler: Any | None) -> Scope:
-        """Installs everything; called by `ampscope.watch`."""
+        """Installs everything, or nothing; called by `ampscope.watch`.
+
+        Raises:
+            WatchError: The model's class cannot be watched.
+        """
         self._open = True
+        try:
+            self._install(scaler)
+        except TypeError as error:
+            self.close()
+            raise WatchError(f"this model cannot be watched: {error}; watch the modules inside it instead") from error
+        self._print(f"ampscope: recording to {self.folder}")
+        return self
+
+    def _install(self, scaler: Any | None) -> None:
         self._modules.install()
         hub.join(self)
         _open_scopes.add(self)
@@ -72,8 +86,6 @@ class Scope:
             self._recorder.event(EventKind.WARNING, 0, f"this torch lacks {', '.join(gone)}")
         if scaler is not None:
             self.adopt(scaler)
-        self._print(f"ampscope: recording to {self.folder}")
-        return self
 
     def close(self) -> None:
         """Removes everything from the training process and completes the trace. Safe to call twice."""

@@ -171,7 +171,7 @@ class StepWatch:
         self._tape.returned(entry, result)
         if self._count < WEIGHT_CHECKS and self._weights_at_entry is not None:
             pairs = zip(self._models.weight_norms(), self._weights_at_entry, strict=True)
-            self._edits_weights |= any(bool(now != before) and bool(now == now) for now, before in pairs)
+            self._edits_weights |= any(bool(now != before) and not bool(now.isnan()) for now, before in pairs)
         if self._edits_weights or entry.versions != replay.parameter_versions(self._models):
             self._tape.spoilt = "a parameter is changed inside the forward pass"
 

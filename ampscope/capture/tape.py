@@ -11,13 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ampscope.capture import ambient, containers
+from ampscope.capture import ambient, containers, hub
 from ampscope.capture.ambient import Ambient, RandomState
 from ampscope.capture.frames import NOWHERE, Place
 
 #: A tape longer than this is given up: a loop that never steps would otherwise keep every batch alive.
 MAX_ENTRIES = 20_000
 
+#: Functions that change what backward does with their tensor, and return nothing of use.
+_ATTACHES = frozenset({"register_hook", "retain_grad"})
 _RANDOM = ("rand", "dropout", "bernoulli", "normal_", "uniform_", "multinomial", "exponential_", "gumbel", "rrelu")
 
 
@@ -66,6 +68,7 @@ class Entry:
     versions: list[int] = field(default_factory=list)
     fingerprint: list[Tensor] = field(default_factory=list)
     in_place: bool = False
+    epoch: int = 0  #: which autocast cache it used
     also_writes: list[Result] = field(default_factory=list)  #: earlier results that share the memory it overwrites
 
     def held(self) -> Iterator[Held]:
@@ -90,7 +93,7 @@ def fingerprint(value: Any, leaves: int = 4) -> list[Tensor]:
 def is_in_place(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
     """Whether a torch function overwrites its first argument (or ``out=``), judged by torch's naming convention."""
     name = getattr(func, "__name__", "")
-    if "out" in kwargs:
+    if "out" in kwargs or name in _ATTACHES:
         return True
     if name.startswith("__"):
         return name in ("__setitem__", "__set__") or (
@@ -213,8 +216,9 @@ class Tape:
         self.spoilt = ""
 
     def _entry(self, kind: Kind, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place) -> Entry:
-        packed = containers.rebuild(args, self._hold)
-        return Entry(kind, call, packed, containers.rebuild(kwargs, self._hold), ambient.current(self._types), place)
+        packed, named = containers.rebuild((args, kwargs), self._hold)
+        now = ambient.current(self._types)
+        return Entry(kind, call, packed, named, now, place, epoch=hub.autocast_epoch())
 
     def _append(self, entry: Entry) -> Entry:
         if len(self.entries) >= MAX_ENTRIES:

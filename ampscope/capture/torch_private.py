@@ -116,6 +116,11 @@ def compiles() -> bool:
     return any(callable(backend) for backend in backends.values())
 
 
+def is_tracing() -> bool:
+    """Whether ``torch.jit.trace`` is recording."""
+    return torch._C._get_tracing_state() is not None
+
+
 def forward_kwargs(frame: FrameType) -> dict[str, Any]:
     """Keyword arguments of the module call whose hook was called from ``frame``; hooks on all modules get none."""
     return dict(frame.f_locals.get("kwargs") or {})

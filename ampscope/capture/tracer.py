@@ -22,6 +22,9 @@ from ampscope.capture.stats import Slots, Stats
 from ampscope.trace.schema import Cast, EdgeRow, Node, OpRow, Phase
 
 _PLAIN = frozenset({Tensor, nn.Parameter})
+#: Modules that in evaluation choose one fused op, which computes otherwise while a mode is active: the tracer leaves
+#: them alone. Source: the fast-path conditions in torch/nn/modules/transformer.py and activation.py.
+_FAST_PATHS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 
 
 class Output(NamedTuple):
@@ -84,7 +87,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         self._slots = Slots()
         self._seq = 0
         self._site = 0  #: of the op noted last
-        self._modules: list[str] = []
+        self._modules: list[str | None] = []  # qualified names; None in a module that nobody watches
         self._writers: dict[int, Writer] = {}
         self._storages: list[Any] = []
         self._entries: dict[int, tuple[Node, str]] = {}
@@ -93,6 +96,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         self._functions = _FunctionWatch(self)
         self.handling = 0  #: inside a handled op or function torch has taken the mode off the stack by itself
         self._hooks: list[Any] = []
+        self._aside = 0  # fused evaluation modules entered, during which nothing is observed
         self.function = ""
         self.place: Place | None = None
         self.region: torch.dtype | None = None
@@ -101,8 +105,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
 
     def insert(self) -> None:
         """Starts observing, below any mode the user has entered."""
-        torch_private.insert_function_mode(self._functions)
-        torch_private.insert_dispatch_mode(self)
+        self._step_back()
         self._hooks = [
             register_module_forward_pre_hook(self._enter_module),
             register_module_forward_hook(self._leave_module, always_call=True),
@@ -110,8 +113,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
 
     def remove(self) -> None:
         """Stops observing; safe to call twice."""
-        torch_private.remove_dispatch_mode(self)
-        torch_private.remove_function_mode(self._functions)
+        self._aside = 0
+        self._step_aside()
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -127,11 +130,28 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
             self.remove()
 
     def _enter_module(self, module: nn.Module, _: Any) -> None:
-        self._modules.append(self._module_names.get(id(module), self._modules[-1] if self._modules else ""))
+        self._modules.append(self._module_names.get(id(module), self._modules[-1] if self._modules else None))
+        if isinstance(module, _FAST_PATHS) and not module.training:
+            self._step_aside()
+            self._aside += 1
 
-    def _leave_module(self, _module: nn.Module, _args: Any, _result: Any) -> None:
+    def _leave_module(self, module: nn.Module, _args: Any, _result: Any) -> None:
         if self._modules:
             self._modules.pop()
+        if isinstance(module, _FAST_PATHS) and not module.training and self._aside:
+            self._aside -= 1
+            self._step_back()
+
+    def _step_aside(self) -> None:
+        """Leaves the stacks, outside of any op, until `_step_back`."""
+        if not self._aside:
+            torch_private.remove_dispatch_mode(self)
+            torch_private.remove_function_mode(self._functions)
+
+    def _step_back(self) -> None:
+        if not self._aside:
+            torch_private.insert_function_mode(self._functions)
+            torch_private.insert_dispatch_mode(self)
 
     # -- what comes from outside, what matters at the end -------------------------------------------------------
 
@@ -235,7 +255,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
     # -- where and under what an op runs ------------------------------------------------------------------------
 
     def _module(self) -> str:
-        return self._modules[-1] if self._modules else ""
+        return (self._modules[-1] if self._modules else None) or ""
 
     def _phase(self) -> Phase:
         if self.phase is not None:
@@ -243,7 +263,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         if torch_private.current_backward_node() is not None:
             recomputing = torch.is_grad_enabled() and not self.creates_graph
             return Phase.RECOMPUTE if recomputing else Phase.BACKWARD
-        return Phase.FORWARD if self._modules else Phase.LOSS
+        return Phase.FORWARD if self._modules and self._modules[-1] is not None else Phase.LOSS
 
     def _place(self) -> Place:
         return self.place or user_place(self._stop) or self.entry_place

@@ -69,8 +69,8 @@ def watch(
     _check_initialised(roots)
     models = Models(roots)
     _check_optimizer(optimizer, models)
-    folder = Path(dir) if dir is not None else _new_folder(models)
-    writer = _open_writer(folder, _manifest(models, name or folder.name, every, overhead), disk_budget)
+    folder = _folder(dir) if dir is not None else _new_folder(models)
+    writer = _open_writer(folder, _manifest(models, str(name or folder.name), every, overhead), disk_budget)
     return Scope(models, writer, every=every, overhead=overhead, quiet=quiet).open(scaler)
 
 
@@ -100,9 +100,9 @@ def _check_scaler(scaler: Any) -> None:
 def _check_numbers(every: Any, overhead: Any, disk_budget: Any) -> None:
     if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 0):
         raise WatchError(f"every={every!r}: give a whole number of steps, 0 for no tracing, or leave it out")
-    if not isinstance(overhead, (int, float)) or not 0 <= overhead <= 1:
+    if isinstance(overhead, bool) or not isinstance(overhead, (int, float)) or not 0 <= overhead <= 1:
         raise WatchError(f"overhead={overhead!r}: give the share of time that observing may take, e.g. 0.02")
-    if not isinstance(disk_budget, int) or disk_budget < 1 << 20:
+    if isinstance(disk_budget, bool) or not isinstance(disk_budget, int) or disk_budget < 1 << 20:
         raise WatchError(f"disk_budget={disk_budget!r}: give bytes, at least 1 MiB (1 << 20)")
 
 
@@ -125,6 +125,12 @@ def _check_optimizer(optimizer: Any, models: Models) -> None:
         raise WatchError(f"optimizer= takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
     if not models.owns(p for group in optimizer.param_groups for p in group["params"]):
         raise WatchError("the optimizer holds no parameter of the model; pass the model that it trains")
+
+
+def _folder(path: Any) -> Path:
+    if not isinstance(path, (str, os.PathLike)) or "\0" in str(path):
+        raise WatchError(f"dir={path!r}: give the path of the run's folder, or leave it out")
+    return Path(path)
 
 
 def _new_folder(models: Models) -> Path:
