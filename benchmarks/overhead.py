@@ -35,6 +35,8 @@ from workload import SIZES, Place, usual_dtype
 RESULTS = Path(__file__).parent / "results"
 #: Timed steps a variant takes unless ``--steps`` says otherwise.
 STEPS = {"small": 60, "large": 16}
+#: Past the steps at a run's start in which AMPscope looks closely by default.
+WARM_UP = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ class Elsewhere:
 
 
 def _serve(pipe: Connection, name: str, size: str, place: Place) -> None:
+    torch.set_num_threads(place.threads)
     try:
         stage = Here(name, size, place)
     except Unavailable as reason:
@@ -179,14 +182,14 @@ def measure(names: list[str], size: str, place: Place, plan: Plan) -> dict[str, 
 
 
 def measure_memory(names: list[str], size: str, place: Place) -> dict[str, int]:
-    """Peak memory of a few steps, each variant alone in a new process; bytes."""
+    """Peak memory of a run's first steps, each variant alone in a new process; bytes."""
     peaks: dict[str, int] = {}
     for name in names:
         try:
             stage = Elsewhere(name, size, place)
         except Unavailable:
             continue
-        stage.run(4)
+        stage.run(WARM_UP)
         for key, value in stage.close().items():
             if key.startswith("peak_"):
                 peaks[name] = value
@@ -268,7 +271,7 @@ def show(title: str, rows: dict[str, Any], incident: dict[str, float]) -> None:
 
 
 def _megabytes(row: dict[str, Any], key: str) -> str:
-    return f"{row[key] / 2**20:+6.1f} MB" if key in row else f"{'-':>9}"
+    return f"{row[key] / 2**20:+6.2f} MB" if key in row else f"{'-':>9}"
 
 
 def machine(place: Place) -> dict[str, Any]:
@@ -290,7 +293,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--steps", type=int, help="timed steps a variant takes (small 60, large 16)")
     parser.add_argument("--block", type=int, default=2, help="steps a variant takes in a turn")
-    parser.add_argument("--warm-up", type=int, default=3, help="steps taken before, reported apart")
+    parser.add_argument("--warm-up", type=int, default=WARM_UP, help="steps taken before, reported apart")
     parser.add_argument("--isolate", action="store_true", help="each variant in a process of its own")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", choices=("float16", "bfloat16"), help="fp16, or bf16 on a CPU without fp16 units")
@@ -305,7 +308,8 @@ def main() -> int:
     args = arguments()
     if args.threads:
         torch.set_num_threads(args.threads)
-    place = Place(args.device, getattr(torch, args.dtype) if args.dtype else usual_dtype(args.device))
+    dtype = getattr(torch, args.dtype) if args.dtype else usual_dtype(args.device)
+    place = Place(args.device, dtype, torch.get_num_threads())
     names = [UNWATCHED, *(name for name in args.variants if name != UNWATCHED)]
     facts = machine(place)
     print(", ".join(f"{key} {value}" for key, value in facts.items()))

@@ -79,6 +79,7 @@ class Place:
 
     device: str
     dtype: torch.dtype
+    threads: int  #: that torch may use within an op
 
     def wait(self) -> None:
         """Return when the device has done all it was asked to."""
