@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 from ampscope.analysis import causes, sentences, skips
 from ampscope.analysis.causes import Explained
 from ampscope.analysis.findings import findings
+from ampscope.analysis.history import History, histories
 from ampscope.analysis.remedies import remedies
 from ampscope.analysis.results import Diagnosis, Finding, Incident, RunInfo
 from ampscope.analysis.stepgraph import Sites, StepGraph, source_line
@@ -23,7 +25,6 @@ from ampscope.trace.schema import (
     Phase,
     ReplayStatus,
     Source,
-    StepRow,
     Table,
     Trigger,
 )
@@ -54,12 +55,13 @@ def diagnose(run: Run | str | os.PathLike[str]) -> Diagnosis:
 
 
 def _diagnose(run: Run) -> Diagnosis:
-    steps = run.rows(Table.STEPS, rank=min(run.ranks, default=0))
-    examined = [incident for rank in run.ranks for incident in _Examiner(run, rank).incidents()]
+    ranks = run.ranks or [0]
+    by_rank = {rank: histories(run, rank) for rank in ranks}
+    examined = [incident for rank in ranks for incident in _Examiner(run, rank, by_rank[rank]).incidents()]
     incidents = _merged(sorted(examined, key=lambda incident: incident.step))
-    mistakes = findings(run)
+    mistakes = findings(run, by_rank[ranks[0]])
     primary = _primary(incidents, mistakes)
-    info = run_info(run, steps)
+    info = run_info(run, by_rank[ranks[0]])
     benign = sum(incident.cause.is_benign for incident in incidents)
     return Diagnosis(
         run=info,
@@ -71,16 +73,21 @@ def _diagnose(run: Run) -> Diagnosis:
     )
 
 
-def run_info(run: Run, steps: Sequence[StepRow]) -> RunInfo:
-    """The facts of a run."""
+def run_info(run: Run, history: Mapping[int, History]) -> RunInfo:
+    """The facts of a run.
+
+    Args:
+        run: The run.
+        history: The steps of its first rank, by optimizer.
+    """
     manifest = run.manifest
     return RunInfo(
         path=str(run.path),
         name=manifest.name,
         created=manifest.created,
         status=run.status,
-        steps=len(steps),
-        skipped=sum(row.skipped for row in steps),
+        steps=sum(each.step.size for each in history.values()),
+        skipped=sum(int(each.skipped.sum()) for each in history.values()),
         segments=len(manifest.segments),
         device=manifest.device,
         model=manifest.model,
@@ -100,21 +107,27 @@ def _primary(incidents: Sequence[Incident], mistakes: Sequence[Finding]) -> Inci
 class _Examiner:
     """Examines the incidents of one rank, in order."""
 
-    def __init__(self, run: Run, rank: int) -> None:
-        steps = run.rows(Table.STEPS, rank=rank)
+    def __init__(self, run: Run, rank: int, history: Mapping[int, History]) -> None:
         self._run = run
         self._rank = rank
+        self._history = history
         self._sites = Sites(run, rank)
-        self._losses = [row.loss for row in steps if row.loss is not None]
-        self._skips = {
-            optimizer: skips.skip_runs([row for row in steps if row.optimizer == optimizer])
-            for optimizer in {row.optimizer for row in steps}
-        }
+        self._skips = {optimizer: skips.skip_runs(each) for optimizer, each in history.items()}
 
     def incidents(self) -> list[Incident]:
-        """Every incident row with its origin; steps that died with the process have none."""
+        """Every incident row with its origin, and bad losses that no incident row speaks of."""
         rows = self._run.rows(Table.INCIDENTS, rank=self._rank)
-        return [self._incident(row) for row in rows[:MAX_EXAMINED]]
+        return [*(self._incident(row) for row in rows[:MAX_EXAMINED]), *self._unreported(rows)]
+
+    def _unreported(self, rows: Sequence[IncidentRow]) -> Iterator[Incident]:
+        """Steps whose loss was not finite although capture reported nothing (its replay may have been off)."""
+        for optimizer, history in self._history.items():
+            reported = {row.step for row in rows if row.optimizer == optimizer}
+            bad = history.step[history.has_loss & ~np.isfinite(history.loss)]
+            left = [int(step) for step in bad if step not in reported][:MAX_EXAMINED]
+            for step in left:
+                position = int(np.searchsorted(history.step, step))
+                yield self._without_origin(_silent(step, optimizer, float(history.loss[position])))
 
     def _incident(self, row: IncidentRow) -> Incident:
         found = self._origin(row)
@@ -170,14 +183,14 @@ class _Examiner:
     def _in_context(self, row: IncidentRow, explained: Explained) -> tuple[Cause, dict[str, Any]]:
         """The cause in the light of the run's history: an overflow at the end of a runaway loss is divergence."""
         overflow = explained.cause in (Cause.FP16_OVERFLOW, Cause.SCALE_OVERFLOW)
-        if overflow and self._ran_away(row.step):
+        if overflow and self._ran_away(row):
             return Cause.DIVERGENCE, explained.facts
         return explained.cause, explained.facts
 
-    def _ran_away(self, step: int) -> bool:
-        before = [loss for loss in self._losses[max(0, step - 3) : step] if loss > 0]
-        grew = [later / earlier > RUNAWAY_FACTOR for earlier, later in pairwise(before)]
-        return len(grew) >= 1 and all(grew)
+    def _ran_away(self, row: IncidentRow) -> bool:
+        history = self._history.get(row.optimizer)
+        losses = history.before(row.step, 3) if history is not None else np.empty(0)
+        return bool(losses.size > 1 and (losses[1:] / losses[:-1] > RUNAWAY_FACTOR).all())
 
     def _calmed(self, row: IncidentRow, incident: Incident) -> Incident:
         """An overflow of scaled gradients is harmless where the scale was only calibrating."""
@@ -218,6 +231,13 @@ class _Examiner:
             explanation=sentences.explanation(cause, "", {"why": f"The origin is not known: {why}."}),
             remedies=remedies(cause),
         )
+
+
+def _silent(step: int, optimizer: int, loss: float) -> IncidentRow:
+    """The row that a step without one would have."""
+    reason = "no incident was recorded for this step"
+    unavailable = ReplayStatus.UNAVAILABLE
+    return IncidentRow(step, optimizer, 0, 0.0, Trigger.NONFINITE_LOSS, loss, None, unavailable, reason, 0.0, "{}")
 
 
 def _merged(incidents: Sequence[Incident]) -> list[Incident]:

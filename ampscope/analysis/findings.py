@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+
+from ampscope.analysis.history import History
 from ampscope.analysis.remedies import remedies
 from ampscope.analysis.results import Finding, SourceLine
 from ampscope.analysis.stepgraph import source_line
 from ampscope.trace.reader import Run
-from ampscope.trace.schema import FindingRow, ScalerAction, ScalerEventRow, StepRow, Table
+from ampscope.trace.schema import FindingRow, ScalerAction, ScalerEventRow, Table
 from ampscope.trace.vocabulary import Cause, Severity
 
 #: Share of healthy steps after which the learning rate must move for its scheduler to count as one of every step.
@@ -34,13 +36,16 @@ _EXPLAINED: dict[Cause, str] = {
 }
 
 
-def findings(run: Run) -> tuple[Finding, ...]:
-    """Every usage mistake of the run, the first first."""
-    rank = min(run.ranks, default=0)
-    steps = run.rows(Table.STEPS, rank=rank)
-    events = run.rows(Table.SCALER_EVENTS, rank=rank)
+def findings(run: Run, history: Mapping[int, History]) -> tuple[Finding, ...]:
+    """Every usage mistake of the run, the first first.
+
+    Args:
+        run: The run.
+        history: The steps of its first rank, by optimizer.
+    """
+    events = run.rows(Table.SCALER_EVENTS, rank=min(run.ranks, default=0))
     found = [_seen(row) for row in run.rows(Table.FINDINGS)]
-    found += _scheduler_order(steps)
+    found += _scheduler_order(history.values())
     found += _state_not_restored(events)
     return tuple(sorted(found, key=lambda finding: finding.step))
 
@@ -59,26 +64,26 @@ def _seen(row: FindingRow) -> Finding:
     )
 
 
-def _scheduler_order(steps: Sequence[StepRow]) -> list[Finding]:
-    """A per-step scheduler that moved the learning rate although the optimizer step before was skipped."""
+def _scheduler_order(histories: Iterable[History]) -> list[Finding]:
+    """Per-step schedulers that moved the learning rate although the optimizer step before was skipped."""
     found = []
-    for optimizer in sorted({row.optimizer for row in steps}):
-        rows = [row for row in steps if row.optimizer == optimizer and row.lr is not None]
-        pairs = list(pairwise(rows))
-        after_good = [before.lr != after.lr for before, after in pairs if not before.skipped]
-        ran_on = [before for before, after in pairs if before.skipped and before.lr != after.lr]
-        per_step = not after_good or sum(after_good) >= PER_STEP_SCHEDULER * len(after_good)
-        if ran_on and (per_step or len(ran_on) > 1):
-            found.append(_ran_on(ran_on))
+    for history in histories:
+        moved = np.diff(history.lr) != 0
+        moved &= ~np.isnan(np.diff(history.lr))
+        skipped = history.skipped[:-1]
+        after_good, ran_on = moved[~skipped], history.step[:-1][skipped & moved]
+        per_step = not after_good.size or after_good.mean() >= PER_STEP_SCHEDULER
+        if ran_on.size and (per_step or ran_on.size > 1):
+            found.append(_ran_on(int(ran_on[0]), int(ran_on[-1]), int(ran_on.size)))
     return found
 
 
-def _ran_on(rows: Sequence[StepRow]) -> Finding:
-    times = "once" if len(rows) == 1 else f"{len(rows)} times"
+def _ran_on(first: int, last: int, count: int) -> Finding:
+    times = "once" if count == 1 else f"{count} times"
     return Finding(
-        step=rows[0].step,
-        last_step=rows[-1].step,
-        count=len(rows),
+        step=first,
+        last_step=last,
+        count=count,
         severity=Severity.WARNING,
         cause=Cause.MISUSE_SCHEDULER_ORDER,
         source=None,

@@ -24,7 +24,8 @@ def explanation(cause: Cause, op: str, facts: dict[str, Any]) -> str:
 def _why(cause: Cause, op: str, facts: dict[str, Any]) -> str:
     known = {"op": short_op(op), "dtype": "float16", **{key: _number(value) for key, value in facts.items()}}
     template = next((text for text in _REASONS.get(cause, ()) if _needs(text) <= known.keys()), None)
-    return template.format_map(known) if template else str(facts.get("why") or _NO_RULE.format_map(known))
+    text = template.format_map(known) if template else str(facts.get("why") or _NO_RULE.format_map(known))
+    return text[:1].upper() + text[1:] if text.startswith(("an ", "a ")) else text
 
 
 def _needs(template: str) -> set[str]:
@@ -75,6 +76,9 @@ _REASONS: dict[Cause, tuple[str, ...]] = {
     Cause.BENIGN_PERIODIC_GROWTH: (
         "The loss scale had grown to probe for room and was halved again: this is how GradScaler works.",
     ),
+    Cause.BENIGN_SCALE_ADJUSTMENT: (
+        "Gradients outgrew the loss scale; it was lowered and training went on: this is how GradScaler works.",
+    ),
 }
 
 
@@ -83,8 +87,8 @@ def summary(primary: Incident | Finding | None, *, steps: int, skipped: int, ben
     if primary is None:
         if not steps:
             return "No optimizer step was recorded yet."
-        calm = f", {skipped} of them skipped while the loss scale found its place" if skipped and benign else ""
-        return f"Nothing is wrong in {steps} steps{calm}."
+        calm = f", {skipped:,} of them skipped while the loss scale found its place" if skipped and benign else ""
+        return f"Nothing is wrong in {steps:,} steps{calm}."
     if isinstance(primary, Finding):
         return f"Step {primary.step}{_at(primary.source)}: {primary.explanation}"
     where = f"module {primary.module}" if primary.module else "the loss code"

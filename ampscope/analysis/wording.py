@@ -39,6 +39,7 @@ _CAUSES: dict[Cause, str] = {
     Cause.MISUSE_CHECKPOINT_AUTOCAST_MISMATCH: "a checkpointed block recomputed in another precision",
     Cause.BENIGN_INITIAL_CALIBRATION: "the scale finding its place",
     Cause.BENIGN_PERIODIC_GROWTH: "the scale probing for room to grow",
+    Cause.BENIGN_SCALE_ADJUSTMENT: "the scale making room for larger gradients",
     Cause.BENIGN_INF_MASK: "a mask of -inf, as intended",
     Cause.BENIGN_METRIC_NAN: "a metric that is NaN and reaches no weight",
     Cause.BENIGN_MASKED_INTERNAL: "an internal NaN that is masked again",

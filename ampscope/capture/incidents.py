@@ -86,6 +86,7 @@ class Incidents:
         if outcome.status is not ReplayStatus.UNAVAILABLE:
             self._recorder.trace(tracer, attempt.step, Source.REPLAY)
             attempt.traced = Source.REPLAY
+        tracer.release()
         return outcome
 
     def trace_by_replay(self, attempt: StepAttempt, recording: Recording) -> None:

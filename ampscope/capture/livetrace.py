@@ -102,6 +102,7 @@ class LiveTrace:
         if tracer is not None:
             tracer.paused = True
             tracer.remove()
+            tracer.release()
             if tracer.handling:
                 self._dropped.append(tracer)
 
@@ -140,6 +141,7 @@ class LiveTrace:
         tracer.remove()
         keep = self._budget.keeps(count)
         if not keep and tracer.all_finite():
+            tracer.release()
             return []
         ops, edges = tracer.rows(attempt.step, Source.LIVE)
         absorbed = provenance.absorbed(provenance.Graph(ops, edges, self._recorder.sites.row))
@@ -147,8 +149,10 @@ class LiveTrace:
             self._write(tracer, attempt)
         if keep and not absorbed:
             self._budget.kept()
+        tracer.release()
         return [origin.seq for origin in absorbed]
 
     def _write(self, tracer: Tracer, attempt: StepAttempt) -> None:
         self._recorder.trace(tracer, attempt.step, Source.LIVE)
         attempt.traced = Source.LIVE
+        tracer.release()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 #: Elements looked at for zeros, subnormals and the exponent histogram; larger tensors are strided down to this.
-SAMPLE = 1 << 14
+SAMPLE = 1 << 12
 #: Dtypes whose values are looked at; torch cannot yet take the minimum of an 8-bit float.
 MEASURED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _CHUNK = 512

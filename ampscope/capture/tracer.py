@@ -311,6 +311,15 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
 
     # -- handing over -------------------------------------------------------------------------------------------
 
+    def release(self) -> None:
+        """Lets go of everything; the modes and their watch refer to each other, and would wait for the collector."""
+        self.outputs, self.edges = [], []
+        self._slots = Slots()
+        self._writers.clear()
+        self._entries.clear()
+        self._storages.clear()
+        self._forward_of.clear()
+
     def all_finite(self) -> bool:
         """Whether no op of the step gave a non-finite value; waits for the device."""
         slots = self._slots.read()
@@ -328,7 +337,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
             OpRow(step, source, o.seq, o.out, o.site, o.micro_batch, o.numel, *settled(o.stats)) for o in self.outputs
         ]
         edges = [_edge_row(step, source, e, settled(e.stats) if e.stats is not None else None) for e in self.edges]
-        self._storages.clear()
         return ops, edges
 
 

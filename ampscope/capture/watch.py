@@ -169,7 +169,7 @@ def _manifest(models: Models, name: str, every: int | None, overhead: float) -> 
             "python": platform.python_version(),
             "torch": torch.__version__,
             "pyarrow": pa.__version__,
-            "platform": platform.platform(terse=True),
+            "platform": f"{platform.system()} {platform.machine()}",
         },
         device=label,
         world_size=int(os.environ.get("WORLD_SIZE", "1")),

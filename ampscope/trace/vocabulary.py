@@ -45,6 +45,7 @@ class Cause(StrEnum):
     # harmless
     BENIGN_INITIAL_CALIBRATION = "benign_initial_calibration"
     BENIGN_PERIODIC_GROWTH = "benign_periodic_growth"
+    BENIGN_SCALE_ADJUSTMENT = "benign_scale_adjustment"
     BENIGN_INF_MASK = "benign_inf_mask"
     BENIGN_METRIC_NAN = "benign_metric_nan"
     BENIGN_MASKED_INTERNAL = "benign_masked_internal"
