@@ -21,7 +21,6 @@ _VERDICT_STYLES = {Verdict.HEALTHY: "bold green", Verdict.PROBLEM: "bold red"}
 _TRIED = {
     True: ("verified: cures this step", "green"),
     False: ("tried: does not cure this step alone", "yellow"),
-    None: ("not tried", "dim"),
 }
 
 
@@ -108,8 +107,11 @@ def _in_fp32(incident: Incident) -> str:
 
 
 def _remedy(number: int, remedy: Remedy) -> Iterator[RenderableType]:
-    words, style = _TRIED[remedy.verified]
-    yield indented(Text.assemble(f"{number}. {visible(remedy.text)} ", (f"[{words}]", style), overflow="fold"))
+    told = Text(f"{number}. {visible(remedy.text)}", overflow="fold")
+    if remedy.verified is not None:
+        words, style = _TRIED[remedy.verified]
+        told.append(" ").append(f"[{words}]", style=style)
+    yield indented(told)
     if remedy.code:
         yield code(remedy.code)
 

@@ -30,7 +30,7 @@ def test_a_broken_run_reads_from_verdict_to_cure() -> None:
         "1. Scale the queries first. [verified: cures this step]",
         "      q = q * q.shape[-1] ** -0.5\n      logits = q @ k",
         "2. Lower the loss scale. [tried: does not cure this step alone]",
-        "3. Use bfloat16. [not tried]",
+        "3. Use bfloat16.\n",
         "Also",
         "steps 0 to 299 (300 times): gradients clipped before they were unscaled at /home/me/train.py:12.",
         "Harmless, nothing to change",
