@@ -91,7 +91,7 @@ def _obstacle(recorded: Tape, positions: list[int]) -> str:
     if not any(entry.kind is Kind.BACKWARD for entry in needed):
         return "no backward was seen in the step"
     for entry in needed:
-        for held in entry.held():
+        for held in entry.held:
             if isinstance(held, Result) and held.entry < recorded.start:
                 return "the step builds on calls of a step before, which the tape has let go"
             if isinstance(held, Outside) and held.tensor.grad_fn is not None:
@@ -197,7 +197,7 @@ class _Player:
         for _, entry in self._entries:
             if entry.versions and entry.versions != parameter_versions(self._models):
                 self._differences.append("weights changed since")
-            for held in entry.held():
+            for held in entry.held:
                 if isinstance(held, Outside) and tape.version(held.tensor) != held.version:
                     self._differences.append("an input was changed in place since")
 
@@ -243,7 +243,7 @@ def call_user(call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 def parameter_versions(models: Models) -> list[int]:
     """The in-place change counters of all trainable parameters."""
-    return [tape.version(parameter) for _, parameter in models.parameters.values() if parameter.requires_grad]
+    return [parameter._version for _, parameter in models.parameters.values() if parameter.requires_grad]
 
 
 def named_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:

@@ -15,6 +15,8 @@ from ampscope.capture.tape import version
 
 #: Tensors from outside up to this size are replayed on copies, in case the step writes into them.
 COPIED_BYTES = 64 << 20
+#: Steps after which the list of tensors that a forward may change is drawn up anew.
+REVIEW_EVERY = 50
 #: Buffers above this size are copied every step only once they were seen to change.
 SMALL_BUFFER_BYTES = 1 << 20
 
@@ -35,14 +37,19 @@ class StateKeeper:
         self._versions: dict[int, int] = {}
         self._changing: set[int] = set()
         self._attributes: list[tuple[nn.Module, dict[str, Any]]] = []
+        self._candidates: list[Tensor] = []
+        self._steps = 0
 
     def take(self) -> None:
         """Copies what may change; called at the first forward of a step."""
         self._attributes = [
             (module, {**vars(module), "_buffers": dict(vars(module)["_buffers"])}) for module in self._models.modules
         ]
+        if self._steps % REVIEW_EVERY == 0:
+            self._candidates = list(self._models.mutable_tensors())
+        self._steps += 1
         with torch.no_grad():
-            live = [tensor for tensor in self._models.mutable_tensors() if self._may_change(tensor)]
+            live = [tensor for tensor in self._candidates if self._may_change(tensor)]
             if [id(tensor) for tensor in live] != list(self._kept):
                 self._kept = {id(tensor): (tensor, tensor.detach().clone()) for tensor in live}
             elif live:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
@@ -70,12 +70,7 @@ class Entry:
     in_place: bool = False
     epoch: int = 0  #: which autocast cache it used
     also_writes: list[Result] = field(default_factory=list)  #: earlier results that share the memory it overwrites
-
-    def held(self) -> Iterator[Held]:
-        """The tensors among the arguments."""
-        found: list[Held] = []
-        containers.rebuild((self.args, self.kwargs), found.append, Held)
-        return iter(found)
+    held: list[Held] = field(default_factory=list)  #: the tensors among the arguments
 
 
 def fingerprint(value: Any, leaves: int = 4) -> list[Tensor]:
@@ -200,7 +195,7 @@ class Tape:
         wanted = set(front)
         while front:
             number = front.pop()
-            needs = [item.entry for item in self[number].held() if isinstance(item, Result)]
+            needs = [item.entry for item in self[number].held if isinstance(item, Result)]
             for other in (*needs, *rewritten.get(number, ())):
                 if other not in wanted and other >= self.start:
                     wanted.add(other)
@@ -216,9 +211,15 @@ class Tape:
         self.spoilt = ""
 
     def _entry(self, kind: Kind, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place) -> Entry:
-        packed, named = containers.rebuild((args, kwargs), self._hold)
+        held: list[Held] = []
+
+        def hold(tensor: Tensor) -> Held:
+            held.append(self._hold(tensor))
+            return held[-1]
+
+        packed, named = containers.rebuild((args, kwargs), hold)
         now = ambient.current(self._types)
-        return Entry(kind, call, packed, named, now, place, epoch=hub.autocast_epoch())
+        return Entry(kind, call, packed, named, now, place, epoch=hub.autocast_epoch(), held=held)
 
     def _append(self, entry: Entry) -> Entry:
         if len(self.entries) >= MAX_ENTRIES:
@@ -254,7 +255,7 @@ class Tape:
         place = (known[1], known[2]) if known is not None and known[0]() is tensor else None
         return any(
             item.identity == id(tensor) if isinstance(item, Outside) else place == (item.entry, item.leaf)
-            for item in self.entries[-1].held()
+            for item in self.entries[-1].held
             if isinstance(item, (Outside, Result))
         )
 

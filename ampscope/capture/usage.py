@@ -11,7 +11,7 @@ from torch.optim.optimizer import Optimizer
 from ampscope.capture import containers
 from ampscope.capture.frames import Place, user_place
 from ampscope.capture.models import Models
-from ampscope.capture.tape import is_in_place, version
+from ampscope.capture.tape import is_in_place
 from ampscope.trace.vocabulary import Cause
 
 Report = Callable[[Cause, Place | None, dict[str, Any]], None]
@@ -31,9 +31,10 @@ class UsageWatch:
         self._models = models
         self._report = report
         self._scaled = False  # gradients hold the loss scale now
-        self._gradients: dict[int, tuple[Tensor, int]] = {}  # id -> gradient after the last backward, its version
-        self._unscaled: dict[int, tuple[Tensor, int]] = {}  # as unscale_ left them
-        self._updated_since_unscale: Place | None = None
+        self._gradients: dict[int, Tensor] = {}  # by id; looked up when the loop first computes after a backward
+        self._unscaled_now = False  # unscale_ has run and no step has followed
+        self._left: dict[int, Tensor] = {}  # gradients that an update without a step left unscaled
+        self._updated: Place | None = None  # by which line
         self._aliases: list[Tensor] = []  # views the loop took of gradients; kept so that ids stay theirs
         self._derived: list[Tensor] = []  # values the loop computed from scaled gradients
         self._edit: Place | None = None
@@ -45,35 +46,33 @@ class UsageWatch:
         if under_autocast:
             self._report(Cause.MISUSE_BACKWARD_UNDER_AUTOCAST, user_place(), {})
         self._scaled = self._scaled or scaled
-        if scaled and self._still_unscaled():
-            self._unscaled = {}
-            self._report(Cause.MISUSE_UPDATE_EACH_MICROBATCH, self._updated_since_unscale, {})
+        if scaled and self._left and self._adds_to_unscaled():
+            self._report(Cause.MISUSE_UPDATE_EACH_MICROBATCH, self._updated, {})
+        self._left = {}
 
     def after_backward(self) -> None:
         """A backward has added to the gradients."""
-        self._gradients = self._stamp()
+        self._gradients = {}
 
-    def _stamp(self) -> dict[int, tuple[Tensor, int]]:
+    def _now(self) -> dict[int, Tensor]:
         gradients = (p.grad for _, p in self._models.parameters.values())
-        return {id(g): (g, version(g)) for g in gradients if g is not None}
+        return {id(gradient): gradient for gradient in gradients if gradient is not None}
 
-    def _still_unscaled(self) -> bool:
-        """Whether gradients that were unscaled are still there, uncleared, for the next backward to add to.
+    def _adds_to_unscaled(self) -> bool:
+        """Whether unscaled gradients are still there, uncleared, for the next backward to add scaled ones to.
 
-        Looks at values only in this suspicious order of events, and only until the first report.
+        Looks at values, but only after an update without a step.
         """
-        if self._updated_since_unscale is None:
-            return False
-        now = self._stamp()
-        kept = [gradient for key, (gradient, _) in self._unscaled.items() if key in now]
-        return any(bool(gradient.any()) for gradient in kept)
+        now = self._now()
+        return any(bool(gradient.any()) for key, gradient in self._left.items() if key in now)
 
     # -- the loop's own work on gradients -----------------------------------------------------------------------
 
     def saw_function(self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
         """A torch function ran outside the models after a backward."""
-        if not self._scaled or not self._gradients:
+        if not self._scaled:
             return
+        self._gradients = self._gradients or self._now()
         operands = list(containers.tensors((args, kwargs)))
         touched = [tensor for tensor in operands if self._is_gradient(tensor)]
         in_place = is_in_place(func, kwargs)
@@ -114,13 +113,12 @@ class UsageWatch:
     def after_unscale(self) -> None:
         """The gradients are unscaled now."""
         self._scaled = False
-        self._unscaled = self._stamp()
-        self._updated_since_unscale = None
+        self._unscaled_now = True
 
     def updated(self) -> None:
         """``scaler.update`` was called."""
-        if self._unscaled and self._updated_since_unscale is None:
-            self._updated_since_unscale = user_place()
+        if self._unscaled_now:
+            self._left, self._updated = self._now(), user_place()
 
     def bypassed(self, optimizer: Optimizer, *, half_forward: bool, has_scaler: bool) -> None:
         """``optimizer.step`` was called without the scaler."""
@@ -133,7 +131,7 @@ class UsageWatch:
     def stepped(self) -> None:
         """A step attempt is over."""
         self._scaled = False
-        self._gradients = {}
-        self._unscaled = {}
+        self._gradients, self._left = {}, {}
+        self._unscaled_now = False
         self._aliases, self._derived = [], []
         self._edit = None
