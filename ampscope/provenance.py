@@ -85,6 +85,17 @@ class Graph:
         before = self._overwritten(seq)
         return before is not None and before.partial and self.state_is_bad(before.from_seq, before.from_out)
 
+    def bad_writer(self, edge: EdgeRow) -> int:
+        """The op that made the bad value an edge carries: the last writer, or one before it that it left in place."""
+        seq, seen = edge.from_seq, {edge.from_seq}
+        while self.bad_output(seq) is None:
+            before = self._overwritten(seq)
+            if before is None or before.from_seq in seen:
+                break
+            seq = before.from_seq
+            seen.add(seq)
+        return seq
+
     def _overwritten(self, seq: int) -> EdgeRow | None:
         return next((edge for edge in self.inputs[seq] if edge.in_place), None)
 
@@ -129,9 +140,10 @@ def _walk(graph: Graph, sink: int) -> list[Origin]:
             row = graph.bad_output(seq)
             born.append(Origin(seq, row.out if row else 0, _path(towards, seq), sink))
         for edge in bad:
-            if edge.from_seq not in towards:
-                towards[edge.from_seq] = seq
-                stack.append(edge.from_seq)
+            source = graph.bad_writer(edge)
+            if source not in towards:
+                towards[source] = seq
+                stack.append(source)
     return [_past_mask(graph, origin) for origin in born]
 
 

@@ -32,18 +32,19 @@ class Twins:
         self._originals: list[Any] = []  # kept, so that an id stays that of its object
 
     def of(self, value: Any, depth: int = _DEPTH) -> Any:
-        """The twin of ``value``; itself where it cannot change (or cannot be copied)."""
+        """The twin of ``value``; itself where it cannot change.
+
+        Raises:
+            Exception: Whatever its own copying raises; there must be no replay then.
+        """
         if isinstance(value, _PLAIN) or depth == 0:
             return value
         if isinstance(value, Tensor):
             return self._tensor(value)
         if id(value) not in self._made:
-            attempt = Attempt()
-            twin = value
-            with attempt:
-                twin = self._copy(value, depth)
             self._originals.append(value)
-            self._made[id(value)] = value if attempt.error is not None else twin
+            self._made[id(value)] = value  # what refers to itself refers to the original
+            self._made[id(value)] = self._copy(value, depth)
         return self._made[id(value)]
 
     def _copy(self, value: Any, depth: int) -> Any:

@@ -51,6 +51,7 @@ class Models:
         self.modules: list[nn.Module] = []
         self.parameters: dict[int, tuple[str, nn.Parameter]] = {}  #: ``id`` -> name, parameter
         self._plain: dict[int, list[str]] = {}
+        self._trainable: dict[int, list[nn.Parameter]] = {}
         for index, root in enumerate(roots):
             prefix = "" if len(roots) == 1 else f"{type(root).__name__}[{index}]"
             self._add(root, prefix)
@@ -108,6 +109,13 @@ class Models:
             known = [name for name, value in vars(module).items() if isinstance(value, Tensor)]
             self._plain[id(module)] = known
         return known
+
+    def versions(self, module: nn.Module) -> list[int]:
+        """The in-place change counters of a module's trainable parameters."""
+        own = self._trainable.get(id(module))
+        if own is None:
+            own = self._trainable[id(module)] = [p for p in module.parameters() if p.requires_grad]
+        return [parameter._version for parameter in own]
 
     def weight_norms(self) -> list[Tensor]:
         """The L2 norm of every dense trainable parameter, as device scalars."""

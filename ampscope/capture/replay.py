@@ -94,10 +94,15 @@ def _obstacle(recorded: Tape, positions: list[int]) -> str:
         for held in entry.held:
             if isinstance(held, Result) and held.entry < recorded.start:
                 return "the step builds on calls of a step before, which the tape has let go"
-            if isinstance(held, Outside) and held.tensor.grad_fn is not None:
+            if isinstance(held, Outside) and held.tensor.grad_fn is not None and not _cuts_history(entry):
                 made_by = held.tensor.grad_fn.name()
                 return f"the step uses a tensor whose making the tape did not see (its history ends in {made_by})"
     return ""
+
+
+def _cuts_history(entry: Entry) -> bool:
+    """Whether a call takes the values of its operands only."""
+    return not entry.ambient.grad or getattr(entry.call, "__name__", "") == "detach"
 
 
 @contextlib.contextmanager
@@ -195,7 +200,7 @@ class _Player:
     def _check_versions(self) -> None:
         """Notes inputs and weights that were changed in place since the real step read them."""
         for _, entry in self._entries:
-            if entry.versions and entry.versions != parameter_versions(self._models):
+            if entry.versions and entry.versions != self._models.versions(entry.module):
                 self._differences.append("weights changed since")
             for held in entry.held:
                 if isinstance(held, Outside) and tape.version(held.tensor) != held.version:
@@ -239,11 +244,6 @@ class _Player:
 def call_user(call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Calls the user's code; the search for a user's line ends at this frame."""
     return call(*args, **kwargs)
-
-
-def parameter_versions(models: Models) -> list[int]:
-    """The in-place change counters of all trainable parameters."""
-    return [parameter._version for _, parameter in models.parameters.values() if parameter.requires_grad]
 
 
 def named_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:

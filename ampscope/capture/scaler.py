@@ -223,9 +223,11 @@ class ScalerWatch:
         self._steps.readback.fetch({"before": before}, write)
 
 
-def _copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """A snapshot on the device, where ``update`` will write into the original."""
-    return tensor.detach().clone() if tensor is not None else None
+def _copy(tensor: torch.Tensor | None) -> torch.Tensor | float | None:
+    """A snapshot: ``update`` will write into the original. On a device it stays there; no wait."""
+    if tensor is None or tensor.device.type == "cpu":
+        return float(tensor) if tensor is not None else None
+    return tensor.detach().clone()
 
 
 class GradScaler(torch.amp.GradScaler):

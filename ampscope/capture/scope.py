@@ -13,7 +13,7 @@ import torch
 
 from ampscope.capture import coat, hub, torch_private
 from ampscope.capture.budget import ReplayBudget, TraceBudget
-from ampscope.capture.guard import Guard
+from ampscope.capture.guard import Attempt, Guard
 from ampscope.capture.models import Models
 from ampscope.capture.modules import ModuleWatch
 from ampscope.capture.recorder import Recorder
@@ -94,13 +94,17 @@ class Scope:
         self._open = False
         _open_scopes.discard(self)
         atexit.unregister(self.close)
-        hub.leave(self)
-        self._steps.close()
-        self._modules.uninstall()
-        for scaler in self._scalers:
-            scaler.take_off()
-        self._recorder.event(EventKind.CLOSE, self._steps.step_of(None), "")
-        self._writer.close()
+        removals = [
+            lambda: hub.leave(self),
+            self._steps.close,
+            self._modules.uninstall,
+            *(scaler.take_off for scaler in self._scalers),
+            lambda: self._recorder.event(EventKind.CLOSE, self._steps.step_of(None), ""),
+            self._writer.close,
+        ]
+        for remove in removals:
+            with Attempt():  # whatever one of them meets, the others follow
+                remove()
 
     def __enter__(self) -> Scope:
         return self
@@ -167,8 +171,10 @@ class Scope:
         def failed(text: str) -> None:
             owner = scope()
             if owner is not None:
-                owner._recorder.event(EventKind.WARNING, owner._steps.step_of(None), text)
-                owner._steps.part_failed()
+                with Attempt():  # what fails may be the record itself
+                    owner._recorder.event(EventKind.WARNING, owner._steps.step_of(None), text)
+                with Attempt():
+                    owner._steps.part_failed()
 
         return Guard(part, failed)
 

@@ -38,6 +38,7 @@ class StateKeeper:
         self._changing: set[int] = set()
         self._attributes: list[tuple[nn.Module, dict[str, Any]]] = []
         self._candidates: list[Tensor] = []
+        self._held: list[int] = []  # ids of the buffers at the last look
         self._steps = 0
 
     def take(self) -> None:
@@ -45,15 +46,21 @@ class StateKeeper:
         self._attributes = [
             (module, {**vars(module), "_buffers": dict(vars(module)["_buffers"])}) for module in self._models.modules
         ]
-        if self._steps % REVIEW_EVERY == 0:
-            self._candidates = list(self._models.mutable_tensors())
-        self._steps += 1
+        self._review()
         with torch.no_grad():
             live = [tensor for tensor in self._candidates if self._may_change(tensor)]
             if [id(tensor) for tensor in live] != list(self._kept):
                 self._kept = {id(tensor): (tensor, tensor.detach().clone()) for tensor in live}
             elif live:
                 torch._foreach_copy_([kept for _, kept in self._kept.values()], live)
+
+    def _review(self) -> None:
+        """Draws up the list of what may change: every so often, and when a buffer was replaced by another tensor."""
+        held = [id(buffer) for _, _, buffer in self._models.buffers()]
+        if self._steps % REVIEW_EVERY == 0 or held != self._held:
+            self._candidates = list(self._models.mutable_tensors())
+            self._held = held
+        self._steps += 1
 
     def _may_change(self, tensor: Tensor) -> bool:
         if tensor.numel() * tensor.element_size() <= SMALL_BUFFER_BYTES:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from ampscope.capture import ambient, containers, gradients, hub, replay
+from ampscope.capture import ambient, containers, gradients, hub
 from ampscope.capture.attempt import ScaleState, StepAttempt, StepRows
 from ampscope.capture.budget import ReplayBudget, TraceBudget
 from ampscope.capture.frames import NOWHERE, user_place
@@ -88,10 +88,10 @@ class StepWatch:
         self._budget = budgets[0]
         self._types = ambient.device_types()
         self._tape_guard, self._row_guard = guard_for("the step tape"), guard_for("the step record")
-        self._usage_guard, trace_guard = guard_for("the usage check"), guard_for("the op tracer")
+        self._usage_guard, self._trace_guard = guard_for("the usage check"), guard_for("the op tracer")
         self.readback = Readback()
         self.usage = UsageWatch(models, self._found)
-        self.live = LiveTrace(models, recorder, budgets[0], trace_guard)
+        self.live = LiveTrace(models, recorder, budgets[0], self._trace_guard)
         self._rows = StepRows(models, recorder, self.readback)
         self._incidents = Incidents(
             models=models,
@@ -104,7 +104,7 @@ class StepWatch:
         )
         self._tape = Tape(self._types)
         self._state = StateKeeper(models)
-        self._mode = TapeMode(self._tape, self.usage, self._tape_guard)
+        self._mode = TapeMode(self._tape, self.usage, self._tape_guard, self.live.pause)
         self._owned: dict[int, bool] = {}
         self._indices: dict[int, int] = {}
         self._next_step = dict(recorder.next_step)
@@ -161,7 +161,7 @@ class StepWatch:
         if self._tape_guard.broken:
             return None
         entry = self._tape.module_call(module, args, kwargs, user_place() or NOWHERE)
-        entry.versions = replay.parameter_versions(self._models)
+        entry.versions = self._models.versions(module)
         self._weights_at_entry = self._models.weight_norms() if self._count < WEIGHT_CHECKS else None
         self._half_forward |= entry.ambient.autocast_dtype is torch.float16
         self.live.enter_call(args, kwargs)
@@ -172,7 +172,7 @@ class StepWatch:
         if self._count < WEIGHT_CHECKS and self._weights_at_entry is not None:
             pairs = zip(self._models.weight_norms(), self._weights_at_entry, strict=True)
             self._edits_weights |= any(bool(now != before) and not bool(now.isnan()) for now, before in pairs)
-        if self._edits_weights or entry.versions != replay.parameter_versions(self._models):
+        if self._edits_weights or entry.versions != self._models.versions(entry.module):
             self._tape.spoilt = "a parameter is changed inside the forward pass"
 
     def _begin(self) -> None:
@@ -452,8 +452,9 @@ class StepWatch:
     def _finish(self, attempt: StepAttempt) -> None:
         seconds = time.perf_counter() - self._began
         attempt.norm = self._norms.get(id(attempt.optimizer)) if attempt.norm is None else attempt.norm
-        with _Own(self, self._row_guard):
+        with _Own(self, self._trace_guard):
             self._settle_trace(attempt)
+        with _Own(self, self._row_guard):
             self._rows.write(attempt, seconds=seconds, observing=self.observing)
         with self._usage_guard:
             self.usage.stepped()
@@ -471,7 +472,7 @@ class StepWatch:
             if absorbed:
                 outcome = Outcome(ReplayStatus.UNAVAILABLE, "seen as it happened, in the trace of the real step")
                 self._incidents.report(attempt, Trigger.ABSORBED_OVERFLOW, outcome, {"ops": absorbed})
-        elif self._models.compiled and self._budget.wants(self._count) and self._budget.keeps(self._count):
+        elif self._budget.wants(self._count) and self._budget.keeps(self._count) and self._models.compiled:
             self._incidents.trace_by_replay(attempt, self._recording())
             self._budget.kept()
 

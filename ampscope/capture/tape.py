@@ -72,6 +72,12 @@ class Entry:
     also_writes: list[Result] = field(default_factory=list)  #: earlier results that share the memory it overwrites
     held: list[Held] = field(default_factory=list)  #: the tensors among the arguments
 
+    @property
+    def module(self) -> nn.Module:
+        """The module that a MODULE entry calls."""
+        assert isinstance(self.call, nn.Module)
+        return self.call
+
 
 def fingerprint(value: Any, leaves: int = 4) -> list[Tensor]:
     """A few elements of each of the first floating tensors in ``value``, spread over their extent; no sync."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +25,13 @@ def _name_draws(name: str) -> bool:
     return tape.draws_by_name(name)
 
 
+class _Before(NamedTuple):
+    """What must be known before a function runs."""
+
+    random: RandomState | None
+    kwargs: dict[str, Any]
+
+
 class TapeMode(TorchFunctionMode):
     """Active between the first watched forward of a step and its optimizer step, but not inside watched modules.
 
@@ -31,13 +39,15 @@ class TapeMode(TorchFunctionMode):
         recorded: Where the calls go.
         usage: Is told of functions that touch gradients.
         guard: Catches faults of the tape.
+        pause: Leaves out of a live trace what the tape computes.
     """
 
-    def __init__(self, recorded: Tape, usage: UsageWatch, guard: Guard) -> None:
+    def __init__(self, recorded: Tape, usage: UsageWatch, guard: Guard, pause: Callable[[bool], None]) -> None:
         super().__init__()
         self.recorded = recorded  #: where the calls go
         self._usage = usage
         self._guard = guard
+        self._pause = pause
         self._inserted = False
         self._handling = 0  # inside a handled function torch has taken this mode off the stack by itself
         self.after_backward = False
@@ -60,21 +70,30 @@ class TapeMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.paused:
+        if self.paused or self._guard.broken or torch.compiler.is_compiling():
             return func(*args, **kwargs)
-        taped = kwargs
-        if kwargs.get("generator") is not None:
-            taped = kwargs | {"generator": kwargs["generator"].clone_state()}
-        state = RandomState.take() if _name_draws(getattr(func, "__name__", "")) else None
         self._handling += 1
         try:
+            before = self._before(func, kwargs)
             result = func(*args, **kwargs)
+            if before is not None and not self._guard.broken:
+                self._pause(True)
+                with self._guard:
+                    self._note(func, args, before.kwargs, result, before.random)
+                self._pause(False)
         finally:
             self._handling -= 1
-        if not self._guard.broken:
-            with self._guard:
-                self._note(func, args, taped, result, state)
         return result
+
+    def _before(self, func: Any, kwargs: dict[str, Any]) -> _Before | None:
+        """The generators' states before the function draws from them; None after a fault."""
+        with self._guard:
+            random = RandomState.take() if _name_draws(getattr(func, "__name__", "")) else None
+            generator = kwargs.get("generator")
+            if generator is not None:
+                kwargs = {**kwargs, "generator": generator.clone_state()}
+            return _Before(random, kwargs)
+        return None
 
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any, state: RandomState | None) -> None:
         if getattr(func, "__self__", None) is _GRADIENT:

@@ -55,6 +55,7 @@ class Writer(NamedTuple):
     seq: int
     out: int
     numel: int
+    offset: int  #: where in the storage the written region begins, elements
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
@@ -176,13 +177,26 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         if not _PLAIN.issuperset(types):
             return NotImplemented  # a wrapper subclass: its inner ops come by again
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        if not self.paused and not self._guard.broken:
-            self.handling += 1
+        if self.paused or self._guard.broken:
+            return func(*args, **kwargs)
+        self.handling += 1
+        try:
+            operator = operators.describe(func)
             with self._guard:
-                self._note(operators.describe(func), args, kwargs, result)
+                self._before_writing(operator, args, kwargs)
+            result = func(*args, **kwargs)
+            if not self._guard.broken:
+                with self._guard:
+                    self._note(operator, args, kwargs, result)
+        finally:
             self.handling -= 1
         return result
+
+    def _before_writing(self, operator: Operator, args: Any, kwargs: Any) -> None:
+        """What came from outside and is about to be overwritten is looked at while it still is as it came."""
+        if (operator.written or operator.written_by_name) and not operator.passes_through:
+            for tensor in operators.written_tensors(operator, args, kwargs):
+                self._writer(tensor, operator)
 
     def _note(self, operator: Operator, args: Any, kwargs: Any, result: Any) -> None:
         number = torch_private.next_sequence_number() - 1
@@ -224,7 +238,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
     def _own(self, seq: int, results: list[Tensor]) -> None:
         for out, tensor in enumerate(results):
             if tensor.layout is torch.strided:
-                self._writers[self._key(tensor)] = Writer(seq, out, tensor.numel())
+                self._writers[self._key(tensor)] = Writer(seq, out, tensor.numel(), int(tensor.storage_offset()))
 
     def _key(self, tensor: Tensor) -> int:
         key = torch_private.storage_key(tensor)
@@ -247,7 +261,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
     def _edge(self, seq: int, arg: int, writer: Writer | None, operand: Tensor, *, in_place: bool) -> None:
         if writer is None:
             return
-        partial = operand.numel() != writer.numel
+        partial = (operand.numel(), operand.storage_offset()) != (writer.numel, writer.offset)
         own = self._measure(operand) if partial and self._full and not in_place else stats.UNMEASURED
         kept = None if own is stats.UNMEASURED else own
         self.edges.append(Edge(seq, arg, writer.seq, writer.out, in_place, kept))
