@@ -52,7 +52,7 @@ class Incidents:
         self._trace_budget, self._replay_budget = budgets
         self._guard = guard
         self._say = say
-        self._skips_in_a_row = 0
+        self._bad_in_a_row = 0
 
     def judge(
         self,
@@ -119,11 +119,13 @@ class Incidents:
     def passed(self, attempt: StepAttempt) -> None:
         """An attempt is over."""
         if not attempt.bad:
-            self._skips_in_a_row = 0
+            self._bad_in_a_row = 0
 
     def _tell(self, attempt: StepAttempt, trigger: Trigger, outcome: Outcome) -> None:
-        self._skips_in_a_row += 1
-        if trigger is Trigger.NONFINITE_GRADIENT and attempt.scaling and self._skips_in_a_row != QUIET_SKIPS + 1:
+        """One line for each row of bad steps; a scaler's first skips are told only when they do not end."""
+        self._bad_in_a_row += 1
+        calibrates = trigger is Trigger.NONFINITE_GRADIENT and attempt.scaling is not None
+        if self._bad_in_a_row != (QUIET_SKIPS + 1 if calibrates else 1):
             return
         what = trigger.replace("_", " ").replace("nonfinite", "non-finite")
         self._say(f"step {attempt.step}: {what} (replay: {outcome.status.replace('_', ' ')})")
