@@ -22,7 +22,10 @@ def view(
         Path | None,
         typer.Argument(metavar="RUN|DIR", help="A run, or a folder of runs; ./ampscope_runs if left out."),
     ] = None,
-    port: Annotated[int, typer.Option(help="The port to serve on.", min=1, max=65535)] = 8501,
+    port: Annotated[
+        int | None,
+        typer.Option(help="The port to serve on; 8501 or the next free one if left out.", min=1, max=65535),
+    ] = None,
 ) -> None:
     """Open the app on a run or a folder of runs, until interrupted with Ctrl-C."""
     if folder is not None and not folder.exists():
@@ -30,7 +33,7 @@ def view(
     open_app(folder, port=port)
 
 
-def open_app(folder: Path | None, *, port: int = 8501) -> None:
+def open_app(folder: Path | None, *, port: int | None = None) -> None:
     """Serves the app to this machine alone, until interrupted.
 
     Raises:
@@ -44,18 +47,19 @@ def open_app(folder: Path | None, *, port: int = 8501) -> None:
     except KeyboardInterrupt:
         return
     if code:
-        raise AmpscopeError(f"the app's server stopped with exit code {code}; if port {port} is taken, pass --port")
+        raise AmpscopeError(f"the app's server stopped with exit code {code}; its own message is above")
 
 
-def command(folder: Path | None, port: int) -> list[str]:
+def command(folder: Path | None, port: int | None) -> list[str]:
     """The command that serves the app."""
     options = {
         "server.address": "localhost",
-        "server.port": port,
         "server.showEmailPrompt": "false",
         "server.fileWatcherType": "none",
         "browser.gatherUsageStats": "false",
     }
+    if port is not None:
+        options["server.port"] = str(port)
     flags = [f"--{name}={value}" for name, value in options.items()]
     run = [sys.executable, "-m", "streamlit", "run", str(app_folder() / _ENTRY), *flags, "--"]
     return [*run, str(folder.resolve())] if folder is not None else run

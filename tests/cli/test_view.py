@@ -40,6 +40,11 @@ def test_without_a_folder_the_app_looks_itself(ampscope: Command, started: list[
     assert started[0][-1] == "--"
 
 
+def test_without_a_port_streamlit_finds_a_free_one(ampscope: Command, started: list[list[str]]) -> None:
+    ampscope("view")
+    assert not [part for part in started[0] if "server.port" in part]
+
+
 def test_a_folder_that_is_not_there(ampscope: Command, started: list[list[str]], tmp_path: Path) -> None:
     answer = ampscope("view", tmp_path / "gone")
     assert answer.code == 2
@@ -66,7 +71,7 @@ def test_a_server_that_fails(ampscope: Command, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(subprocess, "call", lambda command: 1)
     answer = ampscope("view", "--port", 8600)
     assert answer.code == 2
-    assert "if port 8600 is taken, pass --port" in answer.err
+    assert answer.err == "ampscope: the app's server stopped with exit code 1; its own message is above\n"
 
 
 def test_in_a_wheel_the_app_is_inside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
