@@ -50,6 +50,8 @@ def explain(graph: StepGraph, origin: Origin) -> Explained:
     if op.name in _CARRIES:
         return _written_behind(op)
     cause, facts = rules.reason(op)
+    if graph.site(origin.sink).op == Node.GRADIENT and _is_masked(op):
+        return Explained(Cause.WHERE_GRAD_TRAP, op.seq, Phase.FORWARD, {**facts, "masked": True})
     return Explained(cause, op.seq, Phase.FORWARD, facts)
 
 
@@ -78,6 +80,7 @@ def _in_backward(op: Executed) -> Explained:
     doomed = _doomed_forward(op)
     if doomed is not None:
         cause, facts = rules.reason(doomed)
+        cause = Cause.WHERE_GRAD_TRAP if _is_masked(doomed) else cause
         return Explained(cause, doomed.seq, Phase.FORWARD, {**facts, "masked": True})
     node = {"grad_fn": op.site.grad_fn}
     divides = op.name in rules.DIVISIONS
@@ -103,6 +106,12 @@ def _doomed_forward(op: Executed) -> Executed | None:
         if rows[0].site == op.site.forward_site and graph.bad_output(seq) is not None and not graph.bad_inputs(seq):
             return Executed(graph, seq)
     return None
+
+
+def _is_masked(op: Executed) -> bool:
+    """Whether a selection takes the place of the op's non-finite values at once."""
+    readers = [op.graph.site(edge.seq) for edge in op.graph.readers[op.seq]]
+    return any(base_name(site.op) in ("where", "masked_fill") for site in readers if site.phase != Phase.BACKWARD)
 
 
 def _in_optimizer(op: Executed) -> Explained:

@@ -12,7 +12,7 @@ from ampscope.analysis.remedies import remedies
 from ampscope.analysis.results import Finding, SourceLine
 from ampscope.analysis.stepgraph import source_line
 from ampscope.trace.reader import Run
-from ampscope.trace.schema import FindingRow, ScalerAction, ScalerEventRow, Table
+from ampscope.trace.schema import FindingRow, Phase, ScalerAction, ScalerEventRow, SiteRow, Table
 from ampscope.trace.vocabulary import Cause, Severity
 
 #: Share of healthy steps after which the learning rate must move for its scheduler to count as one of every step.
@@ -32,6 +32,22 @@ _EXPLAINED: dict[Cause, str] = {
         "backward ran inside the autocast block, so backward ops whose forward was kept in float32 are cast to half "
         "precision too, with the scaled gradient as operand."
     ),
+    Cause.MISUSE_AUTOCAST_SPANS_STEP: (
+        "The autocast region is not left between optimizer steps. Autocast keeps the weights it has cast until the "
+        "region ends, so the next forward runs on half-precision copies of the old weights."
+    ),
+    Cause.MISUSE_MULTIPLE_SCALERS_UPDATE: (
+        "Gradients are unscaled with another scale than their loss was scaled with: update() changed it in between, "
+        "or another scaler did the scaling. Call update() once, after every optimizer has stepped, on the one scaler."
+    ),
+    Cause.HALF_PARAMS: (
+        "The parameters themselves are float16, so their gradients are too, and a GradScaler cannot unscale those. "
+        "Autocast wants float32 parameters and casts them op by op."
+    ),
+    Cause.MISUSE_CHECKPOINT_AUTOCAST_MISMATCH: (
+        "A checkpointed block is recomputed in backward in another precision than it ran in forward, so the gradients "
+        "belong to other activations than the loss."
+    ),
     Cause.MISUSE_MISSING_SCALER: "The forward runs in float16 but the loss is not scaled: small gradients become 0.",
 }
 
@@ -47,7 +63,12 @@ def findings(run: Run, history: Mapping[int, History]) -> tuple[Finding, ...]:
     found = [_seen(row) for row in run.rows(Table.FINDINGS)]
     found += _scheduler_order(history.values())
     found += _state_not_restored(events)
-    return tuple(sorted(found, key=lambda finding: finding.step))
+    found += _recomputed_otherwise(run)
+    return tuple(sorted(found, key=lambda finding: (finding.step, finding.cause not in _ROOTS)))
+
+
+#: Mistakes that bring others with them: told first.
+_ROOTS = frozenset({Cause.MISUSE_AUTOCAST_SPANS_STEP})
 
 
 def _seen(row: FindingRow) -> Finding:
@@ -96,16 +117,16 @@ def _ran_on(first: int, last: int, count: int) -> Finding:
 
 
 def _state_not_restored(events: Sequence[ScalerEventRow]) -> list[Finding]:
-    """A later segment whose scaler started at its initial scale although the run had found another one."""
+    """A scaler that began at its initial scale in mid-run, although the run had found another one."""
     found = []
-    for segment in sorted({event.segment for event in events if event.segment > 0}):
-        last = next(
-            (e.scale_after for e in reversed(events) if e.segment < segment and e.scale_after is not None), None
-        )
-        own = [event for event in events if event.segment == segment]
-        start = next((event for event in own if event.action == ScalerAction.INIT), None)
+    for start in events:
+        if start.action != ScalerAction.INIT or (start.segment == 0 and start.step == 0):
+            continue
+        own = [e for e in events if (e.segment, e.scaler) == (start.segment, start.scaler)]
         loaded = any(event.action == ScalerAction.STATE_LOADED for event in own)
-        if start is not None and not loaded and last is not None and start.scale_after not in (None, last):
+        before = (e for e in events if e.time < start.time and e.scaler != start.scaler)
+        last = next((e.scale_after for e in reversed(list(before)) if e.scale_after is not None), None)
+        if not loaded and last is not None and start.scale_after not in (None, last):
             found.append(_started_afresh(start, last))
     return found
 
@@ -125,3 +146,30 @@ def _started_afresh(start: ScalerEventRow, last: float) -> Finding:
         ),
         remedies=remedies(Cause.MISUSE_SCALER_STATE_NOT_RESTORED),
     )
+
+
+def _recomputed_otherwise(run: Run) -> list[Finding]:
+    """Checkpointed lines whose recomputation ran under another autocast state than their forward."""
+    sites = run.rows(Table.SITES, rank=min(run.ranks, default=0))
+    forward = {_line(site): site.autocast for site in sites if site.phase == Phase.FORWARD}
+    again = [site for site in sites if site.phase == Phase.RECOMPUTE]
+    other = next((site for site in again if forward.get(_line(site), site.autocast) != site.autocast), None)
+    if other is None:
+        return []
+    cause = Cause.MISUSE_CHECKPOINT_AUTOCAST_MISMATCH
+    return [
+        Finding(
+            step=0,
+            last_step=0,
+            count=1,
+            severity=Severity.ERROR,
+            cause=cause,
+            source=source_line(other),
+            explanation=_EXPLAINED[cause],
+            remedies=remedies(cause),
+        )
+    ]
+
+
+def _line(site: SiteRow) -> tuple[str, str, int, str]:
+    return site.module, site.file, site.line, site.op

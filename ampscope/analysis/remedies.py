@@ -233,6 +233,19 @@ _GENERAL: dict[Cause, tuple[Remedy, ...]] = {
             "scaler.scale(loss).backward()",
         ),
     ),
+    Cause.MISUSE_AUTOCAST_SPANS_STEP: (
+        Remedy(
+            text="Open the autocast block anew for each forward, and leave it before backward.",
+            code="for x, y in loader:\n    with torch.autocast(device_type, dtype=torch.float16):\n"
+            "        loss = loss_fn(model(x), y)",
+        ),
+    ),
+    Cause.MISUSE_CHECKPOINT_AUTOCAST_MISMATCH: (
+        Remedy(
+            text="Use torch's checkpoint, which restores the autocast state, or restore it in your own.",
+            code="from torch.utils.checkpoint import checkpoint\ny = checkpoint(block, x, use_reentrant=False)",
+        ),
+    ),
     Cause.MISUSE_MISSING_SCALER: (
         Remedy(
             text="Scale the loss: small float16 gradients become zero otherwise.",

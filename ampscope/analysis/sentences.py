@@ -15,8 +15,8 @@ def explanation(cause: Cause, op: str, facts: dict[str, Any]) -> str:
     text = _why(cause, op, facts)
     if facts.get("masked"):
         text += (
-            " A mask hides that value in forward, but the gradient still passes through the op and turns 0 times an "
-            "infinity into NaN."
+            " The forward pass gets over that value, but the gradient still passes through the op, where 0 times an "
+            "infinity is NaN."
         )
     return text
 
@@ -53,6 +53,7 @@ _REASONS: dict[Cause, tuple[str, ...]] = {
     Cause.SQRT_NEGATIVE: ("{op} was given a negative number ({lowest}).",),
     Cause.SQRT_GRAD_ZERO: ("The slope of a square root is infinite at zero, and its operand was exactly zero.",),
     Cause.POW_GRAD_ZERO: ("The slope of x**p with p < 1 is infinite at zero, and its base was exactly zero.",),
+    Cause.WHERE_GRAD_TRAP: ("{op} makes non-finite values for elements that are masked right after it.",),
     Cause.ALL_MASKED_SOFTMAX: ("A row is masked with -inf from end to end, and the softmax of such a row is 0/0.",),
     Cause.LITERAL_OVERFLOW: ("The constant {literal} does not fit {dtype}.",),
     Cause.SCALE_OVERFLOW: (

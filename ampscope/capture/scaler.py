@@ -29,7 +29,7 @@ class WatchedScaler(coat.Coat):
 
     def unscale_(self, optimizer: Optimizer) -> None:
         """Unscales the gradients; a place where usage is checked."""
-        self.ampscope_owner.before_unscale()
+        self.ampscope_owner.before_unscale(optimizer)
         super().unscale_(optimizer)  # type: ignore[misc]
         self.ampscope_owner.after_unscale(optimizer)
 
@@ -105,13 +105,14 @@ class ScalerWatch:
         if self.scaler.is_enabled():
             with self._guard:
                 self._steps.scaled(outputs)
+                self._steps.usage.scaled_by(self._number)
 
-    def before_unscale(self) -> None:
+    def before_unscale(self, optimizer: Optimizer) -> None:
         """``unscale_`` is about to run, called by the loop or by ``step``."""
         if self.scaler.is_enabled():
             with self._guard:
                 self._steps.end_tape()
-                self._steps.usage.before_unscale()
+                self._steps.usage.before_unscale(self._number, optimizer)
 
     def after_unscale(self, optimizer: Optimizer) -> None:
         """``unscale_`` has run."""
@@ -154,9 +155,9 @@ class ScalerWatch:
         if not before or self._guard.broken:
             return
         with self._guard:
-            self._steps.usage.updated()
             scale, tracker = torch_private.scaler_tensors(self.scaler)
             place, step = before.pop("place"), max(self._steps.step_of(None) - 1, 0)
+            self._steps.usage.updated(place)
 
             def write(values: Values) -> None:
                 old, new = values["before"], values["after"]

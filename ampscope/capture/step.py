@@ -125,6 +125,7 @@ class StepWatch:
         self._micro_batches = 0
         self._weights_at_entry: list[Tensor] | None = None
         self._edits_weights = False  # the forward changes parameters behind their counters (``.data``)
+        self._stepped_in_epoch = -1  # autocast region in which the last optimizer step ran
         self._half_forward = False
         self._has_scaler = False
 
@@ -179,6 +180,8 @@ class StepWatch:
         """The first watched forward of a step."""
         self.readback.poll()
         self._decide(wait=False)
+        self._check_region()
+        self.usage.new_iteration()
         self._renew_tape()
         self._since = self._tape.end
         self._open = True
@@ -188,6 +191,13 @@ class StepWatch:
         self._began, self.observing = time.perf_counter(), 0.0
         self._state.take()
         self.live.start(self._count)
+
+    def _check_region(self) -> None:
+        """One autocast region around an optimizer step: weights cast before it would be used after it."""
+        now = ambient.current(self._types)
+        if now.cache and now.autocast_dtype is not None and self._stepped_in_epoch == hub.autocast_epoch():
+            step = max(self.step_of(None) - 1, 0)
+            self._recorder.finding(Cause.MISUSE_AUTOCAST_SPANS_STEP, step, user_place(), {})
 
     def _renew_tape(self) -> None:
         """Forgets what no step of any optimizer depends on any more: all but as many attempts as there are optimizers.
@@ -461,6 +471,8 @@ class StepWatch:
         self._incidents.passed(attempt)
         self._budget.took(self._count, seconds, traced=bool(attempt.traced))
         self._next_step[attempt.index] = attempt.step + 1
+        within = ambient.current(self._types).autocast_dtype is not None
+        self._stepped_in_epoch = hub.autocast_epoch() if within else -1
         self._count += 1
         self._open = False
 

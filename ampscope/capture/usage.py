@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
@@ -35,6 +36,9 @@ class UsageWatch:
         self._unscaled_now = False  # unscale_ has run and no step has followed
         self._left: dict[int, Tensor] = {}  # gradients that an update without a step left unscaled
         self._updated: Place | None = None  # by which line
+        self._update_since_backward: Place | None = None
+        self._scalers: set[int] = set()  # those that scaled a loss since the last step
+        self._checked: set[int] = set()  # ids of optimizers whose gradients' dtype was looked at
         self._aliases: list[Tensor] = []  # views the loop took of gradients; kept so that ids stay theirs
         self._derived: list[Tensor] = []  # values the loop computed from scaled gradients
         self._edit: Place | None = None
@@ -49,6 +53,7 @@ class UsageWatch:
         if scaled and self._left and self._adds_to_unscaled():
             self._report(Cause.MISUSE_UPDATE_EACH_MICROBATCH, self._updated, {})
         self._left = {}
+        self._update_since_backward = None
 
     def after_backward(self) -> None:
         """A backward has added to the gradients."""
@@ -104,21 +109,41 @@ class UsageWatch:
 
     # -- scaler and optimizer -----------------------------------------------------------------------------------
 
-    def before_unscale(self) -> None:
+    def scaled_by(self, scaler: int) -> None:
+        """A loss was scaled by the scaler with this number."""
+        self._scalers.add(scaler)
+
+    def before_unscale(self, scaler: int, optimizer: Optimizer) -> None:
         """``unscale_`` is about to divide the gradients (called by the loop or by ``step``)."""
         if self._edit is not None:
             self._report(Cause.MISUSE_CLIP_BEFORE_UNSCALE, self._edit, {})
         self._edit = None
+        if self._update_since_backward is not None and self._scalers:
+            self._report(Cause.MISUSE_MULTIPLE_SCALERS_UPDATE, self._update_since_backward, {"order": "update"})
+        elif self._scalers and scaler not in self._scalers:
+            self._report(Cause.MISUSE_MULTIPLE_SCALERS_UPDATE, user_place(), {"order": "other scaler"})
+        self._check_half(optimizer)
+
+    def _check_half(self, optimizer: Optimizer) -> None:
+        """A scaler cannot unscale gradients that are float16 themselves: their parameters are."""
+        if id(optimizer) in self._checked:
+            return
+        self._checked.add(id(optimizer))
+        parameters = (p for group in optimizer.param_groups for p in group["params"])
+        half = [p for p in parameters if p.grad is not None and p.grad.dtype is torch.float16]
+        if half:
+            self._report(Cause.HALF_PARAMS, user_place(), {"parameters": len(half)})
 
     def after_unscale(self) -> None:
         """The gradients are unscaled now."""
         self._scaled = False
         self._unscaled_now = True
 
-    def updated(self) -> None:
-        """``scaler.update`` was called."""
+    def updated(self, place: Place | None) -> None:
+        """``scaler.update`` was called at ``place``."""
+        self._update_since_backward = place
         if self._unscaled_now:
-            self._left, self._updated = self._now(), user_place()
+            self._left, self._updated = self._now(), place
 
     def bypassed(self, optimizer: Optimizer, *, half_forward: bool, has_scaler: bool) -> None:
         """``optimizer.step`` was called without the scaler."""
@@ -135,3 +160,7 @@ class UsageWatch:
         self._unscaled_now = False
         self._aliases, self._derived = [], []
         self._edit = None
+
+    def new_iteration(self) -> None:
+        """A watched forward begins after a step."""
+        self._scalers = set()

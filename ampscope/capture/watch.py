@@ -70,6 +70,7 @@ def watch(
     models = Models(roots)
     _check_optimizer(optimizer, models)
     folder = _folder(dir) if dir is not None else _new_folder(models)
+    _end_earlier_run(folder)
     writer = _open_writer(folder, _manifest(models, str(name or folder.name), every, overhead), disk_budget)
     return Scope(models, writer, every=every, overhead=overhead, quiet=quiet).open(scaler)
 
@@ -125,6 +126,13 @@ def _check_optimizer(optimizer: Any, models: Models) -> None:
         raise WatchError(f"optimizer= takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
     if not models.owns(p for group in optimizer.param_groups for p in group["params"]):
         raise WatchError("the optimizer holds no parameter of the model; pass the model that it trains")
+
+
+def _end_earlier_run(folder: Path) -> None:
+    """A loop that is started again in the same process, for the same folder, resumes the run that it left open."""
+    for scope in open_scopes():
+        if scope.folder.absolute() == folder.absolute():
+            scope.close()
 
 
 def _folder(path: Any) -> Path:
