@@ -111,8 +111,7 @@ class ScalerWatch:
         """``unscale_`` is about to run, called by the loop or by ``step``."""
         if self.scaler.is_enabled():
             with self._guard:
-                self._steps.end_tape()
-                self._steps.usage.before_unscale(self._number, optimizer)
+                self._steps.before_unscale(self._number, optimizer)
 
     def after_unscale(self, optimizer: Optimizer) -> None:
         """``unscale_`` has run."""

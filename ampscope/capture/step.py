@@ -125,6 +125,7 @@ class StepWatch:
         self._micro_batches = 0
         self._weights_at_entry: list[Tensor] | None = None
         self._edits_weights = False  # the forward changes parameters behind their counters (``.data``)
+        self._unscaling: Optimizer | None = None
         self._stepped_in_epoch = -1  # autocast region in which the last optimizer step ran
         self._half_forward = False
         self._has_scaler = False
@@ -489,7 +490,15 @@ class StepWatch:
             self._budget.kept()
 
     def _found(self, cause: Cause, place: Any, evidence: dict[str, Any]) -> None:
-        self._recorder.finding(cause, self.step_of(None), place, evidence)
+        self._recorder.finding(cause, self.step_of(self._unscaling), place, evidence)
+
+    def before_unscale(self, scaler: int, optimizer: Optimizer) -> None:
+        """The scaler with a number is about to unscale the gradients of ``optimizer``."""
+        self.end_tape()
+        self._unscaling = optimizer
+        with _Own(self, self._usage_guard):
+            self.usage.before_unscale(scaler, optimizer)
+        self._unscaling = None
 
     def close(self) -> None:
         """Ends for good; judges and writes what is still open."""
