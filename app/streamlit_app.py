@@ -7,7 +7,7 @@ from pathlib import Path
 import streamlit as st
 from blocks.notes import alarm
 from blocks.style import style
-from blocks.welcome import welcome
+from blocks.welcome import samples_only, welcome
 from runs import offers, places
 from sidebar import choose_run
 
@@ -32,6 +32,8 @@ if not found:
     st.stop()
 try:
     choose_run(found)
+    if all(offer.is_sample for offer in found.values()):
+        samples_only(looked)
     page.run()
 except AmpscopeError as error:
     alarm("This run cannot be shown", str(error))

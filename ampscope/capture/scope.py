@@ -148,12 +148,11 @@ class Scope:
 
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """See `hub.Listener`."""
-        self._steps.after_optimizer(optimizer)
-        self._modules.stepped()
-        if self._modules.silent:
-            self._warn(
-                "no call of the watched model was seen; if the loop calls a compiled or wrapped copy, watch that"
-            )
+        if self._steps.owns(optimizer):
+            self._steps.after_optimizer(optimizer)
+            self._modules.stepped()
+            if self._modules.silent:
+                self._warn("no call of the watched model was seen; if the loop calls a compiled copy, watch that one")
 
     def adopt(self, scaler: Any) -> None:
         """Takes a scaler into the run's history: one given to ``watch``, or one that scales this run's loss."""

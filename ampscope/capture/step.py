@@ -305,7 +305,7 @@ class StepWatch:
             What it returned, and whether the optimizer was skipped, as told by the optimizer's own hook: the scaler
             has waited for ``found_inf`` already. (A fused optimizer decides on the device; it is judged later.)
         """
-        if not self._owns(optimizer):
+        if not self.owns(optimizer):
             return proceed(), False
         self.end_tape()
         attempt = self._attempt = self._new_attempt(optimizer, scaling)
@@ -350,7 +350,8 @@ class StepWatch:
         """Number of the step that ``optimizer`` (with None, the first) is working on."""
         return self._next_step.get(self._indices.get(id(optimizer), 0), 0)
 
-    def _owns(self, optimizer: Optimizer) -> bool:
+    def owns(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer holds a parameter of a watched model."""
         key = id(optimizer)
         if key not in self._owned:
             self._owned[key] = self._models.owns(p for group in optimizer.param_groups for p in group["params"])
@@ -358,7 +359,7 @@ class StepWatch:
 
     def before_optimizer(self, optimizer: Optimizer) -> None:
         """An optimizer is about to step: with finite gradients, or without a scaler to judge them."""
-        if self._busy or not self._owns(optimizer):
+        if self._busy or not self.owns(optimizer):
             return
         if self._attempt is None and not self._open:
             self._with_closure = optimizer  # forward and backward come while it steps, or there are none

@@ -16,6 +16,14 @@ ampscope.watch(model, scaler)  # once, before the training loop
 """
 
 
+def samples_only(looked: Sequence[Place]) -> None:
+    """Say, above a sample, that there is no run of the reader's own yet, and which line makes one."""
+    folders = ", ".join(str(place.path) for place in looked if not place.is_sample)
+    with st.container(border=True):
+        paragraph(f"No run of yours in {folders} yet; what follows is a sample. One line in a script makes one:")
+        st.code(_LINE, language="python")
+
+
 def welcome(looked: Sequence[Place]) -> None:
     """Say that there is no run, where runs were looked for, and which line makes one."""
     st.title("No run yet", anchor=False)
