@@ -77,12 +77,19 @@ class RandomState(NamedTuple):
     numpy: Any
 
     @staticmethod
-    def take() -> RandomState:
-        """The states now; reads host memory only."""
+    def take(*, host: bool = True) -> RandomState:
+        """The states now; reads host memory only.
+
+        Args:
+            host: Also those of Python's and NumPy's global generators, which cost more than torch's.
+        """
         accelerator = torch.cuda.get_rng_state() if _cuda_is_in_use() else None
-        numpy = sys.modules.get("numpy")
+        numpy = sys.modules.get("numpy") if host else None
         return RandomState(
-            torch.get_rng_state(), accelerator, random.getstate(), numpy.random.get_state() if numpy else None
+            torch.get_rng_state(),
+            accelerator,
+            random.getstate() if host else None,
+            numpy.random.get_state() if numpy is not None else None,
         )
 
     def put_back(self) -> None:
@@ -90,9 +97,18 @@ class RandomState(NamedTuple):
         torch.set_rng_state(self.cpu)
         if self.accelerator is not None:
             torch.cuda.set_rng_state(self.accelerator)
-        random.setstate(self.python)
+        if self.python is not None:
+            random.setstate(self.python)
         if self.numpy is not None:
             sys.modules["numpy"].random.set_state(self.numpy)
+
+    def host_unchanged(self) -> bool:
+        """Whether Python's and NumPy's generators still are as they were."""
+        now = RandomState.take()
+        same = self.python == now.python
+        if self.numpy is None or now.numpy is None:
+            return same and self.numpy is now.numpy
+        return same and self.numpy[2:] == now.numpy[2:] and bool((self.numpy[1] == now.numpy[1]).all())
 
 
 @contextlib.contextmanager

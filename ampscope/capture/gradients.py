@@ -34,7 +34,9 @@ def total_norm(optimizer: Optimizer) -> Tensor | None:
         return None
     home = dense[0].device
     with torch.no_grad():
-        norms = [norm.detach().to(home, torch.float32, non_blocking=True) for norm in torch._foreach_norm(dense)]
+        norms = list(torch._foreach_norm([gradient.detach() for gradient in dense]))
+        if any(norm.device != home or norm.dtype != torch.float32 for norm in norms):
+            norms = [norm.to(home, torch.float32, non_blocking=True) for norm in norms]
         total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
         return total
 

@@ -31,8 +31,8 @@ from ampscope.trace.vocabulary import Cause
 
 #: Attempts until which another optimizer is expected to show up.
 FIRST_TURNS = 4
-#: Steps in which the weights are compared before and after forward: a replay would repeat what changes them there.
-WEIGHT_CHECKS = 2
+#: Steps in which is learned what forward does besides computing: change weights, draw from Python's generators.
+LEARNED_STEPS = 2
 
 
 class _Own:
@@ -124,6 +124,7 @@ class StepWatch:
         self._norms: dict[int, Tensor | None] = {}  # of unscaled gradients, by id of the optimizer
         self._micro_batches = 0
         self._weights_at_entry: list[Tensor] | None = None
+        self._draws_on_host = False  # the forward draws from Python's or NumPy's global generator
         self._edits_weights = False  # the forward changes parameters behind their counters (``.data``)
         self._unscaling: Optimizer | None = None
         self._stepped_in_epoch = -1  # autocast region in which the last optimizer step ran
@@ -162,16 +163,19 @@ class StepWatch:
         self._mode.remove()
         if self._tape_guard.broken:
             return None
-        entry = self._tape.module_call(module, args, kwargs, user_place() or NOWHERE)
+        place = user_place() or NOWHERE
+        learning = self._count < LEARNED_STEPS
+        entry = self._tape.module_call(module, args, kwargs, place, host_random=learning or self._draws_on_host)
         entry.versions = self._models.versions(module)
-        self._weights_at_entry = self._models.weight_norms() if self._count < WEIGHT_CHECKS else None
+        self._weights_at_entry = self._models.weight_norms() if learning else None
         self._half_forward |= entry.ambient.autocast_dtype is torch.float16
         self.live.enter_call(args, kwargs)
         return entry
 
     def _after_forward(self, entry: Entry, result: Any) -> None:
         self._tape.returned(entry, result)
-        if self._count < WEIGHT_CHECKS and self._weights_at_entry is not None:
+        if self._weights_at_entry is not None:
+            self._draws_on_host |= entry.random is not None and not entry.random.host_unchanged()
             pairs = zip(self._models.weight_norms(), self._weights_at_entry, strict=True)
             self._edits_weights |= any(bool(now != before) and not bool(now.isnan()) for now, before in pairs)
         if self._edits_weights or entry.versions != self._models.versions(entry.module):

@@ -148,10 +148,20 @@ class Tape:
         if entry is not None and self.entries and self.entries[-1] is entry:
             self.entries.pop()
 
-    def module_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place) -> Entry:
-        """Opens the entry of a watched module's call; `returned` completes it."""
+    def module_call(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place, *, host_random: bool
+    ) -> Entry:
+        """Opens the entry of a watched module's call; `returned` completes it.
+
+        Args:
+            module: The module.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
+            place: The user's line.
+            host_random: Whether the call may draw from Python's or NumPy's global generator.
+        """
         entry = self._entry(Kind.MODULE, module, args, kwargs, place)
-        entry.random = RandomState.take()
+        entry.random = RandomState.take(host=host_random)
         return self._append(entry)
 
     def function_call(
