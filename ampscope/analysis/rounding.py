@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 
 import numpy as np
@@ -27,10 +28,10 @@ def rounded(value: float, dtype: str) -> float:
 
 
 def _bfloat16(value: float) -> float:
-    with np.errstate(over="ignore"):
-        (bits,) = struct.unpack("<I", struct.pack("<f", float(np.float32(value))))
-    if bits & 0x7F800000 == 0x7F800000:
-        return value
+    single = float(np.float32(value))
+    if not math.isfinite(single):
+        return single
+    (bits,) = struct.unpack("<I", struct.pack("<f", single))
     bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
     return float(struct.unpack("<f", struct.pack("<I", bits))[0])
 

@@ -53,8 +53,8 @@ class _Hooked(NamedTuple):
 class ModuleWatch:
     """Puts coats on the models and passes on the outermost of their calls.
 
-    A loop may call ``model.encoder(x)`` and never the root. Until the root is called, but for `LEARNING_STEPS` steps at
-    most, hooks on every module's call find such submodules; they get a coat of their own.
+    A loop may call ``model.encoder(x)`` and never the root. During the first `LEARNING_STEPS` steps, hooks on every
+    module's call find such submodules; they get a coat of their own.
 
     Args:
         models: The watched models.
@@ -104,7 +104,6 @@ class ModuleWatch:
         """A module with a coat was called."""
         if not self._is_outermost(module):
             return forward(*args, **kwargs)
-        self._stop_learning()
         self._seen = True
         entry = self._caller.enter(module, args, kwargs)
         self._depth += 1

@@ -29,6 +29,7 @@ class Recording(NamedTuple):
     tape: Tape
     state: StateKeeper  #: what forward may change, as it was when the step began
     since: int  #: position on the tape where the step begins; of what lies before, only what it depends on is run
+    had_gradients: bool = False  #: gradients were there before its first backward
 
 
 class Symptom(NamedTuple):
@@ -133,6 +134,7 @@ class _Player:
 
     def __init__(self, recording: Recording, needed: list[int], models: Models, tracer: Tracer) -> None:
         self._entries = [(number, recording.tape[number]) for number in needed]
+        self._had_gradients = recording.had_gradients
         self._models = models
         self._tracer = tracer
         self._stand_ins = StandIns(models, recording.state)
@@ -231,6 +233,11 @@ class _Player:
         """Compares what the replay left with what the real step left."""
         bad = frozenset(name for name, p in self._stand_ins.parameters() if p.grad is not None and not finite(p.grad))
         bad_loss = not all(finite(loss) for loss in self._losses)
+        if real and not bad and not bad_loss and self._had_gradients and not real.loss:
+            reason = (
+                "the step added to gradients from before it, which may be what is not finite; they are not replayed"
+            )
+            return Outcome(ReplayStatus.UNAVAILABLE, reason)
         if real and not bad and not bad_loss:
             reason = "the same calls on the same values came out finite this time"
             return Outcome(ReplayStatus.NOT_REPRODUCED, "; ".join([reason, *dict.fromkeys(self._differences)]))

@@ -126,6 +126,7 @@ class StepWatch:
         self._weights_at_entry: list[Tensor] | None = None
         self._draws_on_host = False  # the forward draws from Python's or NumPy's global generator
         self._edits_weights = False  # the forward changes parameters behind their counters (``.data``)
+        self._had_gradients = False  # before the first backward of the step
         self._unscaling: Optimizer | None = None
         self._stepped_in_epoch = -1  # autocast region in which the last optimizer step ran
         self._half_forward = False
@@ -174,6 +175,7 @@ class StepWatch:
 
     def _after_forward(self, entry: Entry, result: Any) -> None:
         self._tape.returned(entry, result)
+        self._half_forward |= any(tensor.dtype is torch.float16 for tensor in containers.tensors(result))
         if self._weights_at_entry is not None:
             self._draws_on_host |= entry.random is not None and not entry.random.host_unchanged()
             pairs = zip(self._models.weight_norms(), self._weights_at_entry, strict=True)
@@ -258,7 +260,10 @@ class StepWatch:
         listening = self._mode.remove()
         with _Own(self, self._usage_guard):
             region = ambient.current(self._types).autocast_dtype
-            self.usage.before_backward(under_autocast=region is not None, scaled=bool(self._scaled_losses))
+            several = len(self._indices) > 1 or self._count < LEARNED_STEPS
+            self.usage.before_backward(
+                under_autocast=region is not None, scaled=bool(self._scaled_losses), several=several
+            )
         with _Own(self, self._tape_guard):
             self._note_backward(args, kwargs)
         self._busy = True
@@ -273,6 +278,8 @@ class StepWatch:
         return result
 
     def _note_backward(self, args: Any, kwargs: Any) -> None:
+        if not self._micro_batches:
+            self._had_gradients = any(p.grad is not None for _, p in self._models.parameters.values())
         self._tape.backward_call(hub.original_backward(), args, kwargs)
         self.live.enter_backward(creates_graph=creates_graph(args, kwargs))
         losses = self._scaled_losses or [loss.detach() for loss in backward_roots(args, kwargs)]
@@ -434,7 +441,7 @@ class StepWatch:
         return frozenset(name for name, _ in gradients.owned(attempt.optimizer, self._models))
 
     def _recording(self) -> Recording:
-        return Recording(self._tape, self._state, self._since)
+        return Recording(self._tape, self._state, self._since, self._had_gradients)
 
     def _skipped(self, attempt: StepAttempt) -> None:
         names = gradients.non_finite(attempt.optimizer, self._models)

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -110,6 +110,15 @@ def produced(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> list
     return [*written, *bases, *containers.tensors(result)]
 
 
+class _Known(NamedTuple):
+    """A result that is still alive."""
+
+    tensor: weakref.ref[Tensor]
+    entry: int
+    leaf: int
+    version: int  #: of the tensor when the entry had made it
+
+
 class Tape:
     """The calls of one optimizer step, in order.
 
@@ -126,7 +135,7 @@ class Tape:
         self.full = False
         self.spoilt = ""  #: why this step cannot be replayed, in words
         self._types = device_types
-        self._known: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
+        self._known: dict[int, _Known] = {}
 
     @property
     def end(self) -> int:
@@ -140,7 +149,7 @@ class Tape:
         """Lets go of the entries before ``number`` and of what they kept alive."""
         del self.entries[: max(0, number - self.start)]
         self.start = max(self.start, number)
-        self._known = {key: known for key, known in self._known.items() if known[1] >= self.start}
+        self._known = {key: known for key, known in self._known.items() if known.entry >= self.start}
         self.spoilt = ""
 
     def forget(self, entry: Entry | None) -> None:
@@ -247,10 +256,12 @@ class Tape:
 
     def _hold(self, tensor: Tensor) -> Held:
         known = self._known.get(id(tensor))
-        if known is not None and known[0]() is tensor:
-            inside_function = tensor.requires_grad and not self[known[1]].ambient.grad
-            if not inside_function:  # else what a custom autograd function computed and then gave a history
-                return Result(known[1], known[2])
+        if known is not None and known.tensor() is tensor:
+            # a custom autograd function computes without grad and gives its result a history then
+            inside_function = tensor.requires_grad and not self[known.entry].ambient.grad
+            rewritten = not tensor.requires_grad and version(tensor) != known.version
+            if not inside_function and not rewritten:
+                return Result(known.entry, known.leaf)
         kept = tensor
         if not tensor.dim() and not tensor.requires_grad and tensor.layout is torch.strided:
             kept = tensor.clone()  # a number such as the loss scale: kept by value, for whoever writes into it next
@@ -263,12 +274,12 @@ class Tape:
         index = self.end - 1
         for leaf, tensor in enumerate(containers.tensors(value)):
             if self.entries[-1].in_place or not self._handed_back(tensor):
-                self._known[id(tensor)] = (weakref.ref(tensor), index, leaf)
+                self._known[id(tensor)] = _Known(weakref.ref(tensor), index, leaf, version(tensor))
 
     def _handed_back(self, tensor: Tensor) -> bool:
         """Whether the newest entry merely returned one of its arguments (``x.to(x.device)``)."""
         known = self._known.get(id(tensor))
-        place = (known[1], known[2]) if known is not None and known[0]() is tensor else None
+        place = (known.entry, known.leaf) if known is not None and known.tensor() is tensor else None
         return any(
             item.identity == id(tensor) if isinstance(item, Outside) else place == (item.entry, item.leaf)
             for item in self.entries[-1].held
@@ -282,9 +293,9 @@ class Tape:
         left = produced(args, kwargs, result)
         entry, written = self.entries[-1], {tensor.untyped_storage().data_ptr() for tensor in left if _dense(tensor)}
         entry.also_writes = [
-            Result(index, leaf)
-            for ref, index, leaf in self._known.values()
-            if (other := ref()) is not None and _dense(other) and other.untyped_storage().data_ptr() in written
+            Result(known.entry, known.leaf)
+            for known in self._known.values()
+            if (other := known.tensor()) is not None and _dense(other) and other.untyped_storage().data_ptr() in written
         ]
         self._learn(left)
 

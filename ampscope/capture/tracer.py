@@ -97,6 +97,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         self._functions = _FunctionWatch(self)
         self.handling = 0  #: inside a handled op or function torch has taken the mode off the stack by itself
         self._hooks: list[Any] = []
+        self._borrowed: int | None = None  # depth of the recomputed module at which functions are watched again
         self._aside = 0  # fused evaluation modules entered, during which nothing is observed
         self.function = ""
         self.place: Place | None = None
@@ -135,13 +136,24 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         if isinstance(module, _FAST_PATHS) and not module.training:
             self._step_aside()
             self._aside += 1
+        elif self._borrowed is None and torch_private.current_backward_node() is not None:
+            self._borrow(len(self._modules))
 
     def _leave_module(self, module: nn.Module, _args: Any, _result: Any) -> None:
+        if self._borrowed == len(self._modules):
+            torch_private.remove_function_mode(self._functions)
+            self._borrowed = None
         if self._modules:
             self._modules.pop()
         if isinstance(module, _FAST_PATHS) and not module.training and self._aside:
             self._aside -= 1
             self._step_back()
+
+    def _borrow(self, depth: int) -> None:
+        """Watches the functions of a module that is recomputed: backward itself has put the watch aside."""
+        if self._functions not in torch_private.function_modes():
+            torch_private.insert_function_mode(self._functions)
+            self._borrowed = depth
 
     def _step_aside(self) -> None:
         """Leaves the stacks, outside of any op, until `_step_back`."""
@@ -280,6 +292,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         return Phase.FORWARD if self._modules and self._modules[-1] is not None else Phase.LOSS
 
     def _place(self) -> Place:
+        if torch_private.current_backward_node() is not None:  # recomputation: the function running is not backward
+            return user_place(self._stop) or self.entry_place
         return self.place or user_place(self._stop) or self.entry_place
 
     def _point(

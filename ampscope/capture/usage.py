@@ -18,6 +18,8 @@ from ampscope.trace.vocabulary import Cause
 Report = Callable[[Cause, Place | None, dict[str, Any]], None]
 
 _BOUNDING = ("clamp", "clip")
+#: A number written by hand is shorter than this; one that was computed has all its digits.
+_ROUND = 10
 
 
 class UsageWatch:
@@ -42,11 +44,21 @@ class UsageWatch:
         self._aliases: list[Tensor] = []  # views the loop took of gradients; kept so that ids stay theirs
         self._derived: list[Tensor] = []  # values the loop computed from scaled gradients
         self._edit: Place | None = None
+        self._before: dict[int, tuple[int, int]] | None = None
+        self._reached: set[int] = set()  # ids of parameters that a scaled backward reached in this step
+        self._factors: set[float] = set()  # numbers by which scaled gradients were multiplied, in any step
 
     # -- backward -----------------------------------------------------------------------------------------------
 
-    def before_backward(self, *, under_autocast: bool, scaled: bool) -> None:
-        """A backward begins."""
+    def before_backward(self, *, under_autocast: bool, scaled: bool, several: bool) -> None:
+        """A backward begins.
+
+        Args:
+            under_autocast: Whether an autocast region is open.
+            scaled: Whether its loss was scaled.
+            several: Whether to tell apart which parameters it reaches: there may be optimizers without a scaler.
+        """
+        self._before = self._versions() if scaled and several else None
         if under_autocast:
             self._report(Cause.MISUSE_BACKWARD_UNDER_AUTOCAST, user_place(), {})
         self._scaled = self._scaled or scaled
@@ -58,6 +70,14 @@ class UsageWatch:
     def after_backward(self) -> None:
         """A backward has added to the gradients."""
         self._gradients = {}
+        if self._before is not None:
+            before, self._before = self._before, None
+            self._reached |= {key for key, stamp in self._versions().items() if before.get(key) != stamp}
+
+    def _versions(self) -> dict[int, tuple[int, int]]:
+        """Identity and version of each parameter's gradient, by id of the parameter."""
+        found = self._models.parameters.values()
+        return {id(p): (id(p.grad), p.grad._version) for _, p in found if p.grad is not None}
 
     def _now(self) -> dict[int, Tensor]:
         gradients = (p.grad for _, p in self._models.parameters.values())
@@ -81,7 +101,7 @@ class UsageWatch:
         operands = list(containers.tensors((args, kwargs)))
         touched = [tensor for tensor in operands if self._is_gradient(tensor)]
         in_place = is_in_place(func, kwargs)
-        if touched and in_place and self._depends_on_scale(func, operands):
+        if touched and in_place and self._depends_on_scale(func, args, operands):
             self._edit = self._edit or user_place()
         elif touched and getattr(func, "__name__", "") in ("__get__", "detach"):
             self._aliases.extend(containers.tensors(result))
@@ -94,18 +114,21 @@ class UsageWatch:
     def _is_derived(self, tensor: Tensor) -> bool:
         return any(tensor is other for other in self._derived)
 
-    def _depends_on_scale(self, func: Callable[..., Any], operands: list[Tensor]) -> bool:
+    def _depends_on_scale(self, func: Callable[..., Any], args: Any, operands: list[Tensor]) -> bool:
         """Whether an edit of scaled gradients would have been another one without the scale.
 
-        Bounding them does, and so does any factor once the loop has computed something (a norm) from them;
-        dividing by a constant or masking does not.
+        Bounding them does, and so does a factor that the loop has computed from them (a norm). Masking and
+        dividing by a constant do not: a number counts only after such a computation, and when it is not the same
+        round number every time.
         """
         name = getattr(func, "__name__", "")
-        if any(word in name for word in _BOUNDING):
+        if any(word in name for word in _BOUNDING) or any(self._is_derived(tensor) for tensor in operands):
             return True
-        if any(self._is_derived(tensor) for tensor in operands):
-            return True
-        return "mul" in name and bool(self._derived)
+        numbers = [float(v) for v in args if isinstance(v, (int, float)) and not isinstance(v, bool) and v != 1]
+        if not self._derived or not numbers or not ("mul" in name or "div" in name):
+            return False
+        self._factors.update(numbers)
+        return len(self._factors) > 1 or any(len(repr(number)) > _ROUND for number in numbers)
 
     # -- scaler and optimizer -----------------------------------------------------------------------------------
 
@@ -147,15 +170,18 @@ class UsageWatch:
 
     def bypassed(self, optimizer: Optimizer, *, half_forward: bool, has_scaler: bool) -> None:
         """``optimizer.step`` was called without the scaler."""
-        if self._scaled:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        half_parameters = any(p.dtype is torch.float16 for p in parameters)  # no scaler takes these
+        if self._scaled and (not self._reached or any(id(p) in self._reached for p in parameters)):
             evidence = {"optimizer": type(optimizer).__name__}
             self._report(Cause.MISUSE_NO_UNSCALE, user_place(), evidence)
-        elif half_forward and not has_scaler:
+        elif half_forward and not has_scaler and not half_parameters:
             self._report(Cause.MISUSE_MISSING_SCALER, user_place(), {})
 
     def stepped(self) -> None:
         """A step attempt is over."""
         self._scaled = False
+        self._reached = set()
         self._gradients, self._left = {}, {}
         self._unscaled_now = False
         self._aliases, self._derived = [], []
