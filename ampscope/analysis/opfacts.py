@@ -15,7 +15,7 @@ REACH = 8
 #: Position of the divisor among the operands of ops that divide by one of several.
 _DIVISOR = {"div": 1, "true_divide": 1, "floor_divide": 1, "fmod": 1, "remainder": 1, "addcdiv": 2}
 #: Ops that add a small constant or bound their operand.
-_KEEPS_AWAY = ("add", "sub", "rsub", "clamp", "maximum", "threshold")
+_KEEPS_AWAY = frozenset({"add", "sub", "rsub", "clamp", "clamp_min", "clamp_max", "maximum", "threshold"})
 #: Ops whose result may be smaller than any operand.
 _SHRINKS = frozenset("mul pow square exp _to_copy sigmoid _softmax div prod exp2 erfc".split())  # noqa: SIM905  # a word list
 
@@ -118,6 +118,16 @@ class Executed:
         return next((value for _, value in self.numbers() if rounding.overflows(value, self.dtype)), None)
 
     @property
+    def infinite_constant(self) -> float | None:
+        """A constant that is infinite on purpose."""
+        return next((value for _, value in self.numbers() if math.isinf(value)), None)
+
+    @property
+    def gives_nan(self) -> bool:
+        """Whether an output holds a NaN, not only infinities."""
+        return self.result.min is not None and math.isnan(self.result.min)
+
+    @property
     def divides_by_zero(self) -> bool:
         """Whether what it divides by (or takes the reciprocal of) contains a zero."""
         position = _DIVISOR.get(self.name, 0)
@@ -147,7 +157,7 @@ class Executed:
             seen.update(front)
 
     def _loses(self) -> LostConstant | None:
-        if self.dtype not in rounding.EPSILON or not self.name.startswith(_KEEPS_AWAY):
+        if self.dtype not in rounding.EPSILON or self.name not in _KEEPS_AWAY:
             return None
         for name, value in self.numbers():
             if name != "alpha" and rounding.vanishes(value, self.dtype):

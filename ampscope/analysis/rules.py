@@ -10,7 +10,7 @@ from ampscope.analysis import rounding
 from ampscope.analysis.opfacts import Executed, numel
 from ampscope.trace.vocabulary import Cause
 
-LOGARITHMS = frozenset({"log", "log2", "log10", "log1p", "xlogy", "special_xlog1py"})
+LOGARITHMS = frozenset({"log", "log2", "log10", "log1p", "xlogy", "special_xlog1py", "logit"})
 DIVISIONS = frozenset({"div", "true_divide", "floor_divide", "fmod", "remainder", "addcdiv", "reciprocal", "rsqrt"})
 STATISTICS = frozenset({"std", "var", "std_mean", "var_mean", "mean", "native_batch_norm", "_native_batch_norm_legit"})
 DEFINED_ON_PART = frozenset({"acos", "asin", "atanh", "acosh", "erfinv", "lgamma", "digamma"})
@@ -46,6 +46,17 @@ def _literal(op: Executed) -> Reason | None:
     return Reason(Cause.LITERAL_OVERFLOW, {"literal": literal, "dtype": op.dtype}) if literal is not None else None
 
 
+def _infinite_constant(op: Executed) -> Reason | None:
+    """A constant that is infinite on purpose, as in a mask, and reached what matters or made a NaN at once."""
+    constant = op.infinite_constant
+    if constant is None:
+        return None
+    made = f"{op.name} was given the constant {constant}"
+    if op.gives_nan:
+        return Reason(Cause.UNKNOWN, {"why": f"{made}, and 0 times an infinity (or inf - inf) is NaN."})
+    return Reason(Cause.UNKNOWN, {"why": f"{made}, and nothing took the infinity away before the result."})
+
+
 def _softmax(op: Executed) -> Reason | None:
     if "softmax" not in op.name and "scaled_dot_product" not in op.name:
         return None
@@ -58,7 +69,14 @@ def _ctc(op: Executed) -> Reason | None:
 
 
 def _logarithm(op: Executed) -> Reason | None:
-    return unless_constant_lost(op, Cause.LOG_ZERO) if op.name in LOGARITHMS else None
+    if op.name not in LOGARITHMS:
+        return None
+    lowest = op.lowest_operand
+    if op.gives_nan and lowest is not None and lowest < 0:
+        return Reason(Cause.LOG_ZERO, {"lowest": lowest})
+    found = unless_constant_lost(op, Cause.LOG_ZERO)
+    flushed = op.flushed() if found.cause is Cause.LOG_ZERO else None
+    return Reason(Cause.LOG_ZERO, {"dtype": flushed.dtype, "by": flushed.name}) if flushed is not None else found
 
 
 def _too_few_values(op: Executed) -> Reason | None:
@@ -75,8 +93,10 @@ def _too_few_values(op: Executed) -> Reason | None:
 
 
 def _negative_root(op: Executed) -> Reason | None:
+    exponent = op.scalars.get("exponent")
+    fraction = op.name == "pow" and isinstance(exponent, float) and not exponent.is_integer()
     lowest = op.lowest_operand
-    if op.name in ("sqrt", "rsqrt") and lowest is not None and lowest < 0:
+    if (fraction or op.name in ("sqrt", "rsqrt")) and lowest is not None and lowest < 0:
         return Reason(Cause.SQRT_NEGATIVE, {"lowest": lowest})
     return None
 
@@ -108,6 +128,7 @@ def _overflow(op: Executed) -> Reason | None:
 
 _RULES: tuple[Rule, ...] = (
     _literal,
+    _infinite_constant,
     _softmax,
     _ctc,
     _logarithm,

@@ -48,7 +48,11 @@ _REASONS: dict[Cause, tuple[str, ...]] = {
     Cause.EPS_UNDERFLOW: (
         "The constant {constant} that should keep the operand of {op} safe becomes {becomes} in {dtype}.",
     ),
-    Cause.LOG_ZERO: ("{op} was given a zero: the number it takes had been rounded to exactly 0 before.",),
+    Cause.LOG_ZERO: (
+        "{op} was given a negative number ({lowest}), which has no logarithm.",
+        "{op} took the logarithm of exactly 0, which is -inf: {by} had rounded a small number to 0 in {dtype}.",
+        "{op} took the logarithm of exactly 0, which is -inf.",
+    ),
     Cause.DIV_ZERO: ("{op} was taken over {of}.", "{op} divided by zero."),
     Cause.SQRT_NEGATIVE: ("{op} was given a negative number ({lowest}).",),
     Cause.SQRT_GRAD_ZERO: ("The slope of a square root is infinite at zero, and its operand was exactly zero.",),
