@@ -76,7 +76,7 @@ def _logarithm(op: Executed) -> Reason | None:
         return Reason(Cause.LOG_ZERO, {"lowest": lowest})
     found = unless_constant_lost(op, Cause.LOG_ZERO)
     flushed = op.flushed() if found.cause is Cause.LOG_ZERO else None
-    return Reason(Cause.LOG_ZERO, {"dtype": flushed.dtype, "by": flushed.name}) if flushed is not None else found
+    return Reason(Cause.LOG_ZERO, {"dtype": flushed.dtype, "by": flushed.site.op}) if flushed is not None else found
 
 
 def _too_few_values(op: Executed) -> Reason | None:

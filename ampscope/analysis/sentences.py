@@ -22,7 +22,7 @@ def explanation(cause: Cause, op: str, facts: dict[str, Any]) -> str:
 
 
 def _why(cause: Cause, op: str, facts: dict[str, Any]) -> str:
-    known = {"op": short_op(op), "dtype": "float16", **{key: _number(value) for key, value in facts.items()}}
+    known = {"op": short_op(op), "dtype": "float16", **{key: _shown(value) for key, value in facts.items()}}
     template = next((text for text in _REASONS.get(cause, ()) if _needs(text) <= known.keys()), None)
     text = template.format_map(known) if template else str(facts.get("why") or _NO_RULE.format_map(known))
     return text[:1].upper() + text[1:] if text.startswith(("an ", "a ")) else text
@@ -32,11 +32,14 @@ def _needs(template: str) -> set[str]:
     return {name for _, name, _, _ in Formatter().parse(template) if name}
 
 
-def _number(value: Any) -> Any:
-    return f"{value:.4g}" if isinstance(value, float) else value
+def _shown(value: Any) -> Any:
+    if isinstance(value, float):
+        short = f"{value:.4g}"
+        return repr(value) if float(short) == 1.0 != value else short
+    return short_op(value) if isinstance(value, str) and value.startswith("aten.") else value
 
 
-_NO_RULE = "{op} made a non-finite value of finite operands; no rule tells why."
+_NO_RULE = "{op} made a non-finite value of finite operands, and no rule says why."
 
 #: Per cause, the sentences from the one that needs most facts to the one that needs least.
 _REASONS: dict[Cause, tuple[str, ...]] = {
@@ -66,7 +69,7 @@ _REASONS: dict[Cause, tuple[str, ...]] = {
     Cause.BAD_INPUT: ("{name} held non-finite values before the model touched it.",),
     Cause.BAD_WEIGHT: ("The parameter {name} held non-finite values before the step.",),
     Cause.BAD_BUFFER: ("The buffer {name} held non-finite values before the step.",),
-    Cause.DIVERGENCE: ("The values grow from step to step until they leave the range of the dtype.",),
+    Cause.DIVERGENCE: ("The values have grown until they no longer fit their dtype.",),
     Cause.HARDWARE_TRANSIENT: (
         "What {op} wrote was finite, yet {seen_in} read a non-finite value there: something outside torch changed it.",
         "The same calls on the same values came out finite when they were run again.",
@@ -96,11 +99,12 @@ def summary(primary: Incident | Finding | None, *, steps: int, skipped: int, ben
         return f"Nothing is wrong in {steps:,} steps{calm}."
     if isinstance(primary, Finding):
         return f"Step {primary.step}{_at(primary.source)}: {primary.explanation}"
+    effect = _EFFECTS.get(primary.trigger, "went wrong")
+    if not primary.op:
+        return f"Step {primary.step} {effect}. {primary.explanation}"
     where = f"module {primary.module}" if primary.module else "the loss code"
     where = "the optimizer" if primary.phase == "optimizer" else where
-    what = short_op(primary.op) if primary.op else "the step"
-    effect = _EFFECTS.get(primary.trigger, "went wrong")
-    lead = f"Step {primary.step} {effect}: {what} in {where}{_at(primary.source)} is the origin"
+    lead = f"Step {primary.step} {effect}: {short_op(primary.op)} in {where}{_at(primary.source)} is the origin"
     return f"{lead} ({primary.phase}). {primary.explanation}"
 
 
@@ -114,7 +118,9 @@ _EFFECTS: dict[str, str] = {
 
 
 def short_op(op: str) -> str:
-    """``bmm`` for ``aten.bmm.default``; ``an input`` for the pseudo-op."""
+    """``bmm`` for ``aten.bmm.default``, ``a cast`` for that to another dtype; ``an input`` for the pseudo-op."""
+    if op == "aten._to_copy.default":
+        return "a cast"
     return op.removeprefix("aten.").rsplit(".", 1)[0].strip("_") if op.startswith("aten.") else f"an {op}".strip()
 
 
