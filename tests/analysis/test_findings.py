@@ -1,0 +1,141 @@
+"""Usage mistakes that only the history of a run shows, and those that capture reported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from ampscope import diagnose
+from ampscope.analysis.results import Diagnosis
+from ampscope.trace.schema import ScalerAction
+from ampscope.trace.vocabulary import Cause, Severity, Verdict
+from tests.builder import START, TraceBuilder
+
+SKIPPED_AT = (3, 7, 8)
+
+
+def trained(folder: Path, rates: Sequence[float | None], skipped: Sequence[int] = SKIPPED_AT) -> Diagnosis:
+    """A run whose steps were attempted at these learning rates."""
+    trace = TraceBuilder(folder)
+    for step, rate in enumerate(rates):
+        trace.step(lr=rate, skipped=step in skipped)
+    return diagnose(trace.close())
+
+
+def test_a_scheduler_that_steps_on_though_the_optimizer_did_not(run_folder: Path):
+    (finding,) = trained(run_folder, [0.1 * 0.9**step for step in range(12)]).findings
+    assert finding.cause is Cause.MISUSE_SCHEDULER_ORDER
+    assert finding.severity is Severity.WARNING
+    assert (finding.step, finding.last_step, finding.count) == (3, 8, 3)
+    assert "3 times" in finding.explanation
+    assert finding.remedies
+
+
+def test_a_scheduler_that_waits_for_the_optimizer_is_right(run_folder: Path):
+    rates, updates = [], 0
+    for step in range(12):
+        rates.append(0.1 * 0.9**updates)
+        updates += step not in SKIPPED_AT
+    assert trained(run_folder, rates).findings == ()
+
+
+def test_a_scheduler_of_epochs_may_step_after_a_skipped_step_once(run_folder: Path):
+    rates = [0.1 if step < 9 else 0.01 if step < 18 else 0.001 for step in range(27)]
+    assert trained(run_folder, rates).findings == ()
+
+
+@pytest.mark.parametrize("rate", [0.1, None])
+def test_a_rate_that_stays_or_is_not_known_moves_nothing(run_folder: Path, rate: float | None):
+    assert trained(run_folder, [rate] * 12).findings == ()
+
+
+def test_a_rate_of_one_optimizer_is_not_compared_with_that_of_another(run_folder: Path):
+    trace = TraceBuilder(run_folder)
+    for step in range(10):
+        trace.step(optimizer=0, lr=0.1, skipped=step == 4)
+        trace.step(optimizer=1, lr=0.2)
+    assert diagnose(trace.close()).findings == ()
+
+
+# -- a scaler that forgot -------------------------------------------------------------------------------------------
+
+
+def resumed(folder: Path, *, start: float, loaded: bool) -> Diagnosis:
+    """A run that had come to a scale of 1024 and was resumed with a new scaler."""
+    first = TraceBuilder(folder)
+    first.scaler_event(ScalerAction.INIT, scale_before=None, scale_after=65536.0)
+    for step in range(6):
+        first.step(scale=65536.0 / 2**step, skipped=True)
+        scales = {"scale_before": 65536.0 / 2**step, "scale_after": 32768.0 / 2**step}
+        first.scaler_event(ScalerAction.BACKOFF, step=step, **scales)
+    first.close()
+    second = TraceBuilder(folder)
+    second.scaler_event(
+        ScalerAction.INIT, step=6, scaler=1, time=START + 100, scale_before=None, scale_after=start, line=31
+    )
+    if loaded:
+        second.scaler_event(
+            ScalerAction.STATE_LOADED, step=6, scaler=1, time=START + 101, scale_before=start, scale_after=1024.0
+        )
+    second.step(scale=1024.0 if loaded else start)
+    return diagnose(second.close())
+
+
+def test_a_resumed_run_whose_scaler_starts_afresh(run_folder: Path):
+    diagnosis = resumed(run_folder, start=65536.0, loaded=False)
+    assert diagnosis.run.segments == 2
+    (finding,) = diagnosis.findings
+    assert finding.cause is Cause.MISUSE_SCALER_STATE_NOT_RESTORED
+    assert finding.step == 6
+    assert finding.source is not None
+    assert finding.source.line == 31
+    assert "65536" in finding.explanation
+    assert "1024" in finding.explanation
+
+
+@pytest.mark.parametrize(("start", "loaded"), [(65536.0, True), (1024.0, False)], ids=["loaded", "same scale"])
+def test_a_resumed_run_whose_scaler_goes_on_is_right(run_folder: Path, start: float, loaded: bool):
+    assert resumed(run_folder, start=start, loaded=loaded).findings == ()
+
+
+def test_the_first_scaler_of_a_run_has_nothing_to_restore(run_folder: Path):
+    trace = TraceBuilder(run_folder)
+    trace.scaler_event(ScalerAction.INIT, scale_before=None, scale_after=65536.0)
+    trace.step()
+    assert diagnose(trace.close()).findings == ()
+
+
+# -- what capture saw -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cause", [cause for cause in Cause if cause.is_usage])
+def test_a_mistake_that_capture_saw_is_told_with_its_line(run_folder: Path, cause: Cause):
+    trace = TraceBuilder(run_folder)
+    trace.step()
+    trace.finding(cause, line=42)
+    diagnosis = diagnose(trace.close())
+    (finding,) = diagnosis.findings
+    assert (finding.cause, finding.severity) == (cause, Severity.ERROR)
+    assert finding.source is not None
+    assert finding.source.line == 42
+    assert finding.explanation
+    assert diagnosis.verdict is Verdict.PROBLEM
+    assert diagnosis.primary == finding
+    assert "train.py:42" in diagnosis.summary
+
+
+def test_a_mistake_that_this_version_does_not_know_is_still_told(run_folder: Path):
+    trace = TraceBuilder(run_folder)
+    trace.finding("misuse_of_next_year", evidence='{"why": "unheard of"}')
+    (finding,) = diagnose(trace.close()).findings
+    assert finding.cause is Cause.UNKNOWN
+    assert "unheard of" in finding.explanation
+
+
+def test_mistakes_are_told_in_order(run_folder: Path):
+    trace = TraceBuilder(run_folder)
+    for step in (5, 2, 9):
+        trace.finding(step=step)
+    assert [finding.step for finding in diagnose(trace.close()).findings] == [2, 5, 9]
