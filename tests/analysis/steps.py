@@ -82,7 +82,7 @@ class Step:
             "in_shapes": tuple(self._shapes[seq] for seq in known),
             "out_dtypes": (dtype,),
             "out_shapes": (shape,),
-            "scalars": json.dumps(scalars or {}),
+            "scalars": json.dumps({name: _in_json(value) for name, value in (scalars or {}).items()}),
             "line": 100 + len(self._sites),
         }
         number = self._trace.site(_full_name(op), **{**columns, **site})
@@ -123,6 +123,11 @@ class Step:
     def graph(self) -> StepGraph:
         """What analysis sees of the step; for steps on a `Sheet`."""
         return StepGraph(self._trace, Sites(self._trace, 0), self._where["step"], self._where["source"])
+
+
+def _in_json(value: Any) -> Any:
+    """Infinities as text, as capture writes them."""
+    return str(value) if isinstance(value, float) and math.isinf(value) else value
 
 
 def _full_name(name: str) -> str:

@@ -82,6 +82,7 @@ ALONE = [
     Alone("acos", ((-1.1, 1.0),), NOTANUMBER, Cause.UNKNOWN, dtype=FULL),
     # a constant that is infinite on purpose
     Alone("masked_fill.Scalar", (FINE,), MASKED, Cause.UNKNOWN, {"value": -INF}),
+    Alone("mul.Tensor", (POSITIVE,), NOTANUMBER, Cause.UNKNOWN, {"other": -INF}, dtype=FULL),
     # an op on integers or in a dtype nobody knows
     Alone("some_new_op", (FINE,), NOTANUMBER, Cause.UNKNOWN, dtype="float8_e4m3fn"),
 ]
