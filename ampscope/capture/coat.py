@@ -39,6 +39,19 @@ class Coat:
             return copy.deepcopy(self, memo)
 
 
+class _Like(type):
+    """Metaclass of coated classes: each equals the class it covers, and makes instances of that one."""
+
+    def __eq__(cls, other: object) -> bool:
+        return cls is other or other is cls.__bases__[1]
+
+    def __hash__(cls) -> int:
+        return hash(cls.__bases__[1])
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return cls.__bases__[1](*args, **kwargs)
+
+
 def is_coated(thing: object) -> bool:
     """Whether ``thing`` wears a coat now."""
     return isinstance(type(thing), type) and getattr(type(thing), "ampscope_wearer", 0) == id(thing)
@@ -64,7 +77,7 @@ def put_on(thing: T, coat: type[Coat], owner: Any) -> T:
         "__qualname__": plain.__qualname__,
         "__doc__": plain.__doc__,
     }
-    make: Any = type(plain)  # its metaclass
+    make = type("Like", (_Like, type(plain)), {})
     _real_class.__set__(thing, make(plain.__name__, (coat, plain), names))
     return thing
 

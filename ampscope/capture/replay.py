@@ -161,6 +161,8 @@ class _Player:
         if entry.random is not None:
             entry.random.put_back()
         self._tracer.entry_place = entry.place
+        for module, training in zip(self._models.modules, entry.training, strict=False):
+            module.__dict__["training"] = training  # the module's attributes are twins, and go with the replay
         with entry.ambient.entered():
             if entry.kind is Kind.BACKWARD:
                 self._backward(entry, args, kwargs)

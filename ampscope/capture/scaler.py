@@ -128,8 +128,10 @@ class ScalerWatch:
         if not self.scaler.is_enabled() or self._guard.broken:
             return proceed()
         self._steps.end_tape()
-        scaling = ScaleState.of(self.scaler)
-        place, step, index = user_place(), self._steps.step_of(optimizer), self._steps.index_of(optimizer)
+        scaling, place = ScaleState(self.scaler, None, None), None
+        step, index = self._steps.step_of(optimizer), self._steps.index_of(optimizer)
+        with self._guard:
+            scaling, place = ScaleState.of(self.scaler), user_place()
         self._stepping = True
         try:
             result, skipped = self._steps.attempt(optimizer, scaling, proceed)

@@ -24,7 +24,8 @@ from ampscope.capture.replay import Outcome, Recording, Symptom
 from ampscope.capture.standin import StateKeeper
 from ampscope.capture.tape import Entry, Tape, backward_roots, creates_graph
 from ampscope.capture.taping import TapeMode
-from ampscope.capture.torch_private import scaler_found_inf
+from ampscope.capture.torch_private import OthersAside, scaler_found_inf
+from ampscope.capture.tracer import FunctionWatch, Tracer
 from ampscope.capture.usage import UsageWatch
 from ampscope.trace.schema import ReplayStatus, Trigger
 from ampscope.trace.vocabulary import Cause
@@ -35,21 +36,28 @@ FIRST_TURNS = 4
 LEARNED_STEPS = 2
 
 
-class _Own:
-    """A stretch of AMPscope's own work: guarded, timed, and not traced as if it were the user's."""
+def _is_ours(mode: object) -> bool:
+    return isinstance(mode, (TapeMode, Tracer, FunctionWatch))
 
-    __slots__ = ("_guard", "_started", "_steps")
+
+class _Own:
+    """A stretch of AMPscope's own work: guarded, timed, and seen neither by the trace nor by modes of the user's."""
+
+    __slots__ = ("_aside", "_guard", "_started", "_steps")
 
     def __init__(self, steps: StepWatch, guard: Guard) -> None:
         self._steps = steps
+        self._aside = OthersAside(_is_ours)
         self._guard = guard
         self._started = 0.0
 
     def __enter__(self) -> None:
         self._started = time.perf_counter()
         self._steps.pause(paused=True)
+        self._aside.__enter__()
 
     def __exit__(self, *error: Any) -> bool:
+        self._aside.__exit__()
         caught = self._guard.__exit__(*error)
         self._steps.pause(paused=False)
         self._steps.observing += time.perf_counter() - self._started
@@ -156,7 +164,9 @@ class StepWatch:
             self.live.drop()
             with self._tape_guard:
                 self._tape.forget(entry)
-                self._mode.insert()
+                self._open = self._tape.end > self._since
+                if self._open:
+                    self._mode.insert()
 
     def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> Entry | None:
         if not self._open:
@@ -168,6 +178,7 @@ class StepWatch:
         learning = self._count < LEARNED_STEPS
         entry = self._tape.module_call(module, args, kwargs, place, host_random=learning or self._draws_on_host)
         entry.versions = self._models.versions(module)
+        entry.training = [each.training for each in self._models.modules]
         self._weights_at_entry = self._models.weight_norms() if learning else None
         self._half_forward |= entry.ambient.autocast_dtype is torch.float16
         self.live.enter_call(args, kwargs)
@@ -187,8 +198,9 @@ class StepWatch:
         """The first watched forward of a step."""
         self.readback.poll()
         self._decide(wait=False)
-        self._check_region()
-        self.usage.new_iteration()
+        with self._usage_guard:
+            self._check_region()
+            self.usage.new_iteration()
         self._renew_tape()
         self._since = self._tape.end
         self._open = True
@@ -240,6 +252,8 @@ class StepWatch:
     def scaled(self, outputs: Any) -> None:
         """``scaler.scale`` was called on a loss."""
         with _Own(self, self._tape_guard):
+            if not self._open and torch.is_grad_enabled():
+                self._begin()  # the forward ran without gradients, inside a reentrant checkpoint
             self._has_scaler = True
             self._scaled_losses += [tensor.detach() for tensor in containers.tensors(outputs)]
 
@@ -255,8 +269,10 @@ class StepWatch:
 
     def backward(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a backward of the step; see `hub.Listener`."""
-        if self._busy or not self._open:
+        if self._busy:
             return call(*args, **kwargs)
+        if not self._open:
+            return self._foreign_backward(call, args, kwargs)
         listening = self._mode.remove()
         with _Own(self, self._usage_guard):
             region = ambient.current(self._types).autocast_dtype
@@ -276,6 +292,14 @@ class StepWatch:
             self._busy = False
         self._after_backward(listening)
         return result
+
+    def _foreign_backward(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A backward of no step of ours; a watched module that it recomputes does not begin one."""
+        self._busy = True
+        try:
+            return call(*args, **kwargs)
+        finally:
+            self._busy = False
 
     def _note_backward(self, args: Any, kwargs: Any) -> None:
         if not self._micro_batches:
@@ -316,7 +340,7 @@ class StepWatch:
             What it returned, and whether the optimizer was skipped, as told by the optimizer's own hook: the scaler
             has waited for ``found_inf`` already. (A fused optimizer decides on the device; it is judged later.)
         """
-        if not self.owns(optimizer):
+        if self._row_guard.broken or not self.owns(optimizer):
             return proceed(), False
         self.end_tape()
         attempt = self._attempt = self._new_attempt(optimizer, scaling)
@@ -365,7 +389,9 @@ class StepWatch:
         """Whether an optimizer holds a parameter of a watched model."""
         key = id(optimizer)
         if key not in self._owned:
-            self._owned[key] = self._models.owns(p for group in optimizer.param_groups for p in group["params"])
+            self._owned[key] = False
+            with self._row_guard:
+                self._owned[key] = self._models.owns(p for group in optimizer.param_groups for p in group["params"])
         return self._owned[key]
 
     def before_optimizer(self, optimizer: Optimizer) -> None:
@@ -481,11 +507,13 @@ class StepWatch:
             self._rows.write(attempt, seconds=seconds, observing=self.observing)
         with self._usage_guard:
             self.usage.stepped()
-        self._incidents.passed(attempt)
-        self._budget.took(self._count, seconds, traced=bool(attempt.traced))
+        with self._trace_guard:
+            self._incidents.passed(attempt)
+            self._budget.took(self._count, seconds, traced=bool(attempt.traced))
         self._next_step[attempt.index] = attempt.step + 1
-        within = ambient.current(self._types).autocast_dtype is not None
-        self._stepped_in_epoch = hub.autocast_epoch() if within else -1
+        with self._usage_guard:
+            within = ambient.current(self._types).autocast_dtype is not None
+            self._stepped_in_epoch = hub.autocast_epoch() if within else -1
         self._count += 1
         self._open = False
 
@@ -498,7 +526,9 @@ class StepWatch:
                 outcome = Outcome(ReplayStatus.UNAVAILABLE, "seen as it happened, in the trace of the real step")
                 self._incidents.report(attempt, Trigger.ABSORBED_OVERFLOW, outcome, {"ops": absorbed})
         elif self._budget.wants(self._count) and self._budget.keeps(self._count) and self._models.compiled:
+            self._busy = True
             self._incidents.trace_by_replay(attempt, self._recording())
+            self._busy = False
             self._budget.kept()
 
     def _found(self, cause: Cause, place: Any, evidence: dict[str, Any]) -> None:

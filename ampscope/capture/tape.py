@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ampscope.capture import ambient, containers, hub
 from ampscope.capture.ambient import Ambient, RandomState
 from ampscope.capture.frames import NOWHERE, Place
+from ampscope.capture.torch_private import storage_key
 
 #: A tape longer than this is given up: a loop that never steps would otherwise keep every batch alive.
 MAX_ENTRIES = 20_000
@@ -68,6 +69,7 @@ class Entry:
     versions: list[int] = field(default_factory=list)
     fingerprint: list[Tensor] = field(default_factory=list)
     in_place: bool = False
+    training: list[bool] = field(default_factory=list)  #: ``training`` of each watched module, at a module's call
     epoch: int = 0  #: which autocast cache it used
     also_writes: list[Result] = field(default_factory=list)  #: earlier results that share the memory it overwrites
     held: list[Held] = field(default_factory=list)  #: the tensors among the arguments
@@ -291,11 +293,11 @@ class Tape:
         if self.full or not self.entries:
             return
         left = produced(args, kwargs, result)
-        entry, written = self.entries[-1], {tensor.untyped_storage().data_ptr() for tensor in left if _dense(tensor)}
+        entry, written = self.entries[-1], {storage_key(tensor) for tensor in left if _dense(tensor)}
         entry.also_writes = [
             Result(known.entry, known.leaf)
             for known in self._known.values()
-            if (other := known.tensor()) is not None and _dense(other) and other.untyped_storage().data_ptr() in written
+            if (other := known.tensor()) is not None and _dense(other) and storage_key(other) in written
         ]
         self._learn(left)
 

@@ -70,10 +70,12 @@ class TapeMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.paused or self._guard.broken or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
             return func(*args, **kwargs)
         self._handling += 1
         try:
+            if self.paused or self._guard.broken:
+                return func(*args, **kwargs)
             before = self._before(func, kwargs)
             result = func(*args, **kwargs)
             if before is not None and not self._guard.broken:

@@ -6,6 +6,7 @@ Read against torch 2.10 to 2.15. `missing()` says which are gone, so that a test
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -54,8 +55,7 @@ def insert_function_mode(mode: TorchFunctionMode) -> None:
     Only the mode of ``torch.set_default_device`` stays below: torch insists on that.
     """
     stack = function_modes()
-    default = getattr(getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None), "device_context", None)
-    above = 1 if stack and stack[0] is default else 0
+    above = 1 if stack and stack[0] is _default_device_mode() else 0
     _restack(
         stack,
         [*stack[:above], mode, *stack[above:]],
@@ -108,6 +108,51 @@ def current_backward_node() -> Any | None:
 def node_sequence_number(node: Any) -> int:
     """The number ``node`` got in forward."""
     return int(node._sequence_nr())
+
+
+class OthersAside:
+    """Takes the modes of other people off both stacks for AMPscope's own work, so that they do not see it.
+
+    Args:
+        ours: Whether a mode is one of AMPscope's; those stay, at the bottom.
+    """
+
+    __slots__ = ("_dispatch", "_function", "_ours")
+
+    def __init__(self, ours: Callable[[Any], bool]) -> None:
+        self._ours = ours
+        self._function: list[Any] = []
+        self._dispatch: list[Any] = []
+
+    def __enter__(self) -> None:
+        if torch._C._len_torch_function_stack():
+            stack = function_modes()
+            self._function = [mode for mode in stack if not self._ours(mode)]
+            if self._function:
+                own = [mode for mode in stack if self._ours(mode)]
+                _restack(stack, own, torch._C._pop_torch_function_stack, torch._C._push_on_torch_function_stack)
+        if torch._C._len_torch_dispatch_stack():
+            stack = dispatch_modes()
+            self._dispatch = [mode for mode in stack if not self._ours(mode)]
+            if self._dispatch:
+                own = [mode for mode in stack if self._ours(mode)]
+                _restack(stack, own, _pop_dispatch_mode, torch._C._push_on_torch_dispatch_stack)
+
+    def __exit__(self, *_: object) -> None:
+        if self._function:
+            own = function_modes()
+            below = 1 if self._function[0] is _default_device_mode() else 0
+            wanted = [*self._function[:below], *own, *self._function[below:]]
+            _restack(own, wanted, torch._C._pop_torch_function_stack, torch._C._push_on_torch_function_stack)
+        if self._dispatch:
+            own = dispatch_modes()
+            _restack(own, [*own, *self._dispatch], _pop_dispatch_mode, torch._C._push_on_torch_dispatch_stack)
+        self._function, self._dispatch = [], []
+
+
+def _default_device_mode() -> Any:
+    """The mode of ``torch.set_default_device``, which torch wants at the bottom; None without one."""
+    return getattr(getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None), "device_context", None)
 
 
 def compiles() -> bool:

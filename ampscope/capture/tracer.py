@@ -94,7 +94,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         self._entries: dict[int, tuple[Node, str]] = {}
         self._forward_of: dict[int, int] = {}  #: autograd sequence number -> site of the forward op
         self._last_number = -1
-        self._functions = _FunctionWatch(self)
+        self._functions = FunctionWatch(self)
         self.handling = 0  #: inside a handled op or function torch has taken the mode off the stack by itself
         self._hooks: list[Any] = []
         self._borrowed: int | None = None  # depth of the recomputed module at which functions are watched again
@@ -379,7 +379,7 @@ def _signature(tensors: list[Tensor]) -> Signature:
     return Signature(tuple(t.dtype for t in tensors), tuple(tuple(t.shape) for t in tensors))
 
 
-class _FunctionWatch(TorchFunctionMode):
+class FunctionWatch(TorchFunctionMode):
     """Tells the tracer which torch function of the user's runs, from which line, under which autocast region."""
 
     def __init__(self, tracer: Tracer) -> None:
@@ -393,10 +393,14 @@ class _FunctionWatch(TorchFunctionMode):
         tracer.function = getattr(func, "__name__", "")
         tracer.place = user_place(tracer._stop) or tracer.entry_place
         tracer.region = self._region()
+        creates_graph = tracer.creates_graph
+        if func is torch.autograd.grad:
+            tracer.creates_graph = bool(args[4] if len(args) > 4 else (kwargs or {}).get("create_graph"))
         tracer.handling += 1
         try:
             return func(*args, **(kwargs or {}))
         finally:
+            tracer.creates_graph = creates_graph
             tracer.handling -= 1
             tracer.function, tracer.place, tracer.region = before
 
