@@ -64,11 +64,11 @@ def _is_inner(filename: str) -> bool:
     return filename.startswith(_STDLIB) and not filename.startswith(_SITE)
 
 
-def user_place(stop: CodeType | None = None) -> Place | None:
+def user_place(*stops: CodeType) -> Place | None:
     """The innermost frame outside torch, AMPscope and the standard library.
 
     Args:
-        stop: A code object at which the search ends (the replay's own call of the user's code).
+        stops: Code objects at which the search ends (the replay's own call of the user's code).
 
     Returns:
         The place, or None when the search ended without one.
@@ -76,7 +76,7 @@ def user_place(stop: CodeType | None = None) -> Place | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        if code is stop:
+        if code in stops:
             return None
         if not _is_inner(code.co_filename):
             return Place(code, frame.f_lineno)

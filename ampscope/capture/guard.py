@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 import warnings
 from collections.abc import Callable
@@ -60,5 +61,6 @@ class Guard:
         where = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{where.filename.rsplit('/', 1)[-1]}:{where.lineno}"
         text = f"{self.part} switched itself off after {type(error).__name__}: {error} ({place})"
-        warnings.warn(f"ampscope: {text}; training goes on unchanged", RuntimeWarning, stacklevel=4)
+        with contextlib.suppress(Warning):  # where warnings are errors, this one still is none of the loop's
+            warnings.warn(f"ampscope: {text}; training goes on unchanged", RuntimeWarning, stacklevel=4)
         self.on_fault(text)

@@ -92,6 +92,9 @@ def _backward(*args: Any, **kwargs: Any) -> Any:
     return call(*args, **kwargs)
 
 
+backward_frame = _backward.__code__
+
+
 def _through(listener: Listener, call: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args, **kwargs: listener.backward(call, args, kwargs)
 

@@ -79,8 +79,8 @@ class Incidents:
         self.report(attempt, trigger, outcome, {"params": sorted(symptom.gradients)})
 
     def _replay(self, attempt: StepAttempt, symptom: Symptom, recording: Recording) -> Outcome:
-        stop = replay.call_user.__code__
-        tracer = Tracer(self._recorder.sites, self._models.names, full=True, guard=self._guard, stop=stop)
+        stops = (replay.call_user.__code__,)
+        tracer = Tracer(self._recorder.sites, self._models.names, full=True, guard=self._guard, stops=stops)
         outcome = replay.run(recording, self._models, tracer, symptom)
         self._replay_budget.spent(outcome.seconds)
         if outcome.status is not ReplayStatus.UNAVAILABLE:

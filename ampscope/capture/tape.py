@@ -21,6 +21,8 @@ MAX_ENTRIES = 20_000
 
 #: Functions that change what backward does with their tensor, and return nothing of use.
 _ATTACHES = frozenset({"register_hook", "retain_grad"})
+#: Elements up to which a tensor from outside is copied before the loop overwrites it.
+SMALL_TARGET = 1 << 20
 _RANDOM = ("rand", "dropout", "bernoulli", "normal_", "uniform_", "multinomial", "exponential_", "gumbel", "rrelu")
 
 
@@ -138,6 +140,8 @@ class Tape:
         self.spoilt = ""  #: why this step cannot be replayed, in words
         self._types = device_types
         self._known: dict[int, _Known] = {}
+        self._originals: dict[int, Tensor] = {}
+        self._overwriting = False
 
     @property
     def end(self) -> int:
@@ -184,16 +188,39 @@ class Tape:
         *,
         place: Place,
         random: RandomState | None,
+        originals: dict[int, Tensor],
     ) -> None:
-        """Adds a torch function that ran outside the watched modules, after it ran."""
+        """Adds a torch function that ran outside the watched modules, after it ran.
+
+        Args:
+            func: The function.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
+            result: What it returned.
+            place: The user's line.
+            random: The generators' states before it, where it draws.
+            originals: What it has overwritten, as it was before (`overwritten_unknown`), by ``id``.
+        """
+        in_place = is_in_place(func, kwargs)
+        self._originals, self._overwriting = originals, in_place
         entry = self._entry(Kind.FUNCTION, func, args, kwargs, place)
+        self._originals, self._overwriting = {}, False
         entry.random = random
-        entry.in_place = is_in_place(func, kwargs)
+        entry.in_place = in_place
         self._append(entry)
         if entry.in_place:
             self._learn_written(args, kwargs, result)
         else:
             self._learn(result)
+
+    def overwritten_unknown(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Tensor]:
+        """Copies of small tensors from outside that an in-place function is about to overwrite, by ``id``."""
+        targets = containers.tensors(kwargs.get("out", args[0] if args else None))
+        return {
+            id(tensor): tensor.detach().clone()
+            for tensor in targets
+            if id(tensor) not in self._known and not tensor.requires_grad and tensor.numel() <= SMALL_TARGET
+        }
 
     def backward_call(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
         """Adds a backward, before it runs."""
@@ -261,11 +288,11 @@ class Tape:
         if known is not None and known.tensor() is tensor:
             # a custom autograd function computes without grad and gives its result a history then
             inside_function = tensor.requires_grad and not self[known.entry].ambient.grad
-            rewritten = not tensor.requires_grad and version(tensor) != known.version
+            rewritten = not self._overwriting and not tensor.requires_grad and version(tensor) != known.version
             if not inside_function and not rewritten:
                 return Result(known.entry, known.leaf)
-        kept = tensor
-        if not tensor.dim() and not tensor.requires_grad and tensor.layout is torch.strided:
+        kept = self._originals.get(id(tensor), tensor)
+        if kept is tensor and not tensor.dim() and not tensor.requires_grad and tensor.layout is torch.strided:
             kept = tensor.clone()  # a number such as the loss scale: kept by value, for whoever writes into it next
         return Outside(kept, version(kept), id(tensor))
 

@@ -30,6 +30,7 @@ class _Before(NamedTuple):
 
     random: RandomState | None
     kwargs: dict[str, Any]
+    originals: dict[int, Tensor]
 
 
 class TapeMode(TorchFunctionMode):
@@ -76,34 +77,39 @@ class TapeMode(TorchFunctionMode):
         try:
             if self.paused or self._guard.broken:
                 return func(*args, **kwargs)
-            before = self._before(func, kwargs)
+            self._pause(True)
+            before = self._before(func, args, kwargs)
+            self._pause(False)
             result = func(*args, **kwargs)
             if before is not None and not self._guard.broken:
                 self._pause(True)
                 with self._guard:
-                    self._note(func, args, before.kwargs, result, before.random)
+                    self._note(func, args, before, result)
                 self._pause(False)
         finally:
             self._handling -= 1
         return result
 
-    def _before(self, func: Any, kwargs: dict[str, Any]) -> _Before | None:
+    def _before(self, func: Any, args: Any, kwargs: dict[str, Any]) -> _Before | None:
         """The generators' states before the function draws from them; None after a fault."""
         with self._guard:
             random = RandomState.take() if _name_draws(getattr(func, "__name__", "")) else None
             generator = kwargs.get("generator")
             if generator is not None:
                 kwargs = {**kwargs, "generator": generator.clone_state()}
-            return _Before(random, kwargs)
+            overwrites = not self.after_backward and tape.is_in_place(func, kwargs)
+            originals = self.recorded.overwritten_unknown(args, kwargs) if overwrites else {}
+            return _Before(random, kwargs, originals)
         return None
 
-    def _note(self, func: Any, args: Any, kwargs: Any, result: Any, state: RandomState | None) -> None:
+    def _note(self, func: Any, args: Any, before: _Before, result: Any) -> None:
         if getattr(func, "__self__", None) is _GRADIENT:
             return
+        kwargs = before.kwargs
         in_place = tape.is_in_place(func, kwargs)
         if not in_place and not isinstance(result, Tensor) and next(containers.tensors(result), None) is None:
             return
         if self.after_backward:
             self._usage.saw_function(func, args, kwargs, result)
-        place = user_place() or NOWHERE
-        self.recorded.function_call(func, args, kwargs, result, place=place, random=state)
+        place, originals = user_place() or NOWHERE, before.originals
+        self.recorded.function_call(func, args, kwargs, result, place=place, random=before.random, originals=originals)

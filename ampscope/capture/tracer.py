@@ -13,7 +13,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampscope.capture import ambient, operators, stats, torch_private
+from ampscope.capture import ambient, hub, operators, stats, torch_private
 from ampscope.capture.frames import NOWHERE, Place, user_place
 from ampscope.capture.guard import Guard
 from ampscope.capture.operators import Operator
@@ -21,6 +21,8 @@ from ampscope.capture.sites import Point, Signature, Sites
 from ampscope.capture.stats import Slots, Stats
 from ampscope.trace.schema import Cast, EdgeRow, Node, OpRow, Phase
 
+#: Frames below which code that runs in backward has no line of its own.
+_BACKWARD = (hub.backward_frame, Tensor.backward.__code__)
 _PLAIN = frozenset({Tensor, nn.Parameter})
 #: Modules that in evaluation choose one fused op, which computes otherwise while a mode is active: the tracer leaves
 #: them alone. Source: the fast-path conditions in torch/nn/modules/transformer.py and activation.py.
@@ -66,11 +68,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         module_names: Qualified names of the watched modules by ``id``.
         full: Take every statistic at once (replays) instead of min and max without a sync (the real step).
         guard: Catches faults of the tracer itself.
-        stop: Code object at which the search for the user's line ends.
+        stops: Code objects at which the search for the user's line ends.
     """
 
     def __init__(
-        self, sites: Sites, module_names: dict[int, str], *, full: bool, guard: Guard, stop: CodeType | None = None
+        self, sites: Sites, module_names: dict[int, str], *, full: bool, guard: Guard, stops: tuple[CodeType, ...] = ()
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.outputs: list[Output] = []
@@ -84,7 +86,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         self._module_names = module_names
         self._full = full
         self._guard = guard
-        self._stop = stop
+        self.stops = stops
         self._slots = Slots()
         self._seq = 0
         self._site = 0  #: of the op noted last
@@ -292,9 +294,20 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         return Phase.FORWARD if self._modules and self._modules[-1] is not None else Phase.LOSS
 
     def _place(self) -> Place:
-        if torch_private.current_backward_node() is not None:  # recomputation: the function running is not backward
-            return user_place(self._stop) or self.entry_place
-        return self.place or user_place(self._stop) or self.entry_place
+        backward = torch_private.current_backward_node() is not None
+        return self.place_now() if backward or self.place is None else self.place
+
+    def place_now(self) -> Place:
+        """The line of a torch function that is being called."""
+        if torch_private.current_backward_node() is not None:
+            return user_place(*self.stops, *_BACKWARD) or self._place_of_node()
+        return user_place(*self.stops) or self.entry_place
+
+    def _place_of_node(self) -> Place:
+        """The line of the forward op whose gradient is being computed."""
+        node = torch_private.current_backward_node()
+        site = self._forward_of.get(torch_private.node_sequence_number(node)) if node is not None else None
+        return self._sites.point(site).place if site is not None else self.entry_place
 
     def _point(
         self, operator: Operator, args: Any, kwargs: Any, operands: list[Tensor], results: list[Tensor]
@@ -391,7 +404,7 @@ class FunctionWatch(TorchFunctionMode):
         tracer = self._tracer
         before = (tracer.function, tracer.place, tracer.region)
         tracer.function = getattr(func, "__name__", "")
-        tracer.place = user_place(tracer._stop) or tracer.entry_place
+        tracer.place = tracer.place_now()
         tracer.region = self._region()
         creates_graph = tracer.creates_graph
         if func is torch.autograd.grad:
