@@ -49,8 +49,9 @@ class Graph:
         for row in ops:
             self.outputs[row.seq].append(row)
         for edge in edges:
-            self.inputs[edge.seq].append(edge)
-            self.readers[edge.from_seq].append(edge)
+            if edge.seq in self.outputs and edge.from_seq in self.outputs:  # a disk budget may have cut rows away
+                self.inputs[edge.seq].append(edge)
+                self.readers[edge.from_seq].append(edge)
         self._site = site
 
     def site(self, seq: int) -> SiteRow:
@@ -162,7 +163,7 @@ def is_deliberate(graph: Graph, seq: int) -> bool:
     site, row = graph.site(seq), graph.bad_output(seq)
     if row is None:
         return False
-    if any("inf" in str(value) for value in json.loads(site.scalars).values()):
+    if not has_nan(row) and any("inf" in str(value) for value in json.loads(site.scalars).values()):
         return True
     from_outside = site.op in ENTRY_NODES and site.op != Node.PARAMETER
     return from_outside and row.min == -math.inf and row.max is not None and row.max < math.inf

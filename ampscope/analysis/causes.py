@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from ampscope.analysis import rules
+from ampscope.analysis import rounding, rules
 from ampscope.analysis.opfacts import Executed, base_name
 from ampscope.analysis.stepgraph import StepGraph
-from ampscope.provenance import Origin
+from ampscope.provenance import Origin, is_deliberate
 from ampscope.trace.schema import Node, Phase
 from ampscope.trace.vocabulary import Cause
 
 _ENTRIES = {Node.INPUT: Cause.BAD_INPUT, Node.PARAMETER: Cause.BAD_WEIGHT, Node.BUFFER: Cause.BAD_BUFFER}
 #: Autograd nodes whose derivative is that of a square root.
 _SQUARE_ROOTS = ("SqrtBackward", "LinalgVectorNormBackward", "NormBackward", "CdistBackward", "StdBackward")
-#: Operands beyond this made a power too large; below it, the slope at zero did.
-_LARGE_BASE = 1e3
 #: Ops that carry or select values and cannot make a non-finite one of finite operands.
 _CARRIES = frozenset(
     {
@@ -47,10 +46,16 @@ def explain(graph: StepGraph, origin: Origin) -> Explained:
         return _in_backward(op)
     if op.site.phase == Phase.OPTIMIZER:
         return _in_optimizer(op)
-    if op.name in _CARRIES:
+    return _in_forward(op, origin)
+
+
+def _in_forward(op: Executed, origin: Origin) -> Explained:
+    if is_deliberate(op.graph, op.seq):
+        return Explained(Cause.UNKNOWN, op.seq, Phase.FORWARD, {"why": "An infinite constant reached the result."})
+    if op.name in _CARRIES and not _narrows(op):
         return _written_behind(op)
     cause, facts = rules.reason(op)
-    if graph.site(origin.sink).op == Node.GRADIENT and _is_masked(op):
+    if op.graph.site(origin.sink).op == Node.GRADIENT and _is_masked(op):
         return Explained(Cause.WHERE_GRAD_TRAP, op.seq, Phase.FORWARD, {**facts, "masked": True})
     return Explained(cause, op.seq, Phase.FORWARD, facts)
 
@@ -64,6 +69,12 @@ def first_overflow(graph: StepGraph) -> Explained | None:
             if explained.cause in (Cause.FP16_OVERFLOW, Cause.DIVERGENCE):
                 return explained
     return None
+
+
+def _narrows(op: Executed) -> bool:
+    """Whether the op also casts to a dtype of smaller range, which may overflow."""
+    limit = rounding.LARGEST.get(op.dtype, math.inf)
+    return any(rounding.LARGEST.get(dtype, limit) > limit for dtype in op.site.in_dtypes)
 
 
 def _written_behind(op: Executed) -> Explained:
@@ -84,9 +95,9 @@ def _in_backward(op: Executed) -> Explained:
         return Explained(cause, doomed.seq, Phase.FORWARD, {**facts, "masked": True})
     node = {"grad_fn": op.site.grad_fn}
     divides = op.name in rules.DIVISIONS
-    if divides and op.site.grad_fn.startswith(_SQUARE_ROOTS):
+    if divides and op.site.grad_fn.startswith(_SQUARE_ROOTS) and op.divides_by_zero:
         return Explained(Cause.SQRT_GRAD_ZERO, op.seq, Phase.BACKWARD, node)
-    if op.site.grad_fn.startswith("PowBackward") and (op.largest_operand or 0.0) <= _LARGE_BASE:
+    if op.name == "pow" and op.exponent < 0 and op.divides_by_zero:
         return Explained(Cause.POW_GRAD_ZERO, op.seq, Phase.BACKWARD, node)
     if divides and op.divides_by_zero:
         cause, facts = rules.unless_constant_lost(op, Cause.DIV_ZERO)

@@ -181,10 +181,18 @@ class _Examiner:
         )
 
     def _in_context(self, row: IncidentRow, explained: Explained) -> tuple[Cause, dict[str, Any]]:
-        """The cause in the light of the run's history: an overflow at the end of a runaway loss is divergence."""
+        """The cause in the light of what else is known of the run.
+
+        An overflow at the end of a runaway loss is divergence; what an identical second run did not do is transient;
+        without a scaler, no loss scale is to blame.
+        """
+        if row.replay == ReplayStatus.NOT_REPRODUCED:
+            return Cause.HARDWARE_TRANSIENT, {}
         overflow = explained.cause in (Cause.FP16_OVERFLOW, Cause.SCALE_OVERFLOW)
         if overflow and self._ran_away(row):
-            return Cause.DIVERGENCE, explained.facts
+            return Cause.DIVERGENCE, {}
+        if explained.cause is Cause.SCALE_OVERFLOW and row.scale is None:
+            return Cause.FP16_OVERFLOW, explained.facts
         return explained.cause, explained.facts
 
     def _ran_away(self, row: IncidentRow) -> bool:

@@ -141,7 +141,7 @@ def _started_afresh(start: ScalerEventRow, last: float) -> Finding:
         cause=Cause.MISUSE_SCALER_STATE_NOT_RESTORED,
         source=line,
         explanation=(
-            f"The run was resumed, but its scaler was not: it starts again at {start.scale_after:g} where the run had "
+            f"A new scaler took over without the old one's state: it starts at {start.scale_after:g} where the run had "
             f"come to {last:g}, and loses steps to calibrate a second time."
         ),
         remedies=remedies(Cause.MISUSE_SCALER_STATE_NOT_RESTORED),

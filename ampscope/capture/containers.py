@@ -55,7 +55,7 @@ class _Walk:
     """One walk: every object once, and not without end."""
 
     def __init__(self) -> None:
-        self._seen: set[int] = set()
+        self._seen: dict[int, Any] = {}  # kept, so that an id stays that of its object
         self._left = _MOST
 
     def tensors(self, value: Any, depth: int) -> Iterator[Tensor]:
@@ -71,7 +71,7 @@ class _Walk:
     def _enters(self, value: Any) -> bool:
         if isinstance(value, _ATOMS) or id(value) in self._seen:
             return False
-        self._seen.add(id(value))
+        self._seen[id(value)] = value
         return True
 
 
@@ -82,6 +82,7 @@ class _Rebuilding:
         self._change = change
         self._kind = kind
         self._made: dict[int, Any] = {}
+        self._originals: list[Any] = []
         self._left = _MOST
 
     def of(self, value: Any, depth: int) -> Any:
@@ -91,6 +92,7 @@ class _Rebuilding:
         if not depth or self._left < 0 or isinstance(value, (*_ATOMS, Tensor)):
             return value
         if id(value) not in self._made:
+            self._originals.append(value)  # kept, so that an id stays that of its object
             self._made[id(value)] = value  # what refers to itself refers to the original
             self._made[id(value)] = self._copy(value, depth - 1)
         return self._made[id(value)]

@@ -340,7 +340,7 @@ class StepWatch:
             What it returned, and whether the optimizer was skipped, as told by the optimizer's own hook: the scaler
             has waited for ``found_inf`` already. (A fused optimizer decides on the device; it is judged later.)
         """
-        if self._row_guard.broken or not self.owns(optimizer):
+        if not self.owns(optimizer):
             return proceed(), False
         self.end_tape()
         attempt = self._attempt = self._new_attempt(optimizer, scaling)

@@ -85,7 +85,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         self._sites = sites
         self._module_names = module_names
         self._full = full
-        self._guard = guard
+        self.guard = guard
         self.stops = stops
         self._slots = Slots()
         self._seq = 0
@@ -127,8 +127,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
     @contextlib.contextmanager
     def active(self) -> Iterator[Tracer]:
         """Observes the body."""
-        self.insert()
         try:
+            self.insert()
             yield self
         finally:
             self.remove()
@@ -191,16 +191,16 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         if not _PLAIN.issuperset(types):
             return NotImplemented  # a wrapper subclass: its inner ops come by again
         kwargs = kwargs or {}
-        if self.paused or self._guard.broken:
+        if self.paused or self.guard.broken:
             return func(*args, **kwargs)
         self.handling += 1
         try:
             operator = operators.describe(func)
-            with self._guard:
+            with self.guard:
                 self._before_writing(operator, args, kwargs)
             result = func(*args, **kwargs)
-            if not self._guard.broken:
-                with self._guard:
+            if not self.guard.broken:
+                with self.guard:
                     self._note(operator, args, kwargs, result)
         finally:
             self.handling -= 1
@@ -401,21 +401,26 @@ class FunctionWatch(TorchFunctionMode):
         self._types = ambient.device_types()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        tracer = self._tracer
-        before = (tracer.function, tracer.place, tracer.region)
-        tracer.function = getattr(func, "__name__", "")
-        tracer.place = tracer.place_now()
-        tracer.region = self._region()
-        creates_graph = tracer.creates_graph
-        if func is torch.autograd.grad:
-            tracer.creates_graph = bool(args[4] if len(args) > 4 else (kwargs or {}).get("create_graph"))
+        tracer, kwargs = self._tracer, kwargs or {}
+        before = (tracer.function, tracer.place, tracer.region, tracer.creates_graph)
         tracer.handling += 1
         try:
-            return func(*args, **(kwargs or {}))
+            self._note(func, args, kwargs)
+            return func(*args, **kwargs)
         finally:
-            tracer.creates_graph = creates_graph
             tracer.handling -= 1
-            tracer.function, tracer.place, tracer.region = before
+            tracer.function, tracer.place, tracer.region, tracer.creates_graph = before
+
+    def _note(self, func: Any, args: Any, kwargs: Any) -> None:
+        tracer = self._tracer
+        if tracer.guard.broken:
+            return
+        with tracer.guard:
+            tracer.function = getattr(func, "__name__", "")
+            tracer.place = tracer.place_now()
+            tracer.region = self._region()
+            if func is torch.autograd.grad:
+                tracer.creates_graph = bool(args[4] if len(args) > 4 else kwargs.get("create_graph"))
 
     def _region(self) -> torch.dtype | None:
         enabled = (kind for kind in reversed(self._types) if torch.is_autocast_enabled(kind))
