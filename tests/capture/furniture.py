@@ -1,0 +1,38 @@
+"""Everything of torch, of a model and of a scaler that a watch may have dressed up or hooked into."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as torch_module
+from torch.optim import optimizer as torch_optimizer
+
+_GLOBAL_HOOKS = [name for name in vars(torch_module) if name.startswith("_global_")]
+
+
+def installed() -> dict[str, Any]:
+    """The process-wide places; equal before a watch and after it."""
+    return {
+        "backward": torch.autograd.backward,
+        "scale": torch.amp.GradScaler.__dict__["scale"],
+        "autocast cache": torch.clear_autocast_cache,
+        "before optimizers": list(torch_optimizer._global_optimizer_pre_hooks),
+        "after optimizers": list(torch_optimizer._global_optimizer_post_hooks),
+        "function modes": torch._C._len_torch_function_stack(),
+        "dispatch modes": torch._C._len_torch_dispatch_stack(),
+        "module hooks": {name: repr(getattr(torch_module, name)) for name in _GLOBAL_HOOKS},
+        "call": nn.Module.__call__,
+    }
+
+
+def dress(*things: Any) -> list[Any]:
+    """The classes and attributes of modules (all the way down), scalers and optimizers."""
+    found: list[Any] = []
+    for thing in things:
+        for part in thing.modules() if isinstance(thing, nn.Module) else [thing]:
+            hooks = {name: len(value) for name, value in vars(part).items() if "hook" in name and value}
+            attributes = sorted(set(vars(part)) - {"_opt_called"})  # torch's own mark of a scaler that has stepped
+            found.append((type(part), attributes, hooks))
+    return found
