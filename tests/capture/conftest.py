@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from .twins import Watched  # noqa: E402  # after the check that torch is there
+import ampscope  # noqa: E402  # after the check that torch is there
 
 
 @pytest.fixture(autouse=True)
@@ -28,10 +28,15 @@ def quiet_process() -> Iterator[None]:
 
 
 @pytest.fixture
-def watched(run_folder: Path) -> Callable[..., Watched]:
-    """Trains a loop watched, then reads what was recorded."""
+def watch(run_folder: Path) -> Iterator[Callable[..., ampscope.Scope]]:
+    """`ampscope.watch` into a folder of the test's; everything it left open is closed in the end."""
+    scopes: list[ampscope.Scope] = []
 
-    def train(loop: Callable[..., Any], **options: Any) -> Watched:
-        return Watched.train(loop, run_folder, **options)
+    def call(*args: Any, **options: Any) -> ampscope.Scope:
+        folder = run_folder.with_name(f"run{len(scopes)}")
+        scopes.append(ampscope.watch(*args, **{"dir": folder, "quiet": True, **options}))
+        return scopes[-1]
 
-    return train
+    yield call
+    for scope in scopes:
+        scope.close()

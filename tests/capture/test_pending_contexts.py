@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from .loops import BATCH, POISONED, WIDTH, make_scaler, mlp, mse, poison, train
 from .test_contexts import EXACT
-from .test_manners import Loop, loop, watch  # noqa: F401  # fixtures
+from .test_manners import Loop
 from .twins import train_both
 
 
@@ -105,7 +105,8 @@ def _evaluation_without_no_grad(loop: Loop, x: Tensor) -> None:
 
 
 @pytest.mark.parametrize("work", [_full_step, _steps_by_hand, _evaluation_without_no_grad], ids=lambda f: f.__name__)
-def test_no_more_than_the_last_batches_are_kept_alive(work: Callable[..., None], loop: Loop, watch: Any) -> None:
+def test_no_more_than_the_last_batches_are_kept_alive(work: Callable[..., None], watch: Any) -> None:
+    loop = Loop()
     watch(loop.model, loop.scaler, every=0)
     data = [torch.randn(BATCH, WIDTH) for _ in range(200)]
     batches = [weakref.ref(x) for x in data]
