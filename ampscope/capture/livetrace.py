@@ -79,6 +79,8 @@ class LiveTrace:
         """A backward is about to run."""
         if self._tracer is not None:
             self._tracer.creates_graph = creates_graph
+            if self._tracer.backward_varies:  # the real step's bits come first: only its forward is traced
+                self._tracer.remove()
 
     def next_micro_batch(self) -> None:
         """A backward is over."""

@@ -47,14 +47,24 @@ class Models:
     def __init__(self, roots: list[nn.Module]) -> None:
         self.roots = roots
         self.names: dict[int, str] = {}  #: ``id`` of a module -> qualified name
-        self.types: dict[str, str] = {"": ""}
+        self.types: dict[str, str] = {}
         self.modules: list[nn.Module] = []
         self.parameters: dict[int, tuple[str, nn.Parameter]] = {}  #: ``id`` -> name, parameter
         self._plain: dict[int, list[str]] = {}
         self._trainable: dict[int, list[nn.Parameter]] = {}
-        for index, root in enumerate(roots):
-            prefix = "" if len(roots) == 1 else f"{type(root).__name__}[{index}]"
+        self.refresh()
+
+    def refresh(self) -> bool:
+        """Looks at the models again: layers and parameters may have been replaced. Returns whether any were."""
+        before = list(self.parameters), list(self.names)
+        for table in (self.names, self.types, self.parameters, self._plain, self._trainable):
+            table.clear()
+        self.modules.clear()
+        self.types[""] = ""
+        for index, root in enumerate(self.roots):
+            prefix = "" if len(self.roots) == 1 else f"{type(root).__name__}[{index}]"
             self._add(root, prefix)
+        return before != (list(self.parameters), list(self.names))
 
     def _add(self, root: nn.Module, prefix: str) -> None:
         wrapper = root

@@ -118,7 +118,8 @@ class ModuleWatch:
         return result
 
     def _is_outermost(self, module: nn.Module) -> bool:
-        return not self._depth and id(module) in self._coated and self._in_thread()
+        outermost = not self._depth and id(module) in self._coated and self._in_thread()
+        return outermost and not torch_private.in_functorch()
 
     def _in_thread(self) -> bool:
         if self._thread is None:
@@ -136,7 +137,7 @@ class ModuleWatch:
             self._hooks.pop().remove()
 
     def _before(self, module: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling() or torch_private.compiles():
+        if torch.compiler.is_compiling() or torch_private.compiles() or torch_private.in_functorch():
             return
         known = id(module) in self._models.names and not isinstance(module, torch.jit.ScriptModule)
         if self._depth or not known or id(module) in self._coated or not self._in_thread():

@@ -10,6 +10,9 @@ from torch import Tensor
 
 _UNINITIALISED = ("aten::empty", "aten::new_empty", "aten::resize_", "aten::_unsafe_view", "aten::lift")
 
+#: Ops whose backward asks ATen's isTensorSubclassLike, which a dispatch mode makes true. Source: FunctionsManual.cpp.
+_VARYING = frozenset({("aten::masked_fill", "Tensor"), ("aten::masked_fill_", "Tensor")})
+_VARYING_NAMES = frozenset({"aten::prod", "aten::cumprod", "aten::masked_scatter", "aten::linalg_det"})
 #: Python-level functions by which a user asks for another dtype.
 CONVERSIONS = frozenset(
     {"to", "type", "type_as", "half", "float", "double", "bfloat16", "astype", "to_dense", "as_tensor", "tensor"}
@@ -25,6 +28,7 @@ class Operator(NamedTuple):
     written_by_name: tuple[str, ...]
     argument_names: tuple[str, ...]
     is_cast: bool
+    varies: bool  #: its gradient is computed by another formula while a dispatch mode is active
 
 
 @cache
@@ -40,6 +44,7 @@ def describe(func: Any) -> Operator:
         written_by_name=tuple(schema.arguments[i].name for i in written if schema.arguments[i].kwarg_only),
         argument_names=tuple(arg.name for arg in schema.arguments),
         is_cast=schema.name == "aten::_to_copy",
+        varies=(schema.name, schema.overload_name) in _VARYING or schema.name in _VARYING_NAMES,
     )
 
 

@@ -48,9 +48,12 @@ class Recorder:
         self.next_scaler = resume.next_scaler
         self.sites = Sites(resume.next_site, models.module_type)
         self.params = dict(resume.params)  #: number of each parameter and buffer by name
-        self._describe_parameters(resume.next_param)
+        self._next_param = resume.next_param
+        self.describe_parameters()
 
-    def _describe_parameters(self, first: int) -> None:
+    def describe_parameters(self) -> None:
+        """Gives every parameter and buffer that has none yet a number and a row."""
+        first = self._next_param
         rows: list[ParamRow] = []
         leaves: list[tuple[str, str, Tensor]]
         leaves = [("parameter", name, p) for name, p in self._models.parameters.values()]
@@ -65,6 +68,7 @@ class Recorder:
                         self.params[name], kind, name, module, shape, dtype_name(tensor.dtype), tensor.numel(), trains
                     )
                 )
+        self._next_param += len(rows)
         self._writer.put(Table.PARAMS, rows)
 
     def step(self, row: StepRow) -> None:

@@ -30,6 +30,8 @@ from ampscope.capture.usage import UsageWatch
 from ampscope.trace.schema import ReplayStatus, Trigger
 from ampscope.trace.vocabulary import Cause
 
+#: Calls without a backward, and micro-batches without an optimizer step, whose inputs are kept alive.
+MOST_CALLS = 64
 #: Attempts until which another optimizer is expected to show up.
 FIRST_TURNS = 4
 #: Steps in which is learned what forward does besides computing: change weights, draw from Python's generators.
@@ -131,6 +133,7 @@ class StepWatch:
         self._scaled_losses: list[Tensor] = []
         self._norms: dict[int, Tensor | None] = {}  # of unscaled gradients, by id of the optimizer
         self._micro_batches = 0
+        self._calls = 0  # of watched modules since the last backward
         self._weights_at_entry: list[Tensor] | None = None
         self._draws_on_host = False  # the forward draws from Python's or NumPy's global generator
         self._edits_weights = False  # the forward changes parameters behind their counters (``.data``)
@@ -174,6 +177,11 @@ class StepWatch:
         self._mode.remove()
         if self._tape_guard.broken:
             return None
+        self._calls += 1
+        if max(self._calls, self._micro_batches) > MOST_CALLS:
+            self._tape.clear()
+            self._tape.spoilt = f"more than {MOST_CALLS} calls or micro-batches came without an optimizer step"
+            self._calls = 0
         place = user_place() or NOWHERE
         learning = self._count < LEARNED_STEPS
         entry = self._tape.module_call(module, args, kwargs, place, host_random=learning or self._draws_on_host)
@@ -198,6 +206,8 @@ class StepWatch:
         """The first watched forward of a step."""
         self.readback.poll()
         self._decide(wait=False)
+        if self._count < LEARNED_STEPS and self._models.refresh():
+            self._recorder.describe_parameters()
         with self._usage_guard:
             self._check_region()
             self.usage.new_iteration()
@@ -313,6 +323,7 @@ class StepWatch:
 
     def _after_backward(self, listening: bool) -> None:
         self._micro_batches += 1
+        self._calls = 0
         self.live.next_micro_batch()
         with _Own(self, self._usage_guard):
             self.usage.after_backward()
@@ -391,6 +402,8 @@ class StepWatch:
         if key not in self._owned:
             self._owned[key] = False
             with self._row_guard:
+                if self._models.refresh():
+                    self._recorder.describe_parameters()
                 self._owned[key] = self._models.owns(p for group in optimizer.param_groups for p in group["params"])
         return self._owned[key]
 

@@ -161,6 +161,11 @@ def compiles() -> bool:
     return any(callable(backend) for backend in backends.values())
 
 
+def in_functorch() -> bool:
+    """Whether code runs inside ``vmap``, ``grad`` or another transform of torch.func."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def is_tracing() -> bool:
     """Whether ``torch.jit.trace`` is recording."""
     return torch._C._get_tracing_state() is not None

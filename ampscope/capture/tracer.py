@@ -80,6 +80,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         self.micro_batch = 0
         self.phase: Phase | None = None  #: set for a part of the step that the tracer cannot see by itself
         self.creates_graph = False
+        self.backward_varies = False  #: a gradient of this step would be rounded otherwise under this mode
         self.paused = False  #: set while AMPscope's own code computes
         self.entry_place = NOWHERE  #: the user's line of the call being replayed
         self._sites = sites
@@ -215,6 +216,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
     def _note(self, operator: Operator, args: Any, kwargs: Any, result: Any) -> None:
         number = torch_private.next_sequence_number() - 1
         made_node, self._last_number = number != self._last_number, number
+        self.backward_varies |= operator.varies
         if operator.passes_through:
             return
         operands = operators.flat_tensors([*args, *kwargs.values()])
