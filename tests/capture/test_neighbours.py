@@ -1,4 +1,4 @@
-"""Promises that are not kept yet."""
+"""What other code does around a watched loop: other formulas, transforms, replaced weights, steps by hand."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from ampscope.trace.schema import Table
 
 from .loops import BATCH, POISONED, WIDTH, make_scaler, mlp, mse, poison, train
 from .test_contexts import EXACT
@@ -28,33 +30,73 @@ def test_formulas_of_backward_do_not_change(run_folder: Path) -> None:
     train_both(lambda watch: train(watch, mlp(), forward), run_folder)
 
 
+def _per_sample(watch: Callable[..., object]) -> Any:
+    """The model is called inside ``vmap`` and ``grad`` of torch.func, and then as usual, in turns."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    watch(model)
+
+    def single(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss(torch.func.functional_call(model, weights, (x[None],)), y[None])
+
+    for _ in range(3):
+        x, y = torch.randn(BATCH, WIDTH), torch.randn(BATCH, WIDTH)
+        mse(model, x, y).item()  # a forward that opens a step
+        weights = {name: p.detach() for name, p in model.named_parameters()}
+        slopes = torch.func.vmap(torch.func.grad(single), in_dims=(None, 0, 0))(weights, x, y)
+        for name, parameter in model.named_parameters():
+            parameter.grad = slopes[name].mean(0)
+        optimizer.step()
+        optimizer.zero_grad()
+        mse(model, x, y).backward()
+        optimizer.step()
+    return [model, optimizer]
+
+
+def test_transforms_of_torch_func_break_nothing(run_folder: Path) -> None:
+    watched = train_both(_per_sample, run_folder)
+    assert watched.warnings == []
+    assert len(watched.steps) >= 3
+
+
 @pytest.mark.xfail(reason="a step whose gradients were assigned by hand, without a backward, leaves no row")
-def test_per_sample_gradients(run_folder: Path) -> None:
-    """The model is called inside ``vmap`` and ``grad`` of torch.func, and then as usual."""
+def test_steps_with_gradients_from_torch_func_have_rows(run_folder: Path) -> None:
+    assert len(train_both(_per_sample, run_folder).steps) == 6
+
+
+@pytest.mark.parametrize("inner", [False, True], ids=["scaled weights", "an inner step"])
+def test_a_call_with_other_weights(inner: bool, run_folder: Path) -> None:
+    """``functional_call``, as meta-learning uses it."""
+
+    def forward(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        weights = {name: p * 1.5 for name, p in model.named_parameters()}
+        if inner:
+            slopes = torch.autograd.grad(mse(model, x, y), list(model.parameters()), create_graph=True)
+            weights = {name: p - 0.1 * g for (name, p), g in zip(model.named_parameters(), slopes, strict=True)}
+        return F.mse_loss(torch.func.functional_call(model, weights, (x,)), y)
+
+    watched = train_both(lambda watch: train(watch, mlp(), forward), run_folder)
+    assert watched.warnings == []
+    assert watched.replay_of(POISONED)[0] in ("exact", "diverged", "unavailable")
+    assert {row.name for row in watched.run.rows(Table.PARAMS)} == {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+def test_a_hook_in_the_loss_that_takes_notes(run_folder: Path) -> None:
+    notes: list[float] = []
 
     def loop(watch: Callable[..., object]) -> Any:
-        model = mlp()
-        optimizer = torch.optim.SGD(model.parameters(), 0.01)
-        watch(model)
+        notes.clear()
 
-        def single(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            return F.mse_loss(torch.func.functional_call(model, weights, (x[None],)), y[None])
+        def forward(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            out = model(x).float()
+            out.register_hook(lambda gradient: notes.append(gradient.sum().item()))
+            return F.mse_loss(out, y)
 
-        for _ in range(3):
-            x, y = torch.randn(BATCH, WIDTH), torch.randn(BATCH, WIDTH)
-            weights = {name: p.detach() for name, p in model.named_parameters()}
-            slopes = torch.func.vmap(torch.func.grad(single), in_dims=(None, 0, 0))(weights, x, y)
-            for name, parameter in model.named_parameters():
-                parameter.grad = slopes[name].mean(0)
-            optimizer.step()
-            optimizer.zero_grad()
-            mse(model, x, y).backward()
-            optimizer.step()
-        return [model, optimizer]
+        return train(watch, mlp(), forward) | {"notes": list(notes)}
 
     watched = train_both(loop, run_folder)
-    assert watched.warnings == []
-    assert len(watched.steps) == 6
+    assert watched.replay_of(POISONED) == EXACT
+    assert len(watched.state["notes"]) == len(watched.steps)
 
 
 def test_weights_replaced_after_the_watch_began(run_folder: Path) -> None:
