@@ -121,7 +121,9 @@ def short_op(op: str) -> str:
     """``bmm`` for ``aten.bmm.default``, ``a cast`` for that to another dtype; ``an input`` for the pseudo-op."""
     if op == "aten._to_copy.default":
         return "a cast"
-    return op.removeprefix("aten.").rsplit(".", 1)[0].strip("_") if op.startswith("aten.") else f"an {op}".strip()
+    if op.startswith("aten."):
+        return op.removeprefix("aten.").rsplit(".", 1)[0].strip("_")
+    return f"an {op}" if op[:1] in "aeiou" else f"a {op}"
 
 
 def _at(source: SourceLine | None) -> str:
