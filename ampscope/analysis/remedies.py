@@ -95,17 +95,34 @@ _FITTED: dict[Cause, Callable[[Patient], tuple[Remedy, ...]]] = {
     Cause.LITERAL_OVERFLOW: _literal,
 }
 
-_GENERAL: dict[Cause, tuple[Remedy, ...]] = {
-    Cause.FP16_UNDERFLOW: (
-        Remedy(
-            text="Compute the logarithm from the logits, in one step that cannot reach log(0).",
-            code="loss = F.cross_entropy(logits, target)  # or F.log_softmax, F.binary_cross_entropy_with_logits",
-        ),
-        Remedy(
-            text="Or keep the operand away from zero with a bound that survives the dtype.",
-            code="loss = -torch.log(p.float().clamp_min(1e-7))",
-        ),
+_FROM_LOGITS: tuple[Remedy, ...] = (
+    Remedy(
+        text="Compute the logarithm from the logits, in one step that cannot reach log(0).",
+        code="loss = F.cross_entropy(logits, target)  # or F.log_softmax, F.binary_cross_entropy_with_logits",
     ),
+    Remedy(
+        text="Or keep the operand away from zero with a bound that survives the dtype.",
+        code="loss = -torch.log(p.float().clamp_min(1e-7))",
+    ),
+)
+
+_CLEAN_STATE: tuple[Remedy, ...] = (
+    Remedy(
+        text="Load a checkpoint from before it went bad, and keep non-finite values out of it.",
+        code="if value.isfinite().all():\n    self.buffer.copy_(value)",
+    ),
+)
+
+_ONCE_A_STEP: tuple[Remedy, ...] = (
+    Remedy(
+        text="Unscale, step and update once per optimizer step, after the last micro-batch.",
+        code="if (i + 1) % accumulation == 0:\n    scaler.unscale_(optimizer)\n"
+        "    scaler.step(optimizer)\n    scaler.update()",
+    ),
+)
+
+_GENERAL: dict[Cause, tuple[Remedy, ...]] = {
+    Cause.FP16_UNDERFLOW: _FROM_LOGITS,
     Cause.SCALE_OVERFLOW: (
         Remedy(
             text="Bring the loss to an ordinary size (a mean instead of a sum, smaller weights): its gradient "
@@ -118,16 +135,7 @@ _GENERAL: dict[Cause, tuple[Remedy, ...]] = {
         ),
         _bf16(),
     ),
-    Cause.LOG_ZERO: (
-        Remedy(
-            text="Compute the logarithm from the logits, in one step that cannot reach log(0).",
-            code="loss = F.cross_entropy(logits, target)  # or F.log_softmax, F.binary_cross_entropy_with_logits",
-        ),
-        Remedy(
-            text="Or keep the operand away from zero with a bound that survives the dtype.",
-            code="loss = -torch.log(p.float().clamp_min(1e-7))",
-        ),
-    ),
+    Cause.LOG_ZERO: _FROM_LOGITS,
     Cause.DIV_ZERO: (
         Remedy(text="Bound the divisor away from zero before dividing.", code="y = a / b.clamp_min(1e-6)"),
         Remedy(text="Leave out what is empty (a mask without a single element, a batch of one) before the mean."),
@@ -179,18 +187,8 @@ _GENERAL: dict[Cause, tuple[Remedy, ...]] = {
             code="assert x.isfinite().all(), 'non-finite batch'",
         ),
     ),
-    Cause.BAD_WEIGHT: (
-        Remedy(
-            text="Load a checkpoint from before it went bad, and keep non-finite values out of it.",
-            code="if value.isfinite().all():\n    self.buffer.copy_(value)",
-        ),
-    ),
-    Cause.BAD_BUFFER: (
-        Remedy(
-            text="Load a checkpoint from before it went bad, and keep non-finite values out of it.",
-            code="if value.isfinite().all():\n    self.buffer.copy_(value)",
-        ),
-    ),
+    Cause.BAD_WEIGHT: _CLEAN_STATE,
+    Cause.BAD_BUFFER: _CLEAN_STATE,
     Cause.HALF_PARAMS: (
         Remedy(
             text="Keep the parameters in float32 and let autocast choose the precision of each op.",
@@ -212,20 +210,8 @@ _GENERAL: dict[Cause, tuple[Remedy, ...]] = {
     Cause.MISUSE_NO_UNSCALE: (
         Remedy(text="Step through the scaler, which unscales first.", code="scaler.step(optimizer)\nscaler.update()"),
     ),
-    Cause.MISUSE_UPDATE_EACH_MICROBATCH: (
-        Remedy(
-            text="Unscale, step and update once per optimizer step, after the last micro-batch.",
-            code="if (i + 1) % accumulation == 0:\n    scaler.unscale_(optimizer)\n"
-            "    scaler.step(optimizer)\n    scaler.update()",
-        ),
-    ),
-    Cause.MISUSE_MULTIPLE_SCALERS_UPDATE: (
-        Remedy(
-            text="Unscale, step and update once per optimizer step, after the last micro-batch.",
-            code="if (i + 1) % accumulation == 0:\n    scaler.unscale_(optimizer)\n"
-            "    scaler.step(optimizer)\n    scaler.update()",
-        ),
-    ),
+    Cause.MISUSE_UPDATE_EACH_MICROBATCH: _ONCE_A_STEP,
+    Cause.MISUSE_MULTIPLE_SCALERS_UPDATE: _ONCE_A_STEP,
     Cause.MISUSE_BACKWARD_UNDER_AUTOCAST: (
         Remedy(
             text="End the autocast block before backward.",
