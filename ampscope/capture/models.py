@@ -56,6 +56,9 @@ class Models:
 
     def refresh(self) -> bool:
         """Looks at the models again: layers and parameters may have been replaced. Returns whether any were."""
+        lent = any(not isinstance(p, nn.Parameter) for root in self.roots for p in root.parameters())
+        if lent and self.names:
+            return False  # inside torch.func.functional_call: the weights are someone's for the time of a call
         before = list(self.parameters), list(self.names)
         for table in (self.names, self.types, self.parameters, self._plain, self._trainable):
             table.clear()

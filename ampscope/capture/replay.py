@@ -145,12 +145,17 @@ class _Player:
     def play(self) -> None:
         self._check_versions()
         self._name_leaves()
-        with self._stand_ins.in_place(), self._tracer.active():
+        with self._stand_ins.in_place(self._hooks()), self._tracer.active():
             for _, entries in groupby(self._entries, key=lambda numbered: numbered[1].epoch):
                 with ambient.one_autocast_cache():
                     for number, entry in entries:
                         self._play_entry(number, entry)
         self._mark_sinks()
+
+    def _hooks(self) -> list[Callable[..., Any]]:
+        """What the loop attached to tensors in this step; it runs again in the replay's backward."""
+        attached = (entry for _, entry in self._entries if tape.attaches(entry.call))
+        return [value for entry in attached for value in entry.args if callable(value)]
 
     def _play_entry(self, index: int, entry: Entry) -> None:
         self._tracer.paused = True

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -123,10 +124,14 @@ class StandIns:
             yield module, name, self.of(buffer)
 
     @contextlib.contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Puts the stand-ins into the modules for the body, and everything back as it was after it."""
+    def in_place(self, hooks: list[Callable[..., Any]]) -> Iterator[None]:
+        """Puts the stand-ins into the modules for the body, and everything back as it was after it.
+
+        Args:
+            hooks: Functions of the user's that run in the body besides those of the modules.
+        """
         now = [(module, dict(module.__dict__)) for module in self._models.modules]
-        surroundings = Surroundings(functions_of(self._models.modules))
+        surroundings = Surroundings(itertools.chain(functions_of(self._models.modules), hooks))
         twins = Twins(self.of)
         try:
             for module, attributes in self._keeper.attributes():

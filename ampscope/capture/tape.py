@@ -333,6 +333,11 @@ def _dense(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and tensor.numel() > 0
 
 
+def attaches(func: Callable[..., Any]) -> bool:
+    """Whether a function attaches a hook to its tensor."""
+    return getattr(func, "__name__", "") in _ATTACHES
+
+
 def backward_roots(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     """What ``torch.autograd.backward`` was called on."""
     return list(containers.tensors(args[0] if args else kwargs.get("tensors")))

@@ -75,7 +75,7 @@ class TapeMode(TorchFunctionMode):
             return func(*args, **kwargs)
         self._handling += 1
         try:
-            if self.paused or self._guard.broken:
+            if self.paused or self._guard.broken or torch_private.in_functorch():
                 return func(*args, **kwargs)
             self._pause(True)
             before = self._before(func, args, kwargs)
