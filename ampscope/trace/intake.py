@@ -23,6 +23,7 @@ _ORDER = (
     Table.SCALER_EVENTS,
     Table.FINDINGS,
     Table.EVENTS,
+    Table.REPLAYS,
     Table.INCIDENTS,
 )
 

@@ -27,6 +27,7 @@ from ampscope.trace.schema import (
     IncidentRow,
     OpRow,
     ParamRow,
+    ReplayRow,
     ScalerEventRow,
     SiteRow,
     StepRow,
@@ -45,6 +46,7 @@ _ORDER: dict[Table, tuple[str, ...]] = {
     Table.OPS: ("step", "source", "seq", "out"),
     Table.EDGES: ("step", "source", "seq", "arg"),
     Table.INCIDENTS: ("step", "optimizer", "time"),
+    Table.REPLAYS: ("step", "optimizer", "time"),
     Table.FINDINGS: ("step", "time"),
     Table.EVENTS: ("time", "step"),
 }
@@ -149,6 +151,11 @@ class Run:
         return self.table(Table.INCIDENTS)
 
     @property
+    def replays(self) -> nw.LazyFrame[Any]:
+        """Counterfactual replays: what was changed and what came out."""
+        return self.table(Table.REPLAYS)
+
+    @property
     def findings(self) -> nw.LazyFrame[Any]:
         """Evidence of usage mistakes."""
         return self.table(Table.FINDINGS)
@@ -174,6 +181,8 @@ class Run:
     def rows(self, table: Literal[Table.EDGES], **equals: object) -> list[EdgeRow]: ...
     @overload
     def rows(self, table: Literal[Table.INCIDENTS], **equals: object) -> list[IncidentRow]: ...
+    @overload
+    def rows(self, table: Literal[Table.REPLAYS], **equals: object) -> list[ReplayRow]: ...
     @overload
     def rows(self, table: Literal[Table.FINDINGS], **equals: object) -> list[FindingRow]: ...
     @overload

@@ -78,6 +78,24 @@ class ReplayStatus(StrEnum):
     UNAVAILABLE = "unavailable"
 
 
+class Change(StrEnum):
+    """What a counterfactual replay did otherwise than the real step (``replays.change``)."""
+
+    NONE = "none"  #: nothing: the same once more
+    FP32 = "fp32"  #: every half-precision computation in float32
+    BF16 = "bf16"  #: bfloat16 in place of float16
+    SCALE = "scale"  #: another loss scale
+    MODULES_FP32 = "modules_fp32"  #: the named modules in float32, the rest as it was
+
+
+class Trial(StrEnum):
+    """What came out of a counterfactual replay (``replays.outcome``)."""
+
+    FINITE = "finite"  #: loss and gradients were finite: the change cures the step
+    NONFINITE = "nonfinite"  #: tried, and did not help
+    UNAVAILABLE = "unavailable"  #: could not be run
+
+
 class Trigger(StrEnum):
     """What made a step an incident."""
 
@@ -254,6 +272,24 @@ class IncidentRow(NamedTuple):
     evidence: str  #: JSON, e.g. ``{"params": ["fc1.weight"]}``
 
 
+class ReplayRow(NamedTuple):
+    """A counterfactual replay of an incident's step: what was changed and what came out."""
+
+    step: int
+    optimizer: Int16
+    segment: Int16
+    time: float
+    change: str  #: `Change`
+    modules: Texts  #: those that ran in float32; ``(loss)`` for the code outside every module
+    scale: float | None  #: the loss scale it ran with; null without a scaler
+    outcome: str  #: `Trial`
+    reason: str  #: why it could not be run, in words
+    loss: float | None
+    seconds: Float32
+    op_min: Float32 | None  #: what the op at the incident's origin gave this time; null where it did not run
+    op_max: Float32 | None
+
+
 class FindingRow(NamedTuple):
     """Evidence of a usage mistake; analysis turns it into words."""
 
@@ -289,11 +325,12 @@ class Table(StrEnum):
     OPS = "ops"
     EDGES = "edges"
     INCIDENTS = "incidents"
+    REPLAYS = "replays"
     FINDINGS = "findings"
     EVENTS = "events"
 
 
-Row = StepRow | ScalerEventRow | ParamRow | GradRow | SiteRow | OpRow | EdgeRow | IncidentRow | FindingRow | EventRow
+Row = StepRow | ScalerEventRow | ParamRow | GradRow | SiteRow | OpRow | EdgeRow | IncidentRow | ReplayRow | FindingRow | EventRow
 
 ROW_TYPES: dict[Table, type[Row]] = {
     Table.STEPS: StepRow,
@@ -304,9 +341,13 @@ ROW_TYPES: dict[Table, type[Row]] = {
     Table.OPS: OpRow,
     Table.EDGES: EdgeRow,
     Table.INCIDENTS: IncidentRow,
+    Table.REPLAYS: ReplayRow,
     Table.FINDINGS: FindingRow,
     Table.EVENTS: EventRow,
 }
+
+#: Stands in ``replays.modules`` for the code outside every watched module.
+LOSS_CODE = "(loss)"
 
 #: Tables that the disk budget may shorten, oldest parts first. Everything else is kept.
 BULK_TABLES = (Table.OPS, Table.EDGES, Table.GRADS)
