@@ -13,6 +13,7 @@ from ampscope import errors
 if TYPE_CHECKING:
     from ampscope.analysis.diagnosis import diagnose
     from ampscope.capture.autocast import autocast
+    from ampscope.capture.fp32 import keep_fp32
     from ampscope.capture.scaler import GradScaler
     from ampscope.capture.scope import Scope
     from ampscope.capture.watch import watch
@@ -28,6 +29,7 @@ __all__ = [
     "autocast",
     "diagnose",
     "errors",
+    "keep_fp32",
     "open_run",
     "watch",
 ]
@@ -38,6 +40,7 @@ _HOMES = {
     "Scope": "ampscope.capture.scope",
     "autocast": "ampscope.capture.autocast",
     "diagnose": "ampscope.analysis.diagnosis",
+    "keep_fp32": "ampscope.capture.fp32",
     "open_run": "ampscope.trace.reader",
     "watch": "ampscope.capture.watch",
 }

@@ -2,6 +2,7 @@
 
     AmpscopeError
      +- WatchError         a call of `ampscope.watch` that cannot be honoured
+     +- KeepError          a call of `ampscope.keep_fp32` that cannot be honoured
      +- RunError           a run's folder that cannot be read
          +- RunNotFound    there is no run there
          +- RunDamaged     there is one, but a file of it cannot be read
@@ -19,6 +20,10 @@ class AmpscopeError(Exception):
 
 class WatchError(AmpscopeError):
     """A call of `ampscope.watch` that cannot be honoured; nothing was installed."""
+
+
+class KeepError(AmpscopeError):
+    """A call of `ampscope.keep_fp32` that cannot be honoured; the model is as it was."""
 
 
 class RunError(AmpscopeError):

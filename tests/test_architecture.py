@@ -196,6 +196,7 @@ def test_the_front_door_offers() -> None:
         "autocast",
         "diagnose",
         "errors",
+        "keep_fp32",
         "open_run",
         "watch",
     ]

@@ -75,7 +75,7 @@ class Models:
             self.names[id(wrapper)] = prefix
             wrapper = getattr(wrapper, _inner_name(wrapper) or "module")
         for name, module in wrapper.named_modules():
-            full = ".".join(filter(None, (prefix, _without_wrappers(name))))
+            full = ".".join(filter(None, (prefix, without_wrappers(name))))
             if id(module) not in self.names:
                 self.names[id(module)] = full
                 self.modules.append(module)
@@ -144,6 +144,6 @@ class Models:
         return next((parameter.device for _, parameter in self.parameters.values()), torch.device("cpu"))
 
 
-def _without_wrappers(name: str) -> str:
+def without_wrappers(name: str) -> str:
     """``block.0`` for ``block._orig_mod.0``: names as in the model that the user wrote."""
     return ".".join(part for part in name.split(".") if part not in ("_orig_mod", "_checkpoint_wrapped_module"))
