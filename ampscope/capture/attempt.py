@@ -50,6 +50,11 @@ class StepAttempt:
     traced: str = ""  #: which execution of the step the trace holds
 
     @property
+    def scale(self) -> float | None:
+        """The loss scale, read from the device; None without a scaler."""
+        return float(self.scaling.scale) if self.scaling is not None and self.scaling.scale is not None else None
+
+    @property
     def on_device(self) -> bool:
         """Whether the optimizer unscales and skips on the device."""
         return self.scaling is not None and torch_private.steps_on_device(self.optimizer)

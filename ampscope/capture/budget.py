@@ -12,7 +12,10 @@ INTERVAL = 1000
 ARMED_STEPS = 5
 #: Replays are free up to this many seconds, then limited to their share of the run's time.
 FREE_REPLAY_SECONDS = 2.0
+#: Incidents that are replayed whatever it costs.
 ALWAYS_REPLAYED = 3
+#: Counterfactual replays per incident.
+TRIALS = 3
 
 
 class TraceBudget:
@@ -67,28 +70,36 @@ class TraceBudget:
 
 
 class ReplayBudget:
-    """Which incidents to replay.
+    """Which incidents to replay, and how many changes to try on each.
 
     Args:
         share: Share of the run's time that replays may take after the free seconds.
+        trials: Counterfactual replays per incident.
     """
 
-    def __init__(self, share: float) -> None:
+    def __init__(self, share: float, trials: int) -> None:
         self._share = share
+        self._trials = trials
         self._spent = 0.0
-        self._count = 0
+        self._incidents = 0
         self._last = 0.0
         self._started = time.perf_counter()
 
     def allows(self) -> bool:
-        """Whether another replay fits."""
-        elapsed = time.perf_counter() - self._started
-        if self._count < ALWAYS_REPLAYED:
-            return True
-        return self._spent + self._last <= FREE_REPLAY_SECONDS + self._share * elapsed
+        """Whether another incident's replay fits; if so, it counts as begun."""
+        fits = self._incidents < ALWAYS_REPLAYED or self._within_share()
+        self._incidents += fits
+        return fits
+
+    def allows_trial(self, tried: int) -> bool:
+        """Whether one more change may be tried on the incident, after ``tried`` of them."""
+        return tried < self._trials and (self._incidents <= ALWAYS_REPLAYED or self._within_share())
 
     def spent(self, seconds: float) -> None:
         """A replay took this long."""
         self._spent += seconds
         self._last = seconds
-        self._count += 1
+
+    def _within_share(self) -> bool:
+        elapsed = time.perf_counter() - self._started
+        return self._spent + self._last <= FREE_REPLAY_SECONDS + self._share * elapsed

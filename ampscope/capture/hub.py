@@ -105,7 +105,10 @@ def _scale(scaler: Any, outputs: Any) -> Any:
             listener.adopt(scaler)
         if coat.is_coated(scaler):
             scaler.ampscope_owner.scaled(outputs)
-    return _originals["scale"](scaler, outputs)
+    results = _originals["scale"](scaler, outputs)
+    if coat.is_coated(scaler):
+        scaler.ampscope_owner.has_scaled(results)
+    return results
 
 
 def _before_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:

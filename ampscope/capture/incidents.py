@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ampscope.capture import replay
+from ampscope.capture import player, replay
 from ampscope.capture.attempt import StepAttempt
 from ampscope.capture.budget import ReplayBudget, TraceBudget
+from ampscope.capture.counterfactual import Counterfactuals
 from ampscope.capture.guard import Guard
 from ampscope.capture.livetrace import LiveTrace
 from ampscope.capture.models import Models
+from ampscope.capture.player import Recording
 from ampscope.capture.readback import Readback
 from ampscope.capture.recorder import Recorder
-from ampscope.capture.replay import Outcome, Recording, Symptom
+from ampscope.capture.replay import Outcome, Symptom
+from ampscope.capture.suspects import Observed
 from ampscope.capture.tracer import Tracer
 from ampscope.trace.schema import ReplayStatus, Source, Trigger
 
@@ -53,6 +56,7 @@ class Incidents:
         self._guard = guard
         self._say = say
         self._bad_in_a_row = 0
+        self._counterfactuals = Counterfactuals(models, budgets[1], guard)
 
     def judge(
         self,
@@ -75,19 +79,29 @@ class Incidents:
         elif self._replay_budget.allows():
             outcome.reason = "the replay itself failed; the run's events say why"
             with self._guard:
-                outcome = self._replay(attempt, symptom, recording)
+                outcome, seen = self._replay(attempt, symptom, recording)
+                if seen is not None:
+                    self._try_cures(attempt, recording, seen, outcome.status)
         self.report(attempt, trigger, outcome, {"params": sorted(symptom.gradients)})
 
-    def _replay(self, attempt: StepAttempt, symptom: Symptom, recording: Recording) -> Outcome:
-        stops = (replay.call_user.__code__,)
+    def _replay(self, attempt: StepAttempt, symptom: Symptom, recording: Recording) -> tuple[Outcome, Observed | None]:
+        """The faithful replay, and what it saw where it was possible."""
+        stops = (player.call_user.__code__,)
         tracer = Tracer(self._recorder.sites, self._models.names, full=True, guard=self._guard, stops=stops)
         outcome = replay.run(recording, self._models, tracer, symptom)
         self._replay_budget.spent(outcome.seconds)
+        seen = None
         if outcome.status is not ReplayStatus.UNAVAILABLE:
-            self._recorder.trace(tracer, attempt.step, Source.REPLAY)
+            seen = Observed(*tracer.rows(attempt.step, Source.REPLAY), self._recorder.sites)
+            self._recorder.trace(seen.ops, seen.edges, attempt.step, Source.REPLAY)
             attempt.traced = Source.REPLAY
         tracer.release()
-        return outcome
+        return outcome, seen
+
+    def _try_cures(self, attempt: StepAttempt, recording: Recording, seen: Observed, status: ReplayStatus) -> None:
+        recording = recording._replace(scale=attempt.scale)
+        for trying in self._counterfactuals.examine(recording, seen, status):
+            self._recorder.trial(trying, step=attempt.step, optimizer=attempt.index)
 
     def trace_by_replay(self, attempt: StepAttempt, recording: Recording) -> None:
         """Records the ops of a healthy step that could not be traced as it ran (compiled code)."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ampscope import provenance
-from ampscope.capture import gradients, replay
+from ampscope.capture import gradients, player
 from ampscope.capture.attempt import StepAttempt
 from ampscope.capture.budget import TraceBudget
 from ampscope.capture.guard import Guard
@@ -72,7 +72,7 @@ class LiveTrace:
     def enter_call(self, args: Any, kwargs: Any) -> None:
         """A watched module is about to be called."""
         if self._tracer is not None:
-            for name, tensor in replay.named_inputs(args, kwargs):
+            for name, tensor in player.named_inputs(args, kwargs):
                 self._tracer.name_entry(tensor, Node.INPUT, name)
 
     def enter_backward(self, *, creates_graph: bool) -> None:
@@ -113,7 +113,7 @@ class LiveTrace:
         if self._tracer is None or not self._half_parameters():
             return []
         self._tracer.remove()
-        bad = [(name, p) for name, p in self._models.parameters.values() if not replay.finite(p)]
+        bad = [(name, p) for name, p in self._models.parameters.values() if not player.finite(p)]
         for name, parameter in bad:
             self._tracer.sink(parameter.detach(), Node.WEIGHT_AFTER, name)
         return [name for name, _ in bad]
@@ -127,7 +127,7 @@ class LiveTrace:
         for loss in attempt.losses:
             tracer.sink(loss, Node.LOSS, "loss")
         for name, gradient in gradients.owned(attempt.optimizer, self._models):
-            if not replay.finite(gradient):
+            if not player.finite(gradient):
                 tracer.sink(gradient, Node.GRADIENT, name, name.rpartition(".")[0])
         self._write(tracer, attempt)
 
@@ -155,6 +155,6 @@ class LiveTrace:
         return [origin.seq for origin in absorbed]
 
     def _write(self, tracer: Tracer, attempt: StepAttempt) -> None:
-        self._recorder.trace(tracer, attempt.step, Source.LIVE)
+        self._recorder.trace(*tracer.rows(attempt.step, Source.LIVE), attempt.step, Source.LIVE)
         attempt.traced = Source.LIVE
         tracer.release()

@@ -8,18 +8,21 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ampscope.capture.counterfactual import Trying
 from ampscope.capture.frames import NOWHERE, Place
 from ampscope.capture.models import Models
 from ampscope.capture.replay import Outcome
 from ampscope.capture.sites import Sites, dtype_name, shape_name
-from ampscope.capture.tracer import Tracer
 from ampscope.trace.schema import (
+    EdgeRow,
     EventKind,
     EventRow,
     FindingRow,
     GradRow,
     IncidentRow,
+    OpRow,
     ParamRow,
+    ReplayRow,
     ScalerAction,
     ScalerEventRow,
     StepRow,
@@ -111,9 +114,8 @@ class Recorder:
         )
         self._writer.put(Table.SCALER_EVENTS, [row])
 
-    def trace(self, tracer: Tracer, step: int, source: str) -> None:
+    def trace(self, ops: list[OpRow], edges: list[EdgeRow], step: int, source: str) -> None:
         """A step was traced."""
-        ops, edges = tracer.rows(step, source)
         self._writer.put(Table.SITES, self.sites.new_rows())
         self._writer.put(Table.OPS, ops)
         self._writer.put(Table.EDGES, edges)
@@ -145,6 +147,26 @@ class Recorder:
             json.dumps(evidence),
         )
         self._writer.put(Table.INCIDENTS, [row])
+
+    def trial(self, trying: Trying, *, step: int, optimizer: int) -> None:
+        """A change was tried on a step that went wrong."""
+        came = trying.came
+        row = ReplayRow(
+            step,
+            optimizer,
+            self.segment,
+            time.time(),
+            trying.change.kind,
+            trying.change.modules,
+            trying.scale,
+            came.outcome,
+            came.reason,
+            came.loss,
+            came.seconds,
+            trying.low,
+            trying.high,
+        )
+        self._writer.put(Table.REPLAYS, [row])
 
     def finding(self, cause: Cause, step: int, place: Place | None, evidence: dict[str, Any]) -> None:
         """A usage mistake was seen; the same one at the same line is written once."""

@@ -107,6 +107,11 @@ class ScalerWatch:
                 self._steps.scaled(outputs)
                 self._steps.usage.scaled_by(self._number)
 
+    def has_scaled(self, results: Any) -> None:
+        """A loss was scaled."""
+        if self.scaler.is_enabled():
+            self._steps.has_scaled(results)
+
     def before_unscale(self, optimizer: Optimizer) -> None:
         """``unscale_`` is about to run, called by the loop or by ``step``."""
         if self.scaler.is_enabled():

@@ -43,6 +43,7 @@ class Scope:
         *,
         every: int | None,
         overhead: float,
+        replay_budget: int,
         quiet: bool,
     ) -> None:
         self.folder: Path = writer.folder
@@ -51,7 +52,7 @@ class Scope:
         self._quiet = quiet
         self._lines = 0
         self._recorder = Recorder(writer, models)
-        budgets = (TraceBudget(every, overhead), ReplayBudget(overhead))
+        budgets = (TraceBudget(every, overhead), ReplayBudget(overhead, replay_budget))
         self._steps = StepWatch(models, self._recorder, self._guard, budgets, self._say)
         self._modules = ModuleWatch(models, self._steps)
         self._scalers: list[ScalerWatch] = []

@@ -85,11 +85,17 @@ class StandIns:
     """Stand-ins for the leaves of one replay: aliases of parameters that share memory but gather their own gradients.
 
     Hooks on the real parameters (an optimizer in backward, ``DistributedDataParallel``'s reducer) never see them.
+
+    Args:
+        models: The watched models.
+        keeper: What forward may change, as it was.
+        converted: Gives each leaf the dtype in which the replay reads it.
     """
 
-    def __init__(self, models: Models, keeper: StateKeeper) -> None:
+    def __init__(self, models: Models, keeper: StateKeeper, converted: Callable[[Tensor], Tensor]) -> None:
         self._models = models
         self._keeper = keeper
+        self._converted = converted
         self._tensors: dict[
             int, tuple[Tensor, Tensor]
         ] = {}  # id -> original (kept, so that the id stays its), stand-in
@@ -104,12 +110,14 @@ class StandIns:
     def _make(self, tensor: Tensor) -> Tensor:
         copied = self._keeper.at_start(tensor)
         if copied is not None:
+            copied = self._converted(copied)
             return nn.Parameter(copied, requires_grad=False) if isinstance(tensor, nn.Parameter) else copied
         if tensor.grad_fn is not None:
             return tensor
         if not tensor.requires_grad:
-            return tensor.clone() if tensor.numel() * tensor.element_size() <= COPIED_BYTES else tensor
-        alias = tensor.detach()
+            small = tensor.numel() * tensor.element_size() <= COPIED_BYTES
+            return self._converted(tensor.clone() if small else tensor)
+        alias = self._converted(tensor.detach())
         return nn.Parameter(alias) if isinstance(tensor, nn.Parameter) else alias.requires_grad_()
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:

@@ -18,9 +18,10 @@ from ampscope.capture.guard import Guard
 from ampscope.capture.incidents import Incidents
 from ampscope.capture.livetrace import LiveTrace
 from ampscope.capture.models import Models
+from ampscope.capture.player import Recording
 from ampscope.capture.readback import Parcel, Readback
 from ampscope.capture.recorder import Recorder
-from ampscope.capture.replay import Outcome, Recording, Symptom
+from ampscope.capture.replay import Outcome, Symptom
 from ampscope.capture.standin import StateKeeper
 from ampscope.capture.tape import Entry, Tape, backward_roots, creates_graph
 from ampscope.capture.taping import TapeMode
@@ -266,6 +267,11 @@ class StepWatch:
                 self._begin()  # the forward ran without gradients, inside a reentrant checkpoint
             self._has_scaler = True
             self._scaled_losses += [tensor.detach() for tensor in containers.tensors(outputs)]
+
+    def has_scaled(self, results: Any) -> None:
+        """``scaler.scale`` has returned: what made its results are multiplications with the loss scale."""
+        with self._tape_guard:
+            self._tape.mark_scaled(list(containers.tensors(results)))
 
     def pause(self, *, paused: bool) -> None:
         """Leaves out what AMPscope itself computes."""

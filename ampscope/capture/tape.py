@@ -71,6 +71,7 @@ class Entry:
     versions: list[int] = field(default_factory=list)
     fingerprint: list[Tensor] = field(default_factory=list)
     in_place: bool = False
+    scales: bool = False  #: it multiplies a loss with the loss scale
     training: list[bool] = field(default_factory=list)  #: ``training`` of each watched module, at a module's call
     epoch: int = 0  #: which autocast cache it used
     also_writes: list[Result] = field(default_factory=list)  #: earlier results that share the memory it overwrites
@@ -232,6 +233,13 @@ class Tape:
         """Completes the entry of a module's call with what it returned."""
         entry.fingerprint = fingerprint(result)
         self._learn(result)
+
+    def mark_scaled(self, outputs: list[Tensor]) -> None:
+        """Notes that the entries which made ``outputs`` multiply with the loss scale."""
+        for tensor in outputs:
+            known = self._known.get(id(tensor))
+            if known is not None and known.tensor() is tensor and known.entry >= self.start:
+                self[known.entry].scales = True
 
     def needed(self, since: int) -> list[int]:
         """Numbers of the entries that make the step which begins at ``since``.

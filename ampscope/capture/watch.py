@@ -17,6 +17,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
 import ampscope
+from ampscope.capture.budget import TRIALS
 from ampscope.capture.models import Models
 from ampscope.capture.scope import Scope, open_scopes
 from ampscope.errors import WatchError
@@ -35,6 +36,7 @@ def watch(
     every: int | None = None,
     name: str | None = None,
     overhead: float = 0.02,
+    replay_budget: int = TRIALS,
     disk_budget: int = 2 << 30,
     quiet: bool = False,
 ) -> Scope:
@@ -52,6 +54,9 @@ def watch(
             step is recorded, then about one in a thousand.
         name: Name of the run; the folder's by default.
         overhead: Share of the run's time that observing may take in the default mode.
+        replay_budget: Counterfactual replays per incident (all in float32, another loss scale, single modules in
+            float32, bfloat16), which tell what would have cured it; 0 for none. Over a run they stay within
+            ``overhead``, but for the first incidents.
         disk_budget: Bytes the trace may take; the oldest per-op rows go first, incidents never.
         quiet: Print nothing.
 
@@ -64,15 +69,16 @@ def watch(
     """
     roots = _models(model)
     _check_scaler(scaler)
-    _check_numbers(every, overhead, disk_budget)
+    _check_numbers(every, overhead, replay_budget, disk_budget)
     _check_unwatched(roots)
     _check_initialised(roots)
     models = Models(roots)
     _check_optimizer(optimizer, models)
     folder = _folder(dir) if dir is not None else _new_folder(models)
     _end_earlier_run(folder)
-    writer = _open_writer(folder, _manifest(models, str(name or folder.name), every, overhead), disk_budget)
-    return Scope(models, writer, every=every, overhead=overhead, quiet=quiet).open(scaler)
+    configuration = {"every": every, "overhead": overhead, "replay_budget": replay_budget}
+    writer = _open_writer(folder, _manifest(models, str(name or folder.name), configuration), disk_budget)
+    return Scope(models, writer, every=every, overhead=overhead, replay_budget=replay_budget, quiet=quiet).open(scaler)
 
 
 def _models(model: Any) -> list[nn.Module]:
@@ -98,11 +104,13 @@ def _check_scaler(scaler: Any) -> None:
     )
 
 
-def _check_numbers(every: Any, overhead: Any, disk_budget: Any) -> None:
+def _check_numbers(every: Any, overhead: Any, replay_budget: Any, disk_budget: Any) -> None:
     if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 0):
         raise WatchError(f"every={every!r}: give a whole number of steps, 0 for no tracing, or leave it out")
     if isinstance(overhead, bool) or not isinstance(overhead, (int, float)) or not 0 <= overhead <= 1:
         raise WatchError(f"overhead={overhead!r}: give the share of time that observing may take, e.g. 0.02")
+    if isinstance(replay_budget, bool) or not isinstance(replay_budget, int) or replay_budget < 0:
+        raise WatchError(f"replay_budget={replay_budget!r}: give a number of replays per incident, 0 for none")
     if isinstance(disk_budget, bool) or not isinstance(disk_budget, int) or disk_budget < 1 << 20:
         raise WatchError(f"disk_budget={disk_budget!r}: give bytes, at least 1 MiB (1 << 20)")
 
@@ -168,7 +176,7 @@ def _open_writer(folder: Path, manifest: Manifest, disk_budget: int) -> TraceWri
         ) from error
 
 
-def _manifest(models: Models, name: str, every: int | None, overhead: float) -> Manifest:
+def _manifest(models: Models, name: str, configuration: dict[str, Any]) -> Manifest:
     device = models.main_device()
     label = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return Manifest(
@@ -184,5 +192,5 @@ def _manifest(models: Models, name: str, every: int | None, overhead: float) -> 
         name=name,
         model=models.main_type(),
         parameters=sum(parameter.numel() for _, parameter in models.parameters.values()),
-        configuration={"every": every, "overhead": overhead},
+        configuration=configuration,
     )

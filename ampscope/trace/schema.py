@@ -330,7 +330,19 @@ class Table(StrEnum):
     EVENTS = "events"
 
 
-Row = StepRow | ScalerEventRow | ParamRow | GradRow | SiteRow | OpRow | EdgeRow | IncidentRow | ReplayRow | FindingRow | EventRow
+Row = (
+    StepRow
+    | ScalerEventRow
+    | ParamRow
+    | GradRow
+    | SiteRow
+    | OpRow
+    | EdgeRow
+    | IncidentRow
+    | ReplayRow
+    | FindingRow
+    | EventRow
+)
 
 ROW_TYPES: dict[Table, type[Row]] = {
     Table.STEPS: StepRow,
