@@ -1,0 +1,24 @@
+"""From the op records of a traced step and their dataflow edges to the origins that matter. Pure: no torch, no files.
+
+The first NaN is often not the culprit. The walk starts at what matters (the loss, gradients, weights, buffers) and
+follows non-finite values back to the ops whose operands were all finite and whose result was not.
+"""
+
+from ampscope.provenance.absorbed import absorbed
+from ampscope.provenance.births import Birth, Harmless, harmless_births
+from ampscope.provenance.graph import Graph, has_nan, is_finite, op_name
+from ampscope.provenance.walk import Origin, is_deliberate, origins
+
+__all__ = [
+    "Birth",
+    "Graph",
+    "Harmless",
+    "Origin",
+    "absorbed",
+    "harmless_births",
+    "has_nan",
+    "is_deliberate",
+    "is_finite",
+    "op_name",
+    "origins",
+]

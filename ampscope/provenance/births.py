@@ -1,0 +1,70 @@
+"""Finds the non-finite values of a step that harm nothing, each with the reason why it is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import NamedTuple
+
+from ampscope.provenance.graph import Graph, op_name
+from ampscope.provenance.walk import is_deliberate, only_minus_infinity
+from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, Phase
+
+#: Ops that choose between values: what they leave out is gone, whatever it was.
+_SELECTS = frozenset({"where", "masked_fill", "nan_to_num", "clamp", "clamp_min", "clamp_max", "threshold_backward"})
+
+
+class Harmless(StrEnum):
+    """Why a non-finite value is left alone."""
+
+    MASK = "mask"  #: -inf (or inf) written on purpose, as in a mask, and gone before anything that matters
+    MASKED = "masked"  #: born where nobody looks: masked, or replaced, before anything that matters
+    UNUSED = "unused"  #: reaches no loss, gradient, weight or buffer: a metric, a log
+
+
+class Birth(NamedTuple):
+    """A non-finite value born in a step, and why it is harmless."""
+
+    seq: int
+    why: Harmless
+
+
+def harmless_births(graph: Graph) -> Iterator[Birth]:
+    """The ops that made a non-finite value of finite operands without any sink being the worse for it, in order."""
+    for seq in sorted(graph.outputs):
+        if _is_born(graph, seq):
+            ends = _ends(graph, seq)
+            if ends is not None:
+                yield Birth(seq, ends)
+
+
+def _is_born(graph: Graph, seq: int) -> bool:
+    site = graph.site(seq)
+    if site.op in SINK_NODES or graph.bad_output(seq) is None or graph.is_cut(seq):
+        return False
+    return is_deliberate(graph, seq) or (site.op not in ENTRY_NODES and not graph.bad_inputs(seq))
+
+
+def _ends(graph: Graph, seq: int) -> Harmless | None:
+    """What becomes of a non-finite value: None where it reaches a sink."""
+    seen, queue, swallowed = {seq}, [seq], False
+    while queue:
+        here = queue.pop(0)
+        for edge in graph.readers[here]:
+            if edge.seq in seen or not graph.edge_is_bad(edge):
+                continue
+            seen.add(edge.seq)
+            if graph.bad_output(edge.seq) is not None:
+                if graph.site(edge.seq).op in SINK_NODES:
+                    return None
+                queue.append(edge.seq)
+            else:
+                swallowed |= _passes_on(graph, edge.seq)
+    if is_deliberate(graph, seq) or (only_minus_infinity(graph, seq) and swallowed):
+        return Harmless.MASK
+    return Harmless.MASKED if swallowed or graph.site(seq).phase == Phase.BACKWARD else Harmless.UNUSED
+
+
+def _passes_on(graph: Graph, seq: int) -> bool:
+    """Whether a finite result that an op made of a non-finite operand is read by anything."""
+    return bool(graph.readers[seq]) or op_name(graph.site(seq).op) in _SELECTS

@@ -1,0 +1,140 @@
+"""Walks back from what matters to the ops at which its non-finite values were born."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ampscope.provenance.graph import Graph, has_nan, op_name
+from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, Node, Phase
+
+#: Ops that take a 0 of a mask to the -inf which a softmax reads as "not this one".
+_LOGARITHMS = frozenset({"log", "log2", "log10"})
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a non-finite value that mattered was born."""
+
+    seq: int
+    out: int
+    path: tuple[int, ...]  #: sequence numbers from the origin to the sink
+    sink: int  #: sequence number of the sink
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What makes two origins one."""
+        return (self.seq, self.out)
+
+
+def origins(graph: Graph) -> list[Origin]:
+    """The ops at which the non-finite values in the step's sinks were born.
+
+    Returns:
+        One origin per op, the one that matters most first: by importance of the sink, then by execution order; those
+        whose operands the trace has lost come last.
+    """
+    found: dict[tuple[int, int], Origin] = {}
+    for sink in graph.sinks():
+        for origin in sorted(_walk(graph, sink), key=lambda origin: origin.seq):
+            found.setdefault(origin.key, origin)
+    kept = _without_recomputation(graph, list(found.values()))
+    return sorted(kept, key=lambda origin: graph.is_cut(origin.seq))
+
+
+def _walk(graph: Graph, sink: int) -> list[Origin]:
+    """Depth-first from ``sink`` back along non-finite values."""
+    towards: dict[int, int] = {sink: -1}
+    stack, born = [sink], []
+    while stack:
+        seq = stack.pop()
+        bad = graph.bad_inputs(seq)
+        if not bad and seq != sink:
+            row = graph.bad_output(seq)
+            born.append(Origin(seq, row.out if row else 0, path_along(towards, seq), sink))
+        for edge in bad:
+            source = graph.bad_writer(edge)
+            if source not in towards:
+                towards[source] = seq
+                stack.append(source)
+    return [_past_mask(graph, origin) for origin in born]
+
+
+def path_along(towards: dict[int, int], seq: int) -> tuple[int, ...]:
+    """The numbers from ``seq`` to the one that ``towards`` says leads nowhere (-1)."""
+    path = [seq]
+    while towards[path[-1]] != -1:
+        path.append(towards[path[-1]])
+    return tuple(path)
+
+
+def is_deliberate(graph: Graph, seq: int) -> bool:
+    """Whether an op wrote infinities on purpose: a fill with an infinite scalar, a mask that came as input.
+
+    Only -inf without NaN counts for masks from outside: that is what additive masks are made of.
+    """
+    site, row = graph.site(seq), graph.bad_output(seq)
+    if row is None:
+        return False
+    if not has_nan(row) and any("inf" in str(value) for value in graph.scalars(seq).values()):
+        return True
+    from_outside = site.op in ENTRY_NODES and site.op != Node.PARAMETER
+    return from_outside and only_minus_infinity(graph, seq)
+
+
+def only_minus_infinity(graph: Graph, seq: int) -> bool:
+    """Whether what is not finite in an op's result is -inf and nothing else."""
+    row = graph.bad_output(seq)
+    return row is not None and row.min == -math.inf and row.max is not None and row.max < math.inf
+
+
+def _is_log_of_mask(graph: Graph, seq: int) -> bool:
+    """Whether an op took the logarithm of zeros that came from outside: 1 for keep, 0 for drop."""
+    if op_name(graph.site(seq).op) not in _LOGARITHMS or not only_minus_infinity(graph, seq):
+        return False
+    while graph.inputs[seq]:
+        before = graph.inputs[seq][0].from_seq
+        site = graph.site(before)
+        if site.op in ENTRY_NODES:
+            return site.op != Node.PARAMETER
+        if not site.cast:
+            return False
+        seq = before
+    return False
+
+
+def _past_mask(graph: Graph, origin: Origin) -> Origin:
+    """Moves an origin from a deliberate infinity to the op that made a NaN (or another infinity) of it."""
+    log_of_mask = _is_log_of_mask(graph, origin.seq)
+    if not log_of_mask and not is_deliberate(graph, origin.seq):
+        return origin
+    for index, seq in enumerate(origin.path[1:], 1):
+        row = graph.bad_output(seq)
+        if row is None or graph.site(seq).op in SINK_NODES or not has_nan(row):
+            continue
+        if log_of_mask and "softmax" not in op_name(graph.site(seq).op):
+            return origin
+        return Origin(seq, row.out, origin.path[index:], origin.sink)
+    return origin
+
+
+def _without_recomputation(graph: Graph, found: Sequence[Origin]) -> list[Origin]:
+    """Replaces origins in recomputed code by the first execution of the same line, and drops duplicates."""
+    kept: dict[tuple[int, int], Origin] = {}
+    for origin in found:
+        twin = _first_execution(graph, origin)
+        kept.setdefault(twin.key, twin)
+    return list(kept.values())
+
+
+def _first_execution(graph: Graph, origin: Origin) -> Origin:
+    site = graph.site(origin.seq)
+    if site.phase != Phase.RECOMPUTE:
+        return origin
+    for seq in sorted(graph.outputs):
+        other = graph.site(seq)
+        same = (other.op, other.module, other.file, other.line) == (site.op, site.module, site.file, site.line)
+        if same and other.phase != Phase.RECOMPUTE and graph.bad_output(seq) is not None:
+            return Origin(seq, origin.out, (seq, *origin.path[1:]), origin.sink)
+    return origin
