@@ -38,7 +38,7 @@ ROOMS = {
     "errors": room(),
     "trace": room(ampscope="errors", others="pyarrow duckdb narwhals numpy"),
     "provenance": room(ampscope="trace errors", others="numpy"),
-    "capture": room(ampscope="ampscope errors trace provenance", others="torch numpy pyarrow"),
+    "capture": room(ampscope="ampscope errors trace provenance", others="torch numpy pyarrow safetensors"),
     "analysis": room(ampscope="errors trace provenance", others="pyarrow duckdb narwhals numpy"),
     "report": room(ampscope="analysis trace errors", others="rich"),
     "cli": room(ampscope="ampscope report analysis trace errors", others="typer rich"),

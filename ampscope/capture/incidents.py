@@ -88,6 +88,7 @@ class Incidents:
         """The faithful replay, and what it saw where it was possible."""
         stops = (player.call_user.__code__,)
         tracer = Tracer(self._recorder.sites, self._models.names, full=True, guard=self._guard, stops=stops)
+        tracer.keeper = self._recorder.operands.keeper()
         outcome = replay.run(recording, self._models, tracer, symptom)
         self._replay_budget.spent(outcome.seconds)
         seen = None
@@ -95,6 +96,8 @@ class Incidents:
             seen = Observed(*tracer.rows(attempt.step, Source.REPLAY), self._recorder.sites)
             self._recorder.trace(seen.ops, seen.edges, attempt.step, Source.REPLAY)
             attempt.traced = Source.REPLAY
+            if tracer.keeper is not None:
+                self._recorder.operands.write(tracer.keeper, seen, optimizer=attempt.index)
         tracer.release()
         return outcome, seen
 

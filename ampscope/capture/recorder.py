@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ampscope.capture.counterfactual import Trying
 from ampscope.capture.frames import NOWHERE, Place
 from ampscope.capture.models import Models
+from ampscope.capture.operand_files import OperandFiles
 from ampscope.capture.replay import Outcome
 from ampscope.capture.sites import Sites, dtype_name, shape_name
 from ampscope.trace.schema import (
@@ -39,9 +40,11 @@ class Recorder:
     Args:
         writer: The open trace.
         models: The watched models.
+        operands: Where operands of failed ops go.
     """
 
-    def __init__(self, writer: TraceWriter, models: Models) -> None:
+    def __init__(self, writer: TraceWriter, models: Models, operands: OperandFiles) -> None:
+        self.operands = operands
         self._writer = writer
         self._models = models
         self._seen_findings: set[tuple[str, Place]] = set()

@@ -16,6 +16,7 @@ from ampscope.capture.budget import ReplayBudget, TraceBudget
 from ampscope.capture.guard import Attempt, Guard
 from ampscope.capture.models import Models
 from ampscope.capture.modules import ModuleWatch
+from ampscope.capture.operand_files import OperandFiles
 from ampscope.capture.recorder import Recorder
 from ampscope.capture.scaler import ScalerWatch
 from ampscope.capture.step import StepWatch
@@ -44,6 +45,7 @@ class Scope:
         every: int | None,
         overhead: float,
         replay_budget: int,
+        operand_budget: int,
         quiet: bool,
     ) -> None:
         self.folder: Path = writer.folder
@@ -51,7 +53,8 @@ class Scope:
         self._writer = writer
         self._quiet = quiet
         self._lines = 0
-        self._recorder = Recorder(writer, models)
+        operands = OperandFiles(writer.folder, writer.rank, operand_budget, self._guard("the keeping of operands"))
+        self._recorder = Recorder(writer, models, operands)
         budgets = (TraceBudget(every, overhead), ReplayBudget(overhead, replay_budget))
         self._steps = StepWatch(models, self._recorder, self._guard, budgets, self._say)
         self._modules = ModuleWatch(models, self._steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import sys
@@ -25,6 +26,8 @@ from ampscope.trace.manifest import Manifest
 from ampscope.trace.writer import TraceWriter
 
 DEFAULT_FOLDER = "ampscope_runs"
+#: Of the disk budget, kept operands take at most one part in this many.
+OPERANDS_SHARE = 4
 
 
 def watch(
@@ -37,6 +40,7 @@ def watch(
     name: str | None = None,
     overhead: float = 0.02,
     replay_budget: int = TRIALS,
+    save_tensors: bool = False,
     disk_budget: int = 2 << 30,
     quiet: bool = False,
 ) -> Scope:
@@ -57,6 +61,8 @@ def watch(
         replay_budget: Counterfactual replays per incident (all in float32, another loss scale, single modules in
             float32, bfloat16), which tell what would have cured it; 0 for none. Over a run they stay within
             ``overhead``, but for the first incidents.
+        save_tensors: Keep the operands of the op at which a replayed step went wrong, up to 64 MiB an incident and a
+            quarter of ``disk_budget`` in all, for ``ampscope repro``. A trace holds no tensor values otherwise.
         disk_budget: Bytes the trace may take; the oldest per-op rows go first, incidents never.
         quiet: Print nothing.
 
@@ -70,15 +76,25 @@ def watch(
     roots = _models(model)
     _check_scaler(scaler)
     _check_numbers(every, overhead, replay_budget, disk_budget)
+    _check_can_save(save_tensors)
     _check_unwatched(roots)
     _check_initialised(roots)
     models = Models(roots)
     _check_optimizer(optimizer, models)
     folder = _folder(dir) if dir is not None else _new_folder(models)
     _end_earlier_run(folder)
-    configuration = {"every": every, "overhead": overhead, "replay_budget": replay_budget}
+    configuration = {"every": every, "overhead": overhead, "replay_budget": replay_budget, "save_tensors": save_tensors}
     writer = _open_writer(folder, _manifest(models, str(name or folder.name), configuration), disk_budget)
-    return Scope(models, writer, every=every, overhead=overhead, replay_budget=replay_budget, quiet=quiet).open(scaler)
+    share = disk_budget // OPERANDS_SHARE // max(writer.manifest.world_size, 1)
+    return Scope(
+        models,
+        writer,
+        every=every,
+        overhead=overhead,
+        replay_budget=replay_budget,
+        operand_budget=share if save_tensors else 0,
+        quiet=quiet,
+    ).open(scaler)
 
 
 def _models(model: Any) -> list[nn.Module]:
@@ -113,6 +129,13 @@ def _check_numbers(every: Any, overhead: Any, replay_budget: Any, disk_budget: A
         raise WatchError(f"replay_budget={replay_budget!r}: give a number of replays per incident, 0 for none")
     if isinstance(disk_budget, bool) or not isinstance(disk_budget, int) or disk_budget < 1 << 20:
         raise WatchError(f"disk_budget={disk_budget!r}: give bytes, at least 1 MiB (1 << 20)")
+
+
+def _check_can_save(save_tensors: Any) -> None:
+    if not isinstance(save_tensors, bool):
+        raise WatchError(f"save_tensors={save_tensors!r}: give True to keep operands of failed ops, or leave it out")
+    if save_tensors and importlib.util.find_spec("safetensors") is None:
+        raise WatchError("save_tensors=True needs safetensors; pip install safetensors, or leave it out")
 
 
 def _check_unwatched(roots: list[nn.Module]) -> None:

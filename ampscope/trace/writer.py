@@ -65,6 +65,7 @@ class TraceWriter:
             RunDamaged, RunTooNew: the folder holds a run that this version cannot continue.
         """
         self.folder = Path(folder)
+        self.rank = rank
         share = disk_budget // max(manifest.world_size, 1)
         own = rank_folder(self.folder, rank)
         own.mkdir(parents=True, exist_ok=True)
