@@ -1,15 +1,13 @@
-"""Statistics of one tensor: a light pass without a sync while training, a full one in replays."""
+"""Statistics of tensors: what a trace says of one, and a light pass without a sync for the steps of the training."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-#: Elements looked at for zeros, subnormals and the exponent histogram; larger tensors are strided down to this.
-SAMPLE = 1 << 12
 #: Dtypes whose values are looked at; torch cannot yet take the minimum of an 8-bit float.
 MEASURED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _CHUNK = 512
@@ -74,58 +72,9 @@ class Slots:
 
     def _grow(self, key: tuple[torch.device, torch.dtype]) -> list[tuple[Tensor, Tensor]]:
         device, dtype = key
-        bank = torch.zeros(_CHUNK, 2, device=device, dtype=dtype)
+        with torch.inference_mode(mode=False):  # else nothing could be written outside of that mode later
+            bank = torch.zeros(_CHUNK, 2, device=device, dtype=dtype)
         self._banks.setdefault(key, []).append(bank)
         low, high = bank.unbind(1)
         self._free[key] = list(zip(low.unbind(), high.unbind(), strict=True))[::-1]
         return self._free[key]
-
-
-def full(tensor: Tensor, *, exact: bool = False) -> Stats:
-    """Every statistic of ``tensor``, now; waits for the device.
-
-    Min, max and the counts of non-finite elements are exact. Zeros, subnormals and the exponent histogram come from
-    at most `SAMPLE` evenly spaced elements, scaled up to the tensor's size, unless ``exact``.
-    """
-    tensor = tensor.detach()
-    low, high = (float(value) for value in torch.aminmax(tensor))
-    finite = math.isfinite(low) and math.isfinite(high)
-    nan, posinf, neginf = (0, 0, 0) if finite else _count_nonfinite(tensor)
-    sample = _sample(tensor, exact)
-    shape = _exponents(sample, tensor.numel() / max(1, sample.numel()), tensor.dtype)
-    largest = max(abs(low), abs(high)) if finite else _largest_finite(tensor)
-    return Stats(low, high, nan, posinf, neginf, max_finite=largest, **shape)
-
-
-def _count_nonfinite(tensor: Tensor) -> tuple[int, int, int]:
-    counts = torch.stack([tensor.isnan().sum(), tensor.isposinf().sum(), tensor.isneginf().sum()])
-    nan, posinf, neginf = counts.tolist()
-    return nan, posinf, neginf
-
-
-def _largest_finite(tensor: Tensor) -> float | None:
-    magnitudes = tensor[tensor.isfinite()].abs()
-    return float(magnitudes.max()) if magnitudes.numel() else None
-
-
-def _sample(tensor: Tensor, exact: bool) -> Tensor:
-    """A flat double-precision selection of the elements of ``tensor`` on the host."""
-    stride = 1 if exact else max(1, tensor.numel() // SAMPLE)
-    flat = tensor.reshape(-1) if tensor.is_contiguous() or stride == 1 else tensor.flatten()
-    return flat[::stride].to("cpu", torch.float64)
-
-
-def _exponents(sample: Tensor, weight: float, dtype: torch.dtype) -> dict[str, Any]:
-    magnitudes = sample[sample.isfinite()].abs()
-    positive = magnitudes[magnitudes > 0]
-    counts: dict[str, Any] = {
-        "zeros": round((magnitudes.numel() - positive.numel()) * weight),
-        "subnormals": round(int((positive < torch.finfo(dtype).tiny).sum()) * weight),
-    }
-    if positive.numel():
-        exponents = torch.frexp(positive).exponent.to(torch.int64) - 1
-        lowest = int(exponents.min())
-        bins = torch.bincount(exponents - lowest).tolist()
-        counts |= {"min_positive": float(positive.min()), "exp_low": lowest}
-        counts["exp_counts"] = tuple(round(count * weight) for count in bins)
-    return counts

@@ -14,12 +14,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampscope.capture import ambient, hub, operators, stats, torch_private
+from ampscope.capture.census import Census
 from ampscope.capture.frames import NOWHERE, Place, user_place
 from ampscope.capture.guard import Guard
-from ampscope.capture.operands import Executed, OperandKeeper
 from ampscope.capture.operators import Operator
 from ampscope.capture.sites import Point, Signature, Sites
-from ampscope.capture.stats import Slots, Stats
+from ampscope.capture.stats import UNMEASURED, Slots, Stats
 from ampscope.trace.schema import Cast, EdgeRow, Node, OpRow, Phase
 
 #: Frames below which code that runs in backward has no line of its own.
@@ -31,14 +31,14 @@ _FAST_PATHS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.Transformer
 
 
 class Output(NamedTuple):
-    """One output of an executed op; ``stats`` is a slot number until the slots are read."""
+    """One output of an executed op; ``stats`` is the number of its measurement, None where there is none."""
 
     seq: int
     out: int
     site: int
     micro_batch: int
     numel: int
-    stats: Stats | int
+    stats: int | None
 
 
 class Edge(NamedTuple):
@@ -49,7 +49,7 @@ class Edge(NamedTuple):
     from_seq: int
     from_out: int
     in_place: bool
-    stats: Stats | int | None  #: of the operand itself, where it is a part of what was written
+    stats: int | None  #: of the operand itself, where it is a part of what was written
 
 
 class Writer(NamedTuple):
@@ -67,7 +67,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
     Args:
         sites: Numbers the program points.
         module_names: Qualified names of the watched modules by ``id``.
-        full: Take every statistic at once (replays) instead of min and max without a sync (the real step).
+        full: Take every statistic (replays) instead of min and max without a sync (the real step).
         guard: Catches faults of the tracer itself.
         stops: Code objects at which the search for the user's line ends.
     """
@@ -84,13 +84,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         self.backward_varies = False  #: a gradient of this step would be rounded otherwise under this mode
         self.paused = False  #: set while AMPscope's own code computes
         self.entry_place = NOWHERE  #: the user's line of the call being replayed
-        self.keeper: OperandKeeper | None = None  #: holds operands of this step, where asked to
         self._sites = sites
         self._module_names = module_names
         self._full = full
         self.guard = guard
         self.stops = stops
-        self._slots = Slots()
+        self._slots: Slots | Census = Census() if full else Slots()
         self._seq = 0
         self._site = 0  #: of the op noted last
         self._modules: list[str | None] = []  # qualified names; None in a module that nobody watches
@@ -214,8 +213,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         if (operator.written or operator.written_by_name) and not operator.passes_through:
             for tensor in operators.written_tensors(operator, args, kwargs):
                 self._writer(tensor, operator)
-            if self.keeper is not None:
-                self.keeper.before(operator, args, kwargs)
 
     def _note(self, operator: Operator, args: Any, kwargs: Any, result: Any) -> None:
         number = torch_private.next_sequence_number() - 1
@@ -238,9 +235,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         for i, operand, writer in entries:
             self._edge(seq, i, writer, operand, in_place=id(operand) in overwritten)
         self._own(seq, results)
-        if self.keeper is not None:
-            writers = [writer.seq for _, _, writer in entries if writer is not None]
-            self.keeper.after(Executed(seq, self._site, operator, args, kwargs), results, writers)
 
     def _number(self, point: Point, results: list[Tensor] | None = None) -> int:
         seq, self._seq = self._seq, self._seq + 1
@@ -253,10 +247,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
     def _output(self, seq: int, out: int, tensor: Tensor) -> None:
         self.outputs.append(Output(seq, out, self._site, self.micro_batch, tensor.numel(), self._measure(tensor)))
 
-    def _measure(self, tensor: Tensor) -> Stats | int:
-        if not stats.measurable(tensor):
-            return stats.UNMEASURED
-        return stats.full(tensor) if self._full else self._slots.measure(tensor)
+    def _measure(self, tensor: Tensor) -> int | None:
+        return self._slots.measure(tensor) if stats.measurable(tensor) else None
 
     def _own(self, seq: int, results: list[Tensor]) -> None:
         for out, tensor in enumerate(results):
@@ -285,9 +277,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         if writer is None:
             return
         partial = (operand.numel(), operand.storage_offset()) != (writer.numel, writer.offset)
-        own = self._measure(operand) if partial and self._full and not in_place else stats.UNMEASURED
-        kept = None if own is stats.UNMEASURED else own
-        self.edges.append(Edge(seq, arg, writer.seq, writer.out, in_place, kept))
+        own = self._measure(operand) if partial and self._full and not in_place else None
+        self.edges.append(Edge(seq, arg, writer.seq, writer.out, in_place, own))
 
     # -- where and under what an op runs ------------------------------------------------------------------------
 
@@ -372,29 +363,23 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
 
     def all_finite(self) -> bool:
         """Whether no op of the step gave a non-finite value; waits for the device."""
-        slots = self._slots.read()
-        settled = (slots[o.stats] if isinstance(o.stats, int) else o.stats for o in self.outputs)
-        return all(value.finite is not False for value in settled)
+        return all(measured.finite for measured in self._slots.read())
 
     def rows(self, step: int, source: str) -> tuple[list[OpRow], list[EdgeRow]]:
         """The trace's rows; waits for the device to have written the slots."""
-        slots = self._slots.read()
-
-        def settled(value: Stats | int) -> Stats:
-            return slots[value] if isinstance(value, int) else value
-
-        ops = [
-            OpRow(step, source, o.seq, o.out, o.site, o.micro_batch, o.numel, *settled(o.stats)) for o in self.outputs
-        ]
-        edges = [_edge_row(step, source, e, settled(e.stats) if e.stats is not None else None) for e in self.edges]
+        measured = self._slots.read()
+        ops = [_op_row(step, source, o, measured[o.stats] if o.stats is not None else UNMEASURED) for o in self.outputs]
+        edges = [_edge_row(step, source, e, measured[e.stats] if e.stats is not None else None) for e in self.edges]
         return ops, edges
+
+
+def _op_row(step: int, source: str, output: Output, measured: Stats) -> OpRow:
+    return OpRow(step, source, output.seq, output.out, output.site, output.micro_batch, output.numel, *measured)
 
 
 def _edge_row(step: int, source: str, edge: Edge, own: Stats | None) -> EdgeRow:
     low, high = (own.min, own.max) if own is not None else (None, None)
-    return EdgeRow(
-        step, source, edge.seq, edge.arg, edge.from_seq, edge.from_out, edge.in_place, own is not None, low, high
-    )
+    return EdgeRow(step, source, *edge[:-1], own is not None, low, high)
 
 
 def _signature(tensors: list[Tensor]) -> Signature:

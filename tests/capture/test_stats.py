@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ampscope.capture import stats
+from ampscope.capture import census, stats
+from ampscope.capture.census import SAMPLE, Census
 from ampscope.capture.stats import Slots, Stats
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -56,6 +57,13 @@ def _expected(tensor: Tensor) -> Stats:
     )
 
 
+def _full(tensor: Tensor) -> Stats:
+    every = Census()
+    every.measure(tensor)
+    (measured,) = every.read()
+    return measured
+
+
 def _same(ours: Stats, theirs: Stats) -> bool:
     return all(a == b or repr(a) == repr(b) == "nan" for a, b in zip(ours, theirs, strict=True))
 
@@ -63,7 +71,7 @@ def _same(ours: Stats, theirs: Stats) -> bool:
 @every_dtype
 def test_every_statistic_agrees_with_numpy(dtype: torch.dtype) -> None:
     tensor = _mixed(dtype)
-    assert _same(stats.full(tensor), _expected(tensor))
+    assert _same(_full(tensor), _expected(tensor))
 
 
 @every_dtype
@@ -71,7 +79,7 @@ def test_every_statistic_agrees_with_numpy(dtype: torch.dtype) -> None:
 def test_a_single_non_finite_element_is_seen_and_the_rest_still_measured(dtype: torch.dtype, value: float) -> None:
     tensor = _mixed(dtype)
     tensor[123] = value
-    measured = stats.full(tensor)
+    measured = _full(tensor)
     assert _same(measured, _expected(tensor))
     assert measured.finite is False
     assert sum((measured.nan or 0, measured.posinf or 0, measured.neginf or 0)) == 1
@@ -79,7 +87,7 @@ def test_a_single_non_finite_element_is_seen_and_the_rest_still_measured(dtype: 
 
 @every_dtype
 def test_a_tensor_without_a_finite_element(dtype: torch.dtype) -> None:
-    measured = stats.full(torch.tensor([math.nan, math.inf, -math.inf], dtype=dtype))
+    measured = _full(torch.tensor([math.nan, math.inf, -math.inf], dtype=dtype))
     assert (measured.nan, measured.posinf, measured.neginf) == (1, 1, 1)
     assert measured.max_finite is None
     assert measured.min_positive is None
@@ -91,7 +99,7 @@ def test_a_tensor_without_a_finite_element(dtype: torch.dtype) -> None:
 def test_the_smallest_numbers_of_a_dtype_are_subnormal_and_not_zero(dtype: torch.dtype) -> None:
     limits = torch.finfo(dtype)
     smallest = math.ldexp(limits.smallest_normal, -1)
-    measured = stats.full(torch.tensor([smallest, -smallest, limits.smallest_normal, 0.0], dtype=dtype))
+    measured = _full(torch.tensor([smallest, -smallest, limits.smallest_normal, 0.0], dtype=dtype))
     assert (measured.zeros, measured.subnormals) == (1, 2)
     assert measured.min_positive == smallest
     assert measured.exp_low == round(math.log2(smallest))
@@ -113,7 +121,7 @@ def test_the_smallest_numbers_of_a_dtype_are_subnormal_and_not_zero(dtype: torch
     ],
 )
 def test_shape_and_layout_do_not_matter(tensor: Tensor) -> None:
-    assert _same(stats.full(tensor), _expected(tensor.detach()))
+    assert _same(_full(tensor), _expected(tensor.detach()))
     slots = Slots()
     slots.measure(tensor)
     (measured,) = slots.read()
@@ -140,26 +148,75 @@ def test_what_has_no_measurable_values_is_left_alone(tensor: Tensor) -> None:
 class TestSample:
     """Tensors above `SAMPLE` elements: extremes and non-finite counts stay exact, the histogram is an estimate."""
 
-    COUNT = 4 * stats.SAMPLE + 3
+    COUNT = 4 * SAMPLE + 3
 
     def test_extremes_and_non_finite_counts_are_exact(self) -> None:
         tensor = torch.randn(self.COUNT)
         tensor[1], tensor[2] = 1e9, -1e9  # between the sampled elements
-        measured = stats.full(tensor)
+        measured = _full(tensor)
         assert (measured.min, measured.max, measured.max_finite) == (-1e9, 1e9, 1e9)
         tensor[3] = math.nan
-        measured = stats.full(tensor)
+        measured = _full(tensor)
         assert (measured.nan, measured.finite, measured.max_finite) == (1, False, 1e9)
 
-    def test_the_histogram_is_scaled_up_to_the_whole(self) -> None:
-        tensor = torch.full((self.COUNT,), 3.0)
-        measured = stats.full(tensor)
-        assert measured.exp_low == 1
-        assert measured.exp_counts == (self.COUNT,)
+    @every_dtype
+    def test_what_is_counted_in_parts_adds_up(self, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(census, "_CHUNK", 100)
+        tensor = _mixed(dtype, 1050)
+        tensor[3::100], tensor[150:350], tensor[999], tensor[5] = math.nan, math.inf, -math.inf, -math.inf
+        for same in (tensor, tensor.view(50, 21).t()):
+            assert _full(same)[:8] == pytest.approx(_expected(tensor)[:8], nan_ok=True, rel=0, abs=0)
 
-    def test_exact_looks_at_every_element(self) -> None:
-        tensor = _mixed(torch.float32, self.COUNT)
-        assert _same(stats.full(tensor, exact=True), _expected(tensor))
+    @pytest.mark.parametrize("layout", ["contiguous", "transposed"])
+    def test_the_histogram_is_scaled_up_to_the_whole(self, layout: str) -> None:
+        tensor = torch.full((self.COUNT, 2), 3.0)
+        measured = _full(tensor if layout == "contiguous" else tensor.t())
+        assert measured.exp_low == 1
+        assert measured.exp_counts == (2 * self.COUNT,)
+
+    def test_every_column_of_a_wide_matrix_is_looked_at(self) -> None:
+        """A power of two as the step would read the same few columns of every row."""
+        tensor = torch.ones(1024, 64)
+        tensor[:, 13] = 0.0
+        assert _full(tensor).zeros == pytest.approx(1024, rel=0.2)
+
+
+class TestCensus:
+    """Many tensors, measured one after another and read once."""
+
+    def test_many_tensors_of_several_dtypes_keep_their_order(self) -> None:
+        tensors = [_mixed(DTYPES[i % 4], 1 + i % 300) for i in range(2500)]  # more than one round of histograms
+        every = Census()
+        assert [every.measure(tensor) for tensor in tensors] == list(range(len(tensors)))
+        assert all(_same(ours, _expected(tensor)) for ours, tensor in zip(every.read(), tensors, strict=True))
+
+    def test_large_samples_are_counted_before_they_fill_the_memory(self) -> None:
+        every = Census()
+        for exponent in range(300):
+            every.measure(torch.full((SAMPLE,), 2.0 ** (exponent % 100)))
+        measured = every.read()
+        assert [one.exp_low for one in measured] == [exponent % 100 for exponent in range(300)]
+        assert {one.exp_counts for one in measured} == {(SAMPLE,)}
+
+    def test_reading_twice_gives_the_same(self) -> None:
+        every = Census()
+        every.measure(torch.ones(3))
+        assert every.read() == every.read()
+
+    def test_a_later_write_into_the_tensor_does_not_change_what_was_measured(self) -> None:
+        every, tensor = Census(), torch.ones(3)
+        every.measure(tensor)
+        tensor.fill_(7.0)
+        assert every.read()[0].exp_low == 0
+
+    def test_memory_begun_in_inference_mode_serves_outside_of_it(self) -> None:
+        every, light = Census(), Slots()
+        with torch.inference_mode():
+            every.measure(torch.ones(3))
+            light.measure(torch.ones(3))
+        every.measure(torch.ones(3))
+        light.measure(torch.ones(3))
+        assert len(every.read()) == len(light.read()) == 2
 
 
 class TestSlots:
