@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ampscope.analysis import rounding
-from ampscope.analysis.results import Remedy
+from ampscope.analysis import rounding, trials
+from ampscope.analysis.results import Remedy, Tried
+from ampscope.trace.schema import Change
 from ampscope.trace.vocabulary import Cause
 
 Facts = dict[str, Any]
@@ -18,13 +19,24 @@ class Patient(NamedTuple):
     op: str
     module: str
     facts: Facts
+    tried: tuple[Tried, ...] = ()
+
+    def has_tried(self, change: Change) -> bool:
+        """Whether a replay has tried a change: what it says is better than general advice."""
+        return any(each.change == change for each in self.tried)
 
 
-def remedies(cause: Cause, *, op: str = "", module: str = "", facts: Facts | None = None) -> tuple[Remedy, ...]:
-    """The cures for ``cause``, the most direct first; not tried yet (``verified`` is None)."""
-    if cause in _FITTED:
-        return _FITTED[cause](Patient(op, module, facts or {}))
-    return _GENERAL.get(cause, ())
+def remedies(
+    cause: Cause, *, op: str = "", module: str = "", facts: Facts | None = None, tried: Sequence[Tried] = ()
+) -> tuple[Remedy, ...]:
+    """The cures for ``cause``: those that a replay proved, then the others, then what was tried in vain."""
+    patient = Patient(op, module, facts or {}, tuple(tried))
+    advice = _FITTED[cause](patient) if cause in _FITTED else _GENERAL.get(cause, ())
+    proved = trials.remedies(cause, tried)
+    told = {remedy.text for remedy in proved}
+    helped = [remedy for remedy in proved if remedy.verified]
+    untried = [remedy for remedy in advice if remedy.text not in told]
+    return (*helped, *untried, *(remedy for remedy in proved if not remedy.verified))
 
 
 def _fp32_region(module: str) -> Remedy:
@@ -53,16 +65,13 @@ def _fp16_overflow(patient: Patient) -> tuple[Remedy, ...]:
         )
     if any(word in patient.op for word in ("sum", "cumsum", "mean")):
         found.append(Remedy(text="Accumulate in float32.", code="total = x.sum(dtype=torch.float32)"))
-    found.append(_fp32_region(patient.module))
-    found.append(_bf16())
-    return tuple(found)
+    return (*found, *_more_range(patient))
 
 
-def _bf16() -> Remedy:
-    return Remedy(
-        text="Use bfloat16, whose range is that of float32 (and which needs no GradScaler).",
-        code="with torch.autocast(device_type, dtype=torch.bfloat16):\n    loss = loss_fn(model(x), y)",
-    )
+def _more_range(patient: Patient) -> tuple[Remedy, ...]:
+    """Float32 for the part that needs it, or bfloat16: as long as neither was tried."""
+    region = () if patient.has_tried(Change.MODULES_FP32) else (_fp32_region(patient.module),)
+    return region if patient.has_tried(Change.BF16) else (*region, trials.bf16())
 
 
 def _eps(patient: Patient) -> tuple[Remedy, ...]:
@@ -76,7 +85,7 @@ def _eps(patient: Patient) -> tuple[Remedy, ...]:
     else:
         eps = rounding.safe_eps(dtype)
         first = Remedy(text=f"Use an eps that survives {dtype}: at least {eps:.3g}.", code=f"eps = {eps:.3g}")
-    return first, _fp32_region(patient.module)
+    return (first,) if patient.has_tried(Change.MODULES_FP32) else (first, _fp32_region(patient.module))
 
 
 def _literal(patient: Patient) -> tuple[Remedy, ...]:
@@ -89,10 +98,24 @@ def _literal(patient: Patient) -> tuple[Remedy, ...]:
     )
 
 
+def _scale_overflow(patient: Patient) -> tuple[Remedy, ...]:
+    smaller = Remedy(
+        text="Bring the loss to an ordinary size (a mean instead of a sum, smaller weights): its gradient "
+        "overflows float16 at every loss scale that was tried.",
+        code="loss = loss / loss_weight",
+    )
+    lower = Remedy(
+        text="Or start lower, so that fewer steps are lost.",
+        code="scaler = torch.amp.GradScaler(init_scale=2.0**8)",
+    )
+    return (smaller, trials.bf16()) if patient.has_tried(Change.SCALE) else (smaller, lower, trials.bf16())
+
+
 _FITTED: dict[Cause, Callable[[Patient], tuple[Remedy, ...]]] = {
     Cause.FP16_OVERFLOW: _fp16_overflow,
     Cause.EPS_UNDERFLOW: _eps,
     Cause.LITERAL_OVERFLOW: _literal,
+    Cause.SCALE_OVERFLOW: _scale_overflow,
 }
 
 _FROM_LOGITS: tuple[Remedy, ...] = (
@@ -123,18 +146,6 @@ _ONCE_A_STEP: tuple[Remedy, ...] = (
 
 _GENERAL: dict[Cause, tuple[Remedy, ...]] = {
     Cause.FP16_UNDERFLOW: _FROM_LOGITS,
-    Cause.SCALE_OVERFLOW: (
-        Remedy(
-            text="Bring the loss to an ordinary size (a mean instead of a sum, smaller weights): its gradient "
-            "overflows float16 at every loss scale that was tried.",
-            code="loss = loss / loss_weight",
-        ),
-        Remedy(
-            text="Or start lower, so that fewer steps are lost.",
-            code="scaler = torch.amp.GradScaler(init_scale=2.0**8)",
-        ),
-        _bf16(),
-    ),
     Cause.LOG_ZERO: _FROM_LOGITS,
     Cause.DIV_ZERO: (
         Remedy(text="Bound the divisor away from zero before dividing.", code="y = a / b.clamp_min(1e-6)"),
@@ -237,7 +248,7 @@ _GENERAL: dict[Cause, tuple[Remedy, ...]] = {
             text="Scale the loss: small float16 gradients become zero otherwise.",
             code="scaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.update()",
         ),
-        _bf16(),
+        trials.bf16(),
     ),
     Cause.MISUSE_SCHEDULER_ORDER: (
         Remedy(

@@ -58,6 +58,22 @@ class PathNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """One replay of an incident's step with one thing changed, and what came out."""
+
+    step: int
+    change: str  #: a `ampscope.trace.schema.Change`
+    modules: tuple[str, ...] = ()  #: those that ran in float32; ``(loss)`` for the code outside every module
+    scale: float | None = None  #: the loss scale it ran with
+    outcome: str  #: a `ampscope.trace.schema.Trial`
+    reason: str = ""
+    loss: float | None = None
+    seconds: float = 0.0
+    op_min: float | None = None  #: what the op at the origin gave this time
+    op_max: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
     """A change that cures the cause; ``verified`` says whether a replay with it was tried and what came out."""
 
@@ -87,7 +103,8 @@ class Incident:
     replay: str = ""  #: a `ampscope.trace.schema.ReplayStatus`
     replay_reason: str = ""
     traced: str = ""  #: the ``source`` of the op rows it was read from: ``live``, ``replay`` or empty
-    fp32_ok: bool | None = None
+    fp32_ok: bool | None = None  #: whether the same step is finite in float32; None where that is not known
+    tried: tuple[Tried, ...] = ()
     trigger: str = ""
     tripped: tuple[str, ...] = ()  #: parameters whose gradients were not finite
     explanation: str = ""

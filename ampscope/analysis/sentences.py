@@ -5,7 +5,9 @@ from __future__ import annotations
 from string import Formatter
 from typing import Any
 
+from ampscope.analysis import trials
 from ampscope.analysis.results import Finding, Incident, SourceLine
+from ampscope.analysis.wording import short_op
 from ampscope.trace.schema import Trigger
 from ampscope.trace.vocabulary import Cause
 
@@ -105,7 +107,7 @@ def summary(primary: Incident | Finding | None, *, steps: int, skipped: int, ben
     where = f"module {primary.module}" if primary.module else "the loss code"
     where = "the optimizer" if primary.phase == "optimizer" else where
     lead = f"Step {primary.step} {effect}: {short_op(primary.op)} in {where}{_at(primary.source)} is the origin"
-    return f"{lead} ({primary.phase}). {primary.explanation}"
+    return f"{lead} ({primary.phase}). {primary.explanation} {trials.in_words(primary)}".rstrip()
 
 
 _EFFECTS: dict[str, str] = {
@@ -115,15 +117,6 @@ _EFFECTS: dict[str, str] = {
     Trigger.NONFINITE_BUFFER: "left a non-finite buffer",
     Trigger.ABSORBED_OVERFLOW: "computed with an overflow that nobody noticed",
 }
-
-
-def short_op(op: str) -> str:
-    """``bmm`` for ``aten.bmm.default``, ``a cast`` for that to another dtype; ``an input`` for the pseudo-op."""
-    if op == "aten._to_copy.default":
-        return "a cast"
-    if op.startswith("aten."):
-        return op.removeprefix("aten.").rsplit(".", 1)[0].strip("_")
-    return f"an {op}" if op[:1] in "aeiou" else f"a {op}"
 
 
 def _at(source: SourceLine | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cached_property
 from typing import Any
 
@@ -30,7 +29,11 @@ class Sites:
         return {row.site: row for row in self._run.rows(Table.SITES, rank=self.rank)}
 
     def __getitem__(self, number: int) -> SiteRow:
-        return self.rows[number]
+        return self.rows.get(number) or _NOWHERE._replace(site=number)
+
+
+#: Stands for a site that a damaged trace has lost: an op of which nothing is known but its values.
+_NOWHERE = SiteRow(0, "", "", "", "", "", "", 0, "", "", (), (), (), (), "{}", "", "", "", None)
 
 
 class StepGraph(Graph):
@@ -50,9 +53,20 @@ class StepGraph(Graph):
         edges = run.rows(Table.EDGES, step=step, source=source, rank=sites.rank)
         super().__init__(ops, edges, sites.__getitem__)
 
+    @cached_property
+    def half(self) -> bool:
+        """Whether any op of the step computed in half precision."""
+        sites = {row.site for rows in self.outputs.values() for row in rows}
+        return any(dtype in ("float16", "bfloat16") for number in sites for dtype in self._site(number).out_dtypes)
+
     def producer(self, edge: EdgeRow) -> OpRow:
         """The output that an edge carries."""
         return self.output(edge.from_seq, edge.from_out)
+
+    def place(self, seq: int) -> SiteRow:
+        """The program point to show for an op: for what came from outside, where it was first read."""
+        reader = self.first_reader(seq) if self.site(seq).op in ENTRY_NODES else None
+        return self.site(seq if reader is None else reader)
 
     def first_reader(self, seq: int) -> int | None:
         """The first real op that read what ``seq`` wrote."""
@@ -98,11 +112,6 @@ class StepGraph(Graph):
             max=row.max,
             source=source_line(site),
         )
-
-    def scalars(self, seq: int) -> dict[str, Any]:
-        """The non-tensor arguments of an op by name."""
-        found = json.loads(self.site(seq).scalars)
-        return found if isinstance(found, dict) else {}
 
 
 def public_phase(phase: str) -> str:

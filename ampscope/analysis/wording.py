@@ -86,3 +86,12 @@ def steps_in_words(item: Incident | Finding) -> str:
     if item.count <= 1 or item.last_step == item.step:
         return f"step {item.step:,}"
     return f"steps {item.step:,} to {item.last_step:,} ({item.count:,} times)"
+
+
+def short_op(op: str) -> str:
+    """``bmm`` for ``aten.bmm.default``, ``a cast`` for that to another dtype; ``an input`` for the pseudo-op."""
+    if op == "aten._to_copy.default":
+        return "a cast"
+    if op.startswith("aten."):
+        return op.removeprefix("aten.").rsplit(".", 1)[0].strip("_")
+    return f"an {op}" if op[:1] in "aeiou" else f"a {op}"

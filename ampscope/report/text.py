@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from ampscope.analysis import trials
 from ampscope.analysis.results import Diagnosis, Finding, Incident, Remedy, RunInfo, SourceLine
 from ampscope.analysis.wording import cause_in_words, replay_in_words, steps_in_words
 from ampscope.report import figures
@@ -94,16 +95,10 @@ def _evidence(incident: Incident) -> Iterator[RenderableType]:
     if len(incident.path) > 1:
         yield heading("Path, from the origin to what it spoilt")
         yield indented(path_table(incident.path))
-    trust = [replay_in_words(incident), _in_fp32(incident)]
+    trust = [replay_in_words(incident), trials.in_words(incident)]
     if any(trust):
         yield heading("Checked")
         yield prose(" ".join(filter(None, trust)))
-
-
-def _in_fp32(incident: Incident) -> str:
-    if incident.fp32_ok is None:
-        return ""
-    return "In float32 the same step is finite." if incident.fp32_ok else "In float32 the same step fails, too."
 
 
 def _remedy(number: int, remedy: Remedy) -> Iterator[RenderableType]:

@@ -1,0 +1,257 @@
+"""Examines the incidents of a run one by one: the origin, the cause in its context, and what was tried on it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ampscope.analysis import causes, sentences, skips, trials
+from ampscope.analysis.causes import Explained
+from ampscope.analysis.history import History
+from ampscope.analysis.remedies import remedies
+from ampscope.analysis.results import Incident
+from ampscope.analysis.stepgraph import Sites, StepGraph, source_line
+from ampscope.provenance import Origin, absorbed, origins
+from ampscope.trace.reader import Run
+from ampscope.trace.schema import IncidentRow, Node, Phase, ReplayStatus, Source, Table, Trigger
+from ampscope.trace.vocabulary import Cause, Severity
+
+#: Incidents examined op by op; a run with more is summed up from these.
+MAX_EXAMINED = 60
+#: A loss that grew this much from one step to the next, several times in a row, is running away.
+RUNAWAY_FACTOR = 10.0
+
+
+class _Symptom(NamedTuple):
+    """What was noticed of an incident, without looking for its origin."""
+
+    optimizer: int
+    trigger: str
+    tripped: tuple[str, ...]
+
+
+class Examined(NamedTuple):
+    """An incident, with the facts from which its remedies are made."""
+
+    incident: Incident
+    facts: dict[str, Any]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What makes two incidents one."""
+        incident = self.incident
+        if incident.cause.is_benign:
+            return (incident.cause,)
+        place = (incident.source.file, incident.source.line) if incident.source else None
+        return (incident.cause, incident.op, incident.module, incident.phase, place)
+
+    def repeated(self, step: int) -> Examined:
+        """The same at another step, at which nothing was tried."""
+        return self._replace(incident=replace(self.incident, step=step, last_step=step, tried=()))
+
+    def joined(self, later: Incident) -> Examined:
+        """With another occurrence counted in."""
+        incident = self.incident
+        known = incident.fp32_ok if incident.fp32_ok is not None else later.fp32_ok
+        both = (*incident.tried, *later.tried)
+        joined = replace(incident, last_step=later.step, count=incident.count + 1, fp32_ok=known, tried=both)
+        return self._replace(incident=joined)
+
+    def with_remedies(self) -> Incident:
+        """The incident with what cures it."""
+        incident = self.incident
+        if incident.cause.is_benign:
+            return incident
+        advice = remedies(
+            incident.cause, op=incident.op, module=incident.module, facts=self.facts, tried=incident.tried
+        )
+        return replace(incident, remedies=advice)
+
+
+class Examiner:
+    """Examines the incidents of one rank, in order.
+
+    Args:
+        run: The run.
+        rank: The rank.
+        history: Its steps, by optimizer.
+    """
+
+    def __init__(self, run: Run, rank: int, history: Mapping[int, History]) -> None:
+        self._run = run
+        self._rank = rank
+        self._history = history
+        self._sites = Sites(run, rank)
+        self._tried = trials.trials(run, rank)
+        self._skips = {optimizer: skips.skip_runs(each) for optimizer, each in history.items()}
+
+    def examined(self) -> list[Examined]:
+        """Every incident row with its origin, and bad losses that no incident row speaks of."""
+        rows = self._run.rows(Table.INCIDENTS, rank=self._rank)
+        found: list[Examined] = []
+        alike: dict[_Symptom, Examined] = {}
+        for number, row in enumerate(rows):
+            symptom = _Symptom(row.optimizer, row.trigger, _tripped(row))
+            known = alike.get(symptom)
+            if known is not None and (number >= MAX_EXAMINED or _evidence(row).get("over_budget")):
+                found.append(known.repeated(row.step))
+            elif number < MAX_EXAMINED:
+                found.append(self._examine(row))
+                alike[symptom] = found[-1]
+        return [*found, *self._unreported(rows)]
+
+    def _unreported(self, rows: Sequence[IncidentRow]) -> Iterator[Examined]:
+        """Steps whose loss was not finite although capture reported nothing (its replay may have been off)."""
+        for optimizer, history in self._history.items():
+            reported = {row.step for row in rows if row.optimizer == optimizer}
+            bad = history.step[history.has_loss & ~np.isfinite(history.loss)]
+            left = [int(step) for step in bad if step not in reported][:MAX_EXAMINED]
+            for step in left:
+                position = int(np.searchsorted(history.step, step))
+                yield self._without_origin(_silent(step, optimizer, float(history.loss[position])))
+
+    def _examine(self, row: IncidentRow) -> Examined:
+        found = self._origin(row)
+        if found is None:
+            return self._without_origin(row)
+        graph, origin, explained = found
+        return self._calmed(row, self._described(row, graph, origin, explained))
+
+    def _origin(self, row: IncidentRow) -> tuple[StepGraph, Origin, Explained] | None:
+        """The origin that matters most, in the best execution of the step that the trace holds."""
+        for source in (Source.REPLAY, Source.LIVE):
+            graph = StepGraph(self._run, self._sites, row.step, source)
+            born = absorbed(graph) if row.trigger == Trigger.ABSORBED_OVERFLOW else origins(graph)
+            if born:
+                return graph, born[0], causes.explain(graph, born[0])
+        return None
+
+    def _described(self, row: IncidentRow, graph: StepGraph, origin: Origin, explained: Explained) -> Examined:
+        cause, facts = self._in_context(row, explained)
+        if cause is Cause.DIVERGENCE:
+            explained = causes.first_overflow(graph) or explained
+        site = graph.site(explained.seq)
+        op, module = site.op, site.module
+        if cause is Cause.BAD_INPUT:
+            reader = graph.first_reader(explained.seq)
+            module = graph.site(reader).module if reader is not None else module
+            op = Node.INPUT
+        path = origin.path if explained.seq == origin.seq else (explained.seq, *origin.path)
+        tried = self._tried.get((row.step, row.optimizer), ())
+        incident = Incident(
+            step=row.step,
+            last_step=row.step,
+            count=1,
+            severity=Severity.ERROR,
+            cause=cause,
+            phase=Phase.FORWARD if explained.phase == Phase.LOSS else explained.phase,
+            op=op,
+            module=module,
+            module_type=site.module_type,
+            source=source_line(site),
+            inputs=graph.operands(explained.seq),
+            outputs=graph.results(explained.seq),
+            path=graph.path(path),
+            replay=row.replay,
+            replay_reason=row.replay_reason,
+            traced=graph.source,
+            fp32_ok=trials.fp32_ok(tried) if graph.half else False,
+            tried=tried,
+            trigger=row.trigger,
+            tripped=_tripped(row),
+            explanation=sentences.explanation(cause, op, facts),
+        )
+        return Examined(incident, facts)
+
+    def _in_context(self, row: IncidentRow, explained: Explained) -> tuple[Cause, dict[str, Any]]:
+        """The cause in the light of what else is known of the run.
+
+        An overflow at the end of a runaway loss is divergence; what an identical second run did not do is transient;
+        without a scaler, no loss scale is to blame.
+        """
+        if row.replay == ReplayStatus.NOT_REPRODUCED:
+            return Cause.HARDWARE_TRANSIENT, {}
+        overflow = explained.cause in (Cause.FP16_OVERFLOW, Cause.SCALE_OVERFLOW)
+        if overflow and self._ran_away(row):
+            return Cause.DIVERGENCE, {}
+        if explained.cause is Cause.SCALE_OVERFLOW and row.scale is None:
+            return Cause.FP16_OVERFLOW, explained.facts
+        return explained.cause, explained.facts
+
+    def _ran_away(self, row: IncidentRow) -> bool:
+        history = self._history.get(row.optimizer)
+        losses = history.before(row.step, 3) if history is not None else np.empty(0)
+        return bool(losses.size > 1 and (losses[1:] / losses[:-1] > RUNAWAY_FACTOR).all())
+
+    def _calmed(self, row: IncidentRow, examined: Examined) -> Examined:
+        """An overflow of scaled gradients is harmless where the scale was only calibrating."""
+        incident = examined.incident
+        if incident.cause is not Cause.SCALE_OVERFLOW or incident.trigger != Trigger.NONFINITE_GRADIENT:
+            return examined
+        run = next((r for r in self._skips.get(row.optimizer, ()) if r.first <= row.step <= r.last), None)
+        if run is None or not run.calibrates:
+            return examined
+        cause = run.benign_cause
+        explanation = sentences.explanation(cause, incident.op, {})
+        return Examined(replace(incident, severity=Severity.INFO, cause=cause, explanation=explanation), {})
+
+    def _without_origin(self, row: IncidentRow) -> Examined:
+        """What can be said when no trace of the step shows an origin."""
+        transient = row.replay == ReplayStatus.NOT_REPRODUCED
+        cause = Cause.HARDWARE_TRANSIENT if transient else Cause.UNKNOWN
+        why = row.replay_reason or "no trace of this step shows where the value was born"
+        incident = Incident(
+            step=row.step,
+            last_step=row.step,
+            count=1,
+            severity=Severity.ERROR,
+            cause=cause,
+            phase=Phase.FORWARD if row.trigger == Trigger.NONFINITE_LOSS else Phase.BACKWARD,
+            op="",
+            module="",
+            module_type="",
+            source=None,
+            replay=row.replay,
+            replay_reason=row.replay_reason,
+            tried=self._tried.get((row.step, row.optimizer), ()),
+            trigger=row.trigger,
+            tripped=_tripped(row),
+            explanation=sentences.explanation(cause, "", {"why": f"The origin is not known: {why}."}),
+        )
+        return Examined(incident, {})
+
+
+def _silent(step: int, optimizer: int, loss: float) -> IncidentRow:
+    """The row that a step without one would have."""
+    reason = "no incident was recorded for this step"
+    unavailable = ReplayStatus.UNAVAILABLE
+    return IncidentRow(step, optimizer, 0, 0.0, Trigger.NONFINITE_LOSS, loss, None, unavailable, reason, 0.0, "{}")
+
+
+def _evidence(row: IncidentRow) -> dict[str, Any]:
+    """What capture noted of an incident; empty where that is damaged."""
+    try:
+        found = json.loads(row.evidence)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _tripped(row: IncidentRow) -> tuple[str, ...]:
+    return tuple(_evidence(row).get("params", ()))
+
+
+def merged(examined: Iterable[Examined]) -> list[Incident]:
+    """Repeats of one origin as one incident with count and span, in the order of their steps, with their remedies.
+
+    The first keeps its details; what was tried on any of them counts for all.
+    """
+    kept: dict[tuple[Any, ...], Examined] = {}
+    for each in sorted(examined, key=lambda each: each.incident.step):
+        first = kept.get(each.key)
+        kept[each.key] = first.joined(each.incident) if first else each
+    return [each.with_remedies() for each in kept.values()]

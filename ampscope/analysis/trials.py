@@ -1,0 +1,164 @@
+"""What the counterfactual replays of an incident say: in words, and as remedies that were tried."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+from ampscope.analysis.results import Incident, Remedy, Tried
+from ampscope.analysis.wording import short_op
+from ampscope.trace.reader import Run
+from ampscope.trace.schema import LOSS_CODE, Change, Table, Trial
+from ampscope.trace.vocabulary import Cause
+
+#: Causes at which a step that comes out finite proves nothing about the cure.
+_NOT_CURED_BY_PRECISION = frozenset({Cause.DIVERGENCE, Cause.HARDWARE_TRANSIENT, Cause.UNKNOWN})
+
+
+def trials(run: Run, rank: int) -> dict[tuple[int, int], tuple[Tried, ...]]:
+    """What was tried on each incident, by step and optimizer."""
+    found: dict[tuple[int, int], tuple[Tried, ...]] = {}
+    for row in run.rows(Table.REPLAYS, rank=rank):
+        tried = Tried(
+            step=row.step,
+            change=row.change,
+            modules=tuple(row.modules),
+            scale=row.scale,
+            outcome=row.outcome,
+            reason=row.reason,
+            loss=row.loss,
+            seconds=row.seconds,
+            op_min=row.op_min,
+            op_max=row.op_max,
+        )
+        key = (row.step, row.optimizer)
+        found[key] = (*found.get(key, ()), tried)
+    return found
+
+
+def fp32_ok(tried: Sequence[Tried]) -> bool | None:
+    """Whether the step is finite in float32, each time; None where that was not tried or could not be run."""
+    failed, cured = _of(tried, Change.FP32, Trial.NONFINITE), _of(tried, Change.FP32, Trial.FINITE)
+    return not failed if failed or cured else None
+
+
+def in_words(incident: Incident) -> str:
+    """One sentence on what was tried on an incident and what came out; empty where nothing was."""
+    tried, op = incident.tried, short_op(incident.op)
+    fails = list(dict.fromkeys(_changed(each) for each in tried if each.outcome == Trial.NONFINITE))
+    values = {_changed(each): _value(each, op) for each in reversed(tried) if each.outcome == Trial.FINITE}
+    cures = [f"{change}{value}" for change, value in reversed(values.items()) if change not in fails]
+    parts = [f"finite {_listed(cures)}"] if cures else []
+    parts += [f"still not finite {_listed(fails)}"] if fails else []
+    doubts = dict.fromkeys(each.reason for each in tried if each.change == Change.NONE and each.reason)
+    return " ".join([f"Run again, the step is {'; '.join(parts)}." if parts else "", *map(_sentence, doubts)]).strip()
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _changed(tried: Tried) -> str:
+    if tried.change == Change.SCALE:
+        return f"with a loss scale of {tried.scale:g}"
+    if tried.change == Change.MODULES_FP32:
+        return f"with {modules_in_words(tried.modules)} in float32"
+    return {Change.FP32: "in float32", Change.BF16: "in bfloat16"}.get(Change(tried.change), "unchanged")
+
+
+def _value(tried: Tried, op: str) -> str:
+    """The value that the op at the origin gives in float32, beside the one that went wrong."""
+    ends = [abs(end) for end in (tried.op_min, tried.op_max) if end is not None]
+    if tried.change != Change.FP32 or not ends or not op:
+        return ""
+    return f" (where {op} gives magnitudes up to {max(ends):.4g})"
+
+
+def modules_in_words(modules: Sequence[str]) -> str:
+    """``attn and the loss code``."""
+    names = {LOSS_CODE: "the loss code", "": "the model itself"}
+    return _listed([names.get(name, name) for name in modules])
+
+
+def _listed(parts: Sequence[str]) -> str:
+    return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)
+
+
+# -- remedies ---------------------------------------------------------------------------------------------------------
+
+
+def remedies(cause: Cause, tried: Sequence[Tried]) -> tuple[Remedy, ...]:
+    """What was tried, as advice: what cured the step first, what did not help after it."""
+    if cause.is_benign or cause in _NOT_CURED_BY_PRECISION:
+        return ()
+    advice = [*_modules(tried), *_scale(tried), *_bf16(tried), *_fp32(tried)]
+    return tuple(sorted(advice, key=lambda remedy: not remedy.verified))
+
+
+def _of(tried: Sequence[Tried], change: Change, outcome: Trial) -> list[Tried]:
+    """The replays with a change that came out so; what cured one step and not another has not cured."""
+    failed = [_changed(each) for each in tried if each.outcome == Trial.NONFINITE]
+    found = [each for each in tried if each.change == change and each.outcome == outcome]
+    return [each for each in found if outcome != Trial.FINITE or _changed(each) not in failed]
+
+
+def _modules(tried: Sequence[Tried]) -> Iterator[Remedy]:
+    cured = _of(tried, Change.MODULES_FP32, Trial.FINITE)
+    fewest = min(cured, key=lambda each: len(each.modules), default=None)
+    if fewest is not None:
+        yield Remedy(
+            text=f"Keep {modules_in_words(fewest.modules)} in float32.", code=_keep(fewest.modules), verified=True
+        )
+    for each in _of(tried, Change.MODULES_FP32, Trial.NONFINITE)[:1]:
+        alone = " alone" if len(each.modules) == 1 else ""
+        yield Remedy(text=f"Keep {modules_in_words(each.modules)}{alone} in float32.", verified=False)
+
+
+def _keep(modules: Sequence[str]) -> str:
+    """Code that keeps modules, and the loss code where it is among them, in float32."""
+    names = [name for name in modules if name != LOSS_CODE]
+    lines = [f"ampscope.keep_fp32(model, {json.dumps(names)})"] if names else []
+    if LOSS_CODE in modules:
+        lines += [
+            "with torch.autocast(device_type, enabled=False):",
+            "    loss = loss_fn(output.float(), target)",
+        ]
+    return "\n".join(lines)
+
+
+def _scale(tried: Sequence[Tried]) -> Iterator[Remedy]:
+    fits = max((each.scale or 0.0 for each in _of(tried, Change.SCALE, Trial.FINITE)), default=0.0)
+    if fits > 1:
+        yield Remedy(
+            text=f"Start with a loss scale that fits: the gradients of this step are finite at {fits:g}.",
+            code=f"scaler = torch.amp.GradScaler(init_scale={fits!r})",
+            verified=True,
+        )
+    elif not fits and _of(tried, Change.SCALE, Trial.NONFINITE):
+        yield Remedy(text="Lower the loss scale: even a scale of 1 does not help.", verified=False)
+
+
+def _bf16(tried: Sequence[Tried]) -> Iterator[Remedy]:
+    for outcome, verified in ((Trial.FINITE, True), (Trial.NONFINITE, False)):
+        for _ in _of(tried, Change.BF16, outcome)[:1]:
+            yield bf16(verified=verified)
+
+
+def bf16(*, verified: bool | None = None) -> Remedy:
+    """The advice to use bfloat16."""
+    return Remedy(
+        text="Use bfloat16, whose range is that of float32 (and which needs no GradScaler).",
+        code="with torch.autocast(device_type, dtype=torch.bfloat16):\n    loss = loss_fn(model(x), y)",
+        verified=verified,
+    )
+
+
+def _fp32(tried: Sequence[Tried]) -> Iterator[Remedy]:
+    if _of(tried, Change.FP32, Trial.NONFINITE):
+        yield Remedy(text="More precision: float32 everywhere.", verified=False)
+    elif _of(tried, Change.FP32, Trial.FINITE) and not _of(tried, Change.MODULES_FP32, Trial.FINITE):
+        yield Remedy(
+            text="Compute in float32: leave autocast out, or switch it off around the part that fails.",
+            code="with torch.autocast(device_type, enabled=False):\n    loss = loss_fn(model(x.float()), y)",
+            verified=True,
+        )
