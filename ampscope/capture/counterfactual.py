@@ -8,15 +8,15 @@ from typing import NamedTuple
 
 import torch
 
-from ampscope.capture import memory, player, replay, suspects
+from ampscope.capture import failure, memory, player, replay
 from ampscope.capture.budget import ReplayBudget
 from ampscope.capture.change import AllIn, Change, ModulesIn32, Scale
+from ampscope.capture.failure import Observed, Suspect
 from ampscope.capture.guard import Guard
 from ampscope.capture.models import Models
 from ampscope.capture.player import Recording
 from ampscope.capture.replay import Tried
 from ampscope.capture.sites import Sites
-from ampscope.capture.suspects import Observed, Suspect
 from ampscope.capture.tracer import Tracer
 from ampscope.trace.schema import ReplayStatus, Trial
 
@@ -61,7 +61,7 @@ def plan(found: Suspect, scale: float | None) -> Plan:
         return
     if found.by_scale and scale is not None and scale > 1:
         yield from _largest_scale(scale)
-    yield from _fewest_modules(found.modules)
+    yield from _fewest_modules(found.modules[:1])
     if "float16" in found.dtypes:
         yield AllIn(torch.bfloat16)
 
@@ -77,7 +77,7 @@ def _largest_scale(scale: float) -> Plan:
 
 
 def _fewest_modules(first: tuple[str, ...]) -> Plan:
-    """The modules in which values went wrong; then also those in which they go wrong once the first are cured.
+    """The suspected module alone; then also those in which values go wrong once it is cured.
 
     In every one of them a value is born non-finite of finite operands while the others are cured, so none can be left
     out.
@@ -119,7 +119,7 @@ class Counterfactuals:
         """
         if status is ReplayStatus.NOT_REPRODUCED:
             return self._again(recording, seen)
-        found = suspects.suspect(seen, scaled=recording.scale is not None)
+        found = failure.suspect(seen, scaled=recording.scale is not None)
         return self._follow(found, recording, seen) if found is not None else []
 
     def _again(self, recording: Recording, seen: Observed) -> list[Trying]:
@@ -154,7 +154,7 @@ class Counterfactuals:
         self._budget.spent(came.seconds)
         other = Observed(*tracer.rows(0, ""), sites)
         tracer.release()
-        row = suspects.output_at(other, found) if found is not None else None
+        row = failure.output_at(other, found) if found is not None else None
         low, high = (row.min, row.max) if row is not None else (None, None)
         return Trying(change, change.scale or recording.scale, came, low, high), other
 
@@ -171,6 +171,6 @@ def _next(steps: Plan, learned: _Seen) -> Change | None:
 
 
 def _learned(came: Tried, other: Observed) -> _Seen:
-    again = suspects.suspect(other, scaled=False) if came.outcome is Trial.NONFINITE else None
-    room = suspects.room_for_scale(other) if came.outcome is Trial.FINITE else None
+    again = failure.suspect(other, scaled=False) if came.outcome is Trial.NONFINITE else None
+    room = failure.room_for_scale(other) if came.outcome is Trial.FINITE else None
     return _Seen(came, again.modules if again is not None else (), room)

@@ -9,6 +9,7 @@ from ampscope.capture import player, replay
 from ampscope.capture.attempt import StepAttempt
 from ampscope.capture.budget import ReplayBudget, TraceBudget
 from ampscope.capture.counterfactual import Counterfactuals
+from ampscope.capture.failure import Observed
 from ampscope.capture.guard import Guard
 from ampscope.capture.livetrace import LiveTrace
 from ampscope.capture.models import Models
@@ -16,7 +17,6 @@ from ampscope.capture.player import Recording
 from ampscope.capture.readback import Readback
 from ampscope.capture.recorder import Recorder
 from ampscope.capture.replay import Outcome, Symptom
-from ampscope.capture.suspects import Observed
 from ampscope.capture.tracer import Tracer
 from ampscope.trace.schema import ReplayStatus, Source, Trigger
 
@@ -74,6 +74,7 @@ class Incidents:
             recording: What a replay needs; None when there is none to trust.
         """
         outcome = Outcome(ReplayStatus.UNAVAILABLE, "replays had used up their share of the run's time")
+        evidence: dict[str, Any] = {"params": sorted(symptom.gradients)}
         if recording is None or self._guard.broken:
             outcome.reason = "the step tape or the replay had switched itself off"
         elif self._replay_budget.allows():
@@ -82,7 +83,9 @@ class Incidents:
                 outcome, seen = self._replay(attempt, symptom, recording)
                 if seen is not None:
                     self._try_cures(attempt, recording, seen, outcome.status)
-        self.report(attempt, trigger, outcome, {"params": sorted(symptom.gradients)})
+        else:
+            evidence["over_budget"] = True
+        self.report(attempt, trigger, outcome, evidence)
 
     def _replay(self, attempt: StepAttempt, symptom: Symptom, recording: Recording) -> tuple[Outcome, Observed | None]:
         """The faithful replay, and what it saw where it was possible."""
