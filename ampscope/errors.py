@@ -3,6 +3,7 @@
     AmpscopeError
      +- WatchError         a call of `ampscope.watch` that cannot be honoured
      +- KeepError          a call of `ampscope.keep_fp32` that cannot be honoured
+     +- NothingToReproduce an incident whose op cannot be shown again
      +- RunError           a run's folder that cannot be read
          +- RunNotFound    there is no run there
          +- RunDamaged     there is one, but a file of it cannot be read
@@ -24,6 +25,10 @@ class WatchError(AmpscopeError):
 
 class KeepError(AmpscopeError):
     """A call of `ampscope.keep_fp32` that cannot be honoured; the model is as it was."""
+
+
+class NothingToReproduce(AmpscopeError):
+    """There is no such incident, or the operands of its op were not kept."""
 
 
 class RunError(AmpscopeError):

@@ -121,6 +121,15 @@ def read_operands(path: Path) -> SavedOperands:
         ) from None
 
 
+def tensors_only(content: bytes) -> bytes:
+    """The safetensors in a file of operands without the call: names and lines of the user's program stay behind."""
+    end = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
+    header = {name: entry for name, entry in json.loads(content[_LENGTH_BYTES:end]).items() if name != "__metadata__"}
+    told = json.dumps(header, separators=(",", ":")).encode()
+    told += b" " * (-len(told) % _LENGTH_BYTES)
+    return len(told).to_bytes(_LENGTH_BYTES, "little") + told + content[end:]
+
+
 def _head(path: Path) -> tuple[dict[str, Any], int]:
     """The header, and how many bytes of tensors follow it."""
     size = path.stat().st_size

@@ -1,0 +1,59 @@
+"""``ampscope repro``: a failed op as a script of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ampscope.errors import AmpscopeError
+
+
+def repro(
+    run: Annotated[Path, typer.Argument(help="The run's folder, as ampscope.watch printed it.", show_default=False)],
+    incident: Annotated[
+        int | None,
+        typer.Option(help="Which incident of the diagnosis, from 1; the one it tells first if left out.", min=1),
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The script to write.")] = Path("repro.py"),
+    force: Annotated[bool, typer.Option("--force", help="Write over files that exist.")] = False,
+) -> None:
+    """Write a standalone script that shows an op failing, in its dtype and in a wider one, for a bug report.
+
+    It needs a run that was recorded with ampscope.watch(..., save_tensors=True).
+    """
+    from ampscope.analysis.diagnosis import diagnose
+    from ampscope.analysis.repro import reproducible
+    from ampscope.report.repro import as_script
+    from ampscope.trace.reader import open_run
+
+    beside = output.with_suffix(".safetensors")
+    with open_run(run) as opened:
+        diagnosis = diagnose(opened)
+        found = reproducible(opened, diagnosis, incident)
+        script = as_script(diagnosis.run, found.saved, _content(found.saved.path), data_name=beside.name)
+    _write(output, script.text.encode("ascii"), force=force)
+    if script.data is not None:
+        _write(beside, script.data, force=force)
+    call = found.saved.call
+    typer.echo(f"Wrote {output}: {call.op} of incident {found.number}, step {call.step}. Run it: python {output}")
+    if script.data is not None:
+        typer.echo(f"Its operands are in {beside}; keep the two together.")
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise AmpscopeError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def _write(path: Path, content: bytes, *, force: bool) -> None:
+    try:
+        with path.open("wb" if force else "xb") as file:
+            file.write(content)
+    except FileExistsError:
+        raise AmpscopeError(f"{path} exists; choose another name with -o, or --force to write over it") from None
+    except OSError as error:
+        raise AmpscopeError(f"cannot write {path}: {error.strerror or error}") from None
