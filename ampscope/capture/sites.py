@@ -60,6 +60,7 @@ class Sites:
     def __init__(self, first: int, module_type: Callable[[str], str]) -> None:
         self._ids: dict[Point, int] = {}
         self._points: list[Point] = []
+        self._rows: list[SiteRow] = []  # of the first of these; made when asked for, each once
         self._first = first
         self._module_type = module_type
         self._handed_over = 0
@@ -78,15 +79,19 @@ class Sites:
 
     def new_rows(self) -> list[SiteRow]:
         """Rows of the sites seen since the last call."""
-        rows = [self._row(index) for index in range(self._handed_over, len(self._points))]
-        self._handed_over = len(self._points)
-        return rows
+        before, self._handed_over = self._handed_over, len(self._points)
+        return [self._row(index) for index in range(before, self._handed_over)]
 
     def row(self, site: int) -> SiteRow:
         """The trace's row for a site."""
         return self._row(site - self._first)
 
     def _row(self, index: int) -> SiteRow:
+        while len(self._rows) <= index:
+            self._rows.append(self._described(len(self._rows)))
+        return self._rows[index]
+
+    def _described(self, index: int) -> SiteRow:
         point = self._points[index]
         return SiteRow(
             site=self._first + index,

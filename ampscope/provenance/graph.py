@@ -36,6 +36,7 @@ class Graph:
                 self.inputs[edge.seq].append(edge)
                 self.readers[edge.from_seq].append(edge)
         self._site = site
+        self._bad_inputs: dict[int, list[EdgeRow]] = {}  # asked for once from every sink
 
     def site(self, seq: int) -> SiteRow:
         """The program point of an op."""
@@ -100,6 +101,11 @@ class Graph:
 
     def bad_inputs(self, seq: int) -> list[EdgeRow]:
         """Operands of an op that were non-finite, except those whose old values it only overwrote."""
+        if seq not in self._bad_inputs:
+            self._bad_inputs[seq] = self._look_at_inputs(seq)
+        return self._bad_inputs[seq]
+
+    def _look_at_inputs(self, seq: int) -> list[EdgeRow]:
         operands = self.inputs[seq]
         if self.site(seq).op in _OVERWRITES:
             operands = [edge for edge in operands if not edge.in_place]
