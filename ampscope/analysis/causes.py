@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ampscope.analysis import rounding, rules
-from ampscope.analysis.opfacts import Executed, base_name
+from ampscope.analysis.opfacts import Executed
 from ampscope.analysis.stepgraph import StepGraph
-from ampscope.provenance import Origin, is_deliberate
+from ampscope.provenance import Origin, is_deliberate, op_name
 from ampscope.trace.schema import Node, Phase
 from ampscope.trace.vocabulary import Cause
 
@@ -25,6 +25,8 @@ _CARRIES = frozenset(
         *("max", "min", "amax", "amin", "maximum", "minimum", "max_pool2d_with_indices", "constant_pad_nd"),
     }
 )
+
+_CUT = "The trace no longer says what this op read: its rows were dropped to stay within the disk budget, or were lost."
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ def explain(graph: StepGraph, origin: Origin) -> Explained:
     op = Executed(graph, origin.seq)
     if op.site.op in _ENTRIES:
         return Explained(_ENTRIES[Node(op.site.op)], op.seq, Phase.FORWARD, {"name": op.site.name})
+    if graph.is_cut(op.seq):
+        return Explained(Cause.UNKNOWN, op.seq, op.site.phase, {"why": _CUT})
     if op.site.phase == Phase.BACKWARD:
         return _in_backward(op)
     if op.site.phase == Phase.OPTIMIZER:
@@ -97,12 +101,12 @@ def _in_backward(op: Executed) -> Explained:
     divides = op.name in rules.DIVISIONS
     if divides and op.site.grad_fn.startswith(_SQUARE_ROOTS) and op.divides_by_zero:
         return Explained(Cause.SQRT_GRAD_ZERO, op.seq, Phase.BACKWARD, node)
-    if op.name == "pow" and op.exponent < 0 and op.divides_by_zero:
+    if op.name == "pow" and op.divides_by_zero and (op.exponent is None or op.exponent < 0):
         return Explained(Cause.POW_GRAD_ZERO, op.seq, Phase.BACKWARD, node)
     if divides and op.divides_by_zero:
         cause, facts = rules.unless_constant_lost(op, Cause.DIV_ZERO)
         return Explained(cause, op.seq, Phase.BACKWARD, facts | node)
-    if op.dtype == "float16":
+    if op.dtype == "float16" and op.depends_on_gradient:
         return Explained(Cause.SCALE_OVERFLOW, op.seq, Phase.BACKWARD, node | {"dtype": op.dtype})
     cause, facts = rules.reason(op)
     return Explained(cause, op.seq, Phase.BACKWARD, facts | node)
@@ -122,7 +126,7 @@ def _doomed_forward(op: Executed) -> Executed | None:
 def _is_masked(op: Executed) -> bool:
     """Whether a selection takes the place of the op's non-finite values at once."""
     readers = [op.graph.site(edge.seq) for edge in op.graph.readers[op.seq]]
-    return any(base_name(site.op) in ("where", "masked_fill") for site in readers if site.phase != Phase.BACKWARD)
+    return any(op_name(site.op) in ("where", "masked_fill") for site in readers if site.phase != Phase.BACKWARD)
 
 
 def _in_optimizer(op: Executed) -> Explained:
@@ -134,6 +138,3 @@ def _in_optimizer(op: Executed) -> Explained:
         return Explained(Cause.HALF_PARAMS, op.seq, Phase.OPTIMIZER, {"dtype": op.dtype})
     cause, facts = rules.reason(op)
     return Explained(cause, op.seq, Phase.OPTIMIZER, facts)
-
-
-__all__ = ["Explained", "base_name", "explain", "first_overflow"]

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from ampscope.analysis import rounding
 from ampscope.analysis.stepgraph import StepGraph
-from ampscope.trace.schema import EdgeRow, OpRow, SiteRow
+from ampscope.provenance import op_name
+from ampscope.trace.schema import EdgeRow, OpRow, Phase, SiteRow
 
 #: How many ops back a constant is looked for that should have kept an operand away from zero.
 REACH = 8
@@ -42,11 +43,6 @@ class LostConstant(NamedTuple):
     seq: int
 
 
-def base_name(op: str) -> str:
-    """``div`` for ``aten.div.Tensor``, ``addcdiv`` for ``aten.addcdiv_.default``."""
-    return (op.split(".")[1] if "." in op else op).rstrip("_")
-
-
 def numel(shape: str) -> int:
     """Elements of a shape such as ``8x128``."""
     return math.prod(int(size) for size in shape.split("x")) if shape else 1
@@ -64,7 +60,7 @@ class Executed:
         self.graph = graph
         self.seq = seq
         self.site: SiteRow = graph.site(seq)
-        self.name = base_name(self.site.op)
+        self.name = op_name(self.site.op)
         self.dtype = next(iter(self.site.out_dtypes), "")
         self.scalars: dict[str, Any] = graph.scalars(seq)
 
@@ -106,9 +102,9 @@ class Executed:
                 yield name, float(value)
 
     @property
-    def exponent(self) -> float:
-        """The exponent of a power; 1 when it is a tensor."""
-        return next((value for _, value in self.numbers()), 1.0)
+    def exponent(self) -> float | None:
+        """The exponent of a power; None when it is a tensor."""
+        return next((value for _, value in self.numbers()), None)
 
     @property
     def literal_too_large(self) -> float | None:
@@ -128,19 +124,53 @@ class Executed:
         return self.result.min is not None and math.isnan(self.result.min)
 
     @property
+    def divisors(self) -> list[EdgeRow]:
+        """The operands that an op divides by, or takes the logarithm, root or reciprocal of: those not to be zero.
+
+        An op over lists of tensors has one in each group of operands.
+        """
+        lists = "_foreach_" in self.site.op
+        count = len(self.site.out_dtypes) if lists else 1
+        first = _DIVISOR.get(self.name, 0) * count
+        return [edge for edge in self.edges if first <= edge.arg < first + count]
+
+    @property
     def divides_by_zero(self) -> bool:
         """Whether what it divides by (or takes the reciprocal of) contains a zero."""
-        position = _DIVISOR.get(self.name, 0)
-        edge = next((edge for edge in self.edges if edge.arg == position), None)
-        if edge is None:
+        if not self.divisors:
             return any(value == 0 for _, value in self.numbers())
+        return any(self._has_zero(edge) for edge in self.divisors)
+
+    def _has_zero(self, edge: EdgeRow) -> bool:
         low, high = self._range(edge)
         if low is None or high is None or not low <= 0 <= high:
             return False
         return 0 in (low, high) or bool(self.graph.producer(edge).zeros)
 
+    @property
+    def depends_on_gradient(self) -> bool:
+        """Whether an op of backward computes with the gradient it was handed, not only with what forward left."""
+        seen, front = {self.seq}, [self]
+        if not self.site.grad_fn:
+            return True
+        while front:
+            op = front.pop()
+            for edge in op.edges:
+                source = Executed(self.graph, edge.from_seq)
+                if source.name == "ones_like" or (source.site.phase == Phase.BACKWARD and not source._same_node(self)):
+                    return True
+                if source.site.phase == Phase.BACKWARD and source.seq not in seen:
+                    seen.add(source.seq)
+                    front.append(source)
+        return False
+
+    def _same_node(self, other: Executed) -> bool:
+        """Whether two ops of backward belong to the gradient of one forward op."""
+        mine, theirs = self.site, other.site
+        return (mine.grad_fn, mine.forward_site) == (theirs.grad_fn, theirs.forward_site)
+
     def lost_constant(self) -> LostConstant | None:
-        """A small constant (or a bound just below 1) upstream that its dtype rounded away."""
+        """A small constant (or a bound just below 1) that was to keep the divisor from zero and was rounded away."""
         return next((lost for op in self.upstream() if (lost := op._loses())), None)
 
     def flushed(self) -> Executed | None:
@@ -148,26 +178,44 @@ class Executed:
         return next((op for op in self.upstream() if op._flushes()), None)
 
     def upstream(self) -> Iterator[Executed]:
-        """The op itself and those it depends on, nearest first, at most `REACH` ops back."""
-        seen, front = {self.seq}, [self.seq]
+        """The op itself and those that its divisor depends on, nearest first, at most `REACH` ops back."""
+        yield self
+        seen = {self.seq}
+        front = [edge.from_seq for edge in self.divisors]
         for _ in range(REACH):
-            yield from (Executed(self.graph, seq) for seq in front)
-            sources = (edge.from_seq for seq in front for edge in self.graph.inputs[seq])
-            front = [seq for seq in dict.fromkeys(sources) if seq not in seen]
+            front = [seq for seq in dict.fromkeys(front) if seq not in seen]
             seen.update(front)
+            yield from (Executed(self.graph, seq) for seq in front)
+            front = [edge.from_seq for seq in front for edge in self.graph.inputs[seq]]
 
     def _loses(self) -> LostConstant | None:
-        if self.dtype not in rounding.EPSILON or self.name not in _KEEPS_AWAY:
+        if self.dtype not in rounding.EPSILON:
+            return None
+        if self.site.cast and self.result.numel == 1:
+            return self._casts_away()
+        if self.name not in _KEEPS_AWAY:
             return None
         for name, value in self.numbers():
-            if name != "alpha" and rounding.vanishes(value, self.dtype):
+            if name != "alpha" and rounding.vanishes(value, self.dtype) and self._spans(0.0):
                 return LostConstant(value, 0.0, self.dtype, self.seq)
-            if self.name.startswith("clamp") and rounding.rounds_to_one(value, self.dtype):
+            if self.name.startswith("clamp") and rounding.rounds_to_one(value, self.dtype) and self._spans(1.0):
                 return LostConstant(value, 1.0, self.dtype, self.seq)
         return None
+
+    def _casts_away(self) -> LostConstant | None:
+        """A constant kept in a tensor of one element, which the cast to a smaller dtype makes zero."""
+        value = self.largest_operand
+        lost = value is not None and rounding.vanishes(value, self.dtype)
+        return LostConstant(value, 0.0, self.dtype, self.seq) if lost and value is not None else None
+
+    def _spans(self, value: float) -> bool:
+        """Whether the result may hold ``value``; what was not measured may."""
+        low, high = self.result.min, self.result.max
+        return low is None or high is None or not (low > value or high < value)
 
     def _flushes(self) -> bool:
         if self.name not in _SHRINKS or self.dtype != "float16" or not self.result.zeros:
             return False
         producers = [self.graph.producer(edge) for edge in self.edges if not edge.partial]
-        return bool(producers) and all(row.zeros == 0 for row in producers if row.min is not None)
+        measured = [row for row in producers if row.min is not None]
+        return bool(measured) and all(row.zeros == 0 for row in measured)

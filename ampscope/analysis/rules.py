@@ -64,6 +64,16 @@ def _softmax(op: Executed) -> Reason | None:
     return Reason(Cause.ALL_MASKED_SOFTMAX, {}) if masked else None
 
 
+def _infinite_operand(op: Executed) -> Reason | None:
+    """A mask's -inf met another one, as in a softmax by hand over a row without a single key left: inf - inf."""
+    infinite = any(end is not None and math.isinf(end) for each in op.ranges for end in each)
+    if not infinite or not op.gives_nan:
+        return None
+    if op.name in ("sub", "add", "rsub") and any(each.low == -math.inf for each in op.ranges):
+        return Reason(Cause.ALL_MASKED_SOFTMAX, {})
+    return Reason(Cause.UNKNOWN, {"why": f"{op.name} was given an infinity, and 0 times that (or inf - inf) is NaN."})
+
+
 def _ctc(op: Executed) -> Reason | None:
     return Reason(Cause.CTC_INFEASIBLE, {}) if "ctc_loss" in op.name else None
 
@@ -102,7 +112,7 @@ def _negative_root(op: Executed) -> Reason | None:
 
 
 def _division(op: Executed) -> Reason | None:
-    divides = op.name in DIVISIONS or (op.name == "pow" and op.exponent < 0)
+    divides = op.name in DIVISIONS or (op.name == "pow" and (op.exponent is None or op.exponent < 0))
     if not divides or not op.divides_by_zero:
         return None
     found = unless_constant_lost(op, Cause.DIV_ZERO)
@@ -120,7 +130,8 @@ def _out_of_domain(op: Executed) -> Reason | None:
 
 def _overflow(op: Executed) -> Reason | None:
     """What is left: a sum, a product or a power (a NaN too: inf - inf inside a sum of products) beyond the range."""
-    if op.dtype not in rounding.LARGEST:
+    unknown = op.gives_nan and not op.site.op.startswith("aten.")
+    if op.dtype not in rounding.LARGEST or unknown:
         return None
     facts = {"dtype": op.dtype, "largest": op.largest_operand}
     return Reason(Cause.FP16_OVERFLOW if op.dtype == "float16" else Cause.DIVERGENCE, facts)
@@ -130,6 +141,7 @@ _RULES: tuple[Rule, ...] = (
     _literal,
     _infinite_constant,
     _softmax,
+    _infinite_operand,
     _ctc,
     _logarithm,
     _too_few_values,

@@ -18,7 +18,7 @@ def absorbed(graph: Graph) -> list[Origin]:
     """Overflows that no sink shows because a division turned them into zeros.
 
     An overflow that a saturating function receives (tanh, sigmoid, softmax, clamp) gives the right result and is not
-    one of these; nor is an exponential whose reciprocal is taken, as in 1 / (1 + exp(x)), which is zero as it should be.
+    one of these; nor is an exponential whose reciprocal is taken: 1 / (1 + exp(x)) is zero there, as it should be.
     """
     found = []
     for seq in sorted(graph.outputs):

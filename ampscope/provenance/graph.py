@@ -127,6 +127,6 @@ def has_nan(row: OpRow) -> bool:
 
 
 def op_name(op: str) -> str:
-    """``div`` for ``aten.div.Tensor``, ``addcdiv`` for ``aten.addcdiv_.default`` and ``aten._foreach_addcdiv_.Scalar``."""
+    """``div`` for ``aten.div.Tensor``, ``addcdiv`` for ``aten.addcdiv_.default`` and for its ``_foreach_`` kin."""
     name = (op.split(".")[1] if "." in op else op).rstrip("_")
     return name.removeprefix("_foreach_")

@@ -230,8 +230,20 @@ def test_a_power_can_be_too_large_in_backward():
     step = Step()
     x = step.entry(out=(0.0, 3e4))
     power = step.op("pow.Tensor_Scalar", x, out=POSITIVE, scalars={"exponent": 2})
-    step.gradient(step.backward("mul.Tensor", x, x, out=(0.0, INF), of=power, grad_fn="PowBackward0"))
+    handed = step.backward("mul.Tensor", step.entry(), grad_fn="MulBackward0")
+    step.gradient(step.backward("mul.Tensor", handed, x, out=(0.0, INF), of=power, grad_fn="PowBackward0"))
     assert told(step)[0] is Cause.SCALE_OVERFLOW
+
+
+def test_what_overflows_in_backward_before_the_gradient_comes_in_is_not_the_loss_scale():
+    step = Step()
+    root = step.op("rsqrt", step.entry(out=(1e-4, 1.0)), out=(1.0, 100.0))
+    handed = step.backward("mul.Tensor", step.entry(), grad_fn="MulBackward0")
+    power = step.backward(
+        "pow.Tensor_Scalar", root, of=root, out=(1.0, INF), scalars={"exponent": 3}, grad_fn="RsqrtBackward0"
+    )
+    step.gradient(step.backward("mul.Tensor", handed, power, of=root, out=OVERFLOWN, grad_fn="RsqrtBackward0"))
+    assert told(step) == (Cause.FP16_OVERFLOW, Phase.BACKWARD, "aten.pow.Tensor_Scalar")
 
 
 @pytest.mark.parametrize("op", ["mm", "mul.Tensor", "_to_copy", "_softmax_backward_data", "convolution_backward"])
@@ -239,7 +251,8 @@ def test_a_finite_forward_and_a_backward_that_leaves_half_is_the_loss_scale(op: 
     step = Step()
     forward = step.op("mm", step.entry())
     step.loss(forward)
-    step.gradient(step.backward(op, step.entry(), forward, out=OVERFLOWN, of=forward, grad_fn="MmBackward0"))
+    handed = step.backward("mul.Tensor", step.entry(), grad_fn="MulBackward0")
+    step.gradient(step.backward(op, handed, forward, out=OVERFLOWN, of=forward, grad_fn="MmBackward0"))
     assert told(step) == (Cause.SCALE_OVERFLOW, Phase.BACKWARD, f"aten.{op}" if "." in op else f"aten.{op}.default")
 
 
