@@ -16,6 +16,7 @@ from ampscope.capture.ambient import random_state_kept
 from ampscope.capture.change import Change
 from ampscope.capture.models import Models, unwrapped
 from ampscope.capture.standin import StandIns, StateKeeper
+from ampscope.capture.stats import finite
 from ampscope.capture.tape import Entry, Held, Kind, Outside, Result, Tape
 from ampscope.capture.tracer import Tracer
 from ampscope.trace.schema import Node
@@ -226,12 +227,6 @@ def named_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tupl
         found = list(containers.tensors(value))
         for part, tensor in enumerate(found):
             yield name if len(found) == 1 else f"{name}[{part}]", tensor
-
-
-def finite(tensor: Tensor) -> bool:
-    """Whether every element is finite; waits for the device."""
-    values = tensor._values() if tensor.layout is torch.sparse_coo else tensor
-    return not values.is_floating_point() or bool(values.isfinite().all())
 
 
 def _alike(ours: list[Tensor], theirs: list[Tensor]) -> bool:

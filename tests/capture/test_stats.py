@@ -260,5 +260,30 @@ class TestSlots:
         assert slots.read()[0].max == 2.0
 
 
+@every_dtype
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf], ids=str)
+def test_one_element_that_is_not_finite_is_enough(dtype: torch.dtype, value: float) -> None:
+    tensor = _mixed(dtype)
+    assert stats.finite(tensor)
+    tensor[-1] = value
+    assert not stats.finite(tensor)
+    assert not stats.finite(tensor.view(50, 20).t().requires_grad_())
+
+
+@pytest.mark.parametrize(
+    ("tensor", "verdict"),
+    [
+        pytest.param(torch.empty(0, 3), True, id="empty"),
+        pytest.param(torch.arange(3), True, id="integers"),
+        pytest.param(torch.eye(2).to_sparse(), True, id="sparse"),
+        pytest.param((torch.eye(2) * math.inf).to_sparse(), False, id="sparse with NaN"),
+        pytest.param(torch.eye(2).to(torch.float8_e5m2), True, id="float8"),
+        pytest.param(torch.full((2,), math.inf).to(torch.float8_e5m2), False, id="float8 with infinity"),
+    ],
+)
+def test_finite_or_not_whatever_the_layout(tensor: Tensor, verdict: bool) -> None:
+    assert stats.finite(tensor) is verdict
+
+
 def test_finite_is_unknown_where_nothing_was_measured() -> None:
     assert stats.UNMEASURED.finite is None
