@@ -17,6 +17,7 @@ from ampscope.capture import ambient, hub, operators, stats, torch_private
 from ampscope.capture.census import Census
 from ampscope.capture.frames import NOWHERE, Place, user_place
 from ampscope.capture.guard import Guard
+from ampscope.capture.operands import Executed, OperandKeeper
 from ampscope.capture.operators import Operator
 from ampscope.capture.sites import Point, Signature, Sites
 from ampscope.capture.stats import UNMEASURED, Slots, Stats
@@ -84,6 +85,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         self.backward_varies = False  #: a gradient of this step would be rounded otherwise under this mode
         self.paused = False  #: set while AMPscope's own code computes
         self.entry_place = NOWHERE  #: the user's line of the call being replayed
+        self.keeper: OperandKeeper | None = None  #: holds operands of this step, where asked to
         self._sites = sites
         self._module_names = module_names
         self._full = full
@@ -213,6 +215,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         if (operator.written or operator.written_by_name) and not operator.passes_through:
             for tensor in operators.written_tensors(operator, args, kwargs):
                 self._writer(tensor, operator)
+            if self.keeper is not None:
+                self.keeper.before(operator, args, kwargs)
 
     def _note(self, operator: Operator, args: Any, kwargs: Any, result: Any) -> None:
         number = torch_private.next_sequence_number() - 1
@@ -235,6 +239,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         for i, operand, writer in entries:
             self._edge(seq, i, writer, operand, in_place=id(operand) in overwritten)
         self._own(seq, results)
+        if self.keeper is not None:
+            writers = [writer.seq for _, _, writer in entries if writer is not None]
+            self.keeper.after(Executed(seq, self._site, operator, args, kwargs), results, writers)
 
     def _number(self, point: Point, results: list[Tensor] | None = None) -> int:
         seq, self._seq = self._seq, self._seq + 1
