@@ -8,8 +8,11 @@ from collections.abc import Mapping, Sequence
 from ampscope.analysis import sentences
 from ampscope.analysis.examiner import Examiner, merged
 from ampscope.analysis.findings import findings
+from ampscope.analysis.harmless import harmless_values
 from ampscope.analysis.history import History, histories
 from ampscope.analysis.results import Diagnosis, Finding, Incident, RunInfo
+from ampscope.analysis.silent import silent_failures
+from ampscope.analysis.stepgraph import Sites
 from ampscope.trace.reader import Run, open_run
 from ampscope.trace.vocabulary import Severity, Verdict
 
@@ -36,7 +39,9 @@ def _diagnose(run: Run) -> Diagnosis:
     ranks = run.ranks or [0]
     by_rank = {rank: histories(run, rank) for rank in ranks}
     examined = [each for rank in ranks for each in Examiner(run, rank, by_rank[rank]).examined()]
-    incidents = merged(examined)
+    sites = Sites(run, ranks[0])
+    silent = silent_failures(run, sites, by_rank[ranks[0]])
+    incidents = sorted([*silent, *merged(examined), *harmless_values(run, sites)], key=lambda each: each.step)
     mistakes = findings(run, by_rank[ranks[0]])
     primary = _primary(incidents, mistakes)
     info = run_info(run, by_rank[ranks[0]])

@@ -200,6 +200,14 @@ _GENERAL: dict[Cause, tuple[Remedy, ...]] = {
     ),
     Cause.BAD_WEIGHT: _CLEAN_STATE,
     Cause.BAD_BUFFER: _CLEAN_STATE,
+    Cause.BF16_PRECISION: (
+        Remedy(
+            text="Keep the parameters in float32 and let autocast choose bfloat16 op by op; small updates "
+            "then reach weights that can hold them.",
+            code="model.float()\nwith torch.autocast(device_type, dtype=torch.bfloat16):\n    loss = step(batch)",
+        ),
+        Remedy(text="Or give the optimizer float32 master weights, or one that rounds stochastically."),
+    ),
     Cause.HALF_PARAMS: (
         Remedy(
             text="Keep the parameters in float32 and let autocast choose the precision of each op.",

@@ -49,7 +49,10 @@ _REASONS: dict[Cause, tuple[str, ...]] = {
         "The result of {op} is too large for float16, which ends at 65504; its operands went up to {largest}.",
         "The result of {op} is too large for float16, which ends at 65504.",
     ),
-    Cause.FP16_UNDERFLOW: ("A value that {op} needs was rounded to zero in {dtype} before, by {by}.",),
+    Cause.FP16_UNDERFLOW: (
+        "The gradient that {op} gives is below float16's smallest number and becomes 0; {parameter} gets none at all.",
+        "A value that {op} needs was rounded to zero in {dtype} before, by {by}.",
+    ),
     Cause.EPS_UNDERFLOW: (
         "The constant {constant} that should keep the operand of {op} safe becomes {becomes} in {dtype}.",
     ),
@@ -79,7 +82,22 @@ _REASONS: dict[Cause, tuple[str, ...]] = {
     Cause.CTC_INFEASIBLE: (
         "No alignment exists: the target is longer than its input allows, so its loss is infinite.",
     ),
-    Cause.HALF_PARAMS: ("Parameters and optimizer state are kept in {dtype}, which cannot hold the update's numbers.",),
+    Cause.BF16_PRECISION: (
+        "{share} of the weights did not move in the optimizer's step: their updates are too small for {dtype}.",
+    ),
+    Cause.HALF_PARAMS: (
+        "{share} of the weights did not move in the optimizer's step: their updates are too small for {dtype}.",
+        "Parameters and optimizer state are kept in {dtype}, which cannot hold the update's numbers.",
+    ),
+    Cause.BENIGN_INF_MASK: (
+        "{op} writes infinities on purpose, as masks do, and they are gone again before loss, gradients and buffers.",
+    ),
+    Cause.BENIGN_MASKED_INTERNAL: (
+        "{op} makes a non-finite value that is masked or replaced before it reaches loss, gradients or buffers.",
+    ),
+    Cause.BENIGN_METRIC_NAN: (
+        "{op} makes a non-finite value that no loss, gradient, weight or buffer depends on, as in a metric or a log.",
+    ),
     Cause.BENIGN_INITIAL_CALIBRATION: (
         "The loss scale started high and halved until the gradients fit: this is how GradScaler works.",
     ),
@@ -111,7 +129,7 @@ def summary(primary: Incident | Finding | None, *, steps: int, skipped: int, ben
 
 
 _EFFECTS: dict[str, str] = {
-    Trigger.NONFINITE_GRADIENT: "was skipped for non-finite gradients",
+    Trigger.NONFINITE_GRADIENT: "had non-finite gradients",
     Trigger.NONFINITE_LOSS: "had a non-finite loss",
     Trigger.NONFINITE_WEIGHT: "left non-finite weights",
     Trigger.NONFINITE_BUFFER: "left a non-finite buffer",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from ampscope.capture import gradients, torch_private
+from ampscope.capture import gradients, torch_private, updates
 from ampscope.capture.models import Models
 from ampscope.capture.readback import Parcel, Readback, Values
 from ampscope.capture.recorder import Recorder
@@ -48,6 +48,7 @@ class StepAttempt:
     found_inf: list[Tensor] = field(default_factory=list)  #: of an optimizer that decides on the device
     norms: dict[str, Tensor] = field(default_factory=dict)  #: per parameter, likewise
     traced: str = ""  #: which execution of the step the trace holds
+    kept: dict[str, updates.Kept] = field(default_factory=dict)  #: half parameters before the step
 
     @property
     def scale(self) -> float | None:
@@ -85,14 +86,15 @@ class StepRows:
         self._models = models
         self._recorder = recorder
         self._readback = readback
-        self._count = 0
+
+    def due(self, attempt: StepAttempt) -> bool:
+        """Whether this is one of the attempts whose gradients are recorded whatever becomes of them."""
+        return attempt.step % gradients.RECORD_EVERY == 0
 
     def write(self, attempt: StepAttempt, *, seconds: float, observing: float) -> None:
         """Writes the step's row, and its gradients' where they are due (every so often, and when it went bad)."""
-        due = attempt.bad or self._count % gradients.RECORD_EVERY == 0
-        if due and not attempt.on_device:
+        if (attempt.bad or self.due(attempt)) and not attempt.on_device:
             self._write_gradients(attempt)
-        self._count += 1
         scaling, ended = attempt.scaling, time.time()
         fetched: dict[str, Tensor | float | None] = {
             "loss": attempt.mean_loss(),
@@ -134,6 +136,7 @@ class StepRows:
                 self._recorder.params,
                 step=attempt.step,
                 index=attempt.index,
+                unchanged=updates.unchanged(attempt.kept),
             )
         )
 

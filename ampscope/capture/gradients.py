@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -57,7 +57,15 @@ def _is_dense(gradient: Tensor) -> bool:
     return gradient.layout is torch.strided
 
 
-def rows(optimizer: Optimizer, models: Models, params: dict[str, int], *, step: int, index: int) -> list[GradRow]:
+def rows(
+    optimizer: Optimizer,
+    models: Models,
+    params: dict[str, int],
+    *,
+    step: int,
+    index: int,
+    unchanged: Mapping[str, float],
+) -> list[GradRow]:
     """A row for each unscaled gradient; waits for the device."""
     found = []
     for name, gradient in owned(optimizer, models):
@@ -68,5 +76,5 @@ def rows(optimizer: Optimizer, models: Models, params: dict[str, int], *, step: 
         largest = max(abs(low), abs(high))
         bad = not math.isfinite(low) or not math.isfinite(high)
         zeros = 1.0 - int(values.count_nonzero()) / values.numel()
-        found.append(GradRow(step, index, params[name], None if bad else largest, bad, zeros))
+        found.append(GradRow(step, index, params[name], None if bad else largest, bad, zeros, unchanged.get(name)))
     return found

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from ampscope.capture import ambient, containers, gradients, hub
+from ampscope.capture import ambient, containers, gradients, hub, updates
 from ampscope.capture.attempt import ScaleState, StepAttempt, StepRows
 from ampscope.capture.budget import ReplayBudget, TraceBudget
 from ampscope.capture.frames import NOWHERE, user_place
@@ -19,6 +19,7 @@ from ampscope.capture.incidents import Incidents
 from ampscope.capture.livetrace import LiveTrace
 from ampscope.capture.models import Models
 from ampscope.capture.player import Recording
+from ampscope.capture.poison import BufferWatch
 from ampscope.capture.readback import Parcel, Readback
 from ampscope.capture.recorder import Recorder
 from ampscope.capture.replay import Outcome, Symptom
@@ -104,6 +105,7 @@ class StepWatch:
         self.usage = UsageWatch(models, self._found)
         self.live = LiveTrace(models, recorder, budgets[0], self._trace_guard)
         self._rows = StepRows(models, recorder, self.readback)
+        self._buffers = BufferWatch(models)
         self._incidents = Incidents(
             models=models,
             recorder=recorder,
@@ -220,6 +222,8 @@ class StepWatch:
         self._norms, self._micro_batches = {}, 0
         self._began, self.observing = time.perf_counter(), 0.0
         self._state.take()
+        if self._count == 0:
+            self._buffers.start()
         self.live.start(self._count)
 
     def _check_region(self) -> None:
@@ -388,6 +392,8 @@ class StepWatch:
             attempt.norms = gradients.norms_by_name(attempt.optimizer, self._models)
 
     def _new_attempt(self, optimizer: Optimizer, scaling: ScaleState | None) -> StepAttempt:
+        with _Own(self, self._row_guard):
+            self._buffers.send()
         index = self.index_of(optimizer)
         step = self._next_step.get(index, 0)
         attempt = StepAttempt(optimizer, index, step, scaling, self._losses, micro_batches=self._micro_batches)
@@ -429,8 +435,17 @@ class StepWatch:
         if attempt.optimizer is optimizer:
             attempt.stepped = self._busy = True
             with _Own(self, self._row_guard):
-                if not attempt.bad and attempt.loss_known_bad(self._parcels):
-                    self._judge(attempt, Trigger.NONFINITE_LOSS, Symptom(loss=True))
+                self._look_before_stepping(attempt)
+
+    def _look_before_stepping(self, attempt: StepAttempt) -> None:
+        """What the gradients do not tell, while the weights are still those that the step ran with."""
+        poisoned = self._buffers.turned_bad()
+        if not attempt.bad and attempt.loss_known_bad(self._parcels):
+            self._judge(attempt, Trigger.NONFINITE_LOSS, Symptom(loss=True))
+        elif poisoned and not attempt.bad:
+            self._judge(attempt, Trigger.NONFINITE_BUFFER, Symptom())
+        if self._rows.due(attempt):
+            attempt.kept = updates.keep(attempt.optimizer, self._models)
 
     def _after_closure(self, optimizer: Optimizer) -> None:
         """``optimizer.step(closure)`` ran its own forward and backward; they are judged after the fact."""
@@ -489,6 +504,7 @@ class StepWatch:
         return Recording(self._tape, self._state, self._since, self._had_gradients)
 
     def _skipped(self, attempt: StepAttempt) -> None:
+        self._buffers.turned_bad()
         names = gradients.non_finite(attempt.optimizer, self._models)
         symptom = Symptom(frozenset(names), attempt.loss_known_bad(self._parcels), self._judged(attempt))
         self._judge(attempt, Trigger.NONFINITE_LOSS if symptom.loss else Trigger.NONFINITE_GRADIENT, symptom)

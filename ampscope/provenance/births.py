@@ -12,6 +12,8 @@ from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, Phase
 
 #: Ops that choose between values: what they leave out is gone, whatever it was.
 _SELECTS = frozenset({"where", "masked_fill", "nan_to_num", "clamp", "clamp_min", "clamp_max", "threshold_backward"})
+#: Ops that read -inf as "not this one".
+_READS_MASKS = frozenset({"_softmax", "_log_softmax", "exp", "logsumexp", "max", "amax", "topk"})
 
 
 class Harmless(StrEnum):
@@ -47,7 +49,8 @@ def _is_born(graph: Graph, seq: int) -> bool:
 
 def _ends(graph: Graph, seq: int) -> Harmless | None:
     """What becomes of a non-finite value: None where it reaches a sink."""
-    seen, queue, swallowed = {seq}, [seq], False
+    seen, queue = {seq}, [seq]
+    swallowed: set[str] = set()  # names of the ops that made something finite of it
     while queue:
         here = queue.pop(0)
         for edge in graph.readers[here]:
@@ -58,9 +61,9 @@ def _ends(graph: Graph, seq: int) -> Harmless | None:
                 if graph.site(edge.seq).op in SINK_NODES:
                     return None
                 queue.append(edge.seq)
-            else:
-                swallowed |= _passes_on(graph, edge.seq)
-    if is_deliberate(graph, seq) or (only_minus_infinity(graph, seq) and swallowed):
+            elif _passes_on(graph, edge.seq):
+                swallowed.add(op_name(graph.site(edge.seq).op))
+    if is_deliberate(graph, seq) or (only_minus_infinity(graph, seq) and swallowed & _READS_MASKS):
         return Harmless.MASK
     return Harmless.MASKED if swallowed or graph.site(seq).phase == Phase.BACKWARD else Harmless.UNUSED
 

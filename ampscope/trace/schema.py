@@ -192,6 +192,8 @@ class GradRow(NamedTuple):
     max_abs: Float32 | None  #: largest unscaled magnitude; null when it is not finite
     nonfinite: bool
     underflow: Float32 | None  #: share of elements that are exactly zero
+    unchanged: Float32 | None = None  #: share of a half parameter's elements that the step left as they were, of those
+    #: with a gradient (a sample)
 
 
 class SiteRow(NamedTuple):

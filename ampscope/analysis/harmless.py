@@ -1,0 +1,58 @@
+"""The non-finite values of a run that harm nothing, each kind told once with the reason why it is left alone."""
+
+from __future__ import annotations
+
+from ampscope.analysis import sentences
+from ampscope.analysis.results import Incident
+from ampscope.analysis.stepgraph import Sites, StepGraph, public_phase, source_line
+from ampscope.analysis.traced import traced_steps
+from ampscope.provenance import Harmless, harmless_births
+from ampscope.trace.reader import Run
+from ampscope.trace.schema import Source
+from ampscope.trace.vocabulary import Cause, Severity
+
+#: Traced steps that are looked through: what is harmless is so in every step.
+LOOKED_THROUGH = 3
+
+_CAUSES = {
+    Harmless.MASK: Cause.BENIGN_INF_MASK,
+    Harmless.MASKED: Cause.BENIGN_MASKED_INTERNAL,
+    Harmless.UNUSED: Cause.BENIGN_METRIC_NAN,
+}
+
+
+def harmless_values(run: Run, sites: Sites) -> list[Incident]:
+    """Masks, masked values and metrics that are not finite, as incidents of severity ``info``.
+
+    Args:
+        run: The run.
+        sites: The sites of one of its ranks.
+    """
+    found: dict[Cause, Incident] = {}
+    traced = [each for each in traced_steps(run, rank=sites.rank)[::-1] if each.source in (Source.LIVE, Source.REPLAY)]
+    for each in traced[:LOOKED_THROUGH]:
+        graph = StepGraph(run, sites, each.step, each.source)
+        for seq, why in harmless_births(graph):
+            found.setdefault(_CAUSES[why], _told(graph, seq, _CAUSES[why]))
+    return list(found.values())
+
+
+def _told(graph: StepGraph, seq: int, cause: Cause) -> Incident:
+    site = graph.place(seq)
+    op = graph.site(seq).op
+    return Incident(
+        step=graph.step,
+        last_step=graph.step,
+        count=1,
+        severity=Severity.INFO,
+        cause=cause,
+        phase=public_phase(site.phase),
+        op=op,
+        module=site.module,
+        module_type=site.module_type,
+        source=source_line(site),
+        inputs=graph.operands(seq),
+        outputs=graph.results(seq),
+        traced=graph.source,
+        explanation=sentences.explanation(cause, op, {}),
+    )
