@@ -95,10 +95,16 @@ def _evidence(incident: Incident) -> Iterator[RenderableType]:
     if len(incident.path) > 1:
         yield heading("Path, from the origin to what it spoilt")
         yield indented(path_table(incident.path))
-    trust = [replay_in_words(incident), trials.in_words(incident)]
+    trust = [replay_in_words(incident), trials.in_words(incident) or _in_fp32(incident)]
     if any(trust):
         yield heading("Checked")
         yield prose(" ".join(filter(None, trust)))
+
+
+def _in_fp32(incident: Incident) -> str:
+    if incident.fp32_ok is None:
+        return ""
+    return "In float32 the same step is finite." if incident.fp32_ok else "In float32 the same step fails, too."
 
 
 def _remedy(number: int, remedy: Remedy) -> Iterator[RenderableType]:

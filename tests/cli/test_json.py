@@ -23,7 +23,7 @@ def test_the_keys_are_the_contract() -> None:
     assert list(told) == ["schema", "run", "verdict", "summary", "primary", "incidents", "findings"]
     incident = (
         "kind step last_step count severity cause phase op module module_type source inputs outputs path replay "
-        "replay_reason traced fp32_ok trigger tripped explanation remedies"
+        "replay_reason traced fp32_ok tried trigger tripped explanation remedies"
     )
     assert list(told["primary"]) == incident.split()
     finding = "kind step last_step count severity cause phase source explanation remedies"
