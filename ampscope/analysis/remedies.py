@@ -111,11 +111,28 @@ def _scale_overflow(patient: Patient) -> tuple[Remedy, ...]:
     return (smaller, trials.bf16()) if patient.has_tried(Change.SCALE) else (smaller, lower, trials.bf16())
 
 
+def _underflow(patient: Patient) -> tuple[Remedy, ...]:
+    if "parameter" not in patient.facts:  # a value that a division or logarithm needs was flushed
+        keep = Remedy(
+            text="Compute the small value and what needs it in float32, where it does not become zero.",
+            code="p = x.float().softmax(-1)  # before the product, the exponential or the division that shrinks it",
+        )
+        return keep, *_more_range(patient)
+    scale = Remedy(
+        text="Scale the loss, or raise the scale that it has: gradients this small need the room that a loss scale "
+        "makes.",
+        code="scaler = torch.amp.GradScaler(init_scale=2.0**16)\nscaler.scale(loss).backward()",
+    )
+    factor = Remedy(text="Leave out the small factor in the loss, and lower the learning rate in its place.")
+    return scale, factor, *_more_range(patient)
+
+
 _FITTED: dict[Cause, Callable[[Patient], tuple[Remedy, ...]]] = {
     Cause.FP16_OVERFLOW: _fp16_overflow,
     Cause.EPS_UNDERFLOW: _eps,
     Cause.LITERAL_OVERFLOW: _literal,
     Cause.SCALE_OVERFLOW: _scale_overflow,
+    Cause.FP16_UNDERFLOW: _underflow,
 }
 
 _FROM_LOGITS: tuple[Remedy, ...] = (
@@ -145,7 +162,6 @@ _ONCE_A_STEP: tuple[Remedy, ...] = (
 )
 
 _GENERAL: dict[Cause, tuple[Remedy, ...]] = {
-    Cause.FP16_UNDERFLOW: _FROM_LOGITS,
     Cause.LOG_ZERO: _FROM_LOGITS,
     Cause.DIV_ZERO: (
         Remedy(text="Bound the divisor away from zero before dividing.", code="y = a / b.clamp_min(1e-6)"),
