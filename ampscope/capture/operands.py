@@ -66,12 +66,14 @@ class OperandKeeper:
         self._left = _HELD_BYTES
         self._sites: set[int] = set()
         self._bad: set[int] = set()  # ops with a bad output
-        self._before: dict[int, Tensor] = {}  # what the present op is about to overwrite
+        self._written: list[Tensor] = []  # by the present op; kept, so that an id stays that of its tensor
+        self._before: dict[int, Tensor] = {}  # what they held before it
 
     def before(self, operator: Operator, args: Any, kwargs: Any) -> None:
         """An op that writes into its operands is about to run."""
-        written = operators.written_tensors(operator, args, kwargs)
-        self._before = {id(tensor): tensor.detach().clone() for tensor in written if _bytes(tensor) <= MOST_BYTES}
+        self._written = operators.written_tensors(operator, args, kwargs)
+        small = [tensor for tensor in self._written if _bytes(tensor) <= MOST_BYTES]
+        self._before = {id(tensor): tensor.detach().clone() for tensor in small}
 
     def after(self, executed: Executed, results: Sequence[Tensor], writers: Sequence[int]) -> None:
         """An op has run.
@@ -81,7 +83,7 @@ class OperandKeeper:
             results: Its outputs.
             writers: Sequence numbers of the ops that wrote its operands.
         """
-        before, self._before = self._before, {}
+        before, self._before, self._written = self._before, {}, []
         made = _Badness.of(results)
         if not made:
             return

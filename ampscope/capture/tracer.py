@@ -361,7 +361,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
 
     def release(self) -> None:
         """Lets go of everything; the modes and their watch refer to each other, and would wait for the collector."""
-        self.outputs, self.edges = [], []
+        self.outputs, self.edges, self.keeper = [], [], None
         self._slots = Slots()
         self._writers.clear()
         self._entries.clear()
