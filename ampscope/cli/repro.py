@@ -32,7 +32,7 @@ def repro(
     with open_run(run) as opened:
         diagnosis = diagnose(opened)
         found = reproducible(opened, diagnosis, incident)
-        script = as_script(diagnosis.run, found.saved, _content(found.saved.path), data_name=beside.name)
+        script = as_script(diagnosis.run, found, _content(found.saved.path), data_name=beside.name)
     _write(output, script.text.encode("ascii"), force=force)
     if script.data is not None:
         _write(beside, script.data, force=force)

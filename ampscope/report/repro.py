@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from string import Template
 from typing import Any
 
+from ampscope.analysis.repro import Reproducible
 from ampscope.analysis.results import RunInfo
 from ampscope.errors import RunDamaged
 from ampscope.report.plain import visible
@@ -37,14 +38,14 @@ class ReproScript:
 
 
 def as_script(
-    run: RunInfo, saved: SavedOperands, content: bytes, *, data_name: str = "repro.safetensors"
+    run: RunInfo, found: Reproducible, content: bytes, *, data_name: str = "repro.safetensors"
 ) -> ReproScript:
     """Writes the script.
 
     Args:
         run: The run, for its versions.
-        saved: The call.
-        content: The file that `saved` describes.
+        found: The incident and the call that shows it.
+        content: The file of the call's operands.
         data_name: What the file beside the script will be called, should there be one.
 
     Raises:
@@ -52,18 +53,18 @@ def as_script(
     """
     try:
         content = tensors_only(content)
-        text = _script(run, saved, content, data_name)
+        text = _script(run, found, content, data_name)
     except ValueError as error:
-        raise RunDamaged(f"{saved.path} describes no call of a torch op: {error}") from None
+        raise RunDamaged(f"{found.saved.path} describes no call of a torch op: {error}") from None
     return ReproScript(text=text, data=None if _fits(content) else content)
 
 
-def _script(run: RunInfo, saved: SavedOperands, content: bytes, data_name: str) -> str:
-    call = saved.call
-    wider, title = _WIDER[_is_half(saved)]
+def _script(run: RunInfo, found: Reproducible, content: bytes, data_name: str) -> str:
+    call = found.saved.call
+    wider, title = _WIDER[_is_half(found.saved)]
     return _TEMPLATE.substitute(
         op=_matched(_OP, call.op).string,
-        facts="\n".join(_facts(run, saved)),
+        facts="\n".join(_facts(run, found)),
         imports="import base64" if _fits(content) else "from pathlib import Path",
         operator=_operator(call.op),
         device=_device(call.device),
@@ -79,18 +80,20 @@ def _fits(content: bytes) -> bool:
     return len(content) <= EMBEDDED_BYTES
 
 
-def _facts(run: RunInfo, saved: SavedOperands) -> Iterator[str]:
+def _facts(run: RunInfo, found: Reproducible) -> Iterator[str]:
     """What a reader of the report wants to know, as comments."""
-    call = saved.call
+    call = found.saved.call
     module = f" in {call.module}" if call.module else ""
     region = f", under autocast to {call.autocast}" if call.autocast else ""
     yield _comment("op", f"{call.op}, {call.phase}{module}, step {call.step}{region}")
     if call.file:
         yield _comment("line", f"{call.file}:{call.line} in {call.function}")
         yield _comment("", call.code)
+    told = textwrap.wrap(f"{found.incident.cause}: {found.incident.explanation}", 100)
+    yield from (_comment("" if number else "why", line) for number, line in enumerate(told))
     versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
     yield _comment("with", f"{versions}, on {run.device or call.device}")
-    for tensor in saved.tensors:
+    for tensor in found.saved.tensors:
         yield _comment(tensor.name, f"{tensor.dtype} {list(tensor.shape)}")
 
 

@@ -112,12 +112,12 @@ def script_of(folder: Path, target: Path) -> str:
     """Writes the script of a run's first incident, as ``ampscope repro`` does."""
     with ampscope.open_run(folder) as run:
         diagnosis = diagnose(run)
-        saved = reproducible(run, diagnosis).saved
-        script = as_script(diagnosis.run, saved, saved.path.read_bytes(), data_name="data.safetensors")
+        found = reproducible(run, diagnosis)
+        script = as_script(diagnosis.run, found, found.saved.path.read_bytes(), data_name="data.safetensors")
     target.write_text(script.text, "utf-8")
     if script.data is not None:
         target.with_name("data.safetensors").write_bytes(script.data)
-    return saved.call.op
+    return found.saved.call.op
 
 
 def said_by(script: Path) -> list[str]:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import ampscope.analysis.diagnosis
-from ampscope.analysis.repro import operands_of, reproducible
-from ampscope.analysis.results import Incident
+from ampscope.analysis.repro import Reproducible, operands_of, reproducible
+from ampscope.analysis.results import Incident, RunInfo
 from ampscope.errors import RunDamaged
 from ampscope.report.repro import EMBEDDED_BYTES, as_script
 from ampscope.trace.operands import SavedCall, read_operands
@@ -36,11 +36,16 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return TraceBuilder(tmp_path / "run").close()
 
 
-def script(call: SavedCall = MM, tmp_path: Path | None = None, *, versions: dict[str, str] | None = None) -> str:
-    assert tmp_path is not None
-    path = save(tmp_path, call=call)
+def script(
+    call: SavedCall, tmp_path: Path, *, versions: dict[str, str] | None = None, explanation: str = "Too large."
+) -> str:
     facts = replace(RUN, versions=RUN.versions if versions is None else versions)
-    return as_script(facts, read_operands(path), path.read_bytes()).text
+    return written(save(tmp_path, call=call), facts, explanation)
+
+
+def written(path: Path, run: RunInfo = RUN, explanation: str = "Too large.") -> str:
+    incident = replace(FIRST, explanation=explanation)
+    return as_script(run, Reproducible(number=1, incident=incident, saved=read_operands(path)), path.read_bytes()).text
 
 
 class TestTheVerb:
@@ -50,7 +55,7 @@ class TestTheVerb:
         assert (answer.code, answer.err) == (0, "")
         assert answer.out == "Wrote repro.py: aten.mm.default of incident 2, step 3. Run it: python repro.py\n"
         text = Path("repro.py").read_text("ascii")
-        assert "# line  train.py:47 in Attention.forward\n#       logits = q @ k.T\n" in text
+        assert "# line  train.py:47 in Attention.forward\n#       logits = q @ k.T\n# why   fp16_overflow: " in text
         assert 'OP(t["t0"], t["t1"])' in text
         ast.parse(text)
 
@@ -143,7 +148,7 @@ class TestHostileTraces:
         hostile = replace(MM, **dict.fromkeys(fields, HOSTILE), args=[{"tensor": "t0"}, {"tensor": "t1"}, "x"])
         tame = replace(MM, args=[*MM.args, "x"])
         versions = {"torch": HOSTILE, HOSTILE: HOSTILE}
-        one = script(hostile, tmp_path, versions=versions)
+        one = script(hostile, tmp_path, versions=versions, explanation=HOSTILE)
         other = script(tame, tmp_path, versions={"torch": "2.13.0"})
         assert one.isascii()
         assert shape_of(one) == shape_of(other)
@@ -222,7 +227,7 @@ def test_an_overload_may_be_called_like_a_keyword(tmp_path: Path) -> None:
 def test_the_second_call_is_in_the_next_wider_dtype(tmp_path: Path, call: SavedCall, dtype: str, title: str) -> None:
     values = bytes({"F16": 4, "F32": 8}[dtype])
     path = save(tmp_path, content(call, {"t0": (dtype, [2, 1], values), "t1": (dtype, [1, 2], values)}))
-    assert f'show("{title}", WIDER)' in as_script(RUN, read_operands(path), path.read_bytes()).text
+    assert f'show("{title}", WIDER)' in written(path)
 
 
 def test_on_another_device_if_there_is_one(tmp_path: Path) -> None:
