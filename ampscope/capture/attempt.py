@@ -48,6 +48,7 @@ class StepAttempt:
     found_inf: list[Tensor] = field(default_factory=list)  #: of an optimizer that decides on the device
     norms: dict[str, Tensor] = field(default_factory=dict)  #: per parameter, likewise
     traced: str = ""  #: which execution of the step the trace holds
+    judging_s: float = 0.0  #: what replays of it took
     kept: dict[str, updates.Kept] = field(default_factory=dict)  #: half parameters before the step
 
     @property

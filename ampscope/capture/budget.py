@@ -14,6 +14,12 @@ ARMED_STEPS = 5
 FREE_REPLAY_SECONDS = 2.0
 #: Incidents that are replayed whatever it costs.
 ALWAYS_REPLAYED = 3
+#: Replays of one failure in the free seconds; a search for its cure goes on from one to the next.
+SAME_FAILURE = 5
+#: Steps after which a failure that comes back may be another one that looks the same.
+FORGOTTEN_AFTER = 10
+#: Times that steps are traced as they run after an incident, whatever it costs.
+ALWAYS_ARMED = 3
 #: Counterfactual replays per incident.
 TRIALS = 3
 
@@ -32,6 +38,7 @@ class TraceBudget:
         self._interval = INTERVAL
         self._next = INTERVAL
         self._armed = 0
+        self._armings = 0
         self._taken = 0
         self._plain_seconds = 0.0  # a recent untraced step
         self._extra_seconds = 0.0
@@ -45,8 +52,10 @@ class TraceBudget:
         return step < EARLY_STEPS or step >= self._next or self._armed > 0
 
     def arm(self) -> None:
-        """Traces the next steps as they run: a replay could not show what went wrong."""
-        self._armed = ARMED_STEPS + 1
+        """Traces the next steps as they run, if that can be afforded: a replay could not show what went wrong."""
+        if self._armings < ALWAYS_ARMED or self._within_share():
+            self._armings += 1
+            self._armed = ARMED_STEPS + 1
 
     def keeps(self, step: int) -> bool:
         """Whether a traced step is written even though nothing was born in it."""
@@ -63,10 +72,13 @@ class TraceBudget:
             return
         self._extra_seconds += max(0.0, seconds - self._plain_seconds) if self._plain_seconds else 0.0
         if step >= self._next:
-            elapsed = time.perf_counter() - self._started
-            if self._extra_seconds > self._share * elapsed:
+            if not self._within_share():
                 self._interval *= 2
             self._next = step + self._interval
+
+    def _within_share(self) -> bool:
+        known = self._plain_seconds > 0.0  # until an untraced step was seen, nobody knows what tracing costs
+        return known and self._extra_seconds <= self._share * (time.perf_counter() - self._started)
 
 
 class ReplayBudget:
@@ -81,25 +93,43 @@ class ReplayBudget:
         self._share = share
         self._trials = trials
         self._spent = 0.0
+        self._before = 0.0  # spent before the present incident
         self._incidents = 0
         self._last = 0.0
+        self._seen: dict[object, tuple[int, int]] = {}  # failure -> how often it was replayed, and the latest step
         self._started = time.perf_counter()
 
-    def allows(self) -> bool:
-        """Whether another incident's replay fits; if so, it counts as begun."""
-        fits = self._incidents < ALWAYS_REPLAYED or self._within_share()
+    def allows(self, failure: object, step: int) -> bool:
+        """Whether another incident's replay fits; if so, it counts as begun.
+
+        Args:
+            failure: What was bad. One that keeps coming back has its share of the time, but not of the free seconds:
+                those are for what has not been looked at yet.
+            step: When.
+        """
+        self._seen = {key: seen for key, seen in self._seen.items() if step - seen[1] <= FORGOTTEN_AFTER}
+        often, _ = self._seen.get(failure, (0, step))
+        free = FREE_REPLAY_SECONDS if often < SAME_FAILURE else 0.0
+        fits = self._incidents < ALWAYS_REPLAYED or self._within_share(free)
         self._incidents += fits
+        self._seen[failure] = often + fits, step
+        self._before = self._spent
         return fits
 
     def allows_trial(self, tried: int) -> bool:
         """Whether one more change may be tried on the incident, after ``tried`` of them."""
-        return tried < self._trials and (self._incidents <= ALWAYS_REPLAYED or self._within_share())
+        fits = self._incidents <= ALWAYS_REPLAYED or self._within_share(FREE_REPLAY_SECONDS)
+        return tried < self._trials and fits
 
     def spent(self, seconds: float) -> None:
         """A replay took this long."""
         self._spent += seconds
         self._last = seconds
 
-    def _within_share(self) -> bool:
+    def judged(self, seconds: float) -> None:
+        """The whole incident took this long, its replays and all that was made of them."""
+        self._spent = max(self._spent, self._before + seconds)
+
+    def _within_share(self, free: float) -> bool:
         elapsed = time.perf_counter() - self._started
-        return self._spent + self._last <= FREE_REPLAY_SECONDS + self._share * elapsed
+        return self._spent + self._last <= free + self._share * elapsed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -75,14 +76,17 @@ class Incidents:
         """
         outcome = Outcome(ReplayStatus.UNAVAILABLE, "replays had used up their share of the run's time")
         evidence: dict[str, Any] = {"params": sorted(symptom.gradients)}
+        started = time.perf_counter()
         if recording is None or self._guard.broken:
             outcome.reason = "the step tape or the replay had switched itself off"
-        elif self._replay_budget.allows():
+        elif self._replay_budget.allows(symptom, attempt.step):
             outcome.reason = "the replay itself failed; the run's events say why"
             with self._guard:
                 outcome, seen = self._replay(attempt, symptom, recording)
                 if seen is not None:
                     self._try_cures(attempt, recording, seen, outcome.status)
+            attempt.judging_s = time.perf_counter() - started
+            self._replay_budget.judged(attempt.judging_s)
         else:
             evidence["over_budget"] = True
         self.report(attempt, trigger, outcome, evidence)
@@ -119,7 +123,8 @@ class Incidents:
         attempt.bad = True
         if outcome.status is not ReplayStatus.EXACT:
             self._live.write_incident(attempt)
-        if outcome.status in (ReplayStatus.NOT_REPRODUCED, ReplayStatus.UNAVAILABLE):
+        blind = outcome.status in (ReplayStatus.NOT_REPRODUCED, ReplayStatus.UNAVAILABLE)
+        if blind and not evidence.get("over_budget"):
             self._trace_budget.arm()
         scale = attempt.scaling.scale if attempt.scaling is not None else None
         self._readback.fetch(

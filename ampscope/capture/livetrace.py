@@ -33,6 +33,7 @@ class LiveTrace:
         self._budget = budget
         self._guard = guard
         self._tracer: Tracer | None = None
+        self.began = False  #: the step in progress was traced from its start, whatever became of that
         self._dropped: list[Tracer] = []  # while torch held them off its stack; to be removed later
 
     @property
@@ -52,6 +53,7 @@ class LiveTrace:
 
     def start(self, count: int) -> None:
         """The first forward of the process's step number ``count`` is about to run."""
+        self.began = False
         if not self._budget.wants(count) or self._models.compiled or self._guard.broken:
             return
         with self._guard:
@@ -60,7 +62,7 @@ class LiveTrace:
                 tracer.name_entry(parameter, Node.PARAMETER, name)
             for module, name, buffer in self._models.buffers():
                 tracer.name_entry(buffer, Node.BUFFER, ".".join(filter(None, (module, name))))
-            self._tracer = tracer
+            self._tracer, self.began = tracer, True
             tracer.paused = True  # until AMPscope's own work before the first call is done
             tracer.insert()
 

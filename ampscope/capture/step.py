@@ -544,7 +544,7 @@ class StepWatch:
             self.usage.stepped()
         with self._trace_guard:
             self._incidents.passed(attempt)
-            self._budget.took(self._count, seconds, traced=bool(attempt.traced))
+            self._budget.took(self._count, seconds - attempt.judging_s, traced=self.live.began)
         self._next_step[attempt.index] = attempt.step + 1
         with self._usage_guard:
             within = ambient.current(self._types).autocast_dtype is not None

@@ -401,14 +401,14 @@ def test_the_first_incidents_are_always_replayed_and_later_ones_within_the_share
     now = 0.0
     monkeypatch.setattr("ampscope.capture.budget.time.perf_counter", lambda: now)
     budget = ReplayBudget(0.01, 2)
-    for _ in range(ALWAYS_REPLAYED):
-        assert budget.allows()
+    for step in range(ALWAYS_REPLAYED):
+        assert budget.allows("overflow", step)
         assert budget.allows_trial(1)
         assert not budget.allows_trial(2)
         budget.spent(FREE_REPLAY_SECONDS)
-    assert not budget.allows()
-    now = 100 * (ALWAYS_REPLAYED * FREE_REPLAY_SECONDS) + 1
-    assert budget.allows()
+    assert not budget.allows("overflow", 3)
+    now = 100 * (ALWAYS_REPLAYED + 1) * FREE_REPLAY_SECONDS + 1
+    assert budget.allows("overflow", 4)
     assert budget.allows_trial(0)
     budget.spent(math.inf)
-    assert not budget.allows()
+    assert not budget.allows("overflow", 5)
