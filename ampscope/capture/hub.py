@@ -6,12 +6,14 @@ Installed when the first scope opens, removed when the last closes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, Protocol
 
 import torch
+from torch.optim import lr_scheduler
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ampscope.capture import coat
+from ampscope.capture.audience import Watch
 
 
 class Listener(Protocol):
@@ -26,13 +28,17 @@ class Listener(Protocol):
     def after_optimizer(self, optimizer: Optimizer) -> None:
         """An optimizer has changed its parameters."""
 
-    def adopt(self, scaler: Any) -> None:
-        """A ``GradScaler`` that nobody watches scales a loss."""
+    def scheduled(self, scheduler: Any) -> None:
+        """A learning rate scheduler steps."""
+
+    def adopt(self, scaler: Any) -> Watch | None:
+        """A ``GradScaler`` scales a loss; returns who watches it from now on, None for what is watched or foreign."""
 
 
 _listeners: list[Listener] = []
 _hooks: list[Any] = []
 _originals: dict[str, Any] = {}
+_schedulers: dict[type, Callable[..., Any]] = {}  # classes that step in their own way, with it
 _epoch = [0]
 
 
@@ -58,6 +64,10 @@ def _install() -> None:
     torch.amp.GradScaler.scale = _scale  # type: ignore[method-assign, assignment]  # restored in _uninstall
     _originals["clear_autocast_cache"] = torch.clear_autocast_cache
     torch.clear_autocast_cache = _clear_autocast_cache
+    for kind in vars(lr_scheduler).values():
+        if isinstance(kind, type) and issubclass(kind, lr_scheduler.LRScheduler) and "step" in vars(kind):
+            _schedulers[kind] = vars(kind)["step"]
+            kind.step = _announced(vars(kind)["step"])  # type: ignore[method-assign]  # restored in _uninstall
     _hooks.append(register_optimizer_step_pre_hook(_before_optimizer))
     _hooks.append(register_optimizer_step_post_hook(_after_optimizer))
 
@@ -66,6 +76,9 @@ def _uninstall() -> None:
     torch.autograd.backward = _originals.pop("backward")
     torch.amp.GradScaler.scale = _originals.pop("scale")  # type: ignore[method-assign]  # the original again
     torch.clear_autocast_cache = _originals.pop("clear_autocast_cache")
+    while _schedulers:
+        kind, step = _schedulers.popitem()
+        kind.step = step  # type: ignore[attr-defined]  # the original again
     while _hooks:
         _hooks.pop().remove()
 
@@ -100,15 +113,25 @@ def _through(listener: Listener, call: Callable[..., Any]) -> Callable[..., Any]
 
 
 def _scale(scaler: Any, outputs: Any) -> Any:
-    if not coat.is_coated(scaler):
-        for listener in _listeners:
-            listener.adopt(scaler)
-        if coat.is_coated(scaler):
-            scaler.ampscope_owner.scaled(outputs)
+    new = [watch for watch in (listener.adopt(scaler) for listener in _listeners) if watch is not None]
+    for watch in new:
+        watch.scaled(outputs)
     results = _originals["scale"](scaler, outputs)
-    if coat.is_coated(scaler):
-        scaler.ampscope_owner.has_scaled(results)
+    for watch in new:
+        watch.has_scaled(outputs, results)
     return results
+
+
+def _announced(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A scheduler's ``step`` that says so; one inside another's is announced too, and does no harm."""
+
+    @wraps(step)
+    def announced(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        for listener in _listeners:
+            listener.scheduled(scheduler)
+        return step(scheduler, *args, **kwargs)
+
+    return announced
 
 
 def _before_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer
 
-from ampscope.capture import coat, torch_private
+from ampscope.capture import audience, containers, torch_private
 from ampscope.capture.attempt import ScaleState
 from ampscope.capture.frames import NOWHERE, Place, user_place
 from ampscope.capture.guard import Guard
@@ -17,65 +17,11 @@ from ampscope.capture.step import StepWatch
 from ampscope.trace.schema import ScalerAction
 
 
-class WatchedScaler(coat.Coat):
-    """Behaviour of a scaler that a scope watches: every call does what it did, and is noted."""
-
-    ampscope_owner: ScalerWatch
-
-    def scale(self, outputs: Any) -> Any:
-        """Scales the outputs; the unscaled losses are noted."""
-        self.ampscope_owner.scaled(outputs)
-        return super().scale(outputs)  # type: ignore[misc]  # the scaler's class comes next in the order
-
-    def unscale_(self, optimizer: Optimizer) -> None:
-        """Unscales the gradients; a place where usage is checked."""
-        self.ampscope_owner.before_unscale(optimizer)
-        super().unscale_(optimizer)  # type: ignore[misc]
-        self.ampscope_owner.after_unscale(optimizer)
-
-    def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """Steps or skips; the step is judged here."""
-        forward = super().step  # type: ignore[misc]
-        return self.ampscope_owner.step(optimizer, lambda: forward(optimizer, *args, **kwargs))
-
-    def update(self, new_scale: Any = None) -> None:
-        """Updates the scale; growth and backoff are noted."""
-        before = self.ampscope_owner.before_update()
-        super().update(new_scale)  # type: ignore[misc]
-        self.ampscope_owner.after_update(before, by_hand=new_scale is not None)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Gives the state; noted."""
-        state: dict[str, Any] = super().state_dict()  # type: ignore[misc]
-        self.ampscope_owner.saved(state)
-        return state
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state; noted."""
-        super().load_state_dict(state_dict)  # type: ignore[misc]
-        self.ampscope_owner.loaded(state_dict)
-
-    def set_growth_factor(self, new_factor: float) -> None:
-        """Sets the factor; noted."""
-        super().set_growth_factor(new_factor)  # type: ignore[misc]
-        self.ampscope_owner.set(growth_factor=new_factor)
-
-    def set_backoff_factor(self, new_factor: float) -> None:
-        """Sets the factor; noted."""
-        super().set_backoff_factor(new_factor)  # type: ignore[misc]
-        self.ampscope_owner.set(backoff_factor=new_factor)
-
-    def set_growth_interval(self, new_interval: int) -> None:
-        """Sets the interval; noted."""
-        super().set_growth_interval(new_interval)  # type: ignore[misc]
-        self.ampscope_owner.set(growth_interval=new_interval)
-
-
 class ScalerWatch:
     """Notes what happens to one scaler.
 
     Args:
-        scaler: The user's scaler; it gets a coat.
+        scaler: The user's scaler.
         number: Its number within the run.
         recorder: Where events go.
         steps: The step watch, which judges attempts.
@@ -89,41 +35,50 @@ class ScalerWatch:
         self._steps = steps
         self._guard = guard
         self._stepping = False
-        coat.put_on(scaler, WatchedScaler, self)
+        audience.join(scaler, self)
         initial = torch_private.scaler_initial(scaler) | {"enabled": scaler.is_enabled()}
         with self._guard:
             scale = torch_private.scaler_tensors(scaler)[0]
             now = float(scale) if scale is not None else initial["init_scale"]
             self._event(ScalerAction.INIT, after=now, detail=initial)
+            self._steps.usage.new_scaler(number, fresh=torch_private.scaler_is_fresh(scaler))
 
     def take_off(self) -> None:
-        """Gives the scaler its own class back."""
-        coat.take_off(self.scaler)
+        """Leaves the scaler; the last to watch it gives it its own class back."""
+        audience.leave(self.scaler, self)
 
-    def scaled(self, outputs: Any) -> None:
+    def scaled(self, losses: Any) -> None:
         """A loss is about to be scaled."""
         if self.scaler.is_enabled():
             with self._guard:
-                self._steps.scaled(outputs)
-                self._steps.usage.scaled_by(self._number)
+                self._steps.scaled(losses)
 
-    def has_scaled(self, results: Any) -> None:
-        """A loss was scaled."""
+    def has_scaled(self, losses: Any, results: Any) -> None:
+        """``scale`` has returned ``results``."""
         if self.scaler.is_enabled():
             self._steps.has_scaled(results)
+            with self._guard:
+                scale, inputs = torch_private.scaler_tensors(self.scaler)[0], list(containers.tensors(losses))
+                self._steps.usage.scaled_by(self._number, inputs, results, scale)
+
+    def asked(self, scale: float) -> None:
+        """``get_scale`` was called."""
+        if self.scaler.is_enabled():
+            with self._guard:
+                self._steps.usage.scale_read(scale)
 
     def before_unscale(self, optimizer: Optimizer) -> None:
         """``unscale_`` is about to run, called by the loop or by ``step``."""
         if self.scaler.is_enabled():
             with self._guard:
-                self._steps.before_unscale(self._number, optimizer)
+                self._steps.before_unscale(self._number, optimizer, by_loop=not self._stepping)
 
     def after_unscale(self, optimizer: Optimizer) -> None:
         """``unscale_`` has run."""
         if not self.scaler.is_enabled():
             return
         with self._guard:
-            self._steps.usage.after_unscale()
+            self._steps.usage.after_unscale(self._number, optimizer)
             self._steps.unscaled(optimizer)
             if not self._stepping:
                 self._event(ScalerAction.UNSCALE, optimizer=self._steps.index_of(optimizer), place=user_place())
@@ -133,6 +88,8 @@ class ScalerWatch:
         if not self.scaler.is_enabled() or self._guard.broken:
             return proceed()
         self._steps.end_tape()
+        if self._steps.owns(optimizer):
+            self._steps.before_scaler_step(self._number, optimizer)
         scaling, place = ScaleState(self.scaler, None, None), None
         step, index = self._steps.step_of(optimizer), self._steps.index_of(optimizer)
         with self._guard:
@@ -142,16 +99,18 @@ class ScalerWatch:
             result, skipped = self._steps.attempt(optimizer, scaling, proceed)
         finally:
             self._stepping = False
+        self._steps.usage.after_step(self._number, optimizer)
         if skipped:
             with self._guard:
                 self._event(ScalerAction.SKIP, optimizer=index, place=place, step=step, before=scaling.scale)
         return result
 
-    def before_update(self) -> dict[str, Any]:
+    def before_update(self, *, by_hand: bool) -> dict[str, Any]:
         """The scale and growth tracker before ``update``, copied on the device."""
         copies: dict[str, Any] = {}
         if self.scaler.is_enabled():
             with self._guard:
+                self._steps.usage.before_update(self._number, by_hand=by_hand)
                 scale, tracker = torch_private.scaler_tensors(self.scaler)
                 copies = {"before": _copy(scale), "tracker_before": _copy(tracker), "place": user_place()}
         return copies
@@ -163,7 +122,7 @@ class ScalerWatch:
         with self._guard:
             scale, tracker = torch_private.scaler_tensors(self.scaler)
             place, step = before.pop("place"), max(self._steps.step_of(None) - 1, 0)
-            self._steps.usage.updated(place)
+            self._steps.usage.updated(self._number, place)
 
             def write(values: Values) -> None:
                 old, new = values["before"], values["after"]
@@ -193,6 +152,7 @@ class ScalerWatch:
     def loaded(self, state: dict[str, Any]) -> None:
         """``load_state_dict`` was called."""
         with self._guard:
+            self._steps.usage.restored(self._number)
             self._event(ScalerAction.STATE_LOADED, after=state.get("scale"), detail=dict(state), place=user_place())
 
     def set(self, **setting: float) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ampscope.capture import coat, hub, torch_private
+from ampscope.capture import hub, torch_private
 from ampscope.capture.budget import ReplayBudget, TraceBudget
 from ampscope.capture.guard import Attempt, Guard
 from ampscope.capture.models import Models
@@ -158,13 +158,26 @@ class Scope:
             if self._modules.silent:
                 self._warn("no call of the watched model was seen; if the loop calls a compiled copy, watch that one")
 
-    def adopt(self, scaler: Any) -> None:
+    def scheduled(self, scheduler: Any) -> None:
+        """See `hub.Listener`."""
+        self._steps.scheduled(scheduler)
+
+    def adopt(self, scaler: Any) -> ScalerWatch | None:
         """Takes a scaler into the run's history: one given to ``watch``, or one that scales this run's loss."""
-        if coat.is_coated(scaler) or not (self._steps.in_progress or not self._scalers):
-            return
+        known = any(watch.scaler is scaler for watch in self._scalers)
+        if known or not (self._steps.in_progress or not self._scalers):
+            return None
         number = self._recorder.next_scaler + len(self._scalers)
         guard = self._guard("the scaler's history")
         self._scalers.append(ScalerWatch(scaler, number, self._recorder, self._steps, guard))
+        return self._scalers[-1]
+
+    def succeeded(self) -> None:
+        """Ends the run because a newer scope of this process records into its folder."""
+        text = "watch was called again for this run's folder: this scope ends, the newer one goes on as a resumed run"
+        self._recorder.event(EventKind.NOTE, self._steps.step_of(None), text)
+        self._print(f"ampscope: {text} ({self.folder})")
+        self.close()
 
     # -- faults and messages ------------------------------------------------------------------------------------
 

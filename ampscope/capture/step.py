@@ -26,7 +26,7 @@ from ampscope.capture.replay import Outcome, Symptom
 from ampscope.capture.standin import StateKeeper
 from ampscope.capture.tape import Entry, Tape, backward_roots, creates_graph
 from ampscope.capture.taping import TapeMode
-from ampscope.capture.torch_private import OthersAside, scaler_found_inf
+from ampscope.capture.torch_private import OthersAside, scaler_found_inf, steps_on_device
 from ampscope.capture.tracer import FunctionWatch, Tracer
 from ampscope.capture.usage import UsageWatch
 from ampscope.trace.schema import ReplayStatus, Trigger
@@ -102,7 +102,7 @@ class StepWatch:
         self._tape_guard, self._row_guard = guard_for("the step tape"), guard_for("the step record")
         self._usage_guard, self._trace_guard = guard_for("the usage check"), guard_for("the op tracer")
         self.readback = Readback()
-        self.usage = UsageWatch(models, self._found)
+        self.usage = UsageWatch(models, self._found, self.step_of)
         self.live = LiveTrace(models, recorder, budgets[0], self._trace_guard)
         self._rows = StepRows(models, recorder, self.readback)
         self._buffers = BufferWatch(models)
@@ -141,7 +141,6 @@ class StepWatch:
         self._draws_on_host = False  # the forward draws from Python's or NumPy's global generator
         self._edits_weights = False  # the forward changes parameters behind their counters (``.data``)
         self._had_gradients = False  # before the first backward of the step
-        self._unscaling: Optimizer | None = None
         self._stepped_in_epoch = -1  # autocast region in which the last optimizer step ran
         self._half_forward = False
         self._has_scaler = False
@@ -297,9 +296,8 @@ class StepWatch:
         with _Own(self, self._usage_guard):
             region = ambient.current(self._types).autocast_dtype
             several = len(self._indices) > 1 or self._count < LEARNED_STEPS
-            self.usage.before_backward(
-                under_autocast=region is not None, scaled=bool(self._scaled_losses), several=several
-            )
+            roots = backward_roots(args, kwargs)
+            self.usage.before_backward(roots, under_autocast=region is not None, several=several)
         with _Own(self, self._tape_guard):
             self._note_backward(args, kwargs)
         self._busy = True
@@ -425,6 +423,8 @@ class StepWatch:
             return
         if self._attempt is None and not self._open:
             self._with_closure = optimizer  # forward and backward come while it steps, or there are none
+            with _Own(self, self._usage_guard):
+                self.usage.bypassed_late(optimizer)
             return
         if self._attempt is None:
             self.end_tape()
@@ -541,10 +541,10 @@ class StepWatch:
         with _Own(self, self._row_guard):
             self._rows.write(attempt, seconds=seconds, observing=self.observing)
         with self._usage_guard:
-            self.usage.stepped()
+            self.usage.stepped(attempt.optimizer, skipped=attempt.scaling is not None and not attempt.stepped)
         with self._trace_guard:
             self._incidents.passed(attempt)
-            self._budget.took(self._count, seconds - attempt.judging_s, traced=self.live.began)
+            self._budget.took(self._count, seconds, traced=bool(attempt.traced))
         self._next_step[attempt.index] = attempt.step + 1
         with self._usage_guard:
             within = ambient.current(self._types).autocast_dtype is not None
@@ -566,16 +566,27 @@ class StepWatch:
             self._busy = False
             self._budget.kept()
 
-    def _found(self, cause: Cause, place: Any, evidence: dict[str, Any]) -> None:
-        self._recorder.finding(cause, self.step_of(self._unscaling), place, evidence)
+    def _found(self, cause: Cause, place: Any, evidence: dict[str, Any], step: int | None = None) -> None:
+        self._recorder.finding(cause, self.step_of(None) if step is None else step, place, evidence)
 
-    def before_unscale(self, scaler: int, optimizer: Optimizer) -> None:
-        """The scaler with a number is about to unscale the gradients of ``optimizer``."""
+    def before_unscale(self, scaler: int, optimizer: Optimizer, *, by_loop: bool) -> None:
+        """The scaler with a number is about to unscale the gradients of ``optimizer``, asked by the loop or not."""
         self.end_tape()
-        self._unscaling = optimizer
         with _Own(self, self._usage_guard):
-            self.usage.before_unscale(scaler, optimizer)
-        self._unscaling = None
+            self.usage.before_unscale(scaler, optimizer, by_loop=by_loop)
+
+    def scheduled(self, scheduler: Any) -> None:
+        """A learning rate scheduler steps."""
+        optimizer = getattr(scheduler, "optimizer", None)
+        if optimizer is not None and self.owns(optimizer):
+            with self._usage_guard:
+                self.usage.scheduled(scheduler)
+
+    def before_scaler_step(self, scaler: int, optimizer: Optimizer) -> None:
+        """``step`` of the scaler with a number begins."""
+        self.end_tape()
+        with _Own(self, self._usage_guard):
+            self.usage.before_step(scaler, optimizer, on_device=steps_on_device(optimizer))
 
     def close(self) -> None:
         """Ends for good; judges and writes what is still open."""

@@ -103,13 +103,12 @@ class TapeMode(TorchFunctionMode):
         return None
 
     def _note(self, func: Any, args: Any, before: _Before, result: Any) -> None:
+        kwargs = before.kwargs
+        self._usage.saw_function(func, args, kwargs, result, after_backward=self.after_backward)
         if getattr(func, "__self__", None) is _GRADIENT:
             return
-        kwargs = before.kwargs
         in_place = tape.is_in_place(func, kwargs)
         if not in_place and not isinstance(result, Tensor) and next(containers.tensors(result), None) is None:
             return
-        if self.after_backward:
-            self._usage.saw_function(func, args, kwargs, result)
         place, originals = user_place() or NOWHERE, before.originals
         self.recorded.function_call(func, args, kwargs, result, place=place, random=before.random, originals=originals)

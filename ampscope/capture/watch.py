@@ -163,7 +163,7 @@ def _end_earlier_run(folder: Path) -> None:
     """A loop that is started again in the same process, for the same folder, resumes the run that it left open."""
     for scope in open_scopes():
         if scope.folder.absolute() == folder.absolute():
-            scope.close()
+            scope.succeeded()
 
 
 def _folder(path: Any) -> Path:

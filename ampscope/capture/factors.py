@@ -1,0 +1,69 @@
+"""Tells factors that a loop computed in Python from its gradients' norms: no tensor shows where they come from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+#: Thresholds remembered within a run.
+_MOST = 4096
+#: How far a threshold may be off that is told from a norm in float32 and a factor with an eps in it.
+_OFF = 2e-6
+
+
+class Factors:
+    """Factors that, times a norm read in the same step, give the same round number again: its threshold."""
+
+    def __init__(self) -> None:
+        self._seen: dict[float, tuple[float, int]] = {}  # threshold -> factor and step at which it was first met
+        self._latest = self._largest = self._sum = self._squares = 0.0
+
+    def read(self, number: float) -> None:
+        """The loop took a number out of what it had computed from scaled gradients."""
+        if math.isfinite(number) and number > 0:
+            self._latest, self._largest = number, max(number, self._largest)
+            self._sum += number
+            self._squares += number * number
+
+    def forget_reads(self) -> None:
+        """A step is over."""
+        self._latest = self._largest = self._sum = self._squares = 0.0
+
+    def factor(self, name: str, factor: object, scales: Iterable[float], step: int) -> int | None:
+        """Judges a number by which the loop multiplies (or divides) scaled gradients.
+
+        Args:
+            name: ``mul``, ``div`` or their in-place operators.
+            factor: The number; anything else is nobody's suspect.
+            scales: Scales that the loop has asked for: a threshold that is round only in their unit is right.
+            step: The present step.
+
+        Returns:
+            The first step of the two at which it met the same threshold with different factors; None otherwise.
+        """
+        if not self._sum or not isinstance(factor, (int, float)) or factor in (0, 1) or not math.isfinite(factor):
+            return None
+        times = 1.0 / factor if "div" in name else float(factor)
+        found = None
+        for norm in self._norms():
+            threshold = _rounded(times * norm)
+            if threshold is None or any(_rounded(times * norm / scale) is not None for scale in scales):
+                continue
+            first, since = self._seen.setdefault(threshold, (times, step))
+            if abs(first - times) > _OFF * abs(times):
+                found = since
+        if len(self._seen) > _MOST:
+            self._seen.clear()
+        return found
+
+    def _norms(self) -> set[float]:
+        """What a loop would call the norm: the latest number, the largest, their sum, the root of their squares."""
+        return {self._latest, self._largest, self._sum, math.sqrt(self._sum), math.sqrt(self._squares)}
+
+
+def _rounded(number: float) -> float | None:
+    """The number of at most three digits that ``number`` is, within rounding."""
+    if not 0 < number < math.inf:
+        return None
+    short = float(f"{number:.3g}")
+    return short if abs(short - number) <= _OFF * number else None
