@@ -56,7 +56,7 @@ def explain(graph: StepGraph, origin: Origin) -> Explained:
 def _in_forward(op: Executed, origin: Origin) -> Explained:
     if is_deliberate(op.graph, op.seq):
         return Explained(Cause.UNKNOWN, op.seq, Phase.FORWARD, {"why": "An infinite constant reached the result."})
-    if op.name in _CARRIES and not _narrows(op):
+    if _only_carries(op):
         return _written_behind(op)
     cause, facts = rules.reason(op)
     if op.graph.site(origin.sink).op == Node.GRADIENT and _is_masked(op):
@@ -73,6 +73,13 @@ def first_overflow(graph: StepGraph) -> Explained | None:
             if explained.cause in (Cause.FP16_OVERFLOW, Cause.DIVERGENCE):
                 return explained
     return None
+
+
+def _only_carries(op: Executed) -> bool:
+    """Whether the op cannot have made its result of finite operands: a cast may overflow, but never to NaN."""
+    if op.gives_nan and op.name == "_to_copy":
+        return True
+    return op.name in _CARRIES and (op.gives_nan or not _narrows(op))
 
 
 def _narrows(op: Executed) -> bool:
