@@ -141,9 +141,17 @@ def _compared(player: Player, real: Symptom, had_gradients: bool) -> Outcome:
     if real and player.finite:
         reason = "the same calls on the same values came out finite this time"
         return Outcome(ReplayStatus.NOT_REPRODUCED, "; ".join([reason, *dict.fromkeys(differences)]))
-    bad = player.bad_gradients
-    if real.gradients and real.gradients != (bad & real.judged or bad):
+    if real.gradients and not _same_gradients(real, player.bad_gradients):
         differences.append("other parameters have non-finite gradients")
     if differences:
         return Outcome(ReplayStatus.DIVERGED, "; ".join(dict.fromkeys(differences)))
     return Outcome(ReplayStatus.EXACT)
+
+
+def _same_gradients(real: Symptom, bad: frozenset[str]) -> bool:
+    """Whether the gradients that came out non-finite are those of the real step.
+
+    Those are looked at after the loop has clipped them, and a norm that is not finite spreads to all it clips.
+    """
+    bad = bad & real.judged or bad
+    return real.gradients == bad or (bool(bad) and bad < real.gradients == real.judged)
