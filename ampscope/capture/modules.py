@@ -105,6 +105,8 @@ class ModuleWatch:
         if not self._is_outermost(module):
             return forward(*args, **kwargs)
         self._seen = True
+        if self._hooks and self._models.compiled:
+            self._stop_learning()  # now: torch compiles again when the number of hooks on all modules changes
         entry = self._caller.enter(module, args, kwargs)
         self._depth += 1
         try:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ampscope.capture import ambient, containers, tape
+from ampscope.capture import ambient, containers, tape, torch_private
 from ampscope.capture.ambient import random_state_kept
 from ampscope.capture.change import Change
 from ampscope.capture.models import Models, unwrapped
@@ -145,7 +145,7 @@ class Player:
         self.losses += losses
         self._tracer.paused = False
         self._tracer.creates_graph = tape.creates_graph(args, kwargs)
-        call_user(entry.call, args, kwargs)
+        call_user(torch_private.seen_once(entry.call), args, kwargs)
         self._tracer.micro_batch += 1
 
     def _resolver(self) -> Callable[[Any], Tensor]:

@@ -110,6 +110,24 @@ def node_sequence_number(node: Any) -> int:
     return int(node._sequence_nr())
 
 
+def seen_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` as one that the topmost function mode sees, but not what it calls.
+
+    So torch runs ``Tensor.backward``; torch 2.10 not ``torch.autograd.backward``, which a replay calls in its place.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not torch._C._len_torch_function_stack():
+            return function(*args, **kwargs)
+        mode = torch._C._pop_torch_function_stack()
+        try:
+            return mode.__torch_function__(function, (), args, kwargs)
+        finally:
+            torch._C._push_on_torch_function_stack(mode)
+
+    return call
+
+
 class OthersAside:
     """Takes the modes of other people off both stacks for AMPscope's own work, so that they do not see it.
 
@@ -195,6 +213,11 @@ def scaler_initial(scaler: Any) -> dict[str, Any]:
     """The constructor's arguments of a ``GradScaler`` that matter for its history."""
     names = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
     return {name: getattr(scaler, f"_{name}", None) for name in names}
+
+
+def scaler_is_fresh(scaler: Any) -> bool:
+    """Whether a ``GradScaler`` has neither scaled a loss nor, as far as can be seen, been given a saved state."""
+    return scaler_tensors(scaler)[0] is None and not getattr(scaler, "_init_growth_tracker", 0)
 
 
 def scaler_found_inf(scaler: Any, optimizer: Any) -> list[Tensor]:

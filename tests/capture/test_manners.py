@@ -276,6 +276,7 @@ class TestWhileWatched:
         assert type(loop.model.__class__()) is Named
 
     @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+    @pytest.mark.filterwarnings("ignore:.torch.jit.trace:FutureWarning")
     def test_it_can_be_traced_and_exported(self, loop: Loop) -> None:
         x = torch.randn(BATCH, WIDTH)
         expected = loop.model(x)

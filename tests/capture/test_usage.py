@@ -411,7 +411,7 @@ def half_precision_inside_the_model_without_a_scaler(watch: Callable[..., object
     watch(model)
     for _ in range(STEPS):
         optimizer.zero_grad()
-        mse(model, torch.randn(BATCH, WIDTH), torch.randn(BATCH, WIDTH)).backward()
+        F.mse_loss(model(torch.randn(BATCH, WIDTH)).float(), torch.randn(BATCH, WIDTH)).backward()
         optimizer.step()
 
 
