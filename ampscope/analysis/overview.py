@@ -13,7 +13,7 @@ from ampscope.analysis.frames import Frame, collect, first_rank, rank_table
 from ampscope.trace.reader import Run
 from ampscope.trace.schema import EventKind, ScalerAction, ScalerEventRow, Table
 
-_COLUMNS = ("step", "time", "loss", "scale", "grad_norm", "skipped", "traced", "duration_s", "observing_s")
+_COLUMNS = ("step", "time", "loss", "scale", "grad_norm", "lr", "skipped", "traced", "duration_s", "observing_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +44,7 @@ class Overview:
     loss: Curve = field(default_factory=Curve)
     grad_norm: Curve = field(default_factory=Curve)
     log2_scale: Curve = field(default_factory=Curve)  #: a scale of 0 counts as not finite
+    lr: Curve = field(default_factory=Curve)  #: learning rate of the first parameter group
     skips: tuple[int, ...] = ()  #: thinned; `skipped` is the true number
     moments: tuple[Moment, ...] = ()  #: saves, loads, resumes and notes, in order
 
@@ -103,6 +104,7 @@ def _from_steps(steps: Frame) -> Overview:
         loss=make_curve(*measured(steps, "loss")),
         grad_norm=make_curve(*measured(steps, "grad_norm")),
         log2_scale=log2_curve(steps),
+        lr=make_curve(*measured(steps, "lr")),
         skips=thin_marks(skips),
     )
 

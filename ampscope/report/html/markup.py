@@ -1,0 +1,38 @@
+"""Names from a trace made harmless: they are shown as text, whatever they contain."""
+
+from __future__ import annotations
+
+import html
+
+from ampscope.report.plain import visible, visible_lines
+
+ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
+
+
+def short(text: str, limit: int) -> str:
+    """``text`` on one line, its middle left out where it is longer than ``limit``."""
+    line = visible(text)
+    if len(line) <= limit:
+        return line
+    head = (limit - 1) * 2 // 3
+    return line[:head] + ELLIPSIS + line[len(line) - (limit - 1 - head) :]
+
+
+def as_source(text: str, limit: int = 4000) -> str:
+    """Program text for a code block: its lines kept, what would reorder or hide them made visible."""
+    return "\n".join(visible_lines(text[:limit]))
+
+
+def as_html(text: str, limit: int = 400) -> str:
+    """``text`` for the inside of an HTML element or attribute."""
+    return html.escape(short(text, limit))
+
+
+def as_code(text: str, limit: int = 4000) -> str:
+    """Several lines for the inside of an element that keeps them."""
+    return html.escape(as_source(text, limit))
+
+
+def as_label(text: str, limit: int = 48) -> str:
+    """``text`` for a Plotly label or hover: Plotly reads a subset of HTML there, and TeX between dollars."""
+    return html.escape(short(text, limit), quote=False).replace("$", "&#36;")
