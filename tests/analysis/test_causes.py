@@ -304,7 +304,9 @@ def test_what_came_in_bad_is_named(node: Node, cause: Cause):
     assert (found.cause, found.seq, found.facts) == (cause, bad, {"name": "the name"})
 
 
-@pytest.mark.parametrize("op", ["relu", "max_pool2d_with_indices", "cat", "embedding", "clamp_min", "index.Tensor", "_to_copy"])
+@pytest.mark.parametrize(
+    "op", ["relu", "max_pool2d_with_indices", "cat", "embedding", "clamp_min", "index.Tensor", "_to_copy"]
+)
 def test_an_op_that_only_carries_values_points_at_whoever_wrote_them(op: str):
     step = Step()
     product = step.op("mm", step.entry())
