@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import streamlit as st
-from markup import as_html
+from markup import as_html, short
+from story import tell, told, told_number
+
+from ampscope.analysis.traced import TracedStep
+from ampscope.trace.schema import Source
 
 
 def choose(name: str, label: str, options: Sequence[str], describe: Callable[[str], str]) -> str:
     """A select box over ``options`` (not empty); an address that names none of them gets the first."""
-    asked = st.query_params.get(name)
+    asked = told(name)
     own = st.session_state.get(f"_seen_{name}") == asked  # what the box itself wrote, not a link
     if asked in options and not (own and name in st.session_state):
         st.session_state[name] = asked
@@ -18,16 +22,17 @@ def choose(name: str, label: str, options: Sequence[str], describe: Callable[[st
         st.session_state[name] = options[0]
     picked = st.selectbox(label, options, format_func=describe, key=name)
     chosen = picked if picked in options else options[0]
-    if asked is not None and asked not in options and not own:
+    if name in st.query_params and asked not in options and not own:
         missing(label, asked, describe(chosen))
-    st.query_params[name] = st.session_state[f"_seen_{name}"] = chosen
+    tell(**{name: chosen})
+    st.session_state[f"_seen_{name}"] = chosen
     return chosen
 
 
-def missing(label: str, asked: str, instead: str) -> None:
+def missing(label: str, asked: str | None, instead: str) -> None:
     """Say that what a link asked for is not there."""
-    told = f"{label}: there is no {asked} here; this is {instead}."
-    st.html(f'<div class="amp-place">{as_html(told, 240)}</div>')
+    words = f"{label}: there is no {asked} here; this is {instead}."
+    st.html(f'<div class="amp-place">{as_html(words, 240)}</div>')
 
 
 def choose_optimizer(numbers: Sequence[int]) -> int | None:
@@ -35,3 +40,43 @@ def choose_optimizer(numbers: Sequence[int]) -> int | None:
     if len(numbers) < 2:
         return None
     return int(choose("optimizer", "Optimizer", [str(number) for number in numbers], lambda name: f"Optimizer {name}"))
+
+
+def choose_traced(traced: Sequence[TracedStep], *, label: str = "Traced step") -> TracedStep:
+    """A select box over traced steps (not empty); an address may name the step alone, or its source too."""
+    named = {f"{one.step}-{one.source}": one for one in traced}
+    asked = _asked_step(named)
+    if asked is not None and asked != st.session_state.get("_seen_traced"):
+        st.session_state["traced"] = asked
+    if st.session_state.get("traced") not in named:
+        st.session_state["traced"] = asked or next(iter(named))
+    picked = st.selectbox(label, list(named), format_func=lambda name: traced_words(named[name]), key="traced")
+    chosen = named.get(picked, traced[0])
+    wanted = st.query_params.get("step")
+    if asked is None and wanted is not None:
+        missing(label, f"step {wanted}", traced_words(chosen).lower())
+    tell(step=chosen.step, source=chosen.source)
+    st.session_state["_seen_traced"] = f"{chosen.step}-{chosen.source}"
+    return chosen
+
+
+def traced_words(one: TracedStep) -> str:
+    """``Step 260, replayed``."""
+    return f"Step {one.step:,}, {source_words(one.source)}"
+
+
+def source_words(source: str) -> str:
+    """How a step was executed when its ops were recorded."""
+    kind, _, variant = source.partition(":")
+    if kind == Source.REPLAY:
+        return f"replayed in a variation: {short(variant, 40)}" if variant else "replayed"
+    return "recorded as it ran"
+
+
+def _asked_step(named: dict[str, TracedStep]) -> str | None:
+    """The traced step that the story is about; the replay of a step before its other executions."""
+    step, source = told_number("step"), told("source")
+    of_step = [name for name, one in named.items() if one.step == step]
+    exact = [name for name in of_step if named[name].source == source]
+    replayed = [name for name in of_step if named[name].source == Source.REPLAY]
+    return next(iter((*exact, *replayed, *of_step)), None)

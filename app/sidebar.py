@@ -11,6 +11,7 @@ from choice import choose
 from markup import as_html, short
 from phrases import ago, when
 from runs import Offer
+from story import begin
 
 from ampscope.trace.manifest import Manifest
 from ampscope.trace.reader import open_run
@@ -26,7 +27,9 @@ def choose_run(found: dict[str, Offer]) -> None:
         RunError: the chosen run cannot be read; the others still can be chosen.
     """
     with st.sidebar:
+        asked = st.query_params.get("run")
         key = choose("run", "Run", list(found), lambda key: _label(found[key]))
+        begin(key, leaving=asked not in (None, key))
         loaded = loader.choose(found[key].path)
         with open_run(loaded.path) as run:
             manifest, status = run.manifest, run.status

@@ -8,6 +8,7 @@ import streamlit as st
 from blocks.notes import alarm
 from blocks.style import style
 from blocks.welcome import samples_only, welcome
+from directory import Page
 from runs import offers, places
 from sidebar import choose_run
 
@@ -15,16 +16,17 @@ from ampscope.errors import AmpscopeError
 
 #: A file of ours: an icon of Material Symbols or an emoji would be fetched from outside.
 ICON = Path(__file__).with_name("icon.svg")
-PAGES = [
-    st.Page("app_pages/overview.py", title="Overview", icon=":material/monitor_heart:", default=True),
-    st.Page("app_pages/incident.py", title="Incident", icon=":material/search:"),
-    st.Page("app_pages/scale.py", title="Scale", icon=":material/show_chart:"),
-    st.Page("app_pages/precision.py", title="Precision", icon=":material/tune:"),
-]
+HERE = Path(__file__).parent
 
 st.set_page_config(page_title="AMPscope", page_icon=str(ICON), layout="wide")
 style()
-page = st.navigation(PAGES)
+page = st.navigation(
+    [
+        st.Page(one.file, title=one.title, icon=one.icon, default=one is Page.OVERVIEW)
+        for one in Page
+        if (HERE / one.file).is_file()
+    ]
+)
 looked = places()
 found = offers(looked)
 if not found:

@@ -8,14 +8,14 @@ from blocks.notes import heading, page_head, paragraph, place
 from blocks.plot import plot
 from blocks.table import table
 from charts.precision import precision_figure
-from choice import choose
+from choice import choose, choose_traced
 from markup import short
 from phrases import count, share, size
 
 from ampscope.analysis.fp32_islands import Fp32Island, Reason
 from ampscope.analysis.precision import CastRow, Precision, PrecisionRow, deepest, fold_modules
 from ampscope.report import figures
-from ampscope.trace.schema import Cast, Source
+from ampscope.trace.schema import Cast
 
 REASONS = {
     Reason.POLICY: "autocast converts its operands: this op needs float32's range or digits",
@@ -34,22 +34,6 @@ MEASURES = {"ops": "ops", "bytes": "bytes written"}
 _BARS, _ROWS = 24, 30
 #: Levels of modules offered one by one.
 _LEVELS = 10
-
-
-def choose_traced(newest: Precision) -> Precision:
-    """Let the reader choose among the traced steps."""
-    named = {f"{one.step}-{one.source}": one for one in newest.traced}
-    words = {name: f"Step {one.step:,}, {source_words(one.source)}" for name, one in named.items()}
-    chosen = named[choose("traced", "Traced step", list(named), words.__getitem__)]
-    return run.precision(chosen.step, chosen.source)
-
-
-def source_words(source: str) -> str:
-    """How the step was executed when its ops were recorded."""
-    kind, _, variant = source.partition(":")
-    if kind == Source.REPLAY:
-        return f"replayed in a variation: {short(variant, 40)}" if variant else "replayed"
-    return "recorded as it ran"
 
 
 def summary(seen: Precision) -> str:
@@ -156,7 +140,8 @@ if newest.step is None:
     paragraph("No step of this run was traced op by op. Trace one in every so many steps:")
     st.code("ampscope.watch(model, scaler, every=500)", language="python")
     st.stop()
-seen = choose_traced(newest)
+chosen = choose_traced(newest.traced)
+seen = run.precision(chosen.step, chosen.source)
 paragraph(summary(seen))
 if seen.modules:
     show_modules(seen.modules)
