@@ -39,7 +39,7 @@ class OperandFiles:
 
     def keeper(self) -> OperandKeeper | None:
         """What looks at the ops of the next replay; None when there is no room for more."""
-        return OperandKeeper() if self._left > 0 and not self._guard.broken else None
+        return OperandKeeper(self._guard) if self._left > 0 and not self._guard.broken else None
 
     def write(self, keeper: OperandKeeper, seen: Observed, *, optimizer: int) -> None:
         """Writes the operands of the ops at which what mattered was born.
@@ -49,6 +49,8 @@ class OperandFiles:
             seen: What the replay's tracer saw.
             optimizer: Number of the step's optimizer.
         """
+        if self._guard.broken:
+            return
         with self._guard:
             self._write(keeper, Graph(seen.ops, seen.edges, seen.sites.row), optimizer)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ampscope.capture import operators, stats
+from ampscope.capture.guard import Guard
 from ampscope.capture.operators import Operator
 
 #: Bytes of operands kept from one incident.
@@ -59,9 +60,13 @@ class OperandKeeper:
 
     These are births: an output holds a NaN though no operand does, or an infinity though every operand is finite; and
     ops that read a bad value which came from outside the step. Which of them mattered is known after the replay.
+
+    Args:
+        guard: Catches faults of the keeping.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
         self.calls: dict[int, HeldCall] = {}  #: by sequence number
         self._left = _HELD_BYTES
         self._sites: set[int] = set()
@@ -71,9 +76,10 @@ class OperandKeeper:
 
     def before(self, operator: Operator, args: Any, kwargs: Any) -> None:
         """An op that writes into its operands is about to run."""
-        self._written = operators.written_tensors(operator, args, kwargs)
-        small = [tensor for tensor in self._written if _bytes(tensor) <= MOST_BYTES]
-        self._before = {id(tensor): tensor.detach().clone() for tensor in small}
+        with self._guard:
+            self._written = operators.written_tensors(operator, args, kwargs)
+            small = [tensor for tensor in self._written if _bytes(tensor) <= MOST_BYTES]
+            self._before = {id(tensor): tensor.detach().clone() for tensor in small}
 
     def after(self, executed: Executed, results: Sequence[Tensor], writers: Sequence[int]) -> None:
         """An op has run.
@@ -83,6 +89,11 @@ class OperandKeeper:
             results: Its outputs.
             writers: Sequence numbers of the ops that wrote its operands.
         """
+        if not self._guard.broken:
+            with self._guard:
+                self._look(executed, results, writers)
+
+    def _look(self, executed: Executed, results: Sequence[Tensor], writers: Sequence[int]) -> None:
         before, self._before, self._written = self._before, {}, []
         made = _Badness.of(results)
         if not made:

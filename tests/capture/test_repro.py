@@ -240,18 +240,23 @@ class TestWhatIsKept:
         assert watched.warnings == []
         assert files_of(run_folder)
 
-    def test_a_full_disk_ends_the_keeping_and_nothing_else(
-        self, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize(
+        ("owner", "name"),
+        [(operand_files, "write_whole"), (operand_files, "Graph"), (operands, "_Packing"), (operands, "_bytes")],
+    )
+    def test_a_fault_ends_the_keeping_and_nothing_else(
+        self, run_folder: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
     ) -> None:
         def full(*_: object) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(operand_files, "write_whole", full)
+        monkeypatch.setattr(owner, name, full)
         with pytest.warns(RuntimeWarning, match="the keeping of operands switched itself off after OSError"):
             folder = run_of(log_of_zero, run_folder, bad_steps=2)
         with ampscope.open_run(folder) as run:
             assert [row.replay for row in run.rows(Table.INCIDENTS)] == ["exact", "exact"]
             assert len(run.rows(Table.EVENTS, kind=EventKind.WARNING)) == 1
+        assert files_of(folder) == []
 
 
 class TestErrors:
