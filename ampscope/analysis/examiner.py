@@ -22,8 +22,9 @@ from ampscope.trace.vocabulary import Cause, Severity
 
 #: Incidents examined op by op; a run with more is summed up from these.
 MAX_EXAMINED = 60
-#: A loss that grew this much from one step to the next, several times in a row, is running away.
-RUNAWAY_FACTOR = 10.0
+#: A loss that rose at each of the last steps, by this factor in all, is running away.
+RUNAWAY_STEPS = 3
+RUNAWAY_FACTOR = 100.0
 
 
 class _Symptom(NamedTuple):
@@ -134,12 +135,8 @@ class Examiner:
         cause, facts = self._in_context(row, explained)
         if cause is Cause.DIVERGENCE:
             explained = causes.first_overflow(graph) or explained
-        site = graph.site(explained.seq)
-        op, module = site.op, site.module
-        if cause is Cause.BAD_INPUT:
-            reader = graph.first_reader(explained.seq)
-            module = graph.site(reader).module if reader is not None else module
-            op = Node.INPUT
+        site = graph.place(explained.seq) if cause is Cause.BAD_INPUT else graph.site(explained.seq)
+        op, module = Node.INPUT if cause is Cause.BAD_INPUT else site.op, site.module
         path = origin.path if explained.seq == origin.seq else (explained.seq, *origin.path)
         tried = self._tried.get((row.step, row.optimizer), ())
         incident = Incident(
@@ -184,8 +181,9 @@ class Examiner:
 
     def _ran_away(self, row: IncidentRow) -> bool:
         history = self._history.get(row.optimizer)
-        losses = history.before(row.step, 3) if history is not None else np.empty(0)
-        return bool(losses.size > 1 and (losses[1:] / losses[:-1] > RUNAWAY_FACTOR).all())
+        losses = history.before(row.step, RUNAWAY_STEPS) if history is not None else np.empty(0)
+        rising = losses.size > 1 and (np.diff(losses) > 0).all()
+        return bool(rising and losses[-1] / losses[0] >= RUNAWAY_FACTOR)
 
     def _calmed(self, row: IncidentRow, examined: Examined) -> Examined:
         """An overflow of scaled gradients is harmless where the scale was only calibrating."""

@@ -149,10 +149,14 @@ class Executed:
 
     @property
     def depends_on_gradient(self) -> bool:
-        """Whether an op of backward computes with the gradient it was handed, not only with what forward left."""
-        seen, front = {self.seq}, [self]
-        if not self.site.grad_fn:
+        """Whether an op of backward computes with the gradient it was handed.
+
+        One that does not makes a factor of what forward left, which another op of the same node multiplies with it.
+        """
+        readers = (Executed(self.graph, edge.seq) for edge in self.graph.readers[self.seq])
+        if not any(reader.site.phase == Phase.BACKWARD and reader._same_node(self) for reader in readers):
             return True
+        seen, front = {self.seq}, [self]
         while front:
             op = front.pop()
             for edge in op.edges:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
+from ampscope.provenance.absorbed import absorbed
 from ampscope.provenance.graph import Graph, op_name
 from ampscope.provenance.walk import is_deliberate, only_minus_infinity
 from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, Phase
@@ -33,8 +34,9 @@ class Birth(NamedTuple):
 
 def harmless_births(graph: Graph) -> Iterator[Birth]:
     """The ops that made a non-finite value of finite operands without any sink being the worse for it, in order."""
+    harmful = {origin.seq for origin in absorbed(graph)}
     for seq in sorted(graph.outputs):
-        if _is_born(graph, seq):
+        if seq not in harmful and _is_born(graph, seq):
             ends = _ends(graph, seq)
             if ends is not None:
                 yield Birth(seq, ends)

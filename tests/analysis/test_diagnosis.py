@@ -204,7 +204,7 @@ def test_without_a_trace_the_origin_is_unknown_and_why(run_folder: Path):
     (incident,) = diagnosis.incidents
     assert (incident.cause, incident.op, incident.source) == (Cause.UNKNOWN, "", None)
     assert incident.explanation == "The origin is not known: the tape was given up after 20,000 calls."
-    assert diagnosis.summary == f"Step 1 was skipped for non-finite gradients. {incident.explanation}"
+    assert diagnosis.summary == f"Step 1 had non-finite gradients. {incident.explanation}"
 
 
 def test_a_replay_that_comes_out_finite_points_outside_of_torch(run_folder: Path):
