@@ -11,6 +11,7 @@ from ampscope.analysis.findings import findings
 from ampscope.analysis.harmless import harmless_values
 from ampscope.analysis.history import History, histories
 from ampscope.analysis.results import Diagnosis, Finding, Incident, RunInfo
+from ampscope.analysis.scale_health import healths, scale_incidents
 from ampscope.analysis.silent import silent_failures
 from ampscope.analysis.stepgraph import Sites
 from ampscope.trace.reader import Run, open_run
@@ -41,7 +42,9 @@ def _diagnose(run: Run) -> Diagnosis:
     examined = [each for rank in ranks for each in Examiner(run, rank, by_rank[rank]).examined()]
     sites = Sites(run, ranks[0])
     silent = silent_failures(run, sites, by_rank[ranks[0]])
-    incidents = sorted([*silent, *merged(examined), *harmless_values(run, sites)], key=lambda each: each.step)
+    incidents = [*silent, *merged(examined), *harmless_values(run, sites)]
+    scale = healths(run, ranks[0], by_rank[ranks[0]])
+    incidents = sorted([*incidents, *scale_incidents(scale, incidents)], key=lambda each: each.step)
     mistakes = findings(run, by_rank[ranks[0]])
     primary = _primary(incidents, mistakes)
     info = run_info(run, by_rank[ranks[0]])
@@ -53,6 +56,7 @@ def _diagnose(run: Run) -> Diagnosis:
         primary=primary,
         incidents=tuple(incidents),
         findings=mistakes,
+        scale=scale,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
 
@@ -127,6 +128,49 @@ class Finding:
     remedies: tuple[Remedy, ...] = ()
 
 
+class ScaleVerdict(StrEnum):
+    """How a loss scale fared."""
+
+    STEADY = "steady"  #: hardly a step was lost
+    CALIBRATED = "calibrated"  #: it started too high and came down to where the gradients fit
+    PROBING = "probing"  #: it grew at its interval, and backed off where that was too much
+    OSCILLATING = "oscillating"  #: it goes up and down so often that training suffers
+    RUNAWAY = "runaway"  #: it grows and grows: nothing that it scales can overflow
+    FLOORED = "floored"  #: it lies below 1, or at a floor where steps are skipped all the same
+    COLLAPSED = "collapsed"  #: it fell and fell, and no step has worked since
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether this is how a ``GradScaler`` works."""
+        return self in (ScaleVerdict.STEADY, ScaleVerdict.CALIBRATED, ScaleVerdict.PROBING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleHealth:
+    """The verdict on the loss scale of one optimizer, with the numbers it rests on."""
+
+    optimizer: int
+    verdict: ScaleVerdict
+    severity: Severity
+    first_step: int  #: of the stretch that the verdict speaks of
+    last_step: int
+    steps: int  #: attempts in the whole run
+    skipped: int
+    calibrating: int  #: of the skipped ones, those lost while the scale first found its place
+    growths: int
+    backoffs: int
+    current: float  #: scale of the newest attempt
+    lowest: float
+    held: float | None = None  #: the largest scale at which a stretch of steps worked
+    explanation: str = ""
+    remedies: tuple[Remedy, ...] = ()
+
+    @property
+    def lost_share(self) -> float:
+        """Skipped attempts as a share of all attempts."""
+        return self.skipped / self.steps if self.steps else 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
     """What a run is: the facts of its manifest and its extent."""
@@ -155,3 +199,4 @@ class Diagnosis:
     primary: Incident | Finding | None
     incidents: tuple[Incident, ...] = ()
     findings: tuple[Finding, ...] = ()
+    scale: tuple[ScaleHealth, ...] = ()  #: one for each optimizer that was stepped with a loss scale

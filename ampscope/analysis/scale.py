@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import narwhals as nw
 import numpy as np
+from numpy.typing import NDArray
 
 from ampscope.analysis.curve import Curve, FloatArray, IntArray, make_curve, thin_marks
 from ampscope.analysis.frames import Frame, collect, first_rank, rank_table
 from ampscope.analysis.overview import log2_curve, measured, step_optimizers
+from ampscope.analysis.results import ScaleHealth
+from ampscope.analysis.scale_health import scale_health
 from ampscope.analysis.scale_moves import VALUE_ACTIONS, Move, moves_of_events, moves_of_steps
 from ampscope.analysis.scaler_log import (
     ScaleEvent,
@@ -49,6 +53,7 @@ class ScaleHistory:
     moves: tuple[Move, ...] = ()
     events: tuple[ScaleEvent, ...] = ()
     calls: tuple[ScalerCall, ...] = ()
+    health: ScaleHealth | None = None  #: null where no step had a scale
 
     @property
     def is_scaled(self) -> bool:
@@ -76,11 +81,12 @@ def scale_history(run: Run, *, optimizer: int | None = None, rank: int | None = 
 
 def _history(steps: Frame, log: ScalerLog) -> ScaleHistory:
     at, scales = measured(steps, "scale")
+    settings = settings_of(log.changes)
     current = _current(log.changes, at, scales)
     skipped = steps["skipped"].to_numpy().astype(bool)
     return ScaleHistory(
         scalers=log.scalers,
-        settings=settings_of(log.changes),
+        settings=settings,
         steps=len(steps),
         skipped=int(skipped.sum()),
         recent_steps=min(len(steps), RECENT),
@@ -94,7 +100,22 @@ def _history(steps: Frame, log: ScalerLog) -> ScaleHistory:
         moves=moves_of_events(log.changes) or moves_of_steps(at, scales),
         events=tuple(scale_event(row) for row in log.changes),
         calls=log.calls,
+        health=scale_health(_Attempts.of(steps), settings),
     )
+
+
+class _Attempts(NamedTuple):
+    """See `ampscope.analysis.scale_health.Attempts`."""
+
+    optimizer: int
+    step: IntArray
+    scale: FloatArray
+    skipped: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, steps: Frame) -> _Attempts:
+        scale = steps["scale"].cast(nw.Float64).to_numpy().astype(np.float64)
+        return cls(0, steps["step"].to_numpy().astype(np.int64), scale, steps["skipped"].to_numpy().astype(np.bool_))
 
 
 def _current(changes: tuple[ScalerEventRow, ...], at: IntArray, scales: FloatArray) -> float | None:

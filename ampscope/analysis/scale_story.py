@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 from ampscope.analysis.scale import ScaleHistory
 from ampscope.analysis.scale_moves import Direction, Move
+from ampscope.analysis.scale_words import in_words, times
 
 #: Attempts within which calibration begins, and the halvings it may take: 65536 halves 16 times on its way to 1.
 CALIBRATION_STEPS = 20
@@ -20,20 +20,6 @@ def scale_story(history: ScaleHistory) -> tuple[str, ...]:
     if history.first is None or history.current is None:
         return ()
     return tuple(_sentences(history, history.first, history.current))
-
-
-def in_words(scale: float) -> str:
-    """A loss scale for people: ``8,192 (2^13)``."""
-    if scale <= 0 or not math.isfinite(scale):
-        return f"{scale:g}"
-    exponent = math.log2(scale)
-    number = f"{scale:,.0f}" if scale >= 1 and scale == int(scale) else f"{scale:.3g}"
-    return f"{number} (2^{exponent:.0f})" if exponent == int(exponent) else number
-
-
-def times(count: int) -> str:
-    """``once``, ``twice``, ``5 times``."""
-    return {1: "once", 2: "twice"}.get(count, f"{count:,} times")
 
 
 def _sentences(history: ScaleHistory, first: float, current: float) -> Iterator[str]:

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ampscope.analysis import trials
-from ampscope.analysis.results import Diagnosis, Finding, Incident, Remedy, RunInfo, SourceLine
+from ampscope.analysis.results import Diagnosis, Finding, Incident, Remedy, RunInfo, ScaleHealth, SourceLine
 from ampscope.analysis.wording import cause_in_words, replay_in_words, steps_in_words
 from ampscope.report import figures
 from ampscope.report.evidence import operand_table, path_table
@@ -42,6 +42,7 @@ def _blocks(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     yield from _headline(diagnosis)
     if diagnosis.primary is not None:
         yield from _details(diagnosis.primary)
+    yield from _scale([health for health in diagnosis.scale if not health.verdict.is_calm])
     told: list[Incident | Finding] = [*diagnosis.incidents, *diagnosis.findings]
     others = [item for item in told if item != diagnosis.primary]
     yield from _listing("Also", [item for item in others if item.severity is not Severity.INFO])
@@ -115,6 +116,17 @@ def _remedy(number: int, remedy: Remedy) -> Iterator[RenderableType]:
     yield indented(told)
     if remedy.code:
         yield code(remedy.code)
+
+
+def _scale(healths: list[ScaleHealth]) -> Iterator[RenderableType]:
+    if healths:
+        yield heading("Loss scale")
+    for health in healths:
+        of = f"optimizer {health.optimizer}: " if len(healths) > 1 else ""
+        lost = f"{health.skipped:,} of {health.steps:,} steps ({health.lost_share:.0%}) were skipped."
+        yield prose(f"{of}{health.verdict.value}. {health.explanation} In all, {lost}")
+        for number, remedy in enumerate(health.remedies, 1):
+            yield from _remedy(number, remedy)
 
 
 def _listing(title: str, items: list[Incident | Finding]) -> Iterator[RenderableType]:

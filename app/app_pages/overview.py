@@ -16,7 +16,7 @@ from phrases import count, seconds, share
 
 from ampscope.analysis.overview import Overview
 from ampscope.analysis.results import RunInfo
-from ampscope.analysis.scale_story import in_words
+from ampscope.analysis.scale_words import in_words
 from ampscope.report import figures
 
 

@@ -14,7 +14,8 @@ from markup import short
 from phrases import count, share
 
 from ampscope.analysis.scale import ScaleHistory
-from ampscope.analysis.scale_story import in_words, scale_story
+from ampscope.analysis.scale_story import scale_story
+from ampscope.analysis.scale_words import in_words
 from ampscope.analysis.scaler_log import ScaleEvent, ScalerCall, ScalerSettings
 from ampscope.report import figures
 
@@ -97,6 +98,8 @@ if not history.is_scaled:
     paragraph("No step of this run used a loss scale: it has no GradScaler, or the scaler is disabled.")
     st.stop()
 paragraph(" ".join(scale_story(history)))
+if history.health is not None and not history.health.verdict.is_calm:
+    paragraph(history.health.explanation)
 tiles(facts(history))
 if told := settings_in_words(history.settings):
     paragraph(told)

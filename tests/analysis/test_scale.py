@@ -6,7 +6,8 @@ import pytest
 
 from ampscope import open_run
 from ampscope.analysis.scale import ScaleHistory, scale_history
-from ampscope.analysis.scale_story import in_words, scale_story
+from ampscope.analysis.scale_story import scale_story
+from ampscope.analysis.scale_words import in_words
 from ampscope.trace.schema import ScalerAction
 from tests.builder import TraceBuilder
 

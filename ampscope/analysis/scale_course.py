@@ -1,0 +1,74 @@
+"""The course of a loss scale: what can be counted of the attempts of one optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ampscope.analysis.scaler_log import ScalerSettings
+from ampscope.analysis.skips import CALIBRATION_STEPS
+
+
+class Attempts(Protocol):
+    """The step attempts of one optimizer, in order; a scale that was not recorded is NaN."""
+
+    @property
+    def optimizer(self) -> int:
+        """Its number."""
+
+    @property
+    def step(self) -> NDArray[np.int64]:
+        """Numbers of the attempts."""
+
+    @property
+    def scale(self) -> NDArray[np.float64]:
+        """The loss scale of each."""
+
+    @property
+    def skipped(self) -> NDArray[np.bool_]:
+        """Whether each was skipped."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """The attempts that had a scale, and what can be counted of them."""
+
+    step: NDArray[np.int64]
+    scale: NDArray[np.float64]
+    skipped: NDArray[np.bool_]
+    settings: ScalerSettings
+
+    @cached_property
+    def rows(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """First and one-past-last positions of the rows of skips."""
+        padded = np.concatenate(([False], self.skipped, [False]))
+        return np.flatnonzero(~padded[:-1] & padded[1:]), np.flatnonzero(padded[:-1] & ~padded[1:])
+
+    @cached_property
+    def settled(self) -> int:
+        """Position at which calibration was over: the first long stretch of good steps; the end without one."""
+        starts, ends = self.rows
+        gaps = np.append(starts, self.skipped.size) - np.concatenate(([0], ends))
+        long = np.flatnonzero(gaps >= CALIBRATION_STEPS)
+        return int(np.concatenate(([0], ends))[long[0]]) if long.size else self.skipped.size
+
+    @cached_property
+    def change(self) -> NDArray[np.float64]:
+        """The scale's change after each attempt but the last."""
+        return np.diff(self.scale)
+
+    @cached_property
+    def held(self) -> float | None:
+        """The largest scale at which a stretch of steps worked."""
+        values, counts = np.unique(self.scale[~self.skipped], return_counts=True)
+        enough = values[counts >= min(CALIBRATION_STEPS, max(1, int((~self.skipped).sum()) // 2))]
+        return float(enough[-1]) if enough.size else None
+
+    @property
+    def lost(self) -> int:
+        """Skips after calibration."""
+        return int(self.skipped[self.settled :].sum())

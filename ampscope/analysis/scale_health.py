@@ -1,0 +1,269 @@
+"""Is the loss scale well? Tells collapse, a floor, oscillation and runaway growth from how a ``GradScaler`` works."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ampscope.analysis.history import History
+from ampscope.analysis.results import Incident, Remedy, ScaleHealth, ScaleVerdict
+from ampscope.analysis.scale_course import Attempts, Course
+from ampscope.analysis.scale_words import in_words, times
+from ampscope.analysis.scaler_log import ScalerSettings, scaler_log, settings_of
+from ampscope.analysis.skips import CALIBRATION_STEPS, LONGEST_CALIBRATION, LOWEST_USEFUL_SCALE
+from ampscope.trace.reader import Run
+from ampscope.trace.schema import Phase, Trigger
+from ampscope.trace.vocabulary import Cause, Severity
+
+#: Share of attempts after calibration that probing may lose; 1 in 2,000 at ``GradScaler``'s default interval.
+PROBING_SHARE = 0.1
+#: Rows of skips below which ups and downs are no pattern.
+FEWEST_SWINGS = 5
+#: From this share on, losing steps is no longer a matter of taste.
+HEAVY_SHARE = 0.4
+#: At this scale a gradient has to be below 2**-16 to fit float16: none of a network that learns.
+RUNAWAY_SCALE = 2.0**32
+#: Skipped attempts in a row during which a scale must not stand still.
+STANDSTILL = 3
+#: ``GradScaler``'s own interval, as advice.
+DEFAULT_INTERVAL = 2000
+
+
+def scale_health(attempts: Attempts, settings: ScalerSettings | None = None) -> ScaleHealth | None:
+    """The verdict on one optimizer's loss scale; None where no attempt had one.
+
+    Args:
+        attempts: What happened.
+        settings: How the scaler was made, where that is known.
+    """
+    known = ~np.isnan(attempts.scale)
+    if not known.any():
+        return None
+    parts = (attempts.step[known], attempts.scale[known], attempts.skipped[known])
+    course = Course(*parts, settings or ScalerSettings())
+    judges = (_collapsed, _floored, _oscillating, _runaway)
+    found = next((found for found in (judge(course) for judge in judges) if found is not None), None)
+    return _health(course, attempts.optimizer, found or _calm(course))
+
+
+def healths(run: Run, rank: int, history: Mapping[int, History]) -> tuple[ScaleHealth, ...]:
+    """The verdicts on the loss scales of a run, one for each optimizer that had one.
+
+    Args:
+        run: The run.
+        rank: One of its ranks.
+        history: The steps of that rank, by optimizer.
+    """
+    found = (scale_health(each, settings_of(scaler_log(run, n, rank).changes)) for n, each in history.items())
+    return tuple(health for health in found if health is not None)
+
+
+def scale_incidents(found: Sequence[ScaleHealth], others: Sequence[Incident]) -> list[Incident]:
+    """Failures of the scale that no incident of the same steps explains."""
+    told = [each for each in others if each.severity is not Severity.INFO]
+    return [
+        _incident(health)
+        for health in found
+        if health.severity is not Severity.INFO and not any(each.last_step >= health.first_step for each in told)
+    ]
+
+
+def _incident(health: ScaleHealth) -> Incident:
+    return Incident(
+        step=health.first_step,
+        last_step=health.last_step,
+        count=health.skipped - health.calibrating or 1,
+        severity=health.severity,
+        cause=Cause.SCALE_OVERFLOW,
+        phase=Phase.BACKWARD,
+        op="",
+        module="",
+        module_type="",
+        source=None,
+        trigger=Trigger.NONFINITE_GRADIENT,
+        explanation=health.explanation,
+        remedies=health.remedies,
+    )
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A verdict on part of the course."""
+
+    verdict: ScaleVerdict
+    severity: Severity
+    first: int  #: position
+    explanation: str
+    remedies: tuple[Remedy, ...] = ()
+
+
+def _collapsed(course: Course) -> _Found | None:
+    """The newest attempts are a row of skips that is no calibration any more."""
+    starts, ends = course.rows
+    if not ends.size or ends[-1] != course.skipped.size:
+        return None
+    first, last = int(starts[-1]), course.skipped.size - 1
+    count = last - first + 1
+    lowest = float(course.scale[last])
+    if count <= LONGEST_CALIBRATION and lowest >= LOWEST_USEFUL_SCALE:
+        return None
+    if _stands_still(course, first):
+        return None
+    return _Found(
+        ScaleVerdict.COLLAPSED,
+        Severity.ERROR,
+        first,
+        f"The scale fell from {in_words(float(course.scale[first]))} to {in_words(lowest)} in {count:,} skipped steps "
+        "in a row, and no step has worked since: the gradients are not finite at any scale that was tried.",
+        _start_lower(course) if course.held is not None else (),
+    )
+
+
+def _stands_still(course: Course, first: int) -> bool:
+    """Whether steps are skipped although the scale no longer falls."""
+    latest = course.change[first:][-STANDSTILL:]
+    return latest.size == STANDSTILL and not latest.any()
+
+
+def _floored(course: Course) -> _Found | None:
+    """The scale has come to lie where it helps nobody: below 1, or at a floor where steps are skipped all the same."""
+    starts, ends = course.rows
+    if ends.size and ends[-1] == course.skipped.size and _stands_still(course, int(starts[-1])):
+        first = int(starts[-1])
+        where = f"stands at {in_words(float(course.scale[-1]))} while {ends[-1] - first:,} steps in a row were skipped"
+    else:
+        useful = np.flatnonzero(course.scale >= LOWEST_USEFUL_SCALE)
+        first = int(useful[-1]) + 1 if useful.size else 0
+        count = course.scale.size - first
+        if count < CALIBRATION_STEPS:
+            return None
+        where = f"has been below 1 for the last {count:,} steps, at {in_words(float(course.scale[-1]))} now"
+    return _Found(
+        ScaleVerdict.FLOORED,
+        Severity.WARNING if not course.skipped[first:].all() else Severity.ERROR,
+        first,
+        f"The scale {where}: gradients shrink instead of growing, so the loss itself is too large for float16.",
+        (
+            Remedy(
+                text="Bring the loss to an ordinary size (a mean instead of a sum, smaller weights).",
+                code="loss = loss / loss_weight",
+            ),
+        ),
+    )
+
+
+def _oscillating(course: Course) -> _Found | None:
+    """Up and down so often that a good part of the steps is lost, long after calibration."""
+    starts, _ = course.rows
+    swings = int((starts >= course.settled).sum())
+    after = course.skipped.size - course.settled
+    share = course.lost / after if after else 0.0
+    if swings < FEWEST_SWINGS or share < PROBING_SHARE:
+        return None
+    growths = int((course.change[course.settled :] > 0).sum())
+    interval = course.settings.growth_interval
+    probes = growths >= swings and interval is not None
+    why = (
+        f"it grows after every {interval:,.0f} good steps, and each time that is too much"
+        if probes and interval is not None
+        else f"it grew {times(growths)}, so the gradients' own size varies from step to step"
+    )
+    return _Found(
+        ScaleVerdict.OSCILLATING,
+        Severity.WARNING if share >= HEAVY_SHARE else Severity.INFO,
+        course.settled,
+        f"After it had settled, {course.lost:,} of {after:,} steps ({share:.0%}) were lost in {swings:,} backoffs: "
+        f"{why}.",
+        _grow_less(course) if probes else _smooth(),
+    )
+
+
+def _runaway(course: Course) -> _Found | None:
+    """Nothing ever overflows: the scale is of no use, or what overflows is hidden from it."""
+    if course.scale[-1] < RUNAWAY_SCALE:
+        return None
+    last_fall = int(np.max(np.flatnonzero(course.change < 0), initial=-1)) + 1
+    growths = int((course.change[last_fall:] > 0).sum())
+    if not growths:
+        return None
+    return _Found(
+        ScaleVerdict.RUNAWAY,
+        Severity.INFO,
+        last_fall,
+        f"The scale has grown {times(growths)} without a skip, to {in_words(float(course.scale[-1]))}, where no "
+        "float16 gradient could stay finite: the gradients are zero, computed in another dtype, or made finite "
+        "before the scaler sees them.",
+        (
+            Remedy(
+                text="Without float16 gradients no scaler is needed; otherwise let it see them as they are.",
+                code='scaler = torch.amp.GradScaler("cuda", enabled=dtype is torch.float16)',
+            ),
+        ),
+    )
+
+
+def _calm(course: Course) -> _Found:
+    """How a ``GradScaler`` works."""
+    growths = int((course.change > 0).sum())
+    early = int(course.skipped[: course.settled].sum())
+    words = [f"The scale is {in_words(float(course.scale[-1]))}."]
+    verdict = ScaleVerdict.STEADY
+    if early:
+        verdict = ScaleVerdict.CALIBRATED
+        words.append(f"It lost {_steps(early)} while it found its place.")
+    if course.lost:
+        verdict = ScaleVerdict.PROBING
+        words.append(f"Since then it grew {times(growths)} and lost {_steps(course.lost)} in doing so.")
+    return _Found(verdict, Severity.INFO, 0, " ".join(words))
+
+
+def _start_lower(course: Course) -> tuple[Remedy, ...]:
+    held = course.held or 1.0
+    return (
+        Remedy(
+            text=f"Start at {in_words(held)}, the largest scale that held in this run.",
+            code=f"scaler = torch.amp.GradScaler(init_scale={held!r})",
+        ),
+    )
+
+
+def _grow_less(course: Course) -> tuple[Remedy, ...]:
+    interval = max(DEFAULT_INTERVAL, int(10 * (course.settings.growth_interval or 0)))
+    code = f"scaler = torch.amp.GradScaler(init_scale={course.held or 1.0!r}, growth_interval={interval})"
+    text = f"Let it grow less often: one step in {interval:,} is lost at most when each growth is too much."
+    return (Remedy(text=text, code=code),)
+
+
+def _smooth() -> tuple[Remedy, ...]:
+    return (
+        Remedy(
+            text="Look at the steps that were skipped: their batches make far larger gradients than the others. A loss "
+            "averaged over more samples, or bfloat16, takes them.",
+        ),
+    )
+
+
+def _steps(count: int) -> str:
+    return "one step" if count == 1 else f"{count:,} steps"
+
+
+def _health(course: Course, optimizer: int, found: _Found) -> ScaleHealth:
+    return ScaleHealth(
+        optimizer=optimizer,
+        verdict=found.verdict,
+        severity=found.severity,
+        first_step=int(course.step[min(found.first, course.step.size - 1)]),
+        last_step=int(course.step[-1]),
+        steps=int(course.step.size),
+        skipped=int(course.skipped.sum()),
+        calibrating=int(course.skipped[: course.settled].sum()),
+        growths=int((course.change > 0).sum()),
+        backoffs=int((course.change < 0).sum()),
+        current=float(course.scale[-1]),
+        lowest=float(course.scale.min()),
+        held=course.held,
+        explanation=found.explanation,
+        remedies=found.remedies,
+    )
