@@ -1,15 +1,18 @@
 # make demo   train a small GPT until fp16 breaks it, read the diagnosis, open the app on it
 # make test   everything a change has to pass
+# make plants   every fault planted in every model, and every healthy training, with a table at the end
+# make torch-versions   what touches torch, under the oldest torch supported and the newest tested
 #
 # Each needs only Python 3.11 or newer with venv; both install what constraints.txt pins into .venv, once.
 
 PYTHON ?= python3
 VENV ?= .venv
+TORCHES ?= 2.10.0 2.15.0
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types bench samples screenshots clean
+.PHONY: help demo test lint types plants torch-versions bench samples screenshots clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -27,6 +30,23 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy
 
+plants: $(VENV)/.dev
+	$(BIN)/python -m pytest tests/plants -m ""
+
+# Each version has an environment of its own, with everything but torch as pinned.
+torch-versions: $(TORCHES:%=.venv-torch-%/.done)
+	@for version in $(TORCHES); do \
+	    echo "torch $$version"; \
+	    .venv-torch-$$version/bin/python -m pytest $(wildcard tests/capture tests/loops tests/causes tests/plants) || exit 1; \
+	done
+
+.venv-torch-%/.done: pyproject.toml constraints.txt
+	@$(PYTHON) -m venv .venv-torch-$*
+	@sed '/^torch==/d' constraints.txt > .venv-torch-$*/constraints.txt
+	@.venv-torch-$*/bin/python -m pip install --quiet --disable-pip-version-check \
+	    --constraint .venv-torch-$*/constraints.txt torch==$* --editable '.[all]' pytest transformers scikit-learn
+	@touch $@
+
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/overhead.py
 
@@ -37,7 +57,7 @@ screenshots: $(VENV)/.dev
 	$(BIN)/python tests/browser/screenshots.py
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-torch-* build dist .mypy_cache .pytest_cache .ruff_cache
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -1,0 +1,110 @@
+"""Modules that do their norm's work, and, while armed, something that a user might have written behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+
+class AfterNorm(nn.Module):
+    """Stands in for a norm: passes its result on, through `fault` while armed."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+        self.armed = False
+
+    @property
+    def weight(self) -> Tensor:
+        weight = self.norm.weight
+        assert isinstance(weight, Tensor)
+        return weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        return self.fault(x) if self.armed else x
+
+    def fault(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+def without_first_row(x: Tensor) -> Tensor:
+    """``x`` with zeros in the first row of the first sample, still part of the graph."""
+    keep = torch.ones(x.shape[:-1], dtype=x.dtype)
+    keep[0, 0] = 0
+    return x * keep.unsqueeze(-1)
+
+
+class RootOfZero(AfterNorm):
+    """Another norm, without eps: 1 / sqrt(0)."""
+
+    def fault(self, x: Tensor) -> Tensor:
+        x = without_first_row(x)
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True))
+
+
+class RootGradientAtZero(AfterNorm):
+    """The eps stands outside the root: finite at zero, but its slope there is not."""
+
+    def fault(self, x: Tensor) -> Tensor:
+        x = without_first_row(x)
+        return x / (x.pow(2).sum(-1, keepdim=True).sqrt() + 1e-3)
+
+
+class LostEpsilon(AfterNorm):
+    """The eps of 1e-8 is zero in half precision: 0 / 0."""
+
+    def fault(self, x: Tensor) -> Tensor:
+        x = without_first_row(x).half()
+        return x / (x.abs().mean(-1, keepdim=True) + 1e-8)
+
+
+class LiteralMask(AfterNorm):
+    """Mixes tokens under a mask made with -1e9, which half precision does not hold; one sample is padding only."""
+
+    def fault(self, x: Tensor) -> Tensor:
+        half = x.half()
+        keep = torch.ones(half.shape[:-1], dtype=half.dtype).unsqueeze(-2)
+        keep[0] = 0
+        scores = half @ half.transpose(-1, -2) + (1.0 - keep) * -1e9
+        return scores.softmax(-1) @ half
+
+
+class Square(AfterNorm):
+    """Squares numbers of about a thousand in half precision."""
+
+    def fault(self, x: Tensor) -> Tensor:
+        return (x.half() * 1024).square()
+
+
+class Shift(AfterNorm):
+    """Adds a buffer, as a running mean is."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__(norm)
+        self.register_buffer("offset", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x) + self.offset
+
+
+class BitFlip(AfterNorm):
+    """Flips one bit of one number of the norm's result, once, where torch does not see it.
+
+    The number is between 1 and 2, so that its exponent is all ones afterwards. The ``strike`` is an iterator, which
+    nobody can set back: hardware does not do the same again because a step is run again.
+    """
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__(norm)
+        self.strike: Iterator[bool] = iter((True,))
+
+    def fault(self, x: Tensor) -> Tensor:
+        if next(self.strike, False):
+            numbers = x.detach().numpy()
+            bits = numbers.view("int32").reshape(-1)
+            between = (abs(numbers) > 1) & (abs(numbers) < 2)
+            bits[between.reshape(-1).argmax()] ^= 1 << 30
+        return x
