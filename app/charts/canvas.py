@@ -1,17 +1,18 @@
-"""What the figures over steps share: stacked panels, marks at an edge for values that cannot be drawn, lanes."""
+"""Draws what goes over steps: stacked panels, marks at an edge for values that cannot be drawn, lanes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import plotly.graph_objects as go
 from markup import as_label
-from palette import ALARM, CURVE, HAIRLINE
+from palette import ALARM, CURVE, HAIRLINE, MARK
 from plotly.subplots import make_subplots
 
 from ampscope.analysis.curve import Curve
+from ampscope.report.html.panels import Axis, Edge, Panel
+from ampscope.report.html.timeline import Lane, Stack
 
 #: Where in a panel, from 0 at the bottom to 1 at the top, marks for what cannot be drawn sit.
 TOP, BOTTOM = 0.93, 0.05
@@ -20,29 +21,6 @@ PANEL_HEIGHT, LANE_HEIGHT = 140, 26
 #: Runs up to this long get a label for every step.
 _COUNTED = 12
 _GAP, _HEAD, _FOOT, _LEFT, _RIGHT = 34, 28, 54, 92, 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
-    """A row of marks on the time line; each mark spans from a first to a last step."""
-
-    name: str
-    symbol: str
-    color: str
-    spans: tuple[tuple[int, int], ...]
-    texts: tuple[str, ...] = ()  #: escaped; one for each span, or none
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
-    """The y axis of a panel."""
-
-    title: str  #: escaped
-    low: float
-    high: float
-    log: bool = False
-    ticks: tuple[float, ...] = ()
-    labels: tuple[str, ...] = ()
 
 
 def stacked(panels: int, lanes: int, *, steps: int) -> go.Figure:
@@ -79,43 +57,74 @@ def entitle(figure: go.Figure, row: int, text: str, *, lift: int = 0) -> None:
     figure.add_annotation(text=text, showarrow=False, align="left", yshift=lift, row=row, col=1, **place)
 
 
-def draw_curve(
-    figure: go.Figure, row: int, curve: Curve, *, axis: Axis, hover: Sequence[str], shape: str = "linear"
-) -> None:
-    """A curve in its panel; ``hover`` holds one escaped text for each point."""
-    figure.add_trace(
-        go.Scatter(
-            x=curve.steps,
-            y=curve.values,
-            mode="lines" if len(curve.steps) > 1 else "markers",
-            line={"color": CURVE, "width": 1.6, "shape": shape},
-            marker={"color": CURVE, "size": 6},
-            customdata=list(hover),
-            hovertemplate="step %{x:,d}<br>%{customdata}<extra></extra>",
-        ),
-        row=row,
-        col=1,
+def draw_stack(stack: Stack) -> go.Figure:
+    """The whole figure."""
+    figure = stacked(len(stack.panels), len(stack.lanes), steps=stack.steps)
+    for row, panel in enumerate(stack.panels, start=1):
+        draw_panel(figure, row, panel)
+    if stack.lanes:
+        draw_lanes(figure, len(stack.panels) + 1, stack.lanes)
+    draw_lines(figure, stack.lines)
+    return figure
+
+
+def draw_panel(figure: go.Figure, row: int, panel: Panel) -> None:
+    """A curve on its axis, with marks at the edges for what has no place there."""
+    figure.add_trace(_line(panel.curve, [as_label(panel.tell(number)) for number in panel.curve.values], panel), row, 1)
+    figure.update_yaxes(**_scaling(panel.axis), row=row, col=1, secondary_y=False)
+    entitle(figure, row, as_label(panel.name) + _key("&#9650;", panel.above) + _key("&#9660;", panel.below))
+    _draw_edge(figure, row, panel.above, at=TOP)
+    _draw_edge(figure, row, panel.below, at=BOTTOM)
+    if panel.target is not None:
+        _draw_target(figure, row, panel.target, as_label(panel.target_words))
+
+
+def _line(curve: Curve, hover: Sequence[str], panel: Panel) -> go.Scatter:
+    return go.Scatter(
+        x=curve.steps,
+        y=curve.values,
+        mode="lines" if len(curve.steps) > 1 else "markers",
+        line={"color": CURVE, "width": 1.6, "shape": "hvh" if panel.stepped else "linear"},
+        marker={"color": CURVE, "size": 6},
+        customdata=hover,
+        hovertemplate="step %{x:,d}<br>%{customdata}<extra></extra>",
     )
-    figure.update_yaxes(**_scaling(axis), row=row, col=1, secondary_y=False)
-    entitle(figure, row, axis.title)
 
 
-def draw_edge(figure: go.Figure, row: int, steps: Sequence[int], text: str, *, at: float = TOP) -> None:
-    """Marks at a panel's edge for values that have no place on its axis."""
-    if not steps:
+def _key(symbol: str, edge: Edge) -> str:
+    """What a panel's edge marks mean, said beside its name where there are any."""
+    return f"   <span style='color:{ALARM}'>{symbol} {as_label(edge.key)}</span>" if edge.steps else ""
+
+
+def _draw_edge(figure: go.Figure, row: int, edge: Edge, *, at: float) -> None:
+    if not edge.steps:
         return
-    figure.add_trace(
-        go.Scatter(
-            x=steps,
-            y=[at] * len(steps),
-            mode="markers",
-            marker={"symbol": "triangle-up" if at > 0.5 else "triangle-down", "size": 9, "color": ALARM},
-            hovertemplate=f"step %{{x:,d}}<br>{text}<extra></extra>",
-        ),
+    marks = go.Scatter(
+        x=edge.steps,
+        y=[at] * len(edge.steps),
+        mode="markers",
+        marker={"symbol": "triangle-up" if at > 0.5 else "triangle-down", "size": 9, "color": ALARM},
+        hovertemplate=f"step %{{x:,d}}<br>{as_label(edge.told)}<extra></extra>",
+    )
+    figure.add_trace(marks, row=row, col=1, secondary_y=True)
+
+
+def _draw_target(figure: go.Figure, row: int, target: float, words: str) -> None:
+    figure.add_hline(
+        y=target,
         row=row,
         col=1,
-        secondary_y=True,
+        line={"dash": "dot", "width": 1, "color": MARK},
+        annotation={"text": words, "xanchor": "right", "yanchor": "bottom", "showarrow": False},
+        exclude_empty_subplots=False,
     )
+
+
+def draw_lines(figure: go.Figure, steps: Sequence[int]) -> None:
+    """Vertical lines through all panels."""
+    for step in steps:
+        line = {"color": HAIRLINE, "width": 1, "dash": "dot"}
+        figure.add_shape(type="line", xref="x", yref="paper", x0=step, x1=step, y0=0, y1=1, line=line, layer="below")
 
 
 def draw_lanes(figure: go.Figure, row: int, lanes: Sequence[Lane]) -> None:
@@ -143,7 +152,7 @@ def _draw_lane(figure: go.Figure, row: int, place: int, lane: Lane) -> None:
         y=[place] * len(lane.spans),
         mode="markers",
         marker={"symbol": lane.symbol, "size": 10, "color": lane.color, "line": {"width": 1.5, "color": lane.color}},
-        customdata=list(lane.texts or [as_label(lane.name)] * len(lane.spans)),
+        customdata=["<br>".join(map(as_label, lines)) for lines in lane.texts or [(lane.name,)] * len(lane.spans)],
         hovertemplate="step %{x:,d}<br>%{customdata}<extra></extra>",
     )
     figure.add_traces([bars, marks], rows=row, cols=1)

@@ -1,0 +1,121 @@
+"""A run's time line before it is drawn: loss, gradient norm, loss scale and learning rate above what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ampscope.analysis.overview import Moment, Overview
+from ampscope.analysis.results import Finding, Incident
+from ampscope.analysis.scale import ScaleHistory
+from ampscope.analysis.wording import cause_in_words, steps_in_words
+from ampscope.report.html.markup import short
+from ampscope.report.html.palette import MARK, SEVERITIES
+from ampscope.report.html.panels import Panel, counter_panel, measure_panel, scale_panel
+from ampscope.trace.schema import EventKind, ScalerAction
+from ampscope.trace.vocabulary import Severity
+
+#: Vertical lines for saves, loads and resumes are drawn up to this many; their lanes always are.
+MAX_LINES = 40
+
+_SEVERITY_LANES = (
+    (Severity.ERROR, "problem", "x"),
+    (Severity.WARNING, "warning", "diamond"),
+    (Severity.INFO, "harmless", "circle-open"),
+)
+_MOMENT_LANES = (
+    (ScalerAction.STATE_SAVED, "state saved", "triangle-down"),
+    (ScalerAction.STATE_LOADED, "state loaded", "triangle-up"),
+    (EventKind.RESUME, "resumed", "star"),
+    (EventKind.NOTE, "note", "square-open"),
+    (EventKind.WARNING, "AMPscope", "diamond-open"),
+)
+_LINED = (ScalerAction.STATE_SAVED, ScalerAction.STATE_LOADED, EventKind.RESUME)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """A row of marks on the time line; each mark spans from a first to a last step."""
+
+    name: str
+    symbol: str  #: one of Plotly's
+    color: str
+    spans: tuple[tuple[int, int], ...]
+    texts: tuple[tuple[str, ...], ...] = ()  #: lines of plain text; for each span, or none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """Panels with a common axis of steps above each other, lanes at the foot, and vertical lines through all."""
+
+    steps: int  #: how many steps there are
+    panels: tuple[Panel, ...]
+    lanes: tuple[Lane, ...]
+    lines: tuple[int, ...]
+
+
+def timeline_stack(seen: Overview, items: Sequence[Incident | Finding]) -> Stack:
+    """A run's steps; panels without a measurement and lanes without a mark are left out."""
+    lanes = [*item_lanes(items), *skip_lane(seen.skips), *moment_lanes(seen.moments)]
+    return Stack(steps=seen.steps, panels=tuple(_panels(seen)), lanes=tuple(lanes), lines=moment_lines(seen.moments))
+
+
+def scale_stack(history: ScaleHistory, moments: Sequence[Moment]) -> Stack:
+    """A scaler's history: scale and growth tracker."""
+    panels = [scale_panel(history.log2_scale)]
+    if not history.growth_tracker.is_empty:
+        target = history.settings.growth_interval
+        panels.append(counter_panel(history.growth_tracker, "growth tracker", target=target))
+    lanes = (*skip_lane(history.skips), *moment_lanes(moments))
+    return Stack(steps=history.steps, panels=tuple(panels), lanes=lanes, lines=moment_lines(moments))
+
+
+def _panels(seen: Overview) -> Iterator[Panel]:
+    if not seen.loss.is_empty:
+        yield measure_panel(seen.loss, "loss", "the loss was NaN or infinite")
+    if not seen.grad_norm.is_empty:
+        yield measure_panel(seen.grad_norm, "gradient norm", "gradients were NaN or infinite", log=True)
+    if not seen.log2_scale.is_empty:
+        yield scale_panel(seen.log2_scale)
+    if len(set(seen.lr.values)) > 1 or seen.lr.nonfinite:  # one that never changes is no story
+        yield measure_panel(seen.lr, "learning rate", "the learning rate was NaN or infinite")
+
+
+def item_lanes(items: Sequence[Incident | Finding]) -> Iterator[Lane]:
+    """One lane for each severity that occurs."""
+    for severity, name, symbol in _SEVERITY_LANES:
+        mine = [item for item in items if item.severity == severity]
+        if mine:
+            yield Lane(
+                name=name,
+                symbol=symbol,
+                color=SEVERITIES[severity],
+                spans=tuple((item.step, item.last_step) for item in mine),
+                texts=tuple((f"{cause_in_words(item.cause)}, {steps_in_words(item)}",) for item in mine),
+            )
+
+
+def skip_lane(skips: Sequence[int]) -> Iterator[Lane]:
+    """The lane of skipped steps, if there are any."""
+    if skips:
+        yield Lane(name="step skipped", symbol="line-ns", color=MARK, spans=tuple((step, step) for step in skips))
+
+
+def moment_lanes(moments: Sequence[Moment]) -> Iterator[Lane]:
+    """One lane for each kind of moment that occurs."""
+    for kind, name, symbol in _MOMENT_LANES:
+        mine = [moment for moment in moments if moment.kind == kind]
+        if mine:
+            yield Lane(
+                name=name,
+                symbol=symbol,
+                color=MARK,
+                spans=tuple((moment.step, moment.step) for moment in mine),
+                texts=tuple((name, short(moment.text, 48)) if moment.text else (name,) for moment in mine),
+            )
+
+
+def moment_lines(moments: Sequence[Moment]) -> tuple[int, ...]:
+    """Where state was saved or loaded or the run resumed; none where there are too many to be drawn as lines."""
+    steps = sorted({moment.step for moment in moments if moment.kind in _LINED})
+    return tuple(steps) if len(steps) <= MAX_LINES else ()
