@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import narwhals as nw
 
@@ -11,6 +12,7 @@ from ampscope.analysis.dtypes import itemsize
 from ampscope.analysis.frames import Lazy, collect, first_rank, rank_table
 from ampscope.analysis.results import SourceLine
 from ampscope.trace.reader import Run
+from ampscope.trace.scan import Stamp
 from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, SiteRow, Source, Table
 
 _NODES = frozenset(str(node) for node in ENTRY_NODES | SINK_NODES)
@@ -47,6 +49,18 @@ class Executed:
 def traced_steps(run: Run, *, rank: int | None = None) -> tuple[TracedStep, ...]:
     """What was traced, the newest step first; of one step the live trace first, then replays by name."""
     rank = first_rank(run) if rank is None else rank
+    stamp = run.stamp(Table.OPS)
+    known = _known.setdefault(run, {})
+    if rank not in known or known[rank][0] != stamp:
+        known[rank] = stamp, _traced_steps(run, rank)
+    return known[rank][1]
+
+
+#: By run and rank: millions of rows are counted once for every state of the table.
+_known: WeakKeyDictionary[Run, dict[int, tuple[Stamp, tuple[TracedStep, ...]]]] = WeakKeyDictionary()
+
+
+def _traced_steps(run: Run, rank: int) -> tuple[TracedStep, ...]:
     ops = rank_table(run, Table.OPS, rank).group_by("step", "source").agg(nw.len().alias("rows"))
     found = [TracedStep(rank=rank, **row) for row in collect(ops).rows(named=True)]
     return tuple(sorted(found, key=lambda one: (-one.step, one.source != Source.LIVE, one.source)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -70,26 +71,45 @@ class Journal:
             rest = rest[os.write(self._descriptor, rest) :]
 
 
+class JournalReader:
+    """Reads a journal that may still be growing; each `read` parses only what was appended since the one before."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0  #: bytes that were read as whole messages
+        self._schema: pa.Schema | None = None
+        self._batches: list[pa.RecordBatch] = []
+
+    def read(self) -> pa.Table:
+        """Every batch that is whole by now; a torn last one, or one still being written, ends the table.
+
+        Raises:
+            OSError: the file cannot be opened (it may just have been sealed).
+        """
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            content = pa.BufferReader(file.read())
+        with suppress(pa.ArrowException, OSError, EOFError):  # the torn end
+            self._take_all(content)
+        return pa.Table.from_batches(self._batches, self._schema or pa.schema([]))
+
+    def _take_all(self, content: pa.BufferReader) -> None:
+        begin = self._offset
+        while content.tell() < content.size():
+            message = pa.ipc.read_message(content)
+            if self._schema is None:
+                self._schema = pa.ipc.read_schema(message)
+            else:
+                batch = pa.ipc.read_record_batch(message, self._schema)
+                batch.validate(full=True)
+                self._batches.append(batch)
+            self._offset = begin + content.tell()
+
+
 def read_journal(path: Path) -> pa.Table:
-    """Read every batch that is whole; a torn last one, or one still being written, ends the table.
+    """Read every batch that is whole.
 
     Raises:
         OSError: the file cannot be opened (it may just have been sealed).
     """
-    content = path.read_bytes()
-    try:
-        stream = pa.ipc.open_stream(content)
-    except (pa.ArrowException, OSError):
-        return pa.Table.from_batches([], pa.schema([]))
-    return pa.Table.from_batches(_whole_batches(stream), stream.schema)
-
-
-def _whole_batches(stream: pa.RecordBatchStreamReader) -> list[pa.RecordBatch]:
-    batches: list[pa.RecordBatch] = []
-    try:
-        for batch in stream:
-            batch.validate(full=True)
-            batches.append(batch)
-    except (pa.ArrowException, OSError):
-        pass  # the torn end
-    return batches
+    return JournalReader(path).read()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, cast, overload
@@ -13,11 +14,12 @@ import duckdb
 import narwhals as nw
 import pyarrow as pa
 
+from ampscope.trace.database import sealed_off
 from ampscope.trace.find import find_runs, locate
 from ampscope.trace.layout import rank_folder, ranks
 from ampscope.trace.lock import is_locked
 from ampscope.trace.manifest import Manifest, read_manifest
-from ampscope.trace.scan import Scan
+from ampscope.trace.scan import Scan, Stamp
 from ampscope.trace.schema import (
     ROW_TYPES,
     EdgeRow,
@@ -67,19 +69,20 @@ def open_run(path: str | os.PathLike[str]) -> Run:
 
 
 class Run:
-    """A run that is read. Usable from several threads; nothing is cached but the footers of sealed parts.
+    """A run that is read. Usable from several threads; what it keeps is footers of sealed parts and journaled rows.
 
-    Each access to a table looks at the folder anew, so that it sees the rows written since. A frame that was taken
-    keeps showing the rows of its own moment. Rows in Parquet stay on the disk until a query needs them.
+    Each access to a table looks at the folder anew, so that it sees the rows written since, of which it reads no more
+    than those. A frame that was taken keeps showing the rows of its own moment. Rows in Parquet stay on the disk until
+    a query needs them.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
         read_manifest(self.path)
-        self._database = _sealed_off(self.path)
+        self._database = sealed_off(self.path)
         self._scan = Scan(self.path)
         self._local = threading.local()
-        self._connections: list[duckdb.DuckDBPyConnection] = []
+        self._connections: weakref.WeakSet[duckdb.DuckDBPyConnection] = weakref.WeakSet()  # of threads that live
         self._lock = threading.Lock()
 
     @property
@@ -109,6 +112,10 @@ class Run:
             RunDamaged: a Parquet part cannot be read.
         """
         return nw.from_native(self._relation(table))
+
+    def stamp(self, table: Table) -> Stamp:
+        """What tells this moment of a table from another, to compare: the same means that no row was added."""
+        return self._scan.stamp(table)
 
     @property
     def steps(self) -> nw.LazyFrame[Any]:
@@ -247,7 +254,8 @@ class Run:
         connection = getattr(self._local, "connection", None)
         if connection is None:
             connection = self._local.connection = self._database.cursor()
-            self._connections.append(connection)
+            self._connections.add(connection)
+            self._local.relations = {}
         return cast(duckdb.DuckDBPyConnection, connection)
 
     def _load(self, table: Table, equals: dict[str, object]) -> list[Any]:
@@ -260,24 +268,12 @@ class Run:
         return list(map(row_type, *map(_values, columns)))
 
     def _relation(self, table: Table) -> duckdb.DuckDBPyRelation:
-        return self._scan.relation(self._connection, table)
-
-
-def _sealed_off(path: Path) -> duckdb.DuckDBPyConnection:
-    """A database that reads the run's folder and nothing else, and loads no extension."""
-    database = duckdb.connect(
-        ":memory:",
-        config={
-            "autoinstall_known_extensions": False,
-            "autoload_known_extensions": False,
-            "python_enable_replacements": False,
-        },
-    )
-    folder = str(path).replace("'", "''")
-    database.execute(f"SET allowed_directories = ['{folder}']")
-    database.execute("SET enable_external_access = false")
-    database.execute("SET lock_configuration = true")
-    return database
+        """The table as it is now; binding hundreds of parts takes a while, so the same state is bound once a thread."""
+        connection, stamp = self._connection, self._scan.stamp(table)
+        known = self._local.relations.get(table)
+        if known is None or known[0] != stamp:
+            known = self._local.relations[table] = (stamp, self._scan.relation(connection, table))
+        return cast(duckdb.DuckDBPyRelation, known[1])
 
 
 def _equals(name: str, value: object) -> duckdb.Expression:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,7 +14,7 @@ import pyarrow.parquet as pq
 
 from ampscope.errors import RunDamaged
 from ampscope.trace.columns import to_array
-from ampscope.trace.journal import read_journal
+from ampscope.trace.journal import JournalReader
 from ampscope.trace.layout import list_table, part_path, ranks, table_folder
 from ampscope.trace.schema import Table, arrow_schema
 
@@ -20,19 +22,32 @@ from ampscope.trace.schema import Table, arrow_schema
 RANK = "rank"
 
 
+#: What tells one state of a table from another: name, size and age (ns) of each of its files.
+Stamp = tuple[tuple[str, int, int], ...]
+
+
 class Scan:
-    """Reads the tables of one run; remembers the columns of sealed parts, which never change."""
+    """Reads the tables of one run.
+
+    Remembers the columns of sealed parts, which never change, and the rows of journals, which only grow.
+    """
 
     def __init__(self, run: Path) -> None:
         self._run = run
         self._columns: dict[Path, tuple[str, ...]] = {}
+        self._journals: dict[Path, JournalReader] = {}
+        self._lock = threading.Lock()
+
+    def stamp(self, table: Table) -> Stamp:
+        """The state of ``table`` on the disk: another one whenever rows were added or parts were dropped."""
+        return tuple(state for rank in ranks(self._run) for state in _states(table_folder(self._run, rank, table)))
 
     def relation(self, connection: duckdb.DuckDBPyConnection, table: Table) -> duckdb.DuckDBPyRelation:
         """All rows of ``table`` that can be read now, with the schema's columns and `RANK`."""
         journaled: list[pa.Table] = []
         sealed: list[duckdb.DuckDBPyRelation] = []
         for rank in ranks(self._run):
-            parts, rows = _snapshot(table_folder(self._run, rank, table), table)
+            parts, rows = self._snapshot(table_folder(self._run, rank, table), table)
             journaled.append(rows.append_column(RANK, to_array([rank] * rows.num_rows, pa.int32())))
             sealed += self._sealed(connection, table, rank, parts)
         schema = arrow_schema(table).append(pa.field(RANK, pa.int32()))
@@ -67,28 +82,41 @@ class Scan:
             for columns, paths in by_columns.items()
         ]
 
+    def _snapshot(self, folder: Path, table: Table) -> tuple[list[Path], pa.Table]:
+        """Parts and journaled rows that belong together, though journals may be sealed while this looks.
+
+        Numbers are given in order, so all up to the highest seen existed then. One that is renamed from journal to part
+        during the first look can escape it; the second look sees the part.
+        """
+        first, second = list_table(folder), list_table(folder)
+        parts = first.parts | {number: part for number, part in second.parts.items() if number < first.next_number}
+        journaled = []
+        for number, journal in first.journals.items():
+            if number not in parts:
+                try:
+                    journaled.append(self._read_journal(journal))
+                except FileNotFoundError:  # sealed since
+                    parts[number] = part_path(journal)
+        return [parts[number] for number in sorted(parts)], _conform_all(journaled, arrow_schema(table))
+
+    def _read_journal(self, journal: Path) -> pa.Table:
+        with self._lock:
+            for other in [path for path in self._journals if path.parent == journal.parent and path < journal]:
+                del self._journals[other]  # sealed, or about to be
+            return self._journals.setdefault(journal, JournalReader(journal)).read()
+
     def _columns_of(self, part: Path) -> tuple[str, ...]:
         if part not in self._columns:
             self._columns[part] = _read_columns(part)
         return self._columns[part]
 
 
-def _snapshot(folder: Path, table: Table) -> tuple[list[Path], pa.Table]:
-    """Parts and journaled rows that belong together, though journals may be sealed while this looks.
-
-    Numbers are given in order, so all up to the highest seen existed then. One that is renamed from journal to part
-    during the first look can escape it; the second look sees the part.
-    """
-    first, second = list_table(folder), list_table(folder)
-    parts = first.parts | {number: part for number, part in second.parts.items() if number < first.next_number}
-    journaled = []
-    for number, journal in first.journals.items():
-        if number not in parts:
-            try:
-                journaled.append(read_journal(journal))
-            except FileNotFoundError:  # sealed since
-                parts[number] = part_path(journal)
-    return [parts[number] for number in sorted(parts)], _conform_all(journaled, arrow_schema(table))
+def _states(folder: Path) -> Iterator[tuple[str, int, int]]:
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            with suppress(FileNotFoundError):  # sealed, or dropped by the budget, while this looks
+                state = entry.stat()
+                yield f"{folder.parent.name}/{entry.name}", state.st_size, state.st_mtime_ns
 
 
 def _conform_all(journaled: list[pa.Table], schema: pa.Schema) -> pa.Table:

@@ -13,6 +13,7 @@ import pytest
 
 from ampscope.errors import RunDamaged, RunTooNew
 from ampscope.trace import scan
+from ampscope.trace.journal import JournalReader
 from ampscope.trace.layout import Listing, table_folder
 from ampscope.trace.manifest import Manifest, read_manifest, write_manifest
 from ampscope.trace.reader import Run, open_run
@@ -138,6 +139,41 @@ class TestOpenRun:
             builder.close()
             assert len(run.rows(Table.STEPS)) == 3
 
+    def test_a_new_look_reads_only_what_was_appended(self, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        builder = TraceBuilder(run_folder)
+        builder.step()
+        parsed: list[int] = []
+        real = pa.ipc.read_record_batch
+
+        def counted(*arguments: Any) -> pa.RecordBatch:
+            parsed.append(1)
+            return real(*arguments)
+
+        with open_run(builder.leave_open()) as run:
+            assert len(run.rows(Table.STEPS)) == 1
+            builder.step()
+            builder.leave_open()
+            monkeypatch.setattr(pa.ipc, "read_record_batch", counted)
+            assert len(run.rows(Table.STEPS)) == 2
+            assert len(parsed) == 1
+            assert len(run.rows(Table.STEPS)) == 2
+            assert len(parsed) == 1
+            builder.close()
+
+    def test_a_stamp_tells_whether_there_are_new_rows(self, run_folder: Path) -> None:
+        builder = TraceBuilder(run_folder)
+        builder.step()
+        with open_run(builder.leave_open()) as run:
+            before = run.stamp(Table.STEPS)
+            assert run.stamp(Table.STEPS) == before
+            builder.grad()
+            builder.leave_open()
+            assert run.stamp(Table.STEPS) == before
+            builder.step()
+            builder.leave_open()
+            assert run.stamp(Table.STEPS) != before
+            builder.close()
+
     def test_a_frame_keeps_its_moment(self, run_folder: Path) -> None:
         builder = TraceBuilder(run_folder)
         builder.step()
@@ -161,13 +197,13 @@ class TestOpenRun:
         builder = TraceBuilder(run_folder)
         builder.step()
         builder.leave_open()
-        real = scan.read_journal
+        real = JournalReader.read
 
-        def slow(path: Path) -> pa.Table:
+        def slow(reader: JournalReader) -> pa.Table:
             builder.close()
-            return real(path)
+            return real(reader)
 
-        monkeypatch.setattr(scan, "read_journal", slow)
+        monkeypatch.setattr(JournalReader, "read", slow)
         with open_run(run_folder) as run:
             assert len(run.rows(Table.STEPS)) == 1
 
@@ -177,7 +213,6 @@ class TestOpenRun:
         builder = TraceBuilder(run_folder)
         builder.grad()
         with open_run(builder.close()) as run:
-            assert len(run.rows(Table.GRADS)) == 1
             part = table_folder(run_folder, 0, Table.GRADS) / "part-000000.parquet"
             real = Scan.relation
 
