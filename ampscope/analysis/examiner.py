@@ -22,6 +22,8 @@ from ampscope.trace.vocabulary import Cause, Severity
 
 #: Incidents examined op by op; a run with more is summed up from these.
 MAX_EXAMINED = 60
+#: Origins of one step that are told besides the first.
+MOST_OTHERS = 3
 #: A loss that rose at each of the last steps, by this factor in all, is running away.
 RUNAWAY_STEPS = 3
 RUNAWAY_FACTOR = 100.0
@@ -101,8 +103,9 @@ class Examiner:
             if known is not None and (number >= MAX_EXAMINED or _evidence(row).get("over_budget")):
                 found.append(known.repeated(row.step))
             elif number < MAX_EXAMINED:
-                found.append(self._examine(row))
-                alike[symptom] = found[-1]
+                examined = self._examine(row)
+                found += examined
+                alike[symptom] = examined[0]
         return [*found, *self._unreported(rows)]
 
     def _unreported(self, rows: Sequence[IncidentRow]) -> Iterator[Examined]:
@@ -115,24 +118,42 @@ class Examiner:
                 position = int(np.searchsorted(history.step, step))
                 yield self._without_origin(_silent(step, optimizer, float(history.loss[position])))
 
-    def _examine(self, row: IncidentRow) -> Examined:
-        found = self._origin(row)
-        if found is None:
-            return self._without_origin(row)
-        graph, origin, explained = found
-        return self._calmed(row, self._described(row, graph, origin, explained))
+    def _examine(self, row: IncidentRow) -> list[Examined]:
+        """An incident by its origin; where the step had several, by each, the one that matters most first."""
+        graph, born = self._origins(row)
+        if not born:
+            return [self._without_origin(row)]
+        first = self._calmed(row, self._described(row, graph, born[0], causes.explain(graph, born[0])))
+        return [first, *self._others(row, graph, born[1:], first.incident)]
 
-    def _origin(self, row: IncidentRow) -> tuple[StepGraph, Origin, Explained] | None:
-        """The origin that matters most, in the best execution of the step that the trace holds."""
+    def _origins(self, row: IncidentRow) -> tuple[StepGraph, list[Origin]]:
+        """The origins in the best execution of the step that the trace holds, the one that matters most first."""
         for source in (Source.REPLAY, Source.LIVE):
             graph = StepGraph(self._run, self._sites, row.step, source)
             born = absorbed(graph) if row.trigger == Trigger.ABSORBED_OVERFLOW else origins(graph)
             if born:
-                return graph, born[0], causes.explain(graph, born[0])
-        return None
+                break
+        return graph, born
+
+    def _others(
+        self, row: IncidentRow, graph: StepGraph, born: Sequence[Origin], first: Incident
+    ) -> Iterator[Examined]:
+        """Further origins in the forward pass of the same step, which would have made it fail by themselves."""
+        if first.phase != Phase.FORWARD or first.cause is Cause.HARDWARE_TRANSIENT:
+            return
+        told: set[int] = set()
+        for origin in born[:MOST_OTHERS]:
+            explained = causes.explain(graph, origin)
+            known = explained.cause not in (Cause.UNKNOWN, Cause.BAD_WEIGHT, Cause.HARDWARE_TRANSIENT)
+            if known and explained.phase in (Phase.FORWARD, Phase.LOSS) and explained.seq not in told:
+                told.add(explained.seq)
+                other = self._described(row, graph, origin, explained)
+                yield other._replace(incident=replace(other.incident, tried=()))
 
     def _described(self, row: IncidentRow, graph: StepGraph, origin: Origin, explained: Explained) -> Examined:
         cause, facts = self._in_context(row, explained)
+        if cause is Cause.BAD_INPUT:
+            facts = facts | _rows_of(row, str(facts.get("name")))
         if cause is Cause.DIVERGENCE:
             explained = causes.first_overflow(graph) or explained
         site = graph.place(explained.seq) if cause is Cause.BAD_INPUT else graph.site(explained.seq)
@@ -197,16 +218,23 @@ class Examiner:
         explanation = sentences.explanation(cause, incident.op, {})
         return Examined(replace(incident, severity=Severity.INFO, cause=cause, explanation=explanation), {})
 
+    def _adjusts(self, row: IncidentRow) -> Cause | None:
+        """What to call a skip that could not be run again, where a smaller scale was all that the next steps took."""
+        if row.replay != ReplayStatus.UNAVAILABLE or row.trigger != Trigger.NONFINITE_GRADIENT or row.scale is None:
+            return None
+        run = next((r for r in self._skips.get(row.optimizer, ()) if r.first <= row.step <= r.last), None)
+        return run.benign_cause if run is not None and run.calibrates and run.recovered else None
+
     def _without_origin(self, row: IncidentRow) -> Examined:
         """What can be said when no trace of the step shows an origin."""
         transient = row.replay == ReplayStatus.NOT_REPRODUCED
-        cause = Cause.HARDWARE_TRANSIENT if transient else Cause.UNKNOWN
+        cause = Cause.HARDWARE_TRANSIENT if transient else self._adjusts(row) or Cause.UNKNOWN
         why = row.replay_reason or "no trace of this step shows where the value was born"
         incident = Incident(
             step=row.step,
             last_step=row.step,
             count=1,
-            severity=Severity.ERROR,
+            severity=Severity.INFO if cause.is_benign else Severity.ERROR,
             cause=cause,
             phase=Phase.FORWARD if row.trigger == Trigger.NONFINITE_LOSS else Phase.BACKWARD,
             op="",
@@ -237,6 +265,13 @@ def _evidence(row: IncidentRow) -> dict[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _rows_of(row: IncidentRow, name: str) -> dict[str, str]:
+    """Which rows of an input were bad, as a fact to tell; empty where capture did not look."""
+    rows = _evidence(row).get("rows")
+    found = rows.get(name, ()) if isinstance(rows, dict) else ()
+    return {"rows": ", ".join(map(str, found))} if found else {}
 
 
 def _tripped(row: IncidentRow) -> tuple[str, ...]:

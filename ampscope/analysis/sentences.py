@@ -71,7 +71,10 @@ _REASONS: dict[Cause, tuple[str, ...]] = {
     Cause.SCALE_OVERFLOW: (
         "The gradient times the loss scale is too large for {dtype} in {op}, while the forward pass is fine.",
     ),
-    Cause.BAD_INPUT: ("{name} held non-finite values before the model touched it.",),
+    Cause.BAD_INPUT: (
+        "{name} held non-finite values before the model touched it, at index {rows} of its first dimension.",
+        "{name} held non-finite values before the model touched it.",
+    ),
     Cause.BAD_WEIGHT: ("The parameter {name} held non-finite values before the step.",),
     Cause.BAD_BUFFER: ("The buffer {name} held non-finite values before the step.",),
     Cause.DIVERGENCE: ("The values have grown until they no longer fit their dtype.",),

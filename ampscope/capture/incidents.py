@@ -83,6 +83,7 @@ class Incidents:
             outcome.reason = "the replay itself failed; the run's events say why"
             with self._guard:
                 outcome, seen = self._replay(attempt, symptom, recording)
+                evidence["rows"] = outcome.bad_rows
                 if seen is not None:
                     self._try_cures(attempt, recording, seen, outcome.status)
             attempt.judging_s = time.perf_counter() - started
@@ -98,6 +99,7 @@ class Incidents:
         tracer.keeper = self._recorder.operands.keeper()
         outcome = replay.run(recording, self._models, tracer, symptom)
         self._replay_budget.spent(outcome.seconds)
+        outcome.bad_rows = tracer.bad_rows
         seen = None
         if outcome.status is not ReplayStatus.UNAVAILABLE:
             seen = Observed(*tracer.rows(attempt.step, Source.REPLAY), self._recorder.sites)

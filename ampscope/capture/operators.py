@@ -13,6 +13,9 @@ _UNINITIALISED = ("aten::empty", "aten::new_empty", "aten::resize_", "aten::_uns
 #: Ops whose backward asks ATen's isTensorSubclassLike, which a dispatch mode makes true. Source: FunctionsManual.cpp.
 _VARYING = frozenset({("aten::masked_fill", "Tensor"), ("aten::masked_fill_", "Tensor")})
 _VARYING_NAMES = frozenset({"aten::prod", "aten::cumprod", "aten::masked_scatter", "aten::linalg_det"})
+#: Ops that write to arguments of which their schema does not say so.
+_WRITES_SILENTLY = frozenset({"aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm"})
+_RUNNING = ("running_mean", "running_var")
 #: Python-level functions by which a user asks for another dtype.
 CONVERSIONS = frozenset(
     {"to", "type", "type_as", "half", "float", "double", "bfloat16", "astype", "to_dense", "as_tensor", "tensor"}
@@ -36,6 +39,8 @@ def describe(func: Any) -> Operator:
     """Reads the schema of an op overload."""
     schema = func._schema
     written = [i for i, arg in enumerate(schema.arguments) if arg.alias_info is not None and arg.alias_info.is_write]
+    if schema.name in _WRITES_SILENTLY:
+        written += [i for i, arg in enumerate(schema.arguments) if arg.name in _RUNNING]
     is_view = not written and any(ret.alias_info is not None for ret in schema.returns)
     return Operator(
         name=str(func),

@@ -13,6 +13,8 @@ from ampscope.capture.readback import Parcel
 
 #: Steps after which the list of buffers is drawn up anew.
 REVIEW_EVERY = 50
+#: Elements up to which a buffer is measured at every step; larger ones only where their change counter moved.
+ALWAYS_MEASURED = 1 << 16
 
 
 class BufferWatch:
@@ -50,7 +52,8 @@ class BufferWatch:
             if buffer is None or type(buffer) is not Tensor or not stats.measurable(buffer):
                 continue
             mark = (id(buffer), buffer._version)
-            if self._written.get(name) != mark:
+            small = buffer.numel() <= ALWAYS_MEASURED  # batch normalisation writes without counting
+            if small or self._written.get(name) != mark:
                 self._written[name] = mark
                 changed[name] = buffer.detach()
         with torch.no_grad():

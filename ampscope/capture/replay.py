@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ampscope.capture import memory, tape
@@ -34,6 +34,7 @@ class Outcome:
     status: ReplayStatus
     reason: str = ""
     seconds: float = 0.0
+    bad_rows: dict[str, list[int]] = field(default_factory=dict)  #: of each input that is not finite, by name
 
 
 class Tried(NamedTuple):

@@ -19,6 +19,7 @@ from ampscope.capture.frames import NOWHERE, Place, user_place
 from ampscope.capture.guard import Guard
 from ampscope.capture.operands import Executed, OperandKeeper
 from ampscope.capture.operators import Operator
+from ampscope.capture.rows import bad_rows
 from ampscope.capture.sites import Point, Signature, Sites
 from ampscope.capture.stats import UNMEASURED, Slots, Stats
 from ampscope.trace.schema import Cast, EdgeRow, Node, OpRow, Phase
@@ -85,6 +86,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         self.backward_varies = False  #: a gradient of this step would be rounded otherwise under this mode
         self.paused = False  #: set while AMPscope's own code computes
         self.entry_place = NOWHERE  #: the user's line of the call being replayed
+        self.bad_rows: dict[str, list[int]] = {}  #: of each input that is not finite, where; in replays
         self.keeper: OperandKeeper | None = None  #: holds operands of this step, where asked to
         self._sites = sites
         self._module_names = module_names
@@ -178,6 +180,15 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         """Tells where a tensor that no op of the step wrote comes from."""
         if tensor.layout is torch.strided:
             self._entries.setdefault(self._key(tensor), (node, name))
+            if self._full and node is Node.INPUT:
+                self._note_rows(tensor, name)
+
+    def _note_rows(self, tensor: Tensor, name: str) -> None:
+        before, self.paused = self.paused, True
+        rows = bad_rows(tensor)
+        self.paused = before
+        if rows:
+            self.bad_rows.setdefault(name, rows)
 
     def sink(self, tensor: Tensor, node: Node, name: str, module: str = "") -> None:
         """Marks a tensor from which the walk back to an origin starts: a loss, a gradient, a buffer."""
@@ -227,7 +238,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         operands = operators.flat_tensors([*args, *kwargs.values()])
         results = operators.flat_tensors(result if isinstance(result, (tuple, list)) else (result,))
         written = operators.written_tensors(operator, args, kwargs)
-        results = results or written
+        known = {torch_private.storage_key(tensor) for tensor in results if tensor.layout is torch.strided}
+        results += [each for each in written if not results or torch_private.storage_key(each) not in known]
         if not results:
             return
         point = self._point(operator, args, kwargs, operands, results)
