@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, type, torch.Size)
+_LEAVES = (*_ATOMS, Tensor)
 _SEQUENCES = (tuple, list, set, frozenset, deque)
 _DEPTH = 6
 #: Objects looked at in one walk; a batch that refers to its whole data set is not followed into it.
@@ -89,7 +90,7 @@ class _Rebuilding:
         if isinstance(value, self._kind):
             return self._change(value)
         self._left -= 1
-        if not depth or self._left < 0 or isinstance(value, (*_ATOMS, Tensor)):
+        if not depth or self._left < 0 or isinstance(value, _LEAVES):
             return value
         if id(value) not in self._made:
             self._originals.append(value)  # kept, so that an id stays that of its object

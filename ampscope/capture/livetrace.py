@@ -7,14 +7,14 @@ from typing import Any
 import torch
 
 from ampscope import provenance
-from ampscope.capture import gradients, player
+from ampscope.capture import gradients, player, stats
 from ampscope.capture.attempt import StepAttempt
 from ampscope.capture.budget import TraceBudget
 from ampscope.capture.guard import Guard
 from ampscope.capture.models import Models
 from ampscope.capture.recorder import Recorder
 from ampscope.capture.tracer import Tracer
-from ampscope.trace.schema import Node, Phase, Source
+from ampscope.trace.schema import EdgeRow, Node, OpRow, Phase, Source
 
 
 class LiveTrace:
@@ -115,7 +115,7 @@ class LiveTrace:
         if self._tracer is None or not self._half_parameters():
             return []
         self._tracer.remove()
-        bad = [(name, p) for name, p in self._models.parameters.values() if not player.finite(p)]
+        bad = [(name, p) for name, p in self._models.parameters.values() if not stats.finite(p)]
         for name, parameter in bad:
             self._tracer.sink(parameter.detach(), Node.WEIGHT_AFTER, name)
         return [name for name, _ in bad]
@@ -129,9 +129,10 @@ class LiveTrace:
         for loss in attempt.losses:
             tracer.sink(loss, Node.LOSS, "loss")
         for name, gradient in gradients.owned(attempt.optimizer, self._models):
-            if not player.finite(gradient):
+            if not stats.finite(gradient):
                 tracer.sink(gradient, Node.GRADIENT, name, name.rpartition(".")[0])
-        self._write(tracer, attempt)
+        self._write(*tracer.rows(attempt.step, Source.LIVE), attempt)
+        tracer.release()
 
     def settle(self, attempt: StepAttempt, count: int) -> list[int]:
         """Writes or drops the trace of a step without incident.
@@ -150,13 +151,12 @@ class LiveTrace:
         ops, edges = tracer.rows(attempt.step, Source.LIVE)
         absorbed = provenance.absorbed(provenance.Graph(ops, edges, self._recorder.sites.row))
         if absorbed or keep:
-            self._write(tracer, attempt)
+            self._write(ops, edges, attempt)
         if keep and not absorbed:
             self._budget.kept()
         tracer.release()
         return [origin.seq for origin in absorbed]
 
-    def _write(self, tracer: Tracer, attempt: StepAttempt) -> None:
-        self._recorder.trace(*tracer.rows(attempt.step, Source.LIVE), attempt.step, Source.LIVE)
+    def _write(self, ops: list[OpRow], edges: list[EdgeRow], attempt: StepAttempt) -> None:
+        self._recorder.trace(ops, edges, attempt.step, Source.LIVE)
         attempt.traced = Source.LIVE
-        tracer.release()

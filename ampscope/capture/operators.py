@@ -27,6 +27,7 @@ class Operator(NamedTuple):
 
     name: str
     passes_through: bool  #: a view, or memory without values yet: not an op on numbers
+    writes: bool  #: into any of its arguments
     written: tuple[int, ...]  #: positions of arguments that are overwritten
     written_by_name: tuple[str, ...]
     argument_names: tuple[str, ...]
@@ -45,6 +46,7 @@ def describe(func: Any) -> Operator:
     return Operator(
         name=str(func),
         passes_through=is_view or schema.name.startswith(_UNINITIALISED),
+        writes=bool(written),
         written=tuple(i for i in written if not schema.arguments[i].kwarg_only),
         written_by_name=tuple(schema.arguments[i].name for i in written if schema.arguments[i].kwarg_only),
         argument_names=tuple(arg.name for arg in schema.arguments),
@@ -74,7 +76,7 @@ def flat_tensors(values: Any) -> list[Tensor]:
 def scalar_arguments(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
     """The non-tensor arguments by name, as a hashable tuple: an ``eps``, a fill value, a dimension, a dtype."""
     named = [*zip(operator.argument_names, args, strict=False), *kwargs.items()]
-    return tuple((name, _hashable(value)) for name, value in named if _is_scalar(value))
+    return tuple([(name, _hashable(value)) for name, value in named if _is_scalar(value)])
 
 
 def _is_scalar(value: Any) -> bool:

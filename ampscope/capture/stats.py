@@ -10,7 +10,7 @@ from torch import Tensor
 
 #: Dtypes whose values are looked at; torch cannot yet take the minimum of an 8-bit float.
 MEASURED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
-_CHUNK = 512
+_CHUNK = 128
 
 
 class Stats(NamedTuple):
@@ -68,7 +68,7 @@ class Slots:
         free = self._free.get(key)
         if not free:
             free = self._grow(key)
-        torch.aminmax(tensor.detach(), out=free.pop())
+        torch.aminmax(tensor.detach() if tensor.requires_grad else tensor, out=free.pop())
         count = self._counts.get(key, 0)
         self._counts[key] = count + 1
         self._used.append((key, count))
@@ -76,7 +76,7 @@ class Slots:
 
     def read(self) -> list[Stats]:
         """The statistics of every slot in use, in order; waits for the device."""
-        values = {key: torch.cat(banks).tolist() for key, banks in self._banks.items()}
+        values = {key: torch.cat(banks)[: self._counts[key]].double().tolist() for key, banks in self._banks.items()}
         return [Stats(*values[key][index]) for key, index in self._used]
 
     def _grow(self, key: tuple[torch.device, torch.dtype]) -> list[tuple[Tensor, Tensor]]:

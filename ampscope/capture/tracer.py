@@ -211,8 +211,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         self.handling += 1
         try:
             operator = operators.describe(func)
-            with self.guard:
-                self._before_writing(operator, args, kwargs)
+            if operator.writes:
+                with self.guard:
+                    self._before_writing(operator, args, kwargs)
             result = func(*args, **kwargs)
             if not self.guard.broken:
                 with self.guard:
@@ -223,11 +224,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
 
     def _before_writing(self, operator: Operator, args: Any, kwargs: Any) -> None:
         """What came from outside and is about to be overwritten is looked at while it still is as it came."""
-        if (operator.written or operator.written_by_name) and not operator.passes_through:
-            for tensor in operators.written_tensors(operator, args, kwargs):
-                self._writer(tensor, operator)
-            if self.keeper is not None:
-                self.keeper.before(operator, args, kwargs)
+        if operator.passes_through:
+            return
+        for tensor in operators.written_tensors(operator, args, kwargs):
+            self._writer(tensor, operator)
+        if self.keeper is not None:
+            self.keeper.before(operator, args, kwargs)
 
     def _note(self, operator: Operator, args: Any, kwargs: Any, result: Any) -> None:
         number = torch_private.next_sequence_number() - 1
@@ -237,9 +239,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
             return
         operands = operators.flat_tensors([*args, *kwargs.values()])
         results = operators.flat_tensors(result if isinstance(result, (tuple, list)) else (result,))
-        written = operators.written_tensors(operator, args, kwargs)
-        known = {torch_private.storage_key(tensor) for tensor in results if tensor.layout is torch.strided}
-        results += [each for each in written if not results or torch_private.storage_key(each) not in known]
+        written = operators.written_tensors(operator, args, kwargs) if operator.writes else []
+        if written:
+            known = {torch_private.storage_key(tensor) for tensor in results if tensor.layout is torch.strided}
+            results += [each for each in written if not results or torch_private.storage_key(each) not in known]
         if not results:
             return
         point = self._point(operator, args, kwargs, operands, results)
@@ -402,7 +405,7 @@ def _edge_row(step: int, source: str, edge: Edge, own: Stats | None) -> EdgeRow:
 
 
 def _signature(tensors: list[Tensor]) -> Signature:
-    return Signature(tuple(t.dtype for t in tensors), tuple(tuple(t.shape) for t in tensors))
+    return Signature(tuple([t.dtype for t in tensors]), tuple([t.shape for t in tensors]))
 
 
 class FunctionWatch(TorchFunctionMode):
