@@ -49,6 +49,7 @@ torch-versions: $(TORCHES:%=.venv-torch-%/.done)
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/incidents.py
 
 samples: $(VENV)/.dev
 	$(BIN)/python sample_logs/generate.py
