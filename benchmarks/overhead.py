@@ -15,21 +15,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import os
-import platform
 import statistics
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from variants import UNWATCHED, VARIANTS, Unavailable, Variant
+from stages import Block, Elsewhere, Here, Stage, machine
+from variants import UNWATCHED, VARIANTS, Unavailable
 from workload import SIZES, Place, usual_dtype
 
 RESULTS = Path(__file__).parent / "results"
@@ -37,94 +33,6 @@ RESULTS = Path(__file__).parent / "results"
 STEPS = {"small": 60, "large": 16}
 #: Past the steps at a run's start in which AMPscope looks closely by default.
 WARM_UP = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """How long a block of steps took, in seconds a step."""
-
-    wall: float
-    cpu: float  #: of all the process's threads, so a writer in the background counts
-
-
-class Stage(Protocol):
-    """Something that runs a variant's steps, here or in another process."""
-
-    def run(self, steps: int) -> Block: ...
-
-    def close(self) -> dict[str, Any]: ...
-
-
-class Here:
-    """A variant in this process."""
-
-    def __init__(self, name: str, size: str, place: Place) -> None:
-        self.variant: Variant = VARIANTS[name](SIZES[size], place)
-
-    def run(self, steps: int) -> Block:
-        with self.variant.around_block():
-            self.variant.training.place.wait()
-            wall, cpu = time.perf_counter(), time.process_time()
-            for _ in range(steps):
-                self.variant.step()
-            self.variant.training.place.wait()
-            return Block((time.perf_counter() - wall) / steps, (time.process_time() - cpu) / steps)
-
-    def close(self) -> dict[str, Any]:
-        return self.variant.close()
-
-
-class Elsewhere:
-    """A variant in a process of its own, which stays and waits for its turns."""
-
-    def __init__(self, name: str, size: str, place: Place) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, end = context.Pipe()
-        self.process = context.Process(target=_serve, args=(end, name, size, place), daemon=True)
-        self.process.start()
-        self._answer()
-
-    def run(self, steps: int) -> Block:
-        self.pipe.send(steps)
-        block: Block = self._answer()
-        return block
-
-    def close(self) -> dict[str, Any]:
-        self.pipe.send(0)
-        facts: dict[str, Any] = self._answer()
-        self.process.join()
-        return facts
-
-    def _answer(self) -> Any:
-        answer = self.pipe.recv()
-        if isinstance(answer, Unavailable):
-            raise answer
-        return answer
-
-
-def _serve(pipe: Connection, name: str, size: str, place: Place) -> None:
-    torch.set_num_threads(place.threads)
-    try:
-        stage = Here(name, size, place)
-    except Unavailable as reason:
-        pipe.send(reason)
-        return
-    pipe.send("ready")
-    while steps := pipe.recv():
-        pipe.send(stage.run(steps))
-    memory = _peak_memory(place)
-    pipe.send(stage.close() | memory)
-
-
-def _peak_memory(place: Place) -> dict[str, int]:
-    if place.device == "cuda":
-        return {"peak_device_bytes": torch.cuda.max_memory_allocated()}
-    status = Path("/proc/self/status")
-    if not status.exists():
-        return {}
-    # Not getrusage: its maximum is inherited from the process that started this one.
-    (peak,) = (line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-    return {"peak_resident_bytes": int(peak) * 1024}
 
 
 @dataclass(slots=True)
@@ -196,31 +104,6 @@ def measure_memory(names: list[str], size: str, place: Place) -> dict[str, int]:
     return peaks
 
 
-def measure_incident(size: str, place: Place, steps: int) -> dict[str, float]:
-    """What a bad batch costs a watched run: the wall time of its step, replay and experiments included.
-
-    Two bad batches with healthy steps between them; costs are in median healthy steps. An unwatched training is given
-    the same batches, since a skipped step is cheaper than one that is taken.
-    """
-    costs = {}
-    for name in (UNWATCHED, "ampscope"):
-        variant = VARIANTS[name](SIZES[size], place)
-        poison = variant.training.poisoned()
-        seconds = [_timed(variant, poison if number in (steps, 2 * steps) else None) for number in range(3 * steps)]
-        healthy = statistics.median(seconds[steps // 2 : steps] + seconds[steps + 2 : 2 * steps])
-        costs[f"{name}: first"] = seconds[steps] / healthy
-        costs[f"{name}: second"] = seconds[2 * steps] / healthy
-        variant.close()
-    return costs
-
-
-def _timed(variant: Variant, frames: torch.Tensor | None) -> float:
-    start = time.perf_counter()
-    variant.training.step(frames)
-    variant.training.place.wait()
-    return time.perf_counter() - start
-
-
 def ratios(variant: Measured, unwatched: Measured, clock: str) -> tuple[float, float, float]:
     """Lower quartile, median and upper quartile of a variant's rounds, each over the unwatched block of its round."""
     pairs = zip(variant.blocks, unwatched.blocks, strict=True)
@@ -251,7 +134,7 @@ def summarize(measured: dict[str, Measured], peaks: dict[str, int]) -> dict[str,
     return rows
 
 
-def show(title: str, rows: dict[str, Any], incident: dict[str, float]) -> None:
+def show(title: str, rows: dict[str, Any]) -> None:
     print(f"\n{title}")
     print(f"  {'':24} {'ms/step':>9} {'wall ratio (25-75%)':>24} {'cpu':>7} {'warm-up':>9} {'memory':>9} {'disk':>9}")
     for name, row in rows.items():
@@ -264,27 +147,10 @@ def show(title: str, rows: dict[str, Any], incident: dict[str, float]) -> None:
             f" {row['cpu_ratio'][1]:7.3f} {row['warm_up_s']:8.2f}s {_megabytes(row, 'peak_bytes_more')}"
             f" {_megabytes(row, 'trace_bytes')}"
         )
-    if incident:
-        print(
-            "  a bad batch's step, in median steps: " + ", ".join(f"{key} {cost:.1f}" for key, cost in incident.items())
-        )
 
 
 def _megabytes(row: dict[str, Any], key: str) -> str:
     return f"{row[key] / 2**20:+6.2f} MB" if key in row else f"{'-':>9}"
-
-
-def machine(place: Place) -> dict[str, Any]:
-    """What a reader needs to judge the numbers; nothing that names the machine."""
-    return {
-        "device": torch.cuda.get_device_name() if place.device == "cuda" else platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-        "dtype": str(place.dtype).removeprefix("torch."),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
 
 
 def arguments() -> argparse.Namespace:
@@ -299,7 +165,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=("float16", "bfloat16"), help="fp16, or bf16 on a CPU without fp16 units")
     parser.add_argument("--threads", type=int, help="threads torch may use in an op")
     parser.add_argument("--no-memory", action="store_true", help="leave out peak memory, measured in new processes")
-    parser.add_argument("--no-incident", action="store_true", help="leave out the cost of a bad batch")
     parser.add_argument("--output", type=Path, help="JSON file; default benchmarks/results/DEVICE.json")
     return parser.parse_args()
 
@@ -317,12 +182,10 @@ def main() -> int:
     for size in args.sizes:
         plan = Plan(args.steps or STEPS[size], args.block, args.warm_up, args.isolate)
         measured = measure(names, size, place, plan)
-        watched = "ampscope" in names and not measured["ampscope"].skipped
         peaks = {} if args.no_memory else measure_memory(names, size, place)
-        incident = measure_incident(size, place, 6) if watched and not args.no_incident else {}
         rows = summarize(measured, peaks)
-        show(f"{size}: {asdict(SIZES[size])}", rows, incident)
-        report["sizes"][size] = {"shape": asdict(SIZES[size]), "plan": asdict(plan), "rows": rows, "incident": incident}
+        show(f"{size}: {asdict(SIZES[size])}", rows)
+        report["sizes"][size] = {"shape": asdict(SIZES[size]), "plan": asdict(plan), "rows": rows}
     output = args.output or RESULTS / f"{args.device}.json"
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(report, indent=2) + "\n")
