@@ -6,9 +6,10 @@ import plotly.graph_objects as go
 import streamlit as st
 
 #: No tool bar over the picture; double-click still zooms out.
-_CONFIG = {"displayModeBar": False, "displaylogo": False, "scrollZoom": False, "showTips": False}
+CONFIG = {"displayModeBar": False, "displaylogo": False, "scrollZoom": False, "showTips": False}
 
 
 def plot(figure: go.Figure, key: str) -> None:
-    """The figure in the theme of the reader, as wide as the page."""
-    st.plotly_chart(figure, width="stretch", config=_CONFIG, key=key)
+    """The figure in the theme of the reader, as wide as the page; a zoom outlives a redrawing."""
+    figure.update_layout(uirevision=key)
+    st.plotly_chart(figure, width="stretch", config=CONFIG, key=key)

@@ -33,7 +33,7 @@ def show(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Show:
     def page(run: str | None = None, page: str = "overview", *, real: bool = False, **query: str) -> Shown:
         if not real:
             loader = importlib.import_module("loader")
-            monkeypatch.setattr(loader, "diagnose", lambda path: verdicts.diagnosis_of(Path(path)))
+            monkeypatch.setattr(loader, "diagnose", lambda run: verdicts.diagnosis_of(run.path))
         return Shown.of(page, {**query, **({"run": run} if run else {})})
 
     return page

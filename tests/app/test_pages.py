@@ -9,7 +9,7 @@ from tests.app.scenes import HOSTILE, SCENES
 from tests.app.verdicts import CALIBRATION, OVERFLOW
 from tests.builder import TraceBuilder
 
-PAGES = ("overview", "incident", "scale", "precision")
+PAGES = ("overview", "incident", "usage", "scale", "precision")
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -151,7 +151,7 @@ def test_a_run_being_written_says_so_and_shows_new_rows(show: Show, tmp_path: Pa
     trace.leave_open()
     shown = show("live")
     assert "Being written now" in shown.side
-    assert "Last step on this page" in shown.side
+    assert "Step 0, " in shown.side
     trace.step()
     trace.leave_open()
     shown.test.run()

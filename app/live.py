@@ -1,0 +1,91 @@
+"""Follows a run that is being written: parts of a page that redraw themselves, its pulse in the side bar, alarms."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import loader
+import streamlit as st
+from blocks.notes import alarm
+from markup import as_html
+from phrases import ago, count, seconds
+
+from ampscope.analysis.pulse import Pulse
+from ampscope.errors import AmpscopeError
+from ampscope.report import figures
+
+#: Seconds between two looks at a run that is being written.
+LOOK_EVERY = 2
+_HEARD = "_ampscope_heard"
+
+Draw = Callable[[loader.Loaded], None]
+
+
+def part(draw: Draw) -> None:
+    """Draw a part of the page; while the run is being written it redraws itself, and nothing else, with what is new.
+
+    Args:
+        draw: Draws it from the run as it is at that moment.
+    """
+    every = LOOK_EVERY if loader.current().is_open else None
+    st.fragment(_drawing(draw), run_every=every)()
+
+
+def follow() -> None:
+    """How fresh a run being written is; announces what goes wrong in it. A finished run is left alone."""
+    if loader.current().is_open:
+        st.fragment(_beat, run_every=LOOK_EVERY)()
+
+
+def _drawing(draw: Draw) -> Callable[[], None]:
+    def drawn() -> None:
+        try:
+            draw(loader.newest())
+        except AmpscopeError as error:  # the run was moved away, or damaged, while it was on screen
+            alarm("This part cannot be shown", str(error))
+
+    drawn.__qualname__ = f"{draw.__module__}.{draw.__qualname__}"  # by which Streamlit tells fragments apart
+    return drawn
+
+
+def _beat() -> None:
+    try:
+        run = loader.newest()
+        seen = run.pulse()
+    except AmpscopeError as error:
+        alarm("This run can no longer be read", str(error))
+        return
+    if not run.is_open:
+        st.rerun()  # the whole page once more, which then stands still
+    _announce(run.path, seen)
+    st.html(pulse_html(seen, time.time()))
+
+
+def pulse_html(seen: Pulse, now: float) -> str:
+    """When a run was last heard of; a silence that is too long says so."""
+    silent = seen.silence(now)
+    if silent is None:
+        return '<div class="amp-place">No step yet.</div>'
+    words = [f"Step {count(seen.last_step or 0)}, {ago(silent)}."]
+    if seen.is_overdue(now):
+        usual = f" where a step takes {seconds(seen.step_seconds)}" if seen.step_seconds else ""
+        words.append(
+            f"Nothing was heard since{usual}: it may be evaluating or saving; if this goes on, its process is stuck."
+        )
+    mark = '<span class="amp-chip warning">silent</span>' if seen.is_overdue(now) else ""
+    return f'{mark}<div class="amp-place">{as_html(" ".join(words), 400)}</div>'
+
+
+def _announce(path: str, seen: Pulse) -> None:
+    """A toast for what went wrong since the last look; what was there when the page was opened is on the page."""
+    heard = st.session_state.get(_HEARD)
+    st.session_state[_HEARD] = (path, seen.incidents, seen.findings)
+    if not isinstance(heard, tuple) or heard[0] != path:
+        return
+    for kind, new, step in (
+        ("incident", seen.incidents - heard[1], seen.last_incident),
+        ("usage finding", seen.findings - heard[2], seen.last_finding),
+    ):
+        if new > 0 and step is not None:
+            st.toast(f"{figures.count(new, f'new {kind}')}, at step {count(step)}", icon=":material/error:")
