@@ -1,6 +1,6 @@
 """Every private name of torch that AMPscope relies on, each in one function; nothing else touches them.
 
-Read against torch 2.10 to 2.15. `missing()` says which are gone, so that a test and a warning can name them.
+Read against torch 2.10 to 2.15. `missing` says which are gone, so that a test and a warning can name them.
 """
 
 from __future__ import annotations
@@ -16,37 +16,97 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_NEEDED = (
+FUNCTION_STACK = (
     "_len_torch_function_stack",
     "_get_function_stack_at",
     "_pop_torch_function_stack",
     "_push_on_torch_function_stack",
+)
+DISPATCH_STACK = (
     "_len_torch_dispatch_stack",
     "_get_dispatch_stack_at",
     "_pop_torch_dispatch_stack",
     "_push_on_torch_dispatch_stack",
-    "_current_autograd_node",
 )
+#: Below ``torch._C``. Without one of these, what needs it is left out of the watch; training goes on as it is.
+NAMES = (
+    *FUNCTION_STACK,
+    *DISPATCH_STACK,
+    "_current_autograd_node",
+    "_autograd._get_sequence_nr",
+    "_functorch.peek_interpreter_stack",
+)
+
+
+def _private(name: str) -> Any | None:
+    """What ``torch._C`` has under a dotted name; None when this torch has no such thing."""
+    found: Any = torch._C
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
 
 
 def missing() -> list[str]:
     """Names that this torch no longer has."""
-    gone = [f"torch._C.{name}" for name in _NEEDED if not hasattr(torch._C, name)]
-    if not hasattr(torch._C._autograd, "_get_sequence_nr"):
-        gone.append("torch._C._autograd._get_sequence_nr")
-    return gone
+    return [f"torch._C.{name}" for name in NAMES if _private(name) is None]
 
 
-def _restack(current: list[Any], wanted: list[Any], pop: Any, push: Any) -> None:
-    for _ in current:
-        pop()
-    for mode in wanted:
-        push(mode)
+class ModeStack:
+    """One of torch's stacks of modes; without one of its names it looks empty and takes no mode in.
+
+    Args:
+        names: Of the functions that tell its length, get, pop and push.
+        popped: Arguments of pop.
+    """
+
+    def __init__(self, names: tuple[str, ...], *popped: Any) -> None:
+        functions: list[Any] = [_private(name) for name in names]
+        self.length, self._get, self._pop, self._push = functions
+        self._popped = popped
+        self._gone = [name for name in names if _private(name) is None]
+        if self._gone:
+            self.length = int  # always 0
+
+    def modes(self) -> list[Any]:
+        """The active modes, bottom first."""
+        return [self._get(index) for index in range(self.length())]
+
+    def pop(self) -> Any:
+        """Takes the topmost mode off."""
+        return self._pop(*self._popped)
+
+    def push(self, mode: Any) -> None:
+        """Puts a mode on top.
+
+        Raises:
+            RuntimeError: This torch lacks a name that it takes.
+        """
+        if self._gone:
+            raise RuntimeError(f"this torch lacks torch._C.{self._gone[0]}")
+        self._push(mode)
+
+    def become(self, wanted: list[Any]) -> None:
+        """Replaces all modes."""
+        for _ in range(self.length()):
+            self.pop()
+        for mode in wanted:
+            self.push(mode)
+
+    def remove(self, mode: Any) -> None:
+        """Takes ``mode`` off, wherever it is; nothing happens when it is not there."""
+        stack = self.modes()
+        rest = [other for other in stack if other is not mode]
+        if len(rest) != len(stack):
+            self.become(rest)
+
+
+_functions = ModeStack(FUNCTION_STACK)
+_dispatches = ModeStack(DISPATCH_STACK, None)
 
 
 def function_modes() -> list[Any]:
     """The active torch function modes, bottom first."""
-    return [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
+    return _functions.modes()
 
 
 def insert_function_mode(mode: TorchFunctionMode) -> None:
@@ -56,43 +116,22 @@ def insert_function_mode(mode: TorchFunctionMode) -> None:
     """
     stack = function_modes()
     above = 1 if stack and stack[0] is _default_device_mode() else 0
-    _restack(
-        stack,
-        [*stack[:above], mode, *stack[above:]],
-        torch._C._pop_torch_function_stack,
-        torch._C._push_on_torch_function_stack,
-    )
+    _functions.become([*stack[:above], mode, *stack[above:]])
 
 
 def remove_function_mode(mode: TorchFunctionMode) -> None:
     """Takes ``mode`` off the stack, wherever it is; nothing happens when it is not there."""
-    stack = function_modes()
-    rest = [other for other in stack if other is not mode]
-    if len(rest) != len(stack):
-        _restack(stack, rest, torch._C._pop_torch_function_stack, torch._C._push_on_torch_function_stack)
-
-
-def dispatch_modes() -> list[Any]:
-    """The active dispatch modes, bottom first."""
-    return [torch._C._get_dispatch_stack_at(i) for i in range(torch._C._len_torch_dispatch_stack())]
-
-
-def _pop_dispatch_mode() -> None:
-    torch._C._pop_torch_dispatch_stack(None)
+    _functions.remove(mode)
 
 
 def insert_dispatch_mode(mode: TorchDispatchMode) -> None:
     """Puts ``mode`` at the bottom of the dispatch stack (see `insert_function_mode`)."""
-    stack = dispatch_modes()
-    _restack(stack, [mode, *stack], _pop_dispatch_mode, torch._C._push_on_torch_dispatch_stack)
+    _dispatches.become([mode, *_dispatches.modes()])
 
 
 def remove_dispatch_mode(mode: TorchDispatchMode) -> None:
     """Takes ``mode`` off the dispatch stack, wherever it is."""
-    stack = dispatch_modes()
-    rest = [other for other in stack if other is not mode]
-    if len(rest) != len(stack):
-        _restack(stack, rest, _pop_dispatch_mode, torch._C._push_on_torch_dispatch_stack)
+    _dispatches.remove(mode)
 
 
 def next_sequence_number() -> int:
@@ -117,13 +156,13 @@ def seen_once(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not torch._C._len_torch_function_stack():
+        if not _functions.length():
             return function(*args, **kwargs)
-        mode = torch._C._pop_torch_function_stack()
+        mode = _functions.pop()
         try:
             return mode.__torch_function__(function, (), args, kwargs)
         finally:
-            torch._C._push_on_torch_function_stack(mode)
+            _functions.push(mode)
 
     return call
 
@@ -143,28 +182,24 @@ class OthersAside:
         self._dispatch: list[Any] = []
 
     def __enter__(self) -> None:
-        if torch._C._len_torch_function_stack():
-            stack = function_modes()
-            self._function = [mode for mode in stack if not self._ours(mode)]
-            if self._function:
-                own = [mode for mode in stack if self._ours(mode)]
-                _restack(stack, own, torch._C._pop_torch_function_stack, torch._C._push_on_torch_function_stack)
-        if torch._C._len_torch_dispatch_stack():
-            stack = dispatch_modes()
-            self._dispatch = [mode for mode in stack if not self._ours(mode)]
-            if self._dispatch:
-                own = [mode for mode in stack if self._ours(mode)]
-                _restack(stack, own, _pop_dispatch_mode, torch._C._push_on_torch_dispatch_stack)
+        if _functions.length():
+            self._function = self._put_aside(_functions)
+        if _dispatches.length():
+            self._dispatch = self._put_aside(_dispatches)
+
+    def _put_aside(self, stack: ModeStack) -> list[Any]:
+        modes = stack.modes()
+        others = [mode for mode in modes if not self._ours(mode)]
+        if others:
+            stack.become([mode for mode in modes if self._ours(mode)])
+        return others
 
     def __exit__(self, *_: object) -> None:
         if self._function:
-            own = function_modes()
             below = 1 if self._function[0] is _default_device_mode() else 0
-            wanted = [*self._function[:below], *own, *self._function[below:]]
-            _restack(own, wanted, torch._C._pop_torch_function_stack, torch._C._push_on_torch_function_stack)
+            _functions.become([*self._function[:below], *_functions.modes(), *self._function[below:]])
         if self._dispatch:
-            own = dispatch_modes()
-            _restack(own, [*own, *self._dispatch], _pop_dispatch_mode, torch._C._push_on_torch_dispatch_stack)
+            _dispatches.become([*_dispatches.modes(), *self._dispatch])
         self._function, self._dispatch = [], []
 
 
@@ -181,11 +216,12 @@ def compiles() -> bool:
 
 def in_functorch() -> bool:
     """Whether code runs inside ``vmap``, ``grad`` or another transform of torch.func."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    peek = _private("_functorch.peek_interpreter_stack")
+    return peek is not None and peek() is not None
 
 
 def is_tracing() -> bool:
-    """Whether ``torch.jit.trace`` is recording."""
+    """Whether ``torch.jit.trace`` is recording; torch's own module call asks the same way."""
     return torch._C._get_tracing_state() is not None
 
 
