@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ampscope.analysis import rounding, rules
+from ampscope.analysis.bounds import cannot_overflow
 from ampscope.analysis.opfacts import Executed
 from ampscope.analysis.stepgraph import StepGraph
 from ampscope.provenance import Origin, is_deliberate, op_name
-from ampscope.trace.schema import Node, Phase
+from ampscope.trace.schema import ENTRY_NODES, Node, Phase
 from ampscope.trace.vocabulary import Cause
 
 _ENTRIES = {Node.INPUT: Cause.BAD_INPUT, Node.PARAMETER: Cause.BAD_WEIGHT, Node.BUFFER: Cause.BAD_BUFFER}
@@ -59,6 +60,8 @@ def _in_forward(op: Executed, origin: Origin) -> Explained:
     if _only_carries(op):
         return _written_behind(op)
     cause, facts = rules.reason(op)
+    if cause in (Cause.FP16_OVERFLOW, Cause.DIVERGENCE) and cannot_overflow(op):
+        return _written_behind(op)
     if op.graph.site(origin.sink).op == Node.GRADIENT and _is_masked(op):
         return Explained(Cause.WHERE_GRAD_TRAP, op.seq, Phase.FORWARD, {**facts, "masked": True})
     return Explained(cause, op.seq, Phase.FORWARD, facts)
@@ -89,12 +92,15 @@ def _narrows(op: Executed) -> bool:
 
 
 def _written_behind(op: Executed) -> Explained:
-    """A non-finite value out of an op that only carries values.
+    """A non-finite value out of an op that only carries values, or whose operands are too small to overflow.
 
-    Its operand was finite when it was written and was changed outside torch since, so the op to name is its writer.
+    An operand was finite when it was written and was changed outside torch since, so the op to name is its writer:
+    of several operands, the one that was computed, rather than a weight or the cast of one.
     """
     floating = [edge for edge in op.edges if op.graph.producer(edge).min is not None]
-    writer = floating[0].from_seq if floating else op.seq
+    sites = {edge.from_seq: op.graph.site(edge.from_seq) for edge in floating}
+    computed = [seq for seq, site in sites.items() if site.op not in ENTRY_NODES and not site.cast]
+    writer = max(computed) if computed else next(iter(sites), op.seq)
     return Explained(Cause.HARDWARE_TRANSIENT, writer, Phase.FORWARD, {"seen_in": op.site.op})
 
 

@@ -28,6 +28,11 @@ class Range(NamedTuple):
     high: float | None
 
     @property
+    def finite(self) -> bool:
+        """Whether it was measured and both ends are finite."""
+        return all(end is not None and math.isfinite(end) for end in self)
+
+    @property
     def magnitude(self) -> float | None:
         """Largest finite magnitude of the two ends."""
         ends = [abs(end) for end in self if end is not None and math.isfinite(end)]

@@ -42,7 +42,7 @@ class Alone(NamedTuple):
 ALONE = [
     # past 65504
     Alone("bmm", ((-300.0, 300.0), (-300.0, 300.0)), (-1.0, INF), Cause.FP16_OVERFLOW),
-    Alone("addmm", (FINE, (-300.0, 300.0), FINE), NOTANUMBER, Cause.FP16_OVERFLOW, {"beta": 1, "alpha": 1}),
+    Alone("addmm", (FINE, (-300.0, 300.0), (-300.0, 300.0)), NOTANUMBER, Cause.FP16_OVERFLOW, {"beta": 1, "alpha": 1}),
     Alone("pow.Tensor_Scalar", ((-300.0, 300.0),), (0.0, INF), Cause.FP16_OVERFLOW, {"exponent": 2}),
     Alone("sum", ((0.0, 100.0),), (INF, INF), Cause.FP16_OVERFLOW),
     Alone("exp", ((0.0, 12.0),), (1.0, INF), Cause.FP16_OVERFLOW),
@@ -50,6 +50,9 @@ ALONE = [
     Alone("div.Tensor", ((0.0, 100.0), (1e-4, 1.0)), (0.0, INF), Cause.FP16_OVERFLOW),
     Alone("exp", ((0.0, 100.0),), (1.0, INF), Cause.DIVERGENCE, dtype=FULL),
     Alone("mul.Tensor", ((0.0, 1e30), (0.0, 1e30)), (0.0, INF), Cause.DIVERGENCE, dtype=BF16),
+    # too small to overflow: changed since they were written
+    Alone("addmm", (FINE, (-30.0, 30.0), FINE), NOTANUMBER, Cause.HARDWARE_TRANSIENT, {"beta": 1, "alpha": 1}),
+    Alone("add.Tensor", (FINE, FINE), NOTANUMBER, Cause.HARDWARE_TRANSIENT, {"alpha": 1}, dtype=FULL),
     # a constant that does not fit
     Alone("mul.Tensor", (POSITIVE,), (-INF, 0.0), Cause.LITERAL_OVERFLOW, {"other": -1e9}),
     Alone("scalar_tensor", (), (-INF, -INF), Cause.LITERAL_OVERFLOW, {"s": -1e9}),
@@ -99,7 +102,8 @@ def test_an_op_is_understood_by_its_operands(known: Alone):
     (origin,) = origins(graph)
     assert origin.seq == bad
     found = explain(graph, origin)
-    assert (found.cause, found.phase, found.seq) == (known.cause, Phase.FORWARD, bad)
+    named = operands[0] if known.cause is Cause.HARDWARE_TRANSIENT else bad
+    assert (found.cause, found.phase, found.seq) == (known.cause, Phase.FORWARD, named)
 
 
 # -- constants that their dtype rounds away -------------------------------------------------------------------------
