@@ -16,6 +16,7 @@ from ampscope.trace.schema import (
     OpRow,
     ParamRow,
     Phase,
+    ReplayRow,
     ReplayStatus,
     Row,
     ScalerAction,
@@ -206,6 +207,22 @@ class TraceBuilder:
             "evidence": '{"params": []}',
         }
         return self._add(Table.INCIDENTS, IncidentRow(**{**defaults, **columns}))
+
+    def replay(self, change: str, outcome: str, **columns: Any) -> ReplayRow:
+        defaults = {
+            "step": 0,
+            "optimizer": 0,
+            "segment": self._segment,
+            "time": START + columns.get("step", 0),
+            "modules": (),
+            "scale": None,
+            "reason": "",
+            "loss": None,
+            "seconds": 0.25,
+            "op_min": None,
+            "op_max": None,
+        }
+        return self._add(Table.REPLAYS, ReplayRow(**{**defaults, "change": change, "outcome": outcome, **columns}))
 
     def finding(self, cause: Cause | str = Cause.MISUSE_CLIP_BEFORE_UNSCALE, **columns: Any) -> FindingRow:
         defaults = {

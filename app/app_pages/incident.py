@@ -7,94 +7,76 @@ from collections.abc import Sequence
 import loader
 import streamlit as st
 from blocks.items import item_line, items
+from blocks.links import link_row, to_overview, to_precision, to_replay, to_scale, to_usage
 from blocks.notes import heading, page_head, paragraph
-from blocks.path import path_chain
-from blocks.plot import plot
 from blocks.remedies import remedies
-from blocks.table import table
+from blocks.repro import repro
 from blocks.verdict import item_card
-from charts.exponents import exponents_figure
 from choice import choose
-from markup import short
-from phrases import part, span, trouble
+from closer import surroundings
 
-from ampscope.analysis.results import Finding, Incident, Operand
-from ampscope.analysis.wording import replay_in_words, trigger_in_words
+from ampscope.analysis.closeup import Closeup
+from ampscope.analysis.results import Finding, Incident
+from ampscope.report.html.evidence import found, operand_table
+from ampscope.report.html.incident import tripped_html
+from ampscope.report.html.magnitudes import magnitudes_html
+from ampscope.report.html.pathgraph import path_graph
+from ampscope.report.html.source import listing
+from ampscope.report.html.tried import tried_table
 
-#: Parameters named before the rest is only counted.
-_NAMED = 12
 
-
-def show_origin(incident: Incident) -> None:
-    """The path beside how it was found."""
-    if not incident.path:
-        show_evidence(incident)
+def show_cure(item: Incident | Finding, seen: Closeup) -> None:
+    """What to change, beside the line it is about."""
+    has_lines = item.source is not None and len(seen.lines) > 1
+    if not item.remedies and not has_lines:
         return
-    left, right = st.columns([3, 2], gap="large")
-    with left:
-        heading("From the origin to what it reached")
-        path_chain(incident.path)
-    with right:
-        show_evidence(incident)
-
-
-def show_cure(item: Incident | Finding) -> None:
-    """What to change."""
+    left, right = st.columns([1, 1], gap="large") if item.remedies and has_lines else (st.container(), st.container())
     if item.remedies:
-        heading("What to change")
-        remedies(item)
+        with left:
+            heading("What to change")
+            remedies(item)
+    if item.source is not None and has_lines:
+        with right:
+            heading("Your line")
+            st.html(listing(seen.lines, item.source))
+            st.caption("The lines around it are those whose ops were traced.")
 
 
-def show_evidence(incident: Incident) -> None:
-    """How it was found, what fp32 says, and which parameters it reached."""
-    heading("How it was found")
-    noticed = trigger_in_words(incident.trigger)
-    if noticed:
-        paragraph(f"Noticed because {noticed}.")
-    if told := replay_in_words(incident):
-        paragraph(told)
-    if incident.fp32_ok is not None:
-        paragraph(FP32[incident.fp32_ok])
-    if incident.tripped:
-        show_tripped(incident.tripped)
+def show_ways(item: Incident | Finding) -> None:
+    """Links to what else there is to see of it."""
+    with link_row():
+        if isinstance(item, Finding):
+            to_usage("All that was checked")
+        elif item.path and item.traced:
+            to_replay(item.step, item.traced, item.path[0].seq, "Replay the step from its origin")
+            to_precision(item.module, item.step, item.traced)
+        to_scale(item.step)
+        to_overview()
 
 
-FP32 = {
-    True: "In float32 the same step stays finite: the range of the dtype is to blame.",
-    False: "In float32 the same step fails too: precision is not to blame.",
-}
+def show_block(title: str, html: str) -> None:
+    """A section, where there is something to show in it."""
+    if html:
+        heading(title)
+        st.html(html)
 
 
-def show_tripped(names: Sequence[str]) -> None:
-    """The parameters whose gradients were not finite."""
-    heading("Gradients that were not finite")
-    st.code("\n".join(short(name, 120) for name in names[:_NAMED]), language=None, wrap_lines=True)
-    if len(names) > _NAMED:
-        st.caption(f"and {len(names) - _NAMED:,} more parameters")
+def show_evidence(incident: Incident, seen: Closeup) -> None:
+    """The way of the bad value, what was tried, and what the op read and wrote."""
+    operands = (*incident.inputs, *incident.outputs)
+    show_block("From the origin to what it reached", path_graph(incident, seen))
+    show_block("What was tried on this step", tried_table(incident.tried))
+    show_block("Magnitudes against what each dtype can hold", magnitudes_html(operands, incident.tried))
+    show_block("What the op read and wrote", operand_table(operands))
+    show_found(list(found(incident)))
+    show_block("Gradients that were not finite", tripped_html(incident.tripped))
 
 
-def show_operands(operands: Sequence[Operand]) -> None:
-    """What the op read and wrote, in words and as magnitudes."""
-    heading("What the op read and wrote")
-    columns = ("Tensor", "Type", "Shape", "Values", "Not finite", "Exactly zero", "Subnormal")
-    table(columns, [operand_row(operand) for operand in operands])
-    figure = exponents_figure(operands)
-    if figure is not None:
-        heading("Their magnitudes against what each dtype can hold")
-        plot(figure, key="exponents")
-
-
-def operand_row(operand: Operand) -> tuple[str, ...]:
-    """One tensor in words."""
-    return (
-        short(operand.role, 60),
-        operand.dtype,
-        operand.shape or "scalar",
-        span(operand.min, operand.max),
-        trouble(operand) or "none",
-        part(operand.zeros, operand.numel),
-        part(operand.subnormals, operand.numel),
-    )
+def show_found(sentences: Sequence[str]) -> None:
+    """How it was noticed, and how far what is shown can be trusted."""
+    if sentences:
+        heading("How it was found")
+        paragraph(" ".join(sentences))
 
 
 run = loader.current()
@@ -104,10 +86,14 @@ page_head("Incident", diagnosis.run.name)
 if not named:
     paragraph("Nothing went wrong in this run, and no mistake in its loop was found.")
     st.stop()
-item = named[choose("incident", "What to look at", list(named), lambda name: item_line(named[name]))]
+name = choose("incident", "What to look at", list(named), lambda name: item_line(named[name]))
+item = named[name]
+seen = surroundings(run, name, item)
 item_card(item)
-show_cure(item)
+show_ways(item)
+show_cure(item, seen)
 if isinstance(item, Incident):
-    show_origin(item)
-    if item.inputs or item.outputs:
-        show_operands((*item.inputs, *item.outputs))
+    show_evidence(item, seen)
+    if item.op and not item.cause.is_benign:
+        heading("Take it along")
+        repro(run, item)

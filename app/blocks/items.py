@@ -7,6 +7,7 @@ from markup import as_html, short
 
 from ampscope.analysis.results import Diagnosis, Finding, Incident
 from ampscope.analysis.wording import cause_in_words, steps_in_words
+from ampscope.report.html.page import told_first
 from ampscope.trace.vocabulary import Severity
 
 Item = Incident | Finding
@@ -24,12 +25,8 @@ _LISTED = 20
 
 def items(diagnosis: Diagnosis) -> dict[str, Item]:
     """Everything noticed, by a short name; what to read first comes first, harmless things last."""
-    rank = list(Severity)
-    told: list[Item] = [*diagnosis.incidents, *diagnosis.findings]
-    found = sorted(told, key=lambda item: (rank.index(item.severity), item.step))
-    first = [item for item in found if item == diagnosis.primary]
     named: dict[str, Item] = {}
-    for item in (*first, *(item for item in found if item not in first)):
+    for item in told_first(diagnosis):
         named[_name(item, named)] = item
     return named
 

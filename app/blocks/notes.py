@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import streamlit as st
-from markup import as_code, as_html, short
+from markup import as_code, as_html
 
-from ampscope.analysis.results import SourceLine
+from ampscope.report.html.source import place, source_html
+
+__all__ = ["alarm", "heading", "page_head", "paragraph", "place", "source_html"]
 
 
 def paragraph(text: str, limit: int = 4000) -> None:
@@ -32,18 +32,3 @@ def alarm(title: str, text: str) -> None:
         f'<div class="amp-card error"><div class="amp-title">{as_html(title)}</div>'
         f'<div class="amp-code">{as_code(text)}</div></div>'
     )
-
-
-def place(source: SourceLine | None) -> str:
-    """``train.py:42``, with the folder left out."""
-    return f"{short(Path(source.file).name, 40)}:{source.line}" if source else ""
-
-
-def source_html(source: SourceLine | None, *, hit: bool = False) -> str:
-    """A line of the user's program with where it stands."""
-    if source is None:
-        return '<span class="amp-place">No line of yours is known for it.</span>'
-    where = f"{short(source.file, 120)}:{source.line}"
-    function = f" in {source.function}" if source.function else ""
-    code = f'<div class="amp-code{" hit" if hit else ""}">{as_html(source.code.strip())}</div>' if source.code else ""
-    return f'<span class="amp-place">{as_html(where + function)}</span>{code}'

@@ -5,28 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 import streamlit as st
-from markup import as_html
 
-#: Characters up to which a cell does not wrap.
-_ONE_LINE = 26
-#: Characters of a cell that are shown; the middle of a longer text is left out.
-_LONGEST = 120
+from ampscope.report.html.table import table_html
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, numeric: Collection[str] = ()) -> None:
     """``rows`` under ``columns``; those named in ``numeric`` are set to the right."""
-    aligned = ["num" if name in numeric else "" for name in columns]
-    head = _cells("th", columns, aligned)
-    body = "".join(f"<tr>{_cells('td', row, aligned)}</tr>" for row in rows)
-    st.html(f'<div class="amp-scroll"><table class="amp-table"><tr>{head}</tr>{body}</table></div>')
-
-
-def _cells(tag: str, row: Sequence[str], aligned: Sequence[str]) -> str:
-    return "".join(_cell(tag, cell, side) for cell, side in zip(row, aligned, strict=True))
-
-
-def _cell(tag: str, text: str, side: str) -> str:
-    """Short cells stay on one line; long names may break after a dot."""
-    if len(text) <= _ONE_LINE:
-        return f'<{tag} class="{side} one-line">{as_html(text)}</{tag}>'
-    return f'<{tag} class="{side} long">{as_html(text, _LONGEST).replace(".", ".<wbr>")}</{tag}>'
+    st.html(table_html(columns, rows, numeric=numeric))

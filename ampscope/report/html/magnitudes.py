@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ampscope.analysis.dtypes import FORMATS, Format
 from ampscope.analysis.results import Operand, Tried
 from ampscope.report.html.markup import as_html
-from ampscope.report.html.palette import dtype_color, ink_on
+from ampscope.report.html.palette import ALARM, dtype_color, ink_on
 from ampscope.report.html.panels import power_of_two
 from ampscope.report.html.phrases import count, part, trouble, value
 from ampscope.trace.schema import Change
@@ -83,7 +83,7 @@ def _extent(operands: Sequence[Operand], reach: float | None) -> _Extent:
 def _operand(operand: Operand, extent: _Extent, reach: float | None) -> str:
     own = FORMATS.get(operand.dtype)
     bars = "".join(_bars(operand, extent)) if any(operand.exp_counts) else _EMPTY
-    limits = "".join(_limits(own, extent)) if own else ""
+    limits = "".join(_limits(own, extent)) + _lost(operand, own, extent) if own else ""
     return (
         f'<div class="amp-operand"><div class="amp-panel-name">{_title(operand)}</div>'
         f'<div class="amp-histogram">{limits}{bars}{_mark(reach, extent) if reach else ""}</div></div>'
@@ -110,8 +110,21 @@ def _bars(operand: Operand, extent: _Extent) -> Iterator[str]:
                 f"{power_of_two(power)} to {power_of_two(power + 1)}: {count(number)} elements, {part(number, total)}"
             )
             height = max(100 * number / most, 1.5)
-            style = f"{extent.box(power + 0.06, power + 0.94)};height:{height:.1f}%;background:{color}"
-            yield f'<i style="{style}" title="{told}"></i>'
+            yield _bar(extent, power, height, color, told)
+
+
+def _bar(extent: _Extent, power: int, height: float, color: str, told: str) -> str:
+    style = f"{extent.box(power + 0.06, power + 0.94)};--part:{height / 100:.3f};background:{color}"
+    return f'<i style="{style}" title="{told}"></i>'
+
+
+def _lost(operand: Operand, own: Format, extent: _Extent) -> str:
+    """What became infinite, beyond the largest number."""
+    infinite = (operand.posinf or 0) + (operand.neginf or 0)
+    if not infinite or own.top >= extent.high:
+        return ""
+    height = max(100 * infinite / max(operand.exp_counts, default=1), 12)
+    return _bar(extent, own.top, min(height, 100), ALARM, f"{count(infinite)} elements became infinite")
 
 
 def _limits(own: Format, extent: _Extent) -> Iterator[str]:

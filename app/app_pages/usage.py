@@ -1,0 +1,56 @@
+"""Usage: does the loop use autocast and the scaler as they are meant to be used?"""
+
+from __future__ import annotations
+
+import loader
+import streamlit as st
+from ampscope.analysis.usage_checks import Check, usage_checks
+from ampscope.report.html.checks import checks_html
+from blocks.items import items
+from blocks.links import link_row, to_incident, to_scale
+from blocks.notes import heading, page_head, paragraph
+from blocks.remedies import remedies
+from blocks.verdict import item_card
+from closer import surroundings
+
+from ampscope.analysis.results import Finding
+from ampscope.report import figures
+from ampscope.report.html.source import listing
+
+
+def show_finding(name: str, finding: Finding) -> None:
+    """One mistake: where, why it matters, and the fix beside the line."""
+    item_card(finding)
+    seen = surroundings(run, name, finding)
+    left, right = st.columns([1, 1], gap="large")
+    with left:
+        remedies(finding)
+    with right:
+        if finding.source is not None and len(seen.lines) > 1:
+            st.html(listing(seen.lines, finding.source))
+        with link_row():
+            to_incident(name, "A link to this mistake")
+            to_scale(finding.step)
+
+
+def summary(found: int, checks: tuple[Check, ...]) -> str:
+    """The page in one sentence."""
+    if found:
+        return f"{figures.count(found, 'mistake').capitalize()} in how the loop uses autocast and the scaler."
+    checked = figures.count(sum(check.applies for check in checks), "check")
+    return f"Nothing wrong: {checked} of the loop found no mistake."
+
+
+run = loader.current()
+diagnosis = run.diagnosis()
+named = {name: item for name, item in items(diagnosis).items() if isinstance(item, Finding)}
+checks = usage_checks(diagnosis)
+page_head("Usage", diagnosis.run.name)
+if not diagnosis.run.steps and not named:
+    paragraph("No optimizer step has been recorded yet, so there is no loop to judge.")
+    st.stop()
+paragraph(summary(len(named), checks))
+for name, finding in named.items():
+    show_finding(name, finding)
+heading("What was checked")
+st.html(checks_html(checks))
