@@ -118,13 +118,17 @@ def _successions(events: Sequence[ScalerEventRow]) -> Iterator[tuple[ScalerEvent
 
 
 def _recomputed_otherwise(run: Run) -> list[Finding]:
-    """Checkpointed lines whose recomputation ran under another autocast state than their forward."""
+    """A checkpointed module or line whose recomputation ran under another autocast state than their forward."""
     sites = run.rows(Table.SITES, rank=min(run.ranks, default=0))
-    forward = {_line(site): site.autocast for site in sites if site.phase == Phase.FORWARD}
+    forward: dict[tuple[str, ...], set[str]] = {}
+    for site in sites:
+        if site.phase == Phase.FORWARD:
+            forward.setdefault(_place(site), set()).add(site.autocast)
     again = [site for site in sites if site.phase == Phase.RECOMPUTE]
-    other = next((site for site in again if forward.get(_line(site), site.autocast) != site.autocast), None)
+    other = next((site for site in again if site.autocast not in forward.get(_place(site), {site.autocast})), None)
     return [_finding(Cause.MISUSE_CHECKPOINT_AUTOCAST_MISMATCH, 0, source_line(other), {})] if other else []
 
 
-def _line(site: SiteRow) -> tuple[str, str, int, str]:
-    return site.module, site.file, site.line, site.op
+def _place(site: SiteRow) -> tuple[str, ...]:
+    """What forward and recomputation have in common: an op of a module, or of a line outside all modules."""
+    return (site.op, site.module) if site.module else (site.op, site.file, str(site.line))

@@ -50,11 +50,13 @@ class Course:
 
     @cached_property
     def settled(self) -> int:
-        """Position at which calibration was over: the first long stretch of good steps; the end without one."""
+        """Position at which calibration was over: the first growth or long stretch of good steps; the end without."""
         starts, ends = self.rows
         gaps = np.append(starts, self.skipped.size) - np.concatenate(([0], ends))
         long = np.flatnonzero(gaps >= CALIBRATION_STEPS)
-        return int(np.concatenate(([0], ends))[long[0]]) if long.size else self.skipped.size
+        stretch = int(np.concatenate(([0], ends))[long[0]]) if long.size else self.skipped.size
+        growths = np.flatnonzero(self.change > 0)
+        return min(stretch, int(growths[0])) if growths.size else stretch
 
     @cached_property
     def change(self) -> NDArray[np.float64]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ampscope.analysis.history import History
+from ampscope.analysis.remedies import remedies
 from ampscope.analysis.results import Incident, Remedy, ScaleHealth, ScaleVerdict
 from ampscope.analysis.scale_course import Attempts, Course
 from ampscope.analysis.scale_words import in_words, times
@@ -27,6 +28,8 @@ HEAVY_SHARE = 0.4
 RUNAWAY_SCALE = 2.0**32
 #: Skipped attempts in a row during which a scale must not stand still.
 STANDSTILL = 3
+#: Steps lost in calibration from which on another start is worth a word.
+WORTH_A_START = 3
 #: ``GradScaler``'s own interval, as advice.
 DEFAULT_INTERVAL = 2000
 
@@ -84,7 +87,7 @@ def _incident(health: ScaleHealth) -> Incident:
         source=None,
         trigger=Trigger.NONFINITE_GRADIENT,
         explanation=health.explanation,
-        remedies=health.remedies,
+        remedies=health.remedies or remedies(Cause.SCALE_OVERFLOW),
     )
 
 
@@ -117,7 +120,6 @@ def _collapsed(course: Course) -> _Found | None:
         first,
         f"The scale fell from {in_words(float(course.scale[first]))} to {in_words(lowest)} in {count:,} skipped steps "
         "in a row, and no step has worked since: the gradients are not finite at any scale that was tried.",
-        _start_lower(course) if course.held is not None else (),
     )
 
 
@@ -130,21 +132,25 @@ def _stands_still(course: Course, first: int) -> bool:
 def _floored(course: Course) -> _Found | None:
     """The scale has come to lie where it helps nobody: below 1, or at a floor where steps are skipped all the same."""
     starts, ends = course.rows
+    current = in_words(float(course.scale[-1]))
     if ends.size and ends[-1] == course.skipped.size and _stands_still(course, int(starts[-1])):
         first = int(starts[-1])
-        where = f"stands at {in_words(float(course.scale[-1]))} while {ends[-1] - first:,} steps in a row were skipped"
-    else:
-        useful = np.flatnonzero(course.scale >= LOWEST_USEFUL_SCALE)
-        first = int(useful[-1]) + 1 if useful.size else 0
-        count = course.scale.size - first
-        if count < CALIBRATION_STEPS:
-            return None
-        where = f"has been below 1 for the last {count:,} steps, at {in_words(float(course.scale[-1]))} now"
+        why = (
+            f"The scale stands at {current} while the last {ends[-1] - first:,} steps were all skipped: the gradients "
+            "are not finite at any scale that is left to it."
+        )
+        return _Found(ScaleVerdict.FLOORED, Severity.ERROR, first, why)
+    useful = np.flatnonzero(course.scale >= LOWEST_USEFUL_SCALE)
+    first = int(useful[-1]) + 1 if useful.size else 0
+    count = course.scale.size - first
+    if count < CALIBRATION_STEPS:
+        return None
     return _Found(
         ScaleVerdict.FLOORED,
-        Severity.WARNING if not course.skipped[first:].all() else Severity.ERROR,
+        Severity.WARNING,
         first,
-        f"The scale {where}: gradients shrink instead of growing, so the loss itself is too large for float16.",
+        f"The scale has been below 1 for the last {count:,} steps, at {current} now: it makes gradients smaller "
+        "instead of larger, because the loss itself is too large for float16.",
         (
             Remedy(
                 text="Bring the loss to an ordinary size (a mean instead of a sum, smaller weights).",
@@ -162,13 +168,14 @@ def _oscillating(course: Course) -> _Found | None:
     share = course.lost / after if after else 0.0
     if swings < FEWEST_SWINGS or share < PROBING_SHARE:
         return None
-    growths = int((course.change[course.settled :] > 0).sum())
     interval = course.settings.growth_interval
-    probes = growths >= swings and interval is not None
+    ceilings = course.scale[starts[starts >= course.settled]]
+    probes = interval is not None and float(ceilings.max()) <= 2 * float(ceilings.min())
     why = (
-        f"it grows after every {interval:,.0f} good steps, and each time that is too much"
+        f"it grows after {_steps(int(interval))} in a row without a skip, and each time that is too much"
         if probes and interval is not None
-        else f"it grew {times(growths)}, so the gradients' own size varies from step to step"
+        else f"the gradients' own size varies, so that it was too large at {in_words(float(ceilings.min()))} already "
+        f"and at {in_words(float(ceilings.max()))} only"
     )
     return _Found(
         ScaleVerdict.OSCILLATING,
@@ -216,14 +223,14 @@ def _calm(course: Course) -> _Found:
     if course.lost:
         verdict = ScaleVerdict.PROBING
         words.append(f"Since then it grew {times(growths)} and lost {_steps(course.lost)} in doing so.")
-    return _Found(verdict, Severity.INFO, 0, " ".join(words))
+    return _Found(verdict, Severity.INFO, 0, " ".join(words), _start_lower(course) if early >= WORTH_A_START else ())
 
 
 def _start_lower(course: Course) -> tuple[Remedy, ...]:
     held = course.held or 1.0
     return (
         Remedy(
-            text=f"Start at {in_words(held)}, the largest scale that held in this run.",
+            text=f"To lose fewer steps at the next start, begin at {in_words(held)}, the largest scale that held here.",
             code=f"scaler = torch.amp.GradScaler(init_scale={held!r})",
         ),
     )

@@ -57,6 +57,7 @@ class Edits:
         self._factors = Factors()
         self._decision: Mistake | None = None
         self._mistake: Mistake | None = None
+        self.unscaled_at: Place | None = None  #: where the loop last divided the scale out by itself
 
     # -- what usage tells ---------------------------------------------------------------------------------------
 
@@ -233,6 +234,8 @@ class Edits:
             suspect = self._factors.factor(name, args[1], self._scales, self._step())
             if suspect is not None:
                 self._note(Mistake(Cause.MISUSE_CLIP_BEFORE_UNSCALE, user_place(), suspect))
+        if power.unscaled:
+            self.unscaled_at = user_place()
         if self._gradients is not None and not power.mixed:
             self._gradients[memory] = power
 

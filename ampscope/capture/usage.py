@@ -14,6 +14,7 @@ from ampscope.capture.carried import UNSCALED, CarriedScales, ScaledRoots
 from ampscope.capture.edits import Edits
 from ampscope.capture.frames import Place, user_place
 from ampscope.capture.models import Models
+from ampscope.capture.powers import Power
 from ampscope.capture.schedules import Schedules
 from ampscope.capture.succession import Succession
 from ampscope.trace.vocabulary import Cause
@@ -57,7 +58,7 @@ class UsageWatch:
         self._scaled = False  # gradients hold a scale, a scaler's or one of the loop's own
         self._unscaled_at: Place | None = None
         self._updated: Place | None = None  # by which line, since the last ``unscale_``
-        self._update_since_backward: Place | None = None
+        self._updates_since_backward: dict[int, Place | None] = {}  # by number of the scaler
         self._now = 0  # step of the optimizer in question
         self._last_step = 0  # the latest step that was attempted
         self._checked: set[int] = set()  # ids of optimizers whose gradients' dtype was looked at
@@ -89,7 +90,7 @@ class UsageWatch:
             scalers = frozenset(self._windows) if len(self._windows) == 1 else frozenset()
         self._scaled = self._scaled or by_hand or scalers != UNSCALED
         self._carried.before_backward(scalers, several=several or len(self._windows) > 1)
-        self._update_since_backward = None
+        self._updates_since_backward.clear()
         for window in self._windows.values():
             window.backward_since = True
 
@@ -130,7 +131,7 @@ class UsageWatch:
         self._roots.scaled(scaler, outputs)
         self._edits.scale_tensor(scale)
         self._succession.scales(scaler, scale)
-        if any(self._edits.power_of(loss).degree or self._edits.power_of(loss).mixed for loss in inputs):
+        if any(_depends(self._edits.power_of(loss)) for loss in inputs):
             self._now = self._step_of(None)
             self._tell(Cause.MISUSE_NO_UNSCALE, "loss of scaled gradients")
 
@@ -147,7 +148,7 @@ class UsageWatch:
             evidence = {"what": mistake.what} if mistake.what else {}
             self._report(mistake.cause, mistake.place, evidence, self._now if mistake.step is None else mistake.step)
         elif self._edits.unscaled_by_hand(p.grad for p in parameters if p.grad is not None):
-            self._tell(Cause.MISUSE_NO_UNSCALE, "unscaled twice")
+            self._report(Cause.MISUSE_NO_UNSCALE, self._edits.unscaled_at, {"what": "unscaled twice"}, self._now)
         if by_loop:
             self._check_again(self._windows.setdefault(scaler, _Window()), optimizer)
         self._check_carried(scaler, parameters)
@@ -172,8 +173,8 @@ class UsageWatch:
         carried = self._carried.of(parameters)
         if not carried or self._carried.is_unscaled(parameters):
             return
-        if self._update_since_backward is not None:
-            place = self._update_since_backward
+        if scaler in self._updates_since_backward:
+            place = self._updates_since_backward[scaler]
             self._report(Cause.MISUSE_MULTIPLE_SCALERS_UPDATE, place, {"what": "update in between"}, self._now)
         elif None in carried:
             self._tell(Cause.MISUSE_MISSING_SCALER, "loss not scaled")
@@ -234,7 +235,7 @@ class UsageWatch:
     def updated(self, scaler: int, place: Place | None) -> None:
         """``update`` was called at ``place``."""
         self._windows[scaler] = _Window()
-        self._update_since_backward = self._updated = place
+        self._updates_since_backward[scaler] = self._updated = place
 
     def restored(self, scaler: int) -> None:
         """A scaler was given a saved state."""
@@ -276,6 +277,11 @@ class UsageWatch:
         step = self._schedules.stepped(scheduler)
         if step is not None:
             self._report(Cause.MISUSE_SCHEDULER_ORDER, user_place(), {}, step)
+
+
+def _depends(power: Power) -> bool:
+    """Whether a loss would be another one with another scale; a factor of the loop's own may just equal the scale."""
+    return power.mixed is not None or (power.degree != 0 and not power.of_scale)
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
