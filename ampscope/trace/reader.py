@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import weakref
 from enum import StrEnum
 from pathlib import Path
@@ -16,8 +15,7 @@ import pyarrow as pa
 
 from ampscope.trace.database import sealed_off
 from ampscope.trace.find import find_runs, locate
-from ampscope.trace.layout import rank_folder, ranks
-from ampscope.trace.lock import is_locked
+from ampscope.trace.layout import ranks
 from ampscope.trace.manifest import Manifest, read_manifest
 from ampscope.trace.scan import Scan, Stamp
 from ampscope.trace.schema import (
@@ -35,6 +33,7 @@ from ampscope.trace.schema import (
     StepRow,
     Table,
 )
+from ampscope.trace.status import Status, status_of
 
 __all__ = ["Run", "find_runs", "open_run"]
 
@@ -52,10 +51,6 @@ _ORDER: dict[Table, tuple[str, ...]] = {
     Table.FINDINGS: ("step", "time"),
     Table.EVENTS: ("time", "step"),
 }
-
-#: Seconds without a new row after which a run on a file system without locks counts as interrupted.
-_SILENCE_S = 120.0
-
 
 def open_run(path: str | os.PathLike[str]) -> Run:
     """Open the run in ``path``, or the only run below it.
@@ -91,14 +86,9 @@ class Run:
         return read_manifest(self.path)
 
     @property
-    def status(self) -> Literal["open", "closed", "interrupted"]:
+    def status(self) -> Status:
         """``open`` while a process writes the run, ``closed`` after, ``interrupted`` when it died before closing."""
-        manifest = self.manifest
-        if manifest.closed is not None:
-            return "closed"
-        if all(segment.locked for segment in manifest.segments[-1:]):
-            return "open" if is_locked(rank_folder(self.path, 0)) else "interrupted"
-        return "open" if time.time() - self._scan.last_change() < _SILENCE_S else "interrupted"
+        return status_of(self.path, self.manifest)
 
     @property
     def ranks(self) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -66,9 +66,16 @@ class Scan:
             for part in list_table(table_folder(self._run, rank, table)).parts.values():
                 _verify(part)
 
-    def last_change(self) -> float:
-        """Unix time of the last change to any file of the run, seconds."""
-        return max((path.stat().st_mtime for path in self._run.glob("rank=*/*/*")), default=0.0)
+    def read(self, table: Table, rank: int, columns: Collection[str]) -> pa.Table:
+        """Some columns of what one rank wrote, loaded without a database: for a look at many runs.
+
+        Raises:
+            RunDamaged: a part cannot be read.
+        """
+        parts, journaled = self._snapshot(table_folder(self._run, rank, table), table)
+        schema = pa.schema([field for field in arrow_schema(table) if field.name in columns])
+        pieces = [_conform(_read_part(part, schema.names), schema) for part in parts]
+        return pa.concat_tables([*pieces, journaled.select(schema.names)])
 
     def _sealed(
         self, connection: duckdb.DuckDBPyConnection, table: Table, rank: int, parts: list[Path]
@@ -142,6 +149,11 @@ def _conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 def _read_columns(part: Path) -> tuple[str, ...]:
     with _naming(part):
         return tuple(pq.read_schema(part).names)
+
+
+def _read_part(part: Path, columns: list[str]) -> pa.Table:
+    with _naming(part), pq.ParquetFile(part) as file:
+        return file.read([name for name in columns if name in file.schema_arrow.names])
 
 
 def _verify(part: Path) -> None:
