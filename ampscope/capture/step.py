@@ -544,7 +544,8 @@ class StepWatch:
             self.usage.stepped(attempt.optimizer, skipped=attempt.scaling is not None and not attempt.stepped)
         with self._trace_guard:
             self._incidents.passed(attempt)
-            self._budget.took(self._count, seconds, traced=bool(attempt.traced))
+            traced = self.live.began or bool(attempt.traced)
+            self._budget.took(self._count, seconds - attempt.judging_s, traced=traced)
         self._next_step[attempt.index] = attempt.step + 1
         with self._usage_guard:
             within = ambient.current(self._types).autocast_dtype is not None
