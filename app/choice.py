@@ -42,14 +42,18 @@ def choose_optimizer(numbers: Sequence[int]) -> int | None:
     return int(choose("optimizer", "Optimizer", [str(number) for number in numbers], lambda name: f"Optimizer {name}"))
 
 
-def choose_traced(traced: Sequence[TracedStep], *, label: str = "Traced step") -> TracedStep:
-    """A select box over traced steps (not empty); an address may name the step alone, or its source too."""
+def choose_traced(traced: Sequence[TracedStep], *, first: int | None = None) -> TracedStep:
+    """A select box over traced steps (not empty); an address may name the step alone, or its source too.
+
+    Without an address it starts at step ``first``, or at the newest.
+    """
+    label = "Traced step"
     named = {f"{one.step}-{one.source}": one for one in traced}
     asked = _asked_step(named)
     if asked is not None and asked != st.session_state.get("_seen_traced"):
         st.session_state["traced"] = asked
     if st.session_state.get("traced") not in named:
-        st.session_state["traced"] = asked or next(iter(named))
+        st.session_state["traced"] = asked or _of_step(named, first, "") or next(iter(named))
     picked = st.selectbox(label, list(named), format_func=lambda name: traced_words(named[name]), key="traced")
     chosen = named.get(picked, traced[0])
     wanted = st.query_params.get("step")
@@ -74,8 +78,12 @@ def source_words(source: str) -> str:
 
 
 def _asked_step(named: dict[str, TracedStep]) -> str | None:
-    """The traced step that the story is about; the replay of a step before its other executions."""
-    step, source = told_number("step"), told("source")
+    """The traced step that the story is about."""
+    return _of_step(named, told_number("step"), told("source"))
+
+
+def _of_step(named: dict[str, TracedStep], step: int | None, source: str | None) -> str | None:
+    """An execution of ``step``: that from ``source``, else the replay, else any."""
     of_step = [name for name, one in named.items() if one.step == step]
     exact = [name for name in of_step if named[name].source == source]
     replayed = [name for name in of_step if named[name].source == Source.REPLAY]

@@ -258,4 +258,5 @@ def _finite_magnitude(values: FloatArray) -> FloatArray:
 
 
 def _log2(magnitudes: FloatArray) -> FloatArray:
-    return np.where(magnitudes > 0, np.log2(np.where(magnitudes > 0, magnitudes, 1.0)), np.nan)
+    usable = np.isfinite(magnitudes) & (magnitudes > 0)
+    return np.where(usable, np.log2(np.where(usable, magnitudes, 1.0)), np.nan)

@@ -8,7 +8,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from ampscope.analysis.curve import IntArray
+from ampscope.analysis.curve import FloatArray, IntArray
 from ampscope.analysis.replay import BoolArray, Recording, floats
 from ampscope.trace.schema import Phase, SiteRow
 
@@ -34,6 +34,7 @@ class Lockstep:
     difference: npt.NDArray[np.int8]  #: `Difference`
     first: int | None  #: position of the first op, casts apart, whose values differ at all
     notable: IntArray  #: positions where the difference is of `Difference.SIZE` or more and did not begin earlier
+    largest: FloatArray  #: the counterpart's largest magnitude, an exponent of 2; NaN where not known
     only_other: int  #: ops that the other alone has
 
     def of(self, position: int) -> Difference:
@@ -54,8 +55,15 @@ def lockstep(one: Recording, other: Recording) -> Lockstep:
         difference=difference,
         first=int(differing[0]) if len(differing) else None,
         notable=np.flatnonzero(begins),
+        largest=_counterparts(other, partner),
         only_other=len(other) - matched,
     )
+
+
+def _counterparts(other: Recording, partner: IntArray) -> FloatArray:
+    values = np.full(len(partner), np.nan)
+    values[partner >= 0] = other.largest[partner[partner >= 0]]
+    return values
 
 
 def _partners(one: Recording, other: Recording) -> tuple[IntArray, int]:

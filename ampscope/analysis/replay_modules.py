@@ -9,24 +9,29 @@ from functools import lru_cache
 import numpy as np
 
 from ampscope.analysis.curve import IntArray
+from ampscope.analysis.dtypes import ran_in
 from ampscope.analysis.replay import Recording
+from ampscope.analysis.replay_op import Magnitudes, known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
-    """A module as a line of the tree; what is said of it holds for everything below it, in one direction of the step.
+    """A module as a line of the tree, with what its ops and those below it gave up to the cursor.
 
-    Positions are of the direction (forward or backward) that the cursor is in, or of the other where it ran only there.
+    Of the two directions of a step, forward and backward, only the one that the cursor is in counts; a module that
+    runs in the other alone is told by it.
     """
 
     name: str  #: qualified; empty for what runs outside every module
     kind: str  #: its class, where one of its own ops tells
     depth: int
     first: int  #: position of its first op
-    ops: int
-    is_open: bool  #: its children follow
+    ops: int  #: all of them
+    ran: int  #: those that the cursor has passed
     is_current: bool  #: the op under the cursor runs in it itself
     is_above: bool  #: the op under the cursor runs below it
+    magnitudes: Magnitudes  #: over what ran; the limit is the lowest of all
+    dtype: str  #: of the op with that limit
     has_nonfinite: bool
     has_near: bool
 
@@ -43,41 +48,60 @@ def module_tree(seen: Recording, position: int) -> tuple[Branch, ...]:
     """The top modules, and below each ancestor of the op at ``position`` its children; empty for no ops."""
     if not len(seen):
         return ()
-    nodes = _nodes(seen.modules)
-    current = seen.modules[int(seen.module[position])]
-    side = np.flatnonzero(seen.backward == seen.backward[position])
-    return tuple(_branches(seen, nodes, nodes[None].children, current, side))
+    return tuple(_Tree(seen, position).branches(None))
 
 
-def _branches(
-    seen: Recording, nodes: dict[str | None, _Node], names: tuple[str, ...], current: str, side: IntArray
-) -> Iterator[Branch]:
-    for name in names:
-        node = nodes[name]
-        above = bool(name) and (current == name or current.startswith(f"{name}."))
-        yield _branch(seen, node, current, side)
-        if above:
-            yield from _branches(seen, nodes, node.children, current, side)
+class _Tree:
+    """The tree as seen from one op."""
+
+    def __init__(self, seen: Recording, position: int) -> None:
+        self.seen = seen
+        self.position = position
+        self.current = seen.modules[int(seen.module[position])]
+        self.nodes = _nodes(seen.modules)
+        self.side = (seen.backward == seen.backward[position]) & ~seen.sink
+
+    def branches(self, parent: str | None) -> Iterator[Branch]:
+        for name in self.nodes[parent].children:
+            branch = self._branch(self.nodes[name])
+            yield branch
+            if branch.is_above or (branch.is_current and name):
+                yield from self.branches(name)
+
+    def _branch(self, node: _Node) -> Branch:
+        seen = self.seen
+        wanted = np.zeros(len(seen.modules), np.bool_)
+        wanted[list(node.below)] = True
+        everywhere = wanted[seen.module] & ~seen.sink
+        here = everywhere & self.side
+        mine = np.flatnonzero(here if here.any() else everywhere)
+        ran = mine[: int(np.searchsorted(mine, self.position, side="right"))]
+        limits = np.where(np.isnan(seen.limit[ran]), np.inf, seen.limit[ran])
+        narrowest = int(ran[limits.argmin()]) if len(ran) else None
+        return Branch(
+            name=node.name,
+            kind=_kind(seen, node.name),
+            depth=node.depth,
+            first=int(mine[0]) if len(mine) else int(np.flatnonzero(wanted[seen.module])[0]),
+            ops=len(mine),
+            ran=len(ran),
+            is_current=self.current == node.name,
+            is_above=bool(node.name) and self.current.startswith(f"{node.name}."),
+            magnitudes=_over(seen, ran, narrowest),
+            dtype="" if narrowest is None else ran_in(seen.site_of(narrowest)),
+            has_nonfinite=bool(seen.nonfinite[ran].any()),
+            has_near=bool(seen.near[ran].any()),
+        )
 
 
-def _branch(seen: Recording, node: _Node, current: str, side: IntArray) -> Branch:
-    wanted = np.zeros(len(seen.modules), np.bool_)
-    wanted[list(node.below)] = True
-    everywhere = np.flatnonzero(wanted[seen.module])
-    here = everywhere[np.isin(everywhere, side, assume_unique=True)]
-    mine = here if len(here) else everywhere
-    above = bool(node.name) and current.startswith(f"{node.name}.")
-    return Branch(
-        name=node.name,
-        kind=_kind(seen, node.name),
-        depth=node.depth,
-        first=int(mine[0]) if len(mine) else 0,
-        ops=len(mine),
-        is_open=(above or current == node.name) and bool(node.children),
-        is_current=current == node.name,
-        is_above=above,
-        has_nonfinite=bool(seen.nonfinite[mine].any()),
-        has_near=bool(seen.near[mine].any()),
+def _over(seen: Recording, ran: IntArray, narrowest: int | None) -> Magnitudes:
+    """The band over some ops, against the narrowest dtype that one of them ran in."""
+    smallest, largest = seen.smallest[ran], seen.largest[ran]
+    return Magnitudes(
+        smallest=known(np.fmin.reduce(smallest, initial=np.nan)),
+        largest=known(np.fmax.reduce(largest, initial=np.nan)),
+        floor=None if narrowest is None else known(seen.floor[narrowest]),
+        limit=None if narrowest is None else known(seen.limit[narrowest]),
     )
 
 

@@ -85,10 +85,10 @@ def op_line(seen: Recording, position: int, role: str = "") -> OpLine:
         dtype=next(iter(site.out_dtypes), ""),
         role=role,
         magnitudes=Magnitudes(
-            smallest=_known(seen.smallest[position]),
-            largest=_known(seen.largest[position]),
-            floor=_known(seen.floor[position]),
-            limit=_known(seen.limit[position]),
+            smallest=known(seen.smallest[position]),
+            largest=known(seen.largest[position]),
+            floor=known(seen.floor[position]),
+            limit=known(seen.limit[position]),
         ),
         is_cast=bool(seen.cast[position]),
         is_near=bool(seen.near[position]),
@@ -184,5 +184,6 @@ def _readers(seen: Recording, position: int) -> list[int]:
     return sorted({seen.position(int(seq)) for seq in consumers})
 
 
-def _known(value: float) -> float | None:
+def known(value: float) -> float | None:
+    """None for NaN, which stands for what is not known in an array."""
     return None if math.isnan(value) else float(value)

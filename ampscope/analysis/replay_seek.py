@@ -1,4 +1,4 @@
-"""Moves in a recording: to the next op of a kind, by a stride, to the other half of a forward and backward pair."""
+"""Moves in a recording: to the next op of a kind, by a stride, from forward to backward and back."""
 
 from __future__ import annotations
 
@@ -24,24 +24,22 @@ def marked(seen: Recording, kind: Kind) -> IntArray:
     return np.flatnonzero(_flags(seen, kind))
 
 
-def seek(seen: Recording, position: int, kind: Kind, *, forward: bool = True) -> int | None:
-    """The nearest op of ``kind`` after (or before) ``position``; None where there is none."""
-    return nearest(marked(seen, kind), position, forward=forward)
+def following(places: IntArray, position: int) -> int | None:
+    """The first of the ascending ``places`` after ``position``; None where there is none."""
+    at = int(np.searchsorted(places, position, side="right"))
+    return int(places[at]) if at < len(places) else None
 
 
-def nearest(places: IntArray, position: int, *, forward: bool = True) -> int | None:
-    """The first of the ascending ``places`` after (or the last before) ``position``; None where there is none."""
-    if forward:
-        at = int(np.searchsorted(places, position, side="right"))
-        return int(places[at]) if at < len(places) else None
-    at = int(np.searchsorted(places, position)) - 1
-    return int(places[at]) if at >= 0 else None
+def around(places: IntArray, position: int) -> int | None:
+    """The next of the ascending ``places`` after ``position``, after the last the first; None where there is none."""
+    found = following(places, position)
+    return found if found is not None or not len(places) else int(places[0])
 
 
 def advance(seen: Recording, position: int, stride: int) -> int:
     """``stride`` ops further, but not past an op where something not finite begins, nor past the last."""
     target = min(position + stride, max(len(seen) - 1, 0))
-    stop = seek(seen, position, Kind.NONFINITE)
+    stop = following(marked(seen, Kind.NONFINITE), position)
     return target if stop is None else min(target, stop)
 
 

@@ -44,8 +44,15 @@ class Track:
     phases: tuple[Stretch, ...]
     modules: tuple[Stretch, ...]  #: joined to ancestors until they can be told apart on a screen
 
+    @property
+    def extent(self) -> tuple[float, float] | None:
+        """The smallest and the largest known magnitude; None where none is."""
+        both = np.concatenate([self.smallest, self.largest])
+        known = both[~np.isnan(both)]
+        return (float(known.min()), float(known.max())) if len(known) else None
 
-def track(seen: Recording, *, columns: int = COLUMNS, stretches: int = 24) -> Track:
+
+def track(seen: Recording, *, columns: int = COLUMNS, stretches: int = 60) -> Track:
     """The track of ``seen`` in at most so many columns, with about so many stretches of modules."""
     count = len(seen)
     width = max(-(-count // columns), 1)
@@ -67,6 +74,16 @@ def track(seen: Recording, *, columns: int = COLUMNS, stretches: int = 24) -> Tr
         phases=tuple(_phases(seen)),
         modules=_modules(seen, stretches),
     )
+
+
+def in_columns(drawn: Track, values: FloatArray) -> FloatArray:
+    """The largest of ``values``, one for each op, in each column; NaN where there is none."""
+    return _reduced(np.fmax, values, drawn.first)
+
+
+def columns_of(drawn: Track, positions: IntArray) -> IntArray:
+    """The columns in which ``positions`` lie, each once."""
+    return np.unique(np.searchsorted(drawn.first, positions, side="right") - 1)
 
 
 def _focus(seen: Recording, width: int) -> IntArray:

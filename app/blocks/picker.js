@@ -1,0 +1,45 @@
+// A list whose lines can be picked. Everything that is shown is set as text or as a number, never as markup.
+function element(tag, kind, text) {
+  const one = document.createElement(tag);
+  one.className = kind;
+  if (text) one.textContent = text;
+  return one;
+}
+
+function bar(row) {
+  const box = element("span", "bar");
+  for (const part of row.bar) {
+    const mark = element("i", part.kind);
+    mark.style.left = `${Number(part.left)}%`;
+    mark.style.width = `${Number(part.width)}%`;
+    if (part.color) mark.style.background = part.color;
+    box.append(mark);
+  }
+  return box;
+}
+
+function line(row, pick) {
+  const one = element("button", `line ${row.kind || ""}`);
+  one.type = "button";
+  one.title = row.hint || "";
+  one.onclick = () => pick(row.id);
+  one.append(element("span", "lead", row.lead));
+  const words = element("span", "words");
+  words.style.paddingLeft = `${Number(row.depth || 0) * 14}px`;
+  words.append(element("b", "text", row.text));
+  if (row.note) words.append(element("span", "note", row.note));
+  one.append(words);
+  if (row.bar) one.append(bar(row));
+  one.append(element("span", "tail", row.tail));
+  return one;
+}
+
+export default function ({ data, parentElement, setTriggerValue }) {
+  const list = parentElement.querySelector(".list");
+  const pick = (id) => setTriggerValue("picked", id);
+  list.style.maxHeight = `${Number(data.height)}px`;
+  list.setAttribute("aria-label", data.label);
+  list.replaceChildren(...data.rows.map((row) => line(row, pick)));
+  const current = list.querySelector(".current");
+  if (current) list.scrollTop = current.offsetTop - (list.clientHeight - current.clientHeight) / 2;
+}

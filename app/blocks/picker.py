@@ -1,0 +1,61 @@
+"""A list whose lines can be picked with a click or the keyboard, without a reload; text in it is text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import streamlit as st
+from markup import short
+
+_HERE = Path(__file__).parent
+_LIST = st.components.v2.component(
+    "ampscope.picker",
+    html='<div class="list" role="group"></div>',
+    css=(_HERE / "picker.css").read_text("utf-8"),
+    js=(_HERE / "picker.js").read_text("utf-8"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A piece of a line's bar, in percent of its width."""
+
+    left: float
+    width: float
+    kind: str  #: ``range``, ``values`` or ``alarm``
+    color: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A line of the list; ``id`` is what is told when it is picked."""
+
+    id: int
+    text: str
+    lead: str = ""
+    note: str = ""
+    tail: str = ""
+    hint: str = ""  #: the whole of what a narrow line cuts off
+    depth: int = 0
+    kind: str = ""  #: any of ``current``, ``bad``, ``near``, ``faint``
+    bar: tuple[Mark, ...] | None = None
+
+
+def picker(key: str, label: str, lines: Sequence[Line], on_pick: Callable[[int], None], *, height: int) -> None:
+    """The list, at most ``height`` pixels tall and scrolled to its current line; ``on_pick`` gets a line's ``id``."""
+
+    def picked() -> None:
+        state = st.session_state.get(key)
+        number = state.get("picked") if state else None
+        if isinstance(number, int) and any(line.id == number for line in lines):
+            on_pick(number)
+
+    rows = [_row(line) for line in lines]
+    _LIST(key=key, data={"rows": rows, "label": label, "height": height}, on_picked_change=picked)
+
+
+def _row(line: Line) -> dict[str, object]:
+    row = asdict(line)
+    return {**row, "text": short(line.text, 80), "note": short(line.note, 80), "hint": short(line.hint, 200)}
