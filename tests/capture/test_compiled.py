@@ -162,3 +162,25 @@ def test_a_compiled_function_stays_compiled(where: str, run_folder: Path) -> Non
     watched = train_both(loop, run_folder)
     assert watched.state["ran"] == len(watched.steps)
     assert watched.replay_of(POISONED) == EXACT
+
+
+def test_a_compiled_model_is_traced_once_in_the_interval(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ampscope.capture.budget.INTERVAL", 5)
+
+    def loop(watch: Callable[..., object]) -> Any:
+        model = mlp()
+        model.compile(backend="eager")
+        optimizer, scaler = torch.optim.SGD(model.parameters(), 0.01), make_scaler()
+        watch(model, scaler)
+        for _ in range(16):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = F.mse_loss(model(torch.randn(BATCH, WIDTH)).float(), torch.zeros(BATCH, WIDTH))
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return [model]
+
+    traced = [row.step for row in Watched.train(loop, run_folder).steps if row.traced]
+    assert traced[:2] == [0, 5]
+    assert len(traced) <= 4
