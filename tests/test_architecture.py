@@ -36,10 +36,11 @@ ROOMS = {
     "ampscope": room(ampscope="errors trace analysis capture"),
     "__main__": room(ampscope="cli"),
     "errors": room(),
-    "trace": room(ampscope="errors", others="pyarrow duckdb narwhals numpy"),
+    "showing": room(),
+    "trace": room(ampscope="errors showing", others="pyarrow duckdb narwhals numpy"),
     "provenance": room(ampscope="trace errors", others="numpy"),
     "capture": room(ampscope="ampscope errors trace provenance", others="torch numpy pyarrow safetensors"),
-    "analysis": room(ampscope="errors trace provenance", others="pyarrow duckdb narwhals numpy"),
+    "analysis": room(ampscope="errors showing trace provenance", others="pyarrow duckdb narwhals numpy"),
     "report": room(ampscope="analysis trace errors", others="rich"),
     "cli": room(ampscope="ampscope report analysis trace errors", others="typer rich"),
     "demo": room(ampscope="ampscope", others="torch sklearn rich"),
@@ -211,4 +212,4 @@ def test_the_command_offers() -> None:
     from ampscope.cli.main import app
 
     command = typer.main.get_command(app)
-    assert sorted(command.commands) == ["demo", "diagnose", "repro", "runs", "view"]  # type: ignore[attr-defined]  # a group
+    assert sorted(command.commands) == ["demo", "diagnose", "report", "repro", "runs", "view"]  # type: ignore[attr-defined]  # a group

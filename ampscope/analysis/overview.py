@@ -10,6 +10,7 @@ import numpy as np
 
 from ampscope.analysis.curve import Curve, FloatArray, IntArray, make_curve, thin_marks
 from ampscope.analysis.frames import Frame, collect, first_rank, rank_table
+from ampscope.showing import Shown
 from ampscope.trace.reader import Run
 from ampscope.trace.schema import EventKind, ScalerAction, ScalerEventRow, Table
 
@@ -26,7 +27,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overview:
+class Overview(Shown):
     """One optimizer's steps at a glance. Shares lie between 0 and 1; null means not recorded."""
 
     rank: int = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from ampscope.showing import Shown
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
 
 #: Version of the JSON object that ``ampscope diagnose --json`` prints.
@@ -84,7 +85,7 @@ class Remedy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Incident:
+class Incident(Shown):
     """A numerical failure (or a harmless oddity, severity ``info``) with its origin."""
 
     kind: str = "incident"
@@ -113,7 +114,7 @@ class Incident:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(Shown):
     """A usage mistake."""
 
     kind: str = "finding"
@@ -189,7 +190,7 @@ class RunInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis:
+class Diagnosis(Shown):
     """The whole verdict on a run; ``primary`` is the one thing to tell its owner first."""
 
     schema: int = JSON_SCHEMA

@@ -24,6 +24,7 @@ from ampscope.analysis.scaler_log import (
     scaler_log,
     settings_of,
 )
+from ampscope.showing import Shown
 from ampscope.trace.reader import Run
 from ampscope.trace.schema import ScalerEventRow, Table
 
@@ -32,7 +33,7 @@ RECENT = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScaleHistory:
+class ScaleHistory(Shown):
     """The scaler as one optimizer saw it."""
 
     rank: int = 0

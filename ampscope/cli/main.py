@@ -11,6 +11,7 @@ import ampscope
 from ampscope.cli.demo import demo
 from ampscope.cli.diagnose import diagnose
 from ampscope.cli.exits import Exit
+from ampscope.cli.report import report
 from ampscope.cli.repro import repro
 from ampscope.cli.runs import runs
 from ampscope.cli.view import view
@@ -24,7 +25,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (diagnose, repro, runs, view, demo):
+for verb in (diagnose, report, repro, runs, view, demo):
     app.command()(verb)
 
 

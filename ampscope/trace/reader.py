@@ -13,6 +13,7 @@ import duckdb
 import narwhals as nw
 import pyarrow as pa
 
+from ampscope.showing import Shown
 from ampscope.trace.database import sealed_off
 from ampscope.trace.find import find_runs, locate
 from ampscope.trace.layout import ranks
@@ -63,7 +64,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     return Run(locate(Path(path)))
 
 
-class Run:
+class Run(Shown):
     """A run that is read. Usable from several threads; what it keeps is footers of sealed parts and journaled rows.
 
     Each access to a table looks at the folder anew, so that it sees the rows written since, of which it reads no more

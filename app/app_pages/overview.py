@@ -7,7 +7,7 @@ from functools import partial
 import loader
 import streamlit as st
 from blocks.items import item_link, item_list, items
-from blocks.links import link_row, to_usage
+from blocks.links import to_usage
 from blocks.notes import heading, page_head, paragraph
 from blocks.plot import plot
 from blocks.tiles import tiles
@@ -24,9 +24,9 @@ named = items(diagnosis)
 page_head("Overview", diagnosis.run.name)
 
 verdict_card(diagnosis)
-with link_row():
+with st.container(horizontal=True, vertical_alignment="center", gap="small"):
     if diagnosis.primary is not None:
-        item_link(*next(iter(named.items())), "Look at it closely")
+        item_link(*next(iter(named.items())), "**Look at it closely**")
     if diagnosis.run.steps:
         to_usage()
     st.download_button(

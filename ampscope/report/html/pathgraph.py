@@ -115,7 +115,11 @@ def _module(name: str) -> str:
 def _op(stop: _Stop) -> str:
     node = stop.node
     chip = f' <span class="amp-chip error">{stop.mark}</span>' if stop.mark else ""
-    line = f'<code class="amp-line">{as_html(_line(node), 120)}</code>' if stop.is_new_line and node.source else ""
+    line = (
+        f'<code class="amp-line" title="{as_html(_line(node), 240)}">{as_html(_line(node), 120)}</code>'
+        if stop.is_new_line and node.source
+        else ""
+    )
     kind = f"{_health(node)} {stop.mark}".strip()
     return (
         f'<div class="amp-node {kind}" title="{as_html(node.op, 160)}">{_name(node)}{chip}{_values(node)}{line}</div>'

@@ -51,7 +51,7 @@ _TEXT = f"""
 .amp-card.info .amp-code.hit {{ background: {SHADE}; border-left-color: {_INFO}; }}
 .amp-remedies {{ padding-left: 1.3rem; margin: 0; }}
 .amp-remedies li {{ margin: 0 0 12px; }}
-.amp-checks {{ list-style: none; margin: 0; padding: 0; display: grid; gap: 4px 24px;
+.amp-checks {{ list-style: none; margin: 0; padding: 0 !important; display: grid; gap: 4px 24px;
   grid-template-columns: repeat(auto-fill, minmax(min(100%, 26rem), 1fr)); }}
 .amp-checks li {{ display: grid; grid-template-columns: 1.5rem 1fr; margin: 0; }}
 .amp-checks .amp-place {{ grid-column: 2; }}
@@ -70,17 +70,17 @@ _TEXT = f"""
 _FIGURES = f"""
 .amp-graph {{ container-type: inline-size; }}
 .amp-flows {{ display: flex; flex-direction: column; gap: 14px; }}
-.amp-flow {{ display: flex; flex-wrap: wrap; align-items: stretch; row-gap: 10px; }}
+.amp-flow {{ display: flex; flex-wrap: wrap; align-items: flex-start; row-gap: 12px; }}
 .amp-flow.backward {{ flex-direction: row-reverse; }}
 .amp-direction {{ flex: 0 0 100%; font-size: 0.78rem; font-weight: 600; opacity: 0.65; }}
 .amp-flow.forward > .amp-direction::after {{ content: " \\2192"; }}
 .amp-flow.backward > .amp-direction {{ text-align: right; }}
 .amp-flow.backward > .amp-direction::before {{ content: "\\2190 "; }}
-.amp-to {{ flex: none; width: 28px; align-self: center; text-align: center; font-size: 1.2rem; opacity: 0.6; }}
+.amp-to {{ flex: none; width: 28px; margin-top: 34px; text-align: center; font-size: 1.2rem; opacity: 0.6; }}
 .amp-flow.forward > .amp-to::before {{ content: "\\2192"; }}
 .amp-flow.backward > .amp-to::before {{ content: "\\2190"; }}
 .amp-module {{ border: 1px solid {HAIRLINE}; border-radius: 8px; padding: 8px 10px; box-sizing: border-box;
-  min-width: 130px; max-width: 270px; }}
+  min-width: 120px; max-width: 216px; }}
 .amp-module > header {{ font-size: 0.8rem; font-weight: 600; opacity: 0.75; margin-bottom: 4px;
   overflow-wrap: anywhere; }}
 .amp-module.faint, .amp-fold.faint {{ opacity: 0.6; border-style: dashed; }}
@@ -92,10 +92,11 @@ _FIGURES = f"""
 .amp-node.fine {{ border-left-color: {GOOD}; }}
 .amp-node.origin {{ background: {ALARM_SHADE}; border-radius: 0 6px 6px 0; padding: 6px 8px 6px 9px; }}
 .amp-node .amp-line {{ display: block; background: none; padding: 2px 0 0; color: inherit; font-size: 0.76rem;
-  opacity: 0.8; font-family: "Source Code Pro", ui-monospace, monospace; overflow-wrap: anywhere; }}
+  opacity: 0.8; font-family: "Source Code Pro", ui-monospace, monospace; white-space: nowrap; overflow: hidden;
+  text-overflow: ellipsis; }}
 .amp-swatch {{ display: inline-block; width: 9px; height: 9px; border-radius: 2px; margin-right: 5px; }}
 .amp-fold > summary {{ cursor: pointer; font-size: 0.82rem; opacity: 0.8; padding: 4px 2px; }}
-.amp-flow > .amp-fold {{ align-self: center; border: 1px dashed {HAIRLINE}; border-radius: 8px; padding: 6px 10px; }}
+.amp-flow > .amp-fold {{ margin-top: 22px; border: 1px dashed {HAIRLINE}; border-radius: 8px; padding: 6px 10px; }}
 .amp-flow > .amp-fold .amp-module {{ margin: 6px 0; }}
 @container (max-width: 620px) {{
   .amp-flow, .amp-flow.backward {{ flex-direction: column; flex-wrap: nowrap; row-gap: 0; }}
@@ -103,6 +104,8 @@ _FIGURES = f"""
   .amp-flow.forward > .amp-to::before, .amp-flow.backward > .amp-to::before {{ content: "\\2193"; }}
   .amp-flow.backward > .amp-direction {{ text-align: left; }}
   .amp-flow > .amp-direction {{ flex: none; padding-bottom: 4px; }}
+  .amp-flow > .amp-to, .amp-flow > .amp-fold {{ margin-top: 0; }}
+  .amp-flow > .amp-to {{ align-self: center; }}
 }}
 .amp-panel-name {{ font-size: 0.82rem; margin: 8px 0 2px; overflow-wrap: anywhere; }}
 .amp-key {{ color: {ALARM}; font-weight: 600; }}

@@ -1,0 +1,41 @@
+"""``ampscope report``: a run as one HTML file, for a ticket or the artifact of a CI job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ampscope.errors import AmpscopeError
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="The run's folder, as ampscope.watch printed it.", show_default=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("report.html"),
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that exists.")] = False,
+) -> None:
+    """Write the diagnosis of a run with its figures into one HTML file that needs no server and no network."""
+    from ampscope.report.html.page import page_of
+
+    if output.exists() and not force:
+        raise AmpscopeError(f"{output} exists; choose another name with -o, or --force to write over it")
+    content = page_of(run).encode()
+    _write(output, content)
+    typer.echo(f"Wrote {output} ({len(content) // 1024 + 1} KiB). Open it in a browser.")
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Whole or not at all: whoever waits for the file never finds a part of it."""
+    from ampscope.trace.durable import write_whole
+
+    if path.is_dir():
+        raise AmpscopeError(f"cannot write {path}: it is a folder; name a file in it with -o")
+    try:
+        write_whole(path, lambda temporary: _fill(temporary, content))
+    except OSError as error:
+        raise AmpscopeError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def _fill(path: Path, content: bytes) -> None:
+    path.write_bytes(content)

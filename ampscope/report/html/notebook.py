@@ -1,0 +1,95 @@
+"""Results as Jupyter shows them: the same cards and figures as in the app and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ampscope.analysis.closeup import Closeup, closeup
+from ampscope.analysis.diagnosis import diagnose
+from ampscope.analysis.overview import Overview, overview
+from ampscope.analysis.results import Diagnosis, Finding, Incident
+from ampscope.analysis.scale import ScaleHistory
+from ampscope.analysis.scale_story import scale_story
+from ampscope.analysis.wording import cause_in_words, steps_in_words
+from ampscope.errors import AmpscopeError
+from ampscope.report.html.card import Item, item_html, verdict_html
+from ampscope.report.html.document import paragraph, section
+from ampscope.report.html.incident import item_sections
+from ampscope.report.html.page import told_first
+from ampscope.report.html.sheet import SHEET
+from ampscope.report.html.source import place
+from ampscope.report.html.stack import stack_html
+from ampscope.report.html.table import table_html
+from ampscope.report.html.tiles import run_tiles, tiles_html
+from ampscope.report.html.timeline import scale_stack, timeline_stack
+from ampscope.trace.reader import Run
+
+#: Rows of the list of what was noticed.
+_LISTED = 30
+_OWN = ".amp-shown { max-width: 1000px; } .amp-shown pre { user-select: all; margin: 6px 0 0; }"
+
+
+def shown(result: object) -> str | None:
+    """``result`` as HTML; None where it is of no kind that has a view, or cannot be read: then its text is shown."""
+    view = next((view for kind, view in _VIEWS.items() if isinstance(result, kind)), None)
+    if view is None:
+        return None
+    try:
+        return f'<div class="amp-shown"><style>{SHEET}{_OWN}</style>{view(result)}</div>'
+    except AmpscopeError:
+        return None
+
+
+def _run(run: Run) -> str:
+    diagnosis, seen = diagnose(run), overview(run)
+    items = told_first(diagnosis)
+    tiles = tiles_html(run_tiles(seen, diagnosis.run))
+    primary = diagnosis.primary
+    close = item_sections(primary, closeup(run, primary)) if primary is not None else ""
+    return f"{verdict_html(diagnosis)}{tiles}{_timeline(seen, items)}{close}{_noticed(items)}"
+
+
+def _diagnosis(diagnosis: Diagnosis) -> str:
+    primary = diagnosis.primary
+    below = item_sections(primary, Closeup()) if primary is not None else ""
+    return f"{verdict_html(diagnosis)}{below}{_noticed(told_first(diagnosis))}"
+
+
+def _item(item: Item) -> str:
+    return item_html(item) + item_sections(item, Closeup())
+
+
+def _noticed(items: Sequence[Item]) -> str:
+    """All that was noticed, a row each, where there is more than one thing."""
+    rows = [
+        (steps_in_words(item), cause_in_words(item.cause), item.severity.value, place(item.source)) for item in items
+    ]
+    columns = ("When", "What", "How bad", "Your line")
+    return section("Everything noticed", table_html(columns, rows[:_LISTED]) if len(rows) > 1 else "", level=3)
+
+
+def _overview(seen: Overview) -> str:
+    return _timeline(seen, ())
+
+
+def _timeline(seen: Overview, items: Sequence[Item]) -> str:
+    told = "Loss, gradient norm, loss scale and learning rate by optimizer step, and what happened when."
+    return stack_html(timeline_stack(seen, items), told) if seen.steps else paragraph("No optimizer step yet.")
+
+
+def _scale(history: ScaleHistory) -> str:
+    if not history.is_scaled:
+        return paragraph("No step of this run used a loss scale.")
+    told = "The loss scale and its growth tracker by optimizer step."
+    return paragraph(" ".join(scale_story(history))) + stack_html(scale_stack(history, ()), told)
+
+
+_VIEWS: dict[type, Callable[[Any], str]] = {
+    Run: _run,
+    Diagnosis: _diagnosis,
+    Incident: _item,
+    Finding: _item,
+    Overview: _overview,
+    ScaleHistory: _scale,
+}
