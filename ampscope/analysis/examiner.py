@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from ampscope.analysis.remedies import remedies
 from ampscope.analysis.results import Incident
 from ampscope.analysis.stepgraph import Sites, StepGraph, source_line
 from ampscope.provenance import Origin, absorbed, origins
+from ampscope.trace.details import details
 from ampscope.trace.reader import Run
 from ampscope.trace.schema import IncidentRow, Node, Phase, ReplayStatus, Source, Table, Trigger
 from ampscope.trace.vocabulary import Cause, Severity
@@ -100,7 +100,7 @@ class Examiner:
         for number, row in enumerate(rows):
             symptom = _Symptom(row.optimizer, row.trigger, _tripped(row))
             known = alike.get(symptom)
-            if known is not None and (number >= MAX_EXAMINED or _evidence(row).get("over_budget")):
+            if known is not None and (number >= MAX_EXAMINED or details(row.evidence).get("over_budget")):
                 found.append(known.repeated(row.step))
             elif number < MAX_EXAMINED:
                 examined = self._examine(row)
@@ -258,24 +258,15 @@ def _silent(step: int, optimizer: int, loss: float) -> IncidentRow:
     return IncidentRow(step, optimizer, 0, 0.0, Trigger.NONFINITE_LOSS, loss, None, unavailable, reason, 0.0, "{}")
 
 
-def _evidence(row: IncidentRow) -> dict[str, Any]:
-    """What capture noted of an incident; empty where that is damaged."""
-    try:
-        found = json.loads(row.evidence)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _rows_of(row: IncidentRow, name: str) -> dict[str, str]:
     """Which rows of an input were bad, as a fact to tell; empty where capture did not look."""
-    rows = _evidence(row).get("rows")
+    rows = details(row.evidence).get("rows")
     found = rows.get(name, ()) if isinstance(rows, dict) else ()
     return {"rows": ", ".join(map(str, found))} if found else {}
 
 
 def _tripped(row: IncidentRow) -> tuple[str, ...]:
-    return tuple(_evidence(row).get("params", ()))
+    return tuple(details(row.evidence).get("params", ()))
 
 
 def merged(examined: Iterable[Examined]) -> list[Incident]:

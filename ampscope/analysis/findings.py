@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from ampscope.analysis.history import History
-from ampscope.analysis.mistakes import evidence_of, explained, fixes, severity
+from ampscope.analysis.mistakes import explained, fixes, severity
 from ampscope.analysis.results import Finding, SourceLine
 from ampscope.analysis.stepgraph import source_line
+from ampscope.trace.details import details
 from ampscope.trace.reader import Run
 from ampscope.trace.schema import FindingRow, Phase, ScalerAction, ScalerEventRow, SiteRow, Table
 from ampscope.trace.vocabulary import Cause
@@ -40,7 +41,7 @@ _FORGOTTEN = Cause.MISUSE_SCALER_STATE_NOT_RESTORED
 
 def _seen(row: FindingRow) -> Finding:
     cause = Cause(row.cause) if row.cause in Cause._value2member_map_ else Cause.UNKNOWN
-    return _finding(cause, row.step, source_line(row), evidence_of(row.evidence))
+    return _finding(cause, row.step, source_line(row), details(row.evidence))
 
 
 def _finding(cause: Cause, step: int, source: SourceLine | None, evidence: dict[str, Any]) -> Finding:
@@ -58,7 +59,7 @@ def _finding(cause: Cause, step: int, source: SourceLine | None, evidence: dict[
 
 def _costs_steps(row: FindingRow, history: Mapping[int, History]) -> bool:
     """Whether a scaler without a past did any harm: an optimizer's past alone may be that of another training."""
-    if row.cause != _FORGOTTEN or "optimizer_steps" not in evidence_of(row.evidence):
+    if row.cause != _FORGOTTEN or "optimizer_steps" not in details(row.evidence):
         return True
     return any(bool(each.skipped[each.step == row.step].any()) for each in history.values())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from ampscope.analysis.remedies import remedies
@@ -152,9 +151,3 @@ def fixes(cause: Cause, evidence: dict[str, Any]) -> tuple[Remedy, ...]:
     if fix is None and cause is Cause.MISUSE_NO_UNSCALE and not evidence:
         fix = _FIXES["gradients"]
     return (fix,) if fix is not None else remedies(cause)
-
-
-def evidence_of(text: str) -> dict[str, Any]:
-    """The JSON object that capture wrote as evidence."""
-    found = json.loads(text or "{}")
-    return found if isinstance(found, dict) else {}

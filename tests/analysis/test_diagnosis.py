@@ -24,8 +24,8 @@ NAN = math.nan
 def overflow(trace: TraceBuilder, step: int, *, line: int = 7, source: str = Source.REPLAY) -> None:
     """A product that overflows in forward and makes the loss NaN."""
     traced = Step(trace, step=step, source=source)
-    x = traced.entry()
-    weight = traced.entry(Node.PARAMETER, "attn.proj.weight")
+    x = traced.entry(out=(-300.0, 300.0))
+    weight = traced.entry(Node.PARAMETER, "attn.proj.weight", out=(-300.0, 300.0))
     product = traced.op("bmm", x, weight, out=OVERFLOWN, module="attn", module_type="Attention", line=line)
     traced.loss(traced.op("mean", product, out=NOTANUMBER, module="", phase=Phase.LOSS, dtype=FULL))
     trace.incident(step=step, trigger=Trigger.NONFINITE_LOSS, loss=NAN, evidence='{"params": ["attn.proj.weight"]}')
