@@ -40,10 +40,12 @@ def places() -> tuple[Place, ...]:
 
 
 def offers(looked: tuple[Place, ...]) -> dict[str, Offer]:
-    """The runs in ``looked`` by key, the newest first within each folder."""
+    """The runs in ``looked`` by key, the newest first within each folder; links that lead out of it are passed over."""
     found: dict[str, Offer] = {}
     for place in looked:
         for path in find_runs(place.path) if place.path.is_dir() else ():
+            if not path.resolve().is_relative_to(place.path.resolve()):
+                continue
             offer = Offer(_key(path, place, found), path, place.is_sample)
             found.setdefault(offer.key, offer)
     return found

@@ -9,7 +9,8 @@ from blocks.notes import alarm
 from blocks.style import style
 from blocks.welcome import samples_only, welcome
 from directory import Page
-from runs import offers, places
+from listing import offered
+from runs import places
 from sidebar import choose_run
 
 from ampscope.errors import AmpscopeError
@@ -28,7 +29,7 @@ page = st.navigation(
     ]
 )
 looked = places()
-found = offers(looked)
+found = offered(looked)
 if not found:
     welcome(looked)
     st.stop()
@@ -39,3 +40,5 @@ try:
     page.run()
 except AmpscopeError as error:
     alarm("This run cannot be shown", str(error))
+    if page.url_path == "runs":
+        page.run()

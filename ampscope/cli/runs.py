@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ import typer
 from ampscope.errors import AmpscopeError, RunNotFound
 
 if TYPE_CHECKING:
+    from ampscope.analysis.run_list import RunSummary
     from ampscope.report.runs import ListedRun
 
 
@@ -17,8 +19,13 @@ def runs(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to look in, two levels deep.")] = Path(
         "ampscope_runs"
     ),
+    search: Annotated[str, typer.Option(help="Only runs with these words in name, model, device, tags or state.")] = "",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Tell what was recorded, without diagnosing: hundreds of runs in a second.")
+    ] = False,
 ) -> None:
     """List the runs in a folder, newest first, each with its verdict."""
+    from ampscope.analysis.run_list import run_summaries
     from ampscope.cli.terminal import show
     from ampscope.report.runs import as_list
     from ampscope.trace.reader import find_runs
@@ -27,14 +34,17 @@ def runs(
     if not found:
         what = "There is no run in" if folder.is_dir() else "There is no folder"
         raise RunNotFound(f"{what} {folder}; give the folder that ampscope.watch records to, e.g. ./ampscope_runs.")
-    show(as_list([_listed(path) for path in found]))
+    matching = [each for each in run_summaries(found) if each.matches(search)]
+    show(as_list([_listed(each, quick=quick) for each in matching]))
 
 
-def _listed(path: Path) -> ListedRun:
+def _listed(seen: RunSummary, *, quick: bool) -> ListedRun:
     from ampscope.analysis.diagnosis import diagnose
     from ampscope.report.runs import ListedRun
 
+    if quick or seen.problem:
+        return ListedRun(summary=seen)
     try:
-        return ListedRun(path=path, diagnosis=diagnose(path))
+        return ListedRun(summary=seen, diagnosis=diagnose(seen.path))
     except AmpscopeError as error:
-        return ListedRun(path=path, diagnosis=None, problem=str(error))
+        return ListedRun(summary=replace(seen, problem=str(error)))

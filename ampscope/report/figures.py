@@ -55,6 +55,15 @@ def moment(unix_time: float) -> str:
     return datetime.fromtimestamp(unix_time, tz=UTC).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
+def lasted(seconds: float | None) -> str:
+    """``2 h 5 min``; empty when it is not known."""
+    if seconds is None:
+        return ""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:,} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
 def _counted(number: int | None, word: str) -> str:
     return f"{number:,} {word}" if number else ""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich import box
 from rich.console import RenderableType
@@ -12,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ampscope.analysis.results import Diagnosis, Finding, Incident
+from ampscope.analysis.run_list import RunSummary
 from ampscope.analysis.wording import cause_in_words
 from ampscope.report import figures
 from ampscope.report.plain import visible
@@ -20,11 +20,10 @@ from ampscope.trace.vocabulary import Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedRun:
-    """A run that was found: its diagnosis, or why it could not be read."""
+    """A run that was found, and its diagnosis; none where it was not asked for or the run cannot be read."""
 
-    path: Path
-    diagnosis: Diagnosis | None
-    problem: str = ""
+    summary: RunSummary
+    diagnosis: Diagnosis | None = None
 
 
 _HEADINGS = ("run", "started", "steps", "skipped", "verdict", "what")
@@ -42,13 +41,23 @@ def as_list(runs: Sequence[ListedRun]) -> RenderableType:
 
 
 def _row(run: ListedRun) -> tuple[Text, ...]:
-    path = Text(visible(str(run.path)))
+    seen = run.summary
+    path = Text(visible(str(seen.path)))
+    if seen.problem:
+        return path, Text(), Text(), Text(), Text("unreadable", style="yellow"), Text(visible(seen.problem))
+    told = (figures.moment(seen.created), f"{seen.steps:,}", f"{seen.skipped:,}")
     if run.diagnosis is None:
-        return path, Text(), Text(), Text(), Text("unreadable", style="yellow"), Text(visible(run.problem))
-    info, verdict = run.diagnosis.run, run.diagnosis.verdict
+        return path, *map(Text, told), Text("not examined", style="dim"), Text(evidence(seen))
+    verdict = run.diagnosis.verdict
     style = "green" if verdict is Verdict.HEALTHY else "red"
-    told = (figures.moment(info.created), f"{info.steps:,}", f"{info.skipped:,}")
     return path, *map(Text, told), Text(verdict.value, style=style), Text(visible(_what(run.diagnosis.primary)))
+
+
+def evidence(seen: RunSummary) -> str:
+    """What was recorded against a run, before any diagnosis."""
+    counted = ((seen.incidents, "incident"), (seen.findings, "finding"))
+    told = " and ".join(figures.count(number, noun) for number, noun in counted if number)
+    return f"{told} recorded" if told else "nothing recorded against it"
 
 
 def _what(primary: Incident | Finding | None) -> str:

@@ -18,7 +18,7 @@ def find_runs(folder: str | os.PathLike[str]) -> list[Path]:
     folder = Path(folder)
     if (folder / MANIFEST).is_file():
         return [folder]
-    return sorted(_below(folder), key=_created, reverse=True)
+    return sorted(sorted(_below(folder)), key=_created, reverse=True)
 
 
 def locate(path: Path) -> Path:

@@ -52,3 +52,10 @@ def test_share() -> None:
 
 def test_count() -> None:
     assert [figures.count(number, "step") for number in (0, 1, 2000)] == ["0 steps", "1 step", "2,000 steps"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(None, ""), (0.4, "0 s"), (23, "23 s"), (187, "3 min 7 s"), (7503, "2 h 5 min")]
+)
+def test_how_long_a_run_lasted(seconds: float | None, words: str) -> None:
+    assert figures.lasted(seconds) == words

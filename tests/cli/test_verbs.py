@@ -65,6 +65,17 @@ class TestRuns:
         assert sorted(names, key=answer.out.index) == ["damaged", "fine", "broken"]
         assert "Restore it" in answer.out
 
+    def test_quickly_tells_what_was_recorded(self, ampscope: Command, tmp_path: Path) -> None:
+        for name, tags in (("one", ("nightly",)), ("other", ())):
+            trace = TraceBuilder(tmp_path / name, tags=tags)
+            trace.step(skipped=True)
+            trace.incident()
+            trace.close()
+        answer = ampscope("runs", tmp_path, "--quick", "--search", "NIGHT")
+        assert answer.code == 0
+        assert "not examined" in answer.out
+        assert "other" not in answer.out.replace("1 incident", "")
+
     def test_none_there(self, ampscope: Command, tmp_path: Path) -> None:
         answer = ampscope("runs", tmp_path)
         assert answer.code == 2
