@@ -34,7 +34,7 @@ class Incidents:
         readback: Brings values of the incident's row.
         live: The trace of the step in progress.
         budgets: Which steps are traced, which incidents replayed.
-        guard: Catches faults of the replay.
+        guard_for: Makes the guard of a part.
         say: Tells the user one line.
     """
 
@@ -46,7 +46,7 @@ class Incidents:
         readback: Readback,
         live: LiveTrace,
         budgets: tuple[TraceBudget, ReplayBudget],
-        guard: Guard,
+        guard_for: Callable[[str], Guard],
         say: Callable[[str], None],
     ) -> None:
         self._models = models
@@ -54,10 +54,10 @@ class Incidents:
         self._readback = readback
         self._live = live
         self._trace_budget, self._replay_budget = budgets
-        self._guard = guard
+        self._guard, self._trial_guard = guard_for("the replay"), guard_for("the trial of cures")
         self._say = say
         self._bad_in_a_row = 0
-        self._counterfactuals = Counterfactuals(models, budgets[1], guard)
+        self._counterfactuals = Counterfactuals(models, budgets[1], self._trial_guard)
 
     def judge(
         self,
@@ -111,9 +111,12 @@ class Incidents:
         return outcome, seen
 
     def _try_cures(self, attempt: StepAttempt, recording: Recording, seen: Observed, status: ReplayStatus) -> None:
-        recording = recording._replace(scale=attempt.scale)
-        for trying in self._counterfactuals.examine(recording, seen, status):
-            self._recorder.trial(trying, step=attempt.step, optimizer=attempt.index)
+        if self._trial_guard.broken:
+            return
+        with self._trial_guard:
+            recording = recording._replace(scale=attempt.scale)
+            for trying in self._counterfactuals.examine(recording, seen, status):
+                self._recorder.trial(trying, step=attempt.step, optimizer=attempt.index)
 
     def trace_by_replay(self, attempt: StepAttempt, recording: Recording) -> None:
         """Records the ops of a healthy step that could not be traced as it ran (compiled code)."""

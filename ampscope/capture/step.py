@@ -112,7 +112,7 @@ class StepWatch:
             readback=self.readback,
             live=self.live,
             budgets=budgets,
-            guard=guard_for("the replay"),
+            guard_for=guard_for,
             say=say,
         )
         self._tape = Tape(self._types)
