@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import loader
 import streamlit as st
@@ -45,7 +46,8 @@ def _drawing(draw: Draw) -> Callable[[], None]:
         except AmpscopeError as error:  # the run was moved away, or damaged, while it was on screen
             alarm("This part cannot be shown", str(error))
 
-    drawn.__qualname__ = f"{draw.__module__}.{draw.__qualname__}"  # by which Streamlit tells fragments apart
+    function = draw.func if isinstance(draw, partial) else draw
+    drawn.__qualname__ = f"{function.__module__}.{function.__qualname__}"  # by which Streamlit tells fragments apart
     return drawn
 
 

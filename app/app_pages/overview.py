@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import live
 import loader
 import streamlit as st
 from blocks.items import item_link, item_list, items
@@ -18,39 +19,49 @@ from closer import report
 
 from ampscope.report.html.tiles import run_tiles
 
+
+def verdict(run: loader.Loaded) -> None:
+    """The card, and where to go from it."""
+    diagnosis = run.diagnosis()
+    verdict_card(diagnosis)
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        if diagnosis.primary is not None:
+            item_link(*next(iter(items(diagnosis).items())), "**Look at it closely**")
+        if diagnosis.run.steps:
+            to_usage()
+        st.download_button(
+            "Report to send on",
+            partial(report, run.path),
+            "report.html",
+            "text/html",
+            type="tertiary",
+            icon=":material/download:",
+            on_click="ignore",
+            help="All of this as one HTML file that needs no server and no network",
+        )
+
+
+def history(run: loader.Loaded, optimizer: int | None) -> None:
+    """The tiles and the time line."""
+    seen, diagnosis = run.overview(optimizer), run.diagnosis()
+    tiles(run_tiles(seen, diagnosis.run))
+    heading("Time line")
+    if seen.steps:
+        plot(timeline(seen, list(items(diagnosis).values())), key="timeline")
+        st.caption("Drag to zoom in, double-click to zoom out.")
+    else:
+        paragraph("No optimizer step has been recorded yet.")
+
+
+def noticed(run: loader.Loaded) -> None:
+    """Everything noticed, each a link."""
+    if named := items(run.diagnosis()):
+        heading("Everything noticed")
+        item_list(named)
+
+
 run = loader.current()
-diagnosis = run.diagnosis()
-named = items(diagnosis)
-page_head("Overview", diagnosis.run.name)
-
-verdict_card(diagnosis)
-with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-    if diagnosis.primary is not None:
-        item_link(*next(iter(named.items())), "**Look at it closely**")
-    if diagnosis.run.steps:
-        to_usage()
-    st.download_button(
-        "Report to send on",
-        partial(report, run.path),
-        "report.html",
-        "text/html",
-        type="tertiary",
-        icon=":material/download:",
-        on_click="ignore",
-        help="All of this as one HTML file that needs no server and no network",
-    )
-
-first = run.overview()
-seen = run.overview(choose_optimizer(first.optimizers))
-tiles(run_tiles(seen, diagnosis.run))
-
-heading("Time line")
-if seen.steps:
-    plot(timeline(seen, list(named.values())), key="timeline")
-    st.caption("Drag to zoom in, double-click to zoom out.")
-else:
-    paragraph("No optimizer step has been recorded yet.")
-
-if named:
-    heading("Everything noticed")
-    item_list(named)
+page_head("Overview", run.diagnosis().run.name)
+live.part(verdict)
+live.part(partial(history, optimizer=choose_optimizer(run.overview().optimizers)))
+live.part(noticed)
