@@ -16,6 +16,8 @@ _VARYING_NAMES = frozenset({"aten::prod", "aten::cumprod", "aten::masked_scatter
 #: Ops that write to arguments of which their schema does not say so.
 _WRITES_SILENTLY = frozenset({"aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm"})
 _RUNNING = ("running_mean", "running_var")
+#: Libraries of ops whose results depend on what other ranks do.
+_COLLECTIVE = frozenset({"c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"})
 #: Python-level functions by which a user asks for another dtype.
 CONVERSIONS = frozenset(
     {"to", "type", "type_as", "half", "float", "double", "bfloat16", "astype", "to_dense", "as_tensor", "tensor"}
@@ -33,6 +35,7 @@ class Operator(NamedTuple):
     argument_names: tuple[str, ...]
     is_cast: bool
     varies: bool  #: its gradient is computed by another formula while a dispatch mode is active
+    communicates: bool  #: with other ranks
 
 
 @cache
@@ -52,6 +55,7 @@ def describe(func: Any) -> Operator:
         argument_names=tuple(arg.name for arg in schema.arguments),
         is_cast=schema.name == "aten::_to_copy",
         varies=(schema.name, schema.overload_name) in _VARYING or schema.name in _VARYING_NAMES,
+        communicates=schema.name.partition("::")[0] in _COLLECTIVE,
     )
 
 

@@ -68,6 +68,7 @@ class Player:
         Raises:
             Exception: Whatever the user's own code raises when it is run again.
         """
+        self._tracer.alone = True
         with random_state_kept(), _gradients_kept(self._models), _eager():
             if self._faithful:
                 self._check_versions()

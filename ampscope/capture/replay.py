@@ -12,7 +12,7 @@ from ampscope.capture.guard import Attempt
 from ampscope.capture.models import Models
 from ampscope.capture.player import Player, Recording
 from ampscope.capture.tape import Entry, Kind, Outside, Result, Tape
-from ampscope.capture.tracer import Tracer
+from ampscope.capture.tracer import CommunicationError, Tracer
 from ampscope.trace.schema import ReplayStatus, Trial
 
 
@@ -100,6 +100,8 @@ def _play(player: Player) -> str:
     if attempt.error is None:
         return ""
     memory.give_back(attempt.error)
+    if isinstance(attempt.error, CommunicationError):
+        return str(attempt.error)
     said = (str(attempt.error).splitlines() or [""])[0][:200]
     return f"{type(attempt.error).__name__} while replaying: {said}"
 

@@ -63,6 +63,10 @@ class Writer(NamedTuple):
     offset: int  #: where in the storage the written region begins, elements
 
 
+class CommunicationError(RuntimeError):
+    """A step that is run again was about to communicate; the other ranks are elsewhere, and would take it for theirs."""
+
+
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
     """A dispatch mode that records the ops of one step.
 
@@ -85,6 +89,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         self.creates_graph = False
         self.backward_varies = False  #: a gradient of this step would be rounded otherwise under this mode
         self.paused = False  #: set while AMPscope's own code computes
+        self.alone = False  #: set where no other rank does the same, in replays
         self.entry_place = NOWHERE  #: the user's line of the call being replayed
         self.bad_rows: dict[str, list[int]] = {}  #: of each input that is not finite, where; in replays
         self.keeper: OperandKeeper | None = None  #: holds operands of this step, where asked to
@@ -206,11 +211,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         if not _PLAIN.issuperset(types):
             return NotImplemented  # a wrapper subclass: its inner ops come by again
         kwargs = kwargs or {}
+        operator = operators.describe(func)
+        if self.alone and operator.communicates and torch.distributed.get_world_size() > 1:
+            raise CommunicationError(f"the step communicates with other ranks ({operator.name}), which a replay must not")
         if self.paused or self.guard.broken:
             return func(*args, **kwargs)
         self.handling += 1
         try:
-            operator = operators.describe(func)
             if operator.writes:
                 with self.guard:
                     self._before_writing(operator, args, kwargs)
