@@ -64,7 +64,7 @@ class Writer(NamedTuple):
 
 
 class CommunicationError(RuntimeError):
-    """A step that is run again was about to communicate; the other ranks are elsewhere, and would take it for theirs."""
+    """A step that is run again was about to communicate, which the other ranks would take for a part of theirs."""
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
@@ -213,7 +213,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         kwargs = kwargs or {}
         operator = operators.describe(func)
         if self.alone and operator.communicates and torch.distributed.get_world_size() > 1:
-            raise CommunicationError(f"the step communicates with other ranks ({operator.name}), which a replay must not")
+            raise CommunicationError(f"the step communicates with other ranks ({operator.name}); a replay must not")
         if self.paused or self.guard.broken:
             return func(*args, **kwargs)
         self.handling += 1
