@@ -6,6 +6,7 @@ from typing import Any
 
 from ampscope.analysis.remedies import remedies
 from ampscope.analysis.results import Remedy
+from ampscope.analysis.scale_words import in_words
 from ampscope.trace.vocabulary import Cause, Severity
 
 #: Mistakes that cost steps or time, where the others spoil what is learnt.
@@ -133,8 +134,8 @@ def explained(cause: Cause, evidence: dict[str, Any]) -> str:
     """What is wrong about it, with the numbers that the evidence holds."""
     if evidence.get("was") is not None:
         return (
-            f"A new scaler took over without the old one's state: it starts at {evidence['starts']:g} where the run "
-            f"had come to {evidence['was']:g}, and loses steps to calibrate a second time."
+            f"A new scaler took over without the old one's state: it starts at {in_words(evidence['starts'])} where the "
+            f"run had come to {in_words(evidence['was'])}, and loses steps to calibrate a second time."
         )
     if evidence.get("optimizer_steps"):
         return (

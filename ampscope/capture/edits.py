@@ -24,6 +24,7 @@ _SMALLEST_SCALE = 64
 #: Micro-batches by which a loop may divide together with the scale.
 _MOST_PARTS = 4096
 _ROUNDING = 1e-6
+_LARGEST_INT = 1 << 62
 _READS = frozenset({"item", "__float__", "__bool__"})
 #: Functions that write one of their arguments, by its position.
 _COPIES = {"copy": 1, "set": 1, "setitem": 2}
@@ -112,7 +113,7 @@ class Edits:
         """A torch function ran outside the models."""
         if after_backward and self._gradients is None:
             self._look()
-        if not self._known and not self._scales and not self._storages:
+        if not self._storages and not self._may_depend((*args, *kwargs.values())):
             return
         name = powers.plain_name(func)
         if getattr(func, "__name__", "") in _READS:
@@ -137,11 +138,18 @@ class Edits:
             return self._of_gradient(value)
         if isinstance(value, (list, tuple)):
             return next((power for power in map(self.power_of, value) if power != CONSTANT), CONSTANT)
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return self._of_number(float(value))
-        return CONSTANT
+        return self._of_number(float(value)) if _is_number(value) else CONSTANT
 
     # -- inside -------------------------------------------------------------------------------------------------
+
+    def _may_depend(self, values: Iterable[Any]) -> bool:
+        """A quick look at a function's arguments, for the many that have nothing to do with the scale."""
+        for value in values:
+            if id(value) in self._known or isinstance(value, (list, tuple)):
+                return True
+            if self._scales and _is_number(value) and self._of_number(float(value)) != CONSTANT:
+                return True
+        return False
 
     def _look(self) -> None:
         self._gradients = {}
@@ -241,6 +249,10 @@ class Edits:
 
     def _note(self, mistake: Mistake) -> None:
         self._mistake = self._mistake or mistake
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < _LARGEST_INT and value is not True)
 
 
 def _is_count(ratio: float) -> bool:

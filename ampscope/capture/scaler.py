@@ -40,7 +40,7 @@ class ScalerWatch:
         with self._guard:
             scale = torch_private.scaler_tensors(scaler)[0]
             now = float(scale) if scale is not None else initial["init_scale"]
-            self._event(ScalerAction.INIT, after=now, detail=initial)
+            self._event(ScalerAction.INIT, after=now, detail=initial, place=user_place())
             self._steps.usage.new_scaler(number, fresh=torch_private.scaler_is_fresh(scaler))
 
     def take_off(self) -> None:

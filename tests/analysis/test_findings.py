@@ -81,8 +81,8 @@ def test_a_resumed_run_whose_scaler_starts_afresh(run_folder: Path):
     assert finding.step == 6
     assert finding.source is not None
     assert finding.source.line == 31
-    assert "65536" in finding.explanation
-    assert "1024" in finding.explanation
+    assert "65,536" in finding.explanation
+    assert "1,024" in finding.explanation
 
 
 @pytest.mark.parametrize(("start", "loaded"), [(65536.0, True), (1024.0, False)], ids=["loaded", "same scale"])
