@@ -57,6 +57,7 @@ class PathNode:
     min: float | None
     max: float | None
     source: SourceLine | None
+    module_type: str = ""  #: empty outside every watched module; the model itself has a type, but no name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,7 +125,8 @@ def summary(primary: Incident | Finding | None, *, steps: int, skipped: int, ben
     effect = _EFFECTS.get(primary.trigger, "went wrong")
     if not primary.op:
         return f"Step {primary.step} {effect}. {primary.explanation}"
-    where = f"module {primary.module}" if primary.module else "the loss code"
+    outside = "the model itself" if primary.module_type else "the loss code"
+    where = f"module {primary.module}" if primary.module else outside
     where = "the optimizer" if primary.phase == "optimizer" else where
     lead = f"Step {primary.step} {effect}: {short_op(primary.op)} in {where}{_at(primary.source)} is the origin"
     return f"{lead} ({primary.phase}). {primary.explanation} {trials.in_words(primary)}".rstrip()

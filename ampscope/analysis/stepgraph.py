@@ -105,6 +105,7 @@ class StepGraph(Graph):
             op=site.op,
             name=site.name,
             module=site.module,
+            module_type=site.module_type,
             phase=public_phase(site.phase),
             dtype=next(iter(site.out_dtypes), ""),
             shape=next(iter(site.out_shapes), ""),

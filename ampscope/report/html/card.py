@@ -35,10 +35,11 @@ def verdict_html(diagnosis: Diagnosis) -> str:
     return _card(primary.severity, diagnosis.summary, facts)
 
 
-def item_html(item: Item) -> str:
+def item_html(item: Item, *, titled: bool = True) -> str:
     """One incident or finding; a harmless one says that it is."""
     calm = [("Verdict", "Harmless: nothing needs to change.")] if item.severity == Severity.INFO else []
-    return _card(item.severity, what(item), [*calm, ("Where", _where(item)), ("Why", as_html(item.explanation, 2000))])
+    title = what(item) if titled else ""
+    return _card(item.severity, title, [*calm, ("Where", _where(item)), ("Why", as_html(item.explanation, 2000))])
 
 
 def remedies_html(item: Item) -> str:
@@ -74,10 +75,8 @@ def _calm(diagnosis: Diagnosis) -> str:
 
 def _card(kind: str, title: str, facts: list[tuple[str, str]]) -> str:
     rows = "".join(f"<span>{name}</span><div>{body}</div>" for name, body in facts if body)
-    return (
-        f'<div class="amp-card {kind}"><div class="amp-title">{as_html(title, 600)}</div>'
-        f'<div class="amp-facts">{rows}</div></div>'
-    )
+    head = f'<div class="amp-title">{as_html(title, 600)}</div>' if title else ""
+    return f'<div class="amp-card {kind}">{head}<div class="amp-facts">{rows}</div></div>'
 
 
 def _where(item: Item) -> str:
@@ -89,5 +88,6 @@ def _where(item: Item) -> str:
 
 def _op_in(incident: Incident) -> str:
     kind = f" ({incident.module_type})" if incident.module_type else ""
-    inside = f" in {incident.module}{kind}" if incident.module else " outside the watched modules"
+    unnamed = "in the model itself" if incident.module_type else "outside the watched modules"
+    inside = f" in {incident.module}{kind}" if incident.module else f" {unnamed}{kind}"
     return f"{incident.op}{inside}, {incident.phase}" if incident.op else ""

@@ -47,4 +47,4 @@ def tripped_html(names: Sequence[str]) -> str:
         return ""
     told = "<br>".join(as_html(name, 120) for name in names[:NAMED])
     more = f"and {len(names) - NAMED:,} more parameters" if len(names) > NAMED else ""
-    return f'<div class="amp-code">{told}</div><div class="amp-place">{more}</div>'
+    return f'<div class="amp-code amp-names">{told}</div><div class="amp-place">{more}</div>'

@@ -46,7 +46,7 @@ def magnitudes_html(operands: Sequence[Operand], tried: Sequence[Tried] = ()) ->
         operands: What the op read and wrote.
         tried: Replays of the step: where float32 took the op's result is marked on what it wrote.
     """
-    shown = [operand for operand in operands if any(operand.exp_counts) or trouble(operand)]
+    shown = [operand for operand in operands if any(operand.exp_counts) or operand.zeros or trouble(operand)]
     if not any(any(operand.exp_counts) for operand in shown):
         return ""
     reach = _reach(tried)
@@ -85,7 +85,7 @@ def _operand(operand: Operand, extent: _Extent, reach: float | None) -> str:
     bars = "".join(_bars(operand, extent)) if any(operand.exp_counts) else _EMPTY
     limits = "".join(_limits(own, extent)) + _lost(operand, own, extent) if own else ""
     return (
-        f'<div class="amp-operand"><div class="amp-panel-name">{_title(operand)}</div>'
+        f'<div class="amp-operand"><div class="amp-panel-name">{_title(operand)}{_told(reach)}</div>'
         f'<div class="amp-histogram">{limits}{bars}{_mark(reach, extent) if reach else ""}</div></div>'
     )
 
@@ -135,10 +135,12 @@ def _limits(own: Format, extent: _Extent) -> Iterator[str]:
         yield f'<span class="amp-beyond high" style="{extent.box(own.top, extent.high)}"><em>overflows</em></span>'
 
 
+def _told(reach: float | None) -> str:
+    return f' <b class="amp-reached">in float32 this op reaches {as_html(value(reach))}</b>' if reach else ""
+
+
 def _mark(reach: float, extent: _Extent) -> str:
-    told = f"in float32 this op reaches {as_html(value(reach))}"
-    side = "right" if extent.at(math.log2(reach)) > 50 else "left"
-    return f'<span class="amp-reach {side}" style="left:{extent.at(math.log2(reach)):.2f}%"><em>{told}</em></span>'
+    return f'<span class="amp-reach" style="left:{extent.at(math.log2(reach)):.2f}%"></span>'
 
 
 def _band(own: Format, extent: _Extent) -> str:

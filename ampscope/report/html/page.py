@@ -75,7 +75,7 @@ def _head(diagnosis: Diagnosis) -> str:
 
 
 def _problem(run: Run, item: Item, diagnosis: Diagnosis) -> str:
-    card = "" if item == diagnosis.primary else item_html(item)  # that one is at the top
+    card = "" if item == diagnosis.primary else item_html(item, titled=False)  # that one is at the top
     return section(what(item), card + item_sections(item, closeup(run, item)))
 
 

@@ -37,7 +37,7 @@ class _Stop:
 class _Box:
     """Ops of one module that follow each other."""
 
-    module: str
+    module: str  #: its name, else its type: the model itself has no name
     backward: bool
     stops: tuple[_Stop, ...]
 
@@ -65,7 +65,9 @@ def _boxes(path: Sequence[PathNode]) -> Iterator[_Box]:
         if stop.node.op not in SINK_NODES:  # a sink belongs to whatever led to it
             backward = stop.node.phase in (Phase.BACKWARD, Phase.OPTIMIZER)
         placed.append((stop, backward))
-    for (module, back), group in groupby(placed, key=lambda one: (one[0].node.module, one[1])):
+    for (module, back), group in groupby(
+        placed, key=lambda one: (one[0].node.module or one[0].node.module_type, one[1])
+    ):
         yield _Box(module, back, tuple(stop for stop, _ in group))
 
 

@@ -75,7 +75,7 @@ _FIGURES = f"""
 .amp-direction {{ flex: 0 0 100%; font-size: 0.78rem; font-weight: 600; opacity: 0.65; }}
 .amp-flow.forward > .amp-direction::after {{ content: " \\2192"; }}
 .amp-flow.backward > .amp-direction {{ text-align: right; }}
-.amp-flow.backward > .amp-direction::before {{ content: "\\2190 "; }}
+.amp-flow.backward > .amp-direction::before {{ content: "\\2190\\a0"; }}
 .amp-to {{ flex: none; width: 28px; margin-top: 34px; text-align: center; font-size: 1.2rem; opacity: 0.6; }}
 .amp-flow.forward > .amp-to::before {{ content: "\\2192"; }}
 .amp-flow.backward > .amp-to::before {{ content: "\\2190"; }}
@@ -120,10 +120,11 @@ _FIGURES = f"""
 .amp-beyond em {{ position: absolute; top: 1px; font-size: 0.72rem; font-style: normal; white-space: nowrap; }}
 .amp-beyond.low em {{ left: calc(100% + 4px); }} .amp-beyond.high em {{ right: calc(100% + 4px); }}
 .amp-nothing {{ position: absolute; inset: 24px 0 0; text-align: center; font-size: 0.86rem; opacity: 0.75; }}
-.amp-reach {{ position: absolute; top: 22px; bottom: 0; border-left: 2px solid currentColor; }}
-.amp-reach em {{ position: absolute; top: 0; font-size: 0.76rem; font-style: normal; font-weight: 600;
-  white-space: nowrap; }}
-.amp-reach.left em {{ left: 5px; }} .amp-reach.right em {{ right: 7px; }}
+.amp-reach {{ position: absolute; top: 16px; bottom: 0; border-left: 2.5px solid currentColor; }}
+.amp-reached {{ white-space: nowrap; padding-left: 8px; }}
+.amp-reached::before {{ content: ""; display: inline-block; height: 0.9em; border-left: 2.5px solid currentColor;
+  margin-right: 5px; vertical-align: -0.1em; }}
+.amp-names {{ columns: 17rem auto; }}
 .amp-bands {{ margin-top: 10px; }}
 .amp-band {{ position: relative; height: 21px; margin: 2px 0; overflow: hidden; border-radius: 3px; }}
 .amp-band > * {{ position: absolute; top: 0; bottom: 0; }}
