@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
-from ampscope.analysis.curve import IntArray
-from ampscope.analysis.dtypes import ran_in
-from ampscope.analysis.replay import Recording
+from ampscope.analysis.dtypes import FORMATS, Format, ran_in
+from ampscope.analysis.replay import BoolArray, Recording
 from ampscope.analysis.replay_op import Magnitudes, known
+
+#: Formats, that with the least range first.
+_NARROWEST = sorted(FORMATS.values(), key=lambda one: (one.top, -one.lowest))
+_RANKS = {one.name: rank for rank, one in enumerate(_NARROWEST)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +59,15 @@ class _Tree:
 
     def __init__(self, seen: Recording, position: int) -> None:
         self.seen = seen
-        self.position = position
         self.current = seen.modules[int(seen.module[position])]
         self.nodes = _nodes(seen.modules)
-        self.side = (seen.backward == seen.backward[position]) & ~seen.sink
+        side = (seen.backward == seen.backward[position]) & ~seen.sink
+        self.here = _Sums(seen, side, position)
+        self.position = position
+
+    @cached_property
+    def anywhere(self) -> _Sums:
+        return _Sums(self.seen, np.ones(len(self.seen), np.bool_), self.position)
 
     def branches(self, parent: str | None) -> Iterator[Branch]:
         for name in self.nodes[parent].children:
@@ -69,40 +77,61 @@ class _Tree:
                 yield from self.branches(name)
 
     def _branch(self, node: _Node) -> Branch:
-        seen = self.seen
-        wanted = np.zeros(len(seen.modules), np.bool_)
-        wanted[list(node.below)] = True
-        everywhere = wanted[seen.module] & ~seen.sink
-        here = everywhere & self.side
-        mine = np.flatnonzero(here if here.any() else everywhere)
-        ran = mine[: int(np.searchsorted(mine, self.position, side="right"))]
-        limits = np.where(np.isnan(seen.limit[ran]), np.inf, seen.limit[ran])
-        narrowest = int(ran[limits.argmin()]) if len(ran) else None
+        below = list(node.below)
+        sums = self.here if self.here.ops[below].any() else self.anywhere
+        own = sums.narrowest(below)
         return Branch(
             name=node.name,
-            kind=_kind(seen, node.name),
+            kind=_kind(self.seen, node.name),
             depth=node.depth,
-            first=int(mine[0]) if len(mine) else int(np.flatnonzero(wanted[seen.module])[0]),
-            ops=len(mine),
-            ran=len(ran),
+            first=int(sums.first[below].min()),
+            ops=int(sums.ops[below].sum()),
+            ran=int(sums.ran[below].sum()),
             is_current=self.current == node.name,
             is_above=bool(node.name) and self.current.startswith(f"{node.name}."),
-            magnitudes=_over(seen, ran, narrowest),
-            dtype="" if narrowest is None else ran_in(seen.site_of(narrowest)),
-            has_nonfinite=bool(seen.nonfinite[ran].any()),
-            has_near=bool(seen.near[ran].any()),
+            magnitudes=Magnitudes(
+                smallest=known(np.fmin.reduce(sums.smallest[below])),
+                largest=known(np.fmax.reduce(sums.largest[below])),
+                floor=own.lowest if own else None,
+                limit=own.top if own else None,
+            ),
+            dtype=own.name if own else "",
+            has_nonfinite=bool(sums.nonfinite[below].any()),
+            has_near=bool(sums.near[below].any()),
         )
 
 
-def _over(seen: Recording, ran: IntArray, narrowest: int | None) -> Magnitudes:
-    """The band over some ops, against the narrowest dtype that one of them ran in."""
-    smallest, largest = seen.smallest[ran], seen.largest[ran]
-    return Magnitudes(
-        smallest=known(np.fmin.reduce(smallest, initial=np.nan)),
-        largest=known(np.fmax.reduce(largest, initial=np.nan)),
-        floor=None if narrowest is None else known(seen.floor[narrowest]),
-        limit=None if narrowest is None else known(seen.limit[narrowest]),
-    )
+class _Sums:
+    """What is known of each module over some ops, those up to a position counted as run.
+
+    Args:
+        seen: The recording.
+        wanted: Which of its ops.
+        position: The last that has run.
+    """
+
+    def __init__(self, seen: Recording, wanted: BoolArray, position: int) -> None:
+        count = len(seen.modules)
+        places = np.flatnonzero(wanted)
+        ran = places[: int(np.searchsorted(places, position, side="right"))]
+        module = seen.module[ran]
+        self.ops = np.bincount(seen.module[places], minlength=count)
+        self.ran = np.bincount(module, minlength=count)
+        self.nonfinite = np.bincount(module[seen.nonfinite[ran]], minlength=count) > 0
+        self.near = np.bincount(module[seen.near[ran]], minlength=count) > 0
+        self.first = np.full(count, len(seen), np.int64)
+        np.minimum.at(self.first, seen.module[places], places)
+        self.smallest, self.largest = np.full(count, np.nan), np.full(count, np.nan)
+        np.fmin.at(self.smallest, module, seen.smallest[ran])
+        np.fmax.at(self.largest, module, seen.largest[ran])
+        ranks = np.array([_RANKS.get(ran_in(site), len(_NARROWEST)) for site in seen.sites], dtype=np.int64)
+        self._rank = np.full(count, len(_NARROWEST), np.int64)
+        np.minimum.at(self._rank, module, ranks[seen.site[ran]])
+
+    def narrowest(self, below: list[int]) -> Format | None:
+        """The format with the least range that one of the modules computed in."""
+        rank = int(self._rank[below].min())
+        return _NARROWEST[rank] if rank < len(_NARROWEST) else None
 
 
 def _kind(seen: Recording, name: str) -> str:

@@ -52,7 +52,7 @@ class Track:
         return (float(known.min()), float(known.max())) if len(known) else None
 
 
-def track(seen: Recording, *, columns: int = COLUMNS, stretches: int = 60) -> Track:
+def track(seen: Recording, *, columns: int = COLUMNS, stretches: int = 240) -> Track:
     """The track of ``seen`` in at most so many columns, with about so many stretches of modules."""
     count = len(seen)
     width = max(-(-count // columns), 1)
@@ -133,7 +133,7 @@ def _modules(seen: Recording, wanted: int) -> tuple[Stretch, ...]:
         if found and len(finer) > wanted:
             break
         found = finer
-    return found if len(found) <= 4 * wanted else ()
+    return found if len(found) <= 2 * wanted else ()
 
 
 def _folded(seen: Recording, depth: int) -> Iterator[Stretch]:

@@ -8,12 +8,10 @@ import streamlit as st
 from blocks.items import items
 from blocks.links import link_row, to_incident, to_precision, to_scale
 from blocks.notes import heading, page_head, paragraph
-from blocks.plot import plot
 from blocks.replay_card import DIFFERENCES, op_card, operand_table
 from blocks.replay_lines import modules, neighbours, ops_around
 from blocks.replay_track import replay_track
 from blocks.transport import BEAT, Jump, jumps, transport
-from charts.exponents import exponents_figure
 from choice import choose, choose_traced, traced_words
 from cursor import Cursor, cursor
 from story import tell
@@ -22,6 +20,7 @@ from ampscope.analysis.replay_op import OpDetail, op_detail
 from ampscope.analysis.replay_seek import Kind, marked
 from ampscope.analysis.results import Incident
 from ampscope.analysis.traced import TracedStep
+from ampscope.report.html.magnitudes import magnitudes_html
 
 _ALONE = "none"
 
@@ -74,7 +73,7 @@ def debugger(place: Cursor, other: TracedStep | None) -> None:
     if lock is not None:
         wanted.append(Jump("D", "difference", lock.notable))
     transport(seen, place, wanted)
-    replay_track(recordings.draw(run, chosen), seen, place, lock)
+    replay_track(run, chosen, other, place)
     detail = op_detail(seen, place.at)
     left, right = st.columns([4, 5], gap="medium")
     with left:
@@ -126,10 +125,9 @@ def show_counterpart(place: Cursor, other: TracedStep) -> None:
 
 def show_histograms(place: Cursor) -> None:
     """Where the values of the result lie; not while playing, because it takes a moment to draw."""
-    figure = exponents_figure(recordings.histograms(run, chosen, place.at))
-    if figure is not None:
+    if picture := magnitudes_html(recordings.histograms(run, chosen, place.at)):
         heading("Magnitudes of what it wrote, against what each dtype can hold")
-        plot(figure, key="replay-exponents")
+        st.html(picture)
 
 
 def show_ways(detail: OpDetail) -> None:

@@ -2,36 +2,59 @@
 
 from __future__ import annotations
 
+import plotly.graph_objects as go
+import recordings
 import streamlit as st
 from charts.replay import FOOT, LEFT, RIGHT, TOP, Counterpart, height, track_figure
 from cursor import Cursor
+from loader import Loaded
 from markup import as_label
 
 from ampscope.analysis.replay import Recording
-from ampscope.analysis.replay_lockstep import Lockstep
-from ampscope.analysis.replay_track import Track, columns_of, in_columns
+from ampscope.analysis.replay_track import columns_of, in_columns
+from ampscope.analysis.traced import TracedStep
 from blocks.plot import CONFIG
 
 _KEY = "replay-track"
+_PICKED = "_replay_picked"
 
 
-def replay_track(drawn: Track, seen: Recording, cursor: Cursor, lock: Lockstep | None) -> None:
+def replay_track(run: Loaded, chosen: TracedStep, against: TracedStep | None, cursor: Cursor) -> None:
     """The figure, which stays as it is while the cursor over it moves."""
-    other = Counterpart(in_columns(drawn, lock.largest), columns_of(drawn, lock.notable).tolist()) if lock else None
-    figure = track_figure(drawn, [_name(seen, int(at)) for at in drawn.focus], other)
-
-    def picked() -> None:
-        points = st.session_state[_KEY].selection.points
-        data = points[0].get("customdata") if points else None
-        position = data[0] if isinstance(data, list) else data
-        if isinstance(position, int) and 0 <= position < len(seen):
-            cursor.move(position)
-
+    figure, tall, ops = _drawn(run, chosen, against)
     with st.container(gap=None):
-        st.plotly_chart(figure, width="stretch", config=CONFIG, key=_KEY, on_select=picked, selection_mode=("points",))
-        _lay_cursor((cursor.at + 0.5) / len(seen), height(drawn, other))
-    if lock is not None:
+        st.plotly_chart(
+            figure,
+            width="stretch",
+            config=CONFIG,
+            key=_KEY,
+            on_select=lambda: _follow(cursor, ops),
+            selection_mode=("points",),
+        )
+        _lay_cursor((cursor.at + 0.5) / ops, tall)
+    if against is not None:
         st.caption("The line: the largest magnitudes of the other step.")
+
+
+def _follow(cursor: Cursor, ops: int) -> None:
+    """Go to the column that was clicked; a click on the one that is selected tells of no point."""
+    points = st.session_state[_KEY].selection.points
+    if points:
+        data = points[0].get("customdata")
+        st.session_state[_PICKED] = data[0] if isinstance(data, list) else data
+    position = st.session_state.get(_PICKED)
+    if isinstance(position, int) and 0 <= position < ops:
+        cursor.move(position)
+
+
+@st.cache_resource(max_entries=recordings.KEPT, show_spinner=False, hash_funcs=recordings.BY_IDENTITY)
+def _drawn(run: Loaded, chosen: TracedStep, against: TracedStep | None) -> tuple[go.Figure, int, int]:
+    """The figure, its height in pixels and the number of ops: drawn once, it is there at every beat."""
+    track, seen = recordings.draw(run, chosen), recordings.load(run, chosen)
+    lock = recordings.compare(run, chosen, against) if against else None
+    other = Counterpart(in_columns(track, lock.largest), columns_of(track, lock.notable).tolist()) if lock else None
+    figure = track_figure(track, [_name(seen, int(at)) for at in track.focus], other)
+    return figure, height(track, other), len(seen)
 
 
 def _lay_cursor(part: float, tall: int) -> None:
