@@ -134,8 +134,8 @@ def explained(cause: Cause, evidence: dict[str, Any]) -> str:
     """What is wrong about it, with the numbers that the evidence holds."""
     if evidence.get("was") is not None:
         return (
-            f"A new scaler took over without the old one's state: it starts at {in_words(evidence['starts'])} where the "
-            f"run had come to {in_words(evidence['was'])}, and loses steps to calibrate a second time."
+            f"A new scaler took over without the old one's state: it starts at {in_words(evidence['starts'])} where "
+            f"the run had come to {in_words(evidence['was'])}, and loses steps to calibrate a second time."
         )
     if evidence.get("optimizer_steps"):
         return (
