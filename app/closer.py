@@ -2,48 +2,53 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import streamlit as st
 from loader import Loaded
 
 from ampscope.analysis.closeup import Closeup, closeup
-from ampscope.analysis.repro import Reproducible, reproducible
+from ampscope.analysis.repro import reproducible
 from ampscope.analysis.results import Finding, Incident
 from ampscope.errors import AmpscopeError
-from ampscope.report.html.page import page_of
+from ampscope.report.html.page import page
 from ampscope.report.repro import ReproScript, as_script
-from ampscope.trace.reader import open_run
+from ampscope.trace.schema import Table
 
 _KEPT = 64
+#: Scripts kept; each may hold as many bytes as a run keeps of one call.
+_SCRIPTS = 2
 
 
 def surroundings(loaded: Loaded, name: str, item: Incident | Finding) -> Closeup:
     """What lies around an item; ``name`` tells it from the others of its run."""
-    return _surroundings(loaded.path, loaded.stamp, name, item)
+    traced = loaded.of((Table.OPS, Table.EDGES, Table.SITES))
+    return _surroundings((loaded.path, traced, name), loaded, item)
 
 
-@st.cache_resource(max_entries=_KEPT, show_spinner=False)
-def _surroundings(path: str, stamp: str, name: str, _item: Incident | Finding) -> Closeup:  # noqa: ARG001  cache key
-    with open_run(path) as run:
-        return closeup(run, _item)
-
-
-def kept_call(loaded: Loaded, incident: Incident) -> Reproducible | str:
-    """The kept operands of an incident's op, or why there are none, in words."""
-    diagnosis = loaded.diagnosis()
+def script(loaded: Loaded, incident: Incident) -> ReproScript | str:
+    """The script that makes the call at an incident's origin again, or why there is none, in words."""
     try:
-        with open_run(loaded.path) as run:
-            return reproducible(run, diagnosis, diagnosis.incidents.index(incident) + 1)
+        number = loaded.diagnosis().incidents.index(incident) + 1
+        return _script((loaded.path, loaded.stamp, number), loaded)
     except AmpscopeError as error:
         return str(error)
 
 
-def script(loaded: Loaded, kept: Reproducible) -> ReproScript:
-    """The script that calls the op again."""
-    return as_script(loaded.diagnosis().run, kept.saved, kept.saved.path.read_bytes())
+def report(loaded: Loaded) -> bytes:
+    """The run as one HTML file."""
+    return page(loaded.run, loaded.diagnosis()).encode()
 
 
-def report(path: str) -> bytes:
-    """The run as one HTML file, as it is on the disk now."""
-    return page_of(Path(path)).encode()
+@st.cache_resource(max_entries=_KEPT, show_spinner=False)
+def _surroundings(key: tuple[str, str, str], _loaded: Loaded, _item: Incident | Finding) -> Closeup:  # noqa: ARG001
+    return closeup(_loaded.run, _item)
+
+
+@st.cache_resource(max_entries=_SCRIPTS, show_spinner=False)
+def _script(key: tuple[str, str, int], _loaded: Loaded) -> ReproScript:
+    diagnosis = _loaded.diagnosis()
+    found = reproducible(_loaded.run, diagnosis, key[-1])
+    try:
+        content = found.saved.path.read_bytes()
+    except OSError as error:
+        raise AmpscopeError(f"{found.saved.path} cannot be read: {error.strerror or error}") from None
+    return as_script(diagnosis.run, found, content)

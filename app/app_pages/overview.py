@@ -31,7 +31,7 @@ def verdict(run: loader.Loaded) -> None:
             to_usage()
         st.download_button(
             "Report to send on",
-            partial(report, run.path),
+            partial(report, run),
             "report.html",
             "text/html",
             type="tertiary",

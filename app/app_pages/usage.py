@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import loader
 import streamlit as st
-from ampscope.analysis.usage_checks import Check, usage_checks
-from ampscope.report.html.checks import checks_html
 from blocks.items import items
 from blocks.links import link_row, to_incident, to_scale
 from blocks.notes import heading, page_head, paragraph
@@ -14,7 +12,9 @@ from blocks.verdict import item_card
 from closer import surroundings
 
 from ampscope.analysis.results import Finding
+from ampscope.analysis.usage_checks import Check, usage_checks
 from ampscope.report import figures
+from ampscope.report.html.checks import checks_html
 from ampscope.report.html.source import listing
 
 

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import streamlit as st
-from closer import kept_call, script
+from closer import script
 from loader import Loaded
 
 from ampscope.analysis.results import Incident
+from ampscope.analysis.wording import short_op
 from blocks.notes import paragraph
 
 _RECORD = "ampscope.watch(model, scaler, save_tensors=True)"
-_FILE = "repro"
+_ICON = ":material/download:"
 
 
 def repro(loaded: Loaded, incident: Incident) -> None:
     """The script and its operands to download; where none were kept, why, and how to keep them."""
-    kept = kept_call(loaded, incident)
-    if isinstance(kept, str):
-        paragraph(f"There is no script that shows this op failing on its own: {kept}.")
+    made = script(loaded, incident)
+    if isinstance(made, str):
+        paragraph(f"There is no script that shows this op failing on its own: {made}.")
         st.code(_RECORD, language="python")
         return
-    made = script(loaded, kept)
-    paragraph(f"A script that makes this one call again: {kept.saved.call.op}, as it ran and in a wider dtype.")
+    paragraph(f"A script that makes this one call of {short_op(incident.op)} again, as it ran and in a wider dtype.")
     with st.container(horizontal=True):
-        st.download_button(
-            "Script", made.text, f"{_FILE}.py", "text/x-python", icon=":material/download:", on_click="ignore"
-        )
+        st.download_button("repro.py", made.text, "repro.py", "text/x-python", icon=_ICON, on_click="ignore")
         if made.data is not None:
-            st.download_button(
-                "Its operands", made.data, f"{_FILE}.safetensors", icon=":material/download:", on_click="ignore"
-            )
+            name = "repro.safetensors"
+            st.download_button(f"{name}, to lie beside it", made.data, name, icon=_ICON, on_click="ignore")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from ampscope.trace.schema import Change, Trial
 from tests.app.conftest import Show
 from tests.app.scenes import HOSTILE
 from tests.builder import TraceBuilder
+from tests.saved import MM, content, save
 
 
 def test_the_way_leads_from_the_origin_to_the_loss(show: Show):
@@ -95,6 +97,25 @@ def test_a_link_leads_into_the_step_at_the_origin(show: Show, failing: TraceBuil
     links = [element.proto for element in show("failing", "incident", real=True).test.get("page_link")]
     to_replay = next(link for link in links if "replay" in link.page)
     assert {"step=0", "source=replay", "op=1"} <= set(to_replay.query_string.split("&"))
+
+
+def test_a_failed_op_can_be_taken_along_as_a_script(show: Show, failing: TraceBuilder):
+    run = failing.close()
+    call = replace(MM, step=0, seq=1, op="aten.bmm.default")
+    save(run, content(call), call=call)
+    shown = show("failing", "incident", real=True)
+    assert [button.proto.label for button in shown.test.get("download_button")] == ["repro.py"]
+    assert "as it ran and in a wider dtype" in shown.words
+    assert "save_tensors" not in shown.words
+
+
+def test_operands_that_cannot_be_read_leave_the_page_usable(show: Show, failing: TraceBuilder):
+    run = failing.close()
+    call = replace(MM, step=0, seq=1, op="aten.bmm.default")
+    save(run, content(call)[:40], call=call)
+    shown = show("failing", "incident", real=True)
+    assert "is not a whole file of operands" in shown.words
+    assert "bmm" in shown.words
 
 
 def test_names_in_the_surroundings_stay_text(show: Show, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

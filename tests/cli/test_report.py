@@ -17,13 +17,18 @@ from tests.cli.command import Command
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_logs"
 #: Elements that have no end tag.
 _VOID = {"meta", "br", "wbr"}
-_TAGS = set(
-    "html head meta title style body main header footer section h1 h2 h3 p div span b i em br ol ul li pre code wbr "
-    "details summary table thead tbody tr th td figure figcaption svg path".split()
+_TAGS = frozenset(
+    {
+        *("html", "head", "meta", "title", "style", "body", "main", "header", "footer", "section", "h1", "h2", "h3"),
+        *("p", "div", "span", "b", "i", "em", "br", "wbr", "ol", "ul", "li", "pre", "code", "details", "summary"),
+        *("table", "thead", "tbody", "tr", "th", "td", "figure", "figcaption", "svg", "path"),
+    }
 )
-_ATTRIBUTES = set(
-    "class style title lang charset http-equiv content name role aria-label aria-hidden viewBox viewbox "
-    "preserveAspectRatio preserveaspectratio d".split()
+_ATTRIBUTES = frozenset(
+    {
+        *("class", "style", "title", "lang", "charset", "http-equiv", "content", "name"),
+        *("role", "aria-label", "aria-hidden", "viewbox", "preserveaspectratio", "d"),
+    }
 )
 
 
@@ -99,7 +104,7 @@ def test_a_report_says_what_the_diagnosis_says(sample: str) -> None:
 
 def test_a_report_shows_the_way_the_magnitudes_and_the_scale() -> None:
     text = Page(page_of(SAMPLES / "attention-overflow")).text
-    for part in ("what the origin read", "blocks. 0. attention", "bmm origin", "loss reached", "and 4 inf", "overflows"):
+    for part in ("what the origin read", "blocks. 0. attention", "bmm origin", "loss reached", "and 4 inf"):
         assert part in text
     for part in ("gradient norm", "growth tracker", "It calibrated from 65,536", "Harmless, nothing to change"):
         assert part in text
