@@ -38,6 +38,8 @@ from ampscope.trace.schema import Table
 RESULTS = Path(__file__).parent / "results"
 #: Steps of a run, a third of which fail, unless ``--run-steps`` says otherwise.
 RUN_STEPS = {"small": 1500, "large": 150}
+#: Steps of the runs whose memory is compared.
+MEMORY_STEPS = {"small": 300, "large": 60}
 #: Incidents of which the median is taken, after one that is not counted.
 INCIDENTS = {"small": 15, "large": 5}
 #: Past the steps at a run's start in which AMPscope looks closely by default.
@@ -193,7 +195,7 @@ def measure(size: str, place: Place, steps: int) -> dict[str, Any]:
         "shape": asdict(SIZES[size]),
         "incident": incident,
         "run": measure_run(size, place, steps),
-        "memory_more": measure_memory(size, place, min(steps, 300)),
+        "memory_more": measure_memory(size, place, MEMORY_STEPS[size]),
     }
 
 
