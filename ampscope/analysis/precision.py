@@ -30,6 +30,7 @@ class PrecisionRow:
     name: str
     kind: str  #: the module's class; empty for an op and for a fold of several modules
     shares: tuple[Share, ...]
+    first: int = 0  #: sequence number of its first op
 
     @property
     def ops(self) -> int:
@@ -116,6 +117,11 @@ def fold_modules(rows: Iterable[PrecisionRow], depth: int) -> tuple[PrecisionRow
     return tuple(_folded(name, group) for name, group in groups.items())
 
 
+def under(rows: Iterable[PrecisionRow], module: str) -> tuple[PrecisionRow, ...]:
+    """The rows of ``module`` and of what is inside it; all of them for an empty name."""
+    return tuple(row for row in rows if not module or row.name == module or row.name.startswith(f"{module}."))
+
+
 def deepest(rows: Iterable[PrecisionRow], limit: int) -> int:
     """The largest depth at which the modules fold into at most ``limit`` rows; 1 where none does."""
     paths = [tuple(row.name.split(".")) for row in rows]
@@ -135,7 +141,8 @@ def _rows(
     for one in done:
         groups[name(one.site)].append(one)
     return tuple(
-        PrecisionRow(name=key, kind=kind(group[0].site), shares=_shares(group)) for key, group in groups.items()
+        PrecisionRow(name=key, kind=kind(group[0].site), shares=_shares(group), first=group[0].first)
+        for key, group in groups.items()
     )
 
 

@@ -36,6 +36,7 @@ class Executed:
     count: int  #: executions
     elements: int  #: of the first output, over all executions
     bytes: int  #: of all outputs
+    first: int  #: sequence number of the first execution
 
     @property
     def line(self) -> SourceLine | None:
@@ -89,6 +90,7 @@ def _executed(site: SiteRow, outputs: list[dict[str, Any]]) -> Executed:
         count=max(int(row["count"]) for row in outputs),
         elements=int(outputs[0]["elements"]),
         bytes=sum(int(row["elements"]) * _size(site, int(row["out"])) for row in outputs),
+        first=min(int(row["first"]) for row in outputs),
     )
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import loader
 import streamlit as st
+from blocks.links import link_row, to_precision, to_replay
 from blocks.notes import heading, page_head, paragraph, place
 from blocks.plot import plot
 from blocks.table import table
 from charts.precision import precision_figure
-from choice import choose, choose_traced
+from choice import choose, choose_traced, missing
 from markup import short
 from phrases import count, share, size
 
 from ampscope.analysis.fp32_islands import Fp32Island, Reason
-from ampscope.analysis.precision import CastRow, Precision, PrecisionRow, deepest, fold_modules
+from ampscope.analysis.precision import CastRow, Precision, PrecisionRow, deepest, fold_modules, under
 from ampscope.report import figures
 from ampscope.trace.schema import Cast
 
@@ -61,6 +62,18 @@ def show_modules(rows: tuple[PrecisionRow, ...]) -> None:
     plot(precision_figure(folded[: 4 * _BARS], names, by_bytes=measure == "bytes"), key="modules")
     if len(folded) > 4 * _BARS:
         st.caption(f"{len(folded) - 4 * _BARS:,} more modules: choose fewer levels to see them all.")
+
+
+def show_asked(module: str, found: tuple[PrecisionRow, ...]) -> None:
+    """Which module a link asked for, its ops in Replay, and the way back to all of them."""
+    if found:
+        paragraph(f"Of the modules, only {module} and what is in it.", 240)
+    else:
+        missing("Module", module, "the whole model")
+    with link_row():
+        if found:
+            to_replay(chosen.step, chosen.source, found[0].first, "Replay from its first op")
+        to_precision(None, chosen.step, chosen.source, "All modules")
 
 
 def module_words(name: str) -> str:
@@ -143,8 +156,12 @@ if newest.step is None:
 chosen = choose_traced(newest.traced)
 seen = run.precision(chosen.step, chosen.source)
 paragraph(summary(seen))
+asked = st.query_params.get("module", "")
+chosen_modules = under(seen.modules, asked)
+if asked:
+    show_asked(asked, chosen_modules)
 if seen.modules:
-    show_modules(seen.modules)
+    show_modules(chosen_modules or seen.modules)
     show_ops(seen.ops)
 show_casts(seen)
 show_islands(seen.islands)

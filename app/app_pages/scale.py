@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import loader
 import streamlit as st
+from blocks.at_step import at_step, step_asked
 from blocks.notes import heading, page_head, paragraph, place
 from blocks.plot import plot
 from blocks.table import table
 from blocks.tiles import tiles
+from charts.marks import mark_step
 from charts.scale import scale_figure
 from choice import choose_optimizer
 from markup import short
@@ -103,7 +105,13 @@ if history.health is not None and not history.health.verdict.is_calm:
 tiles(facts(history))
 if told := settings_in_words(history.settings):
     paragraph(told)
-plot(scale_figure(history, run.overview(optimizer).moments), key="scale")
+figure = scale_figure(history, run.overview(optimizer).moments)
+asked = step_asked(run, optimizer)
+if asked is not None:
+    mark_step(figure, asked.step)
+plot(figure, key="scale")
+if asked is not None:
+    at_step(run, asked)
 if history.events:
     heading("Every change")
     show_events(history.events)

@@ -1,0 +1,56 @@
+"""The step that the reader came for, on a page about all steps: what happened in it, and where to see more."""
+
+from __future__ import annotations
+
+import streamlit as st
+from choice import missing
+from loader import Loaded
+from phrases import value
+from story import tell, told_number
+
+from ampscope.analysis.attempt import Attempt, attempt
+from ampscope.analysis.results import Incident
+from ampscope.analysis.scale_words import in_words
+from blocks.items import items
+from blocks.links import link_row, to_incident, to_replay
+from blocks.notes import heading
+from blocks.tiles import tiles
+
+
+def step_asked(run: Loaded, optimizer: int | None) -> Attempt | None:
+    """The attempt that the address or the story so far names; says so where an address names none."""
+    step = told_number("step")
+    found = None if step is None else attempt(run.run, step, optimizer=optimizer)
+    if found is None and "step" in st.query_params:
+        missing("Step", st.query_params["step"], "the whole run")
+        tell(step=None)
+    if found is not None:
+        tell(step=found.step)
+    return found
+
+
+def at_step(run: Loaded, seen: Attempt) -> None:
+    """What happened in it, with ways to its ops and to its incident."""
+    heading(f"At step {seen.step:,}")
+    tiles([(what, told) for what, told in _facts(seen) if told])
+    with link_row():
+        for name, item in items(run.diagnosis()).items():
+            if isinstance(item, Incident) and item.step <= seen.step <= item.last_step:
+                to_incident(name)
+                break
+        if seen.traced is not None:
+            to_replay(seen.step, seen.traced.source)
+        if st.button("Show no step", type="tertiary", icon=":material/close:"):
+            tell(step=None)
+            st.rerun()
+
+
+def _facts(seen: Attempt) -> list[tuple[str, str]]:
+    return [
+        ("optimizer step", "skipped" if seen.skipped else "taken"),
+        ("loss scale in use", "" if seen.scale is None else in_words(seen.scale)),
+        ("loss scale after", "" if seen.next_scale is None else in_words(seen.next_scale)),
+        ("good steps in a row", "" if seen.growth_tracker is None else f"{seen.growth_tracker:,}"),
+        ("loss", "" if seen.loss is None else value(seen.loss)),
+        ("gradient norm", "" if seen.grad_norm is None else value(seen.grad_norm)),
+    ]
