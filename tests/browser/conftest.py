@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.browser.watched import Watched
 
 REQUIRED = os.environ.get("AMPSCOPE_REQUIRE_BROWSER") == "1"
 
@@ -50,3 +54,13 @@ def address(runs: Path, browser: object) -> Iterator[str]:
 
     with serve(runs) as served:
         yield served
+
+
+@pytest.fixture
+def watched(browser: Any) -> Iterator[Watched]:
+    """A page whose complaints are kept."""
+    from tests.browser.watched import Watched
+
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    yield Watched(page)
+    page.close()

@@ -18,7 +18,7 @@ from urllib.parse import urlencode
 from playwright.sync_api import Browser, Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("", "incident", "scale", "precision")
+PAGES = ("", "incident", "replay", "scale", "precision", "usage", "runs")
 _START_S = 60
 _DRAWN = "[data-testid=stMain] h1, [data-testid=stMain] .amp-card"
 
@@ -66,6 +66,17 @@ def goto(page: Page, address: str, place: str, **query: str) -> None:
     page.goto(f"{address}/{place}?{urlencode(query)}")
     page.wait_for_selector(_DRAWN, timeout=30_000)
     settle(page)
+
+
+def walk(page: Page) -> Iterator[str]:
+    """Visit every page by the side bar and wait until it is drawn; yields their names."""
+    links = page.get_by_test_id("stSidebarNavLink")
+    for number in range(links.count()):
+        name = links.nth(number).inner_text().strip()
+        links.nth(number).click()
+        page.wait_for_selector(_DRAWN, timeout=30_000)
+        settle(page)
+        yield name
 
 
 def settle(page: Page) -> None:
