@@ -169,7 +169,7 @@ class Examiner:
             phase=Phase.FORWARD if explained.phase == Phase.LOSS else explained.phase,
             op=op,
             module=module,
-            module_type=site.module_type,
+            module_type=graph.module_type(site),
             source=source_line(site),
             inputs=graph.operands(explained.seq),
             outputs=graph.results(explained.seq),

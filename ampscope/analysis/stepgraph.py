@@ -49,6 +49,7 @@ class StepGraph(Graph):
     def __init__(self, run: Run, sites: Sites, step: int, source: str) -> None:
         self.step = step
         self.source = source
+        self._run = run
         ops = run.rows(Table.OPS, step=step, source=source, rank=sites.rank)
         edges = run.rows(Table.EDGES, step=step, source=source, rank=sites.rank)
         super().__init__(ops, edges, sites.__getitem__)
@@ -67,6 +68,13 @@ class StepGraph(Graph):
         """The program point to show for an op: for what came from outside, where it was first read."""
         reader = self.first_reader(seq) if self.site(seq).op in ENTRY_NODES else None
         return self.site(seq if reader is None else reader)
+
+    def module_type(self, site: SiteRow) -> str:
+        """The class of the module that an op ran in; empty for code outside every watched module."""
+        if site.module or site.module_type:
+            return site.module_type
+        ran = site if site.forward_site is None else self._site(site.forward_site)
+        return self._run.manifest.model if ran.phase in (Phase.FORWARD, Phase.RECOMPUTE) else ""
 
     def first_reader(self, seq: int) -> int | None:
         """The first real op that read what ``seq`` wrote."""
@@ -105,7 +113,7 @@ class StepGraph(Graph):
             op=site.op,
             name=site.name,
             module=site.module,
-            module_type=site.module_type,
+            module_type=self.module_type(site),
             phase=public_phase(site.phase),
             dtype=next(iter(site.out_dtypes), ""),
             shape=next(iter(site.out_shapes), ""),
