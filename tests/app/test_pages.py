@@ -9,7 +9,7 @@ from tests.app.scenes import HOSTILE, SCENES
 from tests.app.verdicts import CALIBRATION, OVERFLOW
 from tests.builder import TraceBuilder
 
-PAGES = ("overview", "incident", "usage", "scale", "precision")
+PAGES = ("overview", "incident", "replay", "usage", "scale", "precision")
 
 
 @pytest.mark.parametrize("page", PAGES)

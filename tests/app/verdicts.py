@@ -70,10 +70,10 @@ _LOSS = SourceLine(file="/home/me/gpt/train.py", line=52, function="train", code
 
 
 def _node(
-    op: str, module: str, low: float | None, high: float | None, source: SourceLine | None, **other: str
+    op: str, module: str, low: float | None, high: float | None, source: SourceLine | None, seq: int = 0, **other: str
 ) -> PathNode:
     told = {"name": "", "phase": "forward", "dtype": "float16", "shape": "8x12x512x512", **other}
-    return PathNode(seq=0, op=op, module=module, min=low, max=high, source=source, **told)  # type: ignore[arg-type]
+    return PathNode(seq=seq, op=op, module=module, min=low, max=high, source=source, **told)  # type: ignore[arg-type]
 
 
 OVERFLOW = Incident(
@@ -214,7 +214,7 @@ OVERFLOW = Incident(
         ),
     ),
     path=(
-        _node("aten.bmm.default", "blocks.3.attn", -64000.0, math.inf, _SCORES),
+        _node("aten.bmm.default", "blocks.3.attn", -64000.0, math.inf, _SCORES, seq=20),
         _node("aten._softmax.default", "blocks.3.attn", math.nan, math.nan, _SOFTMAX, dtype="float32"),
         _node("aten.bmm.default", "blocks.3.attn", math.nan, math.nan, replace(_SCORES, line=36, code="y = att @ v")),
         _node(
