@@ -71,10 +71,9 @@ def traced_words(one: TracedStep) -> str:
 
 def source_words(source: str) -> str:
     """How a step was executed when its ops were recorded."""
-    kind, _, variant = source.partition(":")
-    if kind == Source.REPLAY:
-        return f"replayed in a variation: {short(variant, 40)}" if variant else "replayed"
-    return "recorded as it ran"
+    kind, _, optimizer = source.partition("@")
+    words = "replayed" if kind == Source.REPLAY else "recorded as it ran"
+    return f"{words}, optimizer {short(optimizer, 40)}" if optimizer else words
 
 
 def _asked_step(named: dict[str, TracedStep]) -> str | None:
@@ -86,5 +85,5 @@ def _of_step(named: dict[str, TracedStep], step: int | None, source: str | None)
     """An execution of ``step``: that from ``source``, else the replay, else any."""
     of_step = [name for name, one in named.items() if one.step == step]
     exact = [name for name in of_step if named[name].source == source]
-    replayed = [name for name in of_step if named[name].source == Source.REPLAY]
+    replayed = [name for name in of_step if named[name].source.startswith(Source.REPLAY)]
     return next(iter((*exact, *replayed, *of_step)), None)

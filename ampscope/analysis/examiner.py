@@ -17,7 +17,7 @@ from ampscope.analysis.stepgraph import Sites, StepGraph, source_line
 from ampscope.provenance import Origin, absorbed, origins
 from ampscope.trace.details import details
 from ampscope.trace.reader import Run
-from ampscope.trace.schema import IncidentRow, Node, Phase, ReplayStatus, Source, Table, Trigger
+from ampscope.trace.schema import IncidentRow, Node, Phase, ReplayStatus, Source, Table, Trigger, source_of
 from ampscope.trace.vocabulary import Cause, Severity
 
 #: Incidents examined op by op; a run with more is summed up from these.
@@ -129,7 +129,7 @@ class Examiner:
     def _origins(self, row: IncidentRow) -> tuple[StepGraph, list[Origin]]:
         """The origins in the best execution of the step that the trace holds, the one that matters most first."""
         for source in (Source.REPLAY, Source.LIVE):
-            graph = StepGraph(self._run, self._sites, row.step, source)
+            graph = StepGraph(self._run, self._sites, row.step, source_of(source, row.optimizer))
             born = absorbed(graph) if row.trigger == Trigger.ABSORBED_OVERFLOW else origins(graph)
             if born:
                 break

@@ -8,7 +8,6 @@ from ampscope.analysis.stepgraph import Sites, StepGraph, public_phase, source_l
 from ampscope.analysis.traced import traced_steps
 from ampscope.provenance import Harmless, harmless_births
 from ampscope.trace.reader import Run
-from ampscope.trace.schema import Source
 from ampscope.trace.vocabulary import Cause, Severity
 
 #: Traced steps that are looked through: what is harmless is so in every step.
@@ -29,8 +28,7 @@ def harmless_values(run: Run, sites: Sites) -> list[Incident]:
         sites: The sites of one of its ranks.
     """
     found: dict[Cause, Incident] = {}
-    traced = [each for each in traced_steps(run, rank=sites.rank)[::-1] if each.source in (Source.LIVE, Source.REPLAY)]
-    for each in traced[:LOOKED_THROUGH]:
+    for each in traced_steps(run, rank=sites.rank)[::-1][:LOOKED_THROUGH]:
         graph = StepGraph(run, sites, each.step, each.source)
         for seq, why in harmless_births(graph):
             found.setdefault(_CAUSES[why], _told(graph, seq, _CAUSES[why]))

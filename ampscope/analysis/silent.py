@@ -20,7 +20,7 @@ from ampscope.analysis.results import Incident
 from ampscope.analysis.stepgraph import Sites, StepGraph, public_phase, source_line
 from ampscope.analysis.traced import traced_steps
 from ampscope.trace.reader import Run
-from ampscope.trace.schema import Node, Phase, Source, Table
+from ampscope.trace.schema import Node, Phase, Source, Table, source_of
 from ampscope.trace.vocabulary import Cause, Severity
 
 #: Weights of which this share does not move in an optimizer step do not train.
@@ -53,7 +53,7 @@ def _lost_updates(run: Run, sites: Sites, history: Mapping[int, History]) -> Ite
     for optimizer, readings in _readings(run, sites.rank).items():
         counted = [each for each in readings if _at_full_rate(history.get(optimizer), each.step)]
         if counted and np.mean([each.share for each in counted]) >= LOST_SHARE:
-            yield _lost(run, sites, counted)
+            yield _lost(run, sites, optimizer, counted)
 
 
 def _readings(run: Run, rank: int) -> dict[int, list[_Reading]]:
@@ -85,11 +85,11 @@ def _at_full_rate(history: History | None, step: int) -> bool:
     return not rates.size or not rates[0] < FULL_RATE * highest
 
 
-def _lost(run: Run, sites: Sites, readings: list[_Reading]) -> Incident:
+def _lost(run: Run, sites: Sites, optimizer: int, readings: list[_Reading]) -> Incident:
     first = readings[0]
     cause = Cause.BF16_PRECISION if first.dtype == "bfloat16" else Cause.HALF_PARAMS
     facts = {"dtype": first.dtype, "share": f"{first.share:.0%}"}
-    graph = StepGraph(run, sites, first.step, Source.LIVE)
+    graph = StepGraph(run, sites, first.step, source_of(Source.LIVE, optimizer))
     found = _incident(first.step, cause, facts, graph, _last_update(graph))
     return replace(found, last_step=readings[-1].step, count=len(readings))
 

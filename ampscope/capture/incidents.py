@@ -19,7 +19,7 @@ from ampscope.capture.readback import Readback
 from ampscope.capture.recorder import Recorder
 from ampscope.capture.replay import Outcome, Symptom
 from ampscope.capture.tracer import Tracer
-from ampscope.trace.schema import ReplayStatus, Source, Trigger
+from ampscope.trace.schema import ReplayStatus, Source, Trigger, source_of
 
 #: Skipped steps in a row that are told as calibration; the next one is told to the user.
 QUIET_SKIPS = 3
@@ -102,9 +102,9 @@ class Incidents:
         outcome.bad_rows = tracer.bad_rows
         seen = None
         if outcome.status is not ReplayStatus.UNAVAILABLE:
-            seen = Observed(*tracer.rows(attempt.step, Source.REPLAY), self._recorder.sites)
-            self._recorder.trace(seen.ops, seen.edges, attempt.step, Source.REPLAY)
-            attempt.traced = Source.REPLAY
+            attempt.traced = source_of(Source.REPLAY, attempt.index)
+            seen = Observed(*tracer.rows(attempt.step, attempt.traced), self._recorder.sites)
+            self._recorder.trace(seen.ops, seen.edges, attempt.step, attempt.traced)
             if tracer.keeper is not None:
                 self._recorder.operands.write(tracer.keeper, seen, optimizer=attempt.index)
         tracer.release()

@@ -14,7 +14,7 @@ from ampscope.capture.guard import Guard
 from ampscope.capture.models import Models
 from ampscope.capture.recorder import Recorder
 from ampscope.capture.tracer import Tracer
-from ampscope.trace.schema import EdgeRow, Node, OpRow, Phase, Source
+from ampscope.trace.schema import EdgeRow, Node, OpRow, Phase, Source, source_of
 
 
 class LiveTrace:
@@ -131,7 +131,7 @@ class LiveTrace:
         for name, gradient in gradients.owned(attempt.optimizer, self._models):
             if not stats.finite(gradient):
                 tracer.sink(gradient, Node.GRADIENT, name, name.rpartition(".")[0])
-        self._write(*tracer.rows(attempt.step, Source.LIVE), attempt)
+        self._write(*tracer.rows(attempt.step, source_of(Source.LIVE, attempt.index)), attempt)
         tracer.release()
 
     def settle(self, attempt: StepAttempt, count: int) -> list[int]:
@@ -148,7 +148,7 @@ class LiveTrace:
         if not keep and tracer.all_finite():
             tracer.release()
             return []
-        ops, edges = tracer.rows(attempt.step, Source.LIVE)
+        ops, edges = tracer.rows(attempt.step, source_of(Source.LIVE, attempt.index))
         absorbed = provenance.absorbed(provenance.Graph(ops, edges, self._recorder.sites.row))
         if absorbed or keep:
             self._write(ops, edges, attempt)
@@ -158,5 +158,5 @@ class LiveTrace:
         return [origin.seq for origin in absorbed]
 
     def _write(self, ops: list[OpRow], edges: list[EdgeRow], attempt: StepAttempt) -> None:
-        self._recorder.trace(ops, edges, attempt.step, Source.LIVE)
-        attempt.traced = Source.LIVE
+        attempt.traced = source_of(Source.LIVE, attempt.index)
+        self._recorder.trace(ops, edges, attempt.step, attempt.traced)

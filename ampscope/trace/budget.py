@@ -51,7 +51,7 @@ def _holds_replay(part: Path) -> bool:
         return False
     column = metadata.schema.names.index("source")
     groups = [metadata.row_group(group).column(column).statistics for group in range(metadata.num_row_groups)]
-    return any(group is None or not group.has_min_max or group.max != Source.LIVE for group in groups)
+    return any(group is None or not group.has_min_max or not group.max.startswith(Source.LIVE) for group in groups)
 
 
 def _size(folder: Path) -> int:

@@ -63,10 +63,19 @@ class Cast(StrEnum):
 
 
 class Source(StrEnum):
-    """Which execution of a step the op rows describe; further replays are ``replay:NAME``."""
+    """Which execution of a step the op rows describe; see `source_of` for runs with several optimizers."""
 
     LIVE = "live"
     REPLAY = "replay"
+
+
+def source_of(execution: Source, optimizer: int) -> str:
+    """What the op rows of one optimizer's attempt say in ``source``.
+
+    Every optimizer counts its own steps, so those of a GAN share their numbers: ``replay`` is that of the first
+    optimizer, ``replay@1`` that of the second.
+    """
+    return f"{execution}@{optimizer}" if optimizer else str(execution)
 
 
 class ReplayStatus(StrEnum):
