@@ -182,6 +182,15 @@ def test_a_mask_that_is_added_is_not_blamed_for_the_softmax(step: Step, node: No
     assert born(step) == [softmax]
 
 
+@pytest.mark.parametrize("shared", [True, False], ids=["one mask", "a mask each"])
+def test_the_mask_of_a_later_layer_only_meets_the_nan_of_the_first(step: Step, shared: bool):
+    masks = [step.entry(Node.INPUT, "mask", out=(-INF, 0.0)) for _ in range(1 if shared else 2)]
+    softmax = step.op("_softmax", step.op("add.Tensor", step.entry(), masks[0], out=MASKED), out=NOTANUMBER)
+    scores = step.op("mm", softmax, out=NOTANUMBER)
+    step.loss(step.op("_softmax", step.op("add.Tensor", scores, masks[-1], out=NOTANUMBER), out=NOTANUMBER))
+    assert born(step) == [softmax]
+
+
 def test_an_overflow_is_blamed_for_the_softmax_it_ruins(step: Step):
     product = step.op("bmm", step.entry(), out=OVERFLOWN)
     step.loss(step.op("_softmax", product, out=NOTANUMBER))

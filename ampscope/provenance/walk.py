@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,7 +59,8 @@ def _walk(graph: Graph, sink: int) -> list[Origin]:
             if source not in towards:
                 towards[source] = seq
                 stack.append(source)
-    return [_past_mask(graph, origin) for origin in born]
+    moved = (_past_mask(graph, origin, towards) for origin in born)
+    return [origin for origin in moved if origin is not None]
 
 
 def path_along(towards: dict[int, int], seq: int) -> tuple[int, ...]:
@@ -104,19 +106,46 @@ def _is_log_of_mask(graph: Graph, seq: int) -> bool:
     return False
 
 
-def _past_mask(graph: Graph, origin: Origin) -> Origin:
-    """Moves an origin from a deliberate infinity to the op that made a NaN (or another infinity) of it."""
+def _past_mask(graph: Graph, origin: Origin, towards: dict[int, int]) -> Origin | None:
+    """Moves an origin from a deliberate infinity to the op that made a NaN (or another infinity) of it.
+
+    None where the mask only met a NaN that was born elsewhere.
+    """
     log_of_mask = _is_log_of_mask(graph, origin.seq)
     if not log_of_mask and not is_deliberate(graph, origin.seq):
         return origin
-    for index, seq in enumerate(origin.path[1:], 1):
-        row = graph.bad_output(seq)
-        if row is None or graph.site(seq).op in SINK_NODES or not has_nan(row):
-            continue
-        if log_of_mask and "softmax" not in op_name(graph.site(seq).op):
+    made = _made_nan(graph, origin.seq, towards)
+    if made is not None:
+        if log_of_mask and "softmax" not in op_name(graph.site(made).op):
             return origin
-        return Origin(seq, row.out, origin.path[index:], origin.sink)
-    return origin
+        row = graph.bad_output(made)
+        return Origin(made, row.out if row else 0, path_along(towards, made), origin.sink)
+    return None if any(_met_nan(graph, seq) for seq in origin.path[1:]) else origin
+
+
+def _made_nan(graph: Graph, mask: int, towards: dict[int, int]) -> int | None:
+    """The first op on the way to a sink that made a NaN of what a mask's infinities became."""
+    waiting, seen = [mask], {mask}
+    while waiting:
+        seq = heapq.heappop(waiting)
+        row = graph.bad_output(seq)
+        if row is None or graph.site(seq).op in SINK_NODES:
+            continue
+        if has_nan(row):
+            if not _met_nan(graph, seq):
+                return seq
+            continue
+        readers = {edge.seq for edge in graph.readers[seq] if edge.seq in towards and edge.seq not in seen}
+        seen |= readers
+        for reader in readers:
+            heapq.heappush(waiting, reader)
+    return None
+
+
+def _met_nan(graph: Graph, seq: int) -> bool:
+    """Whether an op was given a NaN."""
+    rows = (graph.bad_output(graph.bad_writer(edge)) for edge in graph.bad_inputs(seq))
+    return any(row is not None and has_nan(row) for row in rows)
 
 
 def _without_recomputation(graph: Graph, found: Sequence[Origin]) -> list[Origin]:
