@@ -15,6 +15,8 @@ from ampscope.analysis.precision import Precision, precision
 from ampscope.analysis.pulse import Pulse, pulse
 from ampscope.analysis.results import Diagnosis
 from ampscope.analysis.scale import ScaleHistory, scale_history
+from ampscope.analysis.scale_skips import SkippedStep, skipped_steps
+from ampscope.analysis.what_if import ScaleRecord
 from ampscope.trace.manifest import read_manifest
 from ampscope.trace.reader import Run, open_run
 from ampscope.trace.schema import Table
@@ -71,6 +73,14 @@ class Loaded:
     def scale(self, optimizer: int | None = None) -> ScaleHistory:
         """The scaler's history."""
         return _scale(self, self.of(_HISTORY), self.path, optimizer)
+
+    def skips(self, optimizer: int | None = None) -> tuple[SkippedStep, ...]:
+        """The skipped steps, the newest first."""
+        return _skips(self, self.of((*_HISTORY, Table.GRADS, Table.INCIDENTS)), self.path, optimizer)
+
+    def scale_record(self, optimizer: int | None = None) -> ScaleRecord:
+        """What each step told of the loss scale, to ask what would have been."""
+        return _scale_record(self, self.of((Table.STEPS,)), self.path, optimizer)
 
     def precision(self, step: int | None = None, source: str | None = None) -> Precision:
         """The precision of a traced step."""
@@ -140,6 +150,16 @@ def _overview(_loaded: Loaded, stamp: str, path: str, optimizer: int | None) -> 
 @st.cache_resource(max_entries=_KEPT, show_spinner=False)
 def _scale(_loaded: Loaded, stamp: str, path: str, optimizer: int | None) -> ScaleHistory:  # noqa: ARG001
     return scale_history(_loaded.run, optimizer=optimizer)
+
+
+@st.cache_resource(max_entries=_KEPT, show_spinner=False)
+def _skips(_loaded: Loaded, stamp: str, path: str, optimizer: int | None) -> tuple[SkippedStep, ...]:  # noqa: ARG001
+    return skipped_steps(_loaded.run, optimizer=optimizer)
+
+
+@st.cache_resource(max_entries=_KEPT, show_spinner=False)
+def _scale_record(_loaded: Loaded, stamp: str, path: str, optimizer: int | None) -> ScaleRecord:  # noqa: ARG001
+    return ScaleRecord.of(_loaded.run, optimizer=optimizer)
 
 
 @st.cache_resource(max_entries=_KEPT, show_spinner=False)

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import live
 import loader
 import streamlit as st
 from blocks.at_step import at_step, step_asked
 from blocks.notes import heading, page_head, paragraph, place
 from blocks.plot import plot
+from blocks.simulator import simulator
 from blocks.table import table
 from blocks.tiles import tiles
 from charts.marks import mark_step
 from charts.scale import scale_figure
 from choice import choose_optimizer
 from markup import short
-from phrases import count, share
+from phrases import count, share, value
 
+from ampscope.analysis.attempt import Attempt
 from ampscope.analysis.scale import ScaleHistory
+from ampscope.analysis.scale_skips import SkippedStep
 from ampscope.analysis.scale_story import scale_story
 from ampscope.analysis.scale_words import in_words
 from ampscope.analysis.scaler_log import ScaleEvent, ScalerCall, ScalerSettings
@@ -90,33 +96,67 @@ def show_events(events: tuple[ScaleEvent, ...]) -> None:
         st.dataframe(rows, hide_index=True, height=480)
 
 
+def skip_row(one: SkippedStep) -> tuple[str, ...]:
+    """One skipped step for the table."""
+    scale = "" if one.scale is None else in_words(one.scale)
+    return count(one.step), scale, value(one.loss) if one.loss is not None else "", tripped(one)
+
+
+def tripped(one: SkippedStep) -> str:
+    """Whose gradients made the scaler skip."""
+    if not one.tripped:
+        return "not recorded"
+    if one.tripped == one.all_params > len(one.params):
+        return f"all {one.tripped:,} parameters"
+    more = one.tripped - len(one.params)
+    return ", ".join(one.params) + (f" and {more:,} more" if more else "")
+
+
+def story(run: loader.Loaded, optimizer: int | None, asked: Attempt | None) -> None:
+    """How the scale went, in words, numbers and a picture with the step that was asked for."""
+    history, seen = run.scale(optimizer), run.overview(optimizer)
+    paragraph(" ".join(scale_story(history)))
+    if history.health is not None and not history.health.verdict.is_calm:
+        paragraph(history.health.explanation)
+    tiles(facts(history))
+    if told := settings_in_words(history.settings):
+        paragraph(told)
+    figure = scale_figure(history, seen.moments, seen.lr)
+    if asked is not None:
+        mark_step(figure, asked.step)
+    plot(figure, key="scale")
+
+
+def details(run: loader.Loaded, optimizer: int | None) -> None:
+    """Skips, changes and calls, one by one."""
+    history = run.scale(optimizer)
+    if skips := run.skips(optimizer):
+        heading("Skipped steps, the newest first")
+        rows = [skip_row(one) for one in skips]
+        columns = ("Step", "Loss scale", "Loss", "Gradients that were not finite")
+        if len(rows) <= _SHORT:
+            table(columns, rows, numeric=("Step",))
+        else:
+            st.dataframe([dict(zip(columns, row, strict=True)) for row in rows], hide_index=True, height=320)
+    if history.events:
+        heading("Every change")
+        show_events(history.events)
+    if history.calls:
+        heading("Calls your loop repeats")
+        columns = ("Call", "Times", "Steps", "Your line", "Code")
+        table(columns, [call_row(call) for call in history.calls], numeric=("Times",))
+
+
 run = loader.current()
-info = run.diagnosis().run
-first = run.scale()
-page_head("Scale", info.name)
-optimizer = choose_optimizer(first.optimizers)
-history = run.scale(optimizer)
-if not history.is_scaled:
+page_head("Scale", run.diagnosis().run.name)
+optimizer = choose_optimizer(run.scale().optimizers)
+if not run.scale(optimizer).is_scaled:
     paragraph("No step of this run used a loss scale: it has no GradScaler, or the scaler is disabled.")
     st.stop()
-paragraph(" ".join(scale_story(history)))
-if history.health is not None and not history.health.verdict.is_calm:
-    paragraph(history.health.explanation)
-tiles(facts(history))
-if told := settings_in_words(history.settings):
-    paragraph(told)
-figure = scale_figure(history, run.overview(optimizer).moments)
 asked = step_asked(run, optimizer)
-if asked is not None:
-    mark_step(figure, asked.step)
-plot(figure, key="scale")
+live.part(partial(story, optimizer=optimizer, asked=asked))
 if asked is not None:
     at_step(run, asked)
-if history.events:
-    heading("Every change")
-    show_events(history.events)
-if history.calls:
-    heading("Calls your loop repeats")
-    table(
-        ("Call", "Times", "Steps", "Your line", "Code"), [call_row(call) for call in history.calls], numeric=("Times",)
-    )
+heading("What if it had been set otherwise?")
+st.fragment(simulator)(run, optimizer)
+live.part(partial(details, optimizer=optimizer))

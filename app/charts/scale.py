@@ -1,4 +1,4 @@
-"""The loss scale and its growth tracker by step, with skipped steps and saved or loaded state below."""
+"""The loss scale and its growth tracker by step, as they were and as they would have been with other settings."""
 
 from __future__ import annotations
 
@@ -6,12 +6,19 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
+from ampscope.analysis.curve import Curve
 from ampscope.analysis.overview import Moment
 from ampscope.analysis.scale import ScaleHistory
-from ampscope.report.html.timeline import scale_stack
+from ampscope.analysis.what_if import WhatIf
+from ampscope.report.html.timeline import scale_stack, what_if_stack
 from charts.canvas import draw_stack
 
 
-def scale_figure(history: ScaleHistory, moments: Sequence[Moment]) -> go.Figure:
-    """The figure of a scaler's history."""
-    return draw_stack(scale_stack(history, moments))
+def scale_figure(history: ScaleHistory, moments: Sequence[Moment], lr: Curve) -> go.Figure:
+    """The figure of a scaler's history; the learning rate is drawn where it changes."""
+    return draw_stack(scale_stack(history, moments, lr))
+
+
+def what_if_figure(answer: WhatIf, history: ScaleHistory) -> go.Figure:
+    """The scale as it was above the scale as it would have been."""
+    return draw_stack(what_if_stack(answer, history))

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.app.conftest import Show
+from tests.app.reading import Shown
 from tests.app.scenes import HOSTILE, SCENES
 from tests.app.verdicts import CALIBRATION, OVERFLOW
 from tests.builder import TraceBuilder
@@ -153,3 +154,13 @@ def test_two_optimizers_can_be_told_apart(show: Show, tmp_path: Path, monkeypatc
     trace.close()
     assert "64 (2^6)" not in show("gan").words
     assert "64 (2^6)" in show("gan", optimizer="1").words
+
+
+def test_the_simulator_answers_when_a_slider_moves(show: Show):
+    shown = show("healthy", "scale")
+    assert "Move a slider" in shown.words
+    (initial,) = (one for one in shown.test.select_slider if one.label == "Initial scale")
+    initial.set_value(8192.0).run()
+    again = Shown(shown.test)
+    assert "0 steps would have been skipped; 3 steps were." in " ".join(again.words.split())
+    assert "init_scale=8192" in again.words

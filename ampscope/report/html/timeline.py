@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ampscope.analysis.curve import Curve
 from ampscope.analysis.overview import Moment, Overview
 from ampscope.analysis.results import Finding, Incident
 from ampscope.analysis.scale import ScaleHistory
+from ampscope.analysis.what_if import WhatIf
 from ampscope.analysis.wording import cause_in_words, steps_in_words
 from ampscope.report.html.markup import short
 from ampscope.report.html.palette import MARK, SEVERITIES
@@ -17,6 +19,7 @@ from ampscope.trace.vocabulary import Severity
 
 #: Vertical lines for saves, loads and resumes are drawn up to this many; their lanes always are.
 MAX_LINES = 40
+NOTHING = Curve()
 
 _SEVERITY_LANES = (
     (Severity.ERROR, "problem", "x"),
@@ -60,12 +63,13 @@ def timeline_stack(seen: Overview, items: Sequence[Incident | Finding]) -> Stack
     return Stack(steps=seen.steps, panels=tuple(_panels(seen)), lanes=tuple(lanes), lines=moment_lines(seen.moments))
 
 
-def scale_stack(history: ScaleHistory, moments: Sequence[Moment]) -> Stack:
-    """A scaler's history: scale and growth tracker."""
+def scale_stack(history: ScaleHistory, moments: Sequence[Moment], lr: Curve = NOTHING) -> Stack:
+    """A scaler's history: scale and growth tracker, and the learning rate where it is given and changes."""
     panels = [scale_panel(history.log2_scale)]
     if not history.growth_tracker.is_empty:
         target = history.settings.growth_interval
         panels.append(counter_panel(history.growth_tracker, "growth tracker", target=target))
+    panels += _lr_panel(lr)
     lanes = (*skip_lane(history.skips), *moment_lanes(moments))
     return Stack(steps=history.steps, panels=tuple(panels), lanes=lanes, lines=moment_lines(moments))
 
@@ -77,8 +81,24 @@ def _panels(seen: Overview) -> Iterator[Panel]:
         yield measure_panel(seen.grad_norm, "gradient norm", "gradients were NaN or infinite", log=True)
     if not seen.log2_scale.is_empty:
         yield scale_panel(seen.log2_scale)
-    if len(set(seen.lr.values)) > 1 or seen.lr.nonfinite:  # one that never changes is no story
-        yield measure_panel(seen.lr, "learning rate", "the learning rate was NaN or infinite")
+    yield from _lr_panel(seen.lr)
+
+
+def what_if_stack(answer: WhatIf, history: ScaleHistory) -> Stack:
+    """The scale as it was above the scale as it would have been, on one and the same axis."""
+    was, would = history.log2_scale, answer.log2_scale
+    axis = scale_panel(Curve(steps=(*was.steps, *would.steps), values=(*was.values, *would.values))).axis
+    panels = (
+        replace(scale_panel(was), name="loss scale, as it was", axis=axis),
+        replace(scale_panel(would), name="loss scale, with these settings", axis=axis),
+    )
+    lanes = (*skip_lane(history.skips, "skipped"), *skip_lane(answer.skips, "would be"))
+    return Stack(steps=history.steps, panels=panels, lanes=lanes, lines=())
+
+
+def _lr_panel(lr: Curve) -> Iterator[Panel]:
+    if len(set(lr.values)) > 1 or lr.nonfinite:  # one that never changes is no story
+        yield measure_panel(lr, "learning rate", "the learning rate was NaN or infinite")
 
 
 def item_lanes(items: Sequence[Incident | Finding]) -> Iterator[Lane]:
@@ -95,10 +115,10 @@ def item_lanes(items: Sequence[Incident | Finding]) -> Iterator[Lane]:
             )
 
 
-def skip_lane(skips: Sequence[int]) -> Iterator[Lane]:
+def skip_lane(skips: Sequence[int], name: str = "step skipped") -> Iterator[Lane]:
     """The lane of skipped steps, if there are any."""
     if skips:
-        yield Lane(name="step skipped", symbol="line-ns", color=MARK, spans=tuple((step, step) for step in skips))
+        yield Lane(name=name, symbol="line-ns", color=MARK, spans=tuple((step, step) for step in skips))
 
 
 def moment_lanes(moments: Sequence[Moment]) -> Iterator[Lane]:

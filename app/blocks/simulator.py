@@ -1,0 +1,106 @@
+"""What if the scaler had been set otherwise? Sliders, and the history that would have been."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import loader
+import streamlit as st
+from charts.scale import what_if_figure
+from phrases import share
+
+from ampscope.analysis.scale import ScaleHistory
+from ampscope.analysis.scale_words import in_words
+from ampscope.analysis.what_if import ScalerRules, WhatIf, what_if
+from ampscope.report import figures
+from blocks.notes import paragraph
+from blocks.plot import plot
+
+_SCALES = tuple(2.0**power for power in range(-8, 33))
+_FLOORS = (0.0, *(2.0**power for power in range(-8, 17)))
+_INTERVALS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
+_GROWTHS = (1.25, 1.5, 2.0, 4.0)
+_BACKOFFS = (0.1, 0.25, 0.5, 0.75)
+
+
+def simulator(run: loader.Loaded, optimizer: int | None) -> None:
+    """The sliders, set to what the scaler was made with, and the answer to them."""
+    history = run.scale(optimizer)
+    made = _made(history)
+    rules = _chosen(made)
+    if rules == made:
+        paragraph("Set as it was. Move a slider to see the history that would have been.")
+        return
+    answer = what_if(run.scale_record(optimizer), rules)
+    paragraph(" ".join(told(answer)))
+    plot(what_if_figure(answer, history), key="what-if")
+    st.code(code(answer.rules), language="python")
+
+
+def told(answer: WhatIf) -> list[str]:
+    """The answer in words, and how sure it is."""
+    skipped, was = (figures.count(number, "step") for number in (answer.skipped, answer.was_skipped))
+    same = answer.skipped == answer.was_skipped
+    sentences = [f"{skipped} would have been skipped" + (", as many as were." if same else f"; {was} were.")]
+    if answer.unsaved:
+        sentences.append(f"{figures.count(answer.unsaved, 'step')} of them had a loss that no scale would have saved.")
+    if answer.lowest is not None and answer.current is not None:
+        sentences.append(
+            f"The scale would be {in_words(answer.current)} now, and {in_words(answer.lowest)} at its lowest."
+        )
+    if answer.proven < answer.steps:
+        sure = share(answer.proven / answer.steps)
+        sentences.append(
+            f"Of {sure} of the steps the recorded run proves it; of the others the skips around them tell."
+        )
+    return sentences
+
+
+def code(rules: ScalerRules) -> str:
+    """The scaler to paste."""
+    lines = [
+        "scaler = torch.amp.GradScaler(",
+        f"    init_scale={rules.init_scale:g},",
+        f"    growth_factor={rules.growth_factor:g},",
+        f"    backoff_factor={rules.backoff_factor:g},",
+        f"    growth_interval={rules.growth_interval},",
+        ")",
+    ]
+    if rules.floor:
+        lines.append(
+            f"# after scaler.update():\nif scaler.get_scale() < {rules.floor:g}:\n    scaler.update({rules.floor:g})"
+        )
+    return "\n".join(lines)
+
+
+def _made(history: ScaleHistory) -> ScalerRules:
+    """How the scaler was made; ``GradScaler``'s own defaults where that was not recorded."""
+    made, usual = history.settings, ScalerRules()
+    return ScalerRules(
+        init_scale=made.init_scale or history.first or usual.init_scale,
+        growth_factor=made.growth_factor or usual.growth_factor,
+        backoff_factor=made.backoff_factor or usual.backoff_factor,
+        growth_interval=int(made.growth_interval or usual.growth_interval),
+    )
+
+
+def _chosen(made: ScalerRules) -> ScalerRules:
+    with st.container(horizontal=True, gap="medium"):
+        return ScalerRules(
+            init_scale=_slider("Initial scale", _SCALES, made.init_scale, in_words),
+            growth_interval=int(_slider("Good steps before it grows", _INTERVALS, made.growth_interval, _number)),
+            growth_factor=_slider("Grows by", _GROWTHS, made.growth_factor, _number),
+            backoff_factor=_slider("A skip multiplies it by", _BACKOFFS, made.backoff_factor, _number),
+            floor=_slider("Never below", _FLOORS, made.floor, lambda value: in_words(value) if value else "no floor"),
+        )
+
+
+def _slider(label: str, options: tuple[float, ...], now: float, words: Callable[[float], str]) -> float:
+    """A slider over ``options`` and the run's own value, at which it starts."""
+    every = sorted({*options, now})
+    with st.container(width=168):
+        return st.select_slider(label, every, value=now, format_func=words, key=f"what-if-{label}-{now}")
+
+
+def _number(value: float) -> str:
+    return f"{value:,g}"
