@@ -18,8 +18,9 @@ def choose(name: str, label: str, options: Sequence[str], describe: Callable[[st
     own = st.session_state.get(f"_seen_{name}") == asked  # what the box itself wrote, not a link
     if asked in options and not (own and name in st.session_state):
         st.session_state[name] = asked
-    if st.session_state.get(name) not in options:
-        st.session_state[name] = options[0]
+    known = st.session_state.get(name)
+    # Written even where it stays: a box of this name on the last page hands its choice on to the one of this page.
+    st.session_state[name] = known if known in options else options[0]
     picked = st.selectbox(label, options, format_func=describe, key=name)
     chosen = picked if picked in options else options[0]
     if name in st.query_params and asked not in options and not own:
@@ -52,8 +53,9 @@ def choose_traced(traced: Sequence[TracedStep], *, first: int | None = None) -> 
     asked = _asked_step(named)
     if asked is not None and asked != st.session_state.get("_seen_traced"):
         st.session_state["traced"] = asked
-    if st.session_state.get("traced") not in named:
-        st.session_state["traced"] = asked or _of_step(named, first, "") or next(iter(named))
+    known = st.session_state.get("traced")
+    otherwise = asked or _of_step(named, first, "") or next(iter(named))
+    st.session_state["traced"] = known if known in named else otherwise  # as in `choose`
     picked = st.selectbox(label, list(named), format_func=lambda name: traced_words(named[name]), key="traced")
     chosen = named.get(picked, traced[0])
     wanted = st.query_params.get("step")

@@ -70,7 +70,7 @@ def _play(seen: Recording, cursor: Cursor) -> None:
             cursor.at = 0
         cursor.playing = not cursor.playing
 
-    if _button("play", "Space", toggle, label=label, icon=icon, told="Play or pause", primary=True):
+    if _button("play", "P", toggle, label=label, icon=icon, told="Play or pause", primary=True):
         st.rerun()
 
 
