@@ -23,6 +23,7 @@ from ampscope.report.html.magnitudes import magnitudes_html
 from ampscope.report.html.pathgraph import path_graph
 from ampscope.report.html.source import listing
 from ampscope.report.html.tried import tried_table
+from ampscope.trace.vocabulary import Severity
 
 
 def show_cure(item: Incident | Finding, seen: Closeup) -> None:
@@ -38,7 +39,7 @@ def show_cure(item: Incident | Finding, seen: Closeup) -> None:
     if item.source is not None and has_lines:
         with right:
             heading("Your line")
-            st.html(listing(seen.lines, item.source))
+            st.html(listing(seen.lines, item.source, calm=item.severity is Severity.INFO))
             st.caption("The lines around it are those whose ops were traced.")
 
 

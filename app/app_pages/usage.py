@@ -6,7 +6,7 @@ import loader
 import streamlit as st
 from blocks.items import items
 from blocks.links import link_row, to_incident, to_scale
-from blocks.notes import heading, page_head, paragraph
+from blocks.notes import good, heading, page_head, paragraph
 from blocks.remedies import remedies
 from blocks.verdict import item_card
 from closer import surroundings
@@ -33,12 +33,13 @@ def show_finding(name: str, finding: Finding) -> None:
             to_scale(finding.step)
 
 
-def summary(found: int, checks: tuple[Check, ...]) -> str:
+def summary(found: int, checks: tuple[Check, ...]) -> None:
     """The page in one sentence."""
     if found:
-        return f"{figures.count(found, 'mistake').capitalize()} in how the loop uses autocast and the scaler."
-    checked = figures.count(sum(check.applies for check in checks), "check")
-    return f"Nothing wrong: {checked} of the loop found no mistake."
+        paragraph(f"{figures.count(found, 'mistake').capitalize()} in how the loop uses autocast and the scaler.")
+    else:
+        checked = figures.count(sum(check.applies for check in checks), "check")
+        good("Nothing wrong", f"{checked} of the loop found no mistake.")
 
 
 run = loader.current()
@@ -49,7 +50,7 @@ page_head("Usage", diagnosis.run.name)
 if not diagnosis.run.steps and not named:
     paragraph("No optimizer step has been recorded yet, so there is no loop to judge.")
     st.stop()
-paragraph(summary(len(named), checks))
+summary(len(named), checks)
 for name, finding in named.items():
     show_finding(name, finding)
 heading("What was checked")

@@ -7,7 +7,7 @@ from markup import as_code, as_html
 
 from ampscope.report.html.source import place, source_html
 
-__all__ = ["alarm", "heading", "page_head", "paragraph", "place", "source_html"]
+__all__ = ["alarm", "good", "heading", "page_head", "paragraph", "place", "source_html"]
 
 
 def paragraph(text: str, limit: int = 4000) -> None:
@@ -24,6 +24,11 @@ def page_head(title: str, run: str) -> None:
 def heading(text: str) -> None:
     """A section's heading: our own words."""
     st.subheader(text, anchor=False)
+
+
+def good(title: str, text: str) -> None:
+    """Good news."""
+    st.html(f'<div class="amp-card good"><div class="amp-title">{as_html(title)}</div>{as_html(text)}</div>')
 
 
 def alarm(title: str, text: str) -> None:

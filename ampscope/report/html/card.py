@@ -27,12 +27,12 @@ def verdict_html(diagnosis: Diagnosis) -> str:
     best = primary.remedies[:1]
     after = "".join(f"{as_html(each.text, 1000)} {remedy_mark(primary, each)}" for each in best)
     facts = [
-        ("What", as_html(what(primary))),
+        ("What", as_html(diagnosis.summary, 1200)),
         ("Where", _where(primary)),
         ("Why", as_html(why, 2000)),
         ("Next", after),
     ]
-    return _card(primary.severity, diagnosis.summary, facts)
+    return _card(primary.severity, what(primary), facts)
 
 
 def item_html(item: Item, *, titled: bool = True) -> str:

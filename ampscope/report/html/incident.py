@@ -14,6 +14,7 @@ from ampscope.report.html.markup import as_html
 from ampscope.report.html.pathgraph import path_graph
 from ampscope.report.html.source import listing
 from ampscope.report.html.tried import tried_table
+from ampscope.trace.vocabulary import Severity
 
 #: Parameters named before the rest is only counted.
 NAMED = 12
@@ -21,9 +22,11 @@ NAMED = 12
 
 def item_sections(item: Item, seen: Closeup) -> str:
     """The sections of an incident or finding below its card, whichever of them it has."""
+    calm = item.severity is Severity.INFO
+    lines = listing(seen.lines, item.source, calm=calm) if item.source and len(seen.lines) > 1 else ""
     parts = [
         section("What to change", remedies_html(item) if item.remedies else "", level=3),
-        section("Your line", listing(seen.lines, item.source) if item.source and len(seen.lines) > 1 else "", level=3),
+        section("Your line", lines, level=3),
     ]
     return "".join(parts) + (_evidence(item, seen) if isinstance(item, Incident) else "")
 

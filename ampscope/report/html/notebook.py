@@ -17,6 +17,7 @@ from ampscope.report.html.card import Item, item_html, verdict_html
 from ampscope.report.html.document import paragraph, section
 from ampscope.report.html.incident import item_sections
 from ampscope.report.html.page import told_first
+from ampscope.report.html.palette import SHADE
 from ampscope.report.html.sheet import SHEET
 from ampscope.report.html.source import place
 from ampscope.report.html.stack import stack_html
@@ -27,7 +28,13 @@ from ampscope.trace.reader import Run
 
 #: Rows of the list of what was noticed.
 _LISTED = 30
-_OWN = ".amp-shown { max-width: 1000px; } .amp-shown pre { user-select: all; margin: 6px 0 0; }"
+#: Jupyter has a style of its own for tables and code.
+_OWN = f"""
+.amp-shown {{ max-width: 1000px; }}
+.amp-shown .amp-table th, .amp-shown .amp-table td {{ text-align: left; }}
+.amp-shown .amp-table .num {{ text-align: right; }}
+.amp-shown pre.amp-code {{ user-select: all; margin: 6px 0 0; padding: 6px 10px; background: {SHADE}; }}
+"""
 
 
 def shown(result: object) -> str | None:

@@ -18,6 +18,8 @@ WIDE = 1000.0
 #: Powers of two between two labels of a scale's axis, the smallest that leaves at most `_LABELS`.
 _STRIDES = (1, 2, 4, 8, 16, 32, 64)
 _LABELS = 5
+#: The least that an axis spans, as a share of the values or in powers of ten.
+_LEAST_SHARE, _LEAST_DECADES = 0.002, 0.02
 #: Leading digits on a logarithmic axis, ever finer.
 _DIGITS = ((1,), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9))
 _RAISED = str.maketrans(
@@ -136,7 +138,11 @@ def _axis(values: Sequence[float], *, log: bool, crowded: bool) -> Axis:
         return Axis(low=0.0, high=1.0, ticks=(0.5,), labels=("",))
     headroom = 0.3 if crowded else 0.08
     low, high = (math.log10(min(values)), math.log10(max(values))) if log else (min(values), max(values))
-    extent = high - low or (0.5 if log else max(abs(high), 1.0) * 0.1)
+    least = _LEAST_DECADES if log else _LEAST_SHARE * max(abs(low), abs(high))
+    if high - low < least:  # rounding errors are no story
+        middle = (low + high) / 2
+        low, high = middle - least / 2, middle + least / 2
+    extent = high - low or 1.0
     low, high = low - 0.1 * extent, high + headroom * extent
     if not log:
         return Axis(low=low, high=high)

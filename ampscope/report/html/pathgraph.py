@@ -16,6 +16,7 @@ from ampscope.report.html.palette import dtype_color
 from ampscope.report.html.phrases import span
 from ampscope.report.html.source import place
 from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, Phase
+from ampscope.trace.vocabulary import Severity
 
 #: Boxes of one direction, and ops in one box, up to which nothing is folded; what stays at either end when it is.
 _BOXES, _BOXES_HEAD, _BOXES_TAIL = 6, 3, 2
@@ -56,7 +57,8 @@ def path_graph(incident: Incident, seen: Closeup) -> str:
     drawn = [
         _flow(backward, group, _beside(seen) if not number else "") for number, (backward, group) in enumerate(flows)
     ]
-    return f'<div class="amp-graph"><div class="amp-flows">{"".join(drawn)}</div>{_readers(seen)}</div>'
+    calm = " calm" if incident.severity is Severity.INFO else ""
+    return f'<div class="amp-graph{calm}"><div class="amp-flows">{"".join(drawn)}</div>{_readers(seen)}</div>'
 
 
 def _boxes(path: Sequence[PathNode]) -> Iterator[_Box]:

@@ -94,6 +94,9 @@ _FIGURES = f"""
 .amp-node .amp-line {{ display: block; background: none; padding: 2px 0 0; color: inherit; font-size: 0.76rem;
   opacity: 0.8; font-family: "Source Code Pro", ui-monospace, monospace; white-space: nowrap; overflow: hidden;
   text-overflow: ellipsis; }}
+.calm .amp-node.bad, .calm .amp-node.origin {{ border-left-color: {_INFO}; background: none; }}
+.calm .amp-chip.error {{ color: {_INFO}; }}
+.calm code.hit {{ background: {SHADE} !important; border-left-color: {_INFO} !important; }}
 .amp-swatch {{ display: inline-block; width: 9px; height: 9px; border-radius: 2px; margin-right: 5px; }}
 .amp-fold > summary {{ cursor: pointer; font-size: 0.82rem; opacity: 0.8; padding: 4px 2px; }}
 .amp-flow > .amp-fold {{ margin-top: 22px; border: 1px dashed {HAIRLINE}; border-radius: 8px; padding: 6px 10px; }}

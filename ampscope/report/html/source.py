@@ -22,10 +22,11 @@ def source_html(source: SourceLine | None, *, hit: bool = False) -> str:
     return f'<span class="amp-place">{_where(source)}</span>{code}'
 
 
-def listing(lines: Sequence[SourceLine], source: SourceLine) -> str:
+def listing(lines: Sequence[SourceLine], source: SourceLine, *, calm: bool = False) -> str:
     """Lines of one function by number, ``source`` highlighted; what the trace does not hold is an ellipsis."""
     drawn = "".join(_numbered(lines, source.line))
-    return f'<span class="amp-place">{_where(source)}</span><div class="amp-listing">{drawn}</div>'
+    kind = "amp-listing calm" if calm else "amp-listing"
+    return f'<span class="amp-place">{_where(source)}</span><div class="{kind}">{drawn}</div>'
 
 
 def _where(source: SourceLine) -> str:
