@@ -63,6 +63,15 @@ class TestMagnitudes:
         tried = Tried(step=0, change=Change.FP32, outcome=Trial.NONFINITE, op_min=ends[0], op_max=ends[1])
         assert "amp-reach" not in magnitudes_html([OVERFLOWN], [tried])
 
+    def test_of_hundreds_of_operands_those_that_matter_are_drawn(self) -> None:
+        many = [operand(f"input {number}") for number in range(300)]
+        many[200] = replace(many[200], posinf=1, max=math.inf)
+        drawn = magnitudes_html([*many, OVERFLOWN])
+        assert drawn.count("amp-histogram") == 6
+        assert "input 200" in drawn
+        assert "output 0" in drawn
+        assert "295 more tensors" in drawn
+
     def test_a_dtype_that_is_not_known_has_no_limits(self) -> None:
         assert "amp-beyond" not in magnitudes_html([operand(dtype="float4_e2m1")])
 

@@ -25,6 +25,7 @@ pre { margin: 6px 0 0; user-select: all; }
   main { max-width: none; padding: 0; }
   .amp-card, .amp-tile, .amp-module, .amp-operand, .amp-remedies li, .amp-plot { break-inside: avoid; }
   h2, h3, .amp-panel-name { break-after: avoid; }
+  details::details-content { content-visibility: visible; block-size: auto; }
 }
 """
 

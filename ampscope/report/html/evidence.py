@@ -6,11 +6,14 @@ from collections.abc import Iterator, Sequence
 
 from ampscope.analysis.results import Incident, Operand
 from ampscope.analysis.wording import replay_in_words, trigger_in_words
+from ampscope.report import figures
 from ampscope.report.html.markup import short
 from ampscope.report.html.phrases import part, span, trouble
 from ampscope.report.html.table import table_html
 
 _COLUMNS = ("Tensor", "Type", "Shape", "Values", "Not finite", "Exactly zero", "Subnormal")
+#: Tensors named before the rest is only counted.
+_NAMED = 12
 _FP32 = {
     True: "In float32 the same step stays finite: the range of the dtype is to blame.",
     False: "In float32 the same step fails too: precision is not to blame.",
@@ -29,8 +32,12 @@ def found(incident: Incident) -> Iterator[str]:
 
 
 def operand_table(operands: Sequence[Operand]) -> str:
-    """The tensors in words; empty without any."""
-    return table_html(_COLUMNS, [_row(operand) for operand in operands]) if operands else ""
+    """The tensors in words, the first by name and the rest counted; empty without any."""
+    if not operands:
+        return ""
+    more = figures.count(len(operands) - _NAMED, "more tensor") if len(operands) > _NAMED else ""
+    rows = [_row(operand) for operand in operands[:_NAMED]]
+    return f'{table_html(_COLUMNS, rows)}<div class="amp-place">{more}</div>'
 
 
 def _row(operand: Operand) -> tuple[str, ...]:

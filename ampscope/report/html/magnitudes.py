@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ampscope.analysis.dtypes import FORMATS, Format
 from ampscope.analysis.results import Operand, Tried
+from ampscope.report import figures
 from ampscope.report.html.markup import as_html
 from ampscope.report.html.palette import ALARM, dtype_color, ink_on
 from ampscope.report.html.panels import power_of_two
@@ -20,6 +21,8 @@ BANDS = ("float16", "bfloat16", "float32")
 _MARGIN = 4
 _STRIDES = (4, 8, 16, 32, 64, 128, 256, 512)
 _LABELS = 9
+#: Tensors that are drawn; an op over a list of tensors reads hundreds.
+_MOST = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +54,23 @@ def magnitudes_html(operands: Sequence[Operand], tried: Sequence[Tried] = ()) ->
         return ""
     reach = _reach(tried)
     extent = _extent(shown, reach)
+    more = figures.count(len(shown) - _MOST, "more tensor") if len(shown) > _MOST else ""
     drawn = "".join(
-        _operand(operand, extent, reach if operand.role.startswith("output") else None) for operand in shown
+        _operand(operand, extent, reach if operand.role.startswith("output") else None) for operand in _some(shown)
     )
     bands = "".join(_band(FORMATS[name], extent) for name in BANDS)
     return (
-        f'<div class="amp-magnitudes">{drawn}<div class="amp-bands">{bands}</div>'
+        f'<div class="amp-magnitudes">{drawn}<div class="amp-place">{more}</div><div class="amp-bands">{bands}</div>'
         f'<div class="amp-powers">{"".join(_labels(extent))}</div>'
         '<div class="amp-place">magnitude of the values; coloured bands: what a dtype can hold, pale where it is '
         "subnormal and loses digits</div></div>"
     )
+
+
+def _some(operands: Sequence[Operand]) -> list[Operand]:
+    """As many as there is room for, in their order: results and what has something wrong before the others."""
+    told = sorted(operands, key=lambda one: not (one.role.startswith("output") or trouble(one) or one.zeros))[:_MOST]
+    return [operand for operand in operands if operand in told]
 
 
 def _reach(tried: Sequence[Tried]) -> float | None:

@@ -75,8 +75,10 @@ def _head(diagnosis: Diagnosis) -> str:
 
 
 def _problem(run: Run, item: Item, diagnosis: Diagnosis) -> str:
-    card = "" if item == diagnosis.primary else item_html(item, titled=False)  # that one is at the top
-    return section(what(item), card + item_sections(item, closeup(run, item)))
+    below = item_sections(item, closeup(run, item))
+    if item == diagnosis.primary:  # its card is at the top
+        return section("The problem close up", below)
+    return section(what(item), item_html(item, titled=False) + below)
 
 
 def _run(seen: Overview, diagnosis: Diagnosis, items: Sequence[Item], name: str) -> str:
