@@ -37,15 +37,20 @@ def origins(graph: Graph) -> list[Origin]:
         whose operands the trace has lost come last.
     """
     found: dict[tuple[int, int], Origin] = {}
+    known: set[int] = set()
     for sink in graph.sinks():
-        for origin in sorted(_walk(graph, sink), key=lambda origin: origin.seq):
+        for origin in sorted(_walk(graph, sink, known), key=lambda origin: origin.seq):
             found.setdefault(origin.key, origin)
     kept = _without_recomputation(graph, list(found.values()))
     return sorted(kept, key=lambda origin: graph.is_cut(origin.seq))
 
 
-def _walk(graph: Graph, sink: int) -> list[Origin]:
-    """Depth-first from ``sink`` back along non-finite values."""
+def _walk(graph: Graph, sink: int, known: set[int]) -> list[Origin]:
+    """Depth-first from ``sink`` back along non-finite values, but for ops of which all origins are known.
+
+    A NaN loss reaches every gradient: without this, each would be followed back to the same origin. Where a mask's
+    origin is moved, which depends on the way to the sink, each is.
+    """
     towards: dict[int, int] = {sink: -1}
     stack, born = [sink], []
     while stack:
@@ -56,10 +61,12 @@ def _walk(graph: Graph, sink: int) -> list[Origin]:
             born.append(Origin(seq, row.out if row else 0, path_along(towards, seq), sink))
         for edge in bad:
             source = graph.bad_writer(edge)
-            if source not in towards:
+            if source not in towards and source not in known:
                 towards[source] = seq
                 stack.append(source)
-    moved = (_past_mask(graph, origin, towards) for origin in born)
+    moved = [_past_mask(graph, origin, towards) for origin in born]
+    if moved == born:
+        known.update(towards)
     return [origin for origin in moved if origin is not None]
 
 
