@@ -17,17 +17,10 @@ from ampscope.errors import AmpscopeError
 
 #: A file of ours: an icon of Material Symbols or an emoji would be fetched from outside.
 ICON = Path(__file__).with_name("icon.svg")
-HERE = Path(__file__).parent
 
 st.set_page_config(page_title="AMPscope", page_icon=str(ICON), layout="wide")
 style()
-page = st.navigation(
-    [
-        st.Page(one.file, title=one.title, icon=one.icon, default=one is Page.OVERVIEW)
-        for one in Page
-        if (HERE / one.file).is_file()
-    ]
-)
+page = st.navigation([st.Page(one.file, title=one.title, icon=one.icon, default=one is Page.OVERVIEW) for one in Page])
 looked = places()
 found = offered(looked)
 if not found:

@@ -123,7 +123,9 @@ def _recording(rows: _Rows) -> Recording:
     entry = _flags([row.op in _ENTRIES for row in sites], site)
     sink = _flags([row.op in _SINKS for row in sites], site)
     links = _Links(seq, ops, edges, measured.bad)
-    told = ~sink & ~(entry & links.only_overwritten)
+    garbage = entry & links.only_overwritten
+    smallest[garbage] = largest[garbage] = np.nan
+    told = ~sink & ~garbage
     with np.errstate(invalid="ignore"):
         near = (limit - largest <= NEAR_BITS) & told
     modules, module = _modules(sites, site)
@@ -142,7 +144,7 @@ def _recording(rows: _Rows) -> Recording:
         limit=limit,
         cast=_flags([row.cast != Cast.NONE for row in sites], site),
         near=near,
-        nonfinite=bad,
+        nonfinite=bad & ~garbage,
         born=bad & ~links.reads_bad & told,
         entry=entry,
         sink=sink,

@@ -28,6 +28,11 @@ class Magnitudes:
     limit: float | None = None  #: where the dtype overflows
 
     @property
+    def peak(self) -> float | None:
+        """The largest magnitude as a number."""
+        return None if self.largest is None else 2.0**self.largest
+
+    @property
     def headroom(self) -> float | None:
         """Doublings left before the dtype overflows."""
         return None if self.limit is None or self.largest is None else self.limit - self.largest

@@ -8,6 +8,7 @@ import numpy as np
 
 from ampscope.analysis.curve import IntArray
 from ampscope.analysis.replay import BoolArray, Recording
+from ampscope.trace.schema import SiteRow
 
 
 class Kind(StrEnum):
@@ -22,6 +23,23 @@ class Kind(StrEnum):
 def marked(seen: Recording, kind: Kind) -> IntArray:
     """The positions of every op of ``kind``, ascending."""
     return np.flatnonzero(_flags(seen, kind))
+
+
+def find(seen: Recording, words: str) -> IntArray:
+    """The positions of the ops in whose name, module, dtype, file or line of code each of ``words`` occurs.
+
+    Case does not count; no words find every op.
+    """
+    wanted = words.casefold().split()
+    hits = [all(word in _text(site) for word in wanted) for site in seen.sites]
+    return np.flatnonzero(np.array(hits, dtype=np.bool_)[seen.site])
+
+
+def neighbourhood(places: IntArray, position: int, count: int) -> IntArray:
+    """Of the ascending ``places`` those nearest to ``position`` by rank, ``count`` on either side where there are."""
+    middle = int(np.searchsorted(places, position))
+    start = max(min(middle - count, len(places) - 2 * count - 1), 0)
+    return places[start : start + 2 * count + 1]
 
 
 def following(places: IntArray, position: int) -> int | None:
@@ -78,6 +96,11 @@ def _executions(seen: Recording, site: int | None, position: int) -> IntArray:
     if site is None:
         return np.empty(0, np.int64)
     return np.flatnonzero((seen.site == site) & (seen.micro_batch == seen.micro_batch[position]))
+
+
+def _text(site: SiteRow) -> str:
+    told = (site.op, site.name, site.module, site.module_type, site.file, site.code, *site.out_dtypes)
+    return "\n".join(told).casefold()
 
 
 def _index_of(seen: Recording, number: int) -> int | None:

@@ -16,13 +16,17 @@ from choice import choose, choose_traced, traced_words
 from cursor import Cursor, cursor
 from story import tell
 
+from ampscope.analysis.curve import IntArray
 from ampscope.analysis.replay_op import OpDetail, op_detail
-from ampscope.analysis.replay_seek import Kind, marked
+from ampscope.analysis.replay_seek import Kind, find, marked
 from ampscope.analysis.results import Incident
 from ampscope.analysis.traced import TracedStep
 from ampscope.report.html.magnitudes import magnitudes_html
+from ampscope.trace.vocabulary import Severity
 
 _ALONE = "none"
+#: The key of the search box.
+FIND = "replay-find"
 
 
 def incident_at(step: int) -> tuple[str, Incident] | None:
@@ -35,7 +39,7 @@ def incident_at(step: int) -> tuple[str, Incident] | None:
 
 def start() -> int:
     """Where to begin: at the origin of the incident, in a repeat of it where something not finite begins, else at 0."""
-    if incident is None:
+    if incident is None or incident[1].severity == Severity.INFO:
         return 0
     path = incident[1].path
     if path and incident[1].step == chosen.step:
@@ -69,7 +73,11 @@ def debugger(place: Cursor, other: TracedStep | None) -> None:
             st.rerun()
     place.tell(seen)
     lock = recordings.compare(run, chosen, other) if other else None
+    words = st.session_state.get(FIND) or ""
+    found = find(seen, words)
     wanted = jumps(seen)
+    if words:
+        wanted.append(Jump("F", "found", found))
     if lock is not None:
         wanted.append(Jump("D", "difference", lock.notable))
     transport(seen, place, wanted)
@@ -77,7 +85,7 @@ def debugger(place: Cursor, other: TracedStep | None) -> None:
     detail = op_detail(seen, place.at)
     left, right = st.columns([4, 5], gap="medium")
     with left:
-        show_lists(place)
+        show_lists(place, found)
     with right:
         op_card(detail, len(seen))
         show_ways(detail)
@@ -89,10 +97,14 @@ def debugger(place: Cursor, other: TracedStep | None) -> None:
         show_histograms(place)
 
 
-def show_lists(place: Cursor) -> None:
-    """Ops around the cursor, and the tree of modules."""
-    st.caption("Ops in the order in which they ran. The bar: magnitudes within what the dtype holds.")
-    ops_around(seen, place.at, place.move)
+def show_lists(place: Cursor, found: IntArray) -> None:
+    """Ops around the cursor, all or those that the search finds, and the tree of modules."""
+    st.text_input("Find", key=FIND, placeholder="Find ops: softmax, blocks.3, float32", label_visibility="collapsed")
+    if len(found):
+        ops_around(seen, found, place.at, place.move)
+    else:
+        paragraph("No op of this step has all of these words in its name, module, type, file or line.")
+    st.caption("Bars: the magnitudes of the result, within what its dtype holds")
     st.caption("Modules, open around the op, with what they gave so far")
     modules(seen, place.at, place.move)
 

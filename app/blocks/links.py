@@ -23,7 +23,7 @@ def link(page: Page, label: str, *, icon: str | None = None, **place: object) ->
 
 def link_row() -> AbstractContextManager[object]:
     """Links inside stand side by side and wrap where the window is narrow."""
-    return st.container(horizontal=True, gap="small")
+    return st.container(horizontal=True, gap="small", vertical_alignment="center")
 
 
 def to_incident(name: str, label: str = "The incident", *, icon: str | None = None) -> None:

@@ -1,4 +1,6 @@
 // A list whose lines can be picked. Everything that is shown is set as text or as a number, never as markup.
+const DEEPEST = 10; // levels that are indented: a deeper tree would leave no room for its names
+
 function element(tag, kind, text) {
   const one = document.createElement(tag);
   one.className = kind;
@@ -25,7 +27,7 @@ function line(row, pick) {
   one.onclick = () => pick(row.id);
   one.append(element("span", "lead", row.lead));
   const words = element("span", "words");
-  words.style.paddingLeft = `${Number(row.depth || 0) * 14}px`;
+  words.style.paddingLeft = `${Math.min(Number(row.depth || 0), DEEPEST) * 14}px`;
   words.append(element("b", "text", row.text));
   if (row.note) words.append(element("span", "note", row.note));
   one.append(words);

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from palette import ALARM, dtype_color
-from phrases import count
+from phrases import count, value
 
+from ampscope.analysis.curve import IntArray
 from ampscope.analysis.replay import Recording
 from ampscope.analysis.replay_modules import Branch, module_tree
 from ampscope.analysis.replay_op import Magnitudes, OpLine, op_lines
+from ampscope.analysis.replay_seek import neighbourhood
 from ampscope.trace.schema import Node
 from blocks.picker import Line, Mark, picker
 
@@ -29,16 +31,15 @@ def op_title(line: OpLine) -> str:
 
 
 def largest_words(line: OpLine) -> str:
-    """How large an op's result is, as a power of two."""
+    """The largest magnitude of an op's result."""
     if not line.is_finite:
         return "NaN or inf"
-    return "" if line.magnitudes.largest is None else f"2^{line.magnitudes.largest:.1f}"
+    return "" if line.magnitudes.largest is None else value(line.magnitudes.peak)
 
 
-def ops_around(seen: Recording, position: int, go: Go) -> None:
-    """The list of ops with the cursor in the middle."""
-    start = max(min(position - AROUND, len(seen) - 2 * AROUND - 1), 0)
-    shown = op_lines(seen, range(start, min(start + 2 * AROUND + 1, len(seen))))
+def ops_around(seen: Recording, places: IntArray, position: int, go: Go) -> None:
+    """The list of the ops at ``places`` (ascending) with the cursor in the middle."""
+    shown = op_lines(seen, neighbourhood(places, position, AROUND).tolist())
     lines = [op_row(line, note=_place(line), current=line.position == position) for line in shown]
     picker("replay-ops", "Ops in the order in which they ran", lines, go, height=330)
 
@@ -98,14 +99,15 @@ def _kinds(**holds: bool) -> str:
 
 
 def _place(line: OpLine) -> str:
-    """The last name of the module: the list is narrow."""
-    return line.module.rpartition(".")[2]
+    """The last name of the module, with the one before it where that is a number: the list is narrow."""
+    *rest, last = line.module.split(".")
+    return f"{rest[-1]}.{last}" if rest and last.isdigit() else last
 
 
 def _module_row(branch: Branch) -> Line:
     return Line(
         id=branch.first,
-        text=branch.name.rpartition(".")[2] or "outside modules",
+        text=branch.name.rpartition(".")[2] or branch.name or "outside modules",
         note=branch.kind,
         tail=f"{count(branch.ran)} of {count(branch.ops)}",
         hint=branch.name,

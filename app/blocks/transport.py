@@ -20,6 +20,7 @@ _TOLD = {
     "L": "Largest value above 1/8 of what the dtype holds",
     "T": "An op that only converts to another dtype",
     "M": "Where another module begins",
+    "F": "An op that the search finds",
     "D": "Where the two steps part: another size, or finite in one alone",
 }
 _SPEEDS = {"slow": 0.25, "normal": 1.0, "fast": 4.0}
@@ -38,7 +39,7 @@ def jumps(seen: Recording) -> list[Jump]:
     """Where one can jump in any recording."""
     return [
         Jump("N", "NaN or inf", marked(seen, Kind.NONFINITE)),
-        Jump("L", "near a limit", marked(seen, Kind.NEAR)),
+        Jump("L", "near its limit", marked(seen, Kind.NEAR)),
         Jump("T", "conversion", marked(seen, Kind.CAST)),
         Jump("M", "module", marked(seen, Kind.MODULE)),
     ]

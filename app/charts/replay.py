@@ -27,6 +27,8 @@ _THIN = 0.8
 _NARROW = ("float16", "float8_e4m3fn", "float8_e5m2")
 #: A stretch of modules narrower than this share of the step has no room for its name.
 _NAMED = 0.05
+#: Steps up to this long get a label for every op.
+_COUNTED = 12
 _WARNING = SEVERITIES[Severity.WARNING]
 
 
@@ -270,6 +272,8 @@ def _label(figure: go.Figure, track: Track, low: float, high: float) -> None:
     figure.update_xaxes(
         range=[-0.5, max(track.ops, 1) - 0.5], showgrid=False, zeroline=False, fixedrange=True, tickformat=",", nticks=8
     )
+    if track.ops <= _COUNTED:
+        figure.update_xaxes(tick0=0, dtick=1)  # there is no half an op
     figure.update_xaxes(title_text="ops in the order in which they ran", title_standoff=4, row=2, col=1)
 
 

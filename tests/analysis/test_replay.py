@@ -11,7 +11,7 @@ from ampscope.analysis.replay import Recording, recording
 from ampscope.analysis.replay_lockstep import Difference, lockstep
 from ampscope.analysis.replay_modules import module_tree
 from ampscope.analysis.replay_op import op_detail, op_line, with_histograms
-from ampscope.analysis.replay_seek import Kind, advance, around, following, marked, twins
+from ampscope.analysis.replay_seek import Kind, advance, around, find, following, marked, neighbourhood, twins
 from ampscope.analysis.replay_track import columns_of, in_columns, track
 from ampscope.analysis.traced import TracedStep
 from ampscope.trace.schema import Cast, Node, Phase
@@ -119,7 +119,10 @@ def test_memory_that_is_only_overwritten_begins_nothing(trace: TraceBuilder):
     garbage = trace.op(trace.site(Node.INPUT, name="buffer"), min=math.nan, max=math.nan)
     filled = trace.op(trace.site("aten.bernoulli_.float"))
     trace.edge(garbage, filled, in_place=True)
-    assert not marked(recorded(trace), Kind.NONFINITE).size
+    seen = recorded(trace)
+    assert not marked(seen, Kind.NONFINITE).size
+    assert not seen.nonfinite.any()
+    assert math.isnan(seen.largest[garbage])
 
 
 def test_jumps_lead_to_the_next_and_around(trace: TraceBuilder):
@@ -131,6 +134,24 @@ def test_jumps_lead_to_the_next_and_around(trace: TraceBuilder):
     assert around(casts, 9) == 2
     assert around(marked(seen, Kind.NEAR), 0) is None
     assert marked(seen, Kind.MODULE).tolist() == [0, 4, 5, 7]
+
+
+def test_ops_are_found_by_any_of_their_words(trace: TraceBuilder):
+    linear_step(trace)
+    seen = recorded(trace)
+    assert find(seen, "SOFT").tolist() == [4]
+    assert find(seen, "fc float16 mm").tolist() == [3, 7, 8]
+    assert find(seen, "fc.weight").tolist() == [1, 10]
+    assert len(find(seen, " ")) == len(seen)
+    assert not len(find(seen, "fc nowhere"))
+
+
+def test_a_neighbourhood_is_as_long_near_an_end_as_in_the_middle():
+    places = np.arange(0, 100, 2)
+    assert neighbourhood(places, 41, 2).tolist() == [38, 40, 42, 44, 46]
+    assert neighbourhood(places, 0, 2).tolist() == [0, 2, 4, 6, 8]
+    assert neighbourhood(places, 99, 2).tolist() == [90, 92, 94, 96, 98]
+    assert neighbourhood(places[:3], 99, 2).tolist() == [0, 2, 4]
 
 
 def test_playing_stops_where_nan_begins_and_at_the_end(trace: TraceBuilder):

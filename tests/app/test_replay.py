@@ -96,6 +96,16 @@ def test_the_list_and_the_tree_show_the_surroundings(show: Show):
     assert [row["depth"] for row in tree] == [0, 1, 1, 1, 1, 2, 2, 3, 0]
 
 
+def test_a_search_narrows_the_list_and_leads_from_match_to_match(show: Show):
+    shown = show("overflow", "replay", op="0")
+    shown = Shown(shown.test.text_input(key="replay-find").set_value("blocks.2 SOFTMAX").run())
+    ops, *_ = lists(shown)
+    assert [row["lead"] for row in ops] == ["15", "16"]  # the cast for it stands on the same line
+    assert address(press(shown, "F"))["op"] == "15"
+    shown = Shown(shown.test.text_input(key="replay-find").set_value("no such op").run())
+    assert "No op of this step has all of these words" in shown.words
+
+
 def test_hostile_names_reach_lists_as_bounded_text(show: Show):
     for rows in lists(show("hostile", "replay")):
         for row in rows:
