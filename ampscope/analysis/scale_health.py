@@ -114,12 +114,18 @@ def _collapsed(course: Course) -> _Found | None:
         return None
     if _stands_still(course, first):
         return None
+    if count <= LONGEST_CALIBRATION:  # it fell in several rows, without a growth in between
+        fallen = int(np.max(np.flatnonzero(course.change[:first] > 0), initial=-1)) + 1
+        since = max(fallen, course.settled if course.settled < first else 0)
+        first = since + int(np.argmax(course.skipped[since:]))
+    lost, tried = int(course.skipped[first:].sum()), course.skipped.size - first
     return _Found(
         ScaleVerdict.COLLAPSED,
         Severity.ERROR,
         first,
-        f"The scale fell from {in_words(float(course.scale[first]))} to {in_words(lowest)} in {count:,} skipped steps "
-        "in a row, and no step has worked since: the gradients are not finite at any scale that was tried.",
+        f"The scale fell from {in_words(float(course.scale[first]))} to {in_words(lowest)}: {lost:,} of the last "
+        f"{_steps(tried)} were skipped, {f'the last {count:,} of them in a row' if count > 1 else 'the newest too'}, "
+        "so a smaller scale is no cure.",
     )
 
 

@@ -48,10 +48,9 @@ def in_words(incident: Incident) -> str:
     fails = list(dict.fromkeys(_changed(each) for each in tried if each.outcome == Trial.NONFINITE))
     values = {_changed(each): _value(each, op) for each in reversed(tried) if each.outcome == Trial.FINITE}
     cures = [f"{change}{value}" for change, value in reversed(values.items()) if change not in fails]
-    parts = [f"finite {_listed(cures)}"] if cures else []
-    parts += [f"still not finite {_listed(fails)}"] if fails else []
+    parts = [*(f"finite {cure}" for cure in cures), *(f"still not finite {fail}" for fail in fails)]
     doubts = dict.fromkeys(each.reason for each in tried if each.change == Change.NONE and each.reason)
-    return " ".join([f"Run again, the step is {'; '.join(parts)}." if parts else "", *map(_sentence, doubts)]).strip()
+    return " ".join([f"Run again, the step is {', '.join(parts)}." if parts else "", *map(_sentence, doubts)]).strip()
 
 
 def _sentence(text: str) -> str:
