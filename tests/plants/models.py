@@ -41,6 +41,7 @@ class Architecture:
     norm: str  #: a norm inside the second layer; its output goes into `up`
     normalises: str  #: the op that writes its output
     up: str  #: the first linear of the second layer's MLP (of its mixer, where there is none)
+    beside: tuple[str, ...] = ()  #: further linears that read what `up` reads
     product: str  #: the op that `up` multiplies with
     entry: str  #: the module that reads the floating-point input first
     attention: str = ""  #: the first layer's attention, if it spells its softmax out and takes the user's mask
@@ -186,6 +187,7 @@ ARCHITECTURES = (
         norm="model.layers.1.post_attention_layernorm",
         normalises=WEIGHTED,
         up="model.layers.1.mlp.gate_proj",
+        beside=("model.layers.1.mlp.up_proj",),
         product=MM,
         entry="model.layers.0.input_layernorm",
     ),

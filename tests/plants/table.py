@@ -43,6 +43,7 @@ class Plant:
 
     name: str
     answer: Callable[[Architecture], Answer]
+    also: Callable[[Architecture], list[Answer]] = lambda _: []  #: where the same step goes wrong independently
     dtypes: tuple[torch.dtype, ...] = (FP16, BF16)
     fits: Callable[[Architecture], bool] = lambda _: True
     insert: Callable[[nn.Module], nn.Module] | None = None  #: takes the second layer's norm's place
@@ -130,6 +131,7 @@ PLANTS = (
         dtypes=(FP16,),
         armed=_loud_norm,
         answer=lambda where: Answer(Cause.FP16_OVERFLOW, "aten._to_copy.default", where.up),
+        also=lambda where: [Answer(Cause.FP16_OVERFLOW, "aten._to_copy.default", name) for name in where.beside],
     ),
     Plant(
         name="overflow in a square",
