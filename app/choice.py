@@ -55,8 +55,12 @@ def choose_traced(traced: Sequence[TracedStep], *, first: int | None = None) -> 
         st.session_state["traced"] = asked
     known = st.session_state.get("traced")
     otherwise = asked or _of_step(named, first, "") or next(iter(named))
-    st.session_state["traced"] = known if known in named else otherwise  # as in `choose`
-    picked = st.selectbox(label, list(named), format_func=lambda name: traced_words(named[name]), key="traced")
+    now = st.session_state["traced"] = known if known in named else otherwise  # as in `choose`
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        listed = _listed(named, now)
+        picked = st.selectbox(label, listed, format_func=lambda name: traced_words(named[name]), key="traced")
+        if len(listed) < len(named):
+            _go_to_step(named, now)
     chosen = named.get(picked, traced[0])
     wanted = st.query_params.get("step")
     if asked is None and wanted is not None:
@@ -64,6 +68,34 @@ def choose_traced(traced: Sequence[TracedStep], *, first: int | None = None) -> 
     tell(step=chosen.step, source=chosen.source)
     st.session_state["_seen_traced"] = f"{chosen.step}-{chosen.source}"
     return chosen
+
+
+#: More traced steps than this are not offered in one list, which the browser would have to hold.
+_LISTED = 300
+
+
+def _listed(named: dict[str, TracedStep], now: str) -> list[str]:
+    """The traced steps to offer: all, or of very many the replays and those around ``now``."""
+    names = list(named)
+    if len(names) <= _LISTED:
+        return names
+    at = names.index(now)
+    replayed = [place for place, one in enumerate(named.values()) if one.source.startswith(Source.REPLAY)]
+    around = range(max(0, at - _LISTED // 4), min(len(names), at + _LISTED // 4))
+    return [names[place] for place in sorted({0, len(names) - 1, *replayed[: _LISTED // 2], *around})]
+
+
+def _go_to_step(named: dict[str, TracedStep], now: str) -> None:
+    """A box for a step's number; the traced step nearest to it is chosen."""
+    key = f"traced_step {now}"
+    steps = [one.step for one in named.values()]
+
+    def go() -> None:
+        asked = st.session_state[key]
+        nearest = min(steps, key=lambda step: abs(step - asked))
+        st.session_state["traced"] = _of_step(named, nearest, named[now].source)
+
+    st.number_input("Go to step", min(steps), max(steps), named[now].step, on_change=go, key=key, width=160)
 
 
 def traced_words(one: TracedStep) -> str:

@@ -163,3 +163,23 @@ def test_the_simulator_answers_when_a_slider_moves(show: Show):
     again = Shown(shown.test)
     assert "0 steps would have been skipped; 3 steps were." in " ".join(again.words.split())
     assert "init_scale=8192" in again.words
+
+
+def test_of_very_many_traced_steps_some_are_listed_and_any_can_be_gone_to(
+    show: Show, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("AMPSCOPE_RUNS", str(tmp_path))
+    trace = TraceBuilder(tmp_path / "long")
+    site = trace.site()
+    for step in range(0, 2000, 2):
+        trace.op(site, step=step, source="live")
+    trace.op(site, step=100, source="replay")
+    trace.close()
+    shown = show("long", "precision")
+    box = shown.test.selectbox(key="traced")
+    assert len(box.options) < 400
+    assert {"Step 1,998, recorded as it ran", "Step 0, recorded as it ran", "Step 100, replayed"} <= set(box.options)
+    (number,) = shown.test.number_input
+    number.set_value(999).run()
+    assert shown.test.selectbox(key="traced").value in ("1000-live", "998-live")
+    assert show("long", "precision", step="500").test.selectbox(key="traced").value == "500-live"
