@@ -14,6 +14,7 @@ from blocks.repro import repro
 from blocks.verdict import item_card
 from choice import choose
 from closer import surroundings
+from story import remember
 
 from ampscope.analysis.closeup import Closeup
 from ampscope.analysis.results import Finding, Incident
@@ -89,6 +90,7 @@ if not named:
     st.stop()
 name = choose("incident", "What to look at", list(named), lambda name: item_line(named[name]))
 item = named[name]
+remember(step=item.step)
 seen = surroundings(run, name, item)
 item_card(item)
 show_ways(item)

@@ -52,6 +52,11 @@ def test_the_side_bar_drops_the_address_and_the_step_stays_in_mind(show: Show):
     assert address(shown)["op"] == "7"
 
 
+def test_the_incident_that_was_looked_at_decides_the_step_of_the_other_pages(show: Show):
+    shown = show("overflow", "incident", incident="0-benign_initial_calibration")
+    assert "At step 0" in go(shown, "scale").words
+
+
 def test_another_run_starts_another_story(show: Show):
     shown = show("overflow", "replay", step="260", op="7")
     shown.test.selectbox(key="run").set_value("healthy").run()

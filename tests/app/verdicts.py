@@ -70,7 +70,14 @@ _LOSS = SourceLine(file="/home/me/gpt/train.py", line=52, function="train", code
 
 
 def _node(
-    op: str, module: str, low: float | None, high: float | None, source: SourceLine | None, seq: int = 0, **other: str
+    op: str,
+    module: str,
+    low: float | None,
+    high: float | None,
+    source: SourceLine | None,
+    *,
+    seq: int = 0,
+    **other: str,
 ) -> PathNode:
     told = {"name": "", "phase": "forward", "dtype": "float16", "shape": "8x12x512x512", **other}
     return PathNode(seq=seq, op=op, module=module, min=low, max=high, source=source, **told)  # type: ignore[arg-type]

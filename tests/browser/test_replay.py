@@ -74,6 +74,7 @@ def test_the_story_goes_from_the_card_to_the_op_and_on_and_back(watched: Watched
     expect(page.get_by_role("heading", name="Incident", exact=True)).to_be_visible()
     settle(page)
     page.get_by_text("Replay the step from its origin").click()
+    expect(page).to_have_url(re.compile(r"/replay\?.*op="))
     at(page, int(asked(page)["op"]))
     expect(page.get_by_text("NaN or infinity begins here")).to_be_visible()
     module = page.locator(".amp-facts div").first.inner_text().split(" (")[0]
@@ -82,8 +83,9 @@ def test_the_story_goes_from_the_card_to_the_op_and_on_and_back(watched: Watched
     page.get_by_text("Replay from its first op").click()
     expect(page.get_by_role("heading", name="Replay", exact=True)).to_be_visible()
     settle(page)
+    step = asked(page)["step"]
     page.get_by_text("Loss scale at this step").click()
-    expect(page.get_by_text(f"At step {asked(page)['step']}")).to_be_visible()
+    expect(page.get_by_text(f"At step {step}")).to_be_visible()
     settle(page)
     page.get_by_text("The incident", exact=True).click()
     expect(page.get_by_role("heading", name="Incident", exact=True)).to_be_visible()
