@@ -9,6 +9,7 @@ import pytest
 
 import ampscope
 from ampscope.analysis.overview import overview
+from ampscope.analysis.precision import precision
 from ampscope.analysis.scale import scale_history
 from ampscope.showing import Shown
 from tests.app.scenes import HOSTILE, SCENES
@@ -43,13 +44,14 @@ def test_a_diagnosis_and_its_items_show_what_to_change(run: ampscope.Run) -> Non
 def test_histories_show_their_curves(run: ampscope.Run) -> None:
     assert "loss scale" in html(overview(run))
     assert "growth tracker" in html(scale_history(run))
+    assert "the whole step" in html(precision(run))
 
 
 @pytest.mark.parametrize("scene", ["empty", "hostile", "finding"])
 def test_whatever_a_trace_holds_is_text(scene: str, tmp_path: Path) -> None:
     SCENES[scene](tmp_path / "run").close()
     with ampscope.open_run(tmp_path / "run") as opened:
-        results = (opened, ampscope.diagnose(opened), overview(opened), scale_history(opened))
+        results = (opened, ampscope.diagnose(opened), overview(opened), scale_history(opened), precision(opened))
         for shown in map(html, results):
             assert "<script" not in shown
             assert "<b>bold" not in shown

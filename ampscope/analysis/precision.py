@@ -10,6 +10,7 @@ from ampscope.analysis.dtypes import plain, ran_in
 from ampscope.analysis.fp32_islands import Fp32Island, fp32_islands
 from ampscope.analysis.results import SourceLine
 from ampscope.analysis.traced import Executed, TracedStep, executed, traced_steps
+from ampscope.showing import Shown
 from ampscope.trace.reader import Run
 from ampscope.trace.schema import Cast, SiteRow
 
@@ -68,7 +69,7 @@ class CastRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Precision:
+class Precision(Shown):
     """The precision of one traced step; every count is of that step alone."""
 
     step: int | None = None

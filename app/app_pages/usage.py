@@ -29,7 +29,7 @@ def show_finding(name: str, finding: Finding) -> None:
         if finding.source is not None and len(seen.lines) > 1:
             st.html(listing(seen.lines, finding.source))
         with link_row():
-            to_incident(name, "A link to this mistake")
+            to_incident(name, "This mistake alone")
             to_scale(finding.step)
 
 

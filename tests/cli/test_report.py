@@ -110,6 +110,18 @@ def test_a_report_shows_the_way_the_magnitudes_and_the_scale() -> None:
         assert part in text
 
 
+def test_a_scale_that_collapsed_is_told(tmp_path: Path) -> None:
+    trace = TraceBuilder(tmp_path / "collapsed")
+    for step in range(80):
+        bad = step > 20
+        trace.step(scale=2.0 ** (16 - bad * (step - 20)), skipped=bad, found_inf=bad)
+    assert "so a smaller scale is no cure" in Page(page_of(trace.close())).text
+
+
+def test_what_ran_in_which_dtype_is_told(scenes: Path) -> None:
+    assert "float16 57 % float32 43 %" in Page(page_of(scenes / "healthy")).text
+
+
 def test_every_optimizer_has_its_section(tmp_path: Path) -> None:
     trace = TraceBuilder(tmp_path / "gan")
     trace.step(optimizer=0)

@@ -8,6 +8,7 @@ from typing import Any
 from ampscope.analysis.closeup import Closeup, closeup
 from ampscope.analysis.diagnosis import diagnose
 from ampscope.analysis.overview import Overview, overview
+from ampscope.analysis.precision import Precision
 from ampscope.analysis.results import Diagnosis, Finding, Incident
 from ampscope.analysis.scale import ScaleHistory
 from ampscope.analysis.scale_story import scale_story
@@ -18,6 +19,7 @@ from ampscope.report.html.document import paragraph, section
 from ampscope.report.html.incident import item_sections
 from ampscope.report.html.page import told_first
 from ampscope.report.html.palette import SHADE
+from ampscope.report.html.precision import precision_html
 from ampscope.report.html.sheet import SHEET
 from ampscope.report.html.source import place
 from ampscope.report.html.stack import stack_html
@@ -92,6 +94,10 @@ def _scale(history: ScaleHistory) -> str:
     return paragraph(" ".join(scale_story(history))) + stack_html(scale_stack(history, ()), told)
 
 
+def _precision(seen: Precision) -> str:
+    return precision_html(seen) or paragraph("No step of this run was traced op by op.")
+
+
 _VIEWS: dict[type, Callable[[Any], str]] = {
     Run: _run,
     Diagnosis: _diagnosis,
@@ -99,4 +105,5 @@ _VIEWS: dict[type, Callable[[Any], str]] = {
     Finding: _item,
     Overview: _overview,
     ScaleHistory: _scale,
+    Precision: _precision,
 }

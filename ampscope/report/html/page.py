@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from ampscope.analysis.closeup import closeup
 from ampscope.analysis.diagnosis import diagnose
 from ampscope.analysis.overview import Overview, overview
+from ampscope.analysis.precision import precision
 from ampscope.analysis.results import Diagnosis
 from ampscope.analysis.scale import ScaleHistory, scale_history
 from ampscope.analysis.scale_story import scale_story
@@ -17,6 +18,7 @@ from ampscope.report.html.card import Item, item_html, verdict_html, what
 from ampscope.report.html.document import document, paragraph, section
 from ampscope.report.html.incident import item_sections
 from ampscope.report.html.markup import as_html
+from ampscope.report.html.precision import precision_html
 from ampscope.report.html.source import place
 from ampscope.report.html.stack import stack_html
 from ampscope.report.html.tiles import run_tiles, tiles_html
@@ -50,6 +52,7 @@ def page(run: Run, diagnosis: Diagnosis) -> str:
         name = f" of optimizer {optimizer}" if len(first.optimizers) > 1 else ""
         body += [_run(seen, diagnosis, items, name), _scale(history, seen, name)]
     body[2:2] = [_problem(run, item, diagnosis) for item in _problems(items)[:_IN_FULL]]
+    body.append(section("What ran in which dtype", precision_html(precision(run))))
     return document(f"AMPscope: {diagnosis.run.name}", "".join([*body, *_rest(items), _foot(diagnosis)]))
 
 
@@ -92,9 +95,15 @@ def _run(seen: Overview, diagnosis: Diagnosis, items: Sequence[Item], name: str)
 def _scale(history: ScaleHistory, seen: Overview, name: str) -> str:
     if not history.is_scaled:
         return ""
-    story = paragraph(" ".join(scale_story(history)))
+    story = paragraph(" ".join(scale_story(history))) + _health(history)
     drawn = stack_html(scale_stack(history, seen.moments), "The loss scale and its growth tracker by optimizer step.")
     return section(f"The loss scale{name}", story + drawn)
+
+
+def _health(history: ScaleHistory) -> str:
+    """What is wrong with the scale; nothing where it does what scales do."""
+    health = history.health
+    return "" if health is None or health.verdict.is_calm else paragraph(health.explanation)
 
 
 def _rest(items: Sequence[Item]) -> Iterator[str]:

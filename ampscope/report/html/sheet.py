@@ -110,6 +110,12 @@ _FIGURES = f"""
   .amp-flow > .amp-to, .amp-flow > .amp-fold {{ margin-top: 0; }}
   .amp-flow > .amp-to {{ align-self: center; }}
 }}
+.amp-shares {{ display: grid; grid-template-columns: minmax(0, max-content) minmax(0, 1fr); gap: 4px 10px; }}
+.amp-share-name {{ font-size: 0.82rem; text-align: right; max-width: 13rem; align-self: center;
+  overflow-wrap: anywhere; }}
+.amp-share {{ display: flex; height: 22px; border-radius: 4px; overflow: hidden; }}
+.amp-share span {{ font-size: 0.75rem; line-height: 22px; text-align: center; white-space: nowrap; overflow: hidden;
+  text-overflow: ellipsis; }}
 .amp-panel-name {{ font-size: 0.82rem; margin: 8px 0 2px; overflow-wrap: anywhere; }}
 .amp-key {{ color: {ALARM}; font-weight: 600; }}
 .amp-faint {{ opacity: 0.75; }}
