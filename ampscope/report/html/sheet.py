@@ -143,6 +143,7 @@ _FIGURES = f"""
 .amp-powers, .amp-steps {{ position: relative; height: 20px; font-size: 0.76rem; opacity: 0.75; overflow: hidden; }}
 .amp-powers span, .amp-steps span {{ position: absolute; transform: translateX(-50%); white-space: nowrap; }}
 .amp-stack {{ margin: 0; }}
+.amp-stack .amp-panel-name {{ margin: 10px 0 6px; }}
 .amp-stack figcaption {{ text-align: center; }}
 .amp-plot {{ display: grid; grid-template-columns: 84px minmax(0, 1fr); column-gap: 8px; }}
 .amp-canvas {{ position: relative; height: 104px; border-left: 1px solid {HAIRLINE}; margin-right: 14px; }}
