@@ -15,6 +15,8 @@ from ampscope.trace.schema import Phase
 
 #: Columns of a track: one for each pixel and a half of a wide figure.
 COLUMNS = 600
+#: Stretches of modules up to which a folding says too little.
+_FEW = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,7 @@ class Track:
         return (float(known.min()), float(known.max())) if len(known) else None
 
 
-def track(seen: Recording, *, columns: int = COLUMNS, stretches: int = 240) -> Track:
+def track(seen: Recording, *, columns: int = COLUMNS, stretches: int = 60) -> Track:
     """The track of ``seen`` in at most so many columns, with about so many stretches of modules."""
     count = len(seen)
     width = max(-(-count // columns), 1)
@@ -125,15 +127,19 @@ def _phase_word(phase: str) -> str:
 
 
 def _modules(seen: Recording, wanted: int) -> tuple[Stretch, ...]:
-    """The deepest folding of module names that leaves at most ``wanted`` stretches; the coarsest otherwise."""
+    """The deepest folding of module names into at most ``wanted`` stretches.
+
+    Where that tells next to nothing apart, as when all blocks have one parent, the next finer one, up to four times as
+    many; nothing where even the coarsest has more.
+    """
     deepest = max((name.count(".") + 1 for name in seen.modules), default=1)
     found: tuple[Stretch, ...] = ()
     for depth in range(1, deepest + 1):
         finer = tuple(_folded(seen, depth))
-        if found and len(finer) > wanted:
+        if len(finer) > (wanted if len(found) > _FEW else 4 * wanted):
             break
         found = finer
-    return found if len(found) <= 2 * wanted else ()
+    return found
 
 
 def _folded(seen: Recording, depth: int) -> Iterator[Stretch]:

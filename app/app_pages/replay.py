@@ -14,7 +14,7 @@ from blocks.replay_track import replay_track
 from blocks.transport import BEAT, Jump, jumps, transport
 from choice import choose, choose_traced, traced_words
 from cursor import Cursor, cursor
-from story import tell
+from story import tell, told
 
 from ampscope.analysis.curve import IntArray
 from ampscope.analysis.replay_op import OpDetail, op_detail
@@ -25,6 +25,8 @@ from ampscope.report.html.magnitudes import magnitudes_html
 from ampscope.trace.vocabulary import Severity
 
 _ALONE = "none"
+#: Steps before and after the one on screen that are offered for comparison.
+_OFFERED = 60
 #: The key of the search box.
 FIND = "replay-find"
 
@@ -55,7 +57,11 @@ def worst_step() -> int | None:
 
 def choose_other(chosen: TracedStep) -> TracedStep | None:
     """Another traced step to go through in lockstep."""
-    named = {f"{one.step}-{one.source}": one for one in traced if one != chosen}
+    at = traced.index(chosen)
+    asked = told("against")
+    near = range(max(at - _OFFERED, 0), at + _OFFERED)
+    keyed = {f"{one.step}-{one.source}": (place, one) for place, one in enumerate(traced) if one != chosen}
+    named = {name: one for name, (place, one) in keyed.items() if place in near or name == asked}
     if not named:
         return None
     words = {_ALONE: "Nothing", **{name: traced_words(one) for name, one in named.items()}}
@@ -81,8 +87,8 @@ def debugger(place: Cursor, other: TracedStep | None) -> None:
     if lock is not None:
         wanted.append(Jump("D", "difference", lock.notable))
     transport(seen, place, wanted)
-    replay_track(run, chosen, other, place)
     detail = op_detail(seen, place.at)
+    replay_track(run, chosen, other, place, detail.twins)
     left, right = st.columns([4, 5], gap="medium")
     with left:
         show_lists(place, found)

@@ -25,6 +25,7 @@ function line(row, pick) {
   one.type = "button";
   one.title = row.hint || "";
   one.onclick = () => pick(row.id);
+  if (one.classList.contains("current")) one.setAttribute("aria-current", "true");
   one.append(element("span", "lead", row.lead));
   const words = element("span", "words");
   words.style.paddingLeft = `${Math.min(Number(row.depth || 0), DEEPEST) * 14}px`;
@@ -41,7 +42,9 @@ export default function ({ data, parentElement, setTriggerValue }) {
   const pick = (id) => setTriggerValue("picked", id);
   list.style.maxHeight = `${Number(data.height)}px`;
   list.setAttribute("aria-label", data.label);
+  const held = list.contains(parentElement.activeElement); // the keyboard stays where it was
   list.replaceChildren(...data.rows.map((row) => line(row, pick)));
   const current = list.querySelector(".current");
+  if (current && held) current.focus({ preventScroll: true });
   if (current) list.scrollTop = current.offsetTop - (list.clientHeight - current.clientHeight) / 2;
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import plotly.graph_objects as go
 import recordings
 import streamlit as st
@@ -11,16 +13,22 @@ from loader import Loaded
 from markup import as_label
 
 from ampscope.analysis.replay import Recording
+from ampscope.analysis.replay_op import OpLine
 from ampscope.analysis.replay_track import columns_of, in_columns
 from ampscope.analysis.traced import TracedStep
+from ampscope.trace.schema import Phase
 from blocks.plot import CONFIG
 
 _KEY = "replay-track"
 _PICKED = "_replay_picked"
+#: Other halves of an op that are marked.
+_OTHERS = 8
 
 
-def replay_track(run: Loaded, chosen: TracedStep, against: TracedStep | None, cursor: Cursor) -> None:
-    """The figure, which stays as it is while the cursor over it moves."""
+def replay_track(
+    run: Loaded, chosen: TracedStep, against: TracedStep | None, cursor: Cursor, others: Sequence[OpLine]
+) -> None:
+    """The figure, which stays as it is while the cursor over it moves, and with it the marks of its ``others``."""
     figure, tall, ops = _drawn(run, chosen, against)
     with st.container(gap=None):
         st.plotly_chart(
@@ -31,7 +39,7 @@ def replay_track(run: Loaded, chosen: TracedStep, against: TracedStep | None, cu
             on_select=lambda: _follow(cursor, ops),
             selection_mode=("points",),
         )
-        _lay_cursor((cursor.at + 0.5) / ops, tall)
+        _lay_cursor(cursor.at, others, ops, tall)
     if against is not None:
         st.caption("The line: the largest magnitudes of the other step.")
 
@@ -57,11 +65,23 @@ def _drawn(run: Loaded, chosen: TracedStep, against: TracedStep | None) -> tuple
     return figure, height(track, other), len(seen)
 
 
-def _lay_cursor(part: float, tall: int) -> None:
-    """A line over the figure: moving it sends a few bytes, drawing the figure again a hundred thousand."""
+def _lay_cursor(at: int, others: Sequence[OpLine], ops: int, tall: int) -> None:
+    """Lines over the figure: moving them sends a few bytes, drawing the figure again a hundred thousand."""
     place = f"position:relative;height:0;margin:0 {RIGHT}px 0 {LEFT}px;pointer-events:none"
-    line = f"position:absolute;left:{100 * part:.3f}%;bottom:{FOOT}px;height:{tall - FOOT - TOP + 6}px"
-    st.html(f'<div style="{place}"><i class="amp-cursor" style="{line};border-left:2px solid"></i></div>')
+    high = f"bottom:{FOOT}px;height:{tall - FOOT - TOP + 6}px"
+    marks = [f'<i class="amp-cursor" style="{_at(at, ops)};{high};border-left:2px solid"></i>']
+    for other in others[:_OTHERS]:
+        words = "its backward" if other.phase == Phase.BACKWARD else "its forward"
+        marks.append(
+            f'<i style="{_at(other.position, ops)};{high};border-left:2px dotted;opacity:0.7"></i>'
+            f'<span style="{_at(other.position, ops)};bottom:{FOOT - 14}px;font-size:0.7rem;line-height:1;opacity:0.8;'
+            f'transform:translateX(-50%);white-space:nowrap">{words if other is others[0] else ""}</span>'
+        )
+    st.html(f'<div style="{place}">{"".join(marks)}</div>')
+
+
+def _at(position: int, ops: int) -> str:
+    return f"position:absolute;left:{100 * (position + 0.5) / ops:.3f}%"
 
 
 def _name(seen: Recording, position: int) -> str:

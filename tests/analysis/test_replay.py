@@ -247,6 +247,17 @@ def test_a_track_tells_forward_from_backward_and_modules(trace: TraceBuilder):
     assert [one.name for one in drawn.modules] == ["fc", "head.soft", "", "fc"]
 
 
+def test_modules_are_folded_until_they_can_be_told_apart(trace: TraceBuilder):
+    for block in range(10):
+        for part in ("attn", "mlp"):
+            trace.op(trace.site(module=f"blocks.{block}.{part}"))
+    seen = recorded(trace)
+    assert [one.name for one in track(seen, stretches=12).modules] == [f"blocks.{block}" for block in range(10)]
+    assert [one.name for one in track(seen, stretches=3).modules] == [f"blocks.{block}" for block in range(10)]
+    assert [one.name for one in track(seen, stretches=2).modules] == ["blocks"]
+    assert len(track(seen).modules) == 20
+
+
 def test_a_step_of_which_nothing_is_left_is_empty(trace: TraceBuilder):
     seen = recorded(trace, step=7)
     assert len(seen) == 0
