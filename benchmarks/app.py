@@ -1,0 +1,180 @@
+"""How long the app takes on a large trace, in a real browser: ``python benchmarks/app.py FOLDER [--runs FOLDER]``.
+
+FOLDER holds a trace made by ``benchmarks/big_trace.py``; ``--runs`` one with many runs, for the list. Each time is the
+median over fresh servers, from the click to the page standing still; a first page is the first of its server, with
+nothing cached but the disk. Beside it stands the server's own CPU time, which a busy machine stretches less than the
+wall clock. Memory is the server's peak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from playwright.sync_api import Browser, Page  # noqa: E402  the checkout must be importable first
+
+from ampscope.trace.reader import find_runs  # noqa: E402
+from tests.browser.driver import browse, serve  # noqa: E402
+
+RESULTS = Path(__file__).parent / "results" / "app.json"
+_STILL = (
+    "() => document.querySelector('[data-testid=stApp][data-test-script-state=notRunning]')"
+    " && !document.querySelector('[data-stale=true], [data-testid=stSkeleton]')"
+)
+Times = dict[str, list[tuple[float, float]]]  #: wall and processor seconds
+
+
+def still(page: Page) -> None:
+    """Wait until the script has run and everything is drawn."""
+    page.wait_for_timeout(30)  # until the click has reached the server
+    page.wait_for_function(_STILL, timeout=120_000, polling=20)
+
+
+@contextmanager
+def timed(times: Times, name: str) -> Iterator[None]:
+    """Seconds on the wall, and of the server's processor."""
+    begun, used = time.perf_counter(), processor(_server())
+    yield
+    times[name].append((time.perf_counter() - begun, processor(_server()) - used))
+
+
+def visit(page: Page, times: Times, title: str) -> None:
+    """Go to a page by the side bar, twice: the second time its results are known."""
+    for which in ("first", "again"):
+        with timed(times, f"{title}, {which}"):
+            page.get_by_test_id("stSidebarNavLink").filter(has_text=title).click()
+            page.get_by_role("heading", name=title, exact=True).wait_for(timeout=120_000)
+            still(page)
+        page.get_by_test_id("stSidebarNavLink").filter(has_text="Usage").click()
+        page.get_by_role("heading", name="Usage", exact=True).wait_for(timeout=120_000)
+        still(page)
+
+
+def press(page: Page, times: Times, name: str, act: Callable[[Page], None]) -> None:
+    """An interaction within a page."""
+    with timed(times, name):
+        act(page)
+        still(page)
+
+
+def big(page: Page, times: Times, address: str, run: str) -> None:
+    """The pages of one large run."""
+    with timed(times, "first page"):
+        page.goto(f"{address}/?run={run}")
+        page.wait_for_selector(".amp-card", timeout=120_000)
+    with timed(times, "first page, all of it"):
+        still(page)
+    for title in ("Incident", "Replay", "Scale", "Precision"):
+        visit(page, times, title)
+    page.goto(f"{address}/scale?run={run}")
+    page.wait_for_selector("[data-testid=stSlider]", timeout=120_000)
+    still(page)
+    press(page, times, "Scale: a slider of the simulator", _slide)
+    page.goto(f"{address}/precision?run={run}&step=10000&source=live")
+    page.get_by_role("heading", name="Precision", exact=True).wait_for(timeout=120_000)
+    still(page)
+    page.goto(f"{address}/replay?run={run}&step=10000&source=live")
+    page.get_by_role("heading", name="Replay", exact=True).wait_for(timeout=120_000)
+    still(page)
+    for key in ("ArrowRight", "ArrowRight"):
+        press(page, times, "Replay: the next op", lambda page, key=key: page.keyboard.press(key))  # type: ignore[misc]
+
+
+def many(page: Page, times: Times, address: str) -> None:
+    """The list of many runs."""
+    with timed(times, "list of runs"):
+        page.goto(f"{address}/runs")
+        page.wait_for_selector("[data-testid=stDataFrame] canvas", timeout=120_000)
+    with timed(times, "list of runs: a search"):
+        page.get_by_role("textbox", name="Search").fill("run-0123")
+        page.get_by_role("textbox", name="Search").press("Enter")
+        page.get_by_text("1 run,").wait_for(timeout=120_000)
+
+
+def _slide(page: Page) -> None:
+    page.get_by_role("slider").first.focus()
+    page.keyboard.press("ArrowLeft")
+
+
+def _server() -> int:
+    """The process that serves the app: the only child that is Streamlit."""
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            text = status.read_text()
+            command = (status.parent / "cmdline").read_text()
+        except OSError:
+            continue
+        if f"PPid:\t{os.getpid()}\n" in text and "streamlit" in command:
+            return int(status.parent.name)
+    raise LookupError("no server")
+
+
+def processor(pid: int) -> float:
+    """Seconds of processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def peak(pid: int) -> float:
+    """The most memory that a process has held, bytes; Linux only."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+_COLUMNS = ("wall", "server cpu")
+
+
+def _median(numbers: Sequence[float]) -> float:
+    return round(statistics.median(numbers), 2)
+
+
+def measure(browser: Browser, folder: Path, drive: Callable[..., None], *, rounds: int, **facts: str) -> dict[str, Any]:
+    """Drive the app on ``folder`` with a fresh server each round."""
+    times: Times = defaultdict(list)
+    peaks = []
+    for _ in range(rounds):
+        with serve(folder) as address:
+            page = browser.new_page(viewport={"width": 1280, "height": 900})
+            page.goto(f"{address}/_stcore/health")
+            drive(page, times, address, **facts)
+            peaks.append(peak(_server()))
+            page.close()
+    seconds = {
+        name: dict(zip(_COLUMNS, map(_median, zip(*each, strict=True)), strict=True)) for name, each in times.items()
+    }
+    return {"seconds": seconds, "peak_mb": round(max(peaks) / 1e6)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--runs", type=Path, help="a folder with many runs")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}")
+    asked = parser.parse_args()
+    run = find_runs(asked.folder)[0].relative_to(asked.folder).as_posix()
+    found: dict[str, Any] = {"cores": os.cpu_count()}
+    with browse() as browser:
+        found["large trace"] = measure(browser, asked.folder, big, rounds=asked.rounds, run=run)
+        if asked.runs:
+            found["many runs"] = measure(browser, asked.runs, many, rounds=asked.rounds)
+    text = json.dumps({**found, "load": round(os.getloadavg()[0], 1)}, indent=2)
+    sys.stdout.write(text + "\n")
+    if asked.save:
+        RESULTS.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
