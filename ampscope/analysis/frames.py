@@ -21,9 +21,9 @@ def first_rank(run: Run) -> int:
     return min(run.ranks, default=0)
 
 
-def rank_table(run: Run, table: Table, rank: int) -> Lazy:
-    """The rows of ``table`` that ``rank`` wrote."""
-    return run.table(table).filter(nw.col(RANK) == rank)
+def rank_table(run: Run, table: Table, rank: int, *, step: int | None = None) -> Lazy:
+    """The rows of ``table`` that ``rank`` wrote, all or those of one ``step``."""
+    return run.table(table, step=step).filter(nw.col(RANK) == rank)
 
 
 #: DuckDB's errors that mean a mistake in the query, not in the file.

@@ -69,8 +69,7 @@ def _traced_steps(run: Run, rank: int) -> tuple[TracedStep, ...]:
 
 def of_step(run: Run, table: Table, traced: TracedStep) -> Lazy:
     """The rows of ``ops`` or ``edges`` that belong to a traced step."""
-    mine = (nw.col("step") == traced.step) & (nw.col("source") == traced.source)
-    return rank_table(run, table, traced.rank).filter(mine)
+    return rank_table(run, table, traced.rank, step=traced.step).filter(nw.col("source") == traced.source)
 
 
 def executed(run: Run, traced: TracedStep) -> tuple[Executed, ...]:

@@ -53,6 +53,7 @@ _ORDER: dict[Table, tuple[str, ...]] = {
     Table.EVENTS: ("time", "step"),
 }
 
+
 def open_run(path: str | os.PathLike[str]) -> Run:
     """Open the run in ``path``, or the only run below it.
 
@@ -96,13 +97,18 @@ class Run(Shown):
         """The ranks that have written into the run."""
         return ranks(self.path)
 
-    def table(self, table: Table) -> nw.LazyFrame[Any]:
+    def table(self, table: Table, *, step: int | None = None) -> nw.LazyFrame[Any]:
         """All rows of a table over all ranks, as of now, with the writing ``rank`` as last column (int32).
+
+        Args:
+            table: The table.
+            step: Only the rows of this step: of a large table that is no more than a file or two.
 
         Raises:
             RunDamaged: a Parquet part cannot be read.
         """
-        return nw.from_native(self._relation(table))
+        frame = nw.from_native(self._relation(table, step))
+        return frame if step is None else frame.filter(nw.col("step") == step)
 
     def stamp(self, table: Table) -> Stamp:
         """What tells this moment of a table from another, to compare: the same means that no row was added."""
@@ -250,7 +256,8 @@ class Run(Shown):
         return cast(duckdb.DuckDBPyConnection, connection)
 
     def _load(self, table: Table, equals: dict[str, object]) -> list[Any]:
-        relation = self._relation(table)
+        step = equals.get("step")
+        relation = self._relation(table, step if isinstance(step, int) else None)
         for name, value in equals.items():
             relation = relation.filter(_equals(name, value))
         row_type = ROW_TYPES[table]
@@ -258,8 +265,10 @@ class Run(Shown):
         columns = relation.select(*map(duckdb.ColumnExpression, row_type._fields)).to_arrow_table().columns
         return list(map(row_type, *map(_values, columns)))
 
-    def _relation(self, table: Table) -> duckdb.DuckDBPyRelation:
+    def _relation(self, table: Table, step: int | None = None) -> duckdb.DuckDBPyRelation:
         """The table as it is now; binding hundreds of parts takes a while, so the same state is bound once a thread."""
+        if step is not None:
+            return self._scan.relation(self._connection, table, step)
         connection, stamp = self._connection, self._scan.stamp(table)
         known = self._local.relations.get(table)
         if known is None or known[0] != stamp:

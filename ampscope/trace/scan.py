@@ -7,6 +7,7 @@ import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import duckdb
 import pyarrow as pa
@@ -26,15 +27,29 @@ RANK = "rank"
 Stamp = tuple[tuple[str, int, int], ...]
 
 
+class _Facts(NamedTuple):
+    """What the footer of a sealed part tells; null steps where it tells none."""
+
+    columns: tuple[str, ...]
+    first_step: int | None
+    last_step: int | None
+
+    def may_hold(self, step: int | None) -> bool:
+        """Whether rows of ``step`` can be in the part."""
+        if step is None or self.first_step is None or self.last_step is None:
+            return True
+        return self.first_step <= step <= self.last_step
+
+
 class Scan:
     """Reads the tables of one run.
 
-    Remembers the columns of sealed parts, which never change, and the rows of journals, which only grow.
+    Remembers the footers of sealed parts, which never change, and the rows of journals, which only grow.
     """
 
     def __init__(self, run: Path) -> None:
         self._run = run
-        self._columns: dict[Path, tuple[str, ...]] = {}
+        self._facts: dict[Path, _Facts] = {}
         self._journals: dict[Path, JournalReader] = {}
         self._lock = threading.Lock()
 
@@ -42,14 +57,19 @@ class Scan:
         """The state of ``table`` on the disk: another one whenever rows were added or parts were dropped."""
         return tuple(state for rank in ranks(self._run) for state in _states(table_folder(self._run, rank, table)))
 
-    def relation(self, connection: duckdb.DuckDBPyConnection, table: Table) -> duckdb.DuckDBPyRelation:
-        """All rows of ``table`` that can be read now, with the schema's columns and `RANK`."""
+    def relation(
+        self, connection: duckdb.DuckDBPyConnection, table: Table, step: int | None = None
+    ) -> duckdb.DuckDBPyRelation:
+        """All rows of ``table`` that can be read now, with the schema's columns and `RANK`.
+
+        With a ``step``, sealed parts that cannot hold a row of it are left out; rows of others are still there.
+        """
         journaled: list[pa.Table] = []
         sealed: list[duckdb.DuckDBPyRelation] = []
         for rank in ranks(self._run):
             parts, rows = self._snapshot(table_folder(self._run, rank, table), table)
             journaled.append(rows.append_column(RANK, to_array([rank] * rows.num_rows, pa.int32())))
-            sealed += self._sealed(connection, table, rank, parts)
+            sealed += self._sealed(connection, table, rank, parts, step)
         schema = arrow_schema(table).append(pa.field(RANK, pa.int32()))
         result = connection.from_arrow(pa.concat_tables([_empty(schema), *journaled]).cast(schema))
         for part in sealed:
@@ -78,12 +98,14 @@ class Scan:
         return pa.concat_tables([*pieces, journaled.select(schema.names)])
 
     def _sealed(
-        self, connection: duckdb.DuckDBPyConnection, table: Table, rank: int, parts: list[Path]
+        self, connection: duckdb.DuckDBPyConnection, table: Table, rank: int, parts: list[Path], step: int | None
     ) -> list[duckdb.DuckDBPyRelation]:
         by_columns: dict[tuple[str, ...], list[str]] = {}
         for part in parts:
             with suppress(FileNotFoundError):
-                by_columns.setdefault(self._columns_of(part), []).append(str(part))
+                facts = self._facts_of(part)
+                if facts.may_hold(step):
+                    by_columns.setdefault(facts.columns, []).append(str(part))
         return [
             connection.read_parquet(paths, hive_partitioning=False).select(_selection(table, columns, rank))
             for columns, paths in by_columns.items()
@@ -112,10 +134,10 @@ class Scan:
                 del self._journals[other]  # sealed, or about to be
             return self._journals.setdefault(journal, JournalReader(journal)).read()
 
-    def _columns_of(self, part: Path) -> tuple[str, ...]:
-        if part not in self._columns:
-            self._columns[part] = _read_columns(part)
-        return self._columns[part]
+    def _facts_of(self, part: Path) -> _Facts:
+        if part not in self._facts:
+            self._facts[part] = _read_facts(part)
+        return self._facts[part]
 
 
 def _states(folder: Path) -> Iterator[tuple[str, int, int]]:
@@ -146,9 +168,22 @@ def _conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-def _read_columns(part: Path) -> tuple[str, ...]:
+def _read_facts(part: Path) -> _Facts:
     with _naming(part):
-        return tuple(pq.read_schema(part).names)
+        footer = pq.read_metadata(part)
+        columns = tuple(footer.schema.to_arrow_schema().names)
+        bounds = list(_step_bounds(footer))
+    if not bounds or None in bounds:
+        return _Facts(columns, None, None)
+    return _Facts(columns, min(low for low, _ in bounds), max(high for _, high in bounds))
+
+
+def _step_bounds(footer: pq.FileMetaData) -> Iterator[Any]:
+    """Of each row group the smallest and the largest step; None where they are not known."""
+    place = next((n for n in range(footer.num_columns) if footer.schema.column(n).path == "step"), None)
+    for number in range(footer.num_row_groups if place is not None else 0):
+        told = footer.row_group(number).column(place).statistics
+        yield (told.min, told.max) if told is not None and told.has_min_max else None
 
 
 def _read_part(part: Path, columns: list[str]) -> pa.Table:

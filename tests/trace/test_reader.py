@@ -125,6 +125,25 @@ class TestRows:
             run.rows(Table.STEPS, colour="red")
 
 
+def test_the_rows_of_a_step_come_from_the_parts_that_can_hold_it(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ampscope.trace.writer._seal_at", lambda _: SealAt(rows=4))
+    builder = TraceBuilder(run_folder)
+    for step in range(6):
+        for _ in range(3):
+            builder.op(step=step)
+        assert builder.writer.flush()
+    with open_run(builder.close()) as run:
+        parts = sorted(table_folder(run_folder, 0, Table.OPS).glob("*.parquet"))
+        assert len(parts) == 3
+        assert [row.seq for row in run.rows(Table.OPS, step=3)] == [0, 1, 2]
+        parts[0].write_bytes(b"")  # which holds steps 0 and 1, and is not read for another
+        assert [row.seq for row in run.rows(Table.OPS, step=3)] == [0, 1, 2]
+        assert run.table(Table.OPS, step=5).collect()["step"].to_list() == [5, 5, 5]
+        assert run.rows(Table.OPS, step=7) == []
+
+
 class TestOpenRun:
     """A run that is being written."""
 
