@@ -54,7 +54,7 @@ class Listing:
         end = time.monotonic() + seconds
         for path in paths:
             if self.verdict(path) is None:
-                if time.monotonic() > end:
+                if time.monotonic() >= end:
                     return False
                 self.verdicts[_age(path)] = _told(path)
         return True

@@ -17,8 +17,12 @@ from ampscope.analysis.wording import cause_in_words
 from ampscope.errors import AmpscopeError
 
 
-def choose_run(found: dict[str, Offer]) -> None:
+def choose_run(found: dict[str, Offer], *, verdict: bool = True) -> None:
     """Let the reader choose among ``found`` and open the choice.
+
+    Args:
+        found: What is on offer.
+        verdict: Whether to tell what is wrong with it, which on a first look takes a while.
 
     Raises:
         RunError: the chosen run cannot be read; the others still can be chosen.
@@ -29,7 +33,8 @@ def choose_run(found: dict[str, Offer]) -> None:
         begin(key, leaving=asked not in (None, key))
         loaded = loader.choose(found[key].path)
         _facts(loaded)
-        live.part(_verdict)
+        if verdict:
+            live.part(_verdict)
         live.follow()
 
 

@@ -27,7 +27,7 @@ if not found:
     welcome(looked)
     st.stop()
 try:
-    choose_run(found)
+    choose_run(found, verdict=page.url_path != "runs")
     if all(offer.is_sample for offer in found.values()):
         samples_only(looked)
     page.run()

@@ -70,7 +70,7 @@ def draw(chosen: Sequence[Offer]) -> None:
     known = listing()
     summaries = known.look([offer.path for offer in chosen])
     wanted = [offer.path for offer in chosen if not summaries[offer.path].problem][:_AT_ONCE]
-    done = known.diagnose(wanted, _STINT_S)
+    done = known.diagnose(wanted, _STINT_S if "_listing_rests" in st.session_state else 0.0)  # first of all, the list
     rows = [row(offer, summaries[offer.path], known.verdict(offer.path)) for offer in chosen]
     picked = st.dataframe(
         rows,
@@ -81,11 +81,12 @@ def draw(chosen: Sequence[Offer]) -> None:
         on_select="rerun",
         key="run_list",
     )
-    if places := picked.selection.rows:
-        st.switch_page(Page.OVERVIEW.file, query_params={"run": chosen[places[0]].key})
+    if lines := picked.selection.rows:
+        st.switch_page(Page.OVERVIEW.file, query_params={"run": chosen[lines[0]].key})
     live = any(one.status == "open" for one in summaries.values())
-    if st.session_state.get("_listing_rests") != (rests := done and not live):
-        st.session_state["_listing_rests"] = rests
+    before, rests = st.session_state.get("_listing_rests", False), done and not live
+    st.session_state["_listing_rests"] = rests
+    if before != rests:
         st.rerun()
 
 
