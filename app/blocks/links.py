@@ -12,6 +12,8 @@ from directory import Page
 
 #: What stays the same on the way, unless the link says otherwise.
 _KEPT = ("run", "optimizer")
+#: Characters of a name that go into an address.
+_LONGEST = 300
 
 
 def link(page: Page, label: str, *, icon: str | None = None, **place: object) -> None:
@@ -44,8 +46,9 @@ def to_scale(step: int | None, label: str = "The loss scale at this step", *, op
 def to_precision(
     module: str | None, step: int | None = None, source: str = "", label: str = "This module's precision"
 ) -> None:
-    """To what the ops of ``module`` ran in at a traced step."""
-    link(Page.PRECISION, label, step=step, source=source or None, module=module or None)
+    """To what the ops of ``module`` ran in at a traced step; all modules where its name is too long for an address."""
+    known = module if module and len(module) <= _LONGEST else None
+    link(Page.PRECISION, label, step=step, source=source or None, module=known)
 
 
 def to_overview(label: str = "Back to the overview") -> None:
