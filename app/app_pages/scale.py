@@ -16,8 +16,6 @@ from blocks.tiles import tiles
 from charts.marks import mark_step
 from charts.scale import scale_figure
 from choice import choose_optimizer
-from markup import short
-from phrases import count, share, value
 
 from ampscope.analysis.attempt import Attempt
 from ampscope.analysis.scale import ScaleHistory
@@ -26,6 +24,8 @@ from ampscope.analysis.scale_story import scale_story
 from ampscope.analysis.scale_words import in_words
 from ampscope.analysis.scaler_log import ScaleEvent, ScalerCall, ScalerSettings
 from ampscope.report import figures
+from ampscope.report.html.markup import short
+from ampscope.report.html.phrases import count, share, value
 
 ACTIONS = {
     "init": "created",
@@ -91,7 +91,11 @@ def show_events(events: tuple[ScaleEvent, ...]) -> None:
     """Every change with the line that made it; long histories scroll."""
     rows = [event_row(event) for event in events]
     if len(rows) <= _SHORT:
-        table(tuple(rows[0]), [tuple(map(str, row.values())) for row in rows], numeric=("Step",))
+        table(
+            tuple(rows[0]),
+            [tuple(f"{cell:,}" if isinstance(cell, int) else cell for cell in row.values()) for row in rows],
+            numeric=("Step",),
+        )
     else:
         st.dataframe(rows, hide_index=True, height=480)
 

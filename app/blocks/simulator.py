@@ -7,12 +7,12 @@ from collections.abc import Callable
 import loader
 import streamlit as st
 from charts.scale import what_if_figure
-from phrases import share
 
 from ampscope.analysis.scale import ScaleHistory
 from ampscope.analysis.scale_words import in_words
 from ampscope.analysis.what_if import ScalerRules, WhatIf, what_if
 from ampscope.report import figures
+from ampscope.report.html.phrases import share
 from blocks.notes import paragraph
 from blocks.plot import plot
 
@@ -43,16 +43,14 @@ def told(answer: WhatIf) -> list[str]:
     same = answer.skipped == answer.was_skipped
     sentences = [f"{skipped} would have been skipped" + (", as many as were." if same else f"; {was} were.")]
     if answer.unsaved:
-        sentences.append(f"{figures.count(answer.unsaved, 'step')} of them had a loss that no scale would have saved.")
+        sentences.append(f"{answer.unsaved:,} of them had a loss that no scale would have saved.")
     if answer.lowest is not None and answer.current is not None:
         sentences.append(
             f"The scale would be {in_words(answer.current)} now, and {in_words(answer.lowest)} at its lowest."
         )
     if answer.proven < answer.steps:
-        sure = share(answer.proven / answer.steps)
-        sentences.append(
-            f"Of {sure} of the steps the recorded run proves it; of the others the skips around them tell."
-        )
+        guessed = figures.count(answer.steps - answer.proven, "step")
+        sentences.append(f"For {guessed} this is an estimate from the steps around; of the others the run proves it.")
     return sentences
 
 
@@ -98,7 +96,7 @@ def _chosen(made: ScalerRules) -> ScalerRules:
 def _slider(label: str, options: tuple[float, ...], now: float, words: Callable[[float], str]) -> float:
     """A slider over ``options`` and the run's own value, at which it starts."""
     every = sorted({*options, now})
-    with st.container(width=168):
+    with st.container(width=152):
         return st.select_slider(label, every, value=now, format_func=words, key=f"what-if-{label}-{now}")
 
 

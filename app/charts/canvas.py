@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 
 import plotly.graph_objects as go
-from markup import as_label
-from palette import ALARM, CURVE, HAIRLINE, MARK
 from plotly.subplots import make_subplots
 
 from ampscope.analysis.curve import Curve
+from ampscope.report.html.markup import as_label
+from ampscope.report.html.palette import ALARM, CURVE, HAIRLINE, MARK
 from ampscope.report.html.panels import Axis, Edge, Panel
 from ampscope.report.html.timeline import Lane, Stack
 
@@ -46,7 +46,7 @@ def stacked(panels: int, lanes: int, *, steps: int) -> go.Figure:
     figure.update_xaxes(title_text="optimizer step", row=len(heights), col=1)
     if steps <= _COUNTED:
         figure.update_xaxes(dtick=1)  # there is no half a step
-    figure.update_yaxes(gridcolor=HAIRLINE, zeroline=False, automargin=False, nticks=5)
+    figure.update_yaxes(gridcolor=HAIRLINE, zeroline=False, automargin=False, nticks=5, exponentformat="power")
     figure.update_yaxes(range=[0, 1], visible=False, fixedrange=True, secondary_y=True)
     return figure
 
