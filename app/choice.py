@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import streamlit as st
-from markup import as_html, short
 from story import tell, told, told_number
 
 from ampscope.analysis.traced import TracedStep
+from ampscope.report.html.markup import as_html, short
 from ampscope.trace.schema import Source
 
 

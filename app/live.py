@@ -9,12 +9,12 @@ from functools import partial
 import loader
 import streamlit as st
 from blocks.notes import alarm
-from markup import as_html
-from phrases import ago, count, seconds
 
 from ampscope.analysis.pulse import Pulse
 from ampscope.errors import AmpscopeError
 from ampscope.report import figures
+from ampscope.report.html.markup import as_html
+from ampscope.report.html.phrases import ago, count, seconds
 
 #: Seconds between two looks at a run that is being written.
 LOOK_EVERY = 2

@@ -8,13 +8,13 @@ import live
 import loader
 import streamlit as st
 from choice import choose
-from markup import as_html, short
-from phrases import when
 from runs import Offer
 from story import begin
 
 from ampscope.analysis.wording import cause_in_words
 from ampscope.errors import AmpscopeError
+from ampscope.report.html.markup import as_html, short
+from ampscope.report.html.phrases import when
 
 
 def choose_run(found: dict[str, Offer], *, verdict: bool = True) -> None:

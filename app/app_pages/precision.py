@@ -10,12 +10,12 @@ from blocks.plot import plot
 from blocks.table import table
 from charts.precision import precision_figure
 from choice import choose, choose_traced, missing
-from markup import short
-from phrases import count, share, size
 
 from ampscope.analysis.fp32_islands import Fp32Island, Reason
 from ampscope.analysis.precision import CastRow, Precision, PrecisionRow, deepest, fold_modules, under
 from ampscope.report import figures
+from ampscope.report.html.markup import short
+from ampscope.report.html.phrases import count, share, size
 from ampscope.trace.schema import Cast
 
 REASONS = {

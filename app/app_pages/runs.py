@@ -9,13 +9,13 @@ import streamlit as st
 from blocks.notes import paragraph
 from directory import Page
 from listing import Told, listing, offered
-from markup import short
-from palette import ALARM, GOOD, SEVERITIES
-from phrases import count
 from runs import Offer, places
 
 from ampscope.analysis.run_list import RunSummary
 from ampscope.report import figures
+from ampscope.report.html.markup import short
+from ampscope.report.html.palette import ALARM, GOOD, SEVERITIES
+from ampscope.report.html.phrases import count
 from ampscope.report.runs import evidence
 from ampscope.trace.vocabulary import Severity, Verdict
 

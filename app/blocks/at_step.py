@@ -5,12 +5,12 @@ from __future__ import annotations
 import streamlit as st
 from choice import missing
 from loader import Loaded
-from phrases import value
 from story import tell, told_number
 
 from ampscope.analysis.attempt import Attempt, attempt
 from ampscope.analysis.results import Incident
 from ampscope.analysis.scale_words import in_words
+from ampscope.report.html.phrases import value
 from blocks.items import items
 from blocks.links import link_row, to_incident, to_replay
 from blocks.notes import heading

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import streamlit as st
-from markup import as_html, short
 
 from ampscope.analysis.results import Diagnosis, Finding, Incident
 from ampscope.analysis.wording import cause_in_words, steps_in_words
+from ampscope.report.html.markup import as_html, short
 from ampscope.report.html.page import told_first
 from ampscope.trace.vocabulary import Severity
 

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import streamlit as st
-from markup import short
+
+from ampscope.report.html.markup import short
 
 _HERE = Path(__file__).parent
 _LIST = st.components.v2.component(

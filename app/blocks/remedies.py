@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import streamlit as st
-from markup import as_html, as_source
 
 from ampscope.analysis.results import Finding, Incident
 from ampscope.report.html.card import remedy_mark
+from ampscope.report.html.markup import as_html, as_source
 
 
 def remedies(item: Incident | Finding) -> None:

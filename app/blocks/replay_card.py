@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import streamlit as st
-from markup import as_html, short
-from palette import dtype_color
-from phrases import part, span, trouble
 
 from ampscope.analysis.replay import NEAR_BITS
 from ampscope.analysis.replay_lockstep import Difference
 from ampscope.analysis.replay_op import OpDetail
 from ampscope.analysis.results import Operand
+from ampscope.report.html.markup import as_html, short
+from ampscope.report.html.palette import dtype_color
+from ampscope.report.html.phrases import part, span, trouble
 from ampscope.trace.schema import Cast
 from blocks.notes import source_html
 from blocks.table import table

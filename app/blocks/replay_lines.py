@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from palette import ALARM, dtype_color
-from phrases import count, value
-
 from ampscope.analysis.curve import IntArray
 from ampscope.analysis.replay import Recording
 from ampscope.analysis.replay_modules import Branch, module_tree
 from ampscope.analysis.replay_op import Magnitudes, OpLine, op_lines
 from ampscope.analysis.replay_seek import neighbourhood
+from ampscope.report.html.palette import ALARM, dtype_color
+from ampscope.report.html.phrases import count, value
 from ampscope.trace.schema import Node
 from blocks.picker import Line, Mark, picker
 

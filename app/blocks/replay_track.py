@@ -10,12 +10,12 @@ import streamlit as st
 from charts.replay import FOOT, LEFT, RIGHT, TOP, Counterpart, height, track_figure
 from cursor import Cursor
 from loader import Loaded
-from markup import as_label
 
 from ampscope.analysis.replay import Recording
 from ampscope.analysis.replay_op import OpLine
 from ampscope.analysis.replay_track import columns_of, in_columns
 from ampscope.analysis.traced import TracedStep
+from ampscope.report.html.markup import as_label
 from ampscope.trace.schema import Phase
 from blocks.plot import CONFIG
 

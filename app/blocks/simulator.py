@@ -12,7 +12,6 @@ from ampscope.analysis.scale import ScaleHistory
 from ampscope.analysis.scale_words import in_words
 from ampscope.analysis.what_if import ScalerRules, WhatIf, what_if
 from ampscope.report import figures
-from ampscope.report.html.phrases import share
 from blocks.notes import paragraph
 from blocks.plot import plot
 

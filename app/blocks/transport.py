@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import streamlit as st
 from cursor import Cursor
-from phrases import count
 
 from ampscope.analysis.curve import IntArray
 from ampscope.analysis.replay import Recording
 from ampscope.analysis.replay_seek import Kind, around, marked
+from ampscope.report.html.phrases import count
 
 #: Seconds between two beats of playing, and how long a whole step takes at normal speed.
 BEAT, WHOLE = 0.4, 45.0

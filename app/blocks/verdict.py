@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import streamlit as st
-from markup import as_source
 
 from ampscope.analysis.results import Diagnosis, Finding, Incident
 from ampscope.report.html.card import item_html, verdict_html
+from ampscope.report.html.markup import as_source
 
 
 def verdict_card(diagnosis: Diagnosis) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import plotly.graph_objects as go
-from palette import MARK
+
+from ampscope.report.html.palette import MARK
 
 
 def mark_step(figure: go.Figure, step: int) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import plotly.graph_objects as go
-from markup import as_label
-from palette import dtype_color, ink_on
-from phrases import share, size
 
 from ampscope.analysis.precision import PrecisionRow
 from ampscope.report import figures
+from ampscope.report.html.markup import as_label
+from ampscope.report.html.palette import dtype_color, ink_on
+from ampscope.report.html.phrases import share, size
 
 _BAR = 30
 _ORDER = ("float16", "bfloat16", "float32", "float64")

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import plotly.graph_objects as go
-from markup import as_label
-from palette import ALARM, CURVE, HAIRLINE, MARK, SEVERITIES, SHADE, dtype_color
 from plotly.subplots import make_subplots
 
 from ampscope.analysis.curve import FloatArray
 from ampscope.analysis.dtypes import FORMATS
 from ampscope.analysis.replay_track import Stretch, Track
+from ampscope.report.html.markup import as_label
+from ampscope.report.html.palette import ALARM, CURVE, HAIRLINE, MARK, SEVERITIES, SHADE, dtype_color
 from ampscope.trace.vocabulary import Severity
 
 #: Pixels; the page lays its cursor over the figure by them.

@@ -84,7 +84,7 @@ def test_a_logarithmic_axis_has_labels_inside(extent: tuple[float, float]):
 
 
 def test_labels_for_figures_are_escaped():
-    from markup import as_html, as_label, as_source, short
+    from ampscope.report.html.markup import as_html, as_label, as_source, short
 
     assert as_label("<b>$x$</b> & %{y}") == "&lt;b&gt;&#36;x&#36;&lt;/b&gt; &amp; %{y}"
     assert "\u202e" not in as_source("a\u202eb") + as_html("a\u202eb")
