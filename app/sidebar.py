@@ -51,7 +51,8 @@ def _verdict(run: loader.Loaded) -> None:
     primary = diagnosis.primary
     kind = primary.severity.value if primary else "good"
     words = cause_in_words(primary.cause) if primary else ""
-    st.html(f'<span class="amp-chip {kind}">{diagnosis.verdict.value}</span> {as_html(words)}')
+    when_judged = f'<div class="amp-place">judged after step {diagnosis.run.steps:,}</div>' if run.is_open else ""
+    st.html(f'<span class="amp-chip {kind}">{diagnosis.verdict.value}</span> {as_html(words)}{when_judged}')
 
 
 def _facts(run: loader.Loaded) -> None:
