@@ -120,7 +120,7 @@ def test_charts_know_no_streamlit(file: Path) -> None:
     [
         ("capture", "from ampscope.analysis.scale import scale_history", "ampscope.analysis.scale.scale_history"),
         ("capture", "def f():\n    import duckdb", "duckdb"),
-        ("analysis", "from ampscope.capture import stats", "ampscope.capture.stats"),
+        ("analysis", "from ampscope.capture.tracing import stats", "ampscope.capture.tracing.stats"),
         ("analysis", "import torch.nn", "torch.nn"),
         ("analysis", "from ampscope import watch", "ampscope.watch"),
         ("report", "from ampscope.cli.main import main", "ampscope.cli.main.main"),

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.models import Models
-from ampscope.capture.stats import finite
+from ampscope.capture.tracing.stats import finite
 from ampscope.trace.schema import GradRow
 
 #: Magnitudes of all gradients are recorded at one step in this many, and at every bad one.

@@ -13,7 +13,7 @@ import torch
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ampscope.capture.audience import Watch
+from ampscope.capture.misuse.audience import Watch
 
 
 class Listener(Protocol):

@@ -6,19 +6,19 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ampscope.capture import player, replay
 from ampscope.capture.attempt import StepAttempt
 from ampscope.capture.budget import ReplayBudget, TraceBudget
-from ampscope.capture.counterfactual import Counterfactuals
-from ampscope.capture.failure import Observed
 from ampscope.capture.guard import Guard
-from ampscope.capture.livetrace import LiveTrace
 from ampscope.capture.models import Models
-from ampscope.capture.player import Recording
 from ampscope.capture.readback import Readback
 from ampscope.capture.recorder import Recorder
-from ampscope.capture.replay import Outcome, Symptom
-from ampscope.capture.tracer import Tracer
+from ampscope.capture.replaying import player, replay
+from ampscope.capture.replaying.counterfactual import Counterfactuals
+from ampscope.capture.replaying.failure import Observed
+from ampscope.capture.replaying.player import Recording
+from ampscope.capture.replaying.replay import Outcome, Symptom
+from ampscope.capture.tracing.livetrace import LiveTrace
+from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.schema import ReplayStatus, Source, Trigger, source_of
 
 #: Skipped steps in a row that are told as calibration; the next one is told to the user.

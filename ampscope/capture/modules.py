@@ -13,7 +13,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from ampscope.capture import coat, torch_private
 from ampscope.capture.models import Models
-from ampscope.capture.tape import Entry
+from ampscope.capture.replaying.tape import Entry
 
 #: Steps during which every module's call is looked at, to learn which submodules the loop calls by itself.
 LEARNING_STEPS = 2

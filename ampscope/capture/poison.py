@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from ampscope.capture import stats
 from ampscope.capture.models import Models
 from ampscope.capture.readback import Parcel
+from ampscope.capture.tracing import stats
 
 #: Steps after which the list of buffers is drawn up anew.
 REVIEW_EVERY = 50

@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ampscope.capture.counterfactual import Trying
-from ampscope.capture.frames import NOWHERE, Place
 from ampscope.capture.models import Models
-from ampscope.capture.operand_files import OperandFiles
-from ampscope.capture.replay import Outcome
-from ampscope.capture.sites import Sites, dtype_name, shape_name
+from ampscope.capture.replaying.counterfactual import Trying
+from ampscope.capture.replaying.replay import Outcome
+from ampscope.capture.tracing.frames import NOWHERE, Place
+from ampscope.capture.tracing.operand_files import OperandFiles
+from ampscope.capture.tracing.sites import Sites, dtype_name, shape_name
 from ampscope.trace.schema import (
     EdgeRow,
     EventKind,

@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer
 
-from ampscope.capture import audience, containers, torch_private
+from ampscope.capture import containers, torch_private
 from ampscope.capture.attempt import ScaleState
-from ampscope.capture.frames import NOWHERE, Place, user_place
 from ampscope.capture.guard import Guard
+from ampscope.capture.misuse import audience
 from ampscope.capture.readback import Values
 from ampscope.capture.recorder import Recorder
 from ampscope.capture.step import StepWatch
+from ampscope.capture.tracing.frames import NOWHERE, Place, user_place
 from ampscope.trace.schema import ScalerAction
 
 

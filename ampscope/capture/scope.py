@@ -16,10 +16,10 @@ from ampscope.capture.budget import ReplayBudget, TraceBudget
 from ampscope.capture.guard import Attempt, Guard
 from ampscope.capture.models import Models
 from ampscope.capture.modules import ModuleWatch
-from ampscope.capture.operand_files import OperandFiles
 from ampscope.capture.recorder import Recorder
 from ampscope.capture.scaler import ScalerWatch
 from ampscope.capture.step import StepWatch
+from ampscope.capture.tracing.operand_files import OperandFiles
 from ampscope.errors import WatchError
 from ampscope.trace.schema import EventKind
 from ampscope.trace.writer import TraceWriter

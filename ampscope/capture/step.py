@@ -13,22 +13,22 @@ from torch.optim.optimizer import Optimizer
 from ampscope.capture import ambient, containers, gradients, hub, updates
 from ampscope.capture.attempt import ScaleState, StepAttempt, StepRows
 from ampscope.capture.budget import ReplayBudget, TraceBudget
-from ampscope.capture.frames import NOWHERE, user_place
 from ampscope.capture.guard import Guard
 from ampscope.capture.incidents import Incidents
-from ampscope.capture.livetrace import LiveTrace
+from ampscope.capture.misuse.usage import UsageWatch
 from ampscope.capture.models import Models
-from ampscope.capture.player import Recording
 from ampscope.capture.poison import BufferWatch
 from ampscope.capture.readback import Parcel, Readback
 from ampscope.capture.recorder import Recorder
-from ampscope.capture.replay import Outcome, Symptom
-from ampscope.capture.standin import StateKeeper
-from ampscope.capture.tape import Entry, Tape, backward_roots, creates_graph
-from ampscope.capture.taping import TapeMode
+from ampscope.capture.replaying.player import Recording
+from ampscope.capture.replaying.replay import Outcome, Symptom
+from ampscope.capture.replaying.standin import StateKeeper
+from ampscope.capture.replaying.tape import Entry, Tape, backward_roots, creates_graph
+from ampscope.capture.replaying.taping import TapeMode
 from ampscope.capture.torch_private import OthersAside, scaler_found_inf, steps_on_device
-from ampscope.capture.tracer import FunctionWatch, Tracer
-from ampscope.capture.usage import UsageWatch
+from ampscope.capture.tracing.frames import NOWHERE, user_place
+from ampscope.capture.tracing.livetrace import LiveTrace
+from ampscope.capture.tracing.tracer import FunctionWatch, Tracer
 from ampscope.trace.schema import ReplayStatus, Trigger
 from ampscope.trace.vocabulary import Cause
 

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import ampscope
-from ampscope.capture import counterfactual, memory
 from ampscope.capture.budget import ALWAYS_REPLAYED, FREE_REPLAY_SECONDS, ReplayBudget
-from ampscope.capture.change import AllIn, Change, ModulesIn32, Scale
-from ampscope.capture.failure import Spot, Suspect
-from ampscope.capture.replay import Tried
+from ampscope.capture.replaying import counterfactual, memory
+from ampscope.capture.replaying.change import AllIn, Change, ModulesIn32, Scale
+from ampscope.capture.replaying.failure import Spot, Suspect
+from ampscope.capture.replaying.replay import Tried
 from ampscope.trace import schema
 from ampscope.trace.schema import LOSS_CODE, ReplayRow, Table, Trial
 

@@ -86,8 +86,8 @@ class Injected(RuntimeError):
 
 
 def _modules() -> list[ModuleType]:
-    names = [found.name for found in pkgutil.iter_modules(ampscope.capture.__path__, "ampscope.capture.")]
-    return [importlib.import_module(name) for name in names]
+    found = pkgutil.walk_packages(ampscope.capture.__path__, "ampscope.capture.")
+    return [importlib.import_module(each.name) for each in found]
 
 
 class Fault:
@@ -98,7 +98,7 @@ class Fault:
         self._at = at
         self._patch = pytest.MonkeyPatch()
         room, *owner, self._name = part.split(".")
-        module = importlib.import_module(f"ampscope.capture.{room}")
+        (module,) = (each for each in _modules() if each.__name__.endswith(f".{room}"))
         self._owner = getattr(module, owner[0]) if owner else module
         self._original = inspect.getattr_static(self._owner, self._name)
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import ampscope
 from ampscope.analysis.diagnosis import diagnose
 from ampscope.analysis.repro import reproducible
-from ampscope.capture import operand_files, operands
+from ampscope.capture.tracing import operand_files, operands
 from ampscope.errors import NothingToReproduce, WatchError
 from ampscope.report.repro import as_script
 from ampscope.trace import operands as kept

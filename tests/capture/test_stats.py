@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ampscope.capture import census, stats
-from ampscope.capture.census import SAMPLE, Census
-from ampscope.capture.stats import Slots, Stats
+from ampscope.capture.tracing import census, stats
+from ampscope.capture.tracing.census import SAMPLE, Census
+from ampscope.capture.tracing.stats import Slots, Stats
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 NAMES = [str(dtype).removeprefix("torch.") for dtype in DTYPES]

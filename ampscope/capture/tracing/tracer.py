@@ -13,15 +13,16 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampscope.capture import ambient, hub, operators, stats, torch_private
-from ampscope.capture.census import Census
-from ampscope.capture.frames import NOWHERE, Place, user_place
+from ampscope.capture import ambient, hub, torch_private
 from ampscope.capture.guard import Guard
-from ampscope.capture.operands import Executed, OperandKeeper
-from ampscope.capture.operators import Operator
-from ampscope.capture.rows import bad_rows
-from ampscope.capture.sites import Point, Signature, Sites
-from ampscope.capture.stats import UNMEASURED, Slots, Stats
+from ampscope.capture.tracing import operators, stats
+from ampscope.capture.tracing.census import Census
+from ampscope.capture.tracing.frames import NOWHERE, Place, user_place
+from ampscope.capture.tracing.operands import Executed, OperandKeeper
+from ampscope.capture.tracing.operators import Operator
+from ampscope.capture.tracing.rows import bad_rows
+from ampscope.capture.tracing.sites import Point, Signature, Sites
+from ampscope.capture.tracing.stats import UNMEASURED, Slots, Stats
 from ampscope.trace.schema import Cast, EdgeRow, Node, OpRow, Phase
 
 #: Frames below which code that runs in backward has no line of its own.

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ampscope.capture.isolation import Surroundings, Twins, functions_of
 from ampscope.capture.models import Models
-from ampscope.capture.tape import version
+from ampscope.capture.replaying.isolation import Surroundings, Twins, functions_of
+from ampscope.capture.replaying.tape import version
 
 #: Tensors from outside up to this size are replayed on copies, in case the step writes into them.
 COPIED_BYTES = 64 << 20

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ampscope.capture import containers, powers
-from ampscope.capture.factors import Factors
-from ampscope.capture.frames import Place, user_place
-from ampscope.capture.powers import CONSTANT, SCALED, Power
-from ampscope.capture.tape import is_in_place
+from ampscope.capture import containers
+from ampscope.capture.misuse import powers
+from ampscope.capture.misuse.factors import Factors
+from ampscope.capture.misuse.powers import CONSTANT, SCALED, Power
+from ampscope.capture.replaying.tape import is_in_place
 from ampscope.capture.torch_private import storage_key
+from ampscope.capture.tracing.frames import Place, user_place
 from ampscope.trace.vocabulary import Cause
 
 #: A scale below this is too easily a number of the loop's own.

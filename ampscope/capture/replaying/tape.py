@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from ampscope.capture import ambient, containers, hub
 from ampscope.capture.ambient import Ambient, RandomState
-from ampscope.capture.frames import NOWHERE, Place
 from ampscope.capture.torch_private import storage_key
+from ampscope.capture.tracing.frames import NOWHERE, Place
 
 #: A tape longer than this is given up: a loop that never steps would otherwise keep every batch alive.
 MAX_ENTRIES = 20_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ampscope.capture import stats
+from ampscope.capture.tracing import stats
 
 #: Rows that are named; of more, only the first.
 MOST_ROWS = 16

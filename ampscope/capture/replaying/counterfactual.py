@@ -8,16 +8,16 @@ from typing import NamedTuple
 
 import torch
 
-from ampscope.capture import failure, memory, player, replay
 from ampscope.capture.budget import ReplayBudget
-from ampscope.capture.change import AllIn, Change, ModulesIn32, Scale
-from ampscope.capture.failure import Observed, Suspect
 from ampscope.capture.guard import Guard
 from ampscope.capture.models import Models
-from ampscope.capture.player import Recording
-from ampscope.capture.replay import Tried
-from ampscope.capture.sites import Sites
-from ampscope.capture.tracer import Tracer
+from ampscope.capture.replaying import failure, memory, player, replay
+from ampscope.capture.replaying.change import AllIn, Change, ModulesIn32, Scale
+from ampscope.capture.replaying.failure import Observed, Suspect
+from ampscope.capture.replaying.player import Recording
+from ampscope.capture.replaying.replay import Tried
+from ampscope.capture.tracing.sites import Sites
+from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.schema import ReplayStatus, Trial
 
 #: Modules that are added one after another to those in float32, before the search is given up.

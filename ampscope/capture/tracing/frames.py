@@ -13,8 +13,10 @@ from typing import NamedTuple
 
 import torch
 
+import ampscope.capture
+
 _TORCH = str(Path(torch.__file__).parent) + os.sep
-_CAPTURE = str(Path(__file__).parent) + os.sep
+_CAPTURE = str(Path(ampscope.capture.__file__).parent) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _SITE = sysconfig.get_paths()["purelib"] + os.sep
 

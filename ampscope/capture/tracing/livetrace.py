@@ -7,13 +7,15 @@ from typing import Any
 import torch
 
 from ampscope import provenance
-from ampscope.capture import gradients, player, stats
+from ampscope.capture import gradients
 from ampscope.capture.attempt import StepAttempt
 from ampscope.capture.budget import TraceBudget
 from ampscope.capture.guard import Guard
 from ampscope.capture.models import Models
 from ampscope.capture.recorder import Recorder
-from ampscope.capture.tracer import Tracer
+from ampscope.capture.replaying import player
+from ampscope.capture.tracing import stats
+from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.schema import EdgeRow, Node, OpRow, Phase, Source, source_of
 
 

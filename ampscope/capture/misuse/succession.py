@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from ampscope.capture.frames import Place
+from ampscope.capture.tracing.frames import Place
 
 
 @dataclass(slots=True)

@@ -6,13 +6,13 @@ import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ampscope.capture import memory, tape
-from ampscope.capture.change import Change
 from ampscope.capture.guard import Attempt
 from ampscope.capture.models import Models
-from ampscope.capture.player import Player, Recording
-from ampscope.capture.tape import Entry, Kind, Outside, Result, Tape
-from ampscope.capture.tracer import CommunicationError, Tracer
+from ampscope.capture.replaying import memory, tape
+from ampscope.capture.replaying.change import Change
+from ampscope.capture.replaying.player import Player, Recording
+from ampscope.capture.replaying.tape import Entry, Kind, Outside, Result, Tape
+from ampscope.capture.tracing.tracer import CommunicationError, Tracer
 from ampscope.trace.schema import ReplayStatus, Trial
 
 

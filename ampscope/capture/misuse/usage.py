@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from ampscope.capture.carried import UNSCALED, CarriedScales, ScaledRoots
-from ampscope.capture.edits import Edits
-from ampscope.capture.frames import Place, user_place
+from ampscope.capture.misuse.carried import UNSCALED, CarriedScales, ScaledRoots
+from ampscope.capture.misuse.edits import Edits
+from ampscope.capture.misuse.powers import Power
+from ampscope.capture.misuse.schedules import Schedules
+from ampscope.capture.misuse.succession import Succession
 from ampscope.capture.models import Models
-from ampscope.capture.powers import Power
-from ampscope.capture.schedules import Schedules
-from ampscope.capture.succession import Succession
+from ampscope.capture.tracing.frames import Place, user_place
 from ampscope.trace.vocabulary import Cause
 
 

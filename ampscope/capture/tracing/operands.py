@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ampscope.capture import operators, stats
 from ampscope.capture.guard import Guard
-from ampscope.capture.operators import Operator
+from ampscope.capture.tracing import operators, stats
+from ampscope.capture.tracing.operators import Operator
 
 #: Bytes of operands kept from one incident.
 MOST_BYTES = 64 << 20

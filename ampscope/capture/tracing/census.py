@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ampscope.capture.histogram import Histogram, histograms
-from ampscope.capture.stats import Stats
+from ampscope.capture.tracing.histogram import Histogram, histograms
+from ampscope.capture.tracing.stats import Stats
 
 #: Elements looked at for zeros, subnormals and the exponent histogram; larger tensors are strided down to this.
 SAMPLE = 1 << 12

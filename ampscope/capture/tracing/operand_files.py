@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ampscope import provenance
-from ampscope.capture.failure import Observed
 from ampscope.capture.guard import Guard
-from ampscope.capture.operands import MOST_BYTES, HeldCall, OperandKeeper
+from ampscope.capture.replaying.failure import Observed
+from ampscope.capture.tracing.operands import MOST_BYTES, HeldCall, OperandKeeper
 from ampscope.provenance import Graph
 from ampscope.trace.durable import write_whole
 from ampscope.trace.operands import SavedCall, as_metadata, operand_files, operands_path

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ampscope.capture import containers, tape, torch_private
+from ampscope.capture import containers, torch_private
 from ampscope.capture.ambient import RandomState
-from ampscope.capture.frames import NOWHERE, user_place
 from ampscope.capture.guard import Guard
-from ampscope.capture.tape import Tape
-from ampscope.capture.usage import UsageWatch
+from ampscope.capture.misuse.usage import UsageWatch
+from ampscope.capture.replaying import tape
+from ampscope.capture.replaying.tape import Tape
+from ampscope.capture.tracing.frames import NOWHERE, user_place
 
 _GRADIENT = torch.Tensor.grad
 

@@ -11,14 +11,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ampscope.capture import ambient, containers, tape, torch_private
+from ampscope.capture import ambient, containers, torch_private
 from ampscope.capture.ambient import random_state_kept
-from ampscope.capture.change import Change
 from ampscope.capture.models import Models, unwrapped
-from ampscope.capture.standin import StandIns, StateKeeper
-from ampscope.capture.stats import finite
-from ampscope.capture.tape import Entry, Held, Kind, Outside, Result, Tape
-from ampscope.capture.tracer import Tracer
+from ampscope.capture.replaying import tape
+from ampscope.capture.replaying.change import Change
+from ampscope.capture.replaying.standin import StandIns, StateKeeper
+from ampscope.capture.replaying.tape import Entry, Held, Kind, Outside, Result, Tape
+from ampscope.capture.tracing.stats import finite
+from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.schema import Node
 
 

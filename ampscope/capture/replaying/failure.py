@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 from ampscope import provenance
-from ampscope.capture.sites import Sites
+from ampscope.capture.tracing.sites import Sites
 from ampscope.trace.schema import ENTRY_NODES, LOSS_CODE, EdgeRow, OpRow, Phase, SiteRow
 
 _HALF = frozenset({"float16", "bfloat16"})
