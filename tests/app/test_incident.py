@@ -87,8 +87,8 @@ def test_what_was_tried_is_told_in_words(show: Show, failing: TraceBuilder):
     failing.replay(Change.MODULES_FP32, Trial.UNAVAILABLE, modules=("a", "(loss)"), reason="out of memory")
     failing.close()
     words = " ".join(show("failing", "incident", real=True).words.split())
-    assert "everything in float32 finite: cures this step 2.5 -7 to 90,000 250 ms" in words
-    assert "a loss scale of 1,024 (2^10) still not finite" in words
+    assert "everything in float32 \N{CHECK MARK} finite: cures this step 2.5 -7 to 90,000 250 ms" in words
+    assert "a loss scale of 1,024 (2^10) \N{MULTIPLICATION X} still not finite" in words
     assert "a and the loss code in float32 could not be run: out of memory" in words
 
 

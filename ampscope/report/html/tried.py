@@ -16,7 +16,10 @@ _CHANGES: dict[str, str] = {
     Change.FP32: "everything in float32",
     Change.BF16: "bfloat16 in place of float16",
 }
-_OUTCOMES: dict[str, str] = {Trial.FINITE: "finite: cures this step", Trial.NONFINITE: "still not finite"}
+_OUTCOMES: dict[str, str] = {
+    Trial.FINITE: "\N{CHECK MARK} finite: cures this step",
+    Trial.NONFINITE: "\N{MULTIPLICATION X} still not finite",
+}
 
 
 def tried_table(tried: Sequence[Tried]) -> str:
