@@ -154,6 +154,7 @@ class Recorder:
     def trial(self, trying: Trying, *, step: int, optimizer: int) -> None:
         """A change was tried on a step that went wrong."""
         came = trying.came
+        loss = came.loss / (trying.scale or 1.0) if came.loss is not None else None
         row = ReplayRow(
             step,
             optimizer,
@@ -164,7 +165,7 @@ class Recorder:
             trying.scale,
             came.outcome,
             came.reason,
-            came.loss,
+            loss,
             came.seconds,
             trying.low,
             trying.high,

@@ -295,7 +295,7 @@ class ReplayRow(NamedTuple):
     scale: float | None  #: the loss scale it ran with; null without a scaler
     outcome: str  #: `Trial`
     reason: str  #: why it could not be run, in words
-    loss: float | None
+    loss: float | None  #: mean of the unscaled losses
     seconds: Float32
     op_min: Float32 | None  #: what the op at the incident's origin gave this time; null where it did not run
     op_max: Float32 | None

@@ -154,6 +154,7 @@ def test_the_largest_scale_is_the_largest(run_folder: Path) -> None:
     rows = tried(watched)
     assert [(row.change, row.outcome) for row in rows] == [("fp32", "finite"), ("scale", "finite"), ("scale", "finite")]
     assert rows[1].scale == 1.0
+    assert [row.loss for row in rows] == pytest.approx([watched.steps[0].loss] * 3, rel=0.01)  # none of them scaled
     best = rows[2].scale
     assert not first_step_skipped(best)
     assert first_step_skipped(2 * best)
