@@ -24,7 +24,7 @@ from ampscope.report.html.magnitudes import magnitudes_html
 from ampscope.report.html.pathgraph import path_graph
 from ampscope.report.html.source import listing
 from ampscope.report.html.tried import tried_table
-from ampscope.trace.vocabulary import Severity
+from ampscope.trace.vocabulary import Cause, Severity
 
 
 def show_cure(item: Incident | Finding, seen: Closeup) -> None:
@@ -74,6 +74,13 @@ def show_evidence(incident: Incident, seen: Closeup) -> None:
     show_block("Gradients that were not finite", tripped_html(incident.tripped))
 
 
+def show_how_to_see_more() -> None:
+    """What to do where no trace shows the origin."""
+    heading("How to see where it begins")
+    paragraph("Trace the steps as they run, so that the next such step is seen op by op whatever its replay does:")
+    st.code("ampscope.watch(model, scaler, every=1)", language="python")
+
+
 def show_found(sentences: Sequence[str]) -> None:
     """How it was noticed, and how far what is shown can be trusted."""
     if sentences:
@@ -96,6 +103,8 @@ item_card(item)
 show_ways(item)
 show_cure(item, seen)
 if isinstance(item, Incident):
+    if item.cause is Cause.UNKNOWN and not item.path:
+        show_how_to_see_more()
     show_evidence(item, seen)
     if item.op and not item.cause.is_benign:
         heading("Take it along")

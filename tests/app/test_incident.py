@@ -37,6 +37,11 @@ def test_a_long_path_keeps_its_ends_and_counts_the_rest(show: Show):
     assert "27 more ops" in show("hostile", "incident").words
 
 
+def test_an_incident_of_unknown_origin_says_how_to_see_more(show: Show):
+    assert "every=1" in show("overflow", "incident", real=True).words
+    assert "every=1" not in show("overflow", "incident").words
+
+
 def test_without_kept_operands_it_says_how_to_keep_them(show: Show):
     words = show("overflow", "incident").words
     assert "save_tensors=True" in words
