@@ -39,6 +39,9 @@ def test_a_long_path_keeps_its_ends_and_counts_the_rest(show: Show):
 
 def test_an_incident_of_unknown_origin_says_how_to_see_more(show: Show):
     assert "every=1" in show("overflow", "incident", real=True).words
+
+
+def test_one_of_known_origin_does_not(show: Show):
     assert "every=1" not in show("overflow", "incident").words
 
 
