@@ -82,17 +82,19 @@ class ScalerWatch:
             self._steps.usage.after_unscale(self._number, optimizer)
             self._steps.unscaled(optimizer)
             if not self._stepping:
-                self._event(ScalerAction.UNSCALE, optimizer=self._steps.index_of(optimizer), place=user_place())
+                self._event(
+                    ScalerAction.UNSCALE, optimizer=self._steps.optimizers.index_of(optimizer), place=user_place()
+                )
 
     def step(self, optimizer: Optimizer, proceed: Any) -> Any:
         """Runs ``scaler.step``."""
         if not self.scaler.is_enabled() or self._guard.broken:
             return proceed()
         self._steps.end_tape()
-        if self._steps.owns(optimizer):
+        if self._steps.optimizers.owns(optimizer):
             self._steps.before_scaler_step(self._number, optimizer)
         scaling, place = ScaleState(self.scaler, None, None), None
-        step, index = self._steps.step_of(optimizer), self._steps.index_of(optimizer)
+        step, index = self._steps.optimizers.step_of(optimizer), self._steps.optimizers.index_of(optimizer)
         with self._guard:
             scaling, place = ScaleState.of(self.scaler), user_place()
         self._stepping = True
@@ -122,7 +124,7 @@ class ScalerWatch:
             return
         with self._guard:
             scale, tracker = torch_private.scaler_tensors(self.scaler)
-            place, step = before.pop("place"), max(self._steps.step_of(None) - 1, 0)
+            place, step = before.pop("place"), max(self._steps.optimizers.step_of(None) - 1, 0)
             self._steps.usage.updated(self._number, place)
 
             def write(values: Values) -> None:
@@ -173,7 +175,7 @@ class ScalerWatch:
         optimizer: int | None = None,
         step: int | None = None,
     ) -> None:
-        at = self._steps.step_of(None) if step is None else step
+        at = self._steps.optimizers.step_of(None) if step is None else step
 
         def write(values: Values) -> None:
             self._recorder.scaler_event(

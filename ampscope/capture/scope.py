@@ -84,7 +84,7 @@ class Scope:
         _open_scopes.add(self)
         atexit.register(self.close)
         kind = EventKind.RESUME if self._recorder.segment else EventKind.START
-        self._recorder.event(kind, self._steps.step_of(None), f"torch {torch.__version__}")
+        self._recorder.event(kind, self._steps.optimizers.step_of(None), f"torch {torch.__version__}")
         gone = torch_private.missing()
         if gone:
             self._recorder.event(EventKind.WARNING, 0, f"this torch lacks {', '.join(gone)}")
@@ -103,7 +103,7 @@ class Scope:
             self._steps.close,
             self._modules.uninstall,
             *(scaler.take_off for scaler in self._scalers),
-            lambda: self._recorder.event(EventKind.CLOSE, self._steps.step_of(None), ""),
+            lambda: self._recorder.event(EventKind.CLOSE, self._steps.optimizers.step_of(None), ""),
             self._writer.close,
         ]
         for remove in removals:
@@ -129,7 +129,7 @@ class Scope:
         Args:
             text: What to remember, e.g. ``"switched to the second data set"``.
         """
-        self._recorder.event(EventKind.NOTE, self._steps.step_of(None), str(text))
+        self._recorder.event(EventKind.NOTE, self._steps.optimizers.step_of(None), str(text))
 
     def flush(self) -> None:
         """Waits until everything recorded so far is on disk."""
@@ -152,7 +152,7 @@ class Scope:
 
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """See `hub.Listener`."""
-        if self._steps.owns(optimizer):
+        if self._steps.optimizers.owns(optimizer):
             self._steps.after_optimizer(optimizer)
             self._modules.stepped()
             if self._modules.silent:
@@ -175,7 +175,7 @@ class Scope:
     def succeeded(self) -> None:
         """Ends the run because a newer scope of this process records into its folder."""
         text = "watch was called again for this run's folder: this scope ends, the newer one goes on as a resumed run"
-        self._recorder.event(EventKind.NOTE, self._steps.step_of(None), text)
+        self._recorder.event(EventKind.NOTE, self._steps.optimizers.step_of(None), text)
         self._print(f"ampscope: {text} ({self.folder})")
         self.close()
 
@@ -188,14 +188,14 @@ class Scope:
             owner = scope()
             if owner is not None:
                 with Attempt():  # what fails may be the record itself
-                    owner._recorder.event(EventKind.WARNING, owner._steps.step_of(None), text)
+                    owner._recorder.event(EventKind.WARNING, owner._steps.optimizers.step_of(None), text)
                 with Attempt():
                     owner._steps.part_failed()
 
         return Guard(part, failed)
 
     def _warn(self, text: str) -> None:
-        self._recorder.event(EventKind.WARNING, self._steps.step_of(None), text)
+        self._recorder.event(EventKind.WARNING, self._steps.optimizers.step_of(None), text)
         self._print(f"ampscope: {text}")
 
     def _say(self, text: str) -> None:

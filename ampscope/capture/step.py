@@ -17,23 +17,22 @@ from ampscope.capture.guard import Guard
 from ampscope.capture.incidents import Incidents
 from ampscope.capture.misuse.usage import UsageWatch
 from ampscope.capture.models import Models
+from ampscope.capture.optimizers import Optimizers
 from ampscope.capture.poison import BufferWatch
 from ampscope.capture.readback import Parcel, Readback
 from ampscope.capture.recorder import Recorder
 from ampscope.capture.replaying.player import Recording
 from ampscope.capture.replaying.replay import Outcome, Symptom
-from ampscope.capture.replaying.standin import StateKeeper
-from ampscope.capture.replaying.tape import Entry, Tape, backward_roots, creates_graph
+from ampscope.capture.replaying.steptape import StepTape
+from ampscope.capture.replaying.tape import Entry, backward_roots, creates_graph
 from ampscope.capture.replaying.taping import TapeMode
 from ampscope.capture.torch_private import OthersAside, scaler_found_inf, steps_on_device
-from ampscope.capture.tracing.frames import NOWHERE, user_place
+from ampscope.capture.tracing.frames import user_place
 from ampscope.capture.tracing.livetrace import LiveTrace
 from ampscope.capture.tracing.tracer import FunctionWatch, Tracer
 from ampscope.trace.schema import ReplayStatus, Trigger
 from ampscope.trace.vocabulary import Cause
 
-#: Calls without a backward, and micro-batches without an optimizer step, whose inputs are kept alive.
-MOST_CALLS = 64
 #: Attempts until which another optimizer is expected to show up.
 FIRST_TURNS = 4
 #: Steps in which is learned what forward does besides computing: change weights, draw from Python's generators.
@@ -102,7 +101,8 @@ class StepWatch:
         self._tape_guard, self._row_guard = guard_for("the step tape"), guard_for("the step record")
         self._usage_guard, self._trace_guard = guard_for("the usage check"), guard_for("the op tracer")
         self.readback = Readback()
-        self.usage = UsageWatch(models, self._found, self.step_of)
+        self.optimizers = Optimizers(models, recorder.next_step, recorder.describe_parameters, self._row_guard)
+        self.usage = UsageWatch(models, self._found, self.optimizers.step_of)
         self.live = LiveTrace(models, recorder, budgets[0], self._trace_guard)
         self._rows = StepRows(models, recorder, self.readback)
         self._buffers = BufferWatch(models)
@@ -115,17 +115,10 @@ class StepWatch:
             guard_for=guard_for,
             say=say,
         )
-        self._tape = Tape(self._types)
-        self._state = StateKeeper(models)
-        self._mode = TapeMode(self._tape, self.usage, self._tape_guard, self.live.pause)
-        self._owned: dict[int, bool] = {}
-        self._indices: dict[int, int] = {}
-        self._next_step = dict(recorder.next_step)
+        self._tape = StepTape(models, self.usage, self._tape_guard, self.live)
         self._attempt: StepAttempt | None = None
         self._undecided: _Undecided | None = None
         self._with_closure: Optimizer | None = None  # an optimizer that runs forward and backward by itself
-        self._since = 0  # where on the tape the present step begins
-        self._starts: list[int] = []  # where the latest steps began
         self._count = 0  # step attempts of this process
         self._open = False
         self._busy = False  # inside backward or an optimizer: calls belong to those
@@ -136,13 +129,7 @@ class StepWatch:
         self._scaled_losses: list[Tensor] = []
         self._norms: dict[int, Tensor | None] = {}  # of unscaled gradients, by id of the optimizer
         self._micro_batches = 0
-        self._calls = 0  # of watched modules since the last backward
-        self._weights_at_entry: list[Tensor] | None = None
-        self._draws_on_host = False  # the forward draws from Python's or NumPy's global generator
-        self._edits_weights = False  # the forward changes parameters behind their counters (``.data``)
-        self._had_gradients = False  # before the first backward of the step
         self._stepped_in_epoch = -1  # autocast region in which the last optimizer step ran
-        self._half_forward = False
         self._has_scaler = False
 
     # -- forward ------------------------------------------------------------------------------------------------
@@ -160,49 +147,28 @@ class StepWatch:
         """The call has returned."""
         if entry is not None:
             with _Own(self, self._tape_guard):
-                self._after_forward(entry, result)
-                self._mode.insert()
+                self._tape.leave(entry, result)
+                self._tape.listen()
 
     def lost(self, entry: Entry | None) -> None:
         """The call was left by an exception: it is not part of the step, and neither is what is traced."""
         if entry is not None:
             self.live.drop()
             with self._tape_guard:
-                self._tape.forget(entry)
-                self._open = self._tape.end > self._since
+                self._open = self._tape.lost(entry)
                 if self._open:
-                    self._mode.insert()
+                    self._tape.listen()
 
     def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> Entry | None:
         if not self._open:
             self._begin()
-        self._mode.remove()
-        if self._tape_guard.broken:
+        self._tape.stop()
+        if self._tape.broken:
             return None
-        self._calls += 1
-        if max(self._calls, self._micro_batches) > MOST_CALLS:
-            self._tape.clear()
-            self._tape.spoilt = f"more than {MOST_CALLS} calls or micro-batches came without an optimizer step"
-            self._calls = 0
-        place = user_place() or NOWHERE
         learning = self._count < LEARNED_STEPS
-        entry = self._tape.module_call(module, args, kwargs, place, host_random=learning or self._draws_on_host)
-        entry.versions = self._models.versions(module)
-        entry.training = [each.training for each in self._models.modules]
-        self._weights_at_entry = self._models.weight_norms() if learning else None
-        self._half_forward |= entry.ambient.autocast_dtype is torch.float16
+        entry = self._tape.enter(module, args, kwargs, learning=learning, micro_batches=self._micro_batches)
         self.live.enter_call(args, kwargs)
         return entry
-
-    def _after_forward(self, entry: Entry, result: Any) -> None:
-        self._tape.returned(entry, result)
-        self._half_forward |= any(tensor.dtype is torch.float16 for tensor in containers.tensors(result))
-        if self._weights_at_entry is not None:
-            self._draws_on_host |= entry.random is not None and not entry.random.host_unchanged()
-            pairs = zip(self._models.weight_norms(), self._weights_at_entry, strict=True)
-            self._edits_weights |= any(bool(now != before) and not bool(now.isnan()) for now, before in pairs)
-        if self._edits_weights or entry.versions != self._models.versions(entry.module):
-            self._tape.spoilt = "a parameter is changed inside the forward pass"
 
     def _begin(self) -> None:
         """The first watched forward of a step."""
@@ -213,14 +179,12 @@ class StepWatch:
         with self._usage_guard:
             self._check_region()
             self.usage.new_iteration()
-        self._renew_tape()
-        self._since = self._tape.end
+        turns = max(len(self.optimizers), 2 if self._count < FIRST_TURNS else 1)
+        self._tape.begin(turns=turns, anew=self._undecided is not None)  # an undecided step keeps its own tape
         self._open = True
-        self._mode.after_backward = False
         self._losses, self._parcels, self._scaled_losses = [], [], []
         self._norms, self._micro_batches = {}, 0
         self._began, self.observing = time.perf_counter(), 0.0
-        self._state.take()
         if self._count == 0:
             self._buffers.start()
         self.live.start(self._count)
@@ -229,22 +193,8 @@ class StepWatch:
         """One autocast region around an optimizer step: weights cast before it would be used after it."""
         now = ambient.current(self._types)
         if now.cache and now.autocast_dtype is not None and self._stepped_in_epoch == hub.autocast_epoch():
-            step = max(self.step_of(None) - 1, 0)
+            step = max(self.optimizers.step_of(None) - 1, 0)
             self._recorder.finding(Cause.MISUSE_AUTOCAST_SPANS_STEP, step, user_place(), {})
-
-    def _renew_tape(self) -> None:
-        """Forgets what no step of any optimizer depends on any more: all but as many attempts as there are optimizers.
-
-        Optimizers that take turns (a GAN's) share results between their steps. An undecided step keeps its own tape.
-        """
-        if self._undecided is not None:
-            self._tape = self._mode.recorded = Tape(self._types)
-            self._state = StateKeeper(self._models)
-            self._starts.clear()
-            return
-        turns = max(len(self._indices), 2 if self._count < FIRST_TURNS else 1)
-        self._starts = [*self._starts, self._since, self._tape.end][-turns:]
-        self._tape.forget_before(self._starts.pop(0) if turns > 1 else self._tape.end)
 
     def part_failed(self) -> None:
         """A guard has caught a fault: what the faulty part had installed goes."""
@@ -255,11 +205,8 @@ class StepWatch:
 
     def abandon(self, reason: str = "") -> None:
         """Gives up the step in progress: nothing stays installed, and an incident in it cannot be replayed."""
-        self._mode.remove()
         self.live.drop()
-        self._tape.clear()
-        self._tape.spoilt = reason
-        self._since = self._tape.end
+        self._tape.abandon(reason)
 
     # -- loss and backward --------------------------------------------------------------------------------------
 
@@ -274,12 +221,12 @@ class StepWatch:
     def has_scaled(self, results: Any) -> None:
         """``scaler.scale`` has returned: what made its results are multiplications with the loss scale."""
         with self._tape_guard:
-            self._tape.mark_scaled(list(containers.tensors(results)))
+            self._tape.scaled(list(containers.tensors(results)))
 
     def pause(self, *, paused: bool) -> None:
         """Leaves out what AMPscope itself computes."""
         self.live.pause(paused)
-        self._mode.paused = paused
+        self._tape.pause(paused=paused)
 
     @property
     def in_progress(self) -> bool:
@@ -292,10 +239,10 @@ class StepWatch:
             return call(*args, **kwargs)
         if not self._open:
             return self._foreign_backward(call, args, kwargs)
-        listening = self._mode.remove()
+        listening = self._tape.stop()
         with _Own(self, self._usage_guard):
             region = ambient.current(self._types).autocast_dtype
-            several = len(self._indices) > 1 or self._count < LEARNED_STEPS
+            several = len(self.optimizers) > 1 or self._count < LEARNED_STEPS
             roots = backward_roots(args, kwargs)
             self.usage.before_backward(roots, under_autocast=region is not None, several=several)
         with _Own(self, self._tape_guard):
@@ -320,9 +267,7 @@ class StepWatch:
             self._busy = False
 
     def _note_backward(self, args: Any, kwargs: Any) -> None:
-        if not self._micro_batches:
-            self._had_gradients = any(p.grad is not None for _, p in self._models.parameters.values())
-        self._tape.backward_call(hub.original_backward(), args, kwargs)
+        self._tape.backward(args, kwargs, first=not self._micro_batches)
         self.live.enter_backward(creates_graph=creates_graph(args, kwargs))
         losses = self._scaled_losses or [loss.detach() for loss in backward_roots(args, kwargs)]
         self._scaled_losses = []
@@ -331,19 +276,18 @@ class StepWatch:
 
     def _after_backward(self, listening: bool) -> None:
         self._micro_batches += 1
-        self._calls = 0
         self.live.next_micro_batch()
         with _Own(self, self._usage_guard):
             self.usage.after_backward()
-        self._mode.after_backward = True
+        self._tape.after_backward()
         if listening:
-            self._mode.insert()
+            self._tape.listen()
 
     # -- the optimizer ------------------------------------------------------------------------------------------
 
     def end_tape(self) -> None:
         """The gradients are complete: nothing that follows in this step is ever replayed."""
-        self._mode.remove()
+        self._tape.stop()
         self.live.sweep()
         self.live.before_optimizer()
 
@@ -359,7 +303,7 @@ class StepWatch:
             What it returned, and whether the optimizer was skipped, as told by the optimizer's own hook: the scaler
             has waited for ``found_inf`` already. (A fused optimizer decides on the device; it is judged later.)
         """
-        if not self.owns(optimizer):
+        if not self.optimizers.owns(optimizer):
             return proceed(), False
         self.end_tape()
         attempt = self._attempt = self._new_attempt(optimizer, scaling)
@@ -392,34 +336,14 @@ class StepWatch:
     def _new_attempt(self, optimizer: Optimizer, scaling: ScaleState | None) -> StepAttempt:
         with _Own(self, self._row_guard):
             self._buffers.send()
-        index = self.index_of(optimizer)
-        step = self._next_step.get(index, 0)
+        index, step = self.optimizers.index_of(optimizer), self.optimizers.step_of(optimizer)
         attempt = StepAttempt(optimizer, index, step, scaling, self._losses, micro_batches=self._micro_batches)
         attempt.norm = self._norms.get(id(optimizer))
         return attempt
 
-    def index_of(self, optimizer: Optimizer) -> int:
-        """Number of an optimizer, in the order in which they first stepped."""
-        return self._indices.setdefault(id(optimizer), len(self._indices))
-
-    def step_of(self, optimizer: Optimizer | None) -> int:
-        """Number of the step that ``optimizer`` (with None, the first) is working on."""
-        return self._next_step.get(self._indices.get(id(optimizer), 0), 0)
-
-    def owns(self, optimizer: Optimizer) -> bool:
-        """Whether an optimizer holds a parameter of a watched model."""
-        key = id(optimizer)
-        if key not in self._owned:
-            self._owned[key] = False
-            with self._row_guard:
-                if self._models.refresh():
-                    self._recorder.describe_parameters()
-                self._owned[key] = self._models.owns(p for group in optimizer.param_groups for p in group["params"])
-        return self._owned[key]
-
     def before_optimizer(self, optimizer: Optimizer) -> None:
         """An optimizer is about to step: with finite gradients, or without a scaler to judge them."""
-        if self._busy or not self.owns(optimizer):
+        if self._busy or not self.optimizers.owns(optimizer):
             return
         if self._attempt is None and not self._open:
             self._with_closure = optimizer  # forward and backward come while it steps, or there are none
@@ -461,8 +385,8 @@ class StepWatch:
 
     def _check_bare_step(self, attempt: StepAttempt) -> None:
         """``optimizer.step()`` without a scaler (or past it): the one check of the gradients is ours."""
-        half, has_scaler = self._half_forward, self._has_scaler
-        self.usage.bypassed(attempt.optimizer, half_forward=half, has_scaler=has_scaler)
+        half = self._tape.half_forward
+        self.usage.bypassed(attempt.optimizer, half_forward=half, has_scaler=self._has_scaler)
         attempt.norm = gradients.total_norm(attempt.optimizer)
         if attempt.norm is not None and not bool(attempt.norm.isfinite()):
             names = gradients.non_finite(attempt.optimizer, self._models)
@@ -492,16 +416,13 @@ class StepWatch:
     # -- verdicts -----------------------------------------------------------------------------------------------
 
     def _judge(self, attempt: StepAttempt, trigger: Trigger, symptom: Symptom) -> None:
-        recording = None if self._tape_guard.broken else self._recording()
+        recording = None if self._tape.broken else self._tape.recording()
         busy, self._busy = self._busy, True
         self._incidents.judge(attempt, trigger, symptom, recording)
         self._busy = busy
 
     def _judged(self, attempt: StepAttempt) -> frozenset[str]:
         return frozenset(name for name, _ in gradients.owned(attempt.optimizer, self._models))
-
-    def _recording(self) -> Recording:
-        return Recording(self._tape, self._state, self._since, self._had_gradients)
 
     def _skipped(self, attempt: StepAttempt) -> None:
         self._buffers.turned_bad()
@@ -513,7 +434,7 @@ class StepWatch:
         """A fused optimizer has decided on the device; its weights stay as they were until the next attempt."""
         attempt.found_inf = scaler_found_inf(attempt.scaling.scaler, attempt.optimizer) if attempt.scaling else []
         decision = Parcel({str(index): flag for index, flag in enumerate(attempt.found_inf)})
-        self._undecided = _Undecided(attempt, decision, self._recording())
+        self._undecided = _Undecided(attempt, decision, self._tape.recording())
 
     def _decide(self, *, wait: bool) -> None:
         """Judges the step whose optimizer decided on the device, once the decision is here."""
@@ -546,7 +467,7 @@ class StepWatch:
             self._incidents.passed(attempt)
             traced = self.live.began or bool(attempt.traced)
             self._budget.took(self._count, seconds - attempt.judging_s, traced=traced)
-        self._next_step[attempt.index] = attempt.step + 1
+        self.optimizers.stepped(attempt.index, attempt.step)
         with self._usage_guard:
             within = ambient.current(self._types).autocast_dtype is not None
             self._stepped_in_epoch = hub.autocast_epoch() if within else -1
@@ -563,12 +484,12 @@ class StepWatch:
                 self._incidents.report(attempt, Trigger.ABSORBED_OVERFLOW, outcome, {"ops": absorbed})
         elif self._budget.wants(self._count) and self._budget.keeps(self._count) and self._models.compiled:
             self._busy = True
-            self._incidents.trace_by_replay(attempt, self._recording())
+            self._incidents.trace_by_replay(attempt, self._tape.recording())
             self._busy = False
             self._budget.kept()
 
     def _found(self, cause: Cause, place: Any, evidence: dict[str, Any], step: int | None = None) -> None:
-        self._recorder.finding(cause, self.step_of(None) if step is None else step, place, evidence)
+        self._recorder.finding(cause, self.optimizers.step_of(None) if step is None else step, place, evidence)
 
     def before_unscale(self, scaler: int, optimizer: Optimizer, *, by_loop: bool) -> None:
         """The scaler with a number is about to unscale the gradients of ``optimizer``, asked by the loop or not."""
@@ -579,7 +500,7 @@ class StepWatch:
     def scheduled(self, scheduler: Any) -> None:
         """A learning rate scheduler steps."""
         optimizer = getattr(scheduler, "optimizer", None)
-        if optimizer is not None and self.owns(optimizer):
+        if optimizer is not None and self.optimizers.owns(optimizer):
             with self._usage_guard:
                 self.usage.scheduled(scheduler)
 

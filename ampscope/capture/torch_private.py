@@ -216,7 +216,7 @@ def compiles() -> bool:
 
 def in_functorch() -> bool:
     """Whether code runs inside ``vmap``, ``grad`` or another transform of torch.func."""
-    peek = _private("_functorch.peek_interpreter_stack")
+    peek = getattr(torch._C._functorch, "peek_interpreter_stack", None)
     return peek is not None and peek() is not None
 
 
