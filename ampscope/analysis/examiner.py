@@ -15,7 +15,7 @@ from ampscope.analysis.remedies import remedies
 from ampscope.analysis.results import Incident
 from ampscope.analysis.stepgraph import Sites, StepGraph, source_line
 from ampscope.provenance import Origin, absorbed, origins
-from ampscope.trace.details import details
+from ampscope.trace.details import details, names
 from ampscope.trace.reader import Run
 from ampscope.trace.schema import IncidentRow, Node, Phase, ReplayStatus, Source, Table, Trigger, source_of
 from ampscope.trace.vocabulary import Cause, Severity
@@ -266,7 +266,7 @@ def _rows_of(row: IncidentRow, name: str) -> dict[str, str]:
 
 
 def _tripped(row: IncidentRow) -> tuple[str, ...]:
-    return tuple(details(row.evidence).get("params", ()))
+    return names(row.evidence, "params")
 
 
 def merged(examined: Iterable[Examined]) -> list[Incident]:

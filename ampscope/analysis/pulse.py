@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,13 +53,18 @@ def pulse(run: Run, *, rank: int | None = None) -> Pulse:
         status=run.status,
         steps=steps["count"],
         last_step=steps["step"],
-        last_time=steps["time"],
-        step_seconds=steps["seconds"],
+        last_time=finite(steps["time"]),
+        step_seconds=finite(steps["seconds"]),
         incidents=incidents["count"],
         last_incident=incidents["step"],
         findings=findings["count"],
         last_finding=findings["step"],
     )
+
+
+def finite(number: float | None) -> float | None:
+    """``number`` where it is one: a trace may hold anything."""
+    return number if number is not None and math.isfinite(number) else None
 
 
 def _only(frame: Lazy) -> dict[str, Any]:

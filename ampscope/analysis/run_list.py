@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 
+from ampscope.analysis.pulse import finite
 from ampscope.errors import RunError
 from ampscope.trace.layout import ranks
 from ampscope.trace.manifest import read_manifest
@@ -80,7 +81,7 @@ def _summary(path: Path) -> RunSummary:
         tags=manifest.tags,
         status=status_of(path, manifest),
         created=manifest.created,
-        last_time=pc.max(steps["time"]).as_py(),
+        last_time=finite(pc.max(steps["time"]).as_py()),
         steps=steps.num_rows,
         skipped=pc.sum(steps["skipped"]).as_py() or 0,
         incidents=scan.read(Table.INCIDENTS, rank, ("step",)).num_rows,

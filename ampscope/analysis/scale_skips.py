@@ -10,7 +10,7 @@ import narwhals as nw
 
 from ampscope.analysis.frames import collect, first_rank, rank_table
 from ampscope.analysis.overview import step_optimizers
-from ampscope.trace.details import details
+from ampscope.trace.details import names
 from ampscope.trace.reader import Run
 from ampscope.trace.schema import Table
 
@@ -39,26 +39,26 @@ def skipped_steps(run: Run, *, optimizer: int | None = None, rank: int | None = 
     rows = list(skips.sort("step", descending=True).rows(named=True))[:LATEST]
     if not rows:
         return ()
-    names = {row.param: row.name for row in run.rows(Table.PARAMS, rank=rank) if row.kind == "parameter"}
-    tripped = {**_of_incidents(run, rank, chosen), **_of_gradients(run, rank, chosen, rows[-1]["step"], names)}
-    return tuple(_skipped(row, tripped.get(row["step"], []), len(names)) for row in rows)
+    params = {row.param: row.name for row in run.rows(Table.PARAMS, rank=rank) if row.kind == "parameter"}
+    tripped = {**_of_incidents(run, rank, chosen), **_of_gradients(run, rank, chosen, rows[-1]["step"], params)}
+    return tuple(_skipped(row, tripped.get(row["step"], []), len(params)) for row in rows)
 
 
 def _skipped(row: dict[str, Any], tripped: list[str], params: int) -> SkippedStep:
     return SkippedStep(**row, params=tuple(tripped[:NAMED]), tripped=len(tripped), all_params=params)
 
 
-def _of_gradients(run: Run, rank: int, optimizer: int, first: int, names: dict[int, str]) -> dict[int, list[str]]:
+def _of_gradients(run: Run, rank: int, optimizer: int, first: int, params: dict[int, str]) -> dict[int, list[str]]:
     """By step, the parameters whose gradients were recorded as not finite."""
     mine = (nw.col("optimizer") == optimizer) & (nw.col("step") >= first) & nw.col("nonfinite")
     bad = collect(rank_table(run, Table.GRADS, rank).filter(mine).select("step", "param")).sort("step", "param")
     found: dict[int, list[str]] = defaultdict(list)
     for step, param in zip(bad["step"].to_list(), bad["param"].to_list(), strict=True):
-        found[step].append(names.get(param, ""))
+        found[step].append(params.get(param, ""))
     return found
 
 
 def _of_incidents(run: Run, rank: int, optimizer: int) -> dict[int, list[str]]:
     """By step, the parameters that incidents name."""
     rows = run.rows(Table.INCIDENTS, rank=rank, optimizer=optimizer)
-    return {row.step: [str(name) for name in details(row.evidence).get("params", ())] for row in rows}
+    return {row.step: list(names(row.evidence, "params")) for row in rows}

@@ -13,3 +13,9 @@ def details(text: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def names(text: str, key: str) -> tuple[str, ...]:
+    """The list of texts under ``key`` of the JSON object in ``text``; empty where there is no such list."""
+    found = details(text).get(key)
+    return tuple(str(each) for each in found) if isinstance(found, list) else ()

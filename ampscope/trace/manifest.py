@@ -56,6 +56,10 @@ _SHAPES: dict[str, type | tuple[type, ...]] = {
 }
 
 
+#: Unix time at which the calendar that Python knows ends.
+_LAST_MOMENT = 253_402_300_799
+
+
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest; a reader sees the old one or the new one, never half of it.
 
@@ -111,6 +115,8 @@ def _from_json(path: Path, data: dict[str, Any]) -> Manifest:
         if key in data and not isinstance(data[key], shape):
             raise _damaged(path, f"its {key!r} is a {type(data[key]).__name__}")
     known = {item.name: data[item.name] for item in fields(Manifest) if item.name in data}
+    if "created" in known and not 0 <= known["created"] <= _LAST_MOMENT:  # not a number neither
+        known["created"] = 0.0
     known["segments"] = tuple(_segment(path, item) for item in data.get("segments", ()))
     known["tags"] = tuple(str(tag) for tag in data.get("tags", ()))
     known["versions"] = {key: str(version) for key, version in data.get("versions", {}).items()}

@@ -22,6 +22,8 @@ _LABELS = 5
 _LEAST_SHARE, _LEAST_DECADES = 0.002, 0.02
 #: Leading digits on a logarithmic axis, ever finer.
 _DIGITS = ((1,), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9))
+#: Powers of ten beyond which a float holds them no more, with room for a digit.
+_LARGEST_POWER = 307
 _RAISED = str.maketrans(
     "0123456789-",
     "\N{SUPERSCRIPT ZERO}\N{SUPERSCRIPT ONE}\N{SUPERSCRIPT TWO}\N{SUPERSCRIPT THREE}\N{SUPERSCRIPT FOUR}"
@@ -146,6 +148,7 @@ def _axis(values: Sequence[float], *, log: bool, crowded: bool) -> Axis:
     low, high = low - 0.1 * extent, high + headroom * extent
     if not log:
         return Axis(low=low, high=high)
+    low, high = max(low, -_LARGEST_POWER), min(high, _LARGEST_POWER)
     ticks = _log_ticks(low, high)
     return Axis(low=10**low, high=10**high, log=True, ticks=ticks, labels=tuple(map(value, ticks)))
 
@@ -154,6 +157,7 @@ def _log_ticks(low: float, high: float) -> tuple[float, ...]:
     """Powers of ten between two exponents; where there are few of them finer numbers, at last the ends themselves."""
     stride = max(1, math.ceil((high - low) / _LABELS))
     powers = [power for power in range(math.floor(low), math.ceil(high) + 1) if power % stride == 0]
+    powers = [power for power in powers if abs(power) <= _LARGEST_POWER]
     for digits in _DIGITS:
         ticks = [digit * 10.0**power for power in powers for digit in digits]
         inside = [tick for tick in ticks if low <= math.log10(tick) <= high]
