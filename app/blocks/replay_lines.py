@@ -65,7 +65,9 @@ def op_row(line: OpLine, *, note: str = "", current: bool = False) -> Line:
         note=note,
         tail=largest_words(line),
         hint=f"{words} in {line.module}" if line.module else words,
-        kind=_kinds(current=current, bad=not line.is_finite, near=line.is_near, faint=line.op in list(Node)),
+        kind=_kinds(
+            current=current, bad=not line.is_finite, near=line.is_near, faint=line.op in list(Node) and not current
+        ),
         bar=magnitude_bar(line.magnitudes, line.dtype, is_finite=line.is_finite),
     )
 
