@@ -140,9 +140,9 @@ def flushes_all(op: Executed) -> bool:
     sizes = [each.magnitude for each in op.ranges if each.low is not None]
     if not sizes or any(size is None or size == 0 for size in sizes):
         return False
-    if op.name not in ("_to_copy", "mul", "mm", "bmm", "neg", "copy"):
-        return False
     factors = [size for size in sizes if size is not None] + [abs(value) for _, value in op.numbers()]
+    if op.name not in ("_to_copy", "mul", "mm", "bmm", "neg", "copy") or 0 in factors:  # times 0 is 0 on purpose
+        return False
     terms = max(1, numel(op.site.in_shapes[0]) // max(1, numel(op.site.out_shapes[0]))) if "mm" in op.name else 1
     product = math.prod(factors if op.name in ("mul", "mm", "bmm") else factors[:1])
     return product * terms < rounding.SMALLEST["float16"] / 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 
 from ampscope.analysis.results import Incident, Remedy, Tried
@@ -11,6 +12,8 @@ from ampscope.trace.reader import Run
 from ampscope.trace.schema import LOSS_CODE, Change, Table, Trial
 from ampscope.trace.vocabulary import Cause
 
+#: A module of one among several watched models: ``Generator[1].head``.
+_OF_SEVERAL = re.compile(r"\w+\[(\d+)\]\.?(.*)")
 #: Causes at which a step that comes out finite proves nothing about the cure.
 _NOT_CURED_BY_PRECISION = frozenset({Cause.DIVERGENCE, Cause.HARDWARE_TRANSIENT, Cause.UNKNOWN})
 
@@ -115,8 +118,13 @@ def _modules(tried: Sequence[Tried]) -> Iterator[Remedy]:
 
 def _keep(modules: Sequence[str]) -> str:
     """Code that keeps modules, and the loss code where it is among them, in float32."""
-    names = [name for name in modules if name != LOSS_CODE]
-    lines = [f"ampscope.keep_fp32(model, {json.dumps(names)})"] if names else []
+    by_model: dict[str, list[str]] = {}
+    for name in modules:
+        if name != LOSS_CODE:
+            of_several = _OF_SEVERAL.match(name)
+            model, inner = (f"models[{of_several[1]}]", of_several[2]) if of_several else ("model", name)
+            by_model.setdefault(model, []).append(inner)
+    lines = [f"ampscope.keep_fp32({model}, {json.dumps(names)})" for model, names in by_model.items()]
     if LOSS_CODE in modules:
         lines += [
             "with torch.autocast(device_type, enabled=False):",

@@ -1,0 +1,87 @@
+"""What was tried, in words and as remedies."""
+
+from __future__ import annotations
+
+import pytest
+
+from ampscope.analysis import trials
+from ampscope.analysis.results import Tried
+from ampscope.trace.schema import LOSS_CODE, Change, Trial
+from ampscope.trace.vocabulary import Cause
+
+
+def tried(
+    change: Change, outcome: Trial, *modules: str, scale: float | None = None, high: float | None = None
+) -> Tried:
+    return Tried(step=3, change=change, outcome=outcome, modules=modules, scale=scale)
+
+
+FP32 = tried(Change.FP32, Trial.FINITE)
+ALONE_FAILS = tried(Change.MODULES_FP32, Trial.NONFINITE, "attn")
+TOGETHER = tried(Change.MODULES_FP32, Trial.FINITE, "attn", "head")
+
+
+def told(*all_tried: Tried, cause: Cause = Cause.FP16_OVERFLOW) -> list[tuple[str, bool | None]]:
+    return [(remedy.text, remedy.verified) for remedy in trials.remedies(cause, all_tried)]
+
+
+def test_what_cures_comes_first_and_what_did_not_is_said_after_it() -> None:
+    assert told(FP32, ALONE_FAILS, TOGETHER) == [
+        ("Keep attn and head in float32.", True),
+        ("Keep attn alone in float32.", False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("modules", "code"),
+    [
+        (("a", "b.0"), 'ampscope.keep_fp32(model, ["a", "b.0"])'),
+        (("",), 'ampscope.keep_fp32(model, [""])'),
+        (("Net[0].a", "Gen[1].b"), 'ampscope.keep_fp32(models[0], ["a"])\nampscope.keep_fp32(models[1], ["b"])'),
+        (("Net[0]",), 'ampscope.keep_fp32(models[0], [""])'),
+    ],
+    ids=["modules", "the model", "several models", "one of several"],
+)
+def test_the_code_names_modules_as_keep_fp32_does(modules: tuple[str, ...], code: str) -> None:
+    (remedy,) = trials.remedies(Cause.FP16_OVERFLOW, [tried(Change.MODULES_FP32, Trial.FINITE, *modules)])
+    assert remedy.code == code
+
+
+def test_loss_code_is_switched_off_by_hand() -> None:
+    (remedy,) = trials.remedies(Cause.LOG_ZERO, [tried(Change.MODULES_FP32, Trial.FINITE, LOSS_CODE)])
+    assert remedy.text == "Keep the loss code in float32."
+    assert "keep_fp32" not in remedy.code
+    assert "enabled=False" in remedy.code
+
+
+def test_the_scale_has_its_number() -> None:
+    scales = [tried(Change.SCALE, Trial.FINITE, scale=1.0), tried(Change.SCALE, Trial.FINITE, scale=4096.0)]
+    (first, *_) = trials.remedies(Cause.SCALE_OVERFLOW, scales)
+    assert "4096" in first.text
+    assert first.code == "scaler = torch.amp.GradScaler(init_scale=4096.0)"
+    assert told(tried(Change.SCALE, Trial.NONFINITE, scale=1.0)) == [
+        ("Lower the loss scale: even a scale of 1 does not help.", False)
+    ]
+
+
+def test_more_precision_in_vain_is_said() -> None:
+    assert told(tried(Change.FP32, Trial.NONFINITE), cause=Cause.LOG_ZERO) == [
+        ("More precision: float32 everywhere.", False)
+    ]
+
+
+@pytest.mark.parametrize("cause", [Cause.BENIGN_INF_MASK, Cause.DIVERGENCE, Cause.HARDWARE_TRANSIENT])
+def test_a_finite_step_proves_nothing_where_precision_has_no_part(cause: Cause) -> None:
+    assert told(FP32, TOGETHER, cause=cause) == []
+
+
+def test_what_cured_one_step_and_not_another_has_not_cured() -> None:
+    bf16 = [tried(Change.BF16, Trial.FINITE), tried(Change.BF16, Trial.NONFINITE)]
+    assert [verified for _, verified in told(*bf16)] == [False]
+    assert trials.fp32_ok([FP32, tried(Change.FP32, Trial.NONFINITE)]) is False
+
+
+def test_whether_float32_helps_is_known_only_where_it_ran() -> None:
+    assert trials.fp32_ok([FP32]) is True
+    assert trials.fp32_ok([tried(Change.FP32, Trial.UNAVAILABLE)]) is None
+    assert trials.fp32_ok([TOGETHER]) is None
