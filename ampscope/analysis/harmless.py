@@ -5,7 +5,7 @@ from __future__ import annotations
 from ampscope.analysis import sentences
 from ampscope.analysis.results import Incident
 from ampscope.analysis.stepgraph import Sites, StepGraph, public_phase, source_line
-from ampscope.analysis.traced import traced_steps
+from ampscope.analysis.traced import first_traced_steps
 from ampscope.provenance import Harmless, harmless_births
 from ampscope.trace.reader import Run
 from ampscope.trace.vocabulary import Cause, Severity
@@ -28,7 +28,7 @@ def harmless_values(run: Run, sites: Sites) -> list[Incident]:
         sites: The sites of one of its ranks.
     """
     found: dict[Cause, Incident] = {}
-    for each in traced_steps(run, rank=sites.rank)[::-1][:LOOKED_THROUGH]:
+    for each in first_traced_steps(run, rank=sites.rank, count=LOOKED_THROUGH):
         graph = StepGraph(run, sites, each.step, each.source)
         for seq, why in harmless_births(graph):
             found.setdefault(_CAUSES[why], _told(graph, seq, _CAUSES[why]))

@@ -53,16 +53,24 @@ def traced_steps(run: Run, *, rank: int | None = None) -> tuple[TracedStep, ...]
     stamp = run.stamp(Table.OPS)
     known = _known.setdefault(run, {})
     if rank not in known or known[rank][0] != stamp:
-        known[rank] = stamp, _traced_steps(run, rank)
+        known[rank] = stamp, _counted(run, rank)
     return known[rank][1]
+
+
+def first_traced_steps(run: Run, *, rank: int, count: int) -> tuple[TracedStep, ...]:
+    """The first ``count`` of what was traced, the oldest first, without counting all that was."""
+    flagged = rank_table(run, Table.STEPS, rank).filter(nw.col("traced") != "").select("step").unique()
+    early = sorted(collect(flagged)["step"].to_list())[: 2 * count]  # of some, the rows may be gone for their size
+    found = [one for step in early for one in _counted(run, rank, step)[::-1]]
+    return tuple(found[:count]) if len(found) >= count else traced_steps(run, rank=rank)[::-1][:count]
 
 
 #: By run and rank: millions of rows are counted once for every state of the table.
 _known: WeakKeyDictionary[Run, dict[int, tuple[Stamp, tuple[TracedStep, ...]]]] = WeakKeyDictionary()
 
 
-def _traced_steps(run: Run, rank: int) -> tuple[TracedStep, ...]:
-    ops = rank_table(run, Table.OPS, rank).group_by("step", "source").agg(nw.len().alias("rows"))
+def _counted(run: Run, rank: int, step: int | None = None) -> tuple[TracedStep, ...]:
+    ops = rank_table(run, Table.OPS, rank, step=step).group_by("step", "source").agg(nw.len().alias("rows"))
     found = [TracedStep(rank=rank, **row) for row in collect(ops).rows(named=True)]
     return tuple(sorted(found, key=lambda one: (-one.step, one.source != Source.LIVE, one.source)))
 

@@ -7,6 +7,7 @@ import pytest
 from ampscope import open_run
 from ampscope.analysis.fp32_islands import Reason
 from ampscope.analysis.precision import Precision, Share, deepest, fold_modules, precision
+from ampscope.analysis.traced import first_traced_steps, traced_steps
 from ampscope.trace.reader import Run
 from ampscope.trace.schema import Cast, Node, Source
 from tests.builder import TraceBuilder
@@ -92,3 +93,19 @@ def test_modules_fold_into_their_ancestors(traced: Run):
     folded = fold_modules(modules, 1)
     assert [(row.name, row.ops) for row in folded] == [("blocks", 3), ("head", 1)]
     assert deepest((), 5) == 1
+
+
+@pytest.mark.parametrize("flagged", [True, False], ids=["told by the steps", "found among the ops"])
+def test_the_first_traced_steps_are_the_oldest_of_all(run_folder: Path, flagged: bool):
+    trace = TraceBuilder(run_folder)
+    site = trace.site()
+    for step in range(8):
+        trace.step(step=step, traced="live" if flagged and step % 2 == 0 else "")
+        if step % 2 == 0:
+            trace.op(site, step=step, source="live")
+    trace.op(site, step=2, source="replay")
+    with open_run(trace.close()) as run:
+        first = first_traced_steps(run, rank=0, count=3)
+        assert [(one.step, one.source) for one in first] == [(0, "live"), (2, "replay"), (2, "live")]
+        assert first == traced_steps(run)[::-1][:3]
+        assert len(first_traced_steps(run, rank=0, count=9)) == 5
