@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types plants torch-versions bench samples screenshots clean
+.PHONY: help demo test lint types plants torch-versions bench bench-app samples screenshots clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -50,6 +50,11 @@ torch-versions: $(TORCHES:%=.venv-torch-%/.done)
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/incidents.py
+
+bench-app: $(VENV)/.dev
+	test -d .bench/big || $(BIN)/python benchmarks/big_trace.py .bench/big/run
+	test -d .bench/many || $(BIN)/python benchmarks/big_trace.py .bench/many --runs 500
+	$(BIN)/python benchmarks/app.py .bench/big --runs .bench/many
 
 samples: $(VENV)/.dev
 	$(BIN)/python sample_logs/generate.py
