@@ -98,6 +98,13 @@ def _go_to_step(named: dict[str, TracedStep], now: str) -> None:
     st.number_input("Go to step", min(steps), max(steps), named[now].step, on_change=go, key=key, width=160)
 
 
+_EXECUTIONS = {
+    Source.LIVE: "recorded as it ran",
+    Source.REPLAY: "replayed",
+    Source.REPLAY_FP32: "replayed in float32",
+}
+
+
 def traced_words(one: TracedStep) -> str:
     """``Step 260, replayed``."""
     return f"Step {one.step:,}, {source_words(one.source)}"
@@ -106,7 +113,7 @@ def traced_words(one: TracedStep) -> str:
 def source_words(source: str) -> str:
     """How a step was executed when its ops were recorded."""
     kind, _, optimizer = source.partition("@")
-    words = "replayed" if kind == Source.REPLAY else "recorded as it ran"
+    words = _EXECUTIONS.get(kind, short(kind, 40))
     return f"{words}, optimizer {short(optimizer, 40)}" if optimizer else words
 
 

@@ -19,7 +19,7 @@ from ampscope.capture.replaying.player import Recording
 from ampscope.capture.replaying.replay import Outcome, Symptom
 from ampscope.capture.tracing.livetrace import LiveTrace
 from ampscope.capture.tracing.tracer import Tracer
-from ampscope.trace.schema import ReplayStatus, Source, Trigger, source_of
+from ampscope.trace.schema import Change, ReplayStatus, Source, Trial, Trigger, source_of
 
 #: Skipped steps in a row that are told as calibration; the next one is told to the user.
 QUIET_SKIPS = 3
@@ -57,7 +57,7 @@ class Incidents:
         self._guard, self._trial_guard = guard_for("the replay"), guard_for("the trial of cures")
         self._say = say
         self._bad_in_a_row = 0
-        self._counterfactuals = Counterfactuals(models, budgets[1], self._trial_guard)
+        self._counterfactuals = Counterfactuals(models, recorder.sites, budgets[1], self._trial_guard)
 
     def judge(
         self,
@@ -117,6 +117,9 @@ class Incidents:
             recording = recording._replace(scale=attempt.scale)
             for trying in self._counterfactuals.examine(recording, seen, status):
                 self._recorder.trial(trying, step=attempt.step, optimizer=attempt.index)
+                if trying.change.kind is Change.FP32 and trying.came.outcome is not Trial.UNAVAILABLE:
+                    source = source_of(Source.REPLAY_FP32, attempt.index)
+                    self._recorder.trace(*trying.seen.labelled(attempt.step, source), attempt.step, source)
 
     def trace_by_replay(self, attempt: StepAttempt, recording: Recording) -> None:
         """Records the ops of a healthy step that could not be traced as it ran (compiled code)."""

@@ -67,6 +67,7 @@ class Source(StrEnum):
 
     LIVE = "live"
     REPLAY = "replay"
+    REPLAY_FP32 = "replay:fp32"  #: everything in float32; only extremes are measured
 
 
 def source_of(execution: Source, optimizer: int) -> str:

@@ -111,6 +111,10 @@ def test_the_cure_of_an_overflow_is_found_and_training_is_the_same(run_folder: P
         ("modules_fp32", ("scores",), "nonfinite"),
         ("modules_fp32", ("scores", "head"), "finite"),
     ]
+    assert {row.source for row in watched.run.rows(Table.OPS, step=1)} >= {"replay", "replay:fp32"}
+    dtypes = {row.site: row.out_dtypes for row in watched.run.rows(Table.SITES)}
+    in_fp32 = watched.run.rows(Table.OPS, step=1, source="replay:fp32")
+    assert not any("float16" in dtypes[row.site] for row in in_fp32)
     fp32 = tried(watched)[0]
     assert 65504 < max(abs(fp32.op_min), fp32.op_max) < 8 * LARGE**2
     assert watched.warnings == []

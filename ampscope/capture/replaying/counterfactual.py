@@ -18,6 +18,7 @@ from ampscope.capture.replaying.player import Recording
 from ampscope.capture.replaying.replay import Tried
 from ampscope.capture.tracing.sites import Sites
 from ampscope.capture.tracing.tracer import Tracer
+from ampscope.trace import schema
 from ampscope.trace.schema import ReplayStatus, Trial
 
 #: Modules that are added one after another to those in float32, before the search is given up.
@@ -32,6 +33,7 @@ class Trying(NamedTuple):
     came: Tried
     low: float | None  #: least value that the suspected op gave
     high: float | None
+    seen: Observed  #: what ran this time
 
 
 class _Seen(NamedTuple):
@@ -96,12 +98,14 @@ class Counterfactuals:
 
     Args:
         models: The watched models.
+        sites: Numbers the program points of what may be recorded.
         budget: How many replays there may be.
         guard: Catches faults of the tracer.
     """
 
-    def __init__(self, models: Models, budget: ReplayBudget, guard: Guard) -> None:
+    def __init__(self, models: Models, sites: Sites, budget: ReplayBudget, guard: Guard) -> None:
         self._models = models
+        self._sites = sites
         self._budget = budget
         self._guard = guard
         self._plans: dict[object, tuple[Plan, Change | None]] = {}
@@ -126,8 +130,8 @@ class Counterfactuals:
         """The same once more: a step on which two replays agree is deterministic."""
         if not self._budget.allows_trial(0):
             return []
-        trying, other = self._try(Change(), None, recording)
-        if trying.came.outcome is Trial.FINITE and not seen.agrees(other):
+        trying = self._try(Change(), None, recording)
+        if trying.came.outcome is Trial.FINITE and not seen.agrees(trying.seen):
             reason = "two replays of the step differ: it is not deterministic"
             trying = trying._replace(came=trying.came._replace(reason=reason))
         return [trying]
@@ -137,17 +141,17 @@ class Counterfactuals:
         steps, change = self._plans.pop(key) if key in self._plans else _begun(plan(found, recording.scale))
         tried: list[Trying] = []
         while change is not None and self._budget.allows_trial(len(tried)) and self._fits(seen):
-            trying, other = self._try(change, found, recording)
-            tried.append(trying)
-            change = _next(steps, _learned(trying.came, other))
+            tried.append(self._try(change, found, recording))
+            change = _next(steps, _learned(tried[-1]))
         self._plans[key] = steps, change
         return tried
 
     def _fits(self, seen: Observed) -> bool:
         return memory.fits(seen.bytes_written(), self._models.main_device())
 
-    def _try(self, change: Change, found: Suspect | None, recording: Recording) -> tuple[Trying, Observed]:
-        sites = Sites(0, self._models.module_type)
+    def _try(self, change: Change, found: Suspect | None, recording: Recording) -> Trying:
+        recorded = change.kind is schema.Change.FP32
+        sites = self._sites if recorded else Sites(0, self._models.module_type)
         stops = (player.call_user.__code__,)
         tracer = Tracer(sites, self._models.names, full=False, guard=self._guard, stops=stops)
         came = replay.retry(recording, self._models, tracer, change)
@@ -156,7 +160,7 @@ class Counterfactuals:
         tracer.release()
         row = failure.output_at(other, found) if found is not None else None
         low, high = (row.min, row.max) if row is not None else (None, None)
-        return Trying(change, change.scale or recording.scale, came, low, high), other
+        return Trying(change, change.scale or recording.scale, came, low, high, other)
 
 
 def _begun(steps: Plan) -> tuple[Plan, Change | None]:
@@ -170,7 +174,8 @@ def _next(steps: Plan, learned: _Seen) -> Change | None:
         return None
 
 
-def _learned(came: Tried, other: Observed) -> _Seen:
-    again = failure.suspect(other, scaled=False) if came.outcome is Trial.NONFINITE else None
-    room = failure.room_for_scale(other) if came.outcome is Trial.FINITE else None
+def _learned(trying: Trying) -> _Seen:
+    came = trying.came
+    again = failure.suspect(trying.seen, scaled=False) if came.outcome is Trial.NONFINITE else None
+    room = failure.room_for_scale(trying.seen) if came.outcome is Trial.FINITE else None
     return _Seen(came, again.modules if again is not None else (), room)

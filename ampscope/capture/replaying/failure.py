@@ -25,6 +25,11 @@ class Observed(NamedTuple):
         """Size of everything the forward's ops wrote, were it float32: a bound on what another run keeps."""
         return sum(4 * row.numel for row in self.ops)
 
+    def labelled(self, step: int, source: str) -> tuple[list[OpRow], list[EdgeRow]]:
+        """The rows as those of a step and of one of its executions."""
+        ops = [row._replace(step=step, source=source) for row in self.ops]
+        return ops, [edge._replace(step=step, source=source) for edge in self.edges]
+
     def agrees(self, other: Observed) -> bool:
         """Whether another replay gave the same results, as far as their extremes tell."""
         if len(self.ops) != len(other.ops):
