@@ -41,8 +41,9 @@ def follow() -> None:
 
 def _drawing(draw: Draw) -> Callable[[], None]:
     def drawn() -> None:
+        known = loader.current()
         try:
-            draw(loader.newest())
+            draw(loader.newest() if known.is_open else known)
         except AmpscopeError as error:  # the run was moved away, or damaged, while it was on screen
             alarm("This part cannot be shown", str(error))
 
