@@ -84,3 +84,19 @@ def test_the_run_that_was_chosen_stays_chosen_from_page_to_page(watched: Watched
     settle(page)
     expect(page.get_by_text("Run: overflow")).to_be_visible()
     assert "run=overflow" in page.url
+
+
+def test_a_run_is_opened_from_the_list(watched: Watched, address: str):
+    page = watched.page
+    goto(page, address, "runs", run="empty", search="H200")
+    box = page.get_by_test_id("stDataFrame").bounding_box()
+    assert box is not None
+    page.mouse.click(box["x"] + 18, box["y"] + 35 + 18)  # the first row's left edge, below the head
+    expect(page.get_by_role("heading", name="Overview", exact=True)).to_be_visible()
+    settle(page)
+    assert "run=empty" not in page.url
+    expect(page.locator(".amp-card")).to_be_visible()
+    page.get_by_test_id("stSidebarNavLink").filter(has_text="Runs").click()
+    expect(page.get_by_role("heading", name="Runs", exact=True)).to_be_visible()
+    settle(page)
+    expect(page.get_by_role("heading", name="Runs", exact=True)).to_be_visible()  # the choice was for once
