@@ -180,11 +180,13 @@ def test_no_budget_no_trials(run_folder: Path) -> None:
     assert ampscope.diagnose(watched.run).primary.fp32_ok is None
 
 
-def test_no_memory_no_trials(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_memory_no_trials_and_it_is_said(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(memory, "fits", lambda needed, device: asked.append((needed, device.type)))
     watched = Watched.train(loop(Net(), overflow_at(1)), run_folder)
-    assert (watched.replay_of(1)[0], tried(watched)) == ("exact", [])
+    assert watched.replay_of(1)[0] == "exact"
+    assert in_short(tried(watched)) == [("fp32", (), "unavailable")]
+    assert "memory" in tried(watched)[0].reason
     ((needed, device),) = asked
     assert device == "cpu"
     assert 4 * 2 * 8 * 8 < needed < 1 << 20

@@ -140,14 +140,15 @@ class Counterfactuals:
         key = (found.spot, found.by_scale)
         steps, change = self._plans.pop(key) if key in self._plans else _begun(plan(found, recording.scale))
         tried: list[Trying] = []
-        while change is not None and self._budget.allows_trial(len(tried)) and self._fits(seen):
+        while change is not None and self._budget.allows_trial(len(tried)):
+            if not memory.fits(seen.bytes_written(), self._models.main_device()):
+                came = Tried(Trial.UNAVAILABLE, "there is not enough free memory to run the step once more")
+                tried.append(Trying(change, change.scale or recording.scale, came, None, None, seen))
+                break
             tried.append(self._try(change, found, recording))
             change = _next(steps, _learned(tried[-1]))
         self._plans[key] = steps, change
         return tried
-
-    def _fits(self, seen: Observed) -> bool:
-        return memory.fits(seen.bytes_written(), self._models.main_device())
 
     def _try(self, change: Change, found: Suspect | None, recording: Recording) -> Trying:
         recorded = change.kind is schema.Change.FP32

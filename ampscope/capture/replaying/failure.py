@@ -23,7 +23,9 @@ class Observed(NamedTuple):
 
     def bytes_written(self) -> int:
         """Size of everything the forward's ops wrote, were it float32: a bound on what another run keeps."""
-        return sum(4 * row.numel for row in self.ops)
+        kept = (Phase.FORWARD, Phase.LOSS)
+        forward = {site.site for site in _sites_of(self) if site.phase in kept}
+        return sum(4 * row.numel for row in self.ops if row.site in forward)
 
     def labelled(self, step: int, source: str) -> tuple[list[OpRow], list[EdgeRow]]:
         """The rows as those of a step and of one of its executions."""
