@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
+
+from ampscope.analysis.arrays import FloatArray, IntArray
 
 #: Points kept of a curve: two per pixel of a wide figure. Shorter curves are kept whole.
 MAX_POINTS = 4000
-
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

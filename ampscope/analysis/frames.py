@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import duckdb
 import narwhals as nw
 
+from ampscope.analysis.arrays import Columns
 from ampscope.errors import RunDamaged
 from ampscope.trace.reader import Run
 from ampscope.trace.scan import RANK
@@ -26,18 +29,34 @@ def rank_table(run: Run, table: Table, rank: int, *, step: int | None = None) ->
     return run.table(table, step=step).filter(nw.col(RANK) == rank)
 
 
-#: DuckDB's errors that mean a mistake in the query, not in the file.
-_OURS = (duckdb.BinderException, duckdb.CatalogException, duckdb.ParserException, duckdb.SyntaxException)
-
-
 def collect(frame: Lazy) -> Frame:
     """Run the query.
 
     Raises:
         RunDamaged: a Parquet part turned out to be broken while it was read.
     """
-    try:
+    with _reading():
         return frame.collect()
+
+
+def collect_columns(frame: Lazy) -> Columns:
+    """Run a query whose columns are numbers and truth values.
+
+    Raises:
+        RunDamaged: a Parquet part turned out to be broken while it was read.
+    """
+    with _reading():
+        return Columns(nw.to_native(frame).fetchnumpy())
+
+
+#: DuckDB's errors that mean a mistake in the query, not in the file.
+_OURS = (duckdb.BinderException, duckdb.CatalogException, duckdb.ParserException, duckdb.SyntaxException)
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
     except _OURS:
         raise
     except duckdb.Error as error:

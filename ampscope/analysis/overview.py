@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 import narwhals as nw
 import numpy as np
 
-from ampscope.analysis.curve import Curve, FloatArray, IntArray, make_curve, thin_marks
-from ampscope.analysis.frames import Frame, collect, first_rank, rank_table
+from ampscope.analysis.arrays import Columns, FloatArray, IntArray
+from ampscope.analysis.curve import Curve, make_curve, thin_marks
+from ampscope.analysis.frames import Lazy, collect, collect_columns, first_rank, rank_table
 from ampscope.showing import Shown
 from ampscope.trace.reader import Run
 from ampscope.trace.schema import EventKind, ScalerAction, ScalerEventRow, Table
 
-_COLUMNS = ("step", "time", "loss", "scale", "grad_norm", "lr", "skipped", "traced", "duration_s", "observing_s")
+_COLUMNS = ("step", "time", "loss", "scale", "grad_norm", "lr", "skipped", "duration_s", "observing_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +63,19 @@ def overview(run: Run, *, optimizer: int | None = None, rank: int | None = None)
     if not optimizers:
         return Overview(rank=rank, moments=_moments(run, rank))
     chosen = optimizers[0] if optimizer is None else optimizer
-    steps = collect(rank_table(run, Table.STEPS, rank).filter(nw.col("optimizer") == chosen).select(*_COLUMNS))
+    steps = steps_of(run, rank, chosen).select(*_COLUMNS, was_traced=nw.col("traced") != "")
     return replace(
-        _from_steps(steps.sort("step")), optimizer=chosen, optimizers=optimizers, rank=rank, moments=_moments(run, rank)
+        _from_steps(collect_columns(steps)),
+        optimizer=chosen,
+        optimizers=optimizers,
+        rank=rank,
+        moments=_moments(run, rank),
     )
+
+
+def steps_of(run: Run, rank: int, optimizer: int) -> Lazy:
+    """The step attempts of one optimizer, in order."""
+    return rank_table(run, Table.STEPS, rank).filter(nw.col("optimizer") == optimizer).sort("step")
 
 
 def step_optimizers(run: Run, rank: int) -> tuple[int, ...]:
@@ -74,13 +84,13 @@ def step_optimizers(run: Run, rank: int) -> tuple[int, ...]:
     return tuple(sorted(seen["optimizer"].to_list()))
 
 
-def measured(steps: Frame, column: str) -> tuple[IntArray, FloatArray]:
+def measured(steps: Columns, column: str) -> tuple[IntArray, FloatArray]:
     """The steps at which ``column`` was recorded, and its values (NaN and infinite ones among them)."""
-    rows = steps.select("step", column).filter(~nw.col(column).is_null())
-    return rows["step"].to_numpy().astype(np.int64), rows[column].to_numpy().astype(np.float64)
+    known = steps.known(column)
+    return steps.ints("step")[known], steps.floats(column)[known]
 
 
-def log2_curve(steps: Frame, column: str = "scale") -> Curve:
+def log2_curve(steps: Columns, column: str = "scale") -> Curve:
     """The base-2 logarithm of a positive column; zero and negative values count as not finite."""
     at, values = measured(steps, column)
     positive = values > 0
@@ -89,18 +99,19 @@ def log2_curve(steps: Frame, column: str = "scale") -> Curve:
     return make_curve(at, logs)
 
 
-def _from_steps(steps: Frame) -> Overview:
-    skips = steps.filter(nw.col("skipped"))["step"].to_numpy().astype(np.int64)
+def _from_steps(steps: Columns) -> Overview:
+    numbers = steps.ints("step")
+    skips = numbers[steps.flags("skipped")]
     scales = measured(steps, "scale")[1]
     return Overview(
         steps=len(steps),
-        first_step=int(steps["step"][0]) if len(steps) else None,
-        last_step=int(steps["step"][-1]) if len(steps) else None,
-        last_time=float(steps["time"].max()) if len(steps) else None,
+        first_step=int(numbers[0]) if len(steps) else None,
+        last_step=int(numbers[-1]) if len(steps) else None,
+        last_time=float(steps.floats("time").max()) if len(steps) else None,
         skipped=len(skips),
-        traced=len(steps.filter(nw.col("traced") != "")),
+        traced=int(steps.flags("was_traced").sum()),
         scale=float(scales[-1]) if len(scales) else None,
-        step_seconds=float(steps["duration_s"].mean()) if len(steps) else None,
+        step_seconds=float(steps.floats("duration_s").mean()) if len(steps) else None,
         observing_share=_observing_share(steps),
         loss=make_curve(*measured(steps, "loss")),
         grad_norm=make_curve(*measured(steps, "grad_norm")),
@@ -110,9 +121,9 @@ def _from_steps(steps: Frame) -> Overview:
     )
 
 
-def _observing_share(steps: Frame) -> float | None:
-    total = float(steps["duration_s"].sum())
-    return float(steps["observing_s"].sum()) / total if total > 0 else None
+def _observing_share(steps: Columns) -> float | None:
+    total = float(steps.floats("duration_s").sum())
+    return float(steps.floats("observing_s").sum()) / total if total > 0 else None
 
 
 def _moments(run: Run, rank: int) -> tuple[Moment, ...]:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import narwhals as nw
 import numpy as np
-import numpy.typing as npt
 
-from ampscope.analysis.curve import FloatArray, IntArray
+from ampscope.analysis.arrays import BoolArray, Columns, FloatArray, IntArray
 from ampscope.analysis.dtypes import FORMATS, ran_in
-from ampscope.analysis.frames import Frame, collect
+from ampscope.analysis.frames import collect_columns
 from ampscope.analysis.traced import TracedStep, of_step
 from ampscope.trace.reader import Run
 from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, Cast, Phase, SiteRow, Table
-
-BoolArray = npt.NDArray[np.bool_]
 
 #: An op is near the limit when its largest magnitude exceeds 1/8 of what its dtype holds: one more doubling or two,
 #: as a longer sequence or a larger learning rate brings, and it overflows.
@@ -55,9 +51,9 @@ class Recording:
     born: BoolArray  #: not finite though nothing it read was
     entry: BoolArray  #: an input, parameter or buffer
     sink: BoolArray  #: a loss, gradient, or what the step left behind
-    outputs: Frame  #: the rows of ``ops`` without histograms, in order
+    outputs: Columns  #: the rows of ``ops`` without histograms, in order
     first_output: IntArray  #: n + 1 row numbers in `outputs`
-    edges: Frame  #: the rows of ``edges`` by consumer
+    edges: Columns  #: the rows of ``edges`` by consumer
     first_edge: IntArray  #: n + 1 row numbers in `edges`
     readers: IntArray  #: row numbers in `edges` by producer
     first_reader: IntArray  #: n + 1 places in `readers`
@@ -81,13 +77,12 @@ class Recording:
 
 def recording(run: Run, traced: TracedStep) -> Recording:
     """Load ``traced``; a step of which no row is left gives an empty recording."""
-    ops = collect(of_step(run, Table.OPS, traced).select(*_OP_COLUMNS)).sort("seq", "out")
-    edges = collect(of_step(run, Table.EDGES, traced).select(*_EDGE_COLUMNS)).sort("seq", "arg")
-    rows = ops["seq"].to_numpy().astype(np.int64)
-    seq, first = np.unique(rows, return_index=True)
-    numbers, site = np.unique(ops["site"].to_numpy().astype(np.int64)[first], return_inverse=True)
+    ops = collect_columns(of_step(run, Table.OPS, traced).select(*_OP_COLUMNS).sort("seq", "out"))
+    edges = collect_columns(of_step(run, Table.EDGES, traced).select(*_EDGE_COLUMNS).sort("seq", "arg"))
+    seq, first = np.unique(ops.ints("seq"), return_index=True)
+    numbers, site = np.unique(ops.ints("site")[first], return_inverse=True)
     sites = _sites(run, traced.rank, numbers)
-    kept = edges.filter(edges["seq"].is_in(seq.tolist()), edges["from_seq"].is_in(seq.tolist()))
+    kept = edges.where(np.isin(edges.ints("seq"), seq) & np.isin(edges.ints("from_seq"), seq))
     bounds = np.append(first, len(ops)).astype(np.int64)
     return _recording(_Rows(traced, sites, seq, site.astype(np.int64), ops, bounds, kept))
 
@@ -109,9 +104,9 @@ class _Rows(NamedTuple):
     sites: tuple[SiteRow, ...]
     seq: IntArray
     site: IntArray
-    ops: Frame
+    ops: Columns
     bounds: IntArray
-    edges: Frame
+    edges: Columns
 
 
 def _recording(rows: _Rows) -> Recording:
@@ -136,7 +131,7 @@ def _recording(rows: _Rows) -> Recording:
         seq=seq,
         site=site,
         module=module,
-        micro_batch=ops["micro_batch"].to_numpy().astype(np.int64)[bounds[:-1]],
+        micro_batch=ops.ints("micro_batch")[bounds[:-1]],
         backward=_flags([row.phase in (Phase.BACKWARD, Phase.RECOMPUTE) for row in sites], site),
         smallest=smallest,
         largest=largest,
@@ -180,14 +175,14 @@ class _Measured:
         ops: Its rows.
     """
 
-    def __init__(self, ops: Frame) -> None:
-        low, high = floats(ops, "min"), floats(ops, "max")
+    def __init__(self, ops: Columns) -> None:
+        low, high = ops.floats("min"), ops.floats("max")
         self.bad = np.isinf(low) | np.isinf(high) | _is_nan(ops, "min") | _is_nan(ops, "max")
         with np.errstate(divide="ignore", invalid="ignore"):
             finite = np.fmax(_finite_magnitude(low), _finite_magnitude(high))
-            self.largest = _log2(np.fmax(floats(ops, "max_finite"), finite))
+            self.largest = _log2(np.fmax(ops.floats("max_finite"), finite))
             one_sided = np.where((low > 0) | (high < 0), np.fmin(np.abs(low), np.abs(high)), np.nan)
-            self.smallest = _log2(np.fmin(floats(ops, "min_positive"), one_sided))
+            self.smallest = _log2(np.fmin(ops.floats("min_positive"), one_sided))
 
     def joined(self, bounds: IntArray) -> tuple[FloatArray, FloatArray, BoolArray]:
         """Smallest, largest and whether not finite, over all outputs of each op."""
@@ -208,9 +203,9 @@ class _Links:
         bad: Which outputs are not finite.
     """
 
-    def __init__(self, seq: IntArray, ops: Frame, edges: Frame, bad: BoolArray) -> None:
-        consumer = edges["seq"].to_numpy().astype(np.int64)
-        producer = edges["from_seq"].to_numpy().astype(np.int64)
+    def __init__(self, seq: IntArray, ops: Columns, edges: Columns, bad: BoolArray) -> None:
+        consumer = edges.ints("seq")
+        producer = edges.ints("from_seq")
         self.first_edge = _bounds(consumer, seq)
         self.readers = np.argsort(producer, kind="stable").astype(np.int64)
         self.first_reader = _bounds(producer[self.readers], seq)
@@ -218,25 +213,25 @@ class _Links:
         carried = self._bad_edges(ops, edges, bad, producer)
         self.reads_bad[np.searchsorted(seq, consumer[carried])] = True
         self.only_overwritten = np.zeros(len(seq), np.bool_)  # memory whose old values nobody asked for
-        in_place = edges["in_place"].to_numpy().astype(np.bool_)
+        in_place = edges.flags("in_place")
         self.only_overwritten[np.searchsorted(seq, producer[in_place])] = True
         self.only_overwritten[np.searchsorted(seq, producer[~in_place])] = False
 
-    def _bad_edges(self, ops: Frame, edges: Frame, bad: BoolArray, producer: IntArray) -> BoolArray:
+    def _bad_edges(self, ops: Columns, edges: Columns, bad: BoolArray, producer: IntArray) -> BoolArray:
         """Edges that carried something not finite: by their own statistics, else by their producer's."""
         if not len(edges):
             return np.empty(0, np.bool_)
-        outputs = _key(ops["seq"].to_numpy(), ops["out"].to_numpy())
-        found = np.searchsorted(outputs, _key(producer, edges["from_out"].to_numpy()))
+        outputs = _key(ops.ints("seq"), ops.ints("out"))
+        found = np.searchsorted(outputs, _key(producer, edges.ints("from_out")))
         written = bad[np.minimum(found, len(outputs) - 1)]
-        low, high = floats(edges, "min"), floats(edges, "max")
+        low, high = edges.floats("min"), edges.floats("max")
         own = np.isinf(low) | np.isinf(high) | _is_nan(edges, "min") | _is_nan(edges, "max")
-        told = edges["partial"].to_numpy().astype(np.bool_) & ~edges["min"].is_null().to_numpy().astype(np.bool_)
+        told = edges.flags("partial") & edges.known("min")
         return np.where(told, own, written)
 
 
-def _key(seq: npt.NDArray[Any], out: npt.NDArray[Any]) -> IntArray:
-    return seq.astype(np.int64) * (1 << 16) + out.astype(np.int64)
+def _key(seq: IntArray, out: IntArray) -> IntArray:
+    return seq * (1 << 16) + out
 
 
 def _bounds(ordered: IntArray, seq: IntArray) -> IntArray:
@@ -244,15 +239,9 @@ def _bounds(ordered: IntArray, seq: IntArray) -> IntArray:
     return np.append(np.searchsorted(ordered, seq), len(ordered)).astype(np.int64)
 
 
-def floats(frame: Frame, name: str) -> FloatArray:
-    """A column with NaN for null."""
-    return frame[name].cast(nw.Float64).fill_null(float("nan")).to_numpy().astype(np.float64)
-
-
-def _is_nan(frame: Frame, name: str) -> BoolArray:
+def _is_nan(rows: Columns, name: str) -> BoolArray:
     """Where a NaN was measured, not where nothing was."""
-    null = frame[name].is_null().to_numpy().astype(np.bool_)
-    return np.isnan(floats(frame, name)) & ~null
+    return np.isnan(rows.floats(name)) & rows.known(name)
 
 
 def _finite_magnitude(values: FloatArray) -> FloatArray:

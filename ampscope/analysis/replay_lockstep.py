@@ -8,8 +8,8 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from ampscope.analysis.curve import FloatArray, IntArray
-from ampscope.analysis.replay import BoolArray, Recording, floats
+from ampscope.analysis.arrays import BoolArray, FloatArray, IntArray
+from ampscope.analysis.replay import Recording
 from ampscope.trace.schema import Phase, SiteRow
 
 #: From this many doublings between their largest magnitudes on, two results are told apart by their size.
@@ -109,7 +109,7 @@ def _unequal(one: Recording, other: Recording, there: IntArray) -> BoolArray:
     """Where the bounds of the first outputs, both measured, are not the same."""
     unequal = np.zeros(len(one), np.bool_)
     for name in ("min", "max"):
-        mine = floats(one.outputs, name)[one.first_output[:-1]]
-        theirs = floats(other.outputs, name)[other.first_output[:-1]][there]
+        mine = one.outputs.floats(name)[one.first_output[:-1]]
+        theirs = other.outputs.floats(name)[other.first_output[:-1]][there]
         unequal |= (mine != theirs) & ~np.isnan(mine) & ~np.isnan(theirs)
     return unequal

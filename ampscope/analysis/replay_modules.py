@@ -8,8 +8,9 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
+from ampscope.analysis.arrays import BoolArray
 from ampscope.analysis.dtypes import FORMATS, Format, ran_in
-from ampscope.analysis.replay import BoolArray, Recording
+from ampscope.analysis.replay import Recording
 from ampscope.analysis.replay_op import Magnitudes, known
 
 #: Formats, that with the least range first.

@@ -141,8 +141,7 @@ def with_histograms(run: Run, seen: Recording, position: int) -> tuple[Operand, 
 def _reads(seen: Recording, position: int) -> Iterator[tuple[Operand, OpLine]]:
     """Each operand with the op that wrote it."""
     site = seen.site_of(position)
-    start, stop = seen.first_edge[position], seen.first_edge[position + 1]
-    for edge in seen.edges[int(start) : int(stop)].rows(named=True):
+    for edge in map(seen.edges.row, range(seen.first_edge[position], seen.first_edge[position + 1])):
         place = seen.position(edge["from_seq"])
         producer = seen.site_of(place)
         arg = edge["arg"]
@@ -161,7 +160,7 @@ def _writes(
     site = seen.site_of(position)
     start, stop = int(seen.first_output[position]), int(seen.first_output[position + 1])
     for row in range(start, stop):
-        out = int(seen.outputs["out"][row])
+        out = int(seen.outputs.arrays["out"][row])
         dtype, shape = next(iter(site.out_dtypes[out : out + 1]), ""), next(iter(site.out_shapes[out : out + 1]), "")
         low, bins = (counts or {}).get(out, (None, ()))
         named = Operand(role=f"output {out}", dtype=dtype, shape=shape, exp_low=low, exp_counts=bins)
@@ -171,13 +170,13 @@ def _writes(
 def _output_row(seen: Recording, place: int, out: int) -> int:
     """The row of an op's output ``out``; of its first where that one was not recorded."""
     start, stop = int(seen.first_output[place]), int(seen.first_output[place + 1])
-    outs = seen.outputs["out"][start:stop].to_list()
+    outs = seen.outputs.arrays["out"][start:stop].tolist()
     return start + (outs.index(out) if out in outs else 0)
 
 
 def _described(seen: Recording, row: int, operand: Operand) -> Operand:
     """``operand`` with the statistics of a row of the outputs."""
-    (values,) = seen.outputs[row : row + 1].rows(named=True)
+    values = seen.outputs.row(row)
     return replace(operand, **{name: values[name] for name in ("numel", *STATISTICS)})
 
 
@@ -185,7 +184,7 @@ def _readers(seen: Recording, position: int) -> list[int]:
     """Positions of the ops that read what this one wrote, each once."""
     start, stop = int(seen.first_reader[position]), int(seen.first_reader[position + 1])
     rows = seen.readers[start:stop]
-    consumers = seen.edges["seq"].to_numpy()[rows] if len(rows) else ()
+    consumers = seen.edges.arrays["seq"][rows] if len(rows) else ()
     return sorted({seen.position(int(seq)) for seq in consumers})
 
 

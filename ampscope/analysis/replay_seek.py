@@ -6,8 +6,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from ampscope.analysis.curve import IntArray
-from ampscope.analysis.replay import BoolArray, Recording
+from ampscope.analysis.arrays import BoolArray, IntArray
+from ampscope.analysis.replay import Recording
 from ampscope.trace.schema import SiteRow
 
 

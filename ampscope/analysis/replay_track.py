@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ampscope.analysis.curve import FloatArray, IntArray
+from ampscope.analysis.arrays import BoolArray, FloatArray, IntArray
 from ampscope.analysis.dtypes import ran_in
-from ampscope.analysis.replay import BoolArray, Recording
+from ampscope.analysis.replay import Recording
 from ampscope.trace.schema import Phase
 
 #: Columns of a track: one for each pixel and a half of a wide figure.

@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-import narwhals as nw
-import numpy as np
-from numpy.typing import NDArray
-
-from ampscope.analysis.curve import Curve, FloatArray, IntArray, make_curve, thin_marks
-from ampscope.analysis.frames import Frame, collect, first_rank, rank_table
-from ampscope.analysis.overview import log2_curve, measured, step_optimizers
+from ampscope.analysis.arrays import BoolArray, Columns, FloatArray, IntArray
+from ampscope.analysis.curve import Curve, make_curve, thin_marks
+from ampscope.analysis.frames import collect_columns, first_rank
+from ampscope.analysis.overview import log2_curve, measured, step_optimizers, steps_of
 from ampscope.analysis.results import ScaleHealth
 from ampscope.analysis.scale_health import scale_health
 from ampscope.analysis.scale_moves import VALUE_ACTIONS, Move, moves_of_events, moves_of_steps
@@ -26,7 +23,7 @@ from ampscope.analysis.scaler_log import (
 )
 from ampscope.showing import Shown
 from ampscope.trace.reader import Run
-from ampscope.trace.schema import ScalerEventRow, Table
+from ampscope.trace.schema import ScalerEventRow
 
 #: Attempts over which the recent share of skips is taken.
 RECENT = 100
@@ -74,17 +71,16 @@ def scale_history(run: Run, *, optimizer: int | None = None, rank: int | None = 
     if not optimizers:
         return ScaleHistory()
     chosen = optimizers[0] if optimizer is None else optimizer
-    mine = rank_table(run, Table.STEPS, rank).filter(nw.col("optimizer") == chosen)
-    steps = collect(mine.select("step", "scale", "growth_tracker", "skipped")).sort("step")
-    history = _history(steps, scaler_log(run, chosen, rank))
+    steps = steps_of(run, rank, chosen).select("step", "scale", "growth_tracker", "skipped")
+    history = _history(collect_columns(steps), scaler_log(run, chosen, rank))
     return replace(history, optimizer=chosen, optimizers=optimizers, rank=rank)
 
 
-def _history(steps: Frame, log: ScalerLog) -> ScaleHistory:
+def _history(steps: Columns, log: ScalerLog) -> ScaleHistory:
     at, scales = measured(steps, "scale")
     settings = settings_of(log.changes)
     current = _current(log.changes, at, scales)
-    skipped = steps["skipped"].to_numpy().astype(bool)
+    skipped = steps.flags("skipped")
     return ScaleHistory(
         scalers=log.scalers,
         settings=settings,
@@ -97,7 +93,7 @@ def _history(steps: Frame, log: ScalerLog) -> ScaleHistory:
         lowest=min(float(scales.min()), current) if len(scales) and current is not None else None,
         log2_scale=log2_curve(steps),
         growth_tracker=make_curve(*measured(steps, "growth_tracker")),
-        skips=thin_marks(steps["step"].to_numpy().astype(np.int64)[skipped]),
+        skips=thin_marks(steps.ints("step")[skipped]),
         moves=moves_of_events(log.changes) or moves_of_steps(at, scales),
         events=tuple(scale_event(row) for row in log.changes),
         calls=log.calls,
@@ -111,12 +107,11 @@ class _Attempts(NamedTuple):
     optimizer: int
     step: IntArray
     scale: FloatArray
-    skipped: NDArray[np.bool_]
+    skipped: BoolArray
 
     @classmethod
-    def of(cls, steps: Frame) -> _Attempts:
-        scale = steps["scale"].cast(nw.Float64).to_numpy().astype(np.float64)
-        return cls(0, steps["step"].to_numpy().astype(np.int64), scale, steps["skipped"].to_numpy().astype(np.bool_))
+    def of(cls, steps: Columns) -> _Attempts:
+        return cls(0, steps.ints("step"), steps.floats("scale"), steps.flags("skipped"))
 
 
 def _current(changes: tuple[ScalerEventRow, ...], at: IntArray, scales: FloatArray) -> float | None:

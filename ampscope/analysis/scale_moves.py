@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from ampscope.analysis.curve import FloatArray, IntArray
+from ampscope.analysis.arrays import FloatArray, IntArray
 from ampscope.trace.schema import ScalerAction, ScalerEventRow
 
 #: Events after which the scale has a new value.

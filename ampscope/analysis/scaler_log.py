@@ -64,8 +64,8 @@ class ScalerLog:
 def scaler_log(run: Run, optimizer: int, rank: int) -> ScalerLog:
     """The events that concern ``optimizer``; where the trace does not tell whose scaler it is, those of all."""
     frame = rank_table(run, Table.SCALER_EVENTS, rank)
-    owners = collect(frame.select("scaler", "optimizer").unique())
-    mine = owners.filter(nw.col("optimizer") == optimizer)["scaler"].to_list()
+    owners = collect(frame.select("scaler", "optimizer").unique()).rows()
+    mine = [scaler for scaler, owner in owners if owner == optimizer]
     if mine:
         frame = frame.filter(nw.col("scaler").is_in(mine))
     frame = frame.filter(nw.col("optimizer").is_null() | (nw.col("optimizer") == optimizer))
@@ -73,7 +73,7 @@ def scaler_log(run: Run, optimizer: int, rank: int) -> ScalerLog:
     return ScalerLog(
         changes=_changes(frame.filter(~routine)),
         calls=_calls(frame.filter(routine)),
-        scalers=len(set(owners["scaler"].to_list())),
+        scalers=len({scaler for scaler, _ in owners}),
     )
 
 

@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 
 import narwhals as nw
 import numpy as np
-from numpy.typing import NDArray
 
-from ampscope.analysis.curve import Curve, FloatArray, IntArray, make_curve, thin_marks
-from ampscope.analysis.frames import collect, first_rank, rank_table
-from ampscope.analysis.overview import step_optimizers
+from ampscope.analysis.arrays import BoolArray, FloatArray, IntArray
+from ampscope.analysis.curve import Curve, make_curve, thin_marks
+from ampscope.analysis.frames import collect_columns, first_rank
+from ampscope.analysis.overview import step_optimizers, steps_of
 from ampscope.trace.reader import Run
-from ampscope.trace.schema import Table
 
 #: ``GradScaler`` never grows to infinity; neither does this.
 _HIGHEST = float(np.finfo(np.float32).max)
@@ -42,24 +41,21 @@ class ScaleRecord:
 
     step: IntArray
     scale: FloatArray
-    skipped: NDArray[np.bool_]
-    hopeless: NDArray[np.bool_]  #: the loss itself was not finite: no scale would have saved the step
+    skipped: BoolArray
+    hopeless: BoolArray  #: the loss itself was not finite: no scale would have saved the step
 
     @classmethod
     def of(cls, run: Run, *, optimizer: int | None = None, rank: int | None = None) -> ScaleRecord:
         """The record of ``optimizer`` on ``rank`` (by default the run's first); empty without a scaler."""
         rank = first_rank(run) if rank is None else rank
         chosen = next(iter(step_optimizers(run, rank)), 0) if optimizer is None else optimizer
-        mine = (nw.col("optimizer") == chosen) & ~nw.col("scale").is_null()
-        rows = collect(rank_table(run, Table.STEPS, rank).filter(mine).select("step", "scale", "skipped", "loss"))
-        rows = rows.sort("step")
-        loss = rows["loss"].to_numpy().astype(np.float64)
-        unknown = rows["loss"].is_null().to_numpy().astype(np.bool_)
+        scaled = steps_of(run, rank, chosen).filter(~nw.col("scale").is_null())
+        rows = collect_columns(scaled.select("step", "scale", "skipped", "loss"))
         return cls(
-            step=rows["step"].to_numpy().astype(np.int64),
-            scale=rows["scale"].to_numpy().astype(np.float64),
-            skipped=rows["skipped"].to_numpy().astype(np.bool_),
-            hopeless=~unknown & ~np.isfinite(loss),
+            step=rows.ints("step"),
+            scale=rows.floats("scale"),
+            skipped=rows.flags("skipped"),
+            hopeless=rows.known("loss") & ~np.isfinite(rows.floats("loss")),
         )
 
 
@@ -134,9 +130,7 @@ def _nearest(marks: IntArray, positions: IntArray) -> IntArray:
     return np.where(closer, left, right)
 
 
-def _simulated(
-    limit: FloatArray, hopeless: NDArray[np.bool_], rules: ScalerRules
-) -> tuple[FloatArray, NDArray[np.bool_]]:
+def _simulated(limit: FloatArray, hopeless: BoolArray, rules: ScalerRules) -> tuple[FloatArray, BoolArray]:
     """The scale of every attempt and whether it is skipped, by ``GradScaler.update``'s own rules and the floor."""
     scale, good = max(rules.init_scale, rules.floor), 0
     scales, skipped = np.empty(limit.size), np.empty(limit.size, dtype=np.bool_)

@@ -16,7 +16,7 @@ from choice import choose, choose_traced, traced_words
 from cursor import Cursor, cursor
 from story import tell, told
 
-from ampscope.analysis.curve import IntArray
+from ampscope.analysis.arrays import IntArray
 from ampscope.analysis.replay_op import OpDetail, op_detail
 from ampscope.analysis.replay_seek import Kind, find, marked
 from ampscope.analysis.results import Incident

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ampscope.analysis.curve import IntArray
+from ampscope.analysis.arrays import IntArray
 from ampscope.analysis.replay import Recording
 from ampscope.analysis.replay_modules import Branch, module_tree
 from ampscope.analysis.replay_op import Magnitudes, OpLine, op_lines

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import streamlit as st
 from cursor import Cursor
 
-from ampscope.analysis.curve import IntArray
+from ampscope.analysis.arrays import IntArray
 from ampscope.analysis.replay import Recording
 from ampscope.analysis.replay_seek import Kind, around, marked
 from ampscope.report.html.phrases import count

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ampscope.analysis.curve import FloatArray
+from ampscope.analysis.arrays import FloatArray
 from ampscope.analysis.dtypes import FORMATS
 from ampscope.analysis.replay_track import Stretch, Track
 from ampscope.report.html.markup import as_label

@@ -1,0 +1,53 @@
+"""The numbers of a query as NumPy arrays, with what is not known told apart from what is not a number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The rows of a query as NumPy arrays, one a column, masked where null.
+
+    Straight from the query engine: on the way through Arrow, a first array of numbers would load pandas wherever that
+    is installed, a third of a second before anything can be shown.
+    """
+
+    arrays: Mapping[str, npt.NDArray[Any]]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.arrays.values())))
+
+    def ints(self, name: str) -> IntArray:
+        """A column of whole numbers that is never null."""
+        return self.arrays[name].astype(np.int64)
+
+    def flags(self, name: str) -> BoolArray:
+        """A column of truth values that is never null."""
+        return self.arrays[name].astype(np.bool_)
+
+    def floats(self, name: str) -> FloatArray:
+        """A column of numbers, NaN for null."""
+        values: FloatArray = np.ma.filled(self.arrays[name].astype(np.float64), np.nan)
+        return values
+
+    def known(self, name: str) -> BoolArray:
+        """Where a column is not null."""
+        return ~np.ma.getmaskarray(self.arrays[name])
+
+    def where(self, kept: BoolArray) -> Columns:
+        """The rows for which ``kept`` is true."""
+        return Columns({name: values[kept] for name, values in self.arrays.items()})
+
+    def row(self, number: int) -> dict[str, Any]:
+        """One row as Python values, None for null."""
+        return {name: values[number : number + 1].tolist()[0] for name, values in self.arrays.items()}
