@@ -76,7 +76,7 @@ def _sites_after_casts(run: Run, traced: TracedStep) -> dict[int, frozenset[str]
     edges = of_step(run, Table.EDGES, traced).select("seq", "from_seq")
     joined = collect(edges.join(casts, on="from_seq").join(ops, on="seq").select("site", "cast_site").unique())
     found: dict[int, set[str]] = {}
-    for row in joined.rows(named=True):
+    for row in joined:
         found.setdefault(row["site"], set()).add(widening[row["cast_site"]])
     return {site: frozenset(casts) for site, casts in found.items()}
 

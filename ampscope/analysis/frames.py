@@ -16,7 +16,6 @@ from ampscope.trace.scan import RANK
 from ampscope.trace.schema import Table
 
 Lazy = nw.LazyFrame[Any]
-Frame = nw.DataFrame[Any]
 
 
 def first_rank(run: Run) -> int:
@@ -29,14 +28,15 @@ def rank_table(run: Run, table: Table, rank: int, *, step: int | None = None) ->
     return run.table(table, step=step).filter(nw.col(RANK) == rank)
 
 
-def collect(frame: Lazy) -> Frame:
-    """Run the query.
+def collect(frame: Lazy) -> list[dict[str, Any]]:
+    """Run the query and give its rows.
 
     Raises:
         RunDamaged: a Parquet part turned out to be broken while it was read.
     """
     with _reading():
-        return frame.collect()
+        relation = nw.to_native(frame)
+        return [dict(zip(relation.columns, row, strict=True)) for row in relation.fetchall()]
 
 
 def collect_columns(frame: Lazy) -> Columns:

@@ -81,7 +81,7 @@ def steps_of(run: Run, rank: int, optimizer: int) -> Lazy:
 def step_optimizers(run: Run, rank: int) -> tuple[int, ...]:
     """The optimizers that attempted a step, by number."""
     seen = collect(rank_table(run, Table.STEPS, rank).select("optimizer").unique())
-    return tuple(sorted(seen["optimizer"].to_list()))
+    return tuple(sorted(row["optimizer"] for row in seen))
 
 
 def measured(steps: Columns, column: str) -> tuple[IntArray, FloatArray]:

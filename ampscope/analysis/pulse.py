@@ -68,5 +68,5 @@ def finite(number: float | None) -> float | None:
 
 
 def _only(frame: Lazy) -> dict[str, Any]:
-    (row,) = collect(frame).rows(named=True)
+    (row,) = collect(frame)
     return row

@@ -7,8 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow.compute as pc
-
 from ampscope.analysis.pulse import finite
 from ampscope.errors import RunError
 from ampscope.trace.layout import ranks
@@ -81,9 +79,9 @@ def _summary(path: Path) -> RunSummary:
         tags=manifest.tags,
         status=status_of(path, manifest),
         created=manifest.created,
-        last_time=finite(pc.max(steps["time"]).as_py()),
+        last_time=finite(steps["time"][-1].as_py()) if steps.num_rows else None,
         steps=steps.num_rows,
-        skipped=pc.sum(steps["skipped"]).as_py() or 0,
+        skipped=len(steps["skipped"].filter(steps["skipped"])),
         incidents=scan.read(Table.INCIDENTS, rank, ("step",)).num_rows,
         findings=scan.read(Table.FINDINGS, rank, ("step",)).num_rows,
     )

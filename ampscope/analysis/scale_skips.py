@@ -35,8 +35,8 @@ def skipped_steps(run: Run, *, optimizer: int | None = None, rank: int | None = 
     rank = first_rank(run) if rank is None else rank
     chosen = next(iter(step_optimizers(run, rank)), 0) if optimizer is None else optimizer
     mine = nw.col("optimizer") == chosen
-    skips = collect(rank_table(run, Table.STEPS, rank).filter(mine & nw.col("skipped")).select("step", "scale", "loss"))
-    rows = list(skips.sort("step", descending=True).rows(named=True))[:LATEST]
+    skips = rank_table(run, Table.STEPS, rank).filter(mine & nw.col("skipped")).select("step", "scale", "loss")
+    rows = collect(skips.sort("step", descending=True).head(LATEST))
     if not rows:
         return ()
     params = {row.param: row.name for row in run.rows(Table.PARAMS, rank=rank) if row.kind == "parameter"}
@@ -51,10 +51,10 @@ def _skipped(row: dict[str, Any], tripped: list[str], params: int) -> SkippedSte
 def _of_gradients(run: Run, rank: int, optimizer: int, first: int, params: dict[int, str]) -> dict[int, list[str]]:
     """By step, the parameters whose gradients were recorded as not finite."""
     mine = (nw.col("optimizer") == optimizer) & (nw.col("step") >= first) & nw.col("nonfinite")
-    bad = collect(rank_table(run, Table.GRADS, rank).filter(mine).select("step", "param")).sort("step", "param")
+    bad = rank_table(run, Table.GRADS, rank).filter(mine).select("step", "param").sort("step", "param")
     found: dict[int, list[str]] = defaultdict(list)
-    for step, param in zip(bad["step"].to_list(), bad["param"].to_list(), strict=True):
-        found[step].append(params.get(param, ""))
+    for row in collect(bad):
+        found[row["step"]].append(params.get(row["param"], ""))
     return found
 
 

@@ -64,8 +64,8 @@ class ScalerLog:
 def scaler_log(run: Run, optimizer: int, rank: int) -> ScalerLog:
     """The events that concern ``optimizer``; where the trace does not tell whose scaler it is, those of all."""
     frame = rank_table(run, Table.SCALER_EVENTS, rank)
-    owners = collect(frame.select("scaler", "optimizer").unique()).rows()
-    mine = [scaler for scaler, owner in owners if owner == optimizer]
+    owners = collect(frame.select("scaler", "optimizer").unique())
+    mine = [row["scaler"] for row in owners if row["optimizer"] == optimizer]
     if mine:
         frame = frame.filter(nw.col("scaler").is_in(mine))
     frame = frame.filter(nw.col("optimizer").is_null() | (nw.col("optimizer") == optimizer))
@@ -73,7 +73,7 @@ def scaler_log(run: Run, optimizer: int, rank: int) -> ScalerLog:
     return ScalerLog(
         changes=_changes(frame.filter(~routine)),
         calls=_calls(frame.filter(routine)),
-        scalers=len({scaler for scaler, _ in owners}),
+        scalers=len({row["scaler"] for row in owners}),
     )
 
 
@@ -110,14 +110,14 @@ def _number(value: object) -> float | None:
 
 
 def _changes(frame: Lazy) -> tuple[ScalerEventRow, ...]:
-    rows = collect(frame.select(*ScalerEventRow._fields)).sort("time", "step")
-    return tuple(ScalerEventRow(**row) for row in rows.rows(named=True))
+    rows = collect(frame.select(*ScalerEventRow._fields).sort("time", "step"))
+    return tuple(ScalerEventRow(**row) for row in rows)
 
 
 def _calls(frame: Lazy) -> tuple[ScalerCall, ...]:
     spans = (nw.len().alias("count"), nw.col("step").min().alias("first"), nw.col("step").max().alias("last"))
-    grouped = collect(frame.group_by("action", "file", "line", "function", "code").agg(*spans))
-    return tuple(_call(row) for row in grouped.sort("first", "file", "line").rows(named=True))
+    grouped = frame.group_by("action", "file", "line", "function", "code").agg(*spans)
+    return tuple(map(_call, collect(grouped.sort("first", "file", "line"))))
 
 
 def _call(row: dict[str, Any]) -> ScalerCall:

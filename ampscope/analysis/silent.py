@@ -59,12 +59,12 @@ def _lost_updates(run: Run, sites: Sites, history: Mapping[int, History]) -> Ite
 def _readings(run: Run, rank: int) -> dict[int, list[_Reading]]:
     """Of each optimizer, the share of half-precision elements that a step left unchanged, in order of steps."""
     params = collect(rank_table(run, Table.PARAMS, rank).select("param", "numel", "dtype"))
-    size = dict(zip(params["param"].to_list(), params["numel"].to_list(), strict=True))
-    dtype = dict(zip(params["param"].to_list(), params["dtype"].to_list(), strict=True))
+    size = {row["param"]: row["numel"] for row in params}
+    dtype = {row["param"]: row["dtype"] for row in params}
     columns = ("optimizer", "step", "param", "unchanged")
     rows = collect(rank_table(run, Table.GRADS, rank).filter(~nw.col("unchanged").is_null()).select(*columns))
     steps: dict[tuple[int, int], list[tuple[int, float, str]]] = defaultdict(list)
-    for row in rows.rows(named=True):
+    for row in rows:
         found = (size.get(row["param"], 0), row["unchanged"], dtype.get(row["param"], ""))
         steps[row["optimizer"], row["step"]].append(found)
     readings: dict[int, list[_Reading]] = defaultdict(list)
@@ -125,7 +125,7 @@ def _flushed_gradients(run: Run, sites: Sites) -> Iterator[Incident]:
 def _dead_parameters(run: Run, rank: int) -> list[str]:
     rows = rank_table(run, Table.GRADS, rank).group_by("param")
     seen = collect(rows.agg(nw.col("underflow").min().alias("least"), nw.col("nonfinite").max().alias("bad")))
-    zero = {row["param"] for row in seen.rows(named=True) if row["least"] == 1.0 and not row["bad"]}
+    zero = {row["param"] for row in seen if row["least"] == 1.0 and not row["bad"]}
     return [row.name for row in run.rows(Table.PARAMS, rank=rank) if row.param in zero] if zero else []
 
 

@@ -60,8 +60,8 @@ def traced_steps(run: Run, *, rank: int | None = None) -> tuple[TracedStep, ...]
 def first_traced_steps(run: Run, *, rank: int, count: int) -> tuple[TracedStep, ...]:
     """The first ``count`` of what was traced, the oldest first, without counting all that was."""
     flagged = rank_table(run, Table.STEPS, rank).filter(nw.col("traced") != "").select("step").unique()
-    early = sorted(collect(flagged)["step"].to_list())[: 2 * count]  # of some, the rows may be gone for their size
-    found = [one for step in early for one in _counted(run, rank, step)[::-1]]
+    early = collect(flagged.sort("step").head(2 * count))  # of some, the rows may be gone for their size
+    found = [one for row in early for one in _counted(run, rank, row["step"])[::-1]]
     return tuple(found[:count]) if len(found) >= count else traced_steps(run, rank=rank)[::-1][:count]
 
 
@@ -71,7 +71,7 @@ _known: WeakKeyDictionary[Run, dict[int, tuple[Stamp, tuple[TracedStep, ...]]]] 
 
 def _counted(run: Run, rank: int, step: int | None = None) -> tuple[TracedStep, ...]:
     ops = rank_table(run, Table.OPS, rank, step=step).group_by("step", "source").agg(nw.len().alias("rows"))
-    found = [TracedStep(rank=rank, **row) for row in collect(ops).rows(named=True)]
+    found = [TracedStep(rank=rank, **row) for row in collect(ops)]
     return tuple(sorted(found, key=lambda one: (-one.step, one.source != Source.LIVE, one.source)))
 
 
@@ -83,10 +83,10 @@ def of_step(run: Run, table: Table, traced: TracedStep) -> Lazy:
 def executed(run: Run, traced: TracedStep) -> tuple[Executed, ...]:
     """Every site that ran in ``traced``, in order of first execution; inputs, parameters and gradients left out."""
     sums = (nw.len().alias("count"), nw.col("numel").sum().alias("elements"), nw.col("seq").min().alias("first"))
-    ops = collect(of_step(run, Table.OPS, traced).group_by("site", "out").agg(*sums)).sort("first", "out")
+    ops = collect(of_step(run, Table.OPS, traced).group_by("site", "out").agg(*sums).sort("first", "out"))
     sites = {site.site: site for site in run.rows(Table.SITES, rank=traced.rank) if site.op not in _NODES}
     by_site: dict[int, list[dict[str, Any]]] = {}
-    for row in ops.rows(named=True):
+    for row in ops:
         by_site.setdefault(int(row["site"]), []).append(row)
     return tuple(_executed(sites[number], outputs) for number, outputs in by_site.items() if number in sites)
 

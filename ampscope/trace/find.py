@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from ampscope.errors import RunDamaged, RunError, RunNotFound, RunTooNew
+from ampscope.errors import RunDamaged, RunNotFound, RunTooNew
 from ampscope.trace.manifest import read_manifest
 from ampscope.trace.schema import MANIFEST
 
@@ -18,7 +18,8 @@ def find_runs(folder: str | os.PathLike[str]) -> list[Path]:
     folder = Path(folder)
     if (folder / MANIFEST).is_file():
         return [folder]
-    return sorted(sorted(_below(folder)), key=_created, reverse=True)
+    begun = {run: created for run in sorted(_below(folder)) if (created := _created(run)) is not None}
+    return sorted(begun, key=begun.__getitem__, reverse=True)
 
 
 def locate(path: Path) -> Path:
@@ -47,24 +48,18 @@ def locate(path: Path) -> Path:
 
 def _below(folder: Path) -> Iterator[Path]:
     for pattern in (f"*/{MANIFEST}", f"*/*/{MANIFEST}"):
-        yield from (path.parent for path in folder.glob(pattern) if _is_run(path.parent))
+        yield from (path.parent for path in folder.glob(pattern))
 
 
-def _is_run(folder: Path) -> bool:
-    """Whether a folder with a manifest is one of ours: other programs write a ``run.json``, too."""
+def _created(folder: Path) -> float | None:
+    """When the run in a folder began; None where its manifest is none of ours: others write a ``run.json``, too."""
     try:
-        read_manifest(folder)
-    except RunDamaged:
-        return any(folder.glob("rank=*"))
-    except RunTooNew:
-        return True
+        return read_manifest(folder).created
     except RunNotFound:
-        return False
-    return True
-
-
-def _created(run: Path) -> float:
-    try:
-        return read_manifest(run).created
-    except RunError:
-        return (run / MANIFEST).stat().st_mtime
+        return None
+    except RunDamaged:
+        if not any(folder.glob("rank=*")):
+            return None
+    except RunTooNew:
+        pass
+    return (folder / MANIFEST).stat().st_mtime

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,11 +66,12 @@ def ranks(run: Path) -> list[int]:
 def list_table(folder: Path) -> Listing:
     """What lies in a table's folder now; empty when there is none."""
     try:
-        paths = sorted(folder.iterdir())
+        with os.scandir(folder) as entries:  # names, not paths: a table of a long run has hundreds of parts
+            names = sorted(entry.name for entry in entries)
     except FileNotFoundError:
-        paths = []
-    return Listing(parts=_numbered(paths, _PART), journals=_numbered(paths, _JOURNAL))
+        names = []
+    return Listing(parts=_numbered(folder, names, _PART), journals=_numbered(folder, names, _JOURNAL))
 
 
-def _numbered(paths: list[Path], pattern: re.Pattern[str]) -> dict[int, Path]:
-    return {int(match[1]): path for path in paths if (match := pattern.fullmatch(path.name))}
+def _numbered(folder: Path, names: list[str], pattern: re.Pattern[str]) -> dict[int, Path]:
+    return {int(match[1]): folder / name for name in names if (match := pattern.fullmatch(name))}

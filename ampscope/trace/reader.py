@@ -6,6 +6,9 @@ import os
 import threading
 import weakref
 from enum import StrEnum
+from functools import reduce
+from itertools import starmap
+from operator import and_
 from pathlib import Path
 from typing import Any, Literal, cast, overload
 
@@ -258,8 +261,8 @@ class Run(Shown):
     def _load(self, table: Table, equals: dict[str, object]) -> list[Any]:
         step = equals.get("step")
         relation = self._relation(table, step if isinstance(step, int) else None)
-        for name, value in equals.items():
-            relation = relation.filter(_equals(name, value))
+        if equals:
+            relation = relation.filter(reduce(and_, starmap(_equals, equals.items())))
         row_type = ROW_TYPES[table]
         relation = relation.order(", ".join(("rank", *_ORDER[table])))
         columns = relation.select(*map(duckdb.ColumnExpression, row_type._fields)).to_arrow_table().columns

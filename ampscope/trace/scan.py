@@ -71,7 +71,7 @@ class Scan:
             journaled.append(rows.append_column(RANK, to_array([rank] * rows.num_rows, pa.int32())))
             sealed += self._sealed(connection, table, rank, parts, step)
         schema = arrow_schema(table).append(pa.field(RANK, pa.int32()))
-        result = connection.from_arrow(pa.concat_tables([_empty(schema), *journaled]).cast(schema))
+        result = connection.from_arrow(pa.concat_tables([_empty(schema), *journaled]))
         for part in sealed:
             result = result.union(part)
         return result
