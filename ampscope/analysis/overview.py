@@ -11,6 +11,8 @@ import numpy as np
 from ampscope.analysis.arrays import Columns, FloatArray, IntArray
 from ampscope.analysis.curve import Curve, make_curve, thin_marks
 from ampscope.analysis.frames import Lazy, collect, collect_columns, first_rank, rank_table
+from ampscope.analysis.scale_moves import scale_after
+from ampscope.analysis.scaler_log import changes_since
 from ampscope.showing import Shown
 from ampscope.trace.reader import Run
 from ampscope.trace.schema import EventKind, ScalerAction, ScalerEventRow, Table
@@ -40,7 +42,7 @@ class Overview(Shown):
     last_time: float | None = None  #: unix time of the newest row, seconds
     skipped: int = 0
     traced: int = 0  #: steps whose ops were recorded
-    scale: float | None = None  #: loss scale of the newest step that has one
+    scale: float | None = None  #: loss scale that the next step will use
     step_seconds: float | None = None  #: mean duration of a step
     observing_share: float | None = None  #: AMPscope's own time, as a share of all steps' time
     loss: Curve = field(default_factory=Curve)
@@ -64,8 +66,11 @@ def overview(run: Run, *, optimizer: int | None = None, rank: int | None = None)
         return Overview(rank=rank, moments=_moments(run, rank))
     chosen = optimizers[0] if optimizer is None else optimizer
     steps = steps_of(run, rank, chosen).select(*_COLUMNS, was_traced=nw.col("traced") != "")
+    seen = _from_steps(collect_columns(steps))
+    changed = scale_after(changes_since(run, chosen, rank, seen.last_step or 0), seen.last_step or 0)
     return replace(
-        _from_steps(collect_columns(steps)),
+        seen,
+        scale=seen.scale if changed is None else changed,
         optimizer=chosen,
         optimizers=optimizers,
         rank=rank,

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ampscope.analysis import rounding, trials
 from ampscope.analysis.results import Remedy, Tried
+from ampscope.analysis.wording import short_op
 from ampscope.trace.schema import Change
 from ampscope.trace.vocabulary import Cause
 
@@ -50,9 +51,13 @@ def _fp32_region(module: str) -> Remedy:
     )
 
 
+#: Products of two tensors of the same rank, as of queries and keys; those with a bias or a vector are none.
+_PRODUCTS = frozenset({"mm", "bmm", "matmul", "baddbmm"})
+
+
 def _fp16_overflow(patient: Patient) -> tuple[Remedy, ...]:
     found = []
-    if any(word in patient.op for word in ("mm", "matmul", "linear")):
+    if short_op(patient.op) in _PRODUCTS:
         found.append(
             Remedy(
                 text="If this is a product of queries and keys, scale one side before the product, not after it.",

@@ -11,7 +11,7 @@ from ampscope.analysis.frames import collect_columns, first_rank
 from ampscope.analysis.overview import log2_curve, measured, step_optimizers, steps_of
 from ampscope.analysis.results import ScaleHealth
 from ampscope.analysis.scale_health import scale_health
-from ampscope.analysis.scale_moves import VALUE_ACTIONS, Move, moves_of_events, moves_of_steps
+from ampscope.analysis.scale_moves import Move, moves_of_events, moves_of_steps, scale_after
 from ampscope.analysis.scaler_log import (
     ScaleEvent,
     ScalerCall,
@@ -116,8 +116,5 @@ class _Attempts(NamedTuple):
 
 def _current(changes: tuple[ScalerEventRow, ...], at: IntArray, scales: FloatArray) -> float | None:
     """The scale that the next step will use: the newest step's, unless an event changed it after that step."""
-    newest = int(at[-1]) if len(at) else -1
-    later = [row for row in changes if row.action in VALUE_ACTIONS and row.step >= newest]
-    if later and later[-1].scale_after is not None:
-        return later[-1].scale_after
-    return float(scales[-1]) if len(scales) else None
+    changed = scale_after(changes, int(at[-1]) if len(at) else -1)
+    return float(scales[-1]) if changed is None and len(scales) else changed

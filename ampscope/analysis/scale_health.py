@@ -123,8 +123,9 @@ def _collapsed(course: Course) -> _Found | None:
         ScaleVerdict.COLLAPSED,
         Severity.ERROR,
         first,
-        f"The scale fell from {in_words(float(course.scale[first]))} to {in_words(lowest)}: {lost:,} of the last "
-        f"{_steps(tried)} were skipped, {f'the last {count:,} of them in a row' if count > 1 else 'the newest too'}, "
+        f"The newest step ran with a scale of {in_words(lowest)}, down from {in_words(float(course.scale[first]))}: "
+        f"{lost:,} of the last {_steps(tried)} were skipped, "
+        f"{f'the last {count:,} of them in a row' if count > 1 else 'the newest too'}, "
         "so a smaller scale is no cure.",
     )
 

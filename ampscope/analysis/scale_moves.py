@@ -16,7 +16,6 @@ VALUE_ACTIONS = frozenset(
     {ScalerAction.INIT, ScalerAction.GROWTH, ScalerAction.BACKOFF, ScalerAction.UPDATE, ScalerAction.STATE_LOADED}
 )
 
-
 #: Steps without a backoff after which the next one is another story: healthy steps lie between the two.
 PAUSE = 20
 
@@ -40,6 +39,12 @@ class Move:
     before: float
     after: float
     changes: int
+
+
+def scale_after(rows: Iterable[ScalerEventRow], step: int) -> float | None:
+    """What the newest event made of the scale in ``step`` or later; the events must be in order, None without one."""
+    later = [row.scale_after for row in rows if row.action in VALUE_ACTIONS and row.step >= step]
+    return later[-1] if later else None
 
 
 def moves_of_events(rows: Iterable[ScalerEventRow]) -> tuple[Move, ...]:

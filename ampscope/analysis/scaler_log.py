@@ -17,6 +17,7 @@ from ampscope.trace.schema import ScalerAction, ScalerEventRow, Table
 
 #: Events that a loop makes at every step.
 ROUTINE = (ScalerAction.UNSCALE, ScalerAction.SKIP)
+_IS_ROUTINE = nw.col("action").is_in([str(action) for action in ROUTINE])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,18 +64,16 @@ class ScalerLog:
 
 def scaler_log(run: Run, optimizer: int, rank: int) -> ScalerLog:
     """The events that concern ``optimizer``; where the trace does not tell whose scaler it is, those of all."""
-    frame = rank_table(run, Table.SCALER_EVENTS, rank)
-    owners = collect(frame.select("scaler", "optimizer").unique())
-    mine = [row["scaler"] for row in owners if row["optimizer"] == optimizer]
-    if mine:
-        frame = frame.filter(nw.col("scaler").is_in(mine))
-    frame = frame.filter(nw.col("optimizer").is_null() | (nw.col("optimizer") == optimizer))
-    routine = nw.col("action").is_in([str(action) for action in ROUTINE])
+    frame, scalers = _events(run, optimizer, rank)
     return ScalerLog(
-        changes=_changes(frame.filter(~routine)),
-        calls=_calls(frame.filter(routine)),
-        scalers=len({row["scaler"] for row in owners}),
+        changes=_changes(frame.filter(~_IS_ROUTINE)), calls=_calls(frame.filter(_IS_ROUTINE)), scalers=scalers
     )
+
+
+def changes_since(run: Run, optimizer: int, rank: int, step: int) -> tuple[ScalerEventRow, ...]:
+    """The newest of a log's changes: those in ``step`` and later."""
+    frame, _ = _events(run, optimizer, rank)
+    return _changes(frame.filter(~_IS_ROUTINE, nw.col("step") >= step))
 
 
 def settings_of(changes: Sequence[ScalerEventRow]) -> ScalerSettings:
@@ -107,6 +106,17 @@ def arguments(detail: str) -> dict[str, object]:
 
 def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _events(run: Run, optimizer: int, rank: int) -> tuple[Lazy, int]:
+    """The events that concern ``optimizer``, and the number of scalers in the run."""
+    frame = rank_table(run, Table.SCALER_EVENTS, rank)
+    owners = collect(frame.select("scaler", "optimizer").unique())
+    mine = [row["scaler"] for row in owners if row["optimizer"] == optimizer]
+    if mine:
+        frame = frame.filter(nw.col("scaler").is_in(mine))
+    own = nw.col("optimizer").is_null() | (nw.col("optimizer") == optimizer)
+    return frame.filter(own), len({row["scaler"] for row in owners})
 
 
 def _changes(frame: Lazy) -> tuple[ScalerEventRow, ...]:

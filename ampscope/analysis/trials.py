@@ -105,7 +105,7 @@ def _of(tried: Sequence[Tried], change: Change, outcome: Trial) -> list[Tried]:
 
 
 def _modules(tried: Sequence[Tried]) -> Iterator[Remedy]:
-    cured = _of(tried, Change.MODULES_FP32, Trial.FINITE)
+    cured = _locally(tried)
     fewest = min(cured, key=lambda each: len(each.modules), default=None)
     if fewest is not None:
         yield Remedy(
@@ -114,6 +114,11 @@ def _modules(tried: Sequence[Tried]) -> Iterator[Remedy]:
     for each in _of(tried, Change.MODULES_FP32, Trial.NONFINITE)[:1]:
         alone = " alone" if len(each.modules) == 1 else ""
         yield Remedy(text=f"Keep {modules_in_words(each.modules)}{alone} in float32.", verified=False)
+
+
+def _locally(tried: Sequence[Tried]) -> list[Tried]:
+    """What cured the step with some modules in float32, and not the whole model."""
+    return [each for each in _of(tried, Change.MODULES_FP32, Trial.FINITE) if "" not in each.modules]
 
 
 def _keep(modules: Sequence[str]) -> str:
@@ -161,11 +166,14 @@ def bf16(*, verified: bool | None = None) -> Remedy:
 
 
 def _fp32(tried: Sequence[Tried]) -> Iterator[Remedy]:
+    """Float32 for everything: the last of what helps, because it gives up what mixed precision is for."""
+    whole = [each for each in _of(tried, Change.MODULES_FP32, Trial.FINITE) if "" in each.modules]
     if _of(tried, Change.FP32, Trial.NONFINITE):
         yield Remedy(text="More precision: float32 everywhere.", verified=False)
-    elif _of(tried, Change.FP32, Trial.FINITE) and not _of(tried, Change.MODULES_FP32, Trial.FINITE):
+    elif not _locally(tried) and (whole or _of(tried, Change.FP32, Trial.FINITE)):
+        part = "" if whole else ", or switch it off around the part that fails"
         yield Remedy(
-            text="Compute in float32: leave autocast out, or switch it off around the part that fails.",
+            text=f"Compute in float32: leave autocast out{part}.",
             code="with torch.autocast(device_type, enabled=False):\n    loss = loss_fn(model(x.float()), y)",
             verified=True,
         )

@@ -153,7 +153,8 @@ if newest.step is None:
     paragraph("No step of this run was traced op by op. Trace one in every so many steps:")
     st.code("ampscope.watch(model, scaler, every=500)", language="python")
     st.stop()
-chosen = choose_traced(newest.traced)
+primary = run.diagnosis().primary
+chosen = choose_traced(newest.traced, first=primary.step if primary else None)
 seen = run.precision(chosen.step, chosen.source)
 paragraph(summary(seen))
 asked = st.query_params.get("module", "")

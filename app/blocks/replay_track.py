@@ -74,7 +74,7 @@ def _lay_cursor(at: int, others: Sequence[OpLine], ops: int, tall: int) -> None:
         words = "its backward" if other.phase == Phase.BACKWARD else "its forward"
         marks.append(
             f'<i style="{_at(other.position, ops)};{high};border-left:2px dotted;opacity:0.7"></i>'
-            f'<span style="{_at(other.position, ops)};bottom:{FOOT - 14}px;font-size:0.7rem;line-height:1;opacity:0.8;'
+            f'<span style="{_at(other.position, ops)};bottom:{FOOT - 28}px;font-size:0.7rem;line-height:1;opacity:0.8;'
             f'transform:translateX(-50%);white-space:nowrap">{words if other is others[0] else ""}</span>'
         )
     st.html(f'<div style="{place}">{"".join(marks)}</div>')

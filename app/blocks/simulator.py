@@ -82,7 +82,7 @@ def _made(history: ScaleHistory) -> ScalerRules:
 
 
 def _chosen(made: ScalerRules) -> ScalerRules:
-    with st.container(horizontal=True, gap="medium"):
+    with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
         return ScalerRules(
             init_scale=_slider("Initial scale", _SCALES, made.init_scale, in_words),
             growth_interval=int(_slider("Good steps before it grows", _INTERVALS, made.growth_interval, _number)),

@@ -36,15 +36,23 @@ def test_what_cures_comes_first_and_what_did_not_is_said_after_it() -> None:
     ("modules", "code"),
     [
         (("a", "b.0"), 'ampscope.keep_fp32(model, ["a", "b.0"])'),
-        (("",), 'ampscope.keep_fp32(model, [""])'),
         (("Net[0].a", "Gen[1].b"), 'ampscope.keep_fp32(models[0], ["a"])\nampscope.keep_fp32(models[1], ["b"])'),
         (("Net[0]",), 'ampscope.keep_fp32(models[0], [""])'),
     ],
-    ids=["modules", "the model", "several models", "one of several"],
+    ids=["modules", "several models", "one of several"],
 )
 def test_the_code_names_modules_as_keep_fp32_does(modules: tuple[str, ...], code: str) -> None:
     (remedy,) = trials.remedies(Cause.FP16_OVERFLOW, [tried(Change.MODULES_FP32, Trial.FINITE, *modules)])
     assert remedy.code == code
+
+
+def test_the_whole_model_in_float32_is_the_last_of_what_helps() -> None:
+    everything, bf16 = tried(Change.MODULES_FP32, Trial.FINITE, ""), tried(Change.BF16, Trial.FINITE)
+    first, last = trials.remedies(Cause.LOG_ZERO, [FP32, everything, bf16])
+    assert (first.verified, last.verified) == (True, True)
+    assert "bfloat16" in first.text
+    assert last.text == "Compute in float32: leave autocast out."
+    assert "keep_fp32" not in last.code
 
 
 def test_loss_code_is_switched_off_by_hand() -> None:

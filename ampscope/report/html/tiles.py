@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from ampscope.analysis.overview import Overview
@@ -12,6 +13,8 @@ from ampscope.report.html.markup import as_html, short
 from ampscope.report.html.phrases import count, seconds, share
 
 Fact = tuple[str, str]
+#: Where a name may be broken: ``Relation|Classifier``, ``my_|model``.
+_WORD = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=_)(?=[a-z])")
 
 
 def tiles_html(facts: Sequence[Fact]) -> str:
@@ -33,4 +36,4 @@ def run_tiles(seen: Overview, info: RunInfo) -> list[Fact]:
 
 
 def _tile(what: str, value: str) -> str:
-    return f'<div class="amp-tile"><b>{as_html(value)}</b><span>{as_html(what)}</span></div>'
+    return f'<div class="amp-tile"><b>{_WORD.sub("<wbr>", as_html(value))}</b><span>{as_html(what)}</span></div>'
