@@ -1,4 +1,7 @@
-"""Follows a run that is being written: parts of a page that redraw themselves, its pulse in the side bar, alarms."""
+"""Follows a run that is being written: parts of a page that redraw themselves, its pulse in the side bar, alarms.
+
+What went wrong anew can change anything on any page, and is rare: then the page is drawn again as a whole.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,9 @@ def part(draw: Draw) -> None:
 
 def follow() -> None:
     """How fresh a run being written is; announces what goes wrong in it. A finished run is left alone."""
-    if loader.current().is_open:
+    run = loader.current()
+    if run.is_open:
+        _announce(run.path, run.pulse())
         st.fragment(_beat, run_every=LOOK_EVERY)()
 
 
@@ -59,9 +64,8 @@ def _beat() -> None:
     except AmpscopeError as error:
         alarm("This run can no longer be read", str(error))
         return
-    if not run.is_open:
-        st.rerun()  # the whole page once more, which then stands still
-    _announce(run.path, seen)
+    if not run.is_open or st.session_state.get(_HEARD) != _alarms(run.path, seen):
+        st.rerun()  # the whole page once more; of a run that has ended it then stands still
     st.html(pulse_html(seen, time.time()))
 
 
@@ -80,10 +84,15 @@ def pulse_html(seen: Pulse, now: float) -> str:
     return f'{mark}<div class="amp-place">{as_html(" ".join(words), 400)}</div>'
 
 
+def _alarms(path: str, seen: Pulse) -> tuple[str, int, int]:
+    """What has gone wrong so far."""
+    return path, seen.incidents, seen.findings
+
+
 def _announce(path: str, seen: Pulse) -> None:
     """A toast for what went wrong since the last look; what was there when the page was opened is on the page."""
     heard = st.session_state.get(_HEARD)
-    st.session_state[_HEARD] = (path, seen.incidents, seen.findings)
+    st.session_state[_HEARD] = _alarms(path, seen)
     if not isinstance(heard, tuple) or heard[0] != path:
         return
     for kind, new, step in (

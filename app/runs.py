@@ -40,12 +40,18 @@ def places() -> tuple[Place, ...]:
 
 
 def offers(looked: tuple[Place, ...]) -> dict[str, Offer]:
-    """The runs in ``looked`` by key, the newest first within each folder; links that lead out of it are passed over."""
+    """The runs in ``looked`` by key, the newest first within each folder and none twice.
+
+    Links that lead out of a folder are passed over.
+    """
     found: dict[str, Offer] = {}
+    paths: set[Path] = set()
     for place in looked:
         for path in find_runs(place.path) if place.path.is_dir() else ():
-            if not path.resolve().is_relative_to(place.path.resolve()):
+            where = path.resolve()
+            if where in paths or not where.is_relative_to(place.path.resolve()):
                 continue
+            paths.add(where)
             offer = Offer(_key(path, place, found), path, place.is_sample)
             found.setdefault(offer.key, offer)
     return found

@@ -26,6 +26,7 @@ class Pulse:
     last_step: int | None = None
     last_time: float | None = None
     step_seconds: float | None = None  #: mean duration of a step
+    last_traced: int | None = None  #: the newest step whose ops were recorded
     incidents: int = 0
     last_incident: int | None = None  #: the newest incident's step
     findings: int = 0
@@ -45,7 +46,9 @@ def pulse(run: Run, *, rank: int | None = None) -> Pulse:
     """The pulse of ``rank`` (by default the run's first); an empty run has an empty one."""
     rank = first_rank(run) if rank is None else rank
     last = (nw.len().alias("count"), nw.col("step").max().alias("step"), nw.col("time").max().alias("time"))
-    steps = _only(rank_table(run, Table.STEPS, rank).select(*last, nw.col("duration_s").mean().alias("seconds")))
+    traced = nw.when(nw.col("traced") != "").then(nw.col("step")).max().alias("traced")
+    mean = nw.col("duration_s").mean().alias("seconds")
+    steps = _only(rank_table(run, Table.STEPS, rank).select(*last, mean, traced))
     incidents, findings = (
         _only(rank_table(run, each, rank).select(*last)) for each in (Table.INCIDENTS, Table.FINDINGS)
     )
@@ -55,6 +58,7 @@ def pulse(run: Run, *, rank: int | None = None) -> Pulse:
         last_step=steps["step"],
         last_time=finite(steps["time"]),
         step_seconds=finite(steps["seconds"]),
+        last_traced=steps["traced"],
         incidents=incidents["count"],
         last_incident=incidents["step"],
         findings=findings["count"],

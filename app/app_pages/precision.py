@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import live
 import loader
 import streamlit as st
 from blocks.links import link_row, to_precision, to_replay
+from blocks.newer import newer
 from blocks.notes import heading, page_head, paragraph, place
 from blocks.plot import plot
 from blocks.table import table
@@ -155,6 +159,7 @@ if newest.step is None:
     st.stop()
 primary = run.diagnosis().primary
 chosen = choose_traced(newest.traced, first=primary.step if primary else None)
+live.part(partial(newer, shown=newest.traced[0].step, link=lambda step, words: to_precision(None, step, label=words)))
 seen = run.precision(chosen.step, chosen.source)
 paragraph(summary(seen))
 asked = st.query_params.get("module", "")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import live
 import loader
 import recordings
 import streamlit as st
 from blocks.items import items
-from blocks.links import link_row, to_incident, to_precision, to_scale
+from blocks.links import link_row, to_incident, to_precision, to_replay, to_scale
+from blocks.newer import newer
 from blocks.notes import heading, page_head, paragraph
 from blocks.replay_card import DIFFERENCES, op_card, operand_table
 from blocks.replay_lines import modules, neighbours, ops_around
@@ -182,6 +186,7 @@ with first:
     chosen = choose_traced(traced, first=worst_step())
 with second:
     other = choose_other(chosen)
+live.part(partial(newer, shown=traced[0].step, link=lambda step, words: to_replay(step, label=words)))
 seen = recordings.load(run, chosen)
 if not len(seen):
     paragraph("The disk budget of this run has dropped the ops of this step.")

@@ -10,7 +10,7 @@ from tests.builder import START, TraceBuilder
 def test_the_newest_step_and_what_went_wrong(tmp_path: Path) -> None:
     trace = TraceBuilder(tmp_path)
     for step in range(5):
-        trace.step(step=step, duration_s=0.5)
+        trace.step(step=step, duration_s=0.5, traced="live" if step < 3 else "")
     trace.incident(step=3)
     trace.finding(step=1)
     with open_run(trace.leave_open()) as run:
@@ -18,6 +18,7 @@ def test_the_newest_step_and_what_went_wrong(tmp_path: Path) -> None:
         assert (seen.status, seen.steps, seen.last_step, seen.last_time) == ("open", 5, 4, START + 4)
         assert (seen.incidents, seen.last_incident, seen.findings, seen.last_finding) == (1, 3, 1, 1)
         assert seen.step_seconds == 0.5
+        assert seen.last_traced == 2
         trace.close()
         assert pulse(run).status == "closed"
 
@@ -25,6 +26,7 @@ def test_the_newest_step_and_what_went_wrong(tmp_path: Path) -> None:
 def test_before_the_first_step_there_is_no_silence(tmp_path: Path) -> None:
     with open_run(TraceBuilder(tmp_path).close()) as run:
         seen = pulse(run)
+    assert seen.last_traced is None
     assert seen.silence(START) is None
     assert not seen.is_overdue(START + 1e6)
 

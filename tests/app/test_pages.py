@@ -144,6 +144,24 @@ def test_a_run_being_written_says_so_and_shows_new_rows(show: Show, tmp_path: Pa
     trace.close()
 
 
+@pytest.mark.parametrize("page", ["precision", "replay"])
+def test_a_step_traced_since_the_page_was_drawn_is_offered(
+    show: Show, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str
+):
+    monkeypatch.setenv("AMPSCOPE_RUNS", str(tmp_path))
+    trace = TraceBuilder(tmp_path / "live")
+    site = trace.site()
+    trace.step(traced="live")
+    trace.op(site, step=0, source="live")
+    trace.leave_open()
+    shown = show("live", page)
+    assert "has been traced since" not in shown.words
+    trace.step(traced="live")
+    trace.leave_open()  # its ops come with the next look: what is on screen must not depend on them
+    shown.test.run()
+    assert "Step 1 has been traced since" in shown.words
+
+
 def test_two_optimizers_can_be_told_apart(show: Show, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("AMPSCOPE_RUNS", str(tmp_path))
     trace = TraceBuilder(tmp_path / "gan")

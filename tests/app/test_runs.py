@@ -42,3 +42,9 @@ def test_runs_are_named_by_their_path_and_clashes_by_their_folder(runs: ModuleTy
 def test_a_run_given_itself_is_offered_alone(runs: ModuleType, tmp_path: Path):
     run = TraceBuilder(tmp_path / "mine").close()
     assert set(runs.offers((runs.Place(run),))) == {"mine"}
+
+
+def test_a_run_that_two_folders_hold_is_offered_once(runs: ModuleType, tmp_path: Path):
+    TraceBuilder(tmp_path / "all" / "mine" / "run").close()
+    places = (runs.Place(tmp_path / "all"), runs.Place(tmp_path / "all" / "mine"))
+    assert set(runs.offers(places)) == {"mine/run"}

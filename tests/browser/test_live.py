@@ -75,7 +75,14 @@ def test_a_page_follows_a_training_to_its_end(watched: Watched, training: Traini
             arg=before,
             timeout=SOON,
         )
+        assert page.context.browser is not None
+        others = {place: page.context.browser.new_page() for place in ("incident", "precision")}
+        for place, other in others.items():
+            goto(other, address, place, run="train")
+        expect(others["incident"].get_by_text("Nothing went wrong")).to_be_visible()
+        expect(others["precision"].get_by_text("has been traced since")).to_be_visible(timeout=SOON)
         training.spoil()
+        expect(others["incident"].locator(".amp-card.error")).to_contain_text("logarithm", timeout=SOON)
         expect(page.get_by_test_id("stToast").first).to_contain_text("1 new incident", timeout=SOON)
         expect(page.locator(".amp-card.error")).to_contain_text("logarithm", timeout=SOON)
         training.kill()
