@@ -35,7 +35,7 @@ class Listing:
     """What is known of runs so far; shared by everyone who looks at the same app."""
 
     summaries: dict[Age, RunSummary] = field(default_factory=dict)
-    verdicts: dict[Age, Told] = field(default_factory=dict)
+    verdicts: dict[tuple[Age, int, int], Told] = field(default_factory=dict)
 
     def look(self, paths: Sequence[Path]) -> dict[Path, RunSummary]:
         """The runs' summaries; those of closed runs are kept."""
@@ -45,18 +45,18 @@ class Listing:
         self.summaries.update({ages[path]: one for path, one in fresh.items() if one.status == "closed"})
         return {path: fresh.get(path) or self.summaries[age] for path, age in ages.items()}
 
-    def verdict(self, path: Path) -> Told | None:
-        """The verdict on a run if it has been diagnosed."""
-        return self.verdicts.get(_age(path))
+    def verdict(self, one: RunSummary) -> Told | None:
+        """The verdict on a run if it has been diagnosed as it is now."""
+        return self.verdicts.get(_state(one))
 
-    def diagnose(self, paths: Iterable[Path], seconds: float) -> bool:
+    def diagnose(self, runs: Iterable[RunSummary], seconds: float) -> bool:
         """Diagnose runs for about so many ``seconds``; whether all of them are."""
         end = time.monotonic() + seconds
-        for path in paths:
-            if self.verdict(path) is None:
+        for one in runs:
+            if self.verdict(one) is None:
                 if time.monotonic() >= end:
                     return False
-                self.verdicts[_age(path)] = _told(path)
+                self.verdicts[_state(one)] = _told(one.path)
         return True
 
 
@@ -81,6 +81,11 @@ def _age(path: Path) -> Age:
         return path, (path / MANIFEST).stat().st_mtime_ns
     except OSError:
         return path, 0
+
+
+def _state(one: RunSummary) -> tuple[Age, int, int]:
+    """What a verdict was made of: in a run being written, another one whenever something went wrong anew."""
+    return _age(one.path), one.incidents, one.findings
 
 
 def _told(path: Path) -> Told:

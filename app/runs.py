@@ -42,14 +42,15 @@ def places() -> tuple[Place, ...]:
 def offers(looked: tuple[Place, ...]) -> dict[str, Offer]:
     """The runs in ``looked`` by key, the newest first within each folder and none twice.
 
-    Links that lead out of a folder are passed over.
+    Links are passed over: what they lead to is on offer under its own name, or lies outside.
     """
     found: dict[str, Offer] = {}
     paths: set[Path] = set()
     for place in looked:
-        for path in find_runs(place.path) if place.path.is_dir() else ():
+        root = place.path.resolve()
+        for path in find_runs(root) if root.is_dir() else ():
             where = path.resolve()
-            if where in paths or not where.is_relative_to(place.path.resolve()):
+            if where in paths or where != path:
                 continue
             paths.add(where)
             offer = Offer(_key(path, place, found), path, place.is_sample)
@@ -59,7 +60,7 @@ def offers(looked: tuple[Place, ...]) -> dict[str, Offer]:
 
 def _key(path: Path, place: Place, taken: dict[str, Offer]) -> str:
     """The run's path below its folder; the folder's name in front where that alone is taken."""
-    relative = path.relative_to(place.path).as_posix()
+    relative = path.relative_to(place.path.resolve()).as_posix()
     short = path.name if relative == "." else relative
     return short if short not in taken else f"{place.path.name}/{short}"
 

@@ -19,9 +19,8 @@ from ampscope.report.html.phrases import count
 from ampscope.report.runs import evidence
 from ampscope.trace.vocabulary import Severity, Verdict
 
-#: Runs that are diagnosed without being asked for, and seconds of that between two drawings.
-_AT_ONCE, _STINT_S = 20, 0.7
-_LOOK_EVERY = 2
+#: Seconds between two drawings of the table, and how many of them go into diagnosing runs.
+_LOOK_EVERY, _STINT_S = 2, 0.7
 _UNTOLD = "not examined"
 #: What a verdict looks like; being written is no verdict, but as important.
 _COLOURS = {
@@ -36,11 +35,11 @@ _COLUMNS = {
         options=list(_COLOURS), color=list(_COLOURS.values()), width=112, help="What the diagnosis found"
     ),
     "What": st.column_config.TextColumn(width="medium"),
-    "Steps": st.column_config.NumberColumn(format="localized", width="small", help="Optimizer steps tried"),
+    "Steps": st.column_config.NumberColumn(format="localized", width=70, help="Optimizer steps tried"),
     "Skipped": st.column_config.ProgressColumn(
-        format="percent", min_value=0, max_value=1, width=130, help="Share of steps that the scaler skipped"
+        format="percent", min_value=0, max_value=1, width=110, help="Share of steps that the scaler skipped"
     ),
-    "Started": st.column_config.DatetimeColumn(format="distance", width="small"),
+    "Started": st.column_config.DatetimeColumn(format="distance", width=112),
     "Lasted": st.column_config.TextColumn(width="small", help="From the start to the newest step"),
     "State": st.column_config.TextColumn(width="small"),
     "Tags": st.column_config.ListColumn(width="small"),
@@ -69,9 +68,9 @@ def draw(chosen: Sequence[Offer]) -> None:
     """The table, drawn again until all that should be is diagnosed, and while a run in it is being written."""
     known = listing()
     summaries = known.look([offer.path for offer in chosen])
-    wanted = [offer.path for offer in chosen if not summaries[offer.path].problem][:_AT_ONCE]
+    wanted = [one for one in summaries.values() if not one.problem]
     done = known.diagnose(wanted, _STINT_S if "_listing_rests" in st.session_state else 0.0)  # first of all, the list
-    rows = [row(offer, summaries[offer.path], known.verdict(offer.path)) for offer in chosen]
+    rows = [row(offer, summaries[offer.path], known.verdict(summaries[offer.path])) for offer in chosen]
     picked = st.dataframe(
         rows,
         hide_index=True,
@@ -83,6 +82,9 @@ def draw(chosen: Sequence[Offer]) -> None:
     )
     if lines := picked.selection.rows:
         st.switch_page(Page.OVERVIEW.file, query_params={"run": chosen[lines[0]].key})
+    if not done:
+        known_yet = sum(known.verdict(one) is not None for one in wanted)
+        st.caption(f"{known_yet:,} of {figures.count(len(wanted), 'run')} examined so far; the others follow.")
     live = any(one.status == "open" for one in summaries.values())
     before, rests = st.session_state.get("_listing_rests", False), done and not live
     st.session_state["_listing_rests"] = rests
@@ -107,5 +109,3 @@ if not chosen:
 paragraph(f"{figures.count(len(chosen), 'run')}, the newest first. Choose one on its left edge to open it.")
 rests = st.session_state.get("_listing_rests", False)
 st.fragment(draw, run_every=None if rests else _LOOK_EVERY)(chosen)
-if len(chosen) > _AT_ONCE:
-    st.caption(f"The first {_AT_ONCE} are diagnosed here; of the others is told what was recorded.")

@@ -73,12 +73,28 @@ def test_a_run_that_cannot_be_read_does_not_take_the_list_away(show: Show, folde
     assert "broken" in [row["Run"] for row in rows_of(shown)]
 
 
-def test_a_link_out_of_the_folder_is_not_on_offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_links_are_not_on_offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(APP)
     runs = importlib.import_module("runs")
     secret = TraceBuilder(tmp_path / "secret").close()
     inside = TraceBuilder(tmp_path / "shown" / "real").close()
     (tmp_path / "shown" / "link").symlink_to(secret)
     (tmp_path / "shown" / "alias").symlink_to(inside)
-    assert "link" not in runs.offers((runs.Place(tmp_path / "shown"),))
-    assert {"real", "alias"} == set(runs.offers((runs.Place(tmp_path / "shown"),)))
+    assert {"real"} == set(runs.offers((runs.Place(tmp_path / "shown"),)))
+    (tmp_path / "way").symlink_to(tmp_path / "shown")
+    assert {"real"} == set(runs.offers((runs.Place(tmp_path / "way"),))), "a link that was given is followed"
+
+
+def test_a_run_being_written_is_judged_anew_when_something_goes_wrong(show: Show, folder: Path):
+    trace = TraceBuilder(folder / "live")
+    trace.step()
+    trace.leave_open()
+    shown = show("live", "runs", real=True)
+    shown.test.run()
+    assert next(row for row in rows_of(shown) if row["Run"] == "live")["Verdict"] == ["healthy"]
+    trace.finding()
+    trace.leave_open()
+    for _ in range(2):
+        shown.test.run()
+    assert next(row for row in rows_of(shown) if row["Run"] == "live")["Verdict"] == ["problem"]
+    trace.close()
