@@ -27,6 +27,8 @@ def runs(
     """List the runs in a folder, newest first, each with its verdict."""
     from ampscope.analysis.run_list import run_summaries
     from ampscope.cli.terminal import show
+    from ampscope.report import figures
+    from ampscope.report.plain import visible
     from ampscope.report.runs import as_list
     from ampscope.trace.reader import find_runs
 
@@ -35,6 +37,10 @@ def runs(
         what = "There is no run in" if folder.is_dir() else "There is no folder"
         raise RunNotFound(f"{what} {folder}; give the folder that ampscope.watch records to, e.g. ./ampscope_runs.")
     matching = [each for each in run_summaries(found) if each.matches(search)]
+    if not matching:
+        looked = figures.count(len(found), "run")
+        typer.echo(f"No run in {visible(str(folder))} matches {search!r} (looked at {looked}).")
+        return
     show(as_list([_listed(each, quick=quick) for each in matching]))
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich import box
-from rich.console import RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -14,6 +14,7 @@ from ampscope.analysis.results import Diagnosis, Finding, Incident
 from ampscope.analysis.run_list import RunSummary
 from ampscope.analysis.wording import cause_in_words
 from ampscope.report import figures
+from ampscope.report.layout import indented
 from ampscope.report.plain import visible
 from ampscope.trace.vocabulary import Verdict
 
@@ -27,17 +28,68 @@ class ListedRun:
 
 
 _HEADINGS = ("run", "started", "steps", "skipped", "verdict", "what")
+_NUMERIC = ("steps", "skipped")
+#: What a narrow terminal does without, in this order: the time first, which most names hold as well.
+_EXPENDABLE = ("started", "skipped", "steps")
+#: The least width in which the last column can be read.
+_LEAST_WHAT = 24
+#: Columns between two cells.
+_GAP = 3
+#: A width that no table has.
+_UNBOUNDED = 10_000
 
 
 def as_list(runs: Sequence[ListedRun]) -> RenderableType:
-    """One row a run, in the order given."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for heading in _HEADINGS:
-        numeric = heading in ("steps", "skipped")
-        table.add_column(heading, justify="right" if numeric else "left", overflow="fold")
-    for run in runs:
-        table.add_row(*_row(run))
-    return table
+    """One row a run, in the order given; its name is always whole, so that it can be copied."""
+    return _List(tuple(dict(zip(_HEADINGS, _row(run), strict=True)) for run in runs))
+
+
+@dataclass(frozen=True, slots=True)
+class _List:
+    """A table where it fits, two lines a run where it does not; whatever reads a pipe gets every column unwrapped."""
+
+    rows: tuple[dict[str, Text], ...]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if not console.is_terminal:
+            yield from console.render(self._table(_HEADINGS), options.update(max_width=_UNBOUNDED))
+            return
+        kept = self._fitting(options.max_width)
+        yield self._table(kept) if kept else Group(*self._stacked())
+
+    def _fitting(self, width: int) -> tuple[str, ...]:
+        """The headings of the columns that fit into ``width``; none where not even the needed ones do."""
+        for dropped in range(len(_EXPENDABLE) + 1):
+            kept = tuple(heading for heading in _HEADINGS if heading not in _EXPENDABLE[:dropped])
+            if sum(map(self._least, kept)) + _GAP * (len(kept) - 1) <= width:
+                return kept
+        return ()
+
+    def _least(self, heading: str) -> int:
+        widest = max(len(heading), *(row[heading].cell_len for row in self.rows), 0)
+        return min(widest, _LEAST_WHAT) if heading == "what" else widest
+
+    def _table(self, headings: Sequence[str]) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+        for heading in headings:
+            wraps = heading == "what"
+            table.add_column(
+                heading,
+                justify="right" if heading in _NUMERIC else "left",
+                overflow="fold" if wraps else "crop",
+                no_wrap=not wraps,
+                min_width=self._least(heading),
+            )
+        for row in self.rows:
+            table.add_row(*(row[heading] for heading in headings))
+        return table
+
+    def _stacked(self) -> Iterator[RenderableType]:
+        for row in self.rows:
+            name = row["run"].copy()
+            name.no_wrap, name.overflow = True, "ignore"
+            yield name
+            yield indented(Text.assemble(row["verdict"], "  ", row["what"], overflow="fold"))
 
 
 def _row(run: ListedRun) -> tuple[Text, ...]:

@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ampscope.analysis.run_list import RunSummary
 from ampscope.report.runs import ListedRun, as_list
 from tests.cli.printed import printed
@@ -40,6 +42,41 @@ def test_a_line_for_each_run() -> None:
     assert lines[2].endswith("gradients clipped before they were unscaled at train.py:12")
     assert lines[4].endswith("not examined   2 incidents and 1 finding recorded")
     assert lines[5].endswith("unreadable     run.json cannot be read")
+
+
+LONG = "ampscope_runs/20261121-183204-TransformerForCausalLM"
+ROWS = [
+    ListedRun(summary=seen(LONG), diagnosis=BROKEN),
+    ListedRun(summary=seen("ampscope_runs/20261121-170102-Net"), diagnosis=MISUSED),
+    ListedRun(summary=seen("ampscope_runs/old"), diagnosis=HEALTHY),
+    ListedRun(summary=seen("ampscope_runs/torn", problem="run.json cannot be read; restore it from a backup")),
+]
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 120, 160])
+def test_a_name_is_whole_in_every_terminal(width: int) -> None:
+    lines = printed(as_list(ROWS), width=width, terminal=True).splitlines()
+    names = [str(row.summary.path) for row in ROWS]
+    assert [line.split()[0] for line in lines if line.startswith("ampscope_runs/")] == names
+    assert all(len(line) <= width or line in names for line in lines)
+
+
+def test_a_narrow_terminal_keeps_verdict_and_cause() -> None:
+    wide, narrow = (printed(as_list(ROWS[1:]), width=width, terminal=True) for width in (200, 80))
+    assert wide.splitlines()[0].split() == ["run", "started", "steps", "skipped", "verdict", "what"]
+    assert narrow.splitlines()[0].split() == ["run", "verdict", "what"]
+    assert "run.json cannot be" in narrow
+
+
+def test_the_narrowest_puts_the_verdict_below_the_name() -> None:
+    lines = printed(as_list(ROWS), width=70, terminal=True).splitlines()
+    assert lines[:2] == [LONG, "  problem  step 294: a value too large for float16 at gpt.py:47"]
+
+
+def test_a_pipe_gets_one_line_a_run() -> None:
+    lines = printed(as_list(ROWS), width=30).splitlines()
+    assert len(lines) == 2 + len(ROWS)
+    assert lines[2].endswith("step 294: a value too large for float16 at gpt.py:47")
 
 
 def test_names_are_only_text() -> None:

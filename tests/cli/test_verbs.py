@@ -76,6 +76,12 @@ class TestRuns:
         assert "not examined" in answer.out
         assert "other" not in answer.out.replace("1 incident", "")
 
+    def test_a_search_without_hits_says_so(self, ampscope: Command, tmp_path: Path) -> None:
+        TraceBuilder(tmp_path / "one").close()
+        answer = ampscope("runs", tmp_path, "--search", "nowhere")
+        assert (answer.code, answer.err) == (0, "")
+        assert answer.out == f"No run in {tmp_path} matches 'nowhere' (looked at 1 run).\n"
+
     def test_none_there(self, ampscope: Command, tmp_path: Path) -> None:
         answer = ampscope("runs", tmp_path)
         assert answer.code == 2
