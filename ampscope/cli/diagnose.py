@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from ampscope.cli.exits import Exit
+from ampscope.cli.newest import RUN_HELP, named_or_newest
 
 
 def diagnose(
-    run: Annotated[Path, typer.Argument(help="The run's folder, as ampscope.watch printed it.", show_default=False)],
+    run: Annotated[Path | None, typer.Argument(help=RUN_HELP)] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Say what went wrong in a run, where, why, and what to change.
@@ -24,7 +25,7 @@ def diagnose(
     from ampscope.report.text import as_text
     from ampscope.trace.vocabulary import Verdict
 
-    diagnosis = diagnosis_of(run)
+    diagnosis = diagnosis_of(named_or_newest(run))
     if json:
         typer.echo(as_json(diagnosis))
     else:

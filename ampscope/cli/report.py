@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
+from ampscope.cli.newest import RUN_HELP, named_or_newest
 from ampscope.errors import AmpscopeError
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="The run's folder, as ampscope.watch printed it.", show_default=False)],
+    run: Annotated[Path | None, typer.Argument(help=RUN_HELP)] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("report.html"),
     force: Annotated[bool, typer.Option("--force", help="Write over a file that exists.")] = False,
 ) -> None:
@@ -20,7 +21,7 @@ def report(
 
     if output.exists() and not force:
         raise AmpscopeError(f"{output} exists; choose another name with -o, or --force to write over it")
-    content = page_of(run).encode()
+    content = page_of(named_or_newest(run)).encode()
     _write(output, content)
     typer.echo(f"Wrote {output} ({len(content) // 1024 + 1} KiB). Open it in a browser.")
 

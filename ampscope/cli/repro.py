@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
+from ampscope.cli.newest import RUN_HELP, named_or_newest
 from ampscope.errors import AmpscopeError
 
 
 def repro(
-    run: Annotated[Path, typer.Argument(help="The run's folder, as ampscope.watch printed it.", show_default=False)],
+    run: Annotated[Path | None, typer.Argument(help=RUN_HELP)] = None,
     incident: Annotated[
         int | None,
         typer.Option(help="Which incident of the diagnosis, from 1; the one it tells first if left out.", min=1),
@@ -29,7 +30,7 @@ def repro(
     from ampscope.trace.reader import open_run
 
     beside = output.with_suffix(".safetensors")
-    with open_run(run) as opened:
+    with open_run(named_or_newest(run)) as opened:
         diagnosis = diagnose(opened)
         found = reproducible(opened, diagnosis, incident)
         script = as_script(diagnosis.run, found, _content(found.saved.path), data_name=beside.name)

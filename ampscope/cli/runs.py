@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ampscope.cli.newest import DEFAULT_FOLDER
 from ampscope.errors import AmpscopeError, RunNotFound
 
 if TYPE_CHECKING:
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def runs(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to look in, two levels deep.")] = Path(
-        "ampscope_runs"
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to look in, two levels deep.")] = (
+        DEFAULT_FOLDER
     ),
     search: Annotated[str, typer.Option(help="Only runs with these words in name, model, device, tags or state.")] = "",
     quick: Annotated[

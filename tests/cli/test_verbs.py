@@ -54,6 +54,42 @@ class TestDiagnose:
         assert answer.err == "ampscope: runs/damaged/run.json cannot be read. Restore it from a backup.\n"
 
 
+class TestWithoutARun:
+    """A verb that reads one run takes the newest below ./ampscope_runs."""
+
+    @pytest.fixture
+    def newest(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+        monkeypatch.chdir(tmp_path)
+        for created, name in enumerate(["fine", "broken"], 1):
+            TraceBuilder(tmp_path / "ampscope_runs" / name, created=float(created)).close()
+        return "ampscope: no run named; the newest is ampscope_runs/broken\n"
+
+    @pytest.mark.usefixtures("verdict_by_name")
+    def test_diagnose(self, ampscope: Command, newest: str) -> None:
+        answer = ampscope("diagnose", "--json")
+        assert (answer.code, answer.err) == (1, newest)
+        assert json.loads(answer.out)["run"]["name"] == "broken"
+
+    def test_report(self, ampscope: Command, newest: str) -> None:
+        answer = ampscope("report")
+        assert (answer.code, answer.err) == (0, newest)
+        assert "broken" in Path("report.html").read_text("utf-8")
+
+    def test_repro(self, ampscope: Command, newest: str) -> None:
+        answer = ampscope("repro")
+        assert answer.code == 2
+        assert answer.err.startswith(newest)
+        assert "nothing to reproduce" in answer.err
+
+    @pytest.mark.parametrize("verb", ["diagnose", "report", "repro"])
+    def test_none_there(self, ampscope: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+        monkeypatch.chdir(tmp_path)
+        answer = ampscope(verb)
+        assert (answer.code, answer.out) == (2, "")
+        assert answer.err.startswith("ampscope: There is no run in ./ampscope_runs; give the folder")
+        assert answer.err.count("\n") == 1
+
+
 class TestRuns:
     @pytest.mark.usefixtures("verdict_by_name")
     def test_lists_all_of_them(self, ampscope: Command, tmp_path: Path) -> None:
