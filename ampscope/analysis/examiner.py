@@ -112,7 +112,7 @@ class Examiner:
         """Steps whose loss was not finite although capture reported nothing (its replay may have been off)."""
         for optimizer, history in self._history.items():
             reported = {row.step for row in rows if row.optimizer == optimizer}
-            bad = history.step[history.has_loss & ~np.isfinite(history.loss)]
+            bad = history.step[history.bad_loss]
             left = [int(step) for step in bad if step not in reported][:MAX_EXAMINED]
             for step in left:
                 position = int(np.searchsorted(history.step, step))

@@ -26,6 +26,12 @@ class History:
     skipped: BoolArray
     lr: FloatArray
 
+    @property
+    def bad_loss(self) -> BoolArray:
+        """Attempts whose loss was recorded as not finite."""
+        bad: BoolArray = self.has_loss & ~np.isfinite(self.loss)
+        return bad
+
     def before(self, step: int, count: int) -> FloatArray:
         """The finite positive losses of the ``count`` attempts before ``step``."""
         end = int(np.searchsorted(self.step, step))

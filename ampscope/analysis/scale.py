@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import numpy as np
+
 from ampscope.analysis.arrays import BoolArray, Columns, FloatArray, IntArray
 from ampscope.analysis.curve import Curve, make_curve, thin_marks
 from ampscope.analysis.frames import collect_columns, first_rank
@@ -71,7 +73,7 @@ def scale_history(run: Run, *, optimizer: int | None = None, rank: int | None = 
     if not optimizers:
         return ScaleHistory()
     chosen = optimizers[0] if optimizer is None else optimizer
-    steps = steps_of(run, rank, chosen).select("step", "scale", "growth_tracker", "skipped")
+    steps = steps_of(run, rank, chosen).select("step", "loss", "scale", "growth_tracker", "skipped")
     history = _history(collect_columns(steps), scaler_log(run, chosen, rank))
     return replace(history, optimizer=chosen, optimizers=optimizers, rank=rank)
 
@@ -108,10 +110,12 @@ class _Attempts(NamedTuple):
     step: IntArray
     scale: FloatArray
     skipped: BoolArray
+    bad_loss: BoolArray
 
     @classmethod
     def of(cls, steps: Columns) -> _Attempts:
-        return cls(0, steps.ints("step"), steps.floats("scale"), steps.flags("skipped"))
+        bad_loss = steps.known("loss") & ~np.isfinite(steps.floats("loss"))
+        return cls(0, steps.ints("step"), steps.floats("scale"), steps.flags("skipped"), bad_loss)
 
 
 def _current(changes: tuple[ScalerEventRow, ...], at: IntArray, scales: FloatArray) -> float | None:

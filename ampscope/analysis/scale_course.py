@@ -32,6 +32,10 @@ class Attempts(Protocol):
     def skipped(self) -> NDArray[np.bool_]:
         """Whether each was skipped."""
 
+    @property
+    def bad_loss(self) -> NDArray[np.bool_]:
+        """Whether the loss itself of each was recorded as not finite, before any scale."""
+
 
 @dataclass(frozen=True)
 class Course:
@@ -40,6 +44,7 @@ class Course:
     step: NDArray[np.int64]
     scale: NDArray[np.float64]
     skipped: NDArray[np.bool_]
+    bad_loss: NDArray[np.bool_]
     settings: ScalerSettings
 
     @cached_property
@@ -74,3 +79,13 @@ class Course:
     def lost(self) -> int:
         """Skips after calibration."""
         return int(self.skipped[self.settled :].sum())
+
+    def since(self, position: int) -> NDArray[np.bool_]:
+        """Marks the attempts from ``position`` on."""
+        marked: NDArray[np.bool_] = np.arange(self.skipped.size) >= position
+        return marked
+
+    @property
+    def hopeless(self) -> NDArray[np.bool_]:
+        """Whether each attempt was skipped because its loss was not finite: no scale would have saved it."""
+        return self.skipped & self.bad_loss

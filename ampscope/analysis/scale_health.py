@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ampscope.analysis import hopeless_skips
 from ampscope.analysis.history import History
 from ampscope.analysis.remedies import remedies
 from ampscope.analysis.results import Incident, Remedy, ScaleHealth, ScaleVerdict
@@ -44,7 +45,7 @@ def scale_health(attempts: Attempts, settings: ScalerSettings | None = None) -> 
     known = ~np.isnan(attempts.scale)
     if not known.any():
         return None
-    parts = (attempts.step[known], attempts.scale[known], attempts.skipped[known])
+    parts = (attempts.step[known], attempts.scale[known], attempts.skipped[known], attempts.bad_loss[known])
     course = Course(*parts, settings or ScalerSettings())
     judges = (_collapsed, _floored, _oscillating, _runaway)
     found = next((found for found in (judge(course) for judge in judges) if found is not None), None)
@@ -126,7 +127,8 @@ def _collapsed(course: Course) -> _Found | None:
         f"The newest step ran with a scale of {in_words(lowest)}, down from {in_words(float(course.scale[first]))}: "
         f"{lost:,} of the last {_steps(tried)} were skipped, "
         f"{f'the last {count:,} of them in a row' if count > 1 else 'the newest too'}, "
-        "so a smaller scale is no cure.",
+        f"so a smaller scale is no cure.{hopeless_skips.in_words(course, course.since(first))}",
+        hopeless_skips.cure(course, course.since(first)),
     )
 
 
@@ -142,29 +144,37 @@ def _floored(course: Course) -> _Found | None:
     current = in_words(float(course.scale[-1]))
     if ends.size and ends[-1] == course.skipped.size and _stands_still(course, int(starts[-1])):
         first = int(starts[-1])
+        among = course.since(first)
         why = (
             f"The scale stands at {current} while the last {ends[-1] - first:,} steps were all skipped: the gradients "
-            "are not finite at any scale that is left to it."
+            f"are not finite at any scale that is left to it.{hopeless_skips.in_words(course, among)}"
         )
-        return _Found(ScaleVerdict.FLOORED, Severity.ERROR, first, why)
+        return _Found(ScaleVerdict.FLOORED, Severity.ERROR, first, why, hopeless_skips.cure(course, among))
     useful = np.flatnonzero(course.scale >= LOWEST_USEFUL_SCALE)
     first = int(useful[-1]) + 1 if useful.size else 0
     count = course.scale.size - first
-    if count < CALIBRATION_STEPS:
-        return None
-    return _Found(
-        ScaleVerdict.FLOORED,
-        Severity.WARNING,
-        first,
-        f"The scale has been below 1 for the last {count:,} steps, at {current} now: it makes gradients smaller "
-        "instead of larger, because the loss itself is too large for float16.",
-        (
-            Remedy(
-                text="Bring the loss to an ordinary size (a mean instead of a sum, smaller weights).",
-                code="loss = loss / loss_weight",
-            ),
-        ),
+    return _below_one(course, first) if count >= CALIBRATION_STEPS else None
+
+
+def _below_one(course: Course, first: int) -> _Found:
+    """Why the scale lies below 1: by the skips made at a scale of 1 and less, the loss is too large or not finite."""
+    shrinks = (
+        f"The scale has been below 1 for the last {course.scale.size - first:,} steps, at "
+        f"{in_words(float(course.scale[-1]))} now: it makes gradients smaller instead of larger"
     )
+    low = course.scale <= LOWEST_USEFUL_SCALE
+    said = hopeless_skips.in_words(course, low, "at a scale of 1 or less")
+    if hopeless_skips.prevail(course, low):
+        first = int(np.argmax(course.hopeless & low))
+        return _Found(ScaleVerdict.FLOORED, Severity.WARNING, first, f"{shrinks}.{said}", hopeless_skips.CURE)
+    why = f"{shrinks}, because the loss itself is too large for float16.{said}"
+    return _Found(ScaleVerdict.FLOORED, Severity.WARNING, first, why, (_ORDINARY_SIZE,))
+
+
+_ORDINARY_SIZE = Remedy(
+    text="Bring the loss to an ordinary size (a mean instead of a sum, smaller weights).",
+    code="loss = loss / loss_weight",
+)
 
 
 def _oscillating(course: Course) -> _Found | None:
@@ -177,6 +187,12 @@ def _oscillating(course: Course) -> _Found | None:
         return None
     interval = course.settings.growth_interval
     ceilings = course.scale[starts[starts >= course.settled]]
+    lost = f"After it had settled, {course.lost:,} of {after:,} steps ({share:.0%}) were lost in {swings:,} backoffs"
+    severity = Severity.WARNING if share >= HEAVY_SHARE else Severity.INFO
+    among = course.since(course.settled)
+    said = hopeless_skips.in_words(course, among)
+    if hopeless_skips.prevail(course, among):
+        return _Found(ScaleVerdict.OSCILLATING, severity, course.settled, f"{lost}.{said}", hopeless_skips.CURE)
     probes = interval is not None and float(ceilings.max()) <= 2 * float(ceilings.min())
     why = (
         f"it grows after {_steps(int(interval))} in a row without a skip, and each time that is too much"
@@ -186,10 +202,9 @@ def _oscillating(course: Course) -> _Found | None:
     )
     return _Found(
         ScaleVerdict.OSCILLATING,
-        Severity.WARNING if share >= HEAVY_SHARE else Severity.INFO,
+        severity,
         course.settled,
-        f"After it had settled, {course.lost:,} of {after:,} steps ({share:.0%}) were lost in {swings:,} backoffs: "
-        f"{why}.",
+        f"{lost}: {why}.{said}",
         _grow_less(course) if probes else _smooth(),
     )
 
@@ -230,7 +245,9 @@ def _calm(course: Course) -> _Found:
     if course.lost:
         verdict = ScaleVerdict.PROBING
         words.append(f"Since then it grew {times(growths)} and lost {_steps(course.lost)} in doing so.")
-    return _Found(verdict, Severity.INFO, 0, " ".join(words), _start_lower(course) if early >= WORTH_A_START else ())
+    told = f"{' '.join(words)}{hopeless_skips.in_words(course, course.since(0))}"
+    by_scale = early - int(course.hopeless[: course.settled].sum())
+    return _Found(verdict, Severity.INFO, 0, told, _start_lower(course) if by_scale >= WORTH_A_START else ())
 
 
 def _start_lower(course: Course) -> tuple[Remedy, ...]:

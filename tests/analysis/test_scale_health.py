@@ -34,6 +34,7 @@ class Course(NamedTuple):
     init: float = 65536.0
     interval: int = 2000
     floor: float = 0.0  #: below which the loop itself does not let the scale fall
+    bad_loss: Callable[[int], bool] = lambda number: False  #: attempts whose loss is NaN, skipped at any scale
 
 
 class Attempts(NamedTuple):
@@ -41,6 +42,7 @@ class Attempts(NamedTuple):
     step: np.ndarray
     scale: np.ndarray
     skipped: np.ndarray
+    bad_loss: np.ndarray
 
 
 def attempts(course: Course) -> Attempts:
@@ -48,13 +50,14 @@ def attempts(course: Course) -> Attempts:
     scale, tracker, scales, skips = course.init, 0, [], []
     for number in range(course.steps):
         scales.append(scale)
-        skips.append(course.overflows(number, scale))
+        skips.append(course.bad_loss(number) or course.overflows(number, scale))
         tracker = 0 if skips[-1] else tracker + 1
         if skips[-1]:
             scale = max(float(np.float32(scale * 0.5)), course.floor)
         elif tracker == course.interval and math.isfinite(np.float32(scale * 2.0)):
             scale, tracker = scale * 2.0, 0
-    return Attempts(0, np.arange(course.steps), np.array(scales), np.array(skips))
+    bad = np.array([course.bad_loss(number) for number in range(course.steps)], dtype=bool)
+    return Attempts(0, np.arange(course.steps), np.array(scales), np.array(skips), bad)
 
 
 def health(course: Course) -> ScaleHealth:
@@ -132,10 +135,56 @@ def test_oscillation_names_its_interval_or_the_gradients():
     assert "batches" in noise.remedies[0].text
 
 
+def every(period: int, *, since: int = 0) -> Callable[[int], bool]:
+    return lambda number: number >= since and number % period == 0
+
+
+def test_a_scale_that_non_finite_losses_brought_below_one_says_nothing_about_the_size_of_the_loss():
+    found = health(Course(200, never, init=16.0, bad_loss=every(10, since=40)))
+    assert (found.verdict, found.severity) == (FLOORED, WARNING)
+    assert "In all 12 steps skipped at a scale of 1 or less the loss itself was NaN" in found.explanation
+    assert "too large" not in found.explanation
+    assert [remedy.code for remedy in found.remedies] == [""]
+
+
+def test_a_loss_that_is_too_large_is_told_beside_one_that_is_not_finite():
+    found = health(Course(200, above(2.0**-6), init=16.0, bad_loss=lambda number: number == 50))
+    assert "loss itself is too large for float16. In 1 of the 7 steps skipped at a scale of 1" in found.explanation
+    assert found.remedies[0].code == "loss = loss / loss_weight"
+
+
+@pytest.mark.parametrize(
+    ("course", "verdict"),
+    [
+        (Course(160, never, bad_loss=lambda number: number >= 100), COLLAPSED),
+        (Course(400, never, floor=1.0, bad_loss=lambda number: number >= 100), FLOORED),
+        (Course(2000, never, interval=5, bad_loss=every(7)), OSCILLATING),
+        (Course(9000, never, bad_loss=lambda number: number == 4500), PROBING),
+    ],
+)
+def test_skips_of_non_finite_losses_are_told_with_every_verdict(course: Course, verdict: ScaleVerdict):
+    found = health(course)
+    assert found.verdict == verdict
+    assert "no scale would have saved" in found.explanation
+    told = " ".join(remedy.text + remedy.code for remedy in found.remedies)
+    assert ("Cure the steps whose loss is not finite first" in told) == (verdict is not PROBING)
+    assert "batches" not in told
+
+
+def test_no_better_start_is_advised_where_no_scale_would_have_helped():
+    assert health(Course(300, never, bad_loss=lambda number: number < 6)).remedies == ()
+
+
+def test_no_incident_of_the_scale_comes_on_top_of_the_losses(run_folder: Path):
+    diagnosis = diagnose(recorded(run_folder, Course(200, never, init=16.0, bad_loss=every(10, since=40))))
+    assert diagnosis.scale[0].verdict is FLOORED
+    assert Cause.SCALE_OVERFLOW not in {incident.cause for incident in diagnosis.incidents}
+
+
 def test_no_scale_no_verdict():
     nothing = np.zeros(0)
-    assert scale_health(Attempts(0, nothing.astype(np.int64), nothing, nothing.astype(bool))) is None
-    unscaled = Attempts(0, np.arange(3), np.full(3, np.nan), np.zeros(3, dtype=bool))
+    assert scale_health(Attempts(0, nothing.astype(np.int64), nothing, *[nothing.astype(bool)] * 2)) is None
+    unscaled = Attempts(0, np.arange(3), np.full(3, np.nan), *[np.zeros(3, dtype=bool)] * 2)
     assert scale_health(unscaled) is None
 
 
@@ -143,9 +192,10 @@ def recorded(folder: Path, course: Course, *, incidents: bool = False) -> Path:
     trace = TraceBuilder(folder)
     detail = f'{{"growth_interval": {course.interval}}}'
     trace.scaler_event(ScalerAction.INIT, scale_before=None, scale_after=course.init, detail=detail)
-    _, _, scales, skips = attempts(course)
+    _, _, scales, skips, bad_loss = attempts(course)
     for step, (scale, skipped) in enumerate(zip(scales, skips, strict=True)):
-        trace.step(scale=float(scale), skipped=bool(skipped), found_inf=bool(skipped))
+        loss = math.nan if bad_loss[step] else 0.003
+        trace.step(scale=float(scale), skipped=bool(skipped), found_inf=bool(skipped), loss=loss)
         if skipped and incidents:
             trace.incident(step=step, scale=float(scale), replay=ReplayStatus.UNAVAILABLE, replay_reason="none left")
     return trace.close()
