@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import streamlit as st
-from story import tell, told, told_number
+from story import in_address, tell, told, told_number
 
 from ampscope.analysis.traced import TracedStep
 from ampscope.report.html.markup import as_html, short
@@ -23,7 +23,7 @@ def choose(name: str, label: str, options: Sequence[str], describe: Callable[[st
     st.session_state[name] = known if known in options else options[0]
     picked = st.selectbox(label, options, format_func=describe, key=name)
     chosen = picked if picked in options else options[0]
-    if name in st.query_params and asked not in options and not own:
+    if in_address(name) is not None and asked not in options and not own:
         missing(label, asked, describe(chosen))
     tell(**{name: chosen})
     st.session_state[f"_seen_{name}"] = chosen
@@ -62,7 +62,7 @@ def choose_traced(traced: Sequence[TracedStep], *, first: int | None = None) -> 
         if len(listed) < len(named):
             _go_to_step(named, now)
     chosen = named.get(picked, traced[0])
-    wanted = st.query_params.get("step")
+    wanted = in_address("step")
     if asked is None and wanted is not None:
         missing(label, f"step {wanted}", traced_words(chosen).lower())
     tell(step=chosen.step, source=chosen.source)

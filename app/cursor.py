@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import streamlit as st
 from choice import missing
-from story import tell, told_number
+from story import in_address, tell, told_number
 
 from ampscope.analysis.replay import Recording
 from ampscope.analysis.replay_seek import advance
@@ -20,7 +20,8 @@ class Cursor:
 
     place: tuple[str, int, str]  #: run, step and source
     at: int
-    stride: int = 1  #: ops per beat
+    stride: float = 1.0  #: ops per beat
+    carried: float = 0.0  #: what of an op the beats so far have left over
     playing: bool = False
     written: tuple[str, str] = ("", "")  #: the sequence numbers last told to the address, newest first
 
@@ -31,9 +32,11 @@ class Cursor:
 
     def beat(self, seen: Recording) -> None:
         """One beat of playing: on to the next ops; it stops where something not finite begins, and at the end."""
-        before = self.at
-        self.at = advance(seen, before, self.stride)
-        self.playing = before < self.at < len(seen) - 1 and not seen.born[self.at]
+        whole, self.carried = divmod(self.carried + self.stride, 1.0)
+        if whole:
+            before = self.at
+            self.at = advance(seen, before, int(whole))
+            self.playing = before < self.at < len(seen) - 1 and not seen.born[self.at]
 
     def tell(self, seen: Recording) -> None:
         """Put the op into the address, once playing has come to rest."""
@@ -50,7 +53,7 @@ def cursor(path: str, seen: Recording, start: int) -> Cursor:
     known = st.session_state.get(_CURSOR)
     if not isinstance(known, Cursor) or known.place != place:
         known = st.session_state[_CURSOR] = Cursor(place, start)
-    asked = st.query_params.get("op")
+    asked = in_address("op")
     if asked is not None and asked not in known.written:  # one of these may still be on its way to the browser
         _follow(known, seen, asked)
     return known

@@ -31,8 +31,8 @@ def choose_run(found: dict[str, Offer], *, verdict: bool = True) -> None:
         asked = st.query_params.get("run")
         key = choose("run", "Run", list(found), lambda key: _label(found[key]))
         begin(key, leaving=asked not in (None, key))
-        loaded = loader.choose(found[key].path)
-        _facts(loaded)
+        loader.choose(found[key].path)
+        live.part(_facts)
         if verdict:
             live.part(_verdict)
         live.follow()

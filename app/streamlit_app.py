@@ -12,6 +12,7 @@ from directory import Page
 from listing import offered
 from runs import places
 from sidebar import choose_run
+from story import address
 
 from ampscope.errors import AmpscopeError
 
@@ -26,12 +27,13 @@ found = offered(looked)
 if not found:
     welcome(looked)
     st.stop()
-try:
-    choose_run(found, verdict=page.url_path != "runs")
-    if all(offer.is_sample for offer in found.values()):
-        samples_only(looked)
-    page.run()
-except AmpscopeError as error:
-    alarm("This run cannot be shown", str(error))
-    if page.url_path == "runs":
+with address():
+    try:
+        choose_run(found, verdict=page.url_path != "runs")
+        if all(offer.is_sample for offer in found.values()):
+            samples_only(looked)
         page.run()
+    except AmpscopeError as error:
+        alarm("This run cannot be shown", str(error))
+        if page.url_path == "runs":
+            page.run()

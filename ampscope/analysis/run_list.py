@@ -47,9 +47,10 @@ class RunSummary:
         """Skipped attempts as a share of all attempts."""
         return self.skipped / self.steps if self.steps else None
 
-    def matches(self, search: str) -> bool:
-        """Whether every word of ``search`` occurs in its path, name, model, device, tags or status."""
-        text = " ".join((str(self.path), self.name, self.model, self.device, self.status, *self.tags)).casefold()
+    def matches(self, search: str, *also: str) -> bool:
+        """Whether every word of ``search`` occurs in its path, name, model, device, tags or status, or in ``also``."""
+        own = (str(self.path), self.name, self.model, self.device, self.status, *self.tags)
+        text = " ".join((*own, *also)).casefold()
         return all(word in text for word in search.casefold().split())
 
 

@@ -14,6 +14,7 @@ from blocks.plot import plot
 from blocks.table import table
 from charts.precision import precision_figure
 from choice import choose, choose_traced, missing
+from story import in_address
 
 from ampscope.analysis.fp32_islands import Fp32Island, Reason
 from ampscope.analysis.precision import CastRow, Precision, PrecisionRow, deepest, fold_modules, under
@@ -162,7 +163,7 @@ chosen = choose_traced(newest.traced, first=primary.step if primary else None)
 live.part(partial(newer, shown=newest.traced[0].step, link=lambda step, words: to_precision(None, step, label=words)))
 seen = run.precision(chosen.step, chosen.source)
 paragraph(summary(seen))
-asked = st.query_params.get("module", "")
+asked = in_address("module") or ""
 chosen_modules = under(seen.modules, asked)
 if asked:
     show_asked(asked, chosen_modules)

@@ -18,7 +18,7 @@ from blocks.replay_track import replay_track
 from blocks.transport import BEAT, Jump, jumps, transport
 from choice import choose, choose_traced, traced_words
 from cursor import Cursor, cursor
-from story import tell, told
+from story import tell, told, write_address
 
 from ampscope.analysis.arrays import IntArray
 from ampscope.analysis.replay_op import OpDetail, op_detail
@@ -97,7 +97,7 @@ def debugger(place: Cursor, other: TracedStep | None) -> None:
     with left:
         show_lists(place, found)
     with right:
-        op_card(detail, len(seen))
+        op_card(detail)
         show_ways(detail)
         operand_table(detail.reads, detail.writes)
         if other is not None:
@@ -105,6 +105,7 @@ def debugger(place: Cursor, other: TracedStep | None) -> None:
         show_dataflow(detail, place)
     if not place.playing:
         show_histograms(place)
+        write_address()
 
 
 def show_lists(place: Cursor, found: IntArray) -> None:
@@ -171,7 +172,10 @@ def show_comparison(other: TracedStep) -> None:
         return
     place = seen.site_of(lock.first)
     where = f" in {place.module}" if place.module else ""
-    paragraph(f"{words}the first op whose values differ is number {int(seen.seq[lock.first]):,}, {place.op}{where}.")
+    sentence = f"{words}the first op whose values differ is number {int(seen.seq[lock.first]):,}, {place.op}{where}."
+    if len(lock.notable) and int(lock.notable[0]) != lock.first:
+        sentence += f" From number {int(seen.seq[lock.notable[0]]):,} on they differ by more than digits."
+    paragraph(sentence)
 
 
 run = loader.current()

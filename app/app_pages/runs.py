@@ -19,8 +19,9 @@ from ampscope.report.html.phrases import count
 from ampscope.report.runs import evidence
 from ampscope.trace.vocabulary import Severity, Verdict
 
-#: Seconds between two drawings of the table, and how many of them go into diagnosing runs.
-_LOOK_EVERY, _STINT_S = 2, 0.7
+#: Seconds between two drawings of the table, how many of them go into diagnosing runs, and between two at rest.
+_LOOK_EVERY, _STINT_S, _REST_S = 2, 0.7, 10
+_RESTS = "_listing_rests"
 _UNTOLD = "not examined"
 #: What a verdict looks like; being written is no verdict, but as important.
 _COLOURS = {
@@ -64,48 +65,58 @@ def row(offer: Offer, one: RunSummary, told: Told | None) -> dict[str, object]:
     }
 
 
-def draw(chosen: Sequence[Offer]) -> None:
-    """The table, drawn again until all that should be is diagnosed, and while a run in it is being written."""
+def draw(search: str) -> None:
+    """The table, drawn again while a run in it is being written or examined, and now and then for new ones."""
     known = listing()
-    summaries = known.look([offer.path for offer in chosen])
+    found = offered(places())
+    summaries = known.look([offer.path for offer in found.values()])
     wanted = [one for one in summaries.values() if not one.problem]
-    done = known.diagnose(wanted, _STINT_S if "_listing_rests" in st.session_state else 0.0)  # first of all, the list
-    rows = [row(offer, summaries[offer.path], known.verdict(summaries[offer.path])) for offer in chosen]
-    picked = st.dataframe(
-        rows,
-        hide_index=True,
-        height=min(38 + 35 * max(len(rows), 1), 720),
-        column_config=_COLUMNS,
-        selection_mode="single-row",
-        on_select="rerun",
-        key="run_list",
-    )
-    if lines := picked.selection.rows:
-        st.switch_page(Page.OVERVIEW.file, query_params={"run": chosen[lines[0]].key})
+    done = known.diagnose(wanted, _STINT_S if _RESTS in st.session_state else 0.0)  # first of all, the list
+    rows = {
+        key: row(offer, summaries[offer.path], known.verdict(summaries[offer.path])) for key, offer in found.items()
+    }
+    chosen = [key for key, offer in found.items() if summaries[offer.path].matches(search, *_words(rows[key]))]
+    if chosen:
+        paragraph(f"{figures.count(len(chosen), 'run')}, the newest first. Click on one to open it.")
+        table([rows[key] for key in chosen], chosen)
+    else:
+        paragraph(f"None of the {count(len(found))} runs has all of these words in its name, model, device or verdict.")
     if not done:
-        known_yet = sum(known.verdict(one) is not None for one in wanted)
-        st.caption(f"{known_yet:,} of {figures.count(len(wanted), 'run')} examined so far; the others follow.")
-    live = any(one.status == "open" for one in summaries.values())
-    before, rests = st.session_state.get("_listing_rests", False), done and not live
-    st.session_state["_listing_rests"] = rests
+        examined = sum(known.verdict(one) is not None for one in wanted)
+        st.caption(f"{examined:,} of {figures.count(len(wanted), 'run')} examined so far; the others follow.")
+    rests = done and all(one.status != "open" for one in summaries.values())
+    before, st.session_state[_RESTS] = st.session_state.get(_RESTS, False), rests
     if before != rests:
         st.rerun()
 
 
-found = offered(places())
+def table(rows: Sequence[dict[str, object]], keys: Sequence[str]) -> None:
+    """The rows, a click on which opens the run of that place in ``keys``."""
+    picked = st.dataframe(
+        rows,
+        hide_index=True,
+        height=min(38 + 35 * len(rows), 720),
+        column_config=_COLUMNS,
+        selection_mode="single-cell",
+        on_select="rerun",
+        key="run_list",
+    )
+    if cells := picked.selection.cells:
+        st.switch_page(Page.OVERVIEW.file, query_params={"run": keys[cells[0][0]]})
+
+
+def _words(cells: dict[str, object]) -> tuple[str, ...]:
+    """What a search finds of a row beside the run's own facts: what the reader sees of its verdict."""
+    return str(cells["Verdict"]), str(cells["What"]), str(cells["State"])
+
+
 st.title("Runs", anchor=False)
 search = st.text_input(
-    "Search", placeholder="name, model, device, tag or state", value=st.query_params.get("search", ""), max_chars=200
+    "Search",
+    placeholder="words of its name, model, device, tags, state or verdict",
+    max_chars=200,
+    key="search",
+    bind="query-params",
 )
-if search:
-    st.query_params["search"] = search
-elif "search" in st.query_params:
-    del st.query_params["search"]
-every = listing().look([offer.path for offer in found.values()])
-chosen = [offer for offer in found.values() if every[offer.path].matches(search)]
-if not chosen:
-    paragraph(f"None of the {count(len(found))} runs has all of these words in its name, model, device, tags or state.")
-    st.stop()
-paragraph(f"{figures.count(len(chosen), 'run')}, the newest first. Choose one on its left edge to open it.")
-rests = st.session_state.get("_listing_rests", False)
-st.fragment(draw, run_every=None if rests else _LOOK_EVERY)(chosen)
+rests = st.session_state.get(_RESTS, False)
+st.fragment(draw, run_every=_REST_S if rests else _LOOK_EVERY)(search)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 from choice import missing
 from loader import Loaded
-from story import tell, told_number
+from story import in_address, tell, told_number, write_address
 
 from ampscope.analysis.attempt import Attempt, attempt
 from ampscope.analysis.results import Incident
@@ -21,8 +21,9 @@ def step_asked(run: Loaded, optimizer: int | None) -> Attempt | None:
     """The attempt that the address or the story so far names; says so where an address names none."""
     step = told_number("step")
     found = None if step is None else attempt(run.run, step, optimizer=optimizer)
-    if found is None and "step" in st.query_params:
-        missing("Step", st.query_params["step"], "the whole run")
+    asked = in_address("step")
+    if found is None and asked is not None:
+        missing("Step", asked, "the whole run")
         tell(step=None)
     if found is not None:
         tell(step=found.step)
@@ -42,6 +43,7 @@ def at_step(run: Loaded, seen: Attempt) -> None:
             to_replay(seen.step, seen.traced.source)
         if st.button("Show no step", type="tertiary", icon=":material/close:"):
             tell(step=None)
+            write_address()
             st.rerun()
 
 

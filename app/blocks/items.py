@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import streamlit as st
+from story import told
 
 from ampscope.analysis.results import Diagnosis, Finding, Incident
 from ampscope.analysis.wording import cause_in_words, steps_in_words
@@ -38,7 +39,7 @@ def item_line(item: Item) -> str:
 
 def item_link(name: str, item: Item, label: str) -> None:
     """A link, in our own words, to the incident page that shows ``item``."""
-    query = {"run": st.query_params.get("run", ""), "incident": name}
+    query = {"run": told("run") or "", "incident": name}
     st.page_link(INCIDENT_PAGE, label=label, icon=_ICONS[item.severity], query_params=query)
 
 

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 
 import streamlit as st
 from directory import Page
+from story import told
 
 #: What stays the same on the way, unless the link says otherwise.
 _KEPT = ("run", "optimizer")
@@ -18,7 +19,7 @@ _LONGEST = 300
 
 def link(page: Page, label: str, *, icon: str | None = None, **place: object) -> None:
     """A link to ``page``; what ``place`` names goes into its address, but for what is None."""
-    kept = {name: st.query_params[name] for name in _KEPT if name in st.query_params}
+    kept = {name: known for name in _KEPT if (known := told(name)) is not None}
     given = {name: str(value) for name, value in place.items() if value is not None}
     st.page_link(page.file, label=label, icon=icon or page.icon, query_params={**kept, **given})
 

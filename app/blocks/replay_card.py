@@ -32,12 +32,12 @@ DIFFERENCES = {
 }
 
 
-def op_card(detail: OpDetail, ops: int) -> None:
+def op_card(detail: OpDetail) -> None:
     """The card of an op."""
     line = detail.line
     kind = "error" if not line.is_finite else "warning" if line.is_near else ""
     rows = "".join(f"<span>{name}</span><div>{body}</div>" for name, body in _facts(detail) if body)
-    number = f"op {line.seq:,}, {line.position + 1:,} of {ops:,}"
+    number = f"op number {line.seq:,}"
     st.html(
         f'<div class="amp-card {kind}"><div class="amp-place">{number}</div>'
         f'<div class="amp-title">{as_html(_title(detail), 160)}</div><div>{_chips(detail)}</div>'

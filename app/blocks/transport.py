@@ -85,8 +85,10 @@ def _jump(jump: Jump, cursor: Cursor) -> None:
 def _speed(seen: Recording, cursor: Cursor) -> None:
     normal = max(len(seen) * BEAT / WHOLE, 1.0)
     names = list(_SPEEDS)
-    picked = st.segmented_control("Speed", names, default="normal", key="replay-speed", label_visibility="collapsed")
-    cursor.stride = max(round(normal * _SPEEDS.get(picked or "normal", 1.0)), 1)
+    picked = st.segmented_control(
+        "Speed", names, default="normal", required=True, key="replay-speed", label_visibility="collapsed"
+    )
+    cursor.stride = normal * _SPEEDS[picked or "normal"]
 
 
 def _button(
