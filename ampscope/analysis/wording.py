@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from ampscope.analysis.results import Finding, Incident
 from ampscope.trace.schema import ReplayStatus, Trigger
-from ampscope.trace.vocabulary import Cause
+from ampscope.trace.vocabulary import MISTAKES_IN_WORDS, Cause
 
 _CAUSES: dict[Cause, str] = {
+    **MISTAKES_IN_WORDS,
     Cause.FP16_OVERFLOW: "a value too large for float16",
     Cause.FP16_UNDERFLOW: "a value too small for float16",
     Cause.EPS_UNDERFLOW: "an epsilon that vanished in float16",
@@ -25,18 +26,7 @@ _CAUSES: dict[Cause, str] = {
     Cause.BAD_INPUT: "a batch that was already bad",
     Cause.BAD_WEIGHT: "a weight that was already bad",
     Cause.BAD_BUFFER: "a buffer that was already bad",
-    Cause.HALF_PARAMS: "parameters kept in half precision",
     Cause.HARDWARE_TRANSIENT: "a fault that does not repeat",
-    Cause.MISUSE_CLIP_BEFORE_UNSCALE: "gradients clipped before they were unscaled",
-    Cause.MISUSE_NO_UNSCALE: "gradients used while still scaled",
-    Cause.MISUSE_UPDATE_EACH_MICROBATCH: "scaler.update called for each micro-batch",
-    Cause.MISUSE_MULTIPLE_SCALERS_UPDATE: "several scalers, or several updates, for one step",
-    Cause.MISUSE_BACKWARD_UNDER_AUTOCAST: "backward run under autocast",
-    Cause.MISUSE_AUTOCAST_SPANS_STEP: "an autocast region that spans the optimizer step",
-    Cause.MISUSE_MISSING_SCALER: "float16 without a gradient scaler",
-    Cause.MISUSE_SCHEDULER_ORDER: "a scheduler that steps though the optimizer step was skipped",
-    Cause.MISUSE_SCALER_STATE_NOT_RESTORED: "a resumed run whose scaler started afresh",
-    Cause.MISUSE_CHECKPOINT_AUTOCAST_MISMATCH: "a checkpointed block recomputed in another precision",
     Cause.BENIGN_INITIAL_CALIBRATION: "the scale finding its place",
     Cause.BENIGN_PERIODIC_GROWTH: "the scale probing for room to grow",
     Cause.BENIGN_SCALE_ADJUSTMENT: "the scale making room for larger gradients",

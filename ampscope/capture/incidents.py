@@ -17,6 +17,7 @@ from ampscope.capture.replaying.counterfactual import Counterfactuals
 from ampscope.capture.replaying.failure import Observed
 from ampscope.capture.replaying.player import Recording
 from ampscope.capture.replaying.replay import Outcome, Symptom
+from ampscope.capture.terminal import Terminal
 from ampscope.capture.tracing.livetrace import LiveTrace
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.schema import Change, ReplayStatus, Source, Trial, Trigger, source_of
@@ -35,7 +36,7 @@ class Incidents:
         live: The trace of the step in progress.
         budgets: Which steps are traced, which incidents replayed.
         guard_for: Makes the guard of a part.
-        say: Tells the user one line.
+        terminal: Where the user is told.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Incidents:
         live: LiveTrace,
         budgets: tuple[TraceBudget, ReplayBudget],
         guard_for: Callable[[str], Guard],
-        say: Callable[[str], None],
+        terminal: Terminal,
     ) -> None:
         self._models = models
         self._recorder = recorder
@@ -55,7 +56,7 @@ class Incidents:
         self._live = live
         self._trace_budget, self._replay_budget = budgets
         self._guard, self._trial_guard = guard_for("the replay"), guard_for("the trial of cures")
-        self._say = say
+        self._terminal = terminal
         self._bad_in_a_row = 0
         self._counterfactuals = Counterfactuals(models, recorder.sites, budgets[1], self._trial_guard)
 
@@ -161,4 +162,4 @@ class Incidents:
         if self._bad_in_a_row != (QUIET_SKIPS + 1 if calibrates else 1):
             return
         what = trigger.replace("_", " ").replace("nonfinite", "non-finite")
-        self._say(f"step {attempt.step}: {what} (replay: {outcome.status.replace('_', ' ')})")
+        self._terminal.incident(what, attempt.step, outcome.status, outcome.reason)

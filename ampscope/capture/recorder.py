@@ -172,9 +172,8 @@ class Recorder:
         )
         self._writer.put(Table.REPLAYS, [row])
 
-    def finding(self, cause: Cause, step: int, place: Place | None, evidence: dict[str, Any]) -> None:
+    def finding(self, cause: Cause, step: int, where: Place, evidence: dict[str, Any]) -> None:
         """A usage mistake was seen; the same one at the same line is written once."""
-        where = place or NOWHERE
         if (cause, where) in self._seen_findings:
             return
         self._seen_findings.add((cause, where))

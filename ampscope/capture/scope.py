@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import sys
 import weakref
 from pathlib import Path
 from types import TracebackType
@@ -19,13 +18,11 @@ from ampscope.capture.modules import ModuleWatch
 from ampscope.capture.recorder import Recorder
 from ampscope.capture.scaler import ScalerWatch
 from ampscope.capture.step import StepWatch
+from ampscope.capture.terminal import Terminal
 from ampscope.capture.tracing.operand_files import OperandFiles
 from ampscope.errors import WatchError
 from ampscope.trace.schema import EventKind
 from ampscope.trace.writer import TraceWriter
-
-#: How many incidents are told on the terminal; all are in the trace.
-MAX_LINES = 5
 
 
 class Scope:
@@ -51,12 +48,11 @@ class Scope:
         self.folder: Path = writer.folder
         self._models = models
         self._writer = writer
-        self._quiet = quiet
-        self._lines = 0
+        self._terminal = Terminal(writer.folder, quiet=quiet)
         operands = OperandFiles(writer.folder, writer.rank, operand_budget, self._guard("the keeping of operands"))
         self._recorder = Recorder(writer, models, operands)
         budgets = (TraceBudget(every, overhead), ReplayBudget(overhead, replay_budget))
-        self._steps = StepWatch(models, self._recorder, self._guard, budgets, self._say)
+        self._steps = StepWatch(models, self._recorder, self._guard, budgets, self._terminal)
         self._modules = ModuleWatch(models, self._steps)
         self._scalers: list[ScalerWatch] = []
         self._open = False
@@ -75,7 +71,7 @@ class Scope:
         except TypeError as error:
             self.close()
             raise WatchError(f"this model cannot be watched: {error}; watch the modules inside it instead") from error
-        self._print(f"ampscope: recording to {self.folder}")
+        self._terminal.line(f"recording to {self.folder}")
         return self
 
     def _install(self, scaler: Any | None) -> None:
@@ -176,7 +172,7 @@ class Scope:
         """Ends the run because a newer scope of this process records into its folder."""
         text = "watch was called again for this run's folder: this scope ends, the newer one goes on as a resumed run"
         self._recorder.event(EventKind.NOTE, self._steps.optimizers.step_of(None), text)
-        self._print(f"ampscope: {text} ({self.folder})")
+        self._terminal.line(f"{text} ({self.folder})")
         self.close()
 
     # -- faults and messages ------------------------------------------------------------------------------------
@@ -196,17 +192,7 @@ class Scope:
 
     def _warn(self, text: str) -> None:
         self._recorder.event(EventKind.WARNING, self._steps.optimizers.step_of(None), text)
-        self._print(f"ampscope: {text}")
-
-    def _say(self, text: str) -> None:
-        self._lines += 1
-        if self._lines <= MAX_LINES:
-            self._print(f"ampscope: {text}. Look: ampscope diagnose {self.folder}")
-
-    def _print(self, line: str) -> None:
-        if not self._quiet:
-            sys.stderr.write(line + "\n")
-            sys.stderr.flush()
+        self._terminal.line(text)
 
 
 _open_scopes: weakref.WeakSet[Scope] = weakref.WeakSet()

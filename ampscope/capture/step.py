@@ -26,8 +26,9 @@ from ampscope.capture.replaying.replay import Outcome, Symptom
 from ampscope.capture.replaying.steptape import StepTape
 from ampscope.capture.replaying.tape import Entry, backward_roots, creates_graph
 from ampscope.capture.replaying.taping import TapeMode
+from ampscope.capture.terminal import Terminal
 from ampscope.capture.torch_private import OthersAside, scaler_found_inf, steps_on_device
-from ampscope.capture.tracing.frames import user_place
+from ampscope.capture.tracing.frames import NOWHERE, Place, user_place
 from ampscope.capture.tracing.livetrace import LiveTrace
 from ampscope.capture.tracing.tracer import FunctionWatch, Tracer
 from ampscope.trace.schema import ReplayStatus, Trigger
@@ -83,7 +84,7 @@ class StepWatch:
         recorder: Where rows go.
         guard_for: Makes the guard of a part.
         budgets: Which steps are traced, which incidents replayed.
-        say: Tells the user one line.
+        terminal: Where the user is told.
     """
 
     def __init__(
@@ -92,10 +93,11 @@ class StepWatch:
         recorder: Recorder,
         guard_for: Callable[[str], Guard],
         budgets: tuple[TraceBudget, ReplayBudget],
-        say: Callable[[str], None],
+        terminal: Terminal,
     ) -> None:
         self._models = models
         self._recorder = recorder
+        self._terminal = terminal
         self._budget = budgets[0]
         self._types = ambient.device_types()
         self._tape_guard, self._row_guard = guard_for("the step tape"), guard_for("the step record")
@@ -113,7 +115,7 @@ class StepWatch:
             live=self.live,
             budgets=budgets,
             guard_for=guard_for,
-            say=say,
+            terminal=terminal,
         )
         self._tape = StepTape(models, self.usage, self._tape_guard, self.live)
         self._attempt: StepAttempt | None = None
@@ -194,7 +196,7 @@ class StepWatch:
         now = ambient.current(self._types)
         if now.cache and now.autocast_dtype is not None and self._stepped_in_epoch == hub.autocast_epoch():
             step = max(self.optimizers.step_of(None) - 1, 0)
-            self._recorder.finding(Cause.MISUSE_AUTOCAST_SPANS_STEP, step, user_place(), {})
+            self._found(Cause.MISUSE_AUTOCAST_SPANS_STEP, user_place(), {}, step)
 
     def part_failed(self) -> None:
         """A guard has caught a fault: what the faulty part had installed goes."""
@@ -488,8 +490,10 @@ class StepWatch:
             self._busy = False
             self._budget.kept()
 
-    def _found(self, cause: Cause, place: Any, evidence: dict[str, Any], step: int | None = None) -> None:
-        self._recorder.finding(cause, self.optimizers.step_of(None) if step is None else step, place, evidence)
+    def _found(self, cause: Cause, place: Place | None, evidence: dict[str, Any], step: int | None = None) -> None:
+        step, where = self.optimizers.step_of(None) if step is None else step, place or NOWHERE
+        self._recorder.finding(cause, step, where, evidence)
+        self._terminal.mistake(cause, step, where, evidence)
 
     def before_unscale(self, scaler: int, optimizer: Optimizer, *, by_loop: bool) -> None:
         """The scaler with a number is about to unscale the gradients of ``optimizer``, asked by the loop or not."""

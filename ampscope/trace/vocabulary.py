@@ -63,6 +63,22 @@ class Cause(StrEnum):
         return self.value.startswith("misuse_")
 
 
+#: Each usage mistake as a noun phrase: the terminal beside the training and the diagnosis say the same.
+MISTAKES_IN_WORDS: dict[Cause, str] = {
+    Cause.HALF_PARAMS: "parameters kept in half precision",
+    Cause.MISUSE_CLIP_BEFORE_UNSCALE: "gradients clipped before they were unscaled",
+    Cause.MISUSE_NO_UNSCALE: "gradients used while still scaled",
+    Cause.MISUSE_UPDATE_EACH_MICROBATCH: "scaler.update called for each micro-batch",
+    Cause.MISUSE_MULTIPLE_SCALERS_UPDATE: "several scalers, or several updates, for one step",
+    Cause.MISUSE_BACKWARD_UNDER_AUTOCAST: "backward run under autocast",
+    Cause.MISUSE_AUTOCAST_SPANS_STEP: "an autocast region that spans the optimizer step",
+    Cause.MISUSE_MISSING_SCALER: "float16 without a gradient scaler",
+    Cause.MISUSE_SCHEDULER_ORDER: "a scheduler that steps though the optimizer step was skipped",
+    Cause.MISUSE_SCALER_STATE_NOT_RESTORED: "a resumed run whose scaler started afresh",
+    Cause.MISUSE_CHECKPOINT_AUTOCAST_MISMATCH: "a checkpointed block recomputed in another precision",
+}
+
+
 class Severity(StrEnum):
     """How much an incident or finding matters."""
 
