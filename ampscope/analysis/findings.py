@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ampscope.analysis.history import History
-from ampscope.analysis.mistakes import explained, fixes, severity
+from ampscope.analysis.mistakes import explained, fixes, happens_once, severity
 from ampscope.analysis.results import Finding, SourceLine
 from ampscope.analysis.stepgraph import source_line
 from ampscope.trace.details import details
@@ -49,6 +49,7 @@ def _finding(cause: Cause, step: int, source: SourceLine | None, evidence: dict[
         step=step,
         last_step=step,
         count=1,
+        counted=happens_once(cause, evidence),
         severity=severity(cause),
         cause=cause,
         source=source,
@@ -76,6 +77,7 @@ def _told(finding: Finding, history: Mapping[int, History]) -> Finding:
         finding,
         last_step=max(for_nothing),
         count=len(for_nothing),
+        counted=True,
         explanation=(
             f"The learning rate moved on {times} although the optimizer step before had been skipped: the schedule "
             "advances without training."

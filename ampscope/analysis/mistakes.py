@@ -125,6 +125,15 @@ _FIXES["decision"] = _FIXES["gradients"]
 _FIXES["unscale twice"] = _FIXES["gradients"]
 
 
+#: What torch refuses with an error, which ends the loop.
+_REFUSED = frozenset({"unscale each time", "unscale twice", "update missing", "nothing to update"})
+
+
+def happens_once(cause: Cause, evidence: dict[str, Any]) -> bool:
+    """Whether a mistake is a single event; any other is a line of the loop, which comes round again."""
+    return cause is Cause.MISUSE_SCALER_STATE_NOT_RESTORED or evidence.get("what") in _REFUSED
+
+
 def severity(cause: Cause) -> Severity:
     """How much a mistake matters."""
     return Severity.WARNING if cause in _WARNINGS else Severity.ERROR

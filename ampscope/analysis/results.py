@@ -126,6 +126,7 @@ class Finding(Shown):
     cause: Cause
     phase: str = "usage"
     source: SourceLine | None
+    counted: bool = True  #: whether ``last_step`` and ``count`` are known; capture takes down the first time only
     explanation: str = ""
     remedies: tuple[Remedy, ...] = ()
 

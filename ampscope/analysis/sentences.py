@@ -7,7 +7,7 @@ from typing import Any
 
 from ampscope.analysis import trials
 from ampscope.analysis.results import Finding, Incident, SourceLine
-from ampscope.analysis.wording import short_op
+from ampscope.analysis.wording import short_op, steps_in_words
 from ampscope.trace.schema import Trigger
 from ampscope.trace.vocabulary import Cause
 
@@ -121,7 +121,9 @@ def summary(primary: Incident | Finding | None, *, steps: int, skipped: int, ben
         calm = f", {skipped:,} of them skipped while the loss scale found its place" if skipped and benign else ""
         return f"Nothing is wrong in {steps:,} steps{calm}."
     if isinstance(primary, Finding):
-        return f"Step {primary.step}{_at(primary.source)}: {primary.explanation}"
+        when = steps_in_words(primary)
+        where = f",{_at(primary.source)}" if primary.source else ""
+        return f"{when[:1].upper()}{when[1:]}{where}: {primary.explanation}"
     effect = _EFFECTS.get(primary.trigger, "went wrong")
     if not primary.op:
         return f"Step {primary.step} {effect}. {primary.explanation}"

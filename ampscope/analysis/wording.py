@@ -72,7 +72,9 @@ def replay_in_words(incident: Incident) -> str:
 
 
 def steps_in_words(item: Incident | Finding) -> str:
-    """``step 3``, or ``steps 3 to 90 (7 times)``."""
+    """``step 3``, ``steps 3 to 90 (7 times)``, or ``from step 3 on`` where only the first time is known."""
+    if isinstance(item, Finding) and not item.counted:
+        return f"from step {item.step:,} on"
     if item.count <= 1 or item.last_step == item.step:
         return f"step {item.step:,}"
     return f"steps {item.step:,} to {item.last_step:,} ({item.count:,} times)"

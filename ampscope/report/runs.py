@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ampscope.analysis.results import Diagnosis, Finding, Incident
 from ampscope.analysis.run_list import RunSummary
-from ampscope.analysis.wording import cause_in_words
+from ampscope.analysis.wording import cause_in_words, steps_in_words
 from ampscope.report import figures
 from ampscope.report.layout import indented
 from ampscope.report.plain import visible
@@ -116,4 +116,5 @@ def _what(primary: Incident | Finding | None) -> str:
     if primary is None:
         return ""
     where = f" at {primary.source.file.rpartition('/')[2]}:{primary.source.line}" if primary.source else ""
-    return f"step {primary.step:,}: {cause_in_words(primary.cause)}{where}"
+    when = steps_in_words(primary) if isinstance(primary, Finding) else f"step {primary.step:,}"
+    return f"{when}: {cause_in_words(primary.cause)}{where}"

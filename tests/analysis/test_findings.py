@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,6 +32,7 @@ def test_a_scheduler_that_steps_on_though_the_optimizer_did_not(run_folder: Path
     assert finding.cause is Cause.MISUSE_SCHEDULER_ORDER
     assert finding.severity is Severity.WARNING
     assert (finding.step, finding.last_step, finding.count) == (3, 8, 3)
+    assert finding.counted
     assert finding.source is not None
     assert finding.source.line == 42
     assert "3 times" in finding.explanation
@@ -42,11 +44,30 @@ def test_a_schedule_that_stands_still_is_still_a_step_ahead(run_folder: Path, ra
     (finding,) = trained(run_folder, [rate] * 12).findings
     assert (finding.step, finding.last_step, finding.count) == (3, 3, 1)
     assert "without training" in finding.explanation
+    assert not finding.counted
 
 
 def test_a_rate_that_the_loop_sets_by_itself_is_its_own_affair(run_folder: Path):
     """A rate that is a function of the iteration's number moves after a skipped step too, as its author meant."""
     assert trained(run_folder, [0.1 * 0.9**step for step in range(12)], seen=False).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("cause", "what", "summary"),
+    [
+        (Cause.MISUSE_CLIP_BEFORE_UNSCALE, "", "From step 2 on, at train.py:7: The gradients still carry"),
+        (Cause.MISUSE_MULTIPLE_SCALERS_UPDATE, "another scaler", "From step 2 on, at train.py:7: The gradients that"),
+        (Cause.MISUSE_MULTIPLE_SCALERS_UPDATE, "unscale twice", "Step 2, at train.py:7: unscale_ is called twice"),
+    ],
+)
+def test_the_first_time_of_a_mistake_is_told_as_the_first(run_folder: Path, cause: Cause, what: str, summary: str):
+    """Capture takes down the first time only; what torch refuses happens once."""
+    trace = TraceBuilder(run_folder)
+    for _ in range(5):
+        trace.step()
+    evidence = json.dumps({"what": what}) if what else "{}"
+    trace.finding(cause, step=2, file="train.py", line=7, evidence=evidence)
+    assert diagnose(trace.close()).summary.startswith(summary)
 
 
 # -- a scaler that forgot -------------------------------------------------------------------------------------------
@@ -79,6 +100,7 @@ def test_a_resumed_run_whose_scaler_starts_afresh(run_folder: Path):
     (finding,) = diagnosis.findings
     assert finding.cause is Cause.MISUSE_SCALER_STATE_NOT_RESTORED
     assert finding.step == 6
+    assert finding.counted
     assert finding.source is not None
     assert finding.source.line == 31
     assert "65,536" in finding.explanation

@@ -26,7 +26,7 @@ def test_the_keys_are_the_contract() -> None:
         "replay_reason traced fp32_ok tried trigger tripped explanation remedies"
     )
     assert list(told["primary"]) == incident.split()
-    finding = "kind step last_step count severity cause phase source explanation remedies"
+    finding = "kind step last_step count severity cause counted phase source explanation remedies"
     assert list(told["findings"][0]) == finding.split()
     run = "path name created status steps skipped segments device model parameters versions"
     assert list(told["run"]) == run.split()

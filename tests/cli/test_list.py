@@ -39,7 +39,7 @@ def test_a_line_for_each_run() -> None:
     assert "problem" in lines[0]
     assert lines[0].endswith("step 294: a value too large for float16 at gpt.py:47")
     assert lines[1].endswith("healthy")
-    assert lines[2].endswith("gradients clipped before they were unscaled at train.py:12")
+    assert lines[2].endswith("steps 0 to 299 (300 times): gradients clipped before they were unscaled at train.py:12")
     assert lines[4].endswith("not examined   2 incidents and 1 finding recorded")
     assert lines[5].endswith("unreadable     run.json cannot be read")
 

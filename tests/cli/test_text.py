@@ -10,7 +10,7 @@ import pytest
 
 from ampscope.report.text import as_text
 from tests.cli.printed import printed
-from tests.cli.verdicts import BROKEN, EMPTY, HEALTHY, LINE, MISUSED, OVERFLOW, QUERY, hostile, node
+from tests.cli.verdicts import BROKEN, CLIPPED, EMPTY, HEALTHY, LINE, MISUSED, OVERFLOW, QUERY, hostile, node
 
 
 def test_a_broken_run_reads_from_verdict_to_cure() -> None:
@@ -58,6 +58,13 @@ def test_a_usage_mistake_names_the_loop() -> None:
     assert "Your training loop, steps 0 to 299 (300 times)\n  /home/me/train.py:12" in text
     assert "Evidence" not in text
     assert "scaler.unscale_(optimizer)" in text
+
+
+def test_a_mistake_whose_first_time_alone_is_known_did_not_happen_once() -> None:
+    first = replace(CLIPPED, last_step=0, count=1, counted=False)
+    assert "Your training loop, from step 0 on\n" in printed(as_text(replace(MISUSED, primary=first)))
+    once = replace(first, counted=True)
+    assert "Your training loop, step 0\n" in printed(as_text(replace(MISUSED, primary=once)))
 
 
 def test_a_run_without_steps() -> None:
