@@ -51,6 +51,12 @@ _REPLAYS: dict[str, str] = {
     ReplayStatus.UNAVAILABLE: "The step could not be run again.",
 }
 
+_TRIALS: dict[bool | None, str] = {
+    True: "tried on this step: cures it",
+    False: "tried on this step: does not cure it",
+    None: "not tried on this step",
+}
+
 
 def cause_in_words(cause: Cause) -> str:
     """The cause as a noun phrase without article capital or full stop."""
@@ -69,6 +75,11 @@ def replay_in_words(incident: Incident) -> str:
     told = _REPLAYS.get(incident.replay, "")
     reason = incident.replay_reason.strip().rstrip(".")
     return f"{told} Reason: {reason}." if told and reason else told
+
+
+def trial_in_words(verified: bool | None) -> str:
+    """Whether a replay tried a remedy, and what came out."""
+    return _TRIALS[verified]
 
 
 def steps_in_words(item: Incident | Finding) -> str:

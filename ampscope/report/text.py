@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ampscope.analysis import trials
 from ampscope.analysis.results import Diagnosis, Finding, Incident, Remedy, RunInfo, ScaleHealth, SourceLine
-from ampscope.analysis.wording import cause_in_words, replay_in_words, steps_in_words
+from ampscope.analysis.wording import cause_in_words, replay_in_words, steps_in_words, trial_in_words
 from ampscope.report import figures
 from ampscope.report.evidence import operand_table, path_table
 from ampscope.report.layout import code, heading, indented, line, prose
@@ -19,10 +19,7 @@ from ampscope.report.plain import visible
 from ampscope.trace.vocabulary import Severity, Verdict
 
 _VERDICT_STYLES = {Verdict.HEALTHY: "bold green", Verdict.PROBLEM: "bold red"}
-_TRIED = {
-    True: ("verified: cures this step", "green"),
-    False: ("tried: does not cure this step alone", "yellow"),
-}
+_TRIED_STYLES = {True: "green", False: "yellow"}
 
 
 def as_text(diagnosis: Diagnosis) -> RenderableType:
@@ -111,8 +108,7 @@ def _in_fp32(incident: Incident) -> str:
 def _remedy(number: int, remedy: Remedy) -> Iterator[RenderableType]:
     told = Text(f"{number}. {visible(remedy.text)}", overflow="fold")
     if remedy.verified is not None:
-        words, style = _TRIED[remedy.verified]
-        told.append(" ").append(f"[{words}]", style=style)
+        told.append(" ").append(f"[{trial_in_words(remedy.verified)}]", style=_TRIED_STYLES[remedy.verified])
     yield indented(told)
     if remedy.code:
         yield code(remedy.code)

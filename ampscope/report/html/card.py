@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ampscope.analysis.results import Diagnosis, Finding, Incident, Remedy
-from ampscope.analysis.wording import cause_in_words, steps_in_words
+from ampscope.analysis.wording import cause_in_words, steps_in_words, trial_in_words
 from ampscope.report import figures
 from ampscope.report.html.markup import as_code, as_html
 from ampscope.report.html.source import source_html
@@ -11,11 +11,7 @@ from ampscope.trace.vocabulary import Severity, Verdict
 
 Item = Incident | Finding
 
-_MARKS = {
-    True: ("good", "tried on this step: cures it"),
-    False: ("warning", "tried on this step: does not cure it"),
-    None: ("info", "not tried on this step"),
-}
+_MARKS = {True: "good", False: "warning", None: "info"}
 
 
 def verdict_html(diagnosis: Diagnosis) -> str:
@@ -51,8 +47,7 @@ def remedy_mark(item: Item, remedy: Remedy) -> str:
     """Whether a replay tried the remedy; nothing for a finding, on which none can be tried."""
     if not isinstance(item, Incident):
         return ""
-    kind, words = _MARKS[remedy.verified]
-    return f'<span class="amp-chip {kind}">{words}</span>'
+    return f'<span class="amp-chip {_MARKS[remedy.verified]}">{trial_in_words(remedy.verified)}</span>'
 
 
 def what(item: Item) -> str:
