@@ -9,6 +9,7 @@ import loader
 import recordings
 import streamlit as st
 from blocks.items import items
+from blocks.keyboard import free_keyboard
 from blocks.links import link_row, to_incident, to_precision, to_replay, to_scale
 from blocks.newer import newer
 from blocks.notes import heading, page_head, paragraph
@@ -199,4 +200,5 @@ incident = incident_at(chosen.step)
 place = cursor(run.path, seen, start())
 if other is not None:
     show_comparison(other)
+free_keyboard()
 st.fragment(debugger, run_every=BEAT if place.playing else None)(place, other)

@@ -15,7 +15,8 @@ from ampscope.analysis.replay import Recording
 from ampscope.analysis.replay_op import OpLine
 from ampscope.analysis.replay_track import columns_of, in_columns
 from ampscope.analysis.traced import TracedStep
-from ampscope.report.html.markup import as_label
+from ampscope.report.html.markup import as_html, as_label
+from ampscope.report.html.palette import dtype_color
 from ampscope.trace.schema import Phase
 from blocks.plot import CONFIG
 
@@ -29,7 +30,7 @@ def replay_track(
     run: Loaded, chosen: TracedStep, against: TracedStep | None, cursor: Cursor, others: Sequence[OpLine]
 ) -> None:
     """The figure, which stays as it is while the cursor over it moves, and with it the marks of its ``others``."""
-    figure, tall, ops = _drawn(run, chosen, against)
+    figure, tall, ops, dtypes = _drawn(run, chosen, against)
     with st.container(gap=None):
         st.plotly_chart(
             figure,
@@ -40,8 +41,7 @@ def replay_track(
             selection_mode=("points",),
         )
         _lay_cursor(cursor.at, others, ops, tall)
-    if against is not None:
-        st.caption("The line: the largest magnitudes of the other step.")
+    st.html(_legend(dtypes, other=against is not None))
 
 
 def _follow(cursor: Cursor, ops: int) -> None:
@@ -56,13 +56,23 @@ def _follow(cursor: Cursor, ops: int) -> None:
 
 
 @st.cache_resource(max_entries=recordings.KEPT, show_spinner=False, hash_funcs=recordings.BY_IDENTITY)
-def _drawn(run: Loaded, chosen: TracedStep, against: TracedStep | None) -> tuple[go.Figure, int, int]:
-    """The figure, its height in pixels and the number of ops: drawn once, it is there at every beat."""
+def _drawn(run: Loaded, chosen: TracedStep, against: TracedStep | None) -> tuple[go.Figure, int, int, tuple[str, ...]]:
+    """The figure, its height in pixels, the number of ops and their types: drawn once, it is there at every beat."""
     track, seen = recordings.draw(run, chosen), recordings.load(run, chosen)
     lock = recordings.compare(run, chosen, against) if against else None
     other = Counterpart(in_columns(track, lock.largest), columns_of(track, lock.notable).tolist()) if lock else None
     figure = track_figure(track, [_name(seen, int(at)) for at in track.focus], other)
-    return figure, height(track, other), len(seen)
+    return figure, height(track, other), len(seen), tuple(sorted({*track.dtype} - {""}))
+
+
+def _legend(dtypes: Sequence[str], *, other: bool) -> str:
+    """What lies along the track, what its colours mean, and the line."""
+    swatch = '&ensp;<i class="amp-swatch" style="background:{}"></i>{}'
+    named = "".join(swatch.format(dtype_color(name), as_html(name, 24)) for name in dtypes)
+    line = ". The line: the largest magnitudes of the other step" if other else ""
+    return (
+        f'<div class="amp-place">Magnitudes of what each op wrote, in the order in which they ran:{named}{line}</div>'
+    )
 
 
 def _lay_cursor(at: int, others: Sequence[OpLine], ops: int, tall: int) -> None:
@@ -74,7 +84,7 @@ def _lay_cursor(at: int, others: Sequence[OpLine], ops: int, tall: int) -> None:
         words = "its backward" if other.phase == Phase.BACKWARD else "its forward"
         marks.append(
             f'<i style="{_at(other.position, ops)};{high};border-left:2px dotted;opacity:0.7"></i>'
-            f'<span style="{_at(other.position, ops)};bottom:{FOOT - 28}px;font-size:0.7rem;line-height:1;opacity:0.8;'
+            f'<span style="{_at(other.position, ops)};bottom:2px;font-size:0.7rem;line-height:1;opacity:0.8;'
             f'transform:translateX(-50%);white-space:nowrap">{words if other is others[0] else ""}</span>'
         )
     st.html(f'<div style="{place}">{"".join(marks)}</div>')

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import loader
 import streamlit as st
 from charts.scale import what_if_figure
+from story import tell, told, write_address
 
 from ampscope.analysis.scale import ScaleHistory
 from ampscope.analysis.scale_words import in_words
@@ -22,21 +24,40 @@ _GROWTHS = (1.25, 1.5, 2.0, 4.0)
 _BACKOFFS = (0.1, 0.25, 0.5, 0.75)
 
 
+def _number(value: float) -> str:
+    return f"{value:,g}"
+
+
+def _floor(value: float) -> str:
+    return in_words(value) if value else "no floor"
+
+
+#: By the rule that it sets: a slider's label, what it offers, and how it says that.
+_SLIDERS: dict[str, tuple[str, tuple[float, ...], Callable[[float], str]]] = {
+    "init_scale": ("Initial scale", _SCALES, in_words),
+    "growth_interval": ("Good steps before it grows", _INTERVALS, _number),
+    "growth_factor": ("Grows by", _GROWTHS, _number),
+    "backoff_factor": ("A skip multiplies it by", _BACKOFFS, _number),
+    "floor": ("Never below", _FLOORS, _floor),
+}
+
+
 def simulator(run: loader.Loaded, optimizer: int | None) -> None:
     """The sliders, set to what the scaler was made with, and the answer to them."""
     history = run.scale(optimizer)
     made = _made(history)
-    rules = _chosen(made)
+    rules = _chosen(run, made)
+    write_address()
     if rules == made:
         paragraph("Set as it was. Move a slider to see the history that would have been.")
         return
     answer = what_if(run.scale_record(optimizer), rules)
-    paragraph(" ".join(told(answer)))
+    paragraph(" ".join(in_sentences(answer)))
     plot(what_if_figure(answer, history), key="what-if")
     st.code(code(answer.rules), language="python")
 
 
-def told(answer: WhatIf) -> list[str]:
+def in_sentences(answer: WhatIf) -> list[str]:
     """The answer in words, and how sure it is."""
     skipped, was = (figures.count(number, "step") for number in (answer.skipped, answer.was_skipped))
     same = answer.skipped == answer.was_skipped
@@ -81,23 +102,16 @@ def _made(history: ScaleHistory) -> ScalerRules:
     )
 
 
-def _chosen(made: ScalerRules) -> ScalerRules:
+def _chosen(run: loader.Loaded, made: ScalerRules) -> ScalerRules:
+    """What the sliders say; the address tells what differs from the run's own."""
+    chosen = {}
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
-        return ScalerRules(
-            init_scale=_slider("Initial scale", _SCALES, made.init_scale, in_words),
-            growth_interval=int(_slider("Good steps before it grows", _INTERVALS, made.growth_interval, _number)),
-            growth_factor=_slider("Grows by", _GROWTHS, made.growth_factor, _number),
-            backoff_factor=_slider("A skip multiplies it by", _BACKOFFS, made.backoff_factor, _number),
-            floor=_slider("Never below", _FLOORS, made.floor, lambda value: in_words(value) if value else "no floor"),
-        )
-
-
-def _slider(label: str, options: tuple[float, ...], now: float, words: Callable[[float], str]) -> float:
-    """A slider over ``options`` and the run's own value, at which it starts."""
-    every = sorted({*options, now})
-    with st.container(width=152):
-        return st.select_slider(label, every, value=now, format_func=words, key=f"what-if-{label}-{now}")
-
-
-def _number(value: float) -> str:
-    return f"{value:,g}"
+        for name, (label, options, words) in _SLIDERS.items():
+            now = float(getattr(made, name))
+            every = sorted({*options, now})
+            asked = next((one for one in every if f"{one:g}" == told(name)), now)
+            with st.container(width=152):
+                picked = st.select_slider(label, every, value=asked, format_func=words, key=f"{name} of {run.path}")
+            tell(**{name: None if picked == now else f"{picked:g}"})
+            chosen[name] = picked
+    return replace(ScalerRules(**chosen), growth_interval=int(chosen["growth_interval"]))

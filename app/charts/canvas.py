@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ampscope.analysis.curve import Curve
 from ampscope.report.html.markup import as_label
 from ampscope.report.html.palette import ALARM, CURVE, HAIRLINE, MARK
 from ampscope.report.html.panels import Axis, Edge, Panel
@@ -20,6 +19,8 @@ TOP, BOTTOM = 0.93, 0.05
 PANEL_HEIGHT, LANE_HEIGHT = 140, 26
 #: Runs up to this long get a label for every step.
 _COUNTED = 12
+#: A piece of a curve may be one point, which is a dot; so many are no dots any more.
+_SPARSE = 12
 _GAP, _HEAD, _FOOT, _LEFT, _RIGHT = 34, 28, 54, 92, 16
 
 
@@ -70,7 +71,7 @@ def draw_stack(stack: Stack) -> go.Figure:
 
 def draw_panel(figure: go.Figure, row: int, panel: Panel) -> None:
     """A curve on its axis, with marks at the edges for what has no place there."""
-    figure.add_trace(_line(panel.curve, [as_label(panel.tell(number)) for number in panel.curve.values], panel), row, 1)
+    figure.add_trace(_line(panel), row, 1)
     figure.update_yaxes(**_scaling(panel.axis), row=row, col=1, secondary_y=False)
     entitle(figure, row, as_label(panel.name) + _key("&#9650;", panel.above) + _key("&#9660;", panel.below))
     _draw_edge(figure, row, panel.above, at=TOP)
@@ -79,14 +80,17 @@ def draw_panel(figure: go.Figure, row: int, panel: Panel) -> None:
         _draw_target(figure, row, panel.target, as_label(panel.target_words))
 
 
-def _line(curve: Curve, hover: Sequence[str], panel: Panel) -> go.Scatter:
+def _line(panel: Panel) -> go.Scatter:
+    pieces = panel.pieces
+    points = [point for piece in pieces for point in (*piece, None)]
+    steps, values = ([None if point is None else point[at] for point in points] for at in (0, 1))
     return go.Scatter(
-        x=curve.steps,
-        y=curve.values,
-        mode="lines" if len(curve.steps) > 1 else "markers",
+        x=steps,
+        y=values,
+        mode="lines+markers" if any(len(piece) == 1 for piece in pieces) else "lines",
         line={"color": CURVE, "width": 1.6, "shape": "hvh" if panel.stepped else "linear"},
-        marker={"color": CURVE, "size": 6},
-        customdata=hover,
+        marker={"color": CURVE, "size": 6 if len(points) < _SPARSE else 2},
+        customdata=["" if number is None else as_label(panel.tell(number)) for number in values],
         hovertemplate="step %{x:,d}<br>%{customdata}<extra></extra>",
     )
 

@@ -17,7 +17,7 @@ from ampscope.report.html.palette import ALARM, CURVE, HAIRLINE, MARK, SEVERITIE
 from ampscope.trace.vocabulary import Severity
 
 #: Pixels; the page lays its cursor over the figure by them.
-LEFT, RIGHT, TOP, FOOT = 96, 12, 24, 48
+LEFT, RIGHT, TOP, FOOT = 96, 12, 24, 34
 PANEL, LANE = 190, 22
 #: Powers of two shown at least, float16's range with a little air, and at most: a mask of float32's lowest number
 #: would squeeze all else. A band that goes further runs out of the panel.
@@ -274,7 +274,6 @@ def _label(figure: go.Figure, track: Track, low: float, high: float) -> None:
     )
     if track.ops <= _COUNTED:
         figure.update_xaxes(tick0=0, dtick=1)  # there is no half an op
-    figure.update_xaxes(title_text="ops in the order in which they ran", title_standoff=18, row=2, col=1)
 
 
 def _clip(value: float, low: float, high: float, otherwise: float) -> float:

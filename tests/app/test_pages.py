@@ -181,6 +181,9 @@ def test_the_simulator_answers_when_a_slider_moves(show: Show):
     again = Shown(shown.test)
     assert "0 steps would have been skipped; 3 steps were." in " ".join(again.words.split())
     assert "init_scale=8192" in again.words
+    linked = show("healthy", "scale", init_scale="8192")
+    assert "0 steps would have been skipped; 3 steps were." in " ".join(linked.words.split())
+    assert "Move a slider" in show("healthy", "scale", init_scale="a lot").words
 
 
 def test_of_very_many_traced_steps_some_are_listed_and_any_can_be_gone_to(

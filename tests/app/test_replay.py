@@ -26,7 +26,7 @@ def press(shown: Shown, key: str) -> Shown:
 
 def lists(shown: Shown) -> list[list[dict[str, Any]]]:
     """The rows of each list on the page."""
-    return [json.loads(one.proto.json)["rows"] for one in shown.test.get("bidi_component")]
+    return [json.loads(one.proto.json)["rows"] for one in shown.test.get("bidi_component") if one.proto.json]
 
 
 def test_the_cursor_starts_at_the_origin_of_the_incident(show: Show):

@@ -6,6 +6,7 @@ import importlib
 from pathlib import Path
 
 import pytest
+import streamlit as st
 
 from tests.app.conftest import Show
 from tests.app.reading import APP, Shown
@@ -98,3 +99,28 @@ def test_a_run_being_written_is_judged_anew_when_something_goes_wrong(show: Show
         shown.test.run()
     assert next(row for row in rows_of(shown) if row["Run"] == "live")["Verdict"] == ["problem"]
     trace.close()
+
+
+def test_a_search_finds_words_of_the_verdict_and_can_be_emptied(show: Show, folder: Path):
+    trace = TraceBuilder(folder / "bad")
+    trace.step()
+    trace.finding()
+    trace.close()
+    TraceBuilder(folder / "good").close()
+    shown = show("bad", "runs", real=True)
+    shown.test.run()
+    shown.test.text_input[0].set_value("clipped").run()
+    found = {str(row["Run"]) for row in rows_of(shown)}
+    assert "bad" in found
+    assert "good" not in found
+    shown.test.text_input[0].set_value("").run()
+    assert {"bad", "good"} <= {str(row["Run"]) for row in rows_of(shown)}
+
+
+def test_a_run_begun_since_is_found_without_a_reload(show: Show, folder: Path):
+    TraceBuilder(folder / "first").close()
+    shown = show("first", "runs")
+    TraceBuilder(folder / "second").close()
+    st.cache_resource.clear()  # a look at the folders holds for some seconds
+    shown.test.run()
+    assert "second" in [row["Run"] for row in rows_of(shown)]

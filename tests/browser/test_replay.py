@@ -25,7 +25,7 @@ def asked(page: Page) -> dict[str, str]:
 
 def at(page: Page, op: int) -> None:
     """Wait until the cursor is at the op, and the address says so."""
-    expect(page.locator(".amp-card .amp-place").first).to_contain_text(f"op {op:,},")
+    expect(page.locator(".amp-card .amp-place").first).to_have_text(f"op number {op:,}")
     expect(page).to_have_url(re.compile(rf"[?&]op={op}(&|$)"))
 
 
@@ -45,7 +45,7 @@ def test_keys_lists_and_the_track_move_the_cursor_without_a_complaint(watched: W
     box = page.locator(".js-plotly-plot").first.bounding_box()
     assert box is not None
     page.mouse.click(box["x"] + box["width"] - 30, box["y"] + 100)
-    expect(page.locator(".amp-card .amp-place").first).to_contain_text(re.compile(r"op 2\d\d,"))
+    expect(page.locator(".amp-card .amp-place").first).to_have_text(re.compile(r"op number 2\d\d"))
     line = page.locator(".amp-cursor").bounding_box()
     assert line is not None
     assert line["x"] == pytest.approx(box["x"] + box["width"] - 30, abs=6)
@@ -64,6 +64,33 @@ def test_playing_runs_to_where_nan_begins_and_a_reload_finds_the_place_again(wat
     page.wait_for_selector(".amp-card")
     settle(page)
     at(page, 18)
+    assert watched.complaints == []
+
+
+def test_keys_work_right_after_a_choice(watched: Watched, address: str):
+    page = watched.page
+    goto(page, address, "replay", run=RUN, op="0")
+    page.get_by_label("Compare with").click()
+    page.get_by_role("option").nth(1).click()
+    expect(page).to_have_url(re.compile("against="))
+    settle(page)
+    page.keyboard.press("n")
+    at(page, 18)
+    assert "against" in asked(page)
+    assert watched.complaints == []
+
+
+def test_back_leads_to_the_page_before(watched: Watched, address: str):
+    page = watched.page
+    goto(page, address, "", run=RUN)
+    for link, title in (("Look at it closely", "Incident"), ("Replay the step from its origin", "Replay")):
+        page.get_by_text(link).click()
+        expect(page.get_by_role("heading", name=title, exact=True)).to_be_visible()
+        settle(page)
+    for title in ("Incident", "Overview"):
+        page.go_back()
+        expect(page.get_by_role("heading", name=title, exact=True)).to_be_visible()
+        settle(page)
     assert watched.complaints == []
 
 

@@ -91,7 +91,7 @@ def test_a_run_is_opened_from_the_list(watched: Watched, address: str):
     goto(page, address, "runs", run="empty", search="H200")
     box = page.get_by_test_id("stDataFrame").bounding_box()
     assert box is not None
-    page.mouse.click(box["x"] + 18, box["y"] + 35 + 18)  # the first row's left edge, below the head
+    page.mouse.click(box["x"] + 60, box["y"] + 35 + 18)  # the first row, below the head
     expect(page.get_by_role("heading", name="Overview", exact=True)).to_be_visible()
     settle(page)
     assert "run=empty" not in page.url

@@ -113,7 +113,10 @@ class TestTimeline:
 
     def test_a_value_that_cannot_be_drawn_is_marked_at_its_step(self) -> None:
         curve = Curve(steps=(0, 2, 10), values=(1.0, 2.0, 1.0), nonfinite=(5,), nonfinite_count=1)
-        drawn = stack_html(timeline_stack(Overview(steps=11, loss=curve), []), "loss")
+        stack = timeline_stack(Overview(steps=11, loss=curve), [])
+        assert stack.panels[0].pieces == [[(0, 1.0), (2, 2.0)], [(10, 1.0)]]
+        drawn = stack_html(stack, "loss")
+        assert drawn.count('class="curve"') == 2, "no line leads across a value that is not there"
         assert 'left:50.00%" title="step 5: the loss was NaN or infinite"' in drawn
         assert "NaN or infinite</span>" in drawn
 

@@ -6,8 +6,10 @@ The app draws them with Plotly, the report as SVG; both say the same.
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from ampscope.analysis.curve import Curve
 from ampscope.analysis.scale_words import in_words
@@ -72,6 +74,13 @@ class Panel:
     below: Edge = Edge()
     target: float | None = None
     target_words: str = ""
+
+    @property
+    def pieces(self) -> list[list[tuple[int, float]]]:
+        """Step and value of the curve, in pieces: it is broken where a step's value stands at an edge."""
+        breaks = sorted({*self.above.steps, *self.below.steps})
+        points = zip(self.curve.steps, self.curve.values, strict=True)
+        return [list(piece) for _, piece in groupby(points, lambda point: bisect(breaks, point[0]))]
 
 
 def measure_panel(curve: Curve, name: str, alarm: str, *, log: bool = False) -> Panel:

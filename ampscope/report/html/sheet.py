@@ -152,7 +152,7 @@ _FIGURES = f"""
 .amp-canvas path {{ fill: none; vector-effect: non-scaling-stroke; }}
 .amp-canvas .grid {{ stroke: {HAIRLINE}; stroke-width: 1; }}
 .amp-canvas .moment {{ stroke: {MARK}; stroke-width: 1; stroke-dasharray: 2 3; }}
-.amp-canvas .curve {{ stroke: {CURVE}; stroke-width: 1.6; }}
+.amp-canvas .curve {{ stroke: {CURVE}; stroke-width: 1.6; stroke-linecap: round; }}
 .amp-canvas .mark {{ stroke: currentColor; stroke-width: 2; }}
 .amp-ticks {{ position: relative; font-size: 0.76rem; opacity: 0.8; text-align: right; }}
 .amp-ticks span {{ position: absolute; right: 0; transform: translateY(50%); white-space: nowrap; }}

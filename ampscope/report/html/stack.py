@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ampscope.analysis.curve import Curve
 from ampscope.report.html.markup import as_html
 from ampscope.report.html.panels import Edge, Panel
 from ampscope.report.html.phrases import value
@@ -113,14 +112,13 @@ def _ticks(panel: Panel) -> list[tuple[float, str]]:
 
 
 def _curve(panel: Panel, extent: _Extent) -> str:
-    if len(panel.curve.steps) < 2:
-        return ""
-    return f'<path class="curve" d="M{"L".join(_points(panel, extent))}"/>'
+    drawn = ("L".join(_points(piece, panel, extent)) for piece in panel.pieces)
+    return "".join(f'<path class="curve" d="M{points}"/>' for points in drawn)
 
 
-def _points(panel: Panel, extent: _Extent) -> Iterator[str]:
+def _points(piece: list[tuple[int, float]], panel: Panel, extent: _Extent) -> Iterator[str]:
     before = None
-    for step, number in _pairs(panel.curve):
+    for step, number in piece:
         height = _down(panel.axis.place(number))
         if panel.stepped and before is not None and before[1] != height:
             middle = _across(extent.at((before[0] + step) / 2))
@@ -128,17 +126,15 @@ def _points(panel: Panel, extent: _Extent) -> Iterator[str]:
             yield f"{middle} {height}"
         yield f"{_across(extent.at(step))} {height}"
         before = step, height
-
-
-def _pairs(curve: Curve) -> Iterator[tuple[int, float]]:
-    return zip(curve.steps, curve.values, strict=True)
+    if len(piece) == 1:  # a stroke of no length is a dot where its ends are round
+        yield f"{_across(extent.at(step))} {height}"
 
 
 def _dot(panel: Panel, extent: _Extent) -> str:
     """A curve of one point."""
     if len(panel.curve.steps) != 1:
         return ""
-    ((step, number),) = _pairs(panel.curve)
+    step, number = panel.curve.steps[0], panel.curve.values[0]
     place = f"left:{100 * extent.at(step):.2f}%;bottom:{100 * panel.axis.place(number):.1f}%"
     return f'<span class="amp-dot" style="{place}"></span>'
 

@@ -15,6 +15,7 @@ _CHANGES: dict[str, str] = {
     Change.NONE: "nothing: the same once more",
     Change.FP32: "everything in float32",
     Change.BF16: "bfloat16 in place of float16",
+    Change.CONVERSIONS: "float32 where the code itself converts to half precision",
 }
 _OUTCOMES: dict[str, str] = {
     Trial.FINITE: "\N{CHECK MARK} finite: cures this step",

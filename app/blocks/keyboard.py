@@ -1,0 +1,16 @@
+"""Gives the keyboard back to the page once something was chosen in a select box."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import streamlit as st
+
+_KEYBOARD = st.components.v2.component(
+    "ampscope.keyboard", html="<span></span>", js=Path(__file__).with_name("keyboard.js").read_text("utf-8")
+)
+
+
+def free_keyboard() -> None:
+    """Have the keys that the page's buttons name work right after a choice."""
+    _KEYBOARD(key="keyboard", height=0)
