@@ -11,6 +11,7 @@ import numpy as np
 from ampscope.analysis import causes, sentences, skips, trials
 from ampscope.analysis.causes import Explained
 from ampscope.analysis.history import History
+from ampscope.analysis.own_half import half_weights, own_half
 from ampscope.analysis.remedies import remedies
 from ampscope.analysis.results import Incident
 from ampscope.analysis.stepgraph import Sites, StepGraph, source_line
@@ -90,6 +91,7 @@ class Examiner:
         self._history = history
         self._sites = Sites(run, rank)
         self._tried = trials.trials(run, rank)
+        self._half_weights = half_weights(run, rank)
         self._skips = {optimizer: skips.skip_runs(each) for optimizer, each in history.items()}
 
     def examined(self) -> list[Examined]:
@@ -158,8 +160,11 @@ class Examiner:
             explained = causes.first_overflow(graph) or explained
         site = graph.place(explained.seq) if cause is Cause.BAD_INPUT else graph.site(explained.seq)
         op, module = Node.INPUT if cause is Cause.BAD_INPUT else site.op, site.module
-        path = origin.path if explained.seq == origin.seq else (explained.seq, *origin.path)
         tried = self._tried.get((row.step, row.optimizer), ())
+        if trials.by_precision(cause, tried):
+            own = own_half(graph, facts.get("lost_by", explained.seq), tried, self._half_weights)
+            facts = facts | {"own": own}
+        path = origin.path if explained.seq == origin.seq else (explained.seq, *origin.path)
         incident = Incident(
             step=row.step,
             last_step=row.step,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ampscope.analysis import rounding, trials
+from ampscope.analysis.own_half import OwnHalf
 from ampscope.analysis.results import Remedy, Tried
 from ampscope.analysis.wording import short_op
 from ampscope.trace.schema import Change
@@ -22,6 +23,12 @@ class Patient(NamedTuple):
     facts: Facts
     tried: tuple[Tried, ...] = ()
 
+    @property
+    def own(self) -> OwnHalf:
+        """The half precision that the code asks for itself."""
+        own = self.facts.get("own")
+        return own if isinstance(own, OwnHalf) else OwnHalf()
+
     def has_tried(self, change: Change) -> bool:
         """Whether a replay has tried a change: what it says is better than general advice."""
         return any(each.change == change for each in self.tried)
@@ -33,7 +40,9 @@ def remedies(
     """The cures for ``cause``: those that a replay proved, then the others, then what was tried in vain."""
     patient = Patient(op, module, facts or {}, tuple(tried))
     advice = _FITTED[cause](patient) if cause in _FITTED else _GENERAL.get(cause, ())
-    proved = trials.remedies(cause, tried)
+    if patient.own.conversions and not patient.has_tried(Change.CONVERSIONS):
+        advice = (trials.take_out(patient.own.conversions), *advice)
+    proved = trials.remedies(cause, tried, patient.own)
     told = {remedy.text for remedy in proved}
     helped = [remedy for remedy in proved if remedy.verified]
     untried = [remedy for remedy in advice if remedy.text not in told]
@@ -74,7 +83,9 @@ def _fp16_overflow(patient: Patient) -> tuple[Remedy, ...]:
 
 
 def _more_range(patient: Patient) -> tuple[Remedy, ...]:
-    """Float32 for the part that needs it, or bfloat16: as long as neither was tried."""
+    """Float32 for the part that needs it, or bfloat16: as long as neither was tried, and where autocast decides."""
+    if patient.own.is_cause:
+        return ()
     region = () if patient.has_tried(Change.MODULES_FP32) else (_fp32_region(patient.module),)
     return region if patient.has_tried(Change.BF16) else (*region, trials.bf16())
 
@@ -90,7 +101,9 @@ def _eps(patient: Patient) -> tuple[Remedy, ...]:
     else:
         eps = rounding.safe_eps(dtype)
         first = Remedy(text=f"Use an eps that survives {dtype}: at least {eps:.3g}.", code=f"eps = {eps:.3g}")
-    return (first,) if patient.has_tried(Change.MODULES_FP32) else (first, _fp32_region(patient.module))
+    if patient.own.is_cause or patient.has_tried(Change.MODULES_FP32):
+        return (first,)
+    return first, _fp32_region(patient.module)
 
 
 def _literal(patient: Patient) -> tuple[Remedy, ...]:

@@ -74,6 +74,8 @@ class Tried:
     seconds: float = 0.0
     op_min: float | None = None  #: what the op at the origin gave this time
     op_max: float | None = None
+    #: lines that ask for a half dtype themselves and got another, ``train.py:8 code``; None where it was not recorded
+    conversions: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,9 +126,9 @@ class Finding(Shown):
     count: int
     severity: Severity
     cause: Cause
+    counted: bool = True  #: whether ``last_step`` and ``count`` are known; capture takes down the first time only
     phase: str = "usage"
     source: SourceLine | None
-    counted: bool = True  #: whether ``last_step`` and ``count`` are known; capture takes down the first time only
     explanation: str = ""
     remedies: tuple[Remedy, ...] = ()
 

@@ -36,7 +36,7 @@ def unless_constant_lost(op: Executed, cause: Cause) -> Reason:
     """``cause``, unless a constant that was to keep the operand from zero did not survive its dtype."""
     lost = op.lost_constant()
     if lost is not None:
-        facts = {"constant": lost.value, "becomes": lost.becomes, "dtype": lost.dtype}
+        facts = {"constant": lost.value, "becomes": lost.becomes, "dtype": lost.dtype, "lost_by": lost.seq}
         return Reason(Cause.EPS_UNDERFLOW, facts)
     return Reason(cause, {})
 
@@ -86,7 +86,11 @@ def _logarithm(op: Executed) -> Reason | None:
         return Reason(Cause.LOG_ZERO, {"lowest": lowest})
     found = unless_constant_lost(op, Cause.LOG_ZERO)
     flushed = op.flushed() if found.cause is Cause.LOG_ZERO else None
-    return Reason(Cause.LOG_ZERO, {"dtype": flushed.dtype, "by": flushed.site.op}) if flushed is not None else found
+    return Reason(Cause.LOG_ZERO, _flushed_by(flushed)) if flushed is not None else found
+
+
+def _flushed_by(op: Executed) -> dict[str, Any]:
+    return {"dtype": op.dtype, "by": op.site.op, "lost_by": op.seq}
 
 
 def _too_few_values(op: Executed) -> Reason | None:
@@ -118,7 +122,7 @@ def _division(op: Executed) -> Reason | None:
     found = unless_constant_lost(op, Cause.DIV_ZERO)
     flushed = op.flushed() if found.cause is Cause.DIV_ZERO else None
     if flushed is not None:
-        return Reason(Cause.FP16_UNDERFLOW, {"dtype": flushed.dtype, "by": flushed.site.op})
+        return Reason(Cause.FP16_UNDERFLOW, _flushed_by(flushed))
     return found
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from string import Formatter
 from typing import Any
 
-from ampscope.analysis import trials
+from ampscope.analysis import own_half, trials
+from ampscope.analysis.own_half import OwnHalf
 from ampscope.analysis.results import Finding, Incident, SourceLine
 from ampscope.analysis.wording import short_op, steps_in_words
 from ampscope.trace.schema import Trigger
@@ -20,7 +21,8 @@ def explanation(cause: Cause, op: str, facts: dict[str, Any]) -> str:
             " The forward pass gets over that value, but the gradient still passes through the op, where 0 times an "
             "infinity is NaN."
         )
-    return text
+    own = facts.get("own")
+    return text + (own_half.in_words(own) if isinstance(own, OwnHalf) else "")
 
 
 def _why(cause: Cause, op: str, facts: dict[str, Any]) -> str:

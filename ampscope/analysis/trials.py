@@ -6,6 +6,8 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 
+from ampscope.analysis import own_half
+from ampscope.analysis.own_half import OwnHalf
 from ampscope.analysis.results import Incident, Remedy, Tried
 from ampscope.analysis.wording import short_op
 from ampscope.trace.reader import Run
@@ -15,6 +17,7 @@ from ampscope.trace.vocabulary import Cause
 #: A module of one among several watched models: ``Generator[1].head``.
 _OF_SEVERAL = re.compile(r"\w+\[(\d+)\]\.?(.*)")
 #: Causes at which a step that comes out finite proves nothing about the cure.
+_OF_RANGE = frozenset({Cause.FP16_OVERFLOW, Cause.FP16_UNDERFLOW, Cause.EPS_UNDERFLOW, Cause.LITERAL_OVERFLOW})
 _NOT_CURED_BY_PRECISION = frozenset({Cause.DIVERGENCE, Cause.HARDWARE_TRANSIENT, Cause.UNKNOWN})
 
 
@@ -33,10 +36,19 @@ def trials(run: Run, rank: int) -> dict[tuple[int, int], tuple[Tried, ...]]:
             seconds=row.seconds,
             op_min=row.op_min,
             op_max=row.op_max,
+            conversions=None if row.conversions is None else tuple(row.conversions),
         )
         key = (row.step, row.optimizer)
         found[key] = (*found.get(key, ()), tried)
     return found
+
+
+def by_precision(cause: Cause, tried: Sequence[Tried]) -> bool:
+    """Whether a failure is one of precision: by its cause, unless float32 was tried in vain, or by that trial."""
+    cured = fp32_ok(tried)
+    if cured is None:
+        return cause in _OF_RANGE
+    return cured and cause not in _NOT_CURED_BY_PRECISION
 
 
 def fp32_ok(tried: Sequence[Tried]) -> bool | None:
@@ -64,8 +76,16 @@ def _changed(tried: Tried) -> str:
     if tried.change == Change.SCALE:
         return f"with a loss scale of {tried.scale:g}"
     if tried.change == Change.MODULES_FP32:
-        return f"with {modules_in_words(tried.modules)} in float32"
-    return {Change.FP32: "in float32", Change.BF16: "in bfloat16"}.get(Change(tried.change), "unchanged")
+        too = " and where the code itself converts to half precision" if tried.conversions else ""
+        return f"with {modules_in_words(tried.modules)} in float32{too}"
+    return _IN_WORDS.get(Change(tried.change), "unchanged")
+
+
+_IN_WORDS = {
+    Change.FP32: "in float32",
+    Change.BF16: "in bfloat16",
+    Change.CONVERSIONS: "with float32 where the code itself converts to half precision",
+}
 
 
 def _value(tried: Tried, op: str) -> str:
@@ -86,14 +106,24 @@ def _listed(parts: Sequence[str]) -> str:
     return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)
 
 
+_NOTHING = OwnHalf()
+
 # -- remedies ---------------------------------------------------------------------------------------------------------
 
 
-def remedies(cause: Cause, tried: Sequence[Tried]) -> tuple[Remedy, ...]:
-    """What was tried, as advice: what cured the step first, what did not help after it."""
+def remedies(cause: Cause, tried: Sequence[Tried], own: OwnHalf = _NOTHING) -> tuple[Remedy, ...]:
+    """What was tried, as advice: what cured the step first, what did not help after it.
+
+    Each remedy says all that its replay did otherwise: what the code asks for by itself is out of autocast's reach.
+
+    Args:
+        cause: The cause.
+        tried: The replays.
+        own: The half precision that the code asks for itself.
+    """
     if cause.is_benign or cause in _NOT_CURED_BY_PRECISION:
         return ()
-    advice = [*_modules(tried), *_scale(tried), *_bf16(tried), *_fp32(tried)]
+    advice = [*_conversions(tried), *_modules(tried, own), *_scale(tried), *_bf16(tried, own), *_fp32(tried, own)]
     return tuple(sorted(advice, key=lambda remedy: not remedy.verified))
 
 
@@ -104,16 +134,54 @@ def _of(tried: Sequence[Tried], change: Change, outcome: Trial) -> list[Tried]:
     return [each for each in found if outcome != Trial.FINITE or _changed(each) not in failed]
 
 
-def _modules(tried: Sequence[Tried]) -> Iterator[Remedy]:
+def _conversions(tried: Sequence[Tried]) -> Iterator[Remedy]:
+    for outcome, verified in ((Trial.FINITE, True), (Trial.NONFINITE, False)):
+        for each in _of(tried, Change.CONVERSIONS, outcome)[:1]:
+            yield take_out(each.conversions or (), verified=verified)
+
+
+def take_out(lines: Sequence[str], *, verified: bool | None = None) -> Remedy:
+    """The advice not to convert to half precision by hand."""
+    also = " and change nothing else" if verified is False else ", or convert to float32 there"
+    return Remedy(
+        text=f"Take out {own_half.places(lines)}{also}.", code=own_half.rewritten(lines, "float32"), verified=verified
+    )
+
+
+def _with_own(remedy: Remedy, dtype: str, lines: Sequence[str], leaves: Sequence[str]) -> Remedy:
+    """A remedy together with what else its replay had in another dtype: conversions, and what was half from outside."""
+    text, code = remedy.text, remedy.code
+    if lines:
+        text = f"Take out {own_half.places(lines)} (or convert to {dtype}), and {text[:1].lower()}{text[1:]}"
+        code = "\n".join(filter(None, (code, own_half.rewritten(lines, dtype))))
+    if leaves:
+        text += f" What is half precision by itself has to be {dtype} too: {own_half.listed(leaves)}."
+    return Remedy(text=text, code=code, verified=remedy.verified)
+
+
+def _modules(tried: Sequence[Tried], own: OwnHalf) -> Iterator[Remedy]:
     cured = _locally(tried)
     fewest = min(cured, key=lambda each: len(each.modules), default=None)
     if fewest is not None:
-        yield Remedy(
-            text=f"Keep {modules_in_words(fewest.modules)} in float32.", code=_keep(fewest.modules), verified=True
+        half = [name for name in own.weights.parameters if _is_inside(name, fewest.modules)]
+        keep = Remedy(
+            text=f"Keep {modules_in_words(fewest.modules)} in float32.", code=_keep(fewest.modules, half), verified=True
         )
+        lines = _converted(fewest, own) if fewest.conversions or LOSS_CODE in fewest.modules else ()
+        yield _with_own(keep, "float32", lines, half)
     for each in _of(tried, Change.MODULES_FP32, Trial.NONFINITE)[:1]:
         alone = " alone" if len(each.modules) == 1 else ""
-        yield Remedy(text=f"Keep {modules_in_words(each.modules)}{alone} in float32.", verified=False)
+        keep = Remedy(text=f"Keep {modules_in_words(each.modules)}{alone} in float32.", verified=False)
+        yield _with_own(keep, "float32", each.conversions or (), ())
+
+
+def _converted(tried: Tried, own: OwnHalf) -> tuple[str, ...]:
+    """The conversions that a replay replaced; where that was not recorded, the one that the failure stems from."""
+    return own.conversions if tried.conversions is None else tried.conversions
+
+
+def _is_inside(name: str, modules: Sequence[str]) -> bool:
+    return any(not module or name.startswith(f"{module}.") for module in modules)
 
 
 def _locally(tried: Sequence[Tried]) -> list[Tried]:
@@ -121,15 +189,16 @@ def _locally(tried: Sequence[Tried]) -> list[Tried]:
     return [each for each in _of(tried, Change.MODULES_FP32, Trial.FINITE) if "" not in each.modules]
 
 
-def _keep(modules: Sequence[str]) -> str:
-    """Code that keeps modules, and the loss code where it is among them, in float32."""
+def _keep(modules: Sequence[str], half: Sequence[str]) -> str:
+    """Code that keeps modules, and the loss code where it is among them, in float32; half parameters in them too."""
     by_model: dict[str, list[str]] = {}
     for name in modules:
         if name != LOSS_CODE:
             of_several = _OF_SEVERAL.match(name)
             model, inner = (f"models[{of_several[1]}]", of_several[2]) if of_several else ("model", name)
             by_model.setdefault(model, []).append(inner)
-    lines = [f"ampscope.keep_fp32({model}, {json.dumps(names)})" for model, names in by_model.items()]
+    lines = [f"{model}.float()" for model in by_model] if half else []
+    lines += [f"ampscope.keep_fp32({model}, {json.dumps(names)})" for model, names in by_model.items()]
     if LOSS_CODE in modules:
         lines += [
             "with torch.autocast(device_type, enabled=False):",
@@ -150,10 +219,10 @@ def _scale(tried: Sequence[Tried]) -> Iterator[Remedy]:
         yield Remedy(text="Lower the loss scale: even a scale of 1 does not help.", verified=False)
 
 
-def _bf16(tried: Sequence[Tried]) -> Iterator[Remedy]:
+def _bf16(tried: Sequence[Tried], own: OwnHalf) -> Iterator[Remedy]:
     for outcome, verified in ((Trial.FINITE, True), (Trial.NONFINITE, False)):
-        for _ in _of(tried, Change.BF16, outcome)[:1]:
-            yield bf16(verified=verified)
+        for each in _of(tried, Change.BF16, outcome)[:1]:
+            yield _with_own(bf16(verified=verified), "bfloat16", _converted(each, own), own.leaves)
 
 
 def bf16(*, verified: bool | None = None) -> Remedy:
@@ -165,15 +234,19 @@ def bf16(*, verified: bool | None = None) -> Remedy:
     )
 
 
-def _fp32(tried: Sequence[Tried]) -> Iterator[Remedy]:
+def _fp32(tried: Sequence[Tried], own: OwnHalf) -> Iterator[Remedy]:
     """Float32 for everything: the last of what helps, because it gives up what mixed precision is for."""
     whole = [each for each in _of(tried, Change.MODULES_FP32, Trial.FINITE) if "" in each.modules]
+    cured = [*whole, *_of(tried, Change.FP32, Trial.FINITE)]
     if _of(tried, Change.FP32, Trial.NONFINITE):
         yield Remedy(text="More precision: float32 everywhere.", verified=False)
-    elif not _locally(tried) and (whole or _of(tried, Change.FP32, Trial.FINITE)):
-        part = "" if whole else ", or switch it off around the part that fails"
-        yield Remedy(
+    elif cured and not _locally(tried) and not _of(tried, Change.CONVERSIONS, Trial.FINITE):
+        lines, leaves = _converted(cured[-1], own), own.leaves
+        part = "" if whole or lines or leaves else ", or switch it off around the part that fails"
+        weights = "model.float()\n" if own.weights.parameters or own.weights.buffers else ""
+        without = Remedy(
             text=f"Compute in float32: leave autocast out{part}.",
-            code="with torch.autocast(device_type, enabled=False):\n    loss = loss_fn(model(x.float()), y)",
+            code=f"{weights}with torch.autocast(device_type, enabled=False):\n    loss = loss_fn(model(x.float()), y)",
             verified=True,
         )
+        yield _with_own(without, "float32", lines, leaves)

@@ -169,6 +169,7 @@ class Recorder:
             came.seconds,
             trying.low,
             trying.high,
+            trying.change.conversions,
         )
         self._writer.put(Table.REPLAYS, [row])
 

@@ -96,6 +96,7 @@ class Change(StrEnum):
     BF16 = "bf16"  #: bfloat16 in place of float16
     SCALE = "scale"  #: another loss scale
     MODULES_FP32 = "modules_fp32"  #: the named modules in float32, the rest as it was
+    CONVERSIONS = "conversions"  #: float32 where the code itself converts to a half dtype, autocast as it was
 
 
 class Trial(StrEnum):
@@ -300,6 +301,7 @@ class ReplayRow(NamedTuple):
     seconds: Float32
     op_min: Float32 | None  #: what the op at the incident's origin gave this time; null where it did not run
     op_max: Float32 | None
+    conversions: Texts | None = None  #: lines that ask for a half dtype themselves and got another: ``train.py:8 code``
 
 
 class FindingRow(NamedTuple):

@@ -150,7 +150,9 @@ def test_a_constant_that_vanished_is_blamed(build: Callable[[Step], int], consta
     graph = step.graph()
     found = explain(graph, origins(graph)[0])
     assert (found.cause, found.seq) == (Cause.EPS_UNDERFLOW, bad)
+    lost_by = found.facts.pop("lost_by")
     assert found.facts == {"constant": constant, "becomes": becomes, "dtype": HALF}
+    assert graph.outputs[lost_by][0].min in (0.0, becomes)
 
 
 @pytest.mark.parametrize(("eps", "dtype"), [(1e-8, BF16), (1e-8, FULL), (1e-4, HALF)])

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from ampscope.analysis import trials
+from ampscope.analysis import own_half, trials
+from ampscope.analysis.own_half import HalfWeights, OwnHalf
 from ampscope.analysis.results import Tried
 from ampscope.trace.schema import LOSS_CODE, Change, Trial
 from ampscope.trace.vocabulary import Cause
 
 
 def tried(
-    change: Change, outcome: Trial, *modules: str, scale: float | None = None, high: float | None = None
+    change: Change,
+    outcome: Trial,
+    *modules: str,
+    scale: float | None = None,
+    conversions: tuple[str, ...] | None = None,
 ) -> Tried:
-    return Tried(step=3, change=change, outcome=outcome, modules=modules, scale=scale)
+    return Tried(step=3, change=change, outcome=outcome, modules=modules, scale=scale, conversions=conversions)
 
 
 FP32 = tried(Change.FP32, Trial.FINITE)
@@ -60,6 +65,42 @@ def test_loss_code_is_switched_off_by_hand() -> None:
     assert remedy.text == "Keep the loss code in float32."
     assert "keep_fp32" not in remedy.code
     assert "enabled=False" in remedy.code
+
+
+LINE = "net.py:8 y = x.half().exp()"
+BY_ITSELF = OwnHalf(conversions=(LINE,), stems=True)
+
+
+@pytest.mark.parametrize("own", [BY_ITSELF, OwnHalf()], ids=["read off the step", "recorded"])
+def test_a_remedy_says_what_else_its_replay_changed(own: OwnHalf) -> None:
+    recorded = None if own.conversions else (LINE,)
+    everything = [tried(change, Trial.FINITE, conversions=recorded) for change in (Change.BF16, Change.FP32)]
+    bf16, fp32 = trials.remedies(Cause.FP16_OVERFLOW, everything, own)
+    for remedy, code in ((bf16, "y = x.bfloat16().exp()  # net.py:8"), (fp32, "y = x.float().exp()  # net.py:8")):
+        assert remedy.verified
+        assert remedy.text.startswith("Take out the conversion to half precision at net.py:8")
+        assert remedy.code.endswith(code)
+
+
+def test_loss_code_in_float32_does_not_take_its_conversions_out() -> None:
+    loss = tried(Change.MODULES_FP32, Trial.FINITE, LOSS_CODE, conversions=(LINE,))
+    (remedy,) = trials.remedies(Cause.FP16_OVERFLOW, [loss])
+    assert remedy.text.endswith("at net.py:8 (or convert to float32), and keep the loss code in float32.")
+
+
+def test_modules_with_half_parameters_are_widened_before_they_are_kept() -> None:
+    own = OwnHalf(weights=HalfWeights(("a.w", "b.w")))
+    (remedy,) = trials.remedies(Cause.FP16_OVERFLOW, [tried(Change.MODULES_FP32, Trial.FINITE, "a")], own)
+    assert remedy.code == 'model.float()\nampscope.keep_fp32(model, ["a"])'
+    assert "a.w" in remedy.text
+    assert "b.w" not in remedy.text
+
+
+def test_many_conversions_are_counted() -> None:
+    lines = [f"net.py:{number} x.to(dtype=torch.float16)" for number in range(5)]
+    assert own_half.places(lines).endswith("conversions to half precision at net.py:0, net.py:1, net.py:2 and 2 more")
+    assert own_half.rewritten(lines[:1], "bfloat16") == "x.to(dtype=torch.bfloat16)  # net.py:0"
+    assert own_half.rewritten(["net.py:9 x.type_as(y)"], "float32") == ""
 
 
 def test_the_scale_has_its_number() -> None:

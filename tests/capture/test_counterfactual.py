@@ -262,13 +262,123 @@ def test_half_parameters_and_inputs_are_widened(run_folder: Path) -> None:
 
 def test_the_loss_code_is_told_from_the_model(run_folder: Path) -> None:
     def loss_of(model: nn.Module, x: Tensor, step: int) -> Tensor:
-        return (model(x).half() * 0 + LARGE).square().mean().float()
+        return (model(x) * 0 + LARGE).square().mean().float()
 
     torch.manual_seed(0)
     watched = Watched.train(loop(nn.Linear(8, 8), loss_of, steps=1), run_folder)
     assert in_short(tried(watched))[1] == ("modules_fp32", (LOSS_CODE,), "finite")
     told = [each.remedies[0].text for each in ampscope.diagnose(watched.run).incidents if each.tried]
     assert told == ["Keep the loss code in float32."]
+
+
+class Rates(nn.Module):
+    """Converts to half precision by itself, beyond what autocast decides."""
+
+    def __init__(self, convert: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.convert = convert
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.convert(self.inner(x) * 0 + 12.0).exp().float()
+
+
+CONVERTS = {
+    "from float32": lambda y: y.float().half(),
+    "dtype": lambda y: y.float().to(torch.float16),
+    "what is half already": lambda y: y.half(),
+}
+
+
+def rates_loss(model: nn.Module, x: Tensor, step: int) -> Tensor:
+    return model(x).mean() * 1e-6
+
+
+def rates_in_loss(model: nn.Module, x: Tensor, step: int) -> Tensor:
+    return (model(x) * 0 + 12.0).half().exp().float().mean() * 1e-6
+
+
+@pytest.mark.parametrize("convert", CONVERTS.values(), ids=CONVERTS.keys())
+def test_a_conversion_in_the_code_is_cured_where_it_stands(run_folder: Path, convert: Any) -> None:
+    watched = train_both(fresh(lambda: Rates(convert), rates_loss, steps=1), run_folder)
+    assert in_short(tried(watched)) == [("fp32", (), "finite"), ("conversions", (), "finite")]
+    line = f"test_counterfactual.py:{convert.__code__.co_firstlineno} "
+    assert [[line in place for place in row.conversions] for row in tried(watched)] == [[True], [True]]
+    incident = ampscope.diagnose(watched.run).primary
+    assert line.strip() in incident.explanation
+    first, *others = incident.remedies
+    assert (first.verified, line.strip() in first.text) == (True, True)
+    assert "float32" in first.code or ".float()" in first.code
+    assert not any(remedy.verified for remedy in others)
+    assert not any("autocast" in remedy.code for remedy in incident.remedies)
+
+
+def test_a_conversion_in_the_loss_code_is_too(run_folder: Path) -> None:
+    watched = train_both(fresh(lambda: nn.Linear(8, 8), rates_in_loss, steps=1), run_folder)
+    assert in_short(tried(watched)) == [("fp32", (), "finite"), ("conversions", (), "finite")]
+    assert ".half()" in ampscope.diagnose(watched.run).primary.remedies[0].code.replace(".float().exp()", ".half()")
+
+
+def test_a_conversion_and_what_autocast_does_after_it_are_cured_together(run_folder: Path) -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(Rates(CONVERTS["from float32"]), nn.Linear(8, 1))
+
+    def loss_of(model: nn.Module, x: Tensor, step: int) -> Tensor:
+        return model(x).float().mean() * 1e-9
+
+    watched = Watched.train(fresh(make, loss_of, steps=1), run_folder)
+    rows = in_short(tried(watched))
+    assert rows[:3] == [("fp32", (), "finite"), ("conversions", (), "nonfinite"), ("modules_fp32", ("1",), "finite")]
+    (incident,) = (each for each in ampscope.diagnose(watched.run).incidents if each.tried)
+    (remedy,) = (each for each in incident.remedies if each.verified)
+    assert remedy.text.startswith("Take out the conversion to half precision at ")
+    assert remedy.text.endswith("and keep 1 in float32.")
+
+
+def test_a_conversion_that_has_no_part_in_the_failure_is_left_alone(run_folder: Path) -> None:
+    def loss_of(model: nn.Module, x: Tensor, step: int) -> Tensor:
+        model.gain = LARGE
+        out = model(x).float()
+        return out.square().mean() + out.detach().sigmoid().half().float().mean()
+
+    watched = Watched.train(fresh(Net, loss_of, steps=1), run_folder)
+    assert [row[:2] for row in in_short(tried(watched))][1:] == [("conversions", ()), ("modules_fp32", ("scores",))]
+    assert not tried(watched)[2].conversions
+    assert "converts" not in ampscope.diagnose(watched.run).primary.explanation
+
+
+def test_a_conversion_to_the_dtype_of_another_tensor_follows_autocast(run_folder: Path) -> None:
+    def follow_it(y: Tensor) -> Tensor:
+        return (y.float() * 1.0).to(y.dtype)
+
+    watched = Watched.train(fresh(lambda: Rates(follow_it), rates_loss, steps=1), run_folder)
+    assert "conversions" not in [row.change for row in tried(watched)]
+    assert "converts" not in ampscope.diagnose(watched.run).primary.explanation
+
+
+class Gains(nn.Module):
+    """A frozen half-precision weight that an element-wise product reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.gain = nn.Parameter(torch.full((8,), 300.0, dtype=torch.float16), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((self.inner(x) * 0 + 300.0) * self.gain).float()
+
+
+def test_a_remedy_for_what_is_half_itself_reaches_it(run_folder: Path) -> None:
+    def bad(model: nn.Module) -> Watched:
+        return Watched.train(loop(model, rates_loss, steps=1), run_folder)
+
+    incident = ampscope.diagnose(bad(Gains()).run).primary
+    assert "because of gain" in incident.explanation
+    helped = [each for each in incident.remedies if each.verified]
+    assert helped
+    assert all("gain" in each.text for each in helped)
+    (remedy,) = (each for each in helped if "leave autocast out" in each.text)
+    assert remedy.code.startswith("model.float()")
 
 
 def test_bfloat16_alone_is_compared_with_float32(run_folder: Path) -> None:
@@ -341,7 +451,7 @@ def follow(found: Suspect, scale: float | None, answers: Iterator[Any]) -> list[
 
 
 def came(outcome: Trial, *modules: str, room: float | None = None) -> Any:
-    return counterfactual._Seen(Tried(outcome), modules, room)
+    return counterfactual._Seen(Tried(outcome), suspect(modules=modules) if modules else None, room)
 
 
 FINITE, NOT = Trial.FINITE, Trial.NONFINITE

@@ -14,10 +14,10 @@ from torch.overrides import TorchFunctionMode
 from ampscope.capture import ambient, torch_private
 from ampscope.capture.fp32 import in_float32
 from ampscope.capture.models import Models
+from ampscope.capture.replaying.conversions import HALF, METHODS, dtypes_asked
+from ampscope.capture.tracing.frames import NOWHERE, Place
 from ampscope.trace import schema
 from ampscope.trace.schema import LOSS_CODE
-
-HALF = frozenset({torch.float16, torch.bfloat16})
 
 
 class Change:
@@ -27,10 +27,32 @@ class Change:
     modules: tuple[str, ...] = ()  #: that run in float32
     scale: float | None = None  #: the loss scale to run with; None for that of the step
 
+    def __init__(self) -> None:
+        self._converted: dict[Place, None] = {}
+        self._place: Callable[[], Place] = lambda: NOWHERE
+
+    @property
+    def conversions(self) -> tuple[str, ...]:
+        """The lines of the code that ask for a half dtype by name and were given another, in the order they ran."""
+        return tuple(f"{place.file}:{place.line} {place.text}" for place in self._converted if place.file)
+
     @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
-        """Makes the change, for the body."""
+    def active(self, place: Callable[[], Place]) -> Iterator[None]:
+        """Makes the change, for the body.
+
+        Args:
+            place: Tells the line of the torch function that is being called.
+        """
+        self._place = place
+        with self._made():
+            yield
+
+    @contextlib.contextmanager
+    def _made(self) -> Iterator[None]:
         yield
+
+    def _note_conversion(self) -> None:
+        self._converted[self._place()] = None
 
     def leaf(self, tensor: Tensor) -> Tensor:
         """A parameter, buffer or operand from outside as the replay reads it."""
@@ -52,13 +74,13 @@ class AllIn(Change):
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
         self.kind = schema.Change.FP32 if dtype is torch.float32 else schema.Change.BF16
         self._instead = dict.fromkeys(HALF - {dtype}, dtype)
 
     @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
-        """See `Change.active`."""
-        with _autocast_in(self._instead), _Conversions(self._instead):
+    def _made(self) -> Iterator[None]:
+        with _autocast_in(self._instead), _Conversions(self._instead, self._note_conversion):
             yield
 
     def leaf(self, tensor: Tensor) -> Tensor:
@@ -66,21 +88,49 @@ class AllIn(Change):
         return tensor.to(self._instead.get(tensor.dtype, tensor.dtype))
 
 
+class ConversionsIn32(Change):
+    """Float32 wherever the code asks for a half dtype by name; autocast, parameters and inputs stay as they are."""
+
+    kind = schema.Change.CONVERSIONS
+
+    @contextlib.contextmanager
+    def _made(self) -> Iterator[None]:
+        with _Conversions(dict.fromkeys(HALF, torch.float32), self._note_conversion):
+            yield
+
+
 class ModulesIn32(Change):
     """Some modules in float32 inside their autocast region, as `ampscope.keep_fp32` runs them.
 
     Args:
         modules: Qualified names; `LOSS_CODE` for the functions outside every watched module.
+        conversions: Float32 also wherever the code, in any module, asks for a half dtype by name.
     """
 
     kind = schema.Change.MODULES_FP32
 
-    def __init__(self, modules: tuple[str, ...]) -> None:
+    def __init__(self, modules: tuple[str, ...], *, conversions: bool = False) -> None:
+        super().__init__()
         self.modules = modules
+        self._instead = dict.fromkeys(HALF, torch.float32) if conversions else {}
+
+    @contextlib.contextmanager
+    def _made(self) -> Iterator[None]:
+        with _Conversions(self._instead, self._note_conversion):
+            yield
 
     def function(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """See `Change.function`."""
-        return in_float32(call) if LOSS_CODE in self.modules else call
+        """See `Change.function`; what the loss code converts to a half dtype, the function after it gets wider."""
+        if LOSS_CODE not in self.modules:
+            return call
+        wider = in_float32(call)
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            if HALF & dtypes_asked(call, args, kwargs):
+                self._note_conversion()
+            return wider(*args, **kwargs)
+
+        return noted
 
     def dress(self, models: Models) -> None:
         """See `Change.dress`."""
@@ -99,6 +149,7 @@ class Scale(Change):
     kind = schema.Change.SCALE
 
     def __init__(self, scale: float) -> None:
+        super().__init__()
         self.scale = scale
 
 
@@ -107,18 +158,20 @@ class _Conversions(TorchFunctionMode):
 
     Args:
         instead: The dtypes to replace.
+        note: Called for each such call, before it is made.
     """
 
-    def __init__(self, instead: dict[torch.dtype, torch.dtype]) -> None:
+    def __init__(self, instead: dict[torch.dtype, torch.dtype], note: Callable[[], None]) -> None:
         super().__init__()
         self._instead = instead
-        self._methods = {Tensor.half: torch.float16, Tensor.bfloat16: torch.bfloat16}
+        self._note = note
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in self._methods:
-            return args[0].to(self._other(self._methods[func]), **kwargs)
-        if any(isinstance(value, torch.dtype) for value in (*args, *kwargs.values())):
+        if self._instead.keys() & dtypes_asked(func, args, kwargs):
+            self._note()
+            if func in METHODS:
+                return args[0].to(self._other(METHODS[func]), **kwargs)
             args = tuple(self._other(value) for value in args)
             kwargs = {name: self._other(value) for name, value in kwargs.items()}
         return func(*args, **kwargs)

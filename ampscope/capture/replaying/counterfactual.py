@@ -12,7 +12,7 @@ from ampscope.capture.budget import ReplayBudget
 from ampscope.capture.guard import Guard
 from ampscope.capture.models import Models
 from ampscope.capture.replaying import failure, memory, player, replay
-from ampscope.capture.replaying.change import AllIn, Change, ModulesIn32, Scale
+from ampscope.capture.replaying.change import AllIn, Change, ConversionsIn32, ModulesIn32, Scale
 from ampscope.capture.replaying.failure import Observed, Suspect
 from ampscope.capture.replaying.player import Recording
 from ampscope.capture.replaying.replay import Tried
@@ -40,7 +40,7 @@ class _Seen(NamedTuple):
     """What a plan learns from a trial."""
 
     came: Tried
-    modules: tuple[str, ...]  #: in which values went wrong this time
+    again: Suspect | None  #: where values went wrong this time
     room: float | None  #: for a larger loss scale
 
 
@@ -51,7 +51,8 @@ Plan = Generator[Change, _Seen, None]
 def plan(found: Suspect, scale: float | None) -> Plan:
     """What to try on a failure, the most telling first.
 
-    All in float32 comes first: where that fails too, precision has no part in it and nothing else is tried.
+    All in float32 comes first: where that fails too, precision has no part in it and nothing else is tried. Where it
+    also replaced what the code itself converts to a half dtype, that is tried without any change of autocast.
 
     Args:
         found: Where the faithful replay placed it.
@@ -59,11 +60,19 @@ def plan(found: Suspect, scale: float | None) -> Plan:
     """
     if not found.dtypes:
         return
-    if (yield AllIn(torch.float32)).came.outcome is Trial.NONFINITE:
+    everything = AllIn(torch.float32)
+    if (yield everything).came.outcome is Trial.NONFINITE:
         return
     if found.by_scale and scale is not None and scale > 1:
         yield from _largest_scale(scale)
-    yield from _fewest_modules(found.modules[:1])
+    if everything.conversions:
+        seen = yield ConversionsIn32()
+        if seen.came.outcome is Trial.FINITE:
+            return
+        moved = seen.again if seen.again is not None and seen.again.spot != found.spot else None
+        yield from _fewest_modules((moved or found).modules[:1], conversions=moved is not None)
+    else:
+        yield from _fewest_modules(found.modules[:1])
     if "float16" in found.dtypes:
         yield AllIn(torch.bfloat16)
 
@@ -78,7 +87,7 @@ def _largest_scale(scale: float) -> Plan:
         yield Scale(best)
 
 
-def _fewest_modules(first: tuple[str, ...]) -> Plan:
+def _fewest_modules(first: tuple[str, ...], *, conversions: bool = False) -> Plan:
     """The suspected module alone; then also those in which values go wrong once it is cured.
 
     In every one of them a value is born non-finite of finite operands while the others are cured, so none can be left
@@ -86,8 +95,8 @@ def _fewest_modules(first: tuple[str, ...]) -> Plan:
     """
     chosen = first
     while len(chosen) <= MOST_MODULES:
-        seen = yield ModulesIn32(chosen)
-        more = tuple(name for name in seen.modules if name not in chosen)
+        seen = yield ModulesIn32(chosen, conversions=conversions)
+        more = tuple(name for name in seen.again.modules if name not in chosen) if seen.again is not None else ()
         if seen.came.outcome is not Trial.NONFINITE or not more:
             return
         chosen += more
@@ -179,4 +188,4 @@ def _learned(trying: Trying) -> _Seen:
     came = trying.came
     again = failure.suspect(trying.seen, scaled=False) if came.outcome is Trial.NONFINITE else None
     room = failure.room_for_scale(trying.seen) if came.outcome is Trial.FINITE else None
-    return _Seen(came, again.modules if again is not None else (), room)
+    return _Seen(came, again, room)

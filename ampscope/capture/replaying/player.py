@@ -76,7 +76,7 @@ class Player:
             self._name_leaves()
             with self._stand_ins.in_place(self._hooks()):
                 self._change.dress(self._models)
-                with self._change.active(), self._tracer.active():
+                with self._change.active(self._tracer.place_now), self._tracer.active():
                     self._play_entries()
             self._mark_sinks()
 

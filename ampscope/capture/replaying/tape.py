@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ampscope.capture import ambient, containers, hub
 from ampscope.capture.ambient import Ambient, RandomState
+from ampscope.capture.replaying.conversions import HALF, dtypes_asked
 from ampscope.capture.torch_private import storage_key
 from ampscope.capture.tracing.frames import NOWHERE, Place
 
@@ -314,12 +315,18 @@ class Tape:
                 self._known[id(tensor)] = _Known(weakref.ref(tensor), index, leaf, version(tensor))
 
     def _handed_back(self, tensor: Tensor) -> bool:
-        """Whether the newest entry merely returned one of its arguments (``x.to(x.device)``)."""
+        """Whether the newest entry merely returned one of its arguments (``x.to(x.device)``).
+
+        One that asks for a half dtype by name returns another tensor as soon as its argument is none.
+        """
+        newest = self.entries[-1]
+        if HALF & dtypes_asked(newest.call, newest.args, newest.kwargs):
+            return False
         known = self._known.get(id(tensor))
         place = (known.entry, known.leaf) if known is not None and known.tensor() is tensor else None
         return any(
             item.identity == id(tensor) if isinstance(item, Outside) else place == (item.entry, item.leaf)
-            for item in self.entries[-1].held
+            for item in newest.held
             if isinstance(item, (Outside, Result))
         )
 
