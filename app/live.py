@@ -6,7 +6,7 @@ What went wrong anew can change anything on any page, and is rare: then the page
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import loader
@@ -21,6 +21,8 @@ from ampscope.report.html.phrases import ago, count, seconds
 
 #: Seconds between two looks at a run that is being written.
 LOOK_EVERY = 2
+#: Seconds between two looks for new runs.
+LOOK_FOR_RUNS_EVERY = 10
 _HEARD = "_ampscope_heard"
 
 Draw = Callable[[loader.Loaded], None]
@@ -42,6 +44,16 @@ def follow() -> None:
     if run.is_open:
         _announce(run.path, run.pulse())
         st.fragment(_beat, run_every=LOOK_EVERY)()
+
+
+def await_runs(found: Mapping[str, object], look: Callable[[], Mapping[str, object]]) -> None:
+    """Draw the whole page again once ``look`` finds other runs than those ``found``: the next training has begun."""
+
+    def look_again() -> None:
+        if look().keys() != found.keys():
+            st.rerun()
+
+    st.fragment(look_again, run_every=LOOK_FOR_RUNS_EVERY)()
 
 
 def _drawing(draw: Draw) -> Callable[[], None]:

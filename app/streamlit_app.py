@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import streamlit as st
@@ -10,6 +11,7 @@ from blocks.style import style
 from blocks.welcome import samples_only, welcome
 from directory import Page
 from listing import offered
+from live import await_runs
 from runs import places
 from sidebar import choose_run
 from story import address
@@ -24,6 +26,7 @@ style()
 page = st.navigation([st.Page(one.file, title=one.title, icon=one.icon, default=one is Page.OVERVIEW) for one in Page])
 looked = places()
 found = offered(looked)
+await_runs(found, partial(offered, looked))
 if not found:
     welcome(looked)
     st.stop()

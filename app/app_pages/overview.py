@@ -8,15 +8,18 @@ import live
 import loader
 import streamlit as st
 from blocks.items import item_link, item_list, items
-from blocks.links import to_usage
+from blocks.links import to_replay, to_scale, to_usage
 from blocks.notes import heading, page_head, paragraph
-from blocks.plot import plot
+from blocks.plot import plot_of_steps
 from blocks.tiles import tiles
 from blocks.verdict import verdict_card
 from charts.timeline import timeline
 from choice import choose_optimizer
 from closer import report
+from directory import Page
+from story import told
 
+from ampscope.analysis.results import Incident
 from ampscope.report.html.tiles import run_tiles
 
 
@@ -25,8 +28,13 @@ def verdict(run: loader.Loaded) -> None:
     diagnosis = run.diagnosis()
     verdict_card(diagnosis)
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-        if diagnosis.primary is not None:
+        primary = diagnosis.primary
+        if primary is not None:
             item_link(*next(iter(items(diagnosis).items())), "**Look at it closely**")
+        if isinstance(primary, Incident) and primary.path and primary.traced:
+            to_replay(primary.step, primary.traced, primary.path[0].seq, "Replay it")
+        if primary is not None and run.overview().scale is not None:
+            to_scale(primary.step, "The loss scale then")
         if diagnosis.run.steps:
             to_usage()
         st.download_button(
@@ -47,8 +55,11 @@ def history(run: loader.Loaded, optimizer: int | None) -> None:
     tiles(run_tiles(seen, diagnosis.run))
     heading("Time line")
     if seen.steps:
-        plot(timeline(seen, list(items(diagnosis).values())), key="timeline")
-        st.caption("Drag to zoom in, double-click to zoom out.")
+        step = plot_of_steps(timeline(seen, list(items(diagnosis).values())), key="timeline")
+        onward = ", click a mark to see that step" if seen.scale is not None else ""
+        st.caption(f"Drag to zoom in, double-click to zoom out{onward}.")
+        if step is not None and seen.scale is not None:
+            st.switch_page(Page.SCALE.file, query_params={"run": told("run") or "", "step": str(step)})
     else:
         paragraph("No optimizer step has been recorded yet.")
 

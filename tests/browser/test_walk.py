@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -100,3 +101,13 @@ def test_a_run_is_opened_from_the_list(watched: Watched, address: str):
     expect(page.get_by_role("heading", name="Runs", exact=True)).to_be_visible()
     settle(page)
     expect(page.get_by_role("heading", name="Runs", exact=True)).to_be_visible()  # the choice was for once
+
+
+def test_a_mark_on_the_time_line_leads_to_its_step(watched: Watched, address: str):
+    page = watched.page
+    page.set_viewport_size({"width": 1280, "height": 1800})
+    goto(page, address, "", run="attention-overflow")
+    page.locator(".js-plotly-plot .scatterlayer path.point").last.click(force=True)
+    expect(page.get_by_role("heading", name="Scale", exact=True)).to_be_visible()
+    expect(page.get_by_text(re.compile(r"^At step \d+$"))).to_be_visible()
+    assert watched.complaints == []
