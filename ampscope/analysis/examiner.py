@@ -13,7 +13,7 @@ from ampscope.analysis.causes import Explained
 from ampscope.analysis.history import History
 from ampscope.analysis.own_half import half_weights, own_half
 from ampscope.analysis.remedies import remedies
-from ampscope.analysis.results import Incident
+from ampscope.analysis.results import Incident, PathNode
 from ampscope.analysis.stepgraph import Sites, StepGraph, source_line
 from ampscope.provenance import Origin, absorbed, origins
 from ampscope.trace.details import details, names
@@ -179,6 +179,7 @@ class Examiner:
             inputs=graph.operands(explained.seq),
             outputs=graph.results(explained.seq),
             path=graph.path(path),
+            lost=_lost(graph, explained.seq, facts.get("lost_by")),
             replay=row.replay,
             replay_reason=row.replay_reason,
             traced=graph.source,
@@ -254,6 +255,11 @@ class Examiner:
             explanation=sentences.explanation(cause, "", {"why": f"The origin is not known: {why}."}),
         )
         return Examined(incident, {})
+
+
+def _lost(graph: StepGraph, seq: int, by: int | None) -> PathNode | None:
+    """The op that lost an operand of ``seq``, unless that is the op itself."""
+    return graph.path((by,))[0] if by is not None and by != seq else None
 
 
 def _silent(step: int, optimizer: int, loss: float) -> IncidentRow:

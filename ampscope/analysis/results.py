@@ -105,6 +105,7 @@ class Incident(Shown):
     inputs: tuple[Operand, ...] = ()
     outputs: tuple[Operand, ...] = ()
     path: tuple[PathNode, ...] = ()
+    lost: PathNode | None = None  #: the op before it whose result had already lost what this one needs
     replay: str = ""  #: a `ampscope.trace.schema.ReplayStatus`
     replay_reason: str = ""
     traced: str = ""  #: the ``source`` of the op rows it was read from: ``live``, ``replay`` or empty

@@ -16,7 +16,7 @@ from string import Template
 from typing import Any
 
 from ampscope.analysis.repro import Reproducible
-from ampscope.analysis.results import RunInfo
+from ampscope.analysis.results import PathNode, RunInfo
 from ampscope.errors import RunDamaged
 from ampscope.report.plain import visible
 from ampscope.trace.operands import SavedCall, SavedOperands, tensors_only
@@ -70,6 +70,8 @@ def _script(run: RunInfo, found: Reproducible, content: bytes, data_name: str) -
         device=_device(call.device),
         wider=wider,
         title=title,
+        note=_NOTE if _is_lost(found) else "",
+        lost=ascii(_lost(found)),
         data=_data(content, data_name),
         arguments=", ".join(_arguments(call)),
         torch=ascii(run.versions.get("torch", "an unknown version")),
@@ -91,10 +93,39 @@ def _facts(run: RunInfo, found: Reproducible) -> Iterator[str]:
         yield _comment("", call.code)
     told = textwrap.wrap(f"{found.incident.cause}: {found.incident.explanation}", 100)
     yield from (_comment("" if number else "why", line) for number, line in enumerate(told))
+    told = textwrap.wrap(_lost(found), 100)
+    yield from (_comment("" if number else "lost", line) for number, line in enumerate(told))
     versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
     yield _comment("with", f"{versions}, on {run.device or call.device}")
     for tensor in found.saved.tensors:
         yield _comment(tensor.name, f"{tensor.dtype} {list(tensor.shape)}")
+
+
+def _is_lost(found: Reproducible) -> bool:
+    """Whether the call's operands had lost what it needs before it, so that no dtype makes it finite."""
+    return found.incident.lost is not None and found.saved.call.op == found.incident.op
+
+
+def _lost(found: Reproducible) -> str:
+    """Where an operand was lost, and what that means for the call; empty where none was."""
+    lost = found.incident.lost
+    if lost is None or not _is_lost(found):
+        return ""
+    line = f" at {lost.source.file}:{lost.source.line}" if lost.source is not None else ""
+    elsewhere = " (in float32 from the start, the step is finite)" if found.incident.fp32_ok else ""
+    return (
+        f"{_became(lost)} before this call, in {lost.dtype} by {lost.op}{line}: "
+        f"from these operands the call fails in every dtype{elsewhere}, and what to change is there."
+    )
+
+
+def _became(lost: PathNode) -> str:
+    ends = [end for end in (lost.min, lost.max) if end is not None]
+    if 0 in ends:
+        return "An operand had already become 0"
+    if any(math.isinf(end) for end in ends):
+        return "An operand had already become infinite"
+    return "An operand had already been rounded"
 
 
 def _comment(name: str, text: str) -> str:
@@ -189,11 +220,16 @@ _WIDER = {
     False: ("{torch.float32: torch.float64}", "in float64"),
 }
 
+_NOTE = """
+An operand had lost what the call needs before it, in half precision: from these operands it fails in every dtype. What
+to change is upstream, not the dtype of this call.
+"""
+
 _TEMPLATE = Template('''\
 """One call of $op that went wrong: as it ran, and $title.
 
 Written by AMPscope from a recorded run; needs torch and safetensors, and nothing else.
-"""
+$note"""
 
 $facts
 
@@ -206,6 +242,7 @@ OP = $operator
 DEVICE = $device
 WIDER = $wider
 RECORDED_WITH = $torch
+LOST = $lost
 DATA = $data
 
 
@@ -261,6 +298,8 @@ def main():
         return
     said = f"finite in {wider}" if good_wider else f"not finite in {wider} either"
     print(f"Reproduced: not finite in {dtype}, {said}{'' if good_operands else '; an operand is not finite itself'}.")
+    if LOST and not good_wider:
+        print(LOST)
 
 
 if __name__ == "__main__":

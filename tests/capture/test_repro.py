@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import errno
 import io
@@ -68,6 +69,16 @@ def in_place(model: nn.Module, bad: bool) -> Tensor:
     return y.float().mean()
 
 
+def vanished_eps(model: nn.Module, bad: bool) -> Tensor:
+    y = model(torch.ones(2, WIDTH)) * (0.0 if bad else 1.0)
+    return torch.rsqrt(y.square().mean(-1) + 1e-8).float().mean() * 1e-3
+
+
+def flushed_divisor(model: nn.Module, bad: bool) -> Tensor:
+    y = model(torch.ones(2, WIDTH)) * 0.0 + (20.0 if bad else 1.0)
+    return (1.0 / torch.exp(-y)).float().mean() * 1e-12
+
+
 def to_half(model: nn.Module, bad: bool) -> Tensor:
     return (model(torch.ones(2, WIDTH)).float() * (1e6 if bad else 1.0)).half().float().mean()
 
@@ -129,6 +140,29 @@ def said_by(script: Path) -> list[str]:
 
 CURED = "Reproduced: not finite in float16, finite in float32."
 LOST = "Reproduced: not finite in float32, not finite in float64 either."
+
+
+@pytest.mark.parametrize(("loss", "by"), [(vanished_eps, "aten.add.Tensor"), (flushed_divisor, "aten.exp.default")])
+def test_an_operand_that_was_lost_before_the_call_is_told(
+    loss: Loss, by: str, run_folder: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "repro.py"
+    script_of(run_of(loss, run_folder), script)
+    text = script.read_text("utf-8")
+    assert ast.get_docstring(ast.parse(text)).endswith("What\nto change is upstream, not the dtype of this call.")
+    assert f"# lost  An operand had already become 0 before this call, in float16 by {by}" in text
+    *_, verdict, lost = said_by(script)
+    assert verdict == "Reproduced: not finite in float16, not finite in float32 either."
+    line = loss.__code__.co_firstlineno + 2
+    assert f"test_repro.py:{line}: from these operands the call fails in every dtype (in float32 from the" in lost
+
+
+def test_what_only_its_dtype_makes_fail_is_told_as_ever(run_folder: Path, tmp_path: Path) -> None:
+    script = tmp_path / "repro.py"
+    script_of(run_of(overflow, run_folder), script)
+    assert "LOST = ''" in script.read_text("utf-8")
+    assert "# lost" not in script.read_text("utf-8")
+    assert said_by(script)[-1] == CURED
 
 
 class TestScripts:

@@ -22,8 +22,8 @@ def test_the_keys_are_the_contract() -> None:
     told = _strict(as_json(BROKEN))
     assert list(told) == ["schema", "run", "verdict", "summary", "primary", "incidents", "findings", "scale"]
     incident = (
-        "kind step last_step count severity cause phase op module module_type source inputs outputs path replay "
-        "replay_reason traced fp32_ok tried trigger tripped explanation remedies"
+        "kind step last_step count severity cause phase op module module_type source inputs outputs path lost "
+        "replay replay_reason traced fp32_ok tried trigger tripped explanation remedies"
     )
     assert list(told["primary"]) == incident.split()
     finding = "kind step last_step count severity cause counted phase source explanation remedies"
