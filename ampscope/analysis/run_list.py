@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +13,6 @@ from ampscope.trace.manifest import read_manifest
 from ampscope.trace.scan import Scan
 from ampscope.trace.schema import Table
 from ampscope.trace.status import status_of
-
-#: Runs looked at in the same moment: most of a look is waiting for small files.
-_AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +60,7 @@ def run_summary(path: Path) -> RunSummary:
 
 def run_summaries(paths: Iterable[Path]) -> tuple[RunSummary, ...]:
     """The runs in ``paths``, in that order."""
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return tuple(pool.map(run_summary, paths))
+    return tuple(map(run_summary, paths))
 
 
 def _summary(path: Path) -> RunSummary:
@@ -83,6 +78,6 @@ def _summary(path: Path) -> RunSummary:
         last_time=finite(steps["time"][-1].as_py()) if steps.num_rows else None,
         steps=steps.num_rows,
         skipped=len(steps["skipped"].filter(steps["skipped"])),
-        incidents=scan.read(Table.INCIDENTS, rank, ("step",)).num_rows,
-        findings=scan.read(Table.FINDINGS, rank, ("step",)).num_rows,
+        incidents=scan.count(Table.INCIDENTS, rank),
+        findings=scan.count(Table.FINDINGS, rank),
     )

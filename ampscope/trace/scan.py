@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,6 +98,15 @@ class Scan:
         pieces = [_conform(_read_part(part, schema.names), schema) for part in parts]
         return pa.concat_tables([*pieces, journaled.select(schema.names)])
 
+    def count(self, table: Table, rank: int) -> int:
+        """How many rows one rank wrote.
+
+        Raises:
+            RunDamaged: a part cannot be read.
+        """
+        parts, journaled = self._snapshot(table_folder(self._run, rank, table), table)
+        return sum(map(_rows_of, parts)) + int(journaled.num_rows)
+
     def _sealed(
         self, connection: duckdb.DuckDBPyConnection, table: Table, rank: int, parts: list[Path], step: int | None
     ) -> list[duckdb.DuckDBPyRelation]:
@@ -149,10 +159,11 @@ def _states(folder: Path) -> Iterator[tuple[str, int, int]]:
 
 
 def _conform_all(journaled: list[pa.Table], schema: pa.Schema) -> pa.Table:
-    conforming = (_conform(rows, schema) for rows in journaled if rows.num_rows)
-    return pa.concat_tables([_empty(schema), *conforming]).combine_chunks()
+    conforming = [_conform(rows, schema) for rows in journaled if rows.num_rows]
+    return pa.concat_tables([_empty(schema), *conforming]).combine_chunks() if conforming else _empty(schema)
 
 
+@cache  # of a list of runs, most tables have no journal
 def _empty(schema: pa.Schema) -> pa.Table:
     return pa.table([to_array((), field.type) for field in schema], schema=schema)
 
@@ -189,6 +200,11 @@ def _step_bounds(footer: pq.FileMetaData) -> Iterator[Any]:
 def _read_part(part: Path, columns: list[str]) -> pa.Table:
     with _naming(part), pq.ParquetFile(part) as file:
         return file.read([name for name in columns if name in file.schema_arrow.names])
+
+
+def _rows_of(part: Path) -> int:
+    with _naming(part):
+        return int(pq.read_metadata(part).num_rows)
 
 
 def _verify(part: Path) -> None:

@@ -20,7 +20,7 @@ from ampscope.report.runs import evidence
 from ampscope.trace.vocabulary import Severity, Verdict
 
 #: Seconds between two drawings of the table, how many of them go into diagnosing runs, and between two at rest.
-_LOOK_EVERY, _STINT_S, _REST_S = 2, 0.7, 10
+_LOOK_EVERY, _STINT_S, _REST_S = 2, 0.5, 10
 _RESTS = "_listing_rests"
 _UNTOLD = "not examined"
 #: What a verdict looks like; being written is no verdict, but as important.
@@ -67,11 +67,8 @@ def row(offer: Offer, one: RunSummary, told: Told | None) -> dict[str, object]:
 
 def draw(search: str) -> None:
     """The table, drawn again while a run in it is being written or examined, and now and then for new ones."""
-    known = listing()
-    found = offered(places())
+    known, found = listing(), offered(places())
     summaries = known.look([offer.path for offer in found.values()])
-    wanted = [one for one in summaries.values() if not one.problem]
-    done = known.diagnose(wanted, _STINT_S if _RESTS in st.session_state else 0.0)  # first of all, the list
     rows = {
         key: row(offer, summaries[offer.path], known.verdict(summaries[offer.path])) for key, offer in found.items()
     }
@@ -81,9 +78,12 @@ def draw(search: str) -> None:
         table([rows[key] for key in chosen], chosen)
     else:
         paragraph(f"None of the {count(len(found))} runs has all of these words in its name, model, device or verdict.")
-    if not done:
-        examined = sum(known.verdict(one) is not None for one in wanted)
-        st.caption(f"{examined:,} of {figures.count(len(wanted), 'run')} examined so far; the others follow.")
+    wanted = [one for one in summaries.values() if not one.problem]
+    if unknown := [one for one in wanted if known.verdict(one) is None]:
+        told = count(len(wanted) - len(unknown))
+        st.caption(f"{told} of {figures.count(len(wanted), 'run')} examined so far; the others follow.")
+    # Last of all, so that the list is on screen while it goes on, and not at the first drawing.
+    done = known.diagnose(unknown, _STINT_S if _RESTS in st.session_state else 0.0)
     rests = done and all(one.status != "open" for one in summaries.values())
     before, st.session_state[_RESTS] = st.session_state.get(_RESTS, False), rests
     if before != rests:

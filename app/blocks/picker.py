@@ -53,7 +53,7 @@ def picker(key: str, label: str, lines: Sequence[Line], on_pick: Callable[[int],
         if isinstance(number, int) and any(line.id == number for line in lines):
             on_pick(number)
 
-    rows = [_row(line) for line in lines]
+    rows = tuple(_row(line) for line in lines)  # of a list, Streamlit asks pandas whether it is a table
     _LIST(key=key, data={"rows": rows, "label": label, "height": height}, on_picked_change=picked)
 
 

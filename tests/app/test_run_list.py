@@ -91,7 +91,8 @@ def test_a_run_being_written_is_judged_anew_when_something_goes_wrong(show: Show
     trace.step()
     trace.leave_open()
     shown = show("live", "runs", real=True)
-    shown.test.run()
+    for _ in range(2):
+        shown.test.run()
     assert next(row for row in rows_of(shown) if row["Run"] == "live")["Verdict"] == ["healthy"]
     trace.finding()
     trace.leave_open()
