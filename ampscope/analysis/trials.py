@@ -16,8 +16,9 @@ from ampscope.trace.vocabulary import Cause
 
 #: A module of one among several watched models: ``Generator[1].head``.
 _OF_SEVERAL = re.compile(r"\w+\[(\d+)\]\.?(.*)")
-#: Causes at which a step that comes out finite proves nothing about the cure.
+#: Causes that are the range of a dtype.
 _OF_RANGE = frozenset({Cause.FP16_OVERFLOW, Cause.FP16_UNDERFLOW, Cause.EPS_UNDERFLOW, Cause.LITERAL_OVERFLOW})
+#: Causes at which a step that comes out finite proves nothing about the cure.
 _NOT_CURED_BY_PRECISION = frozenset({Cause.DIVERGENCE, Cause.HARDWARE_TRANSIENT, Cause.UNKNOWN})
 
 

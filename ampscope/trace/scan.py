@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -17,11 +18,13 @@ import pyarrow.parquet as pq
 from ampscope.errors import RunDamaged
 from ampscope.trace.columns import to_array
 from ampscope.trace.journal import JournalReader
-from ampscope.trace.layout import list_table, part_path, ranks, table_folder
+from ampscope.trace.layout import Listing, list_table, part_path, ranks, table_folder
 from ampscope.trace.schema import Table, arrow_schema
 
 #: The writing rank, a column that every table gets on reading.
 RANK = "rank"
+#: Nanoseconds after which two changes of a folder cannot have the same age, on any file system.
+_SETTLED_NS = 3_000_000_000
 
 
 #: What tells one state of a table from another: name, size and age (ns) of each of its files.
@@ -52,6 +55,7 @@ class Scan:
         self._run = run
         self._facts: dict[Path, _Facts] = {}
         self._journals: dict[Path, JournalReader] = {}
+        self._listings: dict[Path, tuple[int, Listing]] = {}
         self._lock = threading.Lock()
 
     def stamp(self, table: Table) -> Stamp:
@@ -127,7 +131,7 @@ class Scan:
         Numbers are given in order, so all up to the highest seen existed then. One that is renamed from journal to part
         during the first look can escape it; the second look sees the part.
         """
-        first, second = list_table(folder), list_table(folder)
+        first, second = self._list(folder), self._list(folder)
         parts = first.parts | {number: part for number, part in second.parts.items() if number < first.next_number}
         journaled = []
         for number, journal in first.journals.items():
@@ -137,6 +141,17 @@ class Scan:
                 except FileNotFoundError:  # sealed since
                     parts[number] = part_path(journal)
         return [parts[number] for number in sorted(parts)], _conform_all(journaled, arrow_schema(table))
+
+    def _list(self, folder: Path) -> Listing:
+        """What lies in a folder; one in which nothing came or went for a while is not read again."""
+        try:
+            changed = folder.stat().st_mtime_ns
+        except FileNotFoundError:
+            return list_table(folder)
+        known = self._listings.get(folder)
+        if known is None or known[0] != changed or time.time_ns() - changed < _SETTLED_NS:
+            known = self._listings[folder] = (changed, list_table(folder))
+        return known[1]
 
     def _read_journal(self, journal: Path) -> pa.Table:
         with self._lock:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import os
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -411,6 +413,21 @@ def test_several_threads_read_at_once(run_folder: Path) -> None:
             thread.join()
     builder.close()
     assert counts == [50] * 60
+
+
+def test_what_comes_into_or_goes_from_a_folder_long_at_rest_is_seen(tmp_path: Path) -> None:
+    trace = TraceBuilder(tmp_path)
+    trace.step()
+    with open_run(trace.close()) as run:
+        folder = table_folder(run.path, 0, Table.STEPS)
+        os.utime(folder, (START, START))
+        assert len(run.rows(Table.STEPS)) == 1
+        shutil.copy(folder / "part-000000.parquet", folder / "part-000001.parquet")
+        assert len(run.rows(Table.STEPS)) == 2
+        os.utime(folder, (START + 9, START + 9))
+        assert len(run.rows(Table.STEPS)) == 2
+        (folder / "part-000000.parquet").unlink()
+        assert len(run.rows(Table.STEPS)) == 1
 
 
 def test_repr_and_path(run_folder: Path) -> None:
