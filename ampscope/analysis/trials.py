@@ -199,10 +199,11 @@ def _keep(modules: Sequence[str], half: Sequence[str]) -> str:
             model, inner = (f"models[{of_several[1]}]", of_several[2]) if of_several else ("model", name)
             by_model.setdefault(model, []).append(inner)
     lines = [f"{model}.float()" for model in by_model] if half else []
-    lines += [f"ampscope.keep_fp32({model}, {json.dumps(names)})" for model, names in by_model.items()]
+    once = "  # once, before the training loop"
+    lines += [f"ampscope.keep_fp32({model}, {json.dumps(names)}){once}" for model, names in by_model.items()]
     if LOSS_CODE in modules:
         lines += [
-            "with torch.autocast(device_type, enabled=False):",
+            "with torch.autocast(device_type, enabled=False):  # around the loss, in the loop",
             "    loss = loss_fn(output.float(), target)",
         ]
     return "\n".join(lines)

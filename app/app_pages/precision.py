@@ -38,6 +38,8 @@ CASTS = {
 MEASURES = {"ops": "ops", "bytes": "bytes written"}
 #: Bars that fit on a screen, and rows of a table before the rest is left to its search box.
 _BARS, _ROWS = 24, 30
+#: Rows of the ops' table that are shown at once, and its height in pixels with more.
+_SHORT, _TALL = 12, 460
 #: Levels of modules offered one by one.
 _LEVELS = 10
 
@@ -91,14 +93,16 @@ def show_ops(rows: tuple[PrecisionRow, ...]) -> None:
     heading("By op")
     dtypes = sorted({one.dtype for row in rows for one in row.shares})
     ordered = sorted(rows, key=lambda row: -row.ops)
-    drawn = [{"Op": row.name, **op_counts(row, dtypes), "Bytes written": size(row.bytes)} for row in ordered]
-    st.dataframe(drawn, hide_index=True, height=min(38 + 35 * len(drawn), 460))
+    numbers = (*dtypes, "Bytes written")
+    drawn = [(row.name, *op_counts(row, dtypes), size(row.bytes)) for row in ordered]
+    with st.container(height=_TALL if len(drawn) > _SHORT else "content", border=False):
+        table(("Op", *numbers), drawn, numeric=numbers)
 
 
-def op_counts(row: PrecisionRow, dtypes: list[str]) -> dict[str, int]:
-    """How often an op ran in each dtype."""
-    counts = {one.dtype: one.ops for one in row.shares}
-    return {dtype: counts.get(dtype, 0) for dtype in dtypes}
+def op_counts(row: PrecisionRow, dtypes: list[str]) -> list[str]:
+    """How often an op ran in each dtype; empty where it never did."""
+    counts = {one.dtype: count(one.ops) for one in row.shares}
+    return [counts.get(dtype, "") for dtype in dtypes]
 
 
 def show_casts(seen: Precision) -> None:

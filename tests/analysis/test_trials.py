@@ -21,6 +21,8 @@ def tried(
     return Tried(step=3, change=change, outcome=outcome, modules=modules, scale=scale, conversions=conversions)
 
 
+#: Where the line goes.
+ONCE = "  # once, before the training loop"
 FP32 = tried(Change.FP32, Trial.FINITE)
 ALONE_FAILS = tried(Change.MODULES_FP32, Trial.NONFINITE, "attn")
 TOGETHER = tried(Change.MODULES_FP32, Trial.FINITE, "attn", "head")
@@ -40,9 +42,12 @@ def test_what_cures_comes_first_and_what_did_not_is_said_after_it() -> None:
 @pytest.mark.parametrize(
     ("modules", "code"),
     [
-        (("a", "b.0"), 'ampscope.keep_fp32(model, ["a", "b.0"])'),
-        (("Net[0].a", "Gen[1].b"), 'ampscope.keep_fp32(models[0], ["a"])\nampscope.keep_fp32(models[1], ["b"])'),
-        (("Net[0]",), 'ampscope.keep_fp32(models[0], [""])'),
+        (("a", "b.0"), f'ampscope.keep_fp32(model, ["a", "b.0"]){ONCE}'),
+        (
+            ("Net[0].a", "Gen[1].b"),
+            f'ampscope.keep_fp32(models[0], ["a"]){ONCE}\nampscope.keep_fp32(models[1], ["b"]){ONCE}',
+        ),
+        (("Net[0]",), f'ampscope.keep_fp32(models[0], [""]){ONCE}'),
     ],
     ids=["modules", "several models", "one of several"],
 )
@@ -91,7 +96,7 @@ def test_loss_code_in_float32_does_not_take_its_conversions_out() -> None:
 def test_modules_with_half_parameters_are_widened_before_they_are_kept() -> None:
     own = OwnHalf(weights=HalfWeights(("a.w", "b.w")))
     (remedy,) = trials.remedies(Cause.FP16_OVERFLOW, [tried(Change.MODULES_FP32, Trial.FINITE, "a")], own)
-    assert remedy.code == 'model.float()\nampscope.keep_fp32(model, ["a"])'
+    assert remedy.code == f'model.float()\nampscope.keep_fp32(model, ["a"]){ONCE}'
     assert "a.w" in remedy.text
     assert "b.w" not in remedy.text
 
