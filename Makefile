@@ -44,7 +44,7 @@ torch-versions: $(TORCHES:%=.venv-torch-%/.done)
 	@$(PYTHON) -m venv .venv-torch-$*
 	@sed '/^torch==/d' constraints.txt > .venv-torch-$*/constraints.txt
 	@.venv-torch-$*/bin/python -m pip install --quiet --disable-pip-version-check \
-	    --constraint .venv-torch-$*/constraints.txt torch==$* --editable '.[all]' pytest transformers scikit-learn
+	    --constraint .venv-torch-$*/constraints.txt torch==$* --editable '.[all]' pytest pytest-xdist transformers scikit-learn
 	@touch $@
 
 bench: $(VENV)/.dev
