@@ -175,6 +175,7 @@ class StepWatch:
     def _begin(self) -> None:
         """The first watched forward of a step."""
         self.readback.poll()
+        self._recorder.catch_up()
         self._decide(wait=False)
         if self._count < LEARNED_STEPS and self._models.refresh():
             self._recorder.describe_parameters()

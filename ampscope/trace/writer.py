@@ -78,6 +78,7 @@ class TraceWriter:
             lock.release()
             raise
         self._intake = Intake(queue_rows)
+        self._behind: threading.Event | None = None  #: set when what `catch_up` waited for in vain is written
         self._notices = Notices(on_notice, on_failure)
         sealer = Sealer(self.folder, rank=rank, budget=share, notices=self._notices, on_end=self._intake.close)
         for leftover in leftovers:
@@ -125,6 +126,18 @@ class TraceWriter:
             return False
         marker = self._intake.mark()
         return marker.wait(timeout) and self.failure is None
+
+    def catch_up(self, moment: float) -> None:
+        """Wait until all that was put so far is in the journals, but no longer than a moment.
+
+        Where that was in vain (the disk is slow) it is not tried again before those rows are written.
+
+        Args:
+            moment: seconds.
+        """
+        if self._intake.here and (self._behind is None or self._behind.is_set()):
+            marker = self._intake.mark()
+            self._behind = None if marker.wait(moment) else marker
 
     def close(self) -> None:
         """Write and seal everything, mark the run closed, end the threads; a second call does nothing."""

@@ -380,3 +380,24 @@ class TestDoor:
         write_manifest(run_folder, Manifest(schema=99))
         with pytest.raises(RunTooNew):
             writer(run_folder)
+
+
+class TestCatchingUp:
+    """What the step before left is waited for, for a moment."""
+
+    def test_what_was_put_is_there_for_a_reader(self, run_folder: Path) -> None:
+        with writer(run_folder) as trace:
+            trace.put(Table.EVENTS, [event(1)])
+            trace.catch_up(30.0)
+            assert steps_of(run_folder) == [1]
+
+    def test_a_slow_disk_is_waited_for_once(self, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with writer(run_folder) as trace:
+            written, asked = threading.Event(), []
+            monkeypatch.setattr(trace._intake, "mark", lambda: asked.append(None) or written)
+            for _ in range(3):
+                trace.catch_up(0.001)
+            assert len(asked) == 1
+            written.set()
+            trace.catch_up(0.001)
+            assert len(asked) == 2
