@@ -44,6 +44,11 @@ class Columns:
         """Where a column is not null."""
         return ~np.ma.getmaskarray(self.arrays[name])
 
+    def bad(self, name: str) -> BoolArray:
+        """Where a number is known and not finite."""
+        wrong: BoolArray = self.known(name) & ~np.isfinite(self.floats(name))
+        return wrong
+
     def where(self, kept: BoolArray) -> Columns:
         """The rows for which ``kept`` is true."""
         return Columns({name: values[kept] for name, values in self.arrays.items()})

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
+from ampscope.analysis.arrays import BoolArray
 from ampscope.analysis.results import Remedy
 from ampscope.analysis.scale_course import Course
 
@@ -16,12 +14,12 @@ CURE = (
 )
 
 
-def prevail(course: Course, among: NDArray[np.bool_]) -> bool:
+def prevail(course: Course, among: BoolArray) -> bool:
     """Whether they are most of the skips among the attempts that ``among`` marks."""
     return 2 * int((course.hopeless & among).sum()) > int((course.skipped & among).sum())
 
 
-def in_words(course: Course, among: NDArray[np.bool_], where: str = "") -> str:
+def in_words(course: Course, among: BoolArray, where: str = "") -> str:
     """A sentence on those among the marked attempts, with a space before it; empty where there are none."""
     count, skips = int((course.hopeless & among).sum()), int((course.skipped & among).sum())
     if not count:
@@ -31,6 +29,6 @@ def in_words(course: Course, among: NDArray[np.bool_], where: str = "") -> str:
     return f" In {steps} the loss itself was NaN or infinite, which no scale would have saved."
 
 
-def cure(course: Course, among: NDArray[np.bool_]) -> tuple[Remedy, ...]:
+def cure(course: Course, among: BoolArray) -> tuple[Remedy, ...]:
     """What to do where they prevail; empty elsewhere."""
     return CURE if prevail(course, among) else ()

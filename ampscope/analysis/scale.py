@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-import numpy as np
-
 from ampscope.analysis.arrays import BoolArray, Columns, FloatArray, IntArray
 from ampscope.analysis.curve import Curve, make_curve, thin_marks
 from ampscope.analysis.frames import collect_columns, first_rank
@@ -114,8 +112,7 @@ class _Attempts(NamedTuple):
 
     @classmethod
     def of(cls, steps: Columns) -> _Attempts:
-        bad_loss = steps.known("loss") & ~np.isfinite(steps.floats("loss"))
-        return cls(0, steps.ints("step"), steps.floats("scale"), steps.flags("skipped"), bad_loss)
+        return cls(0, steps.ints("step"), steps.floats("scale"), steps.flags("skipped"), steps.bad("loss"))
 
 
 def _current(changes: tuple[ScalerEventRow, ...], at: IntArray, scales: FloatArray) -> float | None:

@@ -7,8 +7,8 @@ from functools import cached_property
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ampscope.analysis.arrays import BoolArray, FloatArray, IntArray
 from ampscope.analysis.scaler_log import ScalerSettings
 from ampscope.analysis.skips import CALIBRATION_STEPS
 
@@ -21,19 +21,19 @@ class Attempts(Protocol):
         """Its number."""
 
     @property
-    def step(self) -> NDArray[np.int64]:
+    def step(self) -> IntArray:
         """Numbers of the attempts."""
 
     @property
-    def scale(self) -> NDArray[np.float64]:
+    def scale(self) -> FloatArray:
         """The loss scale of each."""
 
     @property
-    def skipped(self) -> NDArray[np.bool_]:
+    def skipped(self) -> BoolArray:
         """Whether each was skipped."""
 
     @property
-    def bad_loss(self) -> NDArray[np.bool_]:
+    def bad_loss(self) -> BoolArray:
         """Whether the loss itself of each was recorded as not finite, before any scale."""
 
 
@@ -41,14 +41,14 @@ class Attempts(Protocol):
 class Course:
     """The attempts that had a scale, and what can be counted of them."""
 
-    step: NDArray[np.int64]
-    scale: NDArray[np.float64]
-    skipped: NDArray[np.bool_]
-    bad_loss: NDArray[np.bool_]
+    step: IntArray
+    scale: FloatArray
+    skipped: BoolArray
+    bad_loss: BoolArray
     settings: ScalerSettings
 
     @cached_property
-    def rows(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def rows(self) -> tuple[IntArray, IntArray]:
         """First and one-past-last positions of the rows of skips."""
         padded = np.concatenate(([False], self.skipped, [False]))
         return np.flatnonzero(~padded[:-1] & padded[1:]), np.flatnonzero(padded[:-1] & ~padded[1:])
@@ -64,7 +64,7 @@ class Course:
         return min(stretch, int(growths[0])) if growths.size else stretch
 
     @cached_property
-    def change(self) -> NDArray[np.float64]:
+    def change(self) -> FloatArray:
         """The scale's change after each attempt but the last."""
         return np.diff(self.scale)
 
@@ -80,12 +80,12 @@ class Course:
         """Skips after calibration."""
         return int(self.skipped[self.settled :].sum())
 
-    def since(self, position: int) -> NDArray[np.bool_]:
+    def since(self, position: int) -> BoolArray:
         """Marks the attempts from ``position`` on."""
-        marked: NDArray[np.bool_] = np.arange(self.skipped.size) >= position
+        marked: BoolArray = np.arange(self.skipped.size) >= position
         return marked
 
     @property
-    def hopeless(self) -> NDArray[np.bool_]:
+    def hopeless(self) -> BoolArray:
         """Whether each attempt was skipped because its loss was not finite: no scale would have saved it."""
         return self.skipped & self.bad_loss

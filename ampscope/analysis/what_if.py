@@ -55,7 +55,7 @@ class ScaleRecord:
             step=rows.ints("step"),
             scale=rows.floats("scale"),
             skipped=rows.flags("skipped"),
-            hopeless=rows.known("loss") & ~np.isfinite(rows.floats("loss")),
+            hopeless=rows.bad("loss"),
         )
 
 

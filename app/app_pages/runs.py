@@ -19,8 +19,8 @@ from ampscope.report.html.phrases import count
 from ampscope.report.runs import evidence
 from ampscope.trace.vocabulary import Severity, Verdict
 
-#: Seconds between two drawings of the table, how many of them go into diagnosing runs, and between two at rest.
-_LOOK_EVERY, _STINT_S, _REST_S = 2, 0.5, 10
+#: Seconds between two drawings of the table, and how many of them go into diagnosing runs.
+_LOOK_EVERY, _STINT_S = 2, 0.5
 _RESTS = "_listing_rests"
 _UNTOLD = "not examined"
 #: What a verdict looks like; being written is no verdict, but as important.
@@ -66,7 +66,7 @@ def row(offer: Offer, one: RunSummary, told: Told | None) -> dict[str, object]:
 
 
 def draw(search: str) -> None:
-    """The table, drawn again while a run in it is being written or examined, and now and then for new ones."""
+    """The table, drawn again while a run in it is being written or examined."""
     known, found = listing(), offered(places())
     summaries = known.look([offer.path for offer in found.values()])
     rows = {
@@ -119,4 +119,4 @@ search = st.text_input(
     bind="query-params",
 )
 rests = st.session_state.get(_RESTS, False)
-st.fragment(draw, run_every=_REST_S if rests else _LOOK_EVERY)(search)
+st.fragment(draw, run_every=None if rests else _LOOK_EVERY)(search)
