@@ -8,6 +8,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 TORCHES ?= 2.10.0 2.15.0
+TRAINS := $(addprefix tests/integration/,loops causes guest compiled ranks step_order planted_faults)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
@@ -31,13 +32,13 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 plants: $(VENV)/.dev
-	$(BIN)/python -m pytest tests/plants -m ""
+	$(BIN)/python -m pytest tests/integration/planted_faults -m ""
 
 # Each version has an environment of its own, with everything but torch as pinned.
 torch-versions: $(TORCHES:%=.venv-torch-%/.done)
 	@for version in $(TORCHES); do \
 	    echo "torch $$version"; \
-	    .venv-torch-$$version/bin/python -m pytest $(wildcard tests/capture tests/loops tests/causes tests/plants) || exit 1; \
+	    .venv-torch-$$version/bin/python -m pytest tests/unit/capture $(TRAINS) || exit 1; \
 	done
 
 .venv-torch-%/.done: pyproject.toml constraints.txt
@@ -60,7 +61,7 @@ samples: $(VENV)/.dev
 	$(BIN)/python sample_logs/generate.py
 
 screenshots: $(VENV)/.dev
-	$(BIN)/python tests/browser/screenshots.py
+	$(BIN)/python tests/integration/browser/screenshots.py
 
 clean:
 	rm -rf $(VENV) .venv-torch-* build dist .mypy_cache .pytest_cache .ruff_cache

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from ampscope import errors
 
 if TYPE_CHECKING:
-    from ampscope.analysis.diagnosis import diagnose
+    from ampscope.analysis.diagnosis.diagnosis import diagnose
     from ampscope.capture.autocast import autocast
-    from ampscope.capture.fp32 import keep_fp32
-    from ampscope.capture.scaler import GradScaler
+    from ampscope.capture.keep_fp32 import keep_fp32
     from ampscope.capture.scope import Scope
+    from ampscope.capture.step.scaler_watch import GradScaler
     from ampscope.capture.watch import watch
-    from ampscope.trace.reader import Run, open_run
+    from ampscope.trace.read.run import Run, open_run
 
 __version__ = "0.1.0"
 
@@ -35,13 +35,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "GradScaler": "ampscope.capture.scaler",
-    "Run": "ampscope.trace.reader",
+    "GradScaler": "ampscope.capture.step.scaler_watch",
+    "Run": "ampscope.trace.read.run",
     "Scope": "ampscope.capture.scope",
     "autocast": "ampscope.capture.autocast",
-    "diagnose": "ampscope.analysis.diagnosis",
-    "keep_fp32": "ampscope.capture.fp32",
-    "open_run": "ampscope.trace.reader",
+    "diagnose": "ampscope.analysis.diagnosis.diagnosis",
+    "keep_fp32": "ampscope.capture.keep_fp32",
+    "open_run": "ampscope.trace.read.run",
     "watch": "ampscope.capture.watch",
 }
 

@@ -6,15 +6,15 @@ from functools import partial
 from pathlib import Path
 
 import streamlit as st
-from blocks.notes import alarm
-from blocks.style import style
-from blocks.welcome import samples_only, welcome
-from directory import Page
-from listing import offered
-from live import await_runs
-from runs import places
-from sidebar import choose_run
-from story import address
+from blocks.basics.notes import alarm
+from blocks.basics.style import style
+from blocks.frame.live import await_runs
+from blocks.frame.sidebar import choose_run
+from blocks.frame.welcome import samples_only, welcome
+from data.run_listing import offered
+from data.run_places import places
+from state.address import address
+from state.pages import Page
 
 from ampscope.errors import AmpscopeError
 

@@ -25,8 +25,8 @@ sys.path.insert(0, str(ROOT))
 
 from playwright.sync_api import Browser, Page  # noqa: E402  the checkout must be importable first
 
-from ampscope.trace.reader import find_runs  # noqa: E402
-from tests.browser.driver import browse, serve  # noqa: E402
+from ampscope.trace.read.run import find_runs  # noqa: E402
+from tests.integration.browser.driver import browse, serve  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "app.json"
 _STILL = (

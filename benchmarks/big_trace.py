@@ -22,10 +22,9 @@ import pyarrow as pa
 from big_step import transformer_step
 from numpy.typing import NDArray
 
-from ampscope.trace.journal import Journal
-from ampscope.trace.layout import journal_path, list_table, table_folder
+from ampscope.trace.files.journal import Journal
+from ampscope.trace.files.layout import journal_path, list_table, table_folder
 from ampscope.trace.manifest import Manifest
-from ampscope.trace.recorder import SealAt
 from ampscope.trace.schema import (
     EventKind,
     EventRow,
@@ -40,8 +39,9 @@ from ampscope.trace.schema import (
     Trigger,
     arrow_schema,
 )
-from ampscope.trace.seal import seal
-from ampscope.trace.writer import TraceWriter
+from ampscope.trace.write.journal_thread import SealAt
+from ampscope.trace.write.sealing import seal
+from ampscope.trace.write.writer import TraceWriter
 
 START = 1_760_000_000.0
 STEP_S = 0.6

@@ -32,7 +32,7 @@ LIMIT = 1_000_000
 
 
 def healthy(folder: Path) -> None:
-    from tests.loops import digits
+    from tests.integration.loops import digits
 
     # Every fifth step is traced, which gives the pages on precision and ranges something to show.
     _watched(folder, lambda watch: digits.train(watch, epochs=4, samples=None), every=5)
@@ -46,14 +46,14 @@ def attention_overflow(folder: Path) -> None:
 
 
 def log_zero(folder: Path) -> None:
-    from tests.loops import handwritten_loss
+    from tests.integration.loops import handwritten_loss
 
     # The operands of the op that failed are kept, so that a script can show the failure by itself.
     _watched(folder, handwritten_loss.train, save_tensors=True)
 
 
 def clip_before_unscale(folder: Path) -> None:
-    from tests.loops import relation
+    from tests.integration.loops import relation
 
     _watched(folder, lambda watch: relation.train_as_found(watch, steps=100))
 

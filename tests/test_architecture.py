@@ -14,8 +14,8 @@ import pytest
 import typer.main
 
 import ampscope
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "ampscope"
 
 
@@ -118,15 +118,19 @@ def test_charts_know_no_streamlit(file: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "source", "offence"),
     [
-        ("capture", "from ampscope.analysis.scale import scale_history", "ampscope.analysis.scale.scale_history"),
+        (
+            "capture",
+            "from ampscope.analysis.scale.scale_history import scale_history",
+            "ampscope.analysis.scale.scale_history.scale_history",
+        ),
         ("capture", "def f():\n    import duckdb", "duckdb"),
-        ("analysis", "from ampscope.capture.tracing import stats", "ampscope.capture.tracing.stats"),
+        ("analysis", "from ampscope.capture.tracing import stats", "ampscope.capture.tracing.statistics.stats"),
         ("analysis", "import torch.nn", "torch.nn"),
         ("analysis", "from ampscope import watch", "ampscope.watch"),
         ("report", "from ampscope.cli.main import main", "ampscope.cli.main.main"),
         ("cli", "if TYPE_CHECKING:\n    from torch import Tensor", "torch.Tensor"),
         ("errors", "import ampscope", "ampscope"),
-        ("app", "from ampscope.trace.journal import Journal", "ampscope.trace.journal.Journal"),
+        ("app", "from ampscope.trace.files.journal import Journal", "ampscope.trace.files.journal.Journal"),
         ("trace", "from .schema import Table", ".schema.Table: write the whole name instead of a relative import"),
         (
             "gadgets",
@@ -184,7 +188,7 @@ def test_training_loads_no_reader() -> None:
 
 
 def test_a_broken_import_promise_is_found() -> None:
-    assert loaded("import ampscope.trace.reader", NOT_IN_TRAINING)
+    assert loaded("import ampscope.trace.read.run", NOT_IN_TRAINING)
     assert loaded("import ampscope.capture.watch", HEAVY)
 
 

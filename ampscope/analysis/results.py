@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ampscope.showing import Shown
+from ampscope.notebook_repr import Shown
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
 
 #: Version of the JSON object that ``ampscope diagnose --json`` prints.

@@ -10,19 +10,20 @@ from typing import Any
 
 import torch
 
-from ampscope.capture import hub, torch_private
-from ampscope.capture.budget import ReplayBudget, TraceBudget
-from ampscope.capture.guard import Attempt, Guard
-from ampscope.capture.models import Models
-from ampscope.capture.modules import ModuleWatch
-from ampscope.capture.recorder import Recorder
-from ampscope.capture.scaler import ScalerWatch
-from ampscope.capture.step import StepWatch
-from ampscope.capture.terminal import Terminal
-from ampscope.capture.tracing.operand_files import OperandFiles
+from ampscope.capture.budgets import ReplayBudget, TraceBudget
+from ampscope.capture.hooks import process_hooks
+from ampscope.capture.hooks.module_calls import ModuleWatch
+from ampscope.capture.record.operand_files import OperandFiles
+from ampscope.capture.record.run_recorder import Recorder
+from ampscope.capture.record.terminal import Terminal
+from ampscope.capture.step.scaler_watch import ScalerWatch
+from ampscope.capture.step.step_watch import StepWatch
+from ampscope.capture.torch_support import torch_private
+from ampscope.capture.torch_support.guard import Attempt, Guard
+from ampscope.capture.torch_support.models import Models
 from ampscope.errors import WatchError
 from ampscope.trace.schema import EventKind
-from ampscope.trace.writer import TraceWriter
+from ampscope.trace.write.writer import TraceWriter
 
 
 class Scope:
@@ -76,7 +77,7 @@ class Scope:
 
     def _install(self, scaler: Any | None) -> None:
         self._modules.install()
-        hub.join(self)
+        process_hooks.join(self)
         _open_scopes.add(self)
         atexit.register(self.close)
         kind = EventKind.RESUME if self._recorder.segment else EventKind.START
@@ -95,7 +96,7 @@ class Scope:
         _open_scopes.discard(self)
         atexit.unregister(self.close)
         removals = [
-            lambda: hub.leave(self),
+            lambda: process_hooks.leave(self),
             self._steps.close,
             self._modules.uninstall,
             *(scaler.take_off for scaler in self._scalers),

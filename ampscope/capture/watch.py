@@ -18,12 +18,12 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
 import ampscope
-from ampscope.capture.budget import TRIALS
-from ampscope.capture.models import Models
+from ampscope.capture.budgets import TRIALS
 from ampscope.capture.scope import Scope, open_scopes
+from ampscope.capture.torch_support.models import Models
 from ampscope.errors import WatchError
 from ampscope.trace.manifest import Manifest
-from ampscope.trace.writer import TraceWriter
+from ampscope.trace.write.writer import TraceWriter
 
 DEFAULT_FOLDER = "ampscope_runs"
 #: Of the disk budget, kept operands take at most one part in this many.

@@ -33,9 +33,9 @@ def demo(
     view: Annotated[bool, typer.Option("--view/--no-view", help="Open the app on the run afterwards.")] = True,
 ) -> None:
     """Train a small model under the watch of AMPscope, print the diagnosis, and open the app on the run."""
-    from ampscope.analysis.diagnosis import diagnose
+    from ampscope.analysis.diagnosis.diagnosis import diagnose
     from ampscope.cli.terminal import show
-    from ampscope.report.text import as_text
+    from ampscope.report.terminal.diagnosis_text import as_text
 
     run = _new_folder(folder, story)
     _train(story, run)

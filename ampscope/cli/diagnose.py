@@ -19,10 +19,10 @@ def diagnose(
 
     The exit code is 0 for a healthy run, 1 for one with a problem, 2 if it cannot be read.
     """
-    from ampscope.analysis.diagnosis import diagnose as diagnosis_of
+    from ampscope.analysis.diagnosis.diagnosis import diagnose as diagnosis_of
     from ampscope.cli.terminal import show
-    from ampscope.report.json import as_json
-    from ampscope.report.text import as_text
+    from ampscope.report.diagnosis_json import as_json
+    from ampscope.report.terminal.diagnosis_text import as_text
     from ampscope.trace.vocabulary import Verdict
 
     diagnosis = diagnosis_of(named_or_newest(run))

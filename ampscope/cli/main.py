@@ -16,7 +16,7 @@ from ampscope.cli.repro import repro
 from ampscope.cli.runs import runs
 from ampscope.cli.view import view
 from ampscope.errors import AmpscopeError
-from ampscope.report.plain import visible
+from ampscope.report.safe_text import visible
 
 app = typer.Typer(
     name="ampscope",

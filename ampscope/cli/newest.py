@@ -19,8 +19,8 @@ def named_or_newest(run: Path | None) -> Path:
     Raises:
         RunNotFound: none was named and there is none.
     """
-    from ampscope.report.plain import visible
-    from ampscope.trace.find import find_runs
+    from ampscope.report.safe_text import visible
+    from ampscope.trace.read.find import find_runs
 
     if run is not None:
         return run

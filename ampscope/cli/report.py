@@ -17,7 +17,7 @@ def report(
     force: Annotated[bool, typer.Option("--force", help="Write over a file that exists.")] = False,
 ) -> None:
     """Write the diagnosis of a run with its figures into one HTML file that needs no server and no network."""
-    from ampscope.report.html.page import page_of
+    from ampscope.report.html.report_page import page_of
 
     if output.exists() and not force:
         raise AmpscopeError(f"{output} exists; choose another name with -o, or --force to write over it")
@@ -28,7 +28,7 @@ def report(
 
 def _write(path: Path, content: bytes) -> None:
     """Whole or not at all: whoever waits for the file never finds a part of it."""
-    from ampscope.trace.durable import write_whole
+    from ampscope.trace.files.durable import write_whole
 
     if path.is_dir():
         raise AmpscopeError(f"cannot write {path}: it is a folder; name a file in it with -o")

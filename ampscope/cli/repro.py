@@ -24,10 +24,10 @@ def repro(
 
     It needs a run that was recorded with ampscope.watch(..., save_tensors=True).
     """
-    from ampscope.analysis.diagnosis import diagnose
-    from ampscope.analysis.repro import reproducible
-    from ampscope.report.repro import as_script
-    from ampscope.trace.reader import open_run
+    from ampscope.analysis.diagnosis.diagnosis import diagnose
+    from ampscope.analysis.diagnosis.reproducible import reproducible
+    from ampscope.report.repro_script import as_script
+    from ampscope.trace.read.run import open_run
 
     beside = output.with_suffix(".safetensors")
     with open_run(named_or_newest(run)) as opened:

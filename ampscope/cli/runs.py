@@ -12,8 +12,8 @@ from ampscope.cli.newest import DEFAULT_FOLDER
 from ampscope.errors import AmpscopeError, RunNotFound
 
 if TYPE_CHECKING:
-    from ampscope.analysis.run_list import RunSummary
-    from ampscope.report.runs import ListedRun
+    from ampscope.analysis.overview.run_list import RunSummary
+    from ampscope.report.terminal.run_list import ListedRun
 
 
 def runs(
@@ -26,12 +26,12 @@ def runs(
     ] = False,
 ) -> None:
     """List the runs in a folder, newest first, each with its verdict."""
-    from ampscope.analysis.run_list import run_summaries
+    from ampscope.analysis.overview.run_list import run_summaries
     from ampscope.cli.terminal import show
-    from ampscope.report import figures
-    from ampscope.report.plain import visible
-    from ampscope.report.runs import as_list
-    from ampscope.trace.reader import find_runs
+    from ampscope.report import numbers
+    from ampscope.report.safe_text import visible
+    from ampscope.report.terminal.run_list import as_list
+    from ampscope.trace.read.run import find_runs
 
     found = find_runs(folder)
     if not found:
@@ -39,15 +39,15 @@ def runs(
         raise RunNotFound(f"{what} {folder}; give the folder that ampscope.watch records to, e.g. ./ampscope_runs.")
     matching = [each for each in run_summaries(found) if each.matches(search)]
     if not matching:
-        looked = figures.count(len(found), "run")
+        looked = numbers.count(len(found), "run")
         typer.echo(f"No run in {visible(str(folder))} matches {search!r} (looked at {looked}).")
         return
     show(as_list([_listed(each, quick=quick) for each in matching]))
 
 
 def _listed(seen: RunSummary, *, quick: bool) -> ListedRun:
-    from ampscope.analysis.diagnosis import diagnose
-    from ampscope.report.runs import ListedRun
+    from ampscope.analysis.diagnosis.diagnosis import diagnose
+    from ampscope.report.terminal.run_list import ListedRun
 
     if quick or seen.problem:
         return ListedRun(summary=seen)

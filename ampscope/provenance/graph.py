@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ampscope.trace.details import details
+from ampscope.trace.json_columns import details
 from ampscope.trace.schema import SINK_NODES, EdgeRow, Node, OpRow, SiteRow
 
 #: Sinks in the order in which their origins are told.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ampscope.errors import RunDamaged, RunNotFound, RunTooNew
-from ampscope.trace.durable import write_whole
+from ampscope.trace.files.durable import write_whole
 from ampscope.trace.schema import MANIFEST, SCHEMA_VERSION
 
 

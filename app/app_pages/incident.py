@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import loader
 import streamlit as st
-from blocks.items import item_line, items
-from blocks.links import link_row, to_overview, to_precision, to_replay, to_scale, to_usage
-from blocks.notes import heading, page_head, paragraph
-from blocks.remedies import remedies
-from blocks.repro import repro
-from blocks.verdict import item_card
-from choice import choose
-from closer import surroundings
-from story import remember
+from blocks.basics.links import link_row, to_overview, to_precision, to_replay, to_scale, to_usage
+from blocks.basics.notes import heading, page_head, paragraph
+from blocks.verdict.card import item_card
+from blocks.verdict.items import item_line, items
+from blocks.verdict.remedies import remedies
+from blocks.verdict.repro import repro
+from data import loader
+from data.takeaways import surroundings
+from state.address import remember
+from state.choice import choose
 
-from ampscope.analysis.closeup import Closeup
+from ampscope.analysis.origin.closeup import Closeup
 from ampscope.analysis.results import Finding, Incident
-from ampscope.report.html.evidence import found, operand_table
-from ampscope.report.html.incident import tripped_html
-from ampscope.report.html.magnitudes import magnitudes_html
-from ampscope.report.html.pathgraph import path_graph
-from ampscope.report.html.source import listing
-from ampscope.report.html.tried import tried_table
+from ampscope.report.html.figures.magnitudes import magnitudes_html
+from ampscope.report.html.figures.path_graph import path_graph
+from ampscope.report.html.parts.evidence import found, operand_table
+from ampscope.report.html.parts.incident import tripped_html
+from ampscope.report.html.parts.source import listing
+from ampscope.report.html.parts.tried import tried_table
 from ampscope.trace.vocabulary import Cause, Severity
 
 

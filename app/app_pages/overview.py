@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from functools import partial
 
-import live
-import loader
 import streamlit as st
-from blocks.items import item_link, item_list, items
-from blocks.links import to_replay, to_scale, to_usage
-from blocks.notes import heading, page_head, paragraph
-from blocks.plot import plot_of_steps
-from blocks.tiles import tiles
-from blocks.verdict import verdict_card
+from blocks.basics.links import to_replay, to_scale, to_usage
+from blocks.basics.notes import heading, page_head, paragraph
+from blocks.basics.plot import plot_of_steps
+from blocks.basics.tiles import tiles
+from blocks.frame import live
+from blocks.verdict.card import verdict_card
+from blocks.verdict.items import item_link, item_list, items
 from charts.timeline import timeline
-from choice import choose_optimizer
-from closer import report
-from directory import Page
-from story import told
+from data import loader
+from data.takeaways import report
+from state.address import told
+from state.choice import choose_optimizer
+from state.pages import Page
 
 from ampscope.analysis.results import Incident
-from ampscope.report.html.tiles import run_tiles
+from ampscope.report.html.parts.tiles import run_tiles
 
 
 def verdict(run: loader.Loaded) -> None:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from functools import partial
 
-import live
-import loader
 import streamlit as st
-from blocks.links import link_row, to_precision, to_replay
-from blocks.newer import newer
-from blocks.notes import heading, page_head, paragraph, place
-from blocks.plot import plot
-from blocks.table import table
+from blocks.basics.links import link_row, to_precision, to_replay
+from blocks.basics.newer import newer
+from blocks.basics.notes import heading, page_head, paragraph, place
+from blocks.basics.plot import plot
+from blocks.basics.table import table
+from blocks.frame import live
 from charts.precision import precision_figure
-from choice import choose, choose_traced, missing
-from story import in_address
+from data import loader
+from state.address import in_address
+from state.choice import choose, choose_traced, missing
 
-from ampscope.analysis.fp32_islands import Fp32Island, Reason
-from ampscope.analysis.precision import CastRow, Precision, PrecisionRow, deepest, fold_modules, under
-from ampscope.report import figures
+from ampscope.analysis.precision.fp32_islands import Fp32Island, Reason
+from ampscope.analysis.precision.precision import CastRow, Precision, PrecisionRow, deepest, fold_modules, under
+from ampscope.report import numbers
 from ampscope.report.html.markup import short
 from ampscope.report.html.phrases import count, share, size
 from ampscope.trace.schema import Cast
@@ -60,7 +60,7 @@ def show_modules(rows: tuple[PrecisionRow, ...]) -> None:
     start = deepest(rows, _BARS)
     with left:
         depths = sorted({*range(1, min(deep, _LEVELS)), start, deep}, key=lambda depth: (depth != start, depth))
-        words = {str(depth): figures.count(depth, "level") if depth < deep else "every module" for depth in depths}
+        words = {str(depth): numbers.count(depth, "level") if depth < deep else "every module" for depth in depths}
         depth = int(choose("depth", "Detail", list(words), words.__getitem__))
     with right:
         measure = choose("measure", "Measured in", list(MEASURES), MEASURES.__getitem__)

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 from functools import partial
 
-import live
-import loader
-import recordings
 import streamlit as st
-from blocks.items import items
-from blocks.keyboard import free_keyboard
-from blocks.links import link_row, to_incident, to_precision, to_replay, to_scale
-from blocks.newer import newer
-from blocks.notes import heading, page_head, paragraph
-from blocks.replay_card import DIFFERENCES, op_card, operand_table
-from blocks.replay_lines import modules, neighbours, ops_around
-from blocks.replay_track import replay_track
-from blocks.transport import BEAT, Jump, jumps, transport
-from choice import choose, choose_traced, traced_words
-from cursor import Cursor, cursor
-from story import tell, told, write_address
+from blocks.basics.links import link_row, to_incident, to_precision, to_replay, to_scale
+from blocks.basics.newer import newer
+from blocks.basics.notes import heading, page_head, paragraph
+from blocks.components.keyboard import free_keyboard
+from blocks.frame import live
+from blocks.replay.op_card import DIFFERENCES, op_card, operand_table
+from blocks.replay.op_lines import modules, neighbours, ops_around
+from blocks.replay.track import replay_track
+from blocks.replay.transport import BEAT, Jump, jumps, transport
+from blocks.verdict.items import items
+from data import loader, recordings
+from state.address import tell, told, write_address
+from state.choice import choose, choose_traced, traced_words
+from state.cursor import Cursor, cursor
 
-from ampscope.analysis.arrays import IntArray
-from ampscope.analysis.replay_op import OpDetail, op_detail
-from ampscope.analysis.replay_seek import Kind, find, marked
+from ampscope.analysis.replay.op_detail import OpDetail, op_detail
+from ampscope.analysis.replay.seek import Kind, find, marked
 from ampscope.analysis.results import Incident
-from ampscope.analysis.traced import TracedStep
-from ampscope.report.html.magnitudes import magnitudes_html
+from ampscope.analysis.tables.arrays import IntArray
+from ampscope.analysis.tables.traced_steps import TracedStep
+from ampscope.report.html.figures.magnitudes import magnitudes_html
 from ampscope.trace.vocabulary import Severity
 
 _ALONE = "none"

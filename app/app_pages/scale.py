@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from functools import partial
 
-import live
-import loader
 import streamlit as st
-from blocks.at_step import at_step, step_asked
-from blocks.notes import heading, page_head, paragraph, place
-from blocks.plot import plot
-from blocks.simulator import simulator
-from blocks.table import table
-from blocks.tiles import tiles
+from blocks.basics.notes import heading, page_head, paragraph, place
+from blocks.basics.plot import plot
+from blocks.basics.table import table
+from blocks.basics.tiles import tiles
+from blocks.frame import live
+from blocks.scale.at_step import at_step, step_asked
+from blocks.scale.simulator import simulator
 from charts.marks import mark_step
 from charts.scale import scale_figure
-from choice import choose_optimizer
+from data import loader
+from state.choice import choose_optimizer
 
-from ampscope.analysis.attempt import Attempt
-from ampscope.analysis.scale import ScaleHistory
-from ampscope.analysis.scale_skips import SkippedStep
-from ampscope.analysis.scale_story import scale_story
-from ampscope.analysis.scale_words import in_words
-from ampscope.analysis.scaler_log import ScaleEvent, ScalerCall, ScalerSettings
-from ampscope.report import figures
+from ampscope.analysis.overview.step_attempt import Attempt
+from ampscope.analysis.scale.scale_history import ScaleHistory
+from ampscope.analysis.scale.scaler_log import ScaleEvent, ScalerCall, ScalerSettings
+from ampscope.analysis.scale.skipped_steps import SkippedStep
+from ampscope.analysis.scale.summary import scale_story
+from ampscope.analysis.words.scale_words import in_words
+from ampscope.report import numbers
 from ampscope.report.html.markup import short
 from ampscope.report.html.phrases import count, share, value
 
@@ -47,7 +47,7 @@ def facts(history: ScaleHistory) -> list[tuple[str, str]]:
     return [
         ("loss scale now", in_words(history.current or 0.0)),
         ("lowest so far", in_words(history.lowest or 0.0)),
-        (f"of all steps skipped ({figures.count(history.skipped, 'step')})", share(history.skipped_share)),
+        (f"of all steps skipped ({numbers.count(history.skipped, 'step')})", share(history.skipped_share)),
         (f"skipped of the last {history.recent_steps:,}", count(history.recent_skipped)),
     ]
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import loader
 import streamlit as st
-from blocks.items import items
-from blocks.links import link_row, to_incident, to_scale
-from blocks.notes import good, heading, page_head, paragraph
-from blocks.remedies import remedies
-from blocks.verdict import item_card
-from closer import surroundings
+from blocks.basics.links import link_row, to_incident, to_scale
+from blocks.basics.notes import good, heading, page_head, paragraph
+from blocks.verdict.card import item_card
+from blocks.verdict.items import items
+from blocks.verdict.remedies import remedies
+from data import loader
+from data.takeaways import surroundings
 
 from ampscope.analysis.results import Finding
-from ampscope.analysis.usage_checks import Check, usage_checks
-from ampscope.report import figures
-from ampscope.report.html.checks import checks_html
-from ampscope.report.html.source import listing
+from ampscope.analysis.usage.usage_checks import Check, usage_checks
+from ampscope.report import numbers
+from ampscope.report.html.parts.checks import checks_html
+from ampscope.report.html.parts.source import listing
 
 
 def show_finding(name: str, finding: Finding) -> None:
@@ -36,9 +36,9 @@ def show_finding(name: str, finding: Finding) -> None:
 def summary(found: int, checks: tuple[Check, ...]) -> None:
     """The page in one sentence."""
     if found:
-        paragraph(f"{figures.count(found, 'mistake').capitalize()} in how the loop uses autocast and the scaler.")
+        paragraph(f"{numbers.count(found, 'mistake').capitalize()} in how the loop uses autocast and the scaler.")
     else:
-        checked = figures.count(sum(check.applies for check in checks), "check")
+        checked = numbers.count(sum(check.applies for check in checks), "check")
         good("Nothing wrong", f"{checked} of the loop found no mistake.")
 
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from ampscope.analysis.precision import PrecisionRow
-from ampscope.report import figures
+from ampscope.analysis.precision.precision import PrecisionRow
+from ampscope.report import numbers
+from ampscope.report.html.figures.palette import dtype_color, ink_on
 from ampscope.report.html.markup import as_label
-from ampscope.report.html.palette import dtype_color, ink_on
 from ampscope.report.html.phrases import share, size
 
 _BAR = 30
@@ -64,4 +64,4 @@ def _segments(dtype: str, rows: Sequence[PrecisionRow], *, by_bytes: bool) -> go
 
 def _hover(row: PrecisionRow, dtype: str) -> str:
     mine = next((one for one in row.shares if one.dtype == dtype), None)
-    return f"{figures.count(mine.ops, 'op')}, {size(mine.bytes)} written" if mine else ""
+    return f"{numbers.count(mine.ops, 'op')}, {size(mine.bytes)} written" if mine else ""

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from ampscope.analysis.curve import Curve
-from ampscope.analysis.overview import Moment
-from ampscope.analysis.scale import ScaleHistory
-from ampscope.analysis.what_if import WhatIf
-from ampscope.report.html.timeline import scale_stack, what_if_stack
+from ampscope.analysis.numerics.curve import Curve
+from ampscope.analysis.overview.overview import Moment
+from ampscope.analysis.scale.scale_history import ScaleHistory
+from ampscope.analysis.scale.what_if import WhatIf
+from ampscope.report.html.figures.timeline import scale_stack, what_if_stack
 from charts.canvas import draw_stack
 
 

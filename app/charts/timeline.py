@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from ampscope.analysis.overview import Overview
+from ampscope.analysis.overview.overview import Overview
 from ampscope.analysis.results import Finding, Incident
-from ampscope.report.html.timeline import timeline_stack
+from ampscope.report.html.figures.timeline import timeline_stack
 from charts.canvas import draw_stack
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ampscope.capture.tracing.frames import NOWHERE, Place
+from ampscope.capture.torch_support.user_line import NOWHERE, Place
 from ampscope.trace.schema import Cast, SiteRow
 
 

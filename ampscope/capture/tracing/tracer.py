@@ -13,20 +13,22 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampscope.capture import ambient, hub, torch_private
-from ampscope.capture.guard import Guard
-from ampscope.capture.tracing import operators, stats
-from ampscope.capture.tracing.census import Census
-from ampscope.capture.tracing.frames import NOWHERE, Place, user_place
-from ampscope.capture.tracing.operands import Executed, OperandKeeper
+from ampscope.capture.hooks import process_hooks
+from ampscope.capture.torch_support import call_state, torch_private
+from ampscope.capture.torch_support.guard import Guard
+from ampscope.capture.torch_support.user_line import NOWHERE, Place, user_place
+from ampscope.capture.tracing import operators
+from ampscope.capture.tracing.operand_keeper import Executed, OperandKeeper
 from ampscope.capture.tracing.operators import Operator
-from ampscope.capture.tracing.rows import bad_rows
 from ampscope.capture.tracing.sites import Point, Signature, Sites
-from ampscope.capture.tracing.stats import UNMEASURED, Slots, Stats
+from ampscope.capture.tracing.statistics import stats
+from ampscope.capture.tracing.statistics.bad_rows import bad_rows
+from ampscope.capture.tracing.statistics.full_statistics import Census
+from ampscope.capture.tracing.statistics.stats import UNMEASURED, Slots, Stats
 from ampscope.trace.schema import Cast, EdgeRow, Node, OpRow, Phase
 
 #: Frames below which code that runs in backward has no line of its own.
-_BACKWARD = (hub.backward_frame, Tensor.backward.__code__)
+_BACKWARD = (process_hooks.backward_frame, Tensor.backward.__code__)
 _PLAIN = frozenset({Tensor, nn.Parameter})
 #: Modules that in evaluation choose one fused op, which computes otherwise while a mode is active: the tracer leaves
 #: them alone. Source: the fast-path conditions in torch/nn/modules/transformer.py and activation.py.
@@ -422,7 +424,7 @@ class FunctionWatch(TorchFunctionMode):
     def __init__(self, tracer: Tracer) -> None:
         super().__init__()
         self._tracer = tracer
-        self._types = ambient.device_types()
+        self._types = call_state.device_types()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tracer, kwargs = self._tracer, kwargs or {}

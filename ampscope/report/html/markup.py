@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 
-from ampscope.report.plain import visible, visible_lines
+from ampscope.report.safe_text import visible, visible_lines
 
 ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 

@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ampscope.analysis.closeup import Closeup, closeup
-from ampscope.analysis.diagnosis import diagnose
-from ampscope.analysis.overview import Overview, overview
-from ampscope.analysis.precision import Precision
+from ampscope.analysis.diagnosis.diagnosis import diagnose
+from ampscope.analysis.origin.closeup import Closeup, closeup
+from ampscope.analysis.overview.overview import Overview, overview
+from ampscope.analysis.precision.precision import Precision
 from ampscope.analysis.results import Diagnosis, Finding, Incident
-from ampscope.analysis.scale import ScaleHistory
-from ampscope.analysis.scale_story import scale_story
-from ampscope.analysis.wording import cause_in_words, steps_in_words
+from ampscope.analysis.scale.scale_history import ScaleHistory
+from ampscope.analysis.scale.summary import scale_story
+from ampscope.analysis.words.wording import cause_in_words, steps_in_words
 from ampscope.errors import AmpscopeError
-from ampscope.report.html.card import Item, item_html, verdict_html
 from ampscope.report.html.document import paragraph, section
-from ampscope.report.html.incident import item_sections
-from ampscope.report.html.page import told_first
-from ampscope.report.html.palette import SHADE
-from ampscope.report.html.precision import precision_html
+from ampscope.report.html.figures.palette import SHADE
+from ampscope.report.html.figures.precision_bars import precision_html
+from ampscope.report.html.figures.stack import stack_html
+from ampscope.report.html.figures.timeline import scale_stack, timeline_stack
+from ampscope.report.html.parts.card import Item, item_html, verdict_html
+from ampscope.report.html.parts.incident import item_sections
+from ampscope.report.html.parts.source import place
+from ampscope.report.html.parts.table import table_html
+from ampscope.report.html.parts.tiles import run_tiles, tiles_html
+from ampscope.report.html.report_page import told_first
 from ampscope.report.html.sheet import SHEET
-from ampscope.report.html.source import place
-from ampscope.report.html.stack import stack_html
-from ampscope.report.html.table import table_html
-from ampscope.report.html.tiles import run_tiles, tiles_html
-from ampscope.report.html.timeline import scale_stack, timeline_stack
-from ampscope.trace.reader import Run
+from ampscope.trace.read.run import Run
 
 #: Rows of the list of what was noticed.
 _LISTED = 30

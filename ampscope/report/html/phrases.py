@@ -1,11 +1,11 @@
-"""Numbers for people: what `ampscope.report.figures` says in a terminal, and what only a page says."""
+"""Numbers for people: what `ampscope.report.numbers` says in a terminal, and what only a page says."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 
 from ampscope.analysis.results import Operand
-from ampscope.report import figures
+from ampscope.report import numbers
 
 #: What stands where nothing was measured.
 UNMEASURED = "not measured"
@@ -28,17 +28,17 @@ def share(part: float | None) -> str:
 
 def value(number: float | None) -> str:
     """A tensor's value: short, NaN and infinities by name."""
-    return figures.value(number) or UNMEASURED
+    return numbers.value(number) or UNMEASURED
 
 
 def span(low: float | None, high: float | None) -> str:
     """The values between two bounds."""
-    return figures.span(low, high) or UNMEASURED
+    return numbers.span(low, high) or UNMEASURED
 
 
 def trouble(operand: Operand) -> str:
     """What of a tensor is not finite; empty when all of it is, as far as it was measured."""
-    return figures.nonfinite(operand)
+    return numbers.nonfinite(operand)
 
 
 def part(number: int | None, total: int | None) -> str:
@@ -61,8 +61,8 @@ def ago(duration: float) -> str:
     """How long ago something was, coarsely."""
     for size, noun in ((86400, "day"), (3600, "hour"), (60, "minute")):
         if duration >= size:
-            return f"{figures.count(int(duration // size), noun)} ago"
-    return f"{figures.count(max(int(duration), 0), 'second')} ago"
+            return f"{numbers.count(int(duration // size), noun)} ago"
+    return f"{numbers.count(max(int(duration), 0), 'second')} ago"
 
 
 def when(moment: float, now: float) -> str:

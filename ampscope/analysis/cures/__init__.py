@@ -1,0 +1,1 @@
+"""What cures a failure: what was tried, and what is advised."""

@@ -1,0 +1,194 @@
+"""Half precision that a program asks for itself, out of autocast's reach: its conversions, its half parameters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ampscope.analysis.origin.step_graph import StepGraph
+from ampscope.analysis.results import Tried
+from ampscope.trace.read.run import Run
+from ampscope.trace.schema import ENTRY_NODES, LOSS_CODE, Cast, Change, Node, Phase, SiteRow, Table, Trial
+
+_HALF = frozenset({"float16", "bfloat16"})
+#: Conversions and parameters that are named; more are counted.
+NAMED = 3
+#: A line as `ampscope.trace.schema.ReplayRow` writes it: the place, and its code.
+_LINE = re.compile(r"(.*?:\d+)(?: (.*))?", re.DOTALL)
+
+
+class HalfWeights(NamedTuple):
+    """What of a model is half precision itself, by qualified name."""
+
+    parameters: tuple[str, ...] = ()
+    buffers: tuple[str, ...] = ()
+
+
+def half_weights(run: Run, rank: int) -> HalfWeights:
+    """The half-precision parameters and buffers of a run's models."""
+    half = [row for row in run.rows(Table.PARAMS, rank=rank) if row.dtype in _HALF]
+    parameters = tuple(row.name for row in half if row.kind == Node.PARAMETER)
+    return HalfWeights(parameters, tuple(row.name for row in half if row.kind != Node.PARAMETER))
+
+
+class OwnHalf(NamedTuple):
+    """What of a step is half precision whatever autocast does."""
+
+    conversions: tuple[str, ...] = ()  #: the lines that matter to the failure, as ``train.py:8 code``
+    stems: bool = False  #: the failed op has its half precision from there, and not from autocast
+    leaf: str = ""  #: the parameter, buffer or input from which it has it
+    inputs: tuple[str, ...] = ()  #: what came in half from outside the step
+    weights: HalfWeights = HalfWeights()
+
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        """All that was half before the step computed anything."""
+        return (*self.weights.parameters, *self.weights.buffers, *self.inputs)
+
+    @property
+    def is_cause(self) -> bool:
+        """Whether the failed op would be half precision without autocast too."""
+        return bool(self.conversions or self.leaf)
+
+
+def own_half(graph: StepGraph, seq: int, tried: Sequence[Tried], weights: HalfWeights) -> OwnHalf:
+    """What a program asked for itself in a step.
+
+    Args:
+        graph: The step.
+        seq: The op whose half precision is to be explained.
+        tried: What was tried on the step: a conversion that no replay replaced follows the dtype of something else.
+        weights: The half parameters and buffers.
+    """
+    stem = _stem(graph, seq)
+    converts = stem is not None and stem.op not in ENTRY_NODES
+    line = _line(stem) if stem is not None and converts else ""
+    replaced = [each.conversions for each in tried if each.change in (Change.FP32, Change.CONVERSIONS)]
+    stems = bool(line) and (not replaced or any(each is None or line in each for each in replaced))
+    return OwnHalf(
+        conversions=(line,) if stems else _that_mattered(tried),
+        stems=stems,
+        leaf=_leaf(stem, weights) if stem is not None and not converts else "",
+        inputs=tuple(_half_inputs(graph, weights)),
+        weights=weights,
+    )
+
+
+def _line(site: SiteRow) -> str:
+    return f"{site.file}:{site.line} {site.code}"
+
+
+def _that_mattered(tried: Sequence[Tried]) -> tuple[str, ...]:
+    """The conversions without which the step came out finite, or failed elsewhere.
+
+    One that finds its operand in half precision already leaves no trace of itself: only trying shows it.
+    """
+    without = [each for each in tried if each.change == Change.CONVERSIONS and each.outcome == Trial.FINITE]
+    moved = [each for each in tried if each.change == Change.MODULES_FP32 and LOSS_CODE not in each.modules]
+    return next((each.conversions for each in (*without, *moved) if each.conversions), ())
+
+
+def _leaf(site: SiteRow, weights: HalfWeights) -> str:
+    """The name of a value from outside; frozen weights are told by the module that reads them."""
+    if site.op != Node.INPUT:
+        return site.name
+    inside = [name for name in weights.parameters if name.rpartition(".")[0] == site.module]
+    return listed(inside) or site.name
+
+
+def _half_inputs(graph: StepGraph, weights: HalfWeights) -> Iterator[str]:
+    """The names of inputs that are half, each once; without those by which frozen weights go."""
+    sites = {row.site: graph.site(seq) for seq in sorted(graph.outputs) for row in graph.outputs[seq][:1]}
+    half = [site for site in sites.values() if site.op == Node.INPUT and _is_half(site)]
+    return iter(dict.fromkeys(site.name for site in half if _leaf(site, weights) == site.name))
+
+
+def _stem(graph: StepGraph, seq: int) -> SiteRow | None:
+    """The nearest program point upstream that made a value half by itself; None where autocast did."""
+    seen: set[int] = set()
+    front = [_forward_of(graph, seq)]
+    while front:
+        for each in front:
+            site = graph.site(each)
+            if _is_half(site) and (site.op in ENTRY_NODES or _asks_for_half(site)):
+                return site
+        seen.update(front)
+        front = [source for each in front for source in _half_sources(graph, each) if source not in seen]
+        front = list(dict.fromkeys(front))
+    return None
+
+
+def _forward_of(graph: StepGraph, seq: int) -> int:
+    """The op of forward whose gradient an op of backward computes: it has its dtypes from there."""
+    number = graph.site(seq).forward_site
+    ran = [other for other, rows in graph.outputs.items() if other < seq and rows[0].site == number]
+    return max(ran, default=seq)
+
+
+def _is_half(site: SiteRow) -> bool:
+    return bool(_HALF & set(site.out_dtypes))
+
+
+def _asks_for_half(site: SiteRow) -> bool:
+    """Whether the code names a half dtype there: a conversion, or an op that was told its dtype."""
+    if site.phase == Phase.BACKWARD or site.cast in (Cast.AUTOCAST, Cast.PROMOTION):
+        return False
+    return site.cast == Cast.EXPLICIT or not _HALF & set(site.in_dtypes)
+
+
+def _half_sources(graph: StepGraph, seq: int) -> list[int]:
+    """What an op's half operands were written by; none where autocast cast one: then the op is half by its policy."""
+    site = graph.site(seq)
+    if site.cast:
+        return [edge.from_seq for edge in graph.inputs[seq]] if not _is_half(site) else []
+    found = []
+    for edge in graph.inputs[seq]:
+        if set(site.in_dtypes[edge.arg : edge.arg + 1]) & _HALF:
+            if graph.site(edge.from_seq).cast == Cast.AUTOCAST:
+                return []
+            found.append(edge.from_seq)
+    return found
+
+
+# -- in words ---------------------------------------------------------------------------------------------------------
+
+
+def places(lines: Sequence[str]) -> str:
+    """``the conversion to half precision at train.py:8``."""
+    found = [match[1] for line in lines if (match := _LINE.fullmatch(line))]
+    what = "the conversion" if len(found) == 1 else "the conversions"
+    return f"{what} to half precision at {listed(found)}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first `NAMED` of them, and how many more there are."""
+    shown = [*names[:NAMED], *([f"{len(names) - NAMED} more"] if len(names) > NAMED else [])]
+    return f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else "".join(shown)
+
+
+def rewritten(lines: Sequence[str], dtype: str) -> str:
+    """The lines with ``dtype`` in place of the half dtype they name; empty where that cannot be told from the text."""
+    return "\n".join(_rewritten(lines[:NAMED], dtype))
+
+
+def _rewritten(lines: Sequence[str], dtype: str) -> Iterator[str]:
+    half = "half|float16" if dtype == "bfloat16" else "half|float16|bfloat16"
+    method = {"float32": "float"}.get(dtype, dtype)
+    for line in lines:
+        match = _LINE.fullmatch(line)
+        place, code = (match[1], match[2] or "") if match else ("", "")
+        other = re.sub(rf"\.({half})\(\)", f".{method}()", code)
+        other = re.sub(rf"\btorch\.({half})\b", f"torch.{dtype}", other)
+        if other != code:
+            yield f"{other}  # {place}"
+
+
+def in_words(own: OwnHalf) -> str:
+    """Where a failed op has its half precision from, with a space before it; empty where autocast is the reason."""
+    if own.conversions:
+        match = _LINE.fullmatch(own.conversions[0])
+        place, code = (match[1], match[2]) if match else ("", "")
+        said = "The op runs in half precision because" if own.stems else "Whatever autocast does,"
+        return f" {said} the code itself converts to half precision at {place}{f': {code}' if code else ''}."
+    return f" The op runs in half precision because of {own.leaf}, which autocast does not rule." if own.leaf else ""

@@ -1,0 +1,254 @@
+"""What the counterfactual replays of an incident say: in words, and as remedies that were tried."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+
+from ampscope.analysis.cures import own_half
+from ampscope.analysis.cures.own_half import OwnHalf
+from ampscope.analysis.results import Incident, Remedy, Tried
+from ampscope.analysis.words.wording import short_op
+from ampscope.trace.read.run import Run
+from ampscope.trace.schema import LOSS_CODE, Change, Table, Trial
+from ampscope.trace.vocabulary import Cause
+
+#: A module of one among several watched models: ``Generator[1].head``.
+_OF_SEVERAL = re.compile(r"\w+\[(\d+)\]\.?(.*)")
+#: Causes that are the range of a dtype.
+_OF_RANGE = frozenset({Cause.FP16_OVERFLOW, Cause.FP16_UNDERFLOW, Cause.EPS_UNDERFLOW, Cause.LITERAL_OVERFLOW})
+#: Causes at which a step that comes out finite proves nothing about the cure.
+_NOT_CURED_BY_PRECISION = frozenset({Cause.DIVERGENCE, Cause.HARDWARE_TRANSIENT, Cause.UNKNOWN})
+
+
+def trials(run: Run, rank: int) -> dict[tuple[int, int], tuple[Tried, ...]]:
+    """What was tried on each incident, by step and optimizer."""
+    found: dict[tuple[int, int], tuple[Tried, ...]] = {}
+    for row in run.rows(Table.REPLAYS, rank=rank):
+        tried = Tried(
+            step=row.step,
+            change=row.change,
+            modules=tuple(row.modules),
+            scale=row.scale,
+            outcome=row.outcome,
+            reason=row.reason,
+            loss=row.loss,
+            seconds=row.seconds,
+            op_min=row.op_min,
+            op_max=row.op_max,
+            conversions=None if row.conversions is None else tuple(row.conversions),
+        )
+        key = (row.step, row.optimizer)
+        found[key] = (*found.get(key, ()), tried)
+    return found
+
+
+def by_precision(cause: Cause, tried: Sequence[Tried]) -> bool:
+    """Whether a failure is one of precision: by its cause, unless float32 was tried in vain, or by that trial."""
+    cured = fp32_ok(tried)
+    if cured is None:
+        return cause in _OF_RANGE
+    return cured and cause not in _NOT_CURED_BY_PRECISION
+
+
+def fp32_ok(tried: Sequence[Tried]) -> bool | None:
+    """Whether the step is finite in float32, each time; None where that was not tried or could not be run."""
+    failed, cured = _of(tried, Change.FP32, Trial.NONFINITE), _of(tried, Change.FP32, Trial.FINITE)
+    return not failed if failed or cured else None
+
+
+def in_words(incident: Incident) -> str:
+    """One sentence on what was tried on an incident and what came out; empty where nothing was."""
+    tried, op = incident.tried, short_op(incident.op)
+    fails = list(dict.fromkeys(_changed(each) for each in tried if each.outcome == Trial.NONFINITE))
+    values = {_changed(each): _value(each, op) for each in reversed(tried) if each.outcome == Trial.FINITE}
+    cures = [f"{change}{value}" for change, value in reversed(values.items()) if change not in fails]
+    parts = [*(f"finite {cure}" for cure in cures), *(f"still not finite {fail}" for fail in fails)]
+    doubts = dict.fromkeys(each.reason for each in tried if each.change == Change.NONE and each.reason)
+    return " ".join([f"Run again, the step is {', '.join(parts)}." if parts else "", *map(_sentence, doubts)]).strip()
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _changed(tried: Tried) -> str:
+    if tried.change == Change.SCALE:
+        return f"with a loss scale of {tried.scale:g}"
+    if tried.change == Change.MODULES_FP32:
+        too = " and where the code itself converts to half precision" if tried.conversions else ""
+        return f"with {modules_in_words(tried.modules)} in float32{too}"
+    return _IN_WORDS.get(Change(tried.change), "unchanged")
+
+
+_IN_WORDS = {
+    Change.FP32: "in float32",
+    Change.BF16: "in bfloat16",
+    Change.CONVERSIONS: "with float32 where the code itself converts to half precision",
+}
+
+
+def _value(tried: Tried, op: str) -> str:
+    """The value that the op at the origin gives in float32, beside the one that went wrong."""
+    ends = [abs(end) for end in (tried.op_min, tried.op_max) if end is not None]
+    if tried.change != Change.FP32 or not ends or not op:
+        return ""
+    return f" (where {op} gives magnitudes up to {max(ends):.4g})"
+
+
+def modules_in_words(modules: Sequence[str]) -> str:
+    """``attn and the loss code``."""
+    names = {LOSS_CODE: "the loss code", "": "the model itself"}
+    return _listed([names.get(name, name) for name in modules])
+
+
+def _listed(parts: Sequence[str]) -> str:
+    return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)
+
+
+_NOTHING = OwnHalf()
+
+# -- remedies ---------------------------------------------------------------------------------------------------------
+
+
+def remedies(cause: Cause, tried: Sequence[Tried], own: OwnHalf = _NOTHING) -> tuple[Remedy, ...]:
+    """What was tried, as advice: what cured the step first, what did not help after it.
+
+    Each remedy says all that its replay did otherwise: what the code asks for by itself is out of autocast's reach.
+
+    Args:
+        cause: The cause.
+        tried: The replays.
+        own: The half precision that the code asks for itself.
+    """
+    if cause.is_benign or cause in _NOT_CURED_BY_PRECISION:
+        return ()
+    advice = [*_conversions(tried), *_modules(tried, own), *_scale(tried), *_bf16(tried, own), *_fp32(tried, own)]
+    return tuple(sorted(advice, key=lambda remedy: not remedy.verified))
+
+
+def _of(tried: Sequence[Tried], change: Change, outcome: Trial) -> list[Tried]:
+    """The replays with a change that came out so; what cured one step and not another has not cured."""
+    failed = [_changed(each) for each in tried if each.outcome == Trial.NONFINITE]
+    found = [each for each in tried if each.change == change and each.outcome == outcome]
+    return [each for each in found if outcome != Trial.FINITE or _changed(each) not in failed]
+
+
+def _conversions(tried: Sequence[Tried]) -> Iterator[Remedy]:
+    for outcome, verified in ((Trial.FINITE, True), (Trial.NONFINITE, False)):
+        for each in _of(tried, Change.CONVERSIONS, outcome)[:1]:
+            yield take_out(each.conversions or (), verified=verified)
+
+
+def take_out(lines: Sequence[str], *, verified: bool | None = None) -> Remedy:
+    """The advice not to convert to half precision by hand."""
+    also = " and change nothing else" if verified is False else ", or convert to float32 there"
+    return Remedy(
+        text=f"Take out {own_half.places(lines)}{also}.", code=own_half.rewritten(lines, "float32"), verified=verified
+    )
+
+
+def _with_own(remedy: Remedy, dtype: str, lines: Sequence[str], leaves: Sequence[str]) -> Remedy:
+    """A remedy together with what else its replay had in another dtype: conversions, and what was half from outside."""
+    text, code = remedy.text, remedy.code
+    if lines:
+        text = f"Take out {own_half.places(lines)} (or convert to {dtype}), and {text[:1].lower()}{text[1:]}"
+        code = "\n".join(filter(None, (code, own_half.rewritten(lines, dtype))))
+    if leaves:
+        text += f" What is half precision by itself has to be {dtype} too: {own_half.listed(leaves)}."
+    return Remedy(text=text, code=code, verified=remedy.verified)
+
+
+def _modules(tried: Sequence[Tried], own: OwnHalf) -> Iterator[Remedy]:
+    cured = _locally(tried)
+    fewest = min(cured, key=lambda each: len(each.modules), default=None)
+    if fewest is not None:
+        half = [name for name in own.weights.parameters if _is_inside(name, fewest.modules)]
+        keep = Remedy(
+            text=f"Keep {modules_in_words(fewest.modules)} in float32.", code=_keep(fewest.modules, half), verified=True
+        )
+        lines = _converted(fewest, own) if fewest.conversions or LOSS_CODE in fewest.modules else ()
+        yield _with_own(keep, "float32", lines, half)
+    for each in _of(tried, Change.MODULES_FP32, Trial.NONFINITE)[:1]:
+        alone = " alone" if len(each.modules) == 1 else ""
+        keep = Remedy(text=f"Keep {modules_in_words(each.modules)}{alone} in float32.", verified=False)
+        yield _with_own(keep, "float32", each.conversions or (), ())
+
+
+def _converted(tried: Tried, own: OwnHalf) -> tuple[str, ...]:
+    """The conversions that a replay replaced; where that was not recorded, the one that the failure stems from."""
+    return own.conversions if tried.conversions is None else tried.conversions
+
+
+def _is_inside(name: str, modules: Sequence[str]) -> bool:
+    return any(not module or name.startswith(f"{module}.") for module in modules)
+
+
+def _locally(tried: Sequence[Tried]) -> list[Tried]:
+    """What cured the step with some modules in float32, and not the whole model."""
+    return [each for each in _of(tried, Change.MODULES_FP32, Trial.FINITE) if "" not in each.modules]
+
+
+def _keep(modules: Sequence[str], half: Sequence[str]) -> str:
+    """Code that keeps modules, and the loss code where it is among them, in float32; half parameters in them too."""
+    by_model: dict[str, list[str]] = {}
+    for name in modules:
+        if name != LOSS_CODE:
+            of_several = _OF_SEVERAL.match(name)
+            model, inner = (f"models[{of_several[1]}]", of_several[2]) if of_several else ("model", name)
+            by_model.setdefault(model, []).append(inner)
+    lines = [f"{model}.float()" for model in by_model] if half else []
+    once = "  # once, before the training loop"
+    lines += [f"ampscope.keep_fp32({model}, {json.dumps(names)}){once}" for model, names in by_model.items()]
+    if LOSS_CODE in modules:
+        lines += [
+            "with torch.autocast(device_type, enabled=False):  # around the loss, in the loop",
+            "    loss = loss_fn(output.float(), target)",
+        ]
+    return "\n".join(lines)
+
+
+def _scale(tried: Sequence[Tried]) -> Iterator[Remedy]:
+    fits = max((each.scale or 0.0 for each in _of(tried, Change.SCALE, Trial.FINITE)), default=0.0)
+    if fits > 1:
+        yield Remedy(
+            text=f"Start with a loss scale that fits: the gradients of this step are finite at {fits:g}.",
+            code=f"scaler = torch.amp.GradScaler(init_scale={fits!r})",
+            verified=True,
+        )
+    elif not fits and _of(tried, Change.SCALE, Trial.NONFINITE):
+        yield Remedy(text="Lower the loss scale: even a scale of 1 does not help.", verified=False)
+
+
+def _bf16(tried: Sequence[Tried], own: OwnHalf) -> Iterator[Remedy]:
+    for outcome, verified in ((Trial.FINITE, True), (Trial.NONFINITE, False)):
+        for each in _of(tried, Change.BF16, outcome)[:1]:
+            yield _with_own(bf16(verified=verified), "bfloat16", _converted(each, own), own.leaves)
+
+
+def bf16(*, verified: bool | None = None) -> Remedy:
+    """The advice to use bfloat16."""
+    return Remedy(
+        text="Use bfloat16, whose range is that of float32 (and which needs no GradScaler).",
+        code="with torch.autocast(device_type, dtype=torch.bfloat16):\n    loss = loss_fn(model(x), y)",
+        verified=verified,
+    )
+
+
+def _fp32(tried: Sequence[Tried], own: OwnHalf) -> Iterator[Remedy]:
+    """Float32 for everything: the last of what helps, because it gives up what mixed precision is for."""
+    whole = [each for each in _of(tried, Change.MODULES_FP32, Trial.FINITE) if "" in each.modules]
+    cured = [*whole, *_of(tried, Change.FP32, Trial.FINITE)]
+    if _of(tried, Change.FP32, Trial.NONFINITE):
+        yield Remedy(text="More precision: float32 everywhere.", verified=False)
+    elif cured and not _locally(tried) and not _of(tried, Change.CONVERSIONS, Trial.FINITE):
+        lines, leaves = _converted(cured[-1], own), own.leaves
+        part = "" if whole or lines or leaves else ", or switch it off around the part that fails"
+        weights = "model.float()\n" if own.weights.parameters or own.weights.buffers else ""
+        without = Remedy(
+            text=f"Compute in float32: leave autocast out{part}.",
+            code=f"{weights}with torch.autocast(device_type, enabled=False):\n    loss = loss_fn(model(x.float()), y)",
+            verified=True,
+        )
+        yield _with_own(without, "float32", lines, leaves)

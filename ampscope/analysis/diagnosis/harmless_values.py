@@ -1,0 +1,59 @@
+"""The non-finite values of a run that harm nothing, each kind told once with the reason why it is left alone."""
+
+from __future__ import annotations
+
+from ampscope.analysis.diagnosis import sentences
+from ampscope.analysis.origin.step_graph import Sites, StepGraph, public_phase, source_line
+from ampscope.analysis.results import Incident
+from ampscope.analysis.tables.traced_steps import first_traced_steps
+from ampscope.provenance import Harmless, harmless_births
+from ampscope.trace.read.run import Run
+from ampscope.trace.schema import Source
+from ampscope.trace.vocabulary import Cause, Severity
+
+#: Traced steps that are looked through: what is harmless is so in every step.
+LOOKED_THROUGH = 3
+
+_CAUSES = {
+    Harmless.MASK: Cause.BENIGN_INF_MASK,
+    Harmless.MASKED: Cause.BENIGN_MASKED_INTERNAL,
+    Harmless.UNUSED: Cause.BENIGN_METRIC_NAN,
+}
+
+
+def harmless_values(run: Run, sites: Sites) -> list[Incident]:
+    """Masks, masked values and metrics that are not finite, as incidents of severity ``info``.
+
+    Args:
+        run: The run.
+        sites: The sites of one of its ranks.
+    """
+    found: dict[Cause, Incident] = {}
+    for each in first_traced_steps(run, rank=sites.rank, count=LOOKED_THROUGH):
+        if each.source.startswith(Source.REPLAY_FP32):  # what did not happen is nobody's worry
+            continue
+        graph = StepGraph(run, sites, each.step, each.source)
+        for seq, why in harmless_births(graph):
+            found.setdefault(_CAUSES[why], _told(graph, seq, _CAUSES[why]))
+    return list(found.values())
+
+
+def _told(graph: StepGraph, seq: int, cause: Cause) -> Incident:
+    site = graph.place(seq)
+    op = graph.site(seq).op
+    return Incident(
+        step=graph.step,
+        last_step=graph.step,
+        count=1,
+        severity=Severity.INFO,
+        cause=cause,
+        phase=public_phase(site.phase),
+        op=op,
+        module=site.module,
+        module_type=site.module_type,
+        source=source_line(site),
+        inputs=graph.operands(seq),
+        outputs=graph.results(seq),
+        traced=graph.source,
+        explanation=sentences.explanation(cause, op, {}),
+    )

@@ -1,0 +1,174 @@
+"""Failures without a single non-finite value: updates that half weights round away, gradients flushed to zero."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import narwhals as nw
+import numpy as np
+
+from ampscope.analysis.cures.remedies import remedies
+from ampscope.analysis.diagnosis import sentences
+from ampscope.analysis.numerics import rounding
+from ampscope.analysis.origin.op_facts import Executed, numel
+from ampscope.analysis.origin.step_graph import Sites, StepGraph, public_phase, source_line
+from ampscope.analysis.results import Incident
+from ampscope.analysis.tables.lazy_tables import collect, rank_table
+from ampscope.analysis.tables.step_history import History
+from ampscope.analysis.tables.traced_steps import traced_steps
+from ampscope.trace.read.run import Run
+from ampscope.trace.schema import Node, Phase, Source, Table, source_of
+from ampscope.trace.vocabulary import Cause, Severity
+
+#: Weights of which this share does not move in an optimizer step do not train.
+LOST_SHARE = 0.9
+#: A learning rate below this share of the highest of the run is still warming up (or has run down).
+FULL_RATE = 0.5
+
+
+def silent_failures(run: Run, sites: Sites, history: Mapping[int, History]) -> list[Incident]:
+    """What keeps a run from learning although every value in it is finite, as incidents.
+
+    Args:
+        run: The run.
+        sites: The sites of one of its ranks.
+        history: The steps of that rank, by optimizer.
+    """
+    return [*_lost_updates(run, sites, history), *_flushed_gradients(run, sites)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """How much of an optimizer's update was lost at one step."""
+
+    step: int
+    share: float
+    dtype: str
+
+
+def _lost_updates(run: Run, sites: Sites, history: Mapping[int, History]) -> Iterator[Incident]:
+    for optimizer, readings in _readings(run, sites.rank).items():
+        counted = [each for each in readings if _at_full_rate(history.get(optimizer), each.step)]
+        if counted and np.mean([each.share for each in counted]) >= LOST_SHARE:
+            yield _lost(run, sites, optimizer, counted)
+
+
+def _readings(run: Run, rank: int) -> dict[int, list[_Reading]]:
+    """Of each optimizer, the share of half-precision elements that a step left unchanged, in order of steps."""
+    params = collect(rank_table(run, Table.PARAMS, rank).select("param", "numel", "dtype"))
+    size = {row["param"]: row["numel"] for row in params}
+    dtype = {row["param"]: row["dtype"] for row in params}
+    columns = ("optimizer", "step", "param", "unchanged")
+    rows = collect(rank_table(run, Table.GRADS, rank).filter(~nw.col("unchanged").is_null()).select(*columns))
+    steps: dict[tuple[int, int], list[tuple[int, float, str]]] = defaultdict(list)
+    for row in rows:
+        found = (size.get(row["param"], 0), row["unchanged"], dtype.get(row["param"], ""))
+        steps[row["optimizer"], row["step"]].append(found)
+    readings: dict[int, list[_Reading]] = defaultdict(list)
+    for (optimizer, step), weights in sorted(steps.items()):
+        elements = max(1, sum(count for count, _, _ in weights))
+        share = sum(count * each for count, each, _ in weights) / elements
+        common = Counter(name for _, _, name in weights).most_common(1)[0][0]
+        readings[optimizer].append(_Reading(step, share, common))
+    return readings
+
+
+def _at_full_rate(history: History | None, step: int) -> bool:
+    """Whether the learning rate was that of training, not of a warm-up that begins at zero."""
+    if history is None:
+        return True
+    rates = history.lr[history.step == step]
+    highest = np.nanmax(history.lr) if np.isfinite(history.lr).any() else math.nan
+    return not rates.size or not rates[0] < FULL_RATE * highest
+
+
+def _lost(run: Run, sites: Sites, optimizer: int, readings: list[_Reading]) -> Incident:
+    first = readings[0]
+    cause = Cause.BF16_PRECISION if first.dtype == "bfloat16" else Cause.HALF_PARAMS
+    facts = {"dtype": first.dtype, "share": f"{first.share:.0%}"}
+    graph = StepGraph(run, sites, first.step, source_of(Source.LIVE, optimizer))
+    found = _incident(first.step, cause, facts, graph, _last_update(graph))
+    return replace(found, last_step=readings[-1].step, count=len(readings))
+
+
+def _last_update(graph: StepGraph) -> int | None:
+    """The op by which the optimizer wrote a parameter last."""
+    written = [seq for seq in sorted(graph.outputs) if _writes_parameter(graph, seq)]
+    return written[-1] if written else None
+
+
+def _writes_parameter(graph: StepGraph, seq: int) -> bool:
+    if graph.site(seq).phase != Phase.OPTIMIZER:
+        return False
+    while (before := next((edge for edge in graph.inputs[seq] if edge.in_place), None)) is not None:
+        seq = before.from_seq
+    return graph.site(seq).op == Node.PARAMETER
+
+
+def _flushed_gradients(run: Run, sites: Sites) -> Iterator[Incident]:
+    """Parameters whose gradient is exactly zero whenever it was looked at, because an op before rounded it to zero."""
+    dead = _dead_parameters(run, sites.rank)
+    if not dead:
+        return
+    for traced in traced_steps(run, rank=sites.rank)[::-1]:
+        graph = StepGraph(run, sites, traced.step, traced.source)
+        flush = next((seq for seq in sorted(graph.outputs) if flushes_all(Executed(graph, seq))), None)
+        if flush is not None:
+            facts = {"dtype": "float16", "parameter": dead[0]}
+            yield _incident(traced.step, Cause.FP16_UNDERFLOW, facts, graph, flush)
+            return
+
+
+def _dead_parameters(run: Run, rank: int) -> list[str]:
+    rows = rank_table(run, Table.GRADS, rank).group_by("param")
+    seen = collect(rows.agg(nw.col("underflow").min().alias("least"), nw.col("nonfinite").max().alias("bad")))
+    zero = {row["param"] for row in seen if row["least"] == 1.0 and not row["bad"]}
+    return [row.name for row in run.rows(Table.PARAMS, rank=rank) if row.param in zero] if zero else []
+
+
+def flushes_all(op: Executed) -> bool:
+    """Whether an op of backward gave nothing but zeros although none of its operands is zero throughout.
+
+    Certain only where the largest operands say that even their product is below half of float16's smallest number.
+    """
+    result = op.result
+    if op.site.phase != Phase.BACKWARD or op.dtype != "float16" or not result.min == result.max == 0.0:
+        return False
+    sizes = [each.magnitude for each in op.ranges if each.low is not None]
+    if not sizes or any(size is None or size == 0 for size in sizes):
+        return False
+    factors = [size for size in sizes if size is not None] + [abs(value) for _, value in op.numbers()]
+    if op.name not in ("_to_copy", "mul", "mm", "bmm", "neg", "copy") or 0 in factors:  # times 0 is 0 on purpose
+        return False
+    terms = max(1, numel(op.site.in_shapes[0]) // max(1, numel(op.site.out_shapes[0]))) if "mm" in op.name else 1
+    product = math.prod(factors if op.name in ("mul", "mm", "bmm") else factors[:1])
+    return product * terms < rounding.SMALLEST["float16"] / 2
+
+
+def _incident(step: int, cause: Cause, facts: dict[str, Any], graph: StepGraph, seq: int | None) -> Incident:
+    site = graph.site(seq) if seq is not None else None
+    phase = public_phase(site.phase) if site else Phase.OPTIMIZER
+    optimizer = phase == Phase.OPTIMIZER
+    op = site.op if site else ""
+    return Incident(
+        step=step,
+        last_step=step,
+        count=1,
+        severity=Severity.ERROR,
+        cause=cause,
+        phase=phase,
+        op=op,
+        module=site.module if site and not optimizer else "",
+        module_type=site.module_type if site and not optimizer else "",
+        source=source_line(site) if site else None,
+        inputs=graph.operands(seq) if seq is not None else (),
+        outputs=graph.results(seq) if seq is not None else (),
+        path=graph.path((seq,)) if seq is not None else (),
+        traced=graph.source if seq is not None else "",
+        explanation=sentences.explanation(cause, op, facts),
+        remedies=remedies(cause, op=op, facts=facts),
+    )

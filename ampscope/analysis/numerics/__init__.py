@@ -1,0 +1,1 @@
+"""Formats, rounding and curves: numbers without a run."""

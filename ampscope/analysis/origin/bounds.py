@@ -1,0 +1,52 @@
+"""How large the result of an op can be at most, by what its operands held: whether an overflow is possible at all."""
+
+from __future__ import annotations
+
+from ampscope.analysis.numerics import rounding
+from ampscope.analysis.origin.op_facts import Executed, numel
+
+#: Positions of the two factors of ops that sum products; what comes before them is added.
+_FACTORS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "convolution": (0, 1)}
+
+
+def cannot_overflow(op: Executed) -> bool:
+    """Whether the operands, as they were when they were written, are too small for the result to leave its dtype."""
+    most, limit = largest_possible(op), rounding.LARGEST.get(op.dtype)
+    return most is not None and limit is not None and most < limit / 2
+
+
+def largest_possible(op: Executed) -> float | None:
+    """The largest magnitude that sums, products and sums of products can come to; None for other ops.
+
+    Also None where an operand was not measured or was not finite.
+    """
+    sizes = {edge.arg: each.magnitude for edge, each in zip(op.edges, op.ranges, strict=True) if each.finite}
+    if len(sizes) != len(op.site.in_dtypes) or not sizes or any(size is None for size in sizes.values()):
+        return None
+    largest = {arg: size for arg, size in sizes.items() if size is not None}
+    scalar = max([1.0, *(abs(value) for _, value in op.numbers())])
+    if op.name in ("add", "sub", "rsub"):
+        return (sum(largest.values()) + scalar) * scalar
+    if op.name == "mul":
+        product = scalar
+        for size in largest.values():
+            product *= size
+        return product
+    return _sum_of_products(op, largest, scalar) if op.name in _FACTORS else None
+
+
+def _sum_of_products(op: Executed, largest: dict[int, float], scalar: float) -> float | None:
+    first, second = _FACTORS[op.name]
+    if first not in largest or second not in largest:
+        return None
+    terms = _terms(op, first, second)
+    added = sum(size for arg, size in largest.items() if arg not in (first, second))
+    return (largest[first] * largest[second] * terms + added) * scalar
+
+
+def _terms(op: Executed, first: int, second: int) -> int:
+    """How many products are summed for one element of the result."""
+    if op.name == "convolution":
+        weight = op.site.in_shapes[second]
+        return numel(weight) // max(1, int(weight.split("x")[0]))
+    return int(op.site.in_shapes[first].rsplit("x", 1)[-1])

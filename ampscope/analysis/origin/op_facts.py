@@ -1,0 +1,230 @@
+"""Questions about one executed op: what its operands held, and what its dtype made of the constants it was given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from ampscope.analysis.numerics import rounding
+from ampscope.analysis.origin.step_graph import StepGraph
+from ampscope.provenance import op_name
+from ampscope.trace.schema import EdgeRow, OpRow, Phase, SiteRow
+
+#: How many ops back a constant is looked for that should have kept an operand away from zero.
+REACH = 8
+#: Position of the divisor among the operands of ops that divide by one of several.
+_DIVISOR = {"div": 1, "true_divide": 1, "floor_divide": 1, "fmod": 1, "remainder": 1, "addcdiv": 2}
+#: Ops that add a small constant or bound their operand.
+_KEEPS_AWAY = frozenset({"add", "sub", "rsub", "clamp", "clamp_min", "clamp_max", "maximum", "threshold"})
+#: Ops whose result may be smaller than any operand.
+_SHRINKS = frozenset("mul pow square exp _to_copy sigmoid _softmax div prod exp2 erfc".split())  # noqa: SIM905  # a word list
+
+
+class Range(NamedTuple):
+    """Lowest and highest value of an operand (NaN in both if any element is NaN); None where not measured."""
+
+    low: float | None
+    high: float | None
+
+    @property
+    def finite(self) -> bool:
+        """Whether it was measured and both ends are finite."""
+        return all(end is not None and math.isfinite(end) for end in self)
+
+    @property
+    def magnitude(self) -> float | None:
+        """Largest finite magnitude of the two ends."""
+        ends = [abs(end) for end in self if end is not None and math.isfinite(end)]
+        return max(ends, default=None)
+
+
+class LostConstant(NamedTuple):
+    """A constant that its dtype rounded away."""
+
+    value: float
+    becomes: float
+    dtype: str
+    seq: int
+
+
+def numel(shape: str) -> int:
+    """Elements of a shape such as ``8x128``."""
+    return math.prod(int(size) for size in shape.split("x")) if shape else 1
+
+
+class Executed:
+    """One executed op of a traced step.
+
+    Args:
+        graph: The step.
+        seq: Which op.
+    """
+
+    def __init__(self, graph: StepGraph, seq: int) -> None:
+        self.graph = graph
+        self.seq = seq
+        self.site: SiteRow = graph.site(seq)
+        self.name = op_name(self.site.op)
+        self.dtype = next(iter(self.site.out_dtypes), "")
+        self.scalars: dict[str, Any] = graph.scalars(seq)
+
+    @property
+    def edges(self) -> list[EdgeRow]:
+        """The operands in order."""
+        return sorted(self.graph.inputs[self.seq], key=lambda edge: edge.arg)
+
+    @property
+    def ranges(self) -> list[Range]:
+        """Range of each operand."""
+        return [self._range(edge) for edge in self.edges]
+
+    def _range(self, edge: EdgeRow) -> Range:
+        if edge.partial:
+            return Range(edge.min, edge.max)
+        row = self.graph.producer(edge)
+        return Range(row.min, row.max)
+
+    @property
+    def largest_operand(self) -> float | None:
+        """Largest finite magnitude among the operands."""
+        return max((r.magnitude for r in self.ranges if r.magnitude is not None), default=None)
+
+    @property
+    def lowest_operand(self) -> float | None:
+        """Lowest value among the operands."""
+        return min((r.low for r in self.ranges if r.low is not None), default=None)
+
+    @property
+    def result(self) -> OpRow:
+        """Its first non-finite output, or its first."""
+        return self.graph.bad_output(self.seq) or self.graph.outputs[self.seq][0]
+
+    def numbers(self) -> Iterator[tuple[str, float]]:
+        """Its numeric arguments by name."""
+        for name, value in self.scalars.items():
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                yield name, float(value)
+
+    @property
+    def exponent(self) -> float | None:
+        """The exponent of a power; None when it is a tensor."""
+        return next((value for _, value in self.numbers()), None)
+
+    @property
+    def literal_too_large(self) -> float | None:
+        """A finite constant that does not fit the op's dtype."""
+        if self.dtype not in rounding.LARGEST:
+            return None
+        return next((value for _, value in self.numbers() if rounding.overflows(value, self.dtype)), None)
+
+    @property
+    def infinite_constant(self) -> float | None:
+        """A constant that is infinite on purpose; a trace writes those as text, which JSON has no number for."""
+        return next((float(value) for value in self.scalars.values() if str(value) in ("inf", "-inf")), None)
+
+    @property
+    def gives_nan(self) -> bool:
+        """Whether an output holds a NaN, not only infinities."""
+        return self.result.min is not None and math.isnan(self.result.min)
+
+    @property
+    def divisors(self) -> list[EdgeRow]:
+        """The operands that an op divides by, or takes the logarithm, root or reciprocal of: those not to be zero.
+
+        An op over lists of tensors has one in each group of operands.
+        """
+        lists = "_foreach_" in self.site.op
+        count = len(self.site.out_dtypes) if lists else 1
+        first = _DIVISOR.get(self.name, 0) * count
+        return [edge for edge in self.edges if first <= edge.arg < first + count]
+
+    @property
+    def divides_by_zero(self) -> bool:
+        """Whether what it divides by (or takes the reciprocal of) contains a zero."""
+        if not self.divisors:
+            return any(value == 0 for _, value in self.numbers())
+        return any(self._has_zero(edge) for edge in self.divisors)
+
+    def _has_zero(self, edge: EdgeRow) -> bool:
+        low, high = self._range(edge)
+        if low is None or high is None or not low <= 0 <= high:
+            return False
+        return 0 in (low, high) or bool(self.graph.producer(edge).zeros)
+
+    @property
+    def depends_on_gradient(self) -> bool:
+        """Whether an op of backward computes with the gradient it was handed.
+
+        One that does not makes a factor of what forward left, which another op of the same node multiplies with it.
+        """
+        readers = (Executed(self.graph, edge.seq) for edge in self.graph.readers[self.seq])
+        if not any(reader.site.phase == Phase.BACKWARD and reader._same_node(self) for reader in readers):
+            return True
+        seen, front = {self.seq}, [self]
+        while front:
+            op = front.pop()
+            for edge in op.edges:
+                source = Executed(self.graph, edge.from_seq)
+                if source.name == "ones_like" or (source.site.phase == Phase.BACKWARD and not source._same_node(self)):
+                    return True
+                if source.site.phase == Phase.BACKWARD and source.seq not in seen:
+                    seen.add(source.seq)
+                    front.append(source)
+        return False
+
+    def _same_node(self, other: Executed) -> bool:
+        """Whether two ops of backward belong to the gradient of one forward op."""
+        mine, theirs = self.site, other.site
+        return (mine.grad_fn, mine.forward_site) == (theirs.grad_fn, theirs.forward_site)
+
+    def lost_constant(self) -> LostConstant | None:
+        """A small constant (or a bound just below 1) that was to keep the divisor from zero and was rounded away."""
+        return next((lost for op in self.upstream() if (lost := op._loses())), None)
+
+    def flushed(self) -> Executed | None:
+        """The nearest op upstream that made a zero of operands without any, in a dtype too small for the result."""
+        return next((op for op in self.upstream() if op._flushes()), None)
+
+    def upstream(self) -> Iterator[Executed]:
+        """The op itself and those that its divisor depends on, nearest first, at most `REACH` ops back."""
+        yield self
+        seen = {self.seq}
+        front = [edge.from_seq for edge in self.divisors]
+        for _ in range(REACH):
+            front = [seq for seq in dict.fromkeys(front) if seq not in seen]
+            seen.update(front)
+            yield from (Executed(self.graph, seq) for seq in front)
+            front = [edge.from_seq for seq in front for edge in self.graph.inputs[seq]]
+
+    def _loses(self) -> LostConstant | None:
+        if self.dtype not in rounding.EPSILON:
+            return None
+        if self.site.cast and self.result.numel == 1:
+            return self._casts_away()
+        if self.name not in _KEEPS_AWAY:
+            return None
+        for name, value in self.numbers():
+            if name != "alpha" and rounding.vanishes(value, self.dtype) and self._spans(0.0):
+                return LostConstant(value, 0.0, self.dtype, self.seq)
+            if self.name.startswith("clamp") and rounding.rounds_to_one(value, self.dtype) and self._spans(1.0):
+                return LostConstant(value, 1.0, self.dtype, self.seq)
+        return None
+
+    def _casts_away(self) -> LostConstant | None:
+        """A constant kept in a tensor of one element, which the cast to a smaller dtype makes zero."""
+        value = self.largest_operand
+        lost = value is not None and rounding.vanishes(value, self.dtype)
+        return LostConstant(value, 0.0, self.dtype, self.seq) if lost and value is not None else None
+
+    def _spans(self, value: float) -> bool:
+        """Whether the result may hold ``value``; what was not measured may."""
+        low, high = self.result.min, self.result.max
+        return low is None or high is None or not (low > value or high < value)
+
+    def _flushes(self) -> bool:
+        if self.name not in _SHRINKS or self.dtype != "float16" or not self.result.zeros:
+            return False
+        producers = [self.graph.producer(edge) for edge in self.edges if not edge.partial]
+        measured = [row for row in producers if row.min is not None]
+        return bool(measured) and all(row.zeros == 0 for row in measured)

@@ -1,0 +1,1 @@
+"""A run, a step or a list of runs at a glance."""

@@ -1,0 +1,145 @@
+"""A run at a glance: its extent, what it cost to watch, and its time line thinned to what a screen can show."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+import narwhals as nw
+import numpy as np
+
+from ampscope.analysis.numerics.curve import Curve, make_curve, thin_marks
+from ampscope.analysis.scale.moves import scale_after
+from ampscope.analysis.scale.scaler_log import changes_since
+from ampscope.analysis.tables.arrays import Columns, FloatArray, IntArray
+from ampscope.analysis.tables.lazy_tables import Lazy, collect, collect_columns, first_rank, rank_table
+from ampscope.notebook_repr import Shown
+from ampscope.trace.read.run import Run
+from ampscope.trace.schema import EventKind, ScalerAction, ScalerEventRow, Table
+
+_COLUMNS = ("step", "time", "loss", "scale", "grad_norm", "lr", "skipped", "duration_s", "observing_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """Something that happened once, at a step."""
+
+    step: int
+    kind: str  #: a `ScalerAction` or an `EventKind`
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview(Shown):
+    """One optimizer's steps at a glance. Shares lie between 0 and 1; null means not recorded."""
+
+    rank: int = 0
+    optimizer: int = 0
+    optimizers: tuple[int, ...] = ()
+    steps: int = 0
+    first_step: int | None = None
+    last_step: int | None = None
+    last_time: float | None = None  #: unix time of the newest row, seconds
+    skipped: int = 0
+    traced: int = 0  #: steps whose ops were recorded
+    scale: float | None = None  #: loss scale that the next step will use
+    step_seconds: float | None = None  #: mean duration of a step
+    observing_share: float | None = None  #: AMPscope's own time, as a share of all steps' time
+    loss: Curve = field(default_factory=Curve)
+    grad_norm: Curve = field(default_factory=Curve)
+    log2_scale: Curve = field(default_factory=Curve)  #: a scale of 0 counts as not finite
+    lr: Curve = field(default_factory=Curve)  #: learning rate of the first parameter group
+    skips: tuple[int, ...] = ()  #: thinned; `skipped` is the true number
+    moments: tuple[Moment, ...] = ()  #: saves, loads, resumes and notes, in order
+
+    @property
+    def skipped_share(self) -> float | None:
+        """Skipped attempts as a share of all attempts."""
+        return self.skipped / self.steps if self.steps else None
+
+
+def overview(run: Run, *, optimizer: int | None = None, rank: int | None = None) -> Overview:
+    """The glance at ``optimizer`` and ``rank`` (by default the run's first); an empty run gives an empty one."""
+    rank = first_rank(run) if rank is None else rank
+    optimizers = step_optimizers(run, rank)
+    if not optimizers:
+        return Overview(rank=rank, moments=_moments(run, rank))
+    chosen = optimizers[0] if optimizer is None else optimizer
+    steps = steps_of(run, rank, chosen).select(*_COLUMNS, was_traced=nw.col("traced") != "")
+    seen = _from_steps(collect_columns(steps))
+    changed = scale_after(changes_since(run, chosen, rank, seen.last_step or 0), seen.last_step or 0)
+    return replace(
+        seen,
+        scale=seen.scale if changed is None else changed,
+        optimizer=chosen,
+        optimizers=optimizers,
+        rank=rank,
+        moments=_moments(run, rank),
+    )
+
+
+def steps_of(run: Run, rank: int, optimizer: int) -> Lazy:
+    """The step attempts of one optimizer, in order."""
+    return rank_table(run, Table.STEPS, rank).filter(nw.col("optimizer") == optimizer).sort("step")
+
+
+def step_optimizers(run: Run, rank: int) -> tuple[int, ...]:
+    """The optimizers that attempted a step, by number."""
+    seen = collect(rank_table(run, Table.STEPS, rank).select("optimizer").unique())
+    return tuple(sorted(row["optimizer"] for row in seen))
+
+
+def measured(steps: Columns, column: str) -> tuple[IntArray, FloatArray]:
+    """The steps at which ``column`` was recorded, and its values (NaN and infinite ones among them)."""
+    known = steps.known(column)
+    return steps.ints("step")[known], steps.floats(column)[known]
+
+
+def log2_curve(steps: Columns, column: str = "scale") -> Curve:
+    """The base-2 logarithm of a positive column; zero and negative values count as not finite."""
+    at, values = measured(steps, column)
+    positive = values > 0
+    logs = np.full(len(values), math.nan)
+    logs[positive] = np.log2(values[positive])
+    return make_curve(at, logs)
+
+
+def _from_steps(steps: Columns) -> Overview:
+    numbers = steps.ints("step")
+    skips = numbers[steps.flags("skipped")]
+    scales = measured(steps, "scale")[1]
+    return Overview(
+        steps=len(steps),
+        first_step=int(numbers[0]) if len(steps) else None,
+        last_step=int(numbers[-1]) if len(steps) else None,
+        last_time=float(steps.floats("time").max()) if len(steps) else None,
+        skipped=len(skips),
+        traced=int(steps.flags("was_traced").sum()),
+        scale=float(scales[-1]) if len(scales) else None,
+        step_seconds=float(steps.floats("duration_s").mean()) if len(steps) else None,
+        observing_share=_observing_share(steps),
+        loss=make_curve(*measured(steps, "loss")),
+        grad_norm=make_curve(*measured(steps, "grad_norm")),
+        log2_scale=log2_curve(steps),
+        lr=make_curve(*measured(steps, "lr")),
+        skips=thin_marks(skips),
+    )
+
+
+def _observing_share(steps: Columns) -> float | None:
+    total = float(steps.floats("duration_s").sum())
+    return float(steps.floats("observing_s").sum()) / total if total > 0 else None
+
+
+def _moments(run: Run, rank: int) -> tuple[Moment, ...]:
+    """Saves and loads of scaler state, resumes, notes and warnings, in order."""
+    states = (ScalerAction.STATE_SAVED, ScalerAction.STATE_LOADED)
+    found = [_state_moment(row) for action in states for row in run.rows(Table.SCALER_EVENTS, rank=rank, action=action)]
+    for kind in (EventKind.RESUME, EventKind.NOTE, EventKind.WARNING):
+        rows = run.rows(Table.EVENTS, rank=rank, kind=kind)
+        found += [Moment(step=row.step, kind=kind, text=row.text) for row in rows]
+    return tuple(sorted(found, key=lambda moment: moment.step))
+
+
+def _state_moment(row: ScalerEventRow) -> Moment:
+    return Moment(step=row.step, kind=row.action, text=f"{row.file}:{row.line}" if row.file else "")

@@ -1,0 +1,83 @@
+"""Many runs at a glance: what each is, how far it came and what was recorded against it, without diagnosing any."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ampscope.analysis.overview.pulse import finite
+from ampscope.errors import RunError
+from ampscope.trace.files.layout import ranks
+from ampscope.trace.manifest import read_manifest
+from ampscope.trace.read.status import status_of
+from ampscope.trace.read.table_scan import Scan
+from ampscope.trace.schema import Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """A run in a list. Times are unix times in seconds; what could not be read is empty, and `problem` says why."""
+
+    path: Path
+    name: str = ""
+    model: str = ""
+    device: str = ""
+    tags: tuple[str, ...] = ()
+    status: str = ""  #: ``open``, ``closed`` or ``interrupted``
+    created: float = 0.0
+    last_time: float | None = None  #: end of the newest step
+    steps: int = 0  #: optimizer step attempts of the first rank
+    skipped: int = 0
+    incidents: int = 0  #: rows recorded; harmless ones are among them, and what only the diagnosis sees is not
+    findings: int = 0
+    problem: str = ""
+
+    @property
+    def duration(self) -> float | None:
+        """Seconds from the start to the newest step; None before the first."""
+        return None if self.last_time is None else max(0.0, self.last_time - self.created)
+
+    @property
+    def skipped_share(self) -> float | None:
+        """Skipped attempts as a share of all attempts."""
+        return self.skipped / self.steps if self.steps else None
+
+    def matches(self, search: str, *also: str) -> bool:
+        """Whether every word of ``search`` occurs in its path, name, model, device, tags or status, or in ``also``."""
+        own = (str(self.path), self.name, self.model, self.device, self.status, *self.tags)
+        text = " ".join((*own, *also)).casefold()
+        return all(word in text for word in search.casefold().split())
+
+
+def run_summary(path: Path) -> RunSummary:
+    """The run in ``path``; one that cannot be read says so in its `problem`."""
+    try:
+        return _summary(path)
+    except RunError as error:
+        return RunSummary(path=path, name=path.name, problem=str(error))
+
+
+def run_summaries(paths: Iterable[Path]) -> tuple[RunSummary, ...]:
+    """The runs in ``paths``, in that order."""
+    return tuple(map(run_summary, paths))
+
+
+def _summary(path: Path) -> RunSummary:
+    manifest = read_manifest(path)
+    scan, rank = Scan(path), min(ranks(path), default=0)
+    steps = scan.read(Table.STEPS, rank, ("time", "skipped"))
+    return RunSummary(
+        path=path,
+        name=manifest.name or path.name,
+        model=manifest.model,
+        device=manifest.device,
+        tags=manifest.tags,
+        status=status_of(path, manifest),
+        created=manifest.created,
+        last_time=finite(steps["time"][-1].as_py()) if steps.num_rows else None,
+        steps=steps.num_rows,
+        skipped=len(steps["skipped"].filter(steps["skipped"])),
+        incidents=scan.count(Table.INCIDENTS, rank),
+        findings=scan.count(Table.FINDINGS, rank),
+    )

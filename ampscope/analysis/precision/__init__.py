@@ -1,0 +1,1 @@
+"""What precision each op ran in, and why."""

@@ -1,0 +1,198 @@
+"""What precision each op of a traced step ran in: by module, by op, its casts, and fp32 work inside autocast."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from ampscope.analysis.numerics.dtypes import plain, ran_in
+from ampscope.analysis.precision.fp32_islands import Fp32Island, fp32_islands
+from ampscope.analysis.results import SourceLine
+from ampscope.analysis.tables.traced_steps import Executed, TracedStep, executed, traced_steps
+from ampscope.notebook_repr import Shown
+from ampscope.trace.read.run import Run
+from ampscope.trace.schema import Cast, SiteRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """How much ran in one dtype."""
+
+    dtype: str
+    ops: int
+    bytes: int  #: written by those ops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrecisionRow:
+    """A module or an op, and what it ran in; the largest share first."""
+
+    name: str
+    kind: str  #: the module's class; empty for an op and for a fold of several modules
+    shares: tuple[Share, ...]
+    first: int = 0  #: sequence number of its first op
+
+    @property
+    def ops(self) -> int:
+        """Executed ops over all dtypes."""
+        return sum(share.ops for share in self.shares)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes written over all dtypes."""
+        return sum(share.bytes for share in self.shares)
+
+    def part(self, dtype: str, *, by_bytes: bool = False) -> float:
+        """The share of ``dtype``, between 0 and 1, in ops or in bytes written."""
+        mine = next((share for share in self.shares if share.dtype == dtype), Share(dtype=dtype, ops=0, bytes=0))
+        part, whole = (mine.bytes, self.bytes) if by_bytes else (mine.ops, self.ops)
+        return part / whole if whole else 0.0
+
+
+NOTHING = PrecisionRow(name="", kind="", shares=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CastRow:
+    """Conversions of one kind at one line."""
+
+    kind: Cast
+    from_dtype: str
+    to_dtype: str
+    module: str
+    phase: str
+    source: SourceLine | None
+    count: int
+    elements: int
+    bytes: int  #: written
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision(Shown):
+    """The precision of one traced step; every count is of that step alone."""
+
+    step: int | None = None
+    source: str = ""  #: which execution: `ampscope.trace.schema.Source`
+    traced: tuple[TracedStep, ...] = ()  #: what else could be shown, newest first
+    autocast: tuple[str, ...] = ()  #: dtypes of the autocast regions seen
+    total: PrecisionRow = NOTHING
+    modules: tuple[PrecisionRow, ...] = ()
+    ops: tuple[PrecisionRow, ...] = ()
+    cast_totals: tuple[CastRow, ...] = ()  #: by kind and dtypes; no module, phase or line
+    casts: tuple[CastRow, ...] = ()  #: by line; most elements first
+    islands: tuple[Fp32Island, ...] = ()  #: most elements first
+
+
+def precision(run: Run, *, step: int | None = None, source: str | None = None, rank: int | None = None) -> Precision:
+    """The precision of the traced ``step`` and ``source``; by default the newest, live rather than replayed.
+
+    A run (or a choice) without traced ops gives an empty result that still lists what there is.
+    """
+    traced = traced_steps(run, rank=rank)
+    chosen = next((one for one in traced if step in (None, one.step) and source in (None, one.source)), None)
+    if chosen is None:
+        return Precision(traced=traced)
+    done = executed(run, chosen)
+    casts = _casts(one for one in done if one.site.cast != Cast.NONE)
+    computing = [one for one in done if one.site.cast == Cast.NONE and ran_in(one.site)]
+    return Precision(
+        step=chosen.step,
+        source=chosen.source,
+        traced=traced,
+        autocast=tuple(sorted({plain(one.site.autocast) for one in done if one.site.autocast})),
+        total=PrecisionRow(name="", kind="", shares=_shares(computing)),
+        modules=_rows(computing, lambda site: site.module, lambda site: site.module_type),
+        ops=_rows(computing, lambda site: site.op, lambda _: ""),
+        cast_totals=_cast_totals(casts),
+        casts=casts,
+        islands=fp32_islands(run, chosen, computing),
+    )
+
+
+def fold_modules(rows: Iterable[PrecisionRow], depth: int) -> tuple[PrecisionRow, ...]:
+    """The rows of modules joined to their ancestors ``depth`` names deep, in order of appearance."""
+    groups: dict[str, list[PrecisionRow]] = defaultdict(list)
+    for row in rows:
+        groups[".".join(row.name.split(".")[:depth])].append(row)
+    return tuple(_folded(name, group) for name, group in groups.items())
+
+
+def under(rows: Iterable[PrecisionRow], module: str) -> tuple[PrecisionRow, ...]:
+    """The rows of ``module`` and of what is inside it; all of them for an empty name."""
+    return tuple(row for row in rows if not module or row.name == module or row.name.startswith(f"{module}."))
+
+
+def deepest(rows: Iterable[PrecisionRow], limit: int) -> int:
+    """The largest depth at which the modules fold into at most ``limit`` rows; 1 where none does."""
+    paths = [tuple(row.name.split(".")) for row in rows]
+    depths = range(max(map(len, paths), default=1), 0, -1)
+    return next((depth for depth in depths if len({path[:depth] for path in paths}) <= limit), 1)
+
+
+def _folded(name: str, group: list[PrecisionRow]) -> PrecisionRow:
+    own = next((row.kind for row in group if row.name == name), "")
+    return PrecisionRow(name=name, kind=own, shares=_sum(share for row in group for share in row.shares))
+
+
+def _rows(
+    done: Iterable[Executed], name: Callable[[SiteRow], str], kind: Callable[[SiteRow], str]
+) -> tuple[PrecisionRow, ...]:
+    groups: dict[str, list[Executed]] = defaultdict(list)
+    for one in done:
+        groups[name(one.site)].append(one)
+    return tuple(
+        PrecisionRow(name=key, kind=kind(group[0].site), shares=_shares(group), first=group[0].first)
+        for key, group in groups.items()
+    )
+
+
+def _shares(done: Iterable[Executed]) -> tuple[Share, ...]:
+    return _sum(Share(dtype=ran_in(one.site), ops=one.count, bytes=one.bytes) for one in done)
+
+
+def _sum(shares: Iterable[Share]) -> tuple[Share, ...]:
+    ops: dict[str, int] = defaultdict(int)
+    size: dict[str, int] = defaultdict(int)
+    for share in shares:
+        ops[share.dtype] += share.ops
+        size[share.dtype] += share.bytes
+    joined = [Share(dtype=dtype, ops=ops[dtype], bytes=size[dtype]) for dtype in ops]
+    return tuple(sorted(joined, key=lambda share: (-share.ops, share.dtype)))
+
+
+def _casts(done: Iterable[Executed]) -> tuple[CastRow, ...]:
+    return _add_up((_cast(one) for one in done), lambda row: row)
+
+
+def _cast_totals(rows: Iterable[CastRow]) -> tuple[CastRow, ...]:
+    return _add_up(rows, lambda row: replace(row, module="", phase="", source=None))
+
+
+def _add_up(rows: Iterable[CastRow], place: Callable[[CastRow], CastRow]) -> tuple[CastRow, ...]:
+    """The rows summed where ``place``, which forgets details, makes them equal; most elements first."""
+    sums: dict[CastRow, list[CastRow]] = defaultdict(list)
+    for row in rows:
+        sums[replace(place(row), count=0, elements=0, bytes=0)].append(row)
+    joined = [_sum_casts(key, group) for key, group in sums.items()]
+    return tuple(sorted(joined, key=lambda row: (-row.elements, -row.count)))
+
+
+def _sum_casts(key: CastRow, group: list[CastRow]) -> CastRow:
+    count, elements = sum(row.count for row in group), sum(row.elements for row in group)
+    return replace(key, count=count, elements=elements, bytes=sum(row.bytes for row in group))
+
+
+def _cast(one: Executed) -> CastRow:
+    site = one.site
+    return CastRow(
+        kind=Cast(site.cast),
+        from_dtype=plain(site.in_dtypes[0]) if site.in_dtypes else "",
+        to_dtype=plain(site.out_dtypes[0]) if site.out_dtypes else "",
+        module=site.module,
+        phase=site.phase,
+        source=one.line,
+        count=one.count,
+        elements=one.elements,
+        bytes=one.bytes,
+    )

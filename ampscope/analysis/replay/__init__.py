@@ -1,0 +1,1 @@
+"""A traced step as a recording that can be walked op by op."""

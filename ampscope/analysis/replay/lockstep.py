@@ -1,0 +1,115 @@
+"""Two recordings in lockstep: which op of one is which op of the other, and where their values part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from ampscope.analysis.replay.recording import Recording
+from ampscope.analysis.tables.arrays import BoolArray, FloatArray, IntArray
+from ampscope.trace.schema import Phase, SiteRow
+
+#: From this many doublings between their largest magnitudes on, two results are told apart by their size.
+FAR_BITS = 1.0
+
+
+class Difference(IntEnum):
+    """How an op's result differs from its counterpart's, the least first."""
+
+    NONE = 0  #: the same bounds to the last digit
+    DIGITS = 1  #: other values of about the same size
+    SIZE = 2  #: largest magnitudes `FAR_BITS` doublings or more apart
+    FINITE = 3  #: one is finite, the other is not
+    ALONE = 4  #: the other step has no such op
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Lockstep:
+    """One recording against another; arrays have an element for each op of the one."""
+
+    partner: IntArray  #: position in the other recording; -1 where it has none
+    difference: npt.NDArray[np.int8]  #: `Difference`
+    first: int | None  #: position of the first op, casts apart, whose values differ at all
+    notable: IntArray  #: positions where the difference is of `Difference.SIZE` or more and did not begin earlier
+    largest: FloatArray  #: the counterpart's largest magnitude, an exponent of 2; NaN where not known
+    only_other: int  #: ops that the other alone has
+
+    def of(self, position: int) -> Difference:
+        """How the op at ``position`` differs."""
+        return Difference(int(self.difference[position]))
+
+
+def lockstep(one: Recording, other: Recording) -> Lockstep:
+    """Match the ops of ``one`` to those of ``other`` by module, phase, op, micro-batch and occurrence."""
+    partner, matched = _partners(one, other)
+    difference = _differences(one, other, partner)
+    told = ~one.cast & ~one.entry
+    differing = np.flatnonzero((difference > Difference.NONE) & (difference < Difference.ALONE) & told)
+    large = (difference >= Difference.SIZE) & told & ~((partner < 0) & one.sink)
+    begins = large & ~np.append(False, large[:-1] & (difference[:-1] == difference[1:]))
+    return Lockstep(
+        partner=partner,
+        difference=difference,
+        first=int(differing[0]) if len(differing) else None,
+        notable=np.flatnonzero(begins),
+        largest=_counterparts(other, partner),
+        only_other=len(other) - matched,
+    )
+
+
+def _counterparts(other: Recording, partner: IntArray) -> FloatArray:
+    values = np.full(len(partner), np.nan)
+    values[partner >= 0] = other.largest[partner[partner >= 0]]
+    return values
+
+
+def _partners(one: Recording, other: Recording) -> tuple[IntArray, int]:
+    names: dict[tuple[str, ...], int] = {}
+    mine, theirs = _occurrences(one, names), _occurrences(other, names)
+    _, here, there = np.intersect1d(mine, theirs, assume_unique=True, return_indices=True)
+    partner = np.full(len(one), -1, np.int64)
+    partner[here] = there
+    return partner, len(here)
+
+
+def _occurrences(seen: Recording, names: dict[tuple[str, ...], int]) -> IntArray:
+    """A number for each op, the same for what is the same in another recording that shares ``names``."""
+    points = np.array([names.setdefault(_point(site), len(names)) for site in seen.sites], dtype=np.int64)
+    keys = (points[seen.site] if len(seen) else np.empty(0, np.int64)) * (1 << 16) + seen.micro_batch
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    starts = np.searchsorted(ordered, ordered)
+    occurrence = np.empty(len(keys), np.int64)
+    occurrence[order] = np.arange(len(keys)) - starts
+    return keys * (1 << 24) + occurrence
+
+
+def _point(site: SiteRow) -> tuple[str, ...]:
+    phase = Phase.FORWARD if site.phase == Phase.LOSS else site.phase
+    return site.module, phase, site.op, site.name
+
+
+def _differences(one: Recording, other: Recording, partner: IntArray) -> npt.NDArray[np.int8]:
+    alone = partner < 0
+    there = np.where(alone, 0, partner)
+    found = np.zeros(len(one), np.int8)
+    if len(other):
+        found[_unequal(one, other, there)] = Difference.DIGITS
+        with np.errstate(invalid="ignore"):
+            found[np.abs(one.largest - other.largest[there]) >= FAR_BITS] = Difference.SIZE
+        found[one.nonfinite != other.nonfinite[there]] = Difference.FINITE
+    found[alone] = Difference.ALONE
+    return found
+
+
+def _unequal(one: Recording, other: Recording, there: IntArray) -> BoolArray:
+    """Where the bounds of the first outputs, both measured, are not the same."""
+    unequal = np.zeros(len(one), np.bool_)
+    for name in ("min", "max"):
+        mine = one.outputs.floats(name)[one.first_output[:-1]]
+        theirs = other.outputs.floats(name)[other.first_output[:-1]][there]
+        unequal |= (mine != theirs) & ~np.isnan(mine) & ~np.isnan(theirs)
+    return unequal

@@ -1,0 +1,193 @@
+"""One op of a recording: what it read and wrote, who wrote that and who read it, and its line in a list."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from ampscope.analysis.origin.step_graph import source_line
+from ampscope.analysis.replay.recording import STATISTICS, Recording
+from ampscope.analysis.replay.seek import twins
+from ampscope.analysis.results import Operand, SourceLine
+from ampscope.trace.json_columns import details
+from ampscope.trace.read.run import Run
+from ampscope.trace.schema import ENTRY_NODES, Cast, Table
+
+#: Neighbours told one by one; a weight shared by thousands of ops has more readers than anyone looks at.
+MAX_NEIGHBOURS = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Magnitudes:
+    """Where values lie against what their dtype holds; exponents of 2, None where not known."""
+
+    smallest: float | None = None
+    largest: float | None = None
+    floor: float | None = None  #: smallest subnormal
+    limit: float | None = None  #: where the dtype overflows
+
+    @property
+    def peak(self) -> float | None:
+        """The largest magnitude as a number."""
+        return None if self.largest is None else 2.0**self.largest
+
+    @property
+    def headroom(self) -> float | None:
+        """Doublings left before the dtype overflows."""
+        return None if self.limit is None or self.largest is None else self.limit - self.largest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpLine:
+    """An executed op as a line of a list."""
+
+    position: int
+    seq: int
+    op: str
+    name: str  #: of an input, parameter or gradient
+    module: str
+    phase: str
+    dtype: str
+    role: str = ""  #: what it is to the op in whose list it stands
+    magnitudes: Magnitudes
+    is_cast: bool
+    is_near: bool
+    is_finite: bool
+    is_born: bool  #: not finite though nothing it read was
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpDetail:
+    """Everything about one executed op."""
+
+    line: OpLine
+    module_type: str
+    source: SourceLine | None
+    autocast: str  #: dtype of the region, empty outside
+    cast: Cast
+    scalars: tuple[tuple[str, str], ...]  #: arguments that are no tensors, by name
+    micro_batch: int
+    grad_fn: str
+    reads: tuple[Operand, ...]
+    writes: tuple[Operand, ...]
+    producers: tuple[OpLine, ...]
+    readers: tuple[OpLine, ...]
+    reader_count: int
+    twins: tuple[OpLine, ...]  #: the other half of a forward and backward pair
+
+
+def op_line(seen: Recording, position: int, role: str = "") -> OpLine:
+    """The op at ``position`` as a line."""
+    site = seen.site_of(position)
+    return OpLine(
+        position=position,
+        seq=int(seen.seq[position]),
+        op=site.op,
+        name=site.name,
+        module=site.module,
+        phase=site.phase,
+        dtype=next(iter(site.out_dtypes), ""),
+        role=role,
+        magnitudes=Magnitudes(
+            smallest=known(seen.smallest[position]),
+            largest=known(seen.largest[position]),
+            floor=known(seen.floor[position]),
+            limit=known(seen.limit[position]),
+        ),
+        is_cast=bool(seen.cast[position]),
+        is_near=bool(seen.near[position]),
+        is_finite=not seen.nonfinite[position],
+        is_born=bool(seen.born[position]),
+    )
+
+
+def op_lines(seen: Recording, positions: Iterable[int]) -> tuple[OpLine, ...]:
+    """The ops at ``positions`` as lines."""
+    return tuple(op_line(seen, position) for position in positions)
+
+
+def op_detail(seen: Recording, position: int) -> OpDetail:
+    """Everything about the op at ``position``; histograms apart, which `with_histograms` fetches."""
+    site = seen.site_of(position)
+    readers = _readers(seen, position)
+    known = Cast(site.cast) if site.cast in list(Cast) else Cast.NONE
+    return OpDetail(
+        line=op_line(seen, position),
+        module_type=site.module_type,
+        source=source_line(site),
+        autocast=site.autocast,
+        cast=known,
+        scalars=tuple((name, str(value)) for name, value in details(site.scalars).items()),
+        micro_batch=int(seen.micro_batch[position]),
+        grad_fn=site.grad_fn,
+        reads=tuple(operand for operand, _ in _reads(seen, position)),
+        writes=tuple(_writes(seen, position)),
+        producers=tuple(line for _, line in _reads(seen, position)),
+        readers=tuple(op_line(seen, each) for each in readers[:MAX_NEIGHBOURS]),
+        reader_count=len(readers),
+        twins=op_lines(seen, twins(seen, position)[:MAX_NEIGHBOURS]),
+    )
+
+
+def with_histograms(run: Run, seen: Recording, position: int) -> tuple[Operand, ...]:
+    """What the op at ``position`` wrote, with exponent histograms where the trace holds them."""
+    where = {"step": seen.traced.step, "source": seen.traced.source, "rank": seen.traced.rank}
+    rows = run.rows(Table.OPS, seq=int(seen.seq[position]), **where)
+    counts = {row.out: (row.exp_low, row.exp_counts or ()) for row in rows}
+    return tuple(_writes(seen, position, counts))
+
+
+def _reads(seen: Recording, position: int) -> Iterator[tuple[Operand, OpLine]]:
+    """Each operand with the op that wrote it."""
+    site = seen.site_of(position)
+    for edge in map(seen.edges.row, range(seen.first_edge[position], seen.first_edge[position + 1])):
+        place = seen.position(edge["from_seq"])
+        producer = seen.site_of(place)
+        arg = edge["arg"]
+        named = producer.op in ENTRY_NODES and producer.name
+        role = producer.name if named else f"input {arg}"
+        dtype, shape = next(iter(site.in_dtypes[arg : arg + 1]), ""), next(iter(site.in_shapes[arg : arg + 1]), "")
+        operand = Operand(role=role, dtype=dtype, shape=shape, min=edge["min"], max=edge["max"])
+        if not edge["partial"]:
+            operand = _described(seen, _output_row(seen, place, edge["from_out"]), operand)
+        yield operand, op_line(seen, place, role)
+
+
+def _writes(
+    seen: Recording, position: int, counts: dict[int, tuple[int | None, tuple[int, ...]]] | None = None
+) -> Iterator[Operand]:
+    site = seen.site_of(position)
+    start, stop = int(seen.first_output[position]), int(seen.first_output[position + 1])
+    for row in range(start, stop):
+        out = int(seen.outputs.arrays["out"][row])
+        dtype, shape = next(iter(site.out_dtypes[out : out + 1]), ""), next(iter(site.out_shapes[out : out + 1]), "")
+        low, bins = (counts or {}).get(out, (None, ()))
+        named = Operand(role=f"output {out}", dtype=dtype, shape=shape, exp_low=low, exp_counts=bins)
+        yield _described(seen, row, named)
+
+
+def _output_row(seen: Recording, place: int, out: int) -> int:
+    """The row of an op's output ``out``; of its first where that one was not recorded."""
+    start, stop = int(seen.first_output[place]), int(seen.first_output[place + 1])
+    outs = seen.outputs.arrays["out"][start:stop].tolist()
+    return start + (outs.index(out) if out in outs else 0)
+
+
+def _described(seen: Recording, row: int, operand: Operand) -> Operand:
+    """``operand`` with the statistics of a row of the outputs."""
+    values = seen.outputs.row(row)
+    return replace(operand, **{name: values[name] for name in ("numel", *STATISTICS)})
+
+
+def _readers(seen: Recording, position: int) -> list[int]:
+    """Positions of the ops that read what this one wrote, each once."""
+    start, stop = int(seen.first_reader[position]), int(seen.first_reader[position + 1])
+    rows = seen.readers[start:stop]
+    consumers = seen.edges.arrays["seq"][rows] if len(rows) else ()
+    return sorted({seen.position(int(seq)) for seq in consumers})
+
+
+def known(value: float) -> float | None:
+    """None for NaN, which stands for what is not known in an array."""
+    return None if math.isnan(value) else float(value)

@@ -1,0 +1,253 @@
+"""A traced step as a recording: every op in execution order, as arrays that stay fast for hundreds of thousands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ampscope.analysis.numerics.dtypes import FORMATS, ran_in
+from ampscope.analysis.tables.arrays import BoolArray, Columns, FloatArray, IntArray
+from ampscope.analysis.tables.lazy_tables import collect_columns
+from ampscope.analysis.tables.traced_steps import TracedStep, of_step
+from ampscope.trace.read.run import Run
+from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, Cast, Phase, SiteRow, Table
+
+#: An op is near the limit when its largest magnitude exceeds 1/8 of what its dtype holds: one more doubling or two,
+#: as a longer sequence or a larger learning rate brings, and it overflows.
+NEAR_BITS = 3.0
+
+STATISTICS = ("min", "max", "nan", "posinf", "neginf", "zeros", "subnormals", "max_finite", "min_positive")
+_OP_COLUMNS = ("seq", "out", "site", "micro_batch", "numel", *STATISTICS)
+_EDGE_COLUMNS = ("seq", "arg", "from_seq", "from_out", "in_place", "partial", "min", "max")
+_ENTRIES = frozenset(str(node) for node in ENTRY_NODES)
+_SINKS = frozenset(str(node) for node in SINK_NODES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Recording:
+    """One execution of a step. ``n`` executed ops, inputs and parameters among them, have positions 0 to n - 1.
+
+    Arrays have n elements unless said otherwise. Magnitudes and limits are exponents of 2; NaN where nothing was
+    measured, or where there is no finite value other than 0.
+    """
+
+    traced: TracedStep
+    sites: tuple[SiteRow, ...]  #: those that ran, by number
+    modules: tuple[str, ...]  #: their names, each once, in order of first execution
+    seq: IntArray  #: ascending
+    site: IntArray  #: index into `sites`
+    module: IntArray  #: index into `modules`
+    micro_batch: IntArray
+    backward: BoolArray  #: ran in backward, recomputed ones too
+    smallest: FloatArray  #: least known magnitude over the op's floating outputs
+    largest: FloatArray  #: largest finite magnitude
+    floor: FloatArray  #: smallest subnormal of the dtype it ran in
+    limit: FloatArray  #: where that dtype overflows
+    cast: BoolArray
+    near: BoolArray  #: within `NEAR_BITS` of the limit
+    nonfinite: BoolArray
+    born: BoolArray  #: not finite though nothing it read was
+    entry: BoolArray  #: an input, parameter or buffer
+    sink: BoolArray  #: a loss, gradient, or what the step left behind
+    outputs: Columns  #: the rows of ``ops`` without histograms, in order
+    first_output: IntArray  #: n + 1 row numbers in `outputs`
+    edges: Columns  #: the rows of ``edges`` by consumer
+    first_edge: IntArray  #: n + 1 row numbers in `edges`
+    readers: IntArray  #: row numbers in `edges` by producer
+    first_reader: IntArray  #: n + 1 places in `readers`
+
+    def __len__(self) -> int:
+        return len(self.seq)
+
+    @property
+    def headroom(self) -> FloatArray:
+        """Doublings left before the dtype overflows."""
+        return self.limit - self.largest
+
+    def position(self, seq: int) -> int:
+        """Where the op with sequence number ``seq`` is, or else the last one before it."""
+        return max(int(np.searchsorted(self.seq, seq, side="right")) - 1, 0)
+
+    def site_of(self, position: int) -> SiteRow:
+        """The program point of an op."""
+        return self.sites[int(self.site[position])]
+
+
+def recording(run: Run, traced: TracedStep) -> Recording:
+    """Load ``traced``; a step of which no row is left gives an empty recording."""
+    ops = collect_columns(of_step(run, Table.OPS, traced).select(*_OP_COLUMNS).sort("seq", "out"))
+    edges = collect_columns(of_step(run, Table.EDGES, traced).select(*_EDGE_COLUMNS).sort("seq", "arg"))
+    seq, first = np.unique(ops.ints("seq"), return_index=True)
+    numbers, site = np.unique(ops.ints("site")[first], return_inverse=True)
+    sites = _sites(run, traced.rank, numbers)
+    kept = edges.where(np.isin(edges.ints("seq"), seq) & np.isin(edges.ints("from_seq"), seq))
+    bounds = np.append(first, len(ops)).astype(np.int64)
+    return _recording(_Rows(traced, sites, seq, site.astype(np.int64), ops, bounds, kept))
+
+
+def _sites(run: Run, rank: int, numbers: IntArray) -> tuple[SiteRow, ...]:
+    """The sites with these numbers; one that a damaged trace lost is known by its number alone."""
+    known = {row.site: row for row in run.rows(Table.SITES, rank=rank)}
+    return tuple(known.get(number) or _lost(number) for number in numbers.tolist())
+
+
+def _lost(number: int) -> SiteRow:
+    return SiteRow(number, "", "", "", "", "", "", 0, "", "", (), (), (), (), "{}", "", "", "", None)
+
+
+class _Rows(NamedTuple):
+    """What was read of a traced step."""
+
+    traced: TracedStep
+    sites: tuple[SiteRow, ...]
+    seq: IntArray
+    site: IntArray
+    ops: Columns
+    bounds: IntArray
+    edges: Columns
+
+
+def _recording(rows: _Rows) -> Recording:
+    traced, sites, seq, site, ops, bounds, edges = rows
+    formats = [FORMATS.get(ran_in(row)) for row in sites]
+    limit = _by_site([one.top if one else np.nan for one in formats], site)
+    measured = _Measured(ops)
+    smallest, largest, bad = measured.joined(bounds)
+    entry = _flags([row.op in _ENTRIES for row in sites], site)
+    sink = _flags([row.op in _SINKS for row in sites], site)
+    links = _Links(seq, ops, edges, measured.bad)
+    garbage = entry & links.only_overwritten
+    smallest[garbage] = largest[garbage] = np.nan
+    told = ~sink & ~garbage
+    with np.errstate(invalid="ignore"):
+        near = (limit - largest <= NEAR_BITS) & told
+    modules, module = _modules(sites, site)
+    return Recording(
+        traced=traced,
+        sites=sites,
+        modules=modules,
+        seq=seq,
+        site=site,
+        module=module,
+        micro_batch=ops.ints("micro_batch")[bounds[:-1]],
+        backward=_flags([row.phase in (Phase.BACKWARD, Phase.RECOMPUTE) for row in sites], site),
+        smallest=smallest,
+        largest=largest,
+        floor=_by_site([one.lowest if one else np.nan for one in formats], site),
+        limit=limit,
+        cast=_flags([row.cast != Cast.NONE for row in sites], site),
+        near=near,
+        nonfinite=bad & ~garbage,
+        born=bad & ~links.reads_bad & told,
+        entry=entry,
+        sink=sink,
+        outputs=ops,
+        first_output=bounds,
+        edges=edges,
+        first_edge=links.first_edge,
+        readers=links.readers,
+        first_reader=links.first_reader,
+    )
+
+
+def _by_site(values: list[float], site: IntArray) -> FloatArray:
+    return np.array(values, dtype=np.float64)[site]
+
+
+def _flags(values: list[bool], site: IntArray) -> BoolArray:
+    return np.array(values, dtype=np.bool_)[site]
+
+
+def _modules(sites: tuple[SiteRow, ...], site: IntArray) -> tuple[tuple[str, ...], IntArray]:
+    """Module names in order of first execution, and the index of each op's."""
+    order = np.argsort(np.unique(site, return_index=True)[1])
+    names = list(dict.fromkeys(sites[number].module for number in order))
+    index = {name: place for place, name in enumerate(names)}
+    return tuple(names), np.array([index[row.module] for row in sites], dtype=np.int64)[site]
+
+
+class _Measured:
+    """What was measured of each output.
+
+    Args:
+        ops: Its rows.
+    """
+
+    def __init__(self, ops: Columns) -> None:
+        low, high = ops.floats("min"), ops.floats("max")
+        self.bad = np.isinf(low) | np.isinf(high) | _is_nan(ops, "min") | _is_nan(ops, "max")
+        with np.errstate(divide="ignore", invalid="ignore"):
+            finite = np.fmax(_finite_magnitude(low), _finite_magnitude(high))
+            self.largest = _log2(np.fmax(ops.floats("max_finite"), finite))
+            one_sided = np.where((low > 0) | (high < 0), np.fmin(np.abs(low), np.abs(high)), np.nan)
+            self.smallest = _log2(np.fmin(ops.floats("min_positive"), one_sided))
+
+    def joined(self, bounds: IntArray) -> tuple[FloatArray, FloatArray, BoolArray]:
+        """Smallest, largest and whether not finite, over all outputs of each op."""
+        if len(bounds) == 1:
+            return np.empty(0), np.empty(0), np.empty(0, np.bool_)
+        starts = bounds[:-1]
+        smallest, largest = np.fmin.reduceat(self.smallest, starts), np.fmax.reduceat(self.largest, starts)
+        return smallest, largest, np.logical_or.reduceat(self.bad, starts)
+
+
+class _Links:
+    """Who read what, by position.
+
+    Args:
+        seq: Sequence numbers of the ops.
+        ops: Their outputs.
+        edges: Between ops that are there.
+        bad: Which outputs are not finite.
+    """
+
+    def __init__(self, seq: IntArray, ops: Columns, edges: Columns, bad: BoolArray) -> None:
+        consumer = edges.ints("seq")
+        producer = edges.ints("from_seq")
+        self.first_edge = _bounds(consumer, seq)
+        self.readers = np.argsort(producer, kind="stable").astype(np.int64)
+        self.first_reader = _bounds(producer[self.readers], seq)
+        self.reads_bad = np.zeros(len(seq), np.bool_)
+        carried = self._bad_edges(ops, edges, bad, producer)
+        self.reads_bad[np.searchsorted(seq, consumer[carried])] = True
+        self.only_overwritten = np.zeros(len(seq), np.bool_)  # memory whose old values nobody asked for
+        in_place = edges.flags("in_place")
+        self.only_overwritten[np.searchsorted(seq, producer[in_place])] = True
+        self.only_overwritten[np.searchsorted(seq, producer[~in_place])] = False
+
+    def _bad_edges(self, ops: Columns, edges: Columns, bad: BoolArray, producer: IntArray) -> BoolArray:
+        """Edges that carried something not finite: by their own statistics, else by their producer's."""
+        if not len(edges):
+            return np.empty(0, np.bool_)
+        outputs = _key(ops.ints("seq"), ops.ints("out"))
+        found = np.searchsorted(outputs, _key(producer, edges.ints("from_out")))
+        written = bad[np.minimum(found, len(outputs) - 1)]
+        low, high = edges.floats("min"), edges.floats("max")
+        own = np.isinf(low) | np.isinf(high) | _is_nan(edges, "min") | _is_nan(edges, "max")
+        told = edges.flags("partial") & edges.known("min")
+        return np.where(told, own, written)
+
+
+def _key(seq: IntArray, out: IntArray) -> IntArray:
+    return seq * (1 << 16) + out
+
+
+def _bounds(ordered: IntArray, seq: IntArray) -> IntArray:
+    """Where the rows of each op begin in ``ordered``, and where the last ones end."""
+    return np.append(np.searchsorted(ordered, seq), len(ordered)).astype(np.int64)
+
+
+def _is_nan(rows: Columns, name: str) -> BoolArray:
+    """Where a NaN was measured, not where nothing was."""
+    return np.isnan(rows.floats(name)) & rows.known(name)
+
+
+def _finite_magnitude(values: FloatArray) -> FloatArray:
+    return np.where(np.isfinite(values), np.abs(values), np.nan)
+
+
+def _log2(magnitudes: FloatArray) -> FloatArray:
+    usable = np.isfinite(magnitudes) & (magnitudes > 0)
+    return np.where(usable, np.log2(np.where(usable, magnitudes, 1.0)), np.nan)

@@ -1,0 +1,300 @@
+"""Is the loss scale well? Tells collapse, a floor, oscillation and runaway growth from how a ``GradScaler`` works."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ampscope.analysis.cures.remedies import remedies
+from ampscope.analysis.results import Incident, Remedy, ScaleHealth, ScaleVerdict
+from ampscope.analysis.scale import hopeless_skips
+from ampscope.analysis.scale.course import Attempts, Course
+from ampscope.analysis.scale.scaler_log import ScalerSettings, scaler_log, settings_of
+from ampscope.analysis.scale.skip_runs import CALIBRATION_STEPS, LONGEST_CALIBRATION, LOWEST_USEFUL_SCALE
+from ampscope.analysis.tables.step_history import History
+from ampscope.analysis.words.scale_words import in_words, times
+from ampscope.trace.read.run import Run
+from ampscope.trace.schema import Phase, Trigger
+from ampscope.trace.vocabulary import Cause, Severity
+
+#: Share of attempts after calibration that probing may lose; 1 in 2,000 at ``GradScaler``'s default interval.
+PROBING_SHARE = 0.1
+#: Rows of skips below which ups and downs are no pattern.
+FEWEST_SWINGS = 5
+#: From this share on, losing steps is no longer a matter of taste.
+HEAVY_SHARE = 0.4
+#: At this scale a gradient has to be below 2**-16 to fit float16: none of a network that learns.
+RUNAWAY_SCALE = 2.0**32
+#: Skipped attempts in a row during which a scale must not stand still.
+STANDSTILL = 3
+#: Steps lost in calibration from which on another start is worth a word.
+WORTH_A_START = 3
+#: ``GradScaler``'s own interval, as advice.
+DEFAULT_INTERVAL = 2000
+
+
+def scale_health(attempts: Attempts, settings: ScalerSettings | None = None) -> ScaleHealth | None:
+    """The verdict on one optimizer's loss scale; None where no attempt had one.
+
+    Args:
+        attempts: What happened.
+        settings: How the scaler was made, where that is known.
+    """
+    known = ~np.isnan(attempts.scale)
+    if not known.any():
+        return None
+    parts = (attempts.step[known], attempts.scale[known], attempts.skipped[known], attempts.bad_loss[known])
+    course = Course(*parts, settings or ScalerSettings())
+    judges = (_collapsed, _floored, _oscillating, _runaway)
+    found = next((found for found in (judge(course) for judge in judges) if found is not None), None)
+    return _health(course, attempts.optimizer, found or _calm(course))
+
+
+def healths(run: Run, rank: int, history: Mapping[int, History]) -> tuple[ScaleHealth, ...]:
+    """The verdicts on the loss scales of a run, one for each optimizer that had one.
+
+    Args:
+        run: The run.
+        rank: One of its ranks.
+        history: The steps of that rank, by optimizer.
+    """
+    found = (scale_health(each, settings_of(scaler_log(run, n, rank).changes)) for n, each in history.items())
+    return tuple(health for health in found if health is not None)
+
+
+def scale_incidents(found: Sequence[ScaleHealth], others: Sequence[Incident]) -> list[Incident]:
+    """Failures of the scale that no incident of the same steps explains."""
+    told = [each for each in others if each.severity is not Severity.INFO]
+    return [
+        _incident(health)
+        for health in found
+        if health.severity is not Severity.INFO and not any(each.last_step >= health.first_step for each in told)
+    ]
+
+
+def _incident(health: ScaleHealth) -> Incident:
+    return Incident(
+        step=health.first_step,
+        last_step=health.last_step,
+        count=health.skipped - health.calibrating or 1,
+        severity=health.severity,
+        cause=Cause.SCALE_OVERFLOW,
+        phase=Phase.BACKWARD,
+        op="",
+        module="",
+        module_type="",
+        source=None,
+        trigger=Trigger.NONFINITE_GRADIENT,
+        explanation=health.explanation,
+        remedies=health.remedies or remedies(Cause.SCALE_OVERFLOW),
+    )
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A verdict on part of the course."""
+
+    verdict: ScaleVerdict
+    severity: Severity
+    first: int  #: position
+    explanation: str
+    remedies: tuple[Remedy, ...] = ()
+
+
+def _collapsed(course: Course) -> _Found | None:
+    """The newest attempts are a row of skips that is no calibration any more."""
+    starts, ends = course.rows
+    if not ends.size or ends[-1] != course.skipped.size:
+        return None
+    first, last = int(starts[-1]), course.skipped.size - 1
+    count = last - first + 1
+    lowest = float(course.scale[last])
+    if count <= LONGEST_CALIBRATION and lowest >= LOWEST_USEFUL_SCALE:
+        return None
+    if _stands_still(course, first):
+        return None
+    if count <= LONGEST_CALIBRATION:  # it fell in several rows, without a growth in between
+        fallen = int(np.max(np.flatnonzero(course.change[:first] > 0), initial=-1)) + 1
+        since = max(fallen, course.settled if course.settled < first else 0)
+        first = since + int(np.argmax(course.skipped[since:]))
+    lost, tried = int(course.skipped[first:].sum()), course.skipped.size - first
+    return _Found(
+        ScaleVerdict.COLLAPSED,
+        Severity.ERROR,
+        first,
+        f"The newest step ran with a scale of {in_words(lowest)}, down from {in_words(float(course.scale[first]))}: "
+        f"{lost:,} of the last {_steps(tried)} were skipped, "
+        f"{f'the last {count:,} of them in a row' if count > 1 else 'the newest too'}, "
+        f"so a smaller scale is no cure.{hopeless_skips.in_words(course, course.since(first))}",
+        hopeless_skips.cure(course, course.since(first)),
+    )
+
+
+def _stands_still(course: Course, first: int) -> bool:
+    """Whether steps are skipped although the scale no longer falls."""
+    latest = course.change[first:][-STANDSTILL:]
+    return latest.size == STANDSTILL and not latest.any()
+
+
+def _floored(course: Course) -> _Found | None:
+    """The scale has come to lie where it helps nobody: below 1, or at a floor where steps are skipped all the same."""
+    starts, ends = course.rows
+    current = in_words(float(course.scale[-1]))
+    if ends.size and ends[-1] == course.skipped.size and _stands_still(course, int(starts[-1])):
+        first = int(starts[-1])
+        among = course.since(first)
+        why = (
+            f"The scale stands at {current} while the last {ends[-1] - first:,} steps were all skipped: the gradients "
+            f"are not finite at any scale that is left to it.{hopeless_skips.in_words(course, among)}"
+        )
+        return _Found(ScaleVerdict.FLOORED, Severity.ERROR, first, why, hopeless_skips.cure(course, among))
+    useful = np.flatnonzero(course.scale >= LOWEST_USEFUL_SCALE)
+    first = int(useful[-1]) + 1 if useful.size else 0
+    count = course.scale.size - first
+    return _below_one(course, first) if count >= CALIBRATION_STEPS else None
+
+
+def _below_one(course: Course, first: int) -> _Found:
+    """Why the scale lies below 1: by the skips made at a scale of 1 and less, the loss is too large or not finite."""
+    shrinks = (
+        f"The scale has been below 1 for the last {course.scale.size - first:,} steps, at "
+        f"{in_words(float(course.scale[-1]))} now: it makes gradients smaller instead of larger"
+    )
+    low = course.scale <= LOWEST_USEFUL_SCALE
+    said = hopeless_skips.in_words(course, low, "at a scale of 1 or less")
+    if hopeless_skips.prevail(course, low):
+        first = int(np.argmax(course.hopeless & low))
+        return _Found(ScaleVerdict.FLOORED, Severity.WARNING, first, f"{shrinks}.{said}", hopeless_skips.CURE)
+    why = f"{shrinks}, because the loss itself is too large for float16.{said}"
+    return _Found(ScaleVerdict.FLOORED, Severity.WARNING, first, why, (_ORDINARY_SIZE,))
+
+
+_ORDINARY_SIZE = Remedy(
+    text="Bring the loss to an ordinary size (a mean instead of a sum, smaller weights).",
+    code="loss = loss / loss_weight",
+)
+
+
+def _oscillating(course: Course) -> _Found | None:
+    """Up and down so often that a good part of the steps is lost, long after calibration."""
+    starts, _ = course.rows
+    swings = int((starts >= course.settled).sum())
+    after = course.skipped.size - course.settled
+    share = course.lost / after if after else 0.0
+    if swings < FEWEST_SWINGS or share < PROBING_SHARE:
+        return None
+    interval = course.settings.growth_interval
+    ceilings = course.scale[starts[starts >= course.settled]]
+    lost = f"After it had settled, {course.lost:,} of {after:,} steps ({share:.0%}) were lost in {swings:,} backoffs"
+    severity = Severity.WARNING if share >= HEAVY_SHARE else Severity.INFO
+    among = course.since(course.settled)
+    said = hopeless_skips.in_words(course, among)
+    if hopeless_skips.prevail(course, among):
+        return _Found(ScaleVerdict.OSCILLATING, severity, course.settled, f"{lost}.{said}", hopeless_skips.CURE)
+    probes = interval is not None and float(ceilings.max()) <= 2 * float(ceilings.min())
+    why = (
+        f"it grows after {_steps(int(interval))} in a row without a skip, and each time that is too much"
+        if probes and interval is not None
+        else f"the gradients' own size varies, so that it was too large at {in_words(float(ceilings.min()))} already "
+        f"and at {in_words(float(ceilings.max()))} only"
+    )
+    return _Found(
+        ScaleVerdict.OSCILLATING,
+        severity,
+        course.settled,
+        f"{lost}: {why}.{said}",
+        _grow_less(course) if probes else _smooth(),
+    )
+
+
+def _runaway(course: Course) -> _Found | None:
+    """Nothing ever overflows: the scale is of no use, or what overflows is hidden from it."""
+    if course.scale[-1] < RUNAWAY_SCALE:
+        return None
+    last_fall = int(np.max(np.flatnonzero(course.change < 0), initial=-1)) + 1
+    growths = int((course.change[last_fall:] > 0).sum())
+    if not growths:
+        return None
+    return _Found(
+        ScaleVerdict.RUNAWAY,
+        Severity.INFO,
+        last_fall,
+        f"The scale has grown {times(growths)} without a skip, to {in_words(float(course.scale[-1]))}, where no "
+        "float16 gradient could stay finite: the gradients are zero, computed in another dtype, or made finite "
+        "before the scaler sees them.",
+        (
+            Remedy(
+                text="Without float16 gradients no scaler is needed; otherwise let it see them as they are.",
+                code='scaler = torch.amp.GradScaler("cuda", enabled=dtype is torch.float16)',
+            ),
+        ),
+    )
+
+
+def _calm(course: Course) -> _Found:
+    """How a ``GradScaler`` works."""
+    growths = int((course.change > 0).sum())
+    early = int(course.skipped[: course.settled].sum())
+    words = [f"The scale is {in_words(float(course.scale[-1]))}."]
+    verdict = ScaleVerdict.STEADY
+    if early:
+        verdict = ScaleVerdict.CALIBRATED
+        words.append(f"It lost {_steps(early)} while it found its place.")
+    if course.lost:
+        verdict = ScaleVerdict.PROBING
+        words.append(f"Since then it grew {times(growths)} and lost {_steps(course.lost)} in doing so.")
+    told = f"{' '.join(words)}{hopeless_skips.in_words(course, course.since(0))}"
+    by_scale = early - int(course.hopeless[: course.settled].sum())
+    return _Found(verdict, Severity.INFO, 0, told, _start_lower(course) if by_scale >= WORTH_A_START else ())
+
+
+def _start_lower(course: Course) -> tuple[Remedy, ...]:
+    held = course.held or 1.0
+    return (
+        Remedy(
+            text=f"To lose fewer steps at the next start, begin at {in_words(held)}, the largest scale that held here.",
+            code=f"scaler = torch.amp.GradScaler(init_scale={held!r})",
+        ),
+    )
+
+
+def _grow_less(course: Course) -> tuple[Remedy, ...]:
+    interval = max(DEFAULT_INTERVAL, int(10 * (course.settings.growth_interval or 0)))
+    code = f"scaler = torch.amp.GradScaler(init_scale={course.held or 1.0!r}, growth_interval={interval})"
+    text = f"Let it grow less often: one step in {interval:,} is lost at most when each growth is too much."
+    return (Remedy(text=text, code=code),)
+
+
+def _smooth() -> tuple[Remedy, ...]:
+    return (
+        Remedy(
+            text="Look at the steps that were skipped: their batches make far larger gradients than the others. A loss "
+            "averaged over more samples, or bfloat16, takes them.",
+        ),
+    )
+
+
+def _steps(count: int) -> str:
+    return "one step" if count == 1 else f"{count:,} steps"
+
+
+def _health(course: Course, optimizer: int, found: _Found) -> ScaleHealth:
+    return ScaleHealth(
+        optimizer=optimizer,
+        verdict=found.verdict,
+        severity=found.severity,
+        first_step=int(course.step[min(found.first, course.step.size - 1)]),
+        last_step=int(course.step[-1]),
+        steps=int(course.step.size),
+        skipped=int(course.skipped.sum()),
+        calibrating=int(course.skipped[: course.settled].sum()),
+        growths=int((course.change > 0).sum()),
+        backoffs=int((course.change < 0).sum()),
+        current=float(course.scale[-1]),
+        lowest=float(course.scale.min()),
+        held=course.held,
+        explanation=found.explanation,
+        remedies=found.remedies,
+    )

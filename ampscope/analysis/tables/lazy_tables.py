@@ -1,0 +1,66 @@
+"""One rank's tables as lazy frames, and their collection with errors that people understand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import duckdb
+import narwhals as nw
+
+from ampscope.analysis.tables.arrays import Columns
+from ampscope.errors import RunDamaged
+from ampscope.trace.read.run import Run
+from ampscope.trace.read.table_scan import RANK
+from ampscope.trace.schema import Table
+
+Lazy = nw.LazyFrame[Any]
+
+
+def first_rank(run: Run) -> int:
+    """The lowest rank that has written; 0 when none has."""
+    return min(run.ranks, default=0)
+
+
+def rank_table(run: Run, table: Table, rank: int, *, step: int | None = None) -> Lazy:
+    """The rows of ``table`` that ``rank`` wrote, all or those of one ``step``."""
+    return run.table(table, step=step).filter(nw.col(RANK) == rank)
+
+
+def collect(frame: Lazy) -> list[dict[str, Any]]:
+    """Run the query and give its rows.
+
+    Raises:
+        RunDamaged: a Parquet part turned out to be broken while it was read.
+    """
+    with _reading():
+        relation = nw.to_native(frame)
+        return [dict(zip(relation.columns, row, strict=True)) for row in relation.fetchall()]
+
+
+def collect_columns(frame: Lazy) -> Columns:
+    """Run a query whose columns are numbers and truth values.
+
+    Raises:
+        RunDamaged: a Parquet part turned out to be broken while it was read.
+    """
+    with _reading():
+        return Columns(nw.to_native(frame).fetchnumpy())
+
+
+#: DuckDB's errors that mean a mistake in the query, not in the file.
+_OURS = (duckdb.BinderException, duckdb.CatalogException, duckdb.ParserException, duckdb.SyntaxException)
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except _OURS:
+        raise
+    except duckdb.Error as error:
+        raise RunDamaged(
+            f"A table of the run cannot be read: {error}. Restore the run from a copy, or move the damaged .parquet "
+            "part out of its folder: the rest can be read without it."
+        ) from error

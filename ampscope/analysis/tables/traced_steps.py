@@ -1,0 +1,105 @@
+"""The ops of one traced step, counted by site: the large table is summed by the query engine, not here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import narwhals as nw
+
+from ampscope.analysis.numerics.dtypes import itemsize
+from ampscope.analysis.results import SourceLine
+from ampscope.analysis.tables.lazy_tables import Lazy, collect, first_rank, rank_table
+from ampscope.trace.read.run import Run
+from ampscope.trace.read.table_scan import Stamp
+from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, SiteRow, Source, Table
+
+_NODES = frozenset(str(node) for node in ENTRY_NODES | SINK_NODES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedStep:
+    """One execution of a step whose ops were recorded."""
+
+    rank: int
+    step: int
+    source: str  #: `Source`, or ``replay:NAME``
+    rows: int  #: recorded outputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Executed:
+    """A site and what ran there in one traced step."""
+
+    site: SiteRow
+    count: int  #: executions
+    elements: int  #: of the first output, over all executions
+    bytes: int  #: of all outputs
+    first: int  #: sequence number of the first execution
+
+    @property
+    def line(self) -> SourceLine | None:
+        """The user's line, where one is known."""
+        site = self.site
+        if not site.file:
+            return None
+        return SourceLine(file=site.file, line=site.line, function=site.function, code=site.code)
+
+
+def traced_steps(run: Run, *, rank: int | None = None) -> tuple[TracedStep, ...]:
+    """What was traced, the newest step first; of one step the live trace first, then replays by name."""
+    rank = first_rank(run) if rank is None else rank
+    stamp = run.stamp(Table.OPS)
+    known = _known.setdefault(run, {})
+    if rank not in known or known[rank][0] != stamp:
+        known[rank] = stamp, _counted(run, rank)
+    return known[rank][1]
+
+
+def first_traced_steps(run: Run, *, rank: int, count: int) -> tuple[TracedStep, ...]:
+    """The first ``count`` of what was traced, the oldest first, without counting all that was."""
+    flagged = rank_table(run, Table.STEPS, rank).filter(nw.col("traced") != "").select("step").unique()
+    early = collect(flagged.sort("step").head(2 * count))  # of some, the rows may be gone for their size
+    found = [one for row in early for one in _counted(run, rank, row["step"])[::-1]]
+    return tuple(found[:count]) if len(found) >= count else traced_steps(run, rank=rank)[::-1][:count]
+
+
+#: By run and rank: millions of rows are counted once for every state of the table.
+_known: WeakKeyDictionary[Run, dict[int, tuple[Stamp, tuple[TracedStep, ...]]]] = WeakKeyDictionary()
+
+
+def _counted(run: Run, rank: int, step: int | None = None) -> tuple[TracedStep, ...]:
+    ops = rank_table(run, Table.OPS, rank, step=step).group_by("step", "source").agg(nw.len().alias("rows"))
+    found = [TracedStep(rank=rank, **row) for row in collect(ops)]
+    return tuple(sorted(found, key=lambda one: (-one.step, one.source != Source.LIVE, one.source)))
+
+
+def of_step(run: Run, table: Table, traced: TracedStep) -> Lazy:
+    """The rows of ``ops`` or ``edges`` that belong to a traced step."""
+    return rank_table(run, table, traced.rank, step=traced.step).filter(nw.col("source") == traced.source)
+
+
+def executed(run: Run, traced: TracedStep) -> tuple[Executed, ...]:
+    """Every site that ran in ``traced``, in order of first execution; inputs, parameters and gradients left out."""
+    sums = (nw.len().alias("count"), nw.col("numel").sum().alias("elements"), nw.col("seq").min().alias("first"))
+    ops = collect(of_step(run, Table.OPS, traced).group_by("site", "out").agg(*sums).sort("first", "out"))
+    sites = {site.site: site for site in run.rows(Table.SITES, rank=traced.rank) if site.op not in _NODES}
+    by_site: dict[int, list[dict[str, Any]]] = {}
+    for row in ops:
+        by_site.setdefault(int(row["site"]), []).append(row)
+    return tuple(_executed(sites[number], outputs) for number, outputs in by_site.items() if number in sites)
+
+
+def _executed(site: SiteRow, outputs: list[dict[str, Any]]) -> Executed:
+    return Executed(
+        site=site,
+        count=max(int(row["count"]) for row in outputs),
+        elements=int(outputs[0]["elements"]),
+        bytes=sum(int(row["elements"]) * _size(site, int(row["out"])) for row in outputs),
+        first=min(int(row["first"]) for row in outputs),
+    )
+
+
+def _size(site: SiteRow, out: int) -> int:
+    return itemsize(site.out_dtypes[out]) if out < len(site.out_dtypes) else 0

@@ -1,0 +1,137 @@
+"""Usage mistakes: those that capture saw as they happened, and those that only the run's history shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ampscope.analysis.origin.step_graph import source_line
+from ampscope.analysis.results import Finding, SourceLine
+from ampscope.analysis.tables.step_history import History
+from ampscope.analysis.usage.mistakes import explained, fixes, happens_once, severity
+from ampscope.trace.json_columns import details
+from ampscope.trace.read.run import Run
+from ampscope.trace.schema import FindingRow, Phase, ScalerAction, ScalerEventRow, SiteRow, Table
+from ampscope.trace.vocabulary import Cause
+
+#: Mistakes that bring others with them: told first.
+_ROOTS = frozenset({Cause.MISUSE_AUTOCAST_SPANS_STEP})
+
+
+def findings(run: Run, history: Mapping[int, History]) -> tuple[Finding, ...]:
+    """Every usage mistake of the run, the first first.
+
+    Args:
+        run: The run.
+        history: The steps of its first rank, by optimizer.
+    """
+    events = run.rows(Table.SCALER_EVENTS, rank=min(run.ranks, default=0))
+    rows = [row for row in run.rows(Table.FINDINGS) if _costs_steps(row, history)]
+    forgotten = {start.segment: _started_afresh(start, last) for start, last in _not_restored(events)}
+    rows = [row for row in rows if row.cause != _FORGOTTEN or row.segment not in forgotten]
+    found = [*(_told(_seen(row), history) for row in rows), *forgotten.values(), *_recomputed_otherwise(run)]
+    return tuple(sorted(found, key=lambda finding: (finding.step, finding.cause not in _ROOTS)))
+
+
+_FORGOTTEN = Cause.MISUSE_SCALER_STATE_NOT_RESTORED
+
+
+def _seen(row: FindingRow) -> Finding:
+    cause = Cause(row.cause) if row.cause in Cause._value2member_map_ else Cause.UNKNOWN
+    return _finding(cause, row.step, source_line(row), details(row.evidence))
+
+
+def _finding(cause: Cause, step: int, source: SourceLine | None, evidence: dict[str, Any]) -> Finding:
+    return Finding(
+        step=step,
+        last_step=step,
+        count=1,
+        counted=happens_once(cause, evidence),
+        severity=severity(cause),
+        cause=cause,
+        source=source,
+        explanation=explained(cause, evidence),
+        remedies=fixes(cause, evidence),
+    )
+
+
+def _costs_steps(row: FindingRow, history: Mapping[int, History]) -> bool:
+    """Whether a scaler without a past did any harm: an optimizer's past alone may be that of another training."""
+    if row.cause != _FORGOTTEN or "optimizer_steps" not in details(row.evidence):
+        return True
+    return any(bool(each.skipped[each.step == row.step].any()) for each in history.values())
+
+
+def _told(finding: Finding, history: Mapping[int, History]) -> Finding:
+    """A scheduler's mistake with the number of steps on which the learning rate moved for nothing."""
+    if finding.cause is not Cause.MISUSE_SCHEDULER_ORDER:
+        return finding
+    for_nothing = [step for each in history.values() for step in _moved_after_skip(each) if step >= finding.step]
+    if not for_nothing:
+        return finding
+    times = "once" if len(for_nothing) == 1 else f"{len(for_nothing)} times"
+    return replace(
+        finding,
+        last_step=max(for_nothing),
+        count=len(for_nothing),
+        counted=True,
+        explanation=(
+            f"The learning rate moved on {times} although the optimizer step before had been skipped: the schedule "
+            "advances without training."
+        ),
+    )
+
+
+def _moved_after_skip(history: History) -> Iterator[int]:
+    """Skipped steps after which the learning rate was another."""
+    change = np.diff(history.lr)
+    moved = (change != 0) & ~np.isnan(change)
+    yield from (int(step) for step in history.step[:-1][history.skipped[:-1] & moved])
+
+
+def _not_restored(events: Sequence[ScalerEventRow]) -> Iterator[tuple[ScalerEventRow, float]]:
+    """Scalers of a resumed run that began at their initial scale, with the other one that the run had found."""
+    for start, before in _successions(events):
+        own = [e for e in events if (e.segment, e.scaler) == (start.segment, start.scaler)]
+        loaded = any(event.action == ScalerAction.STATE_LOADED for event in own)
+        last = next((e.scale_after for e in reversed(before) if e.scale_after is not None), None)
+        if not loaded and last is not None and start.scale_after not in (None, last):
+            yield start, last
+
+
+def _started_afresh(start: ScalerEventRow, last: float) -> Finding:
+    return _finding(_FORGOTTEN, start.step, source_line(start), {"was": last, "starts": start.scale_after})
+
+
+def _successions(events: Sequence[ScalerEventRow]) -> Iterator[tuple[ScalerEventRow, list[ScalerEventRow]]]:
+    """The beginning of each scaler of a resumed segment, with the events of the scaler whose place it takes.
+
+    A segment's scalers take the places of those of the segment before in the order in which they first scaled.
+    """
+    starts = [event for event in events if event.action == ScalerAction.INIT]
+    for start in starts:
+        peers = [e.scaler for e in starts if e.segment == start.segment]
+        elders = [e.scaler for e in starts if e.segment == start.segment - 1]
+        place = peers.index(start.scaler)
+        if place < len(elders):
+            yield start, [e for e in events if (e.segment, e.scaler) == (start.segment - 1, elders[place])]
+
+
+def _recomputed_otherwise(run: Run) -> list[Finding]:
+    """A checkpointed module or line whose recomputation ran under another autocast state than their forward."""
+    sites = run.rows(Table.SITES, rank=min(run.ranks, default=0))
+    forward: dict[tuple[str, ...], set[str]] = {}
+    for site in sites:
+        if site.phase == Phase.FORWARD:
+            forward.setdefault(_place(site), set()).add(site.autocast)
+    again = [site for site in sites if site.phase == Phase.RECOMPUTE]
+    other = next((site for site in again if site.autocast not in forward.get(_place(site), {site.autocast})), None)
+    return [_finding(Cause.MISUSE_CHECKPOINT_AUTOCAST_MISMATCH, 0, source_line(other), {})] if other else []
+
+
+def _place(site: SiteRow) -> tuple[str, ...]:
+    """What forward and recomputation have in common: an op of a module, or of a line outside all modules."""
+    return (site.op, site.module) if site.module else (site.op, site.file, str(site.line))

@@ -1,0 +1,1 @@
+"""Plain words for what the files hold as identifiers and numbers."""

@@ -1,0 +1,158 @@
+"""The coat of a watched model: its outermost calls go through the step watch."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from ampscope.capture.replay.tape import Entry
+from ampscope.capture.torch_support import instrumented, torch_private
+from ampscope.capture.torch_support.models import Models
+
+#: Steps during which every module's call is looked at, to learn which submodules the loop calls by itself.
+LEARNING_STEPS = 2
+
+
+class Caller(Protocol):
+    """Who is told of the outermost calls of watched modules."""
+
+    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> Entry | None:
+        """A call begins."""
+
+    def leave(self, entry: Entry | None, result: Any) -> None:
+        """It has returned."""
+
+    def lost(self, entry: Entry | None) -> None:
+        """It was left by an exception."""
+
+
+class WatchedModule(instrumented.Coat):
+    """Behaviour of a module that a scope watches."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the module, through its watch."""
+        forward = super().__call__  # type: ignore[misc]  # the module's class comes next in the order
+        if torch.compiler.is_compiling() or torch_private.is_tracing():
+            return forward(*args, **kwargs)
+        return self.ampscope_owner.called(self, forward, args, kwargs)
+
+
+class _Hooked(NamedTuple):
+    """An outermost call seen by the learning hooks."""
+
+    module: nn.Module
+    entry: Entry | None
+
+
+class ModuleWatch:
+    """Puts coats on the models and passes on the outermost of their calls.
+
+    A loop may call ``model.encoder(x)`` and never the root. During the first `LEARNING_STEPS` steps, hooks on every
+    module's call find such submodules; they get a coat of their own.
+
+    Args:
+        models: The watched models.
+        caller: Is told of outermost calls.
+    """
+
+    def __init__(self, models: Models, caller: Caller) -> None:
+        self._models = models
+        self._caller = caller
+        self._thread: int | None = None  # of the first call; replicas in other threads are not the loop's
+        self._depth = 0
+        self._coated: dict[int, nn.Module] = {}
+        self._hooks: list[Any] = []
+        self._hooked: _Hooked | None = None
+        self._steps = 0
+        self._seen = False
+
+    def install(self) -> None:
+        """Puts the coats on."""
+        for root in self._models.roots:
+            self._put_on(root)
+        if not self._models.compiled:
+            self._hooks = [
+                register_module_forward_pre_hook(self._before),
+                register_module_forward_hook(self._after, always_call=True),
+            ]
+
+    def uninstall(self) -> None:
+        """Takes every coat off."""
+        self._stop_learning()
+        for module in self._coated.values():
+            instrumented.take_off(module)
+        self._coated.clear()
+
+    def stepped(self) -> None:
+        """A step is over."""
+        self._steps += 1
+        if self._steps >= LEARNING_STEPS or torch_private.compiles():
+            self._stop_learning()
+
+    @property
+    def silent(self) -> bool:
+        """Whether learning is over and no call of a watched module was ever seen."""
+        return self._steps == LEARNING_STEPS and not self._seen
+
+    def called(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A module with a coat was called."""
+        if not self._is_outermost(module):
+            return forward(*args, **kwargs)
+        self._seen = True
+        if self._hooks and self._models.compiled:
+            self._stop_learning()  # now: torch compiles again when the number of hooks on all modules changes
+        entry = self._caller.enter(module, args, kwargs)
+        self._depth += 1
+        try:
+            result = forward(*args, **kwargs)
+        except BaseException:
+            self._caller.lost(entry)
+            raise
+        finally:
+            self._depth -= 1
+        self._caller.leave(entry, result)
+        return result
+
+    def _is_outermost(self, module: nn.Module) -> bool:
+        outermost = not self._depth and id(module) in self._coated and self._in_thread()
+        return outermost and not torch_private.in_functorch()
+
+    def _in_thread(self) -> bool:
+        if self._thread is None:
+            self._thread = threading.get_ident()
+        return threading.get_ident() == self._thread
+
+    def _put_on(self, module: nn.Module) -> None:
+        if id(module) not in self._coated and not instrumented.is_coated(module):
+            self._coated[id(module)] = instrumented.put_on(module, WatchedModule, self)
+
+    # -- learning -----------------------------------------------------------------------------------------------
+
+    def _stop_learning(self) -> None:
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    def _before(self, module: nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling() or torch_private.compiles() or torch_private.in_functorch():
+            return
+        known = id(module) in self._models.names and not isinstance(module, torch.jit.ScriptModule)
+        if self._depth or not known or id(module) in self._coated or not self._in_thread():
+            return
+        self._put_on(module)
+        self._seen = True
+        kwargs = torch_private.forward_kwargs(sys._getframe(1))
+        self._hooked = _Hooked(module, self._caller.enter(module, args, kwargs))
+        self._depth += 1
+
+    def _after(self, module: nn.Module, _args: Any, result: Any) -> None:
+        if self._hooked is None or self._hooked.module is not module:
+            return
+        hooked, self._hooked = self._hooked, None
+        self._depth -= 1
+        self._caller.leave(hooked.entry, result)

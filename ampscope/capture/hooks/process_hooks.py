@@ -1,0 +1,144 @@
+"""What AMPscope hears process-wide while a scope is open: backward, optimizer steps, a scaler's first use.
+
+Installed when the first scope opens, removed when the last closes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Protocol
+
+import torch
+from torch.optim import lr_scheduler
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ampscope.capture.hooks.scaler_calls import Watch
+
+
+class Listener(Protocol):
+    """What a scope is told; each call must return quickly and never raise."""
+
+    def backward(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Runs a backward pass, with or without taking part in it."""
+
+    def before_optimizer(self, optimizer: Optimizer) -> None:
+        """An optimizer is about to change its parameters."""
+
+    def after_optimizer(self, optimizer: Optimizer) -> None:
+        """An optimizer has changed its parameters."""
+
+    def scheduled(self, scheduler: Any) -> None:
+        """A learning rate scheduler steps."""
+
+    def adopt(self, scaler: Any) -> Watch | None:
+        """A ``GradScaler`` scales a loss; returns who watches it from now on, None for what is watched or foreign."""
+
+
+_listeners: list[Listener] = []
+_hooks: list[Any] = []
+_originals: dict[str, Any] = {}
+_schedulers: dict[type, Callable[..., Any]] = {}  # classes that step in their own way, with it
+_epoch = [0]
+
+
+def join(listener: Listener) -> None:
+    """Starts telling ``listener``."""
+    if not _listeners:
+        _install()
+    _listeners.append(listener)
+
+
+def leave(listener: Listener) -> None:
+    """Stops telling ``listener``; nothing of AMPscope is left in torch after the last one."""
+    if listener in _listeners:
+        _listeners.remove(listener)
+        if not _listeners:
+            _uninstall()
+
+
+def _install() -> None:
+    _originals["backward"] = torch.autograd.backward
+    _originals["scale"] = torch.amp.GradScaler.scale
+    torch.autograd.backward = _backward  # restored in _uninstall
+    torch.amp.GradScaler.scale = _scale  # type: ignore[method-assign, assignment]  # restored in _uninstall
+    _originals["clear_autocast_cache"] = torch.clear_autocast_cache
+    torch.clear_autocast_cache = _clear_autocast_cache
+    for kind in vars(lr_scheduler).values():
+        if isinstance(kind, type) and issubclass(kind, lr_scheduler.LRScheduler) and "step" in vars(kind):
+            _schedulers[kind] = vars(kind)["step"]
+            kind.step = _announced(vars(kind)["step"])  # type: ignore[method-assign]  # restored in _uninstall
+    _hooks.append(register_optimizer_step_pre_hook(_before_optimizer))
+    _hooks.append(register_optimizer_step_post_hook(_after_optimizer))
+
+
+def _uninstall() -> None:
+    torch.autograd.backward = _originals.pop("backward")
+    torch.amp.GradScaler.scale = _originals.pop("scale")  # type: ignore[method-assign]  # the original again
+    torch.clear_autocast_cache = _originals.pop("clear_autocast_cache")
+    while _schedulers:
+        kind, step = _schedulers.popitem()
+        kind.step = step  # type: ignore[attr-defined]  # the original again
+    while _hooks:
+        _hooks.pop().remove()
+
+
+def autocast_epoch() -> int:
+    """How often autocast has forgotten its cast weights: calls of one epoch share them."""
+    return _epoch[0]
+
+
+def _clear_autocast_cache() -> None:
+    _epoch[0] += 1
+    _originals["clear_autocast_cache"]()
+
+
+def original_backward() -> Callable[..., Any]:
+    """``torch.autograd.backward`` itself."""
+    return _originals.get("backward", torch.autograd.backward)  # type: ignore[no-any-return]
+
+
+def _backward(*args: Any, **kwargs: Any) -> Any:
+    call: Callable[..., Any] = original_backward()
+    for listener in _listeners:
+        call = _through(listener, call)
+    return call(*args, **kwargs)
+
+
+backward_frame = _backward.__code__
+
+
+def _through(listener: Listener, call: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: listener.backward(call, args, kwargs)
+
+
+def _scale(scaler: Any, outputs: Any) -> Any:
+    new = [watch for watch in (listener.adopt(scaler) for listener in _listeners) if watch is not None]
+    for watch in new:
+        watch.scaled(outputs)
+    results = _originals["scale"](scaler, outputs)
+    for watch in new:
+        watch.has_scaled(outputs, results)
+    return results
+
+
+def _announced(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A scheduler's ``step`` that says so; one inside another's is announced too, and does no harm."""
+
+    @wraps(step)
+    def announced(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        for listener in _listeners:
+            listener.scheduled(scheduler)
+        return step(scheduler, *args, **kwargs)
+
+    return announced
+
+
+def _before_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    for listener in _listeners:
+        listener.before_optimizer(optimizer)
+
+
+def _after_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    for listener in _listeners:
+        listener.after_optimizer(optimizer)

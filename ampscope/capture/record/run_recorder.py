@@ -1,0 +1,203 @@
+"""Turns what capture observed into rows of the trace, stamped with segment and time."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from torch import Tensor, nn
+
+from ampscope.capture.record.operand_files import OperandFiles
+from ampscope.capture.replay.cure_search import Trying
+from ampscope.capture.replay.step_replay import Outcome
+from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.user_line import NOWHERE, Place
+from ampscope.capture.tracing.sites import Sites, dtype_name, shape_name
+from ampscope.trace.schema import (
+    EdgeRow,
+    EventKind,
+    EventRow,
+    FindingRow,
+    GradRow,
+    IncidentRow,
+    OpRow,
+    ParamRow,
+    ReplayRow,
+    ScalerAction,
+    ScalerEventRow,
+    StepRow,
+    Table,
+    Trigger,
+)
+from ampscope.trace.vocabulary import Cause
+from ampscope.trace.write.writer import TraceWriter
+
+#: Seconds that a step waits for the rows of the one before; they take a tenth of that unless its ops were traced.
+_MOMENT_S = 0.005
+
+
+class Recorder:
+    """Hands rows to the writer.
+
+    Args:
+        writer: The open trace.
+        models: The watched models.
+        operands: Where operands of failed ops go.
+    """
+
+    def __init__(self, writer: TraceWriter, models: Models, operands: OperandFiles) -> None:
+        self.operands = operands
+        self._writer = writer
+        self._models = models
+        self._seen_findings: set[tuple[str, Place]] = set()
+        resume = writer.resume
+        self.segment = resume.segment
+        self.next_step = dict(resume.next_step)
+        self.next_scaler = resume.next_scaler
+        self.sites = Sites(resume.next_site, models.module_type)
+        self.params = dict(resume.params)  #: number of each parameter and buffer by name
+        self._next_param = resume.next_param
+        self.describe_parameters()
+
+    def describe_parameters(self) -> None:
+        """Gives every parameter and buffer that has none yet a number and a row."""
+        first = self._next_param
+        rows: list[ParamRow] = []
+        leaves: list[tuple[str, str, Tensor]]
+        leaves = [("parameter", name, p) for name, p in self._models.parameters.values()]
+        leaves += [("buffer", ".".join(filter(None, (m, n))), b) for m, n, b in self._models.buffers()]
+        for kind, name, tensor in leaves:
+            if name not in self.params:
+                self.params[name] = first + len(rows)
+                module, shape = name.rpartition(".")[0], shape_name(tuple(tensor.shape))
+                trains = isinstance(tensor, nn.Parameter) and tensor.requires_grad
+                rows.append(
+                    ParamRow(
+                        self.params[name], kind, name, module, shape, dtype_name(tensor.dtype), tensor.numel(), trains
+                    )
+                )
+        self._next_param += len(rows)
+        self._writer.put(Table.PARAMS, rows)
+
+    def catch_up(self) -> None:
+        """Have what the step before left written before another begins: a kill then loses that other one alone."""
+        self._writer.catch_up(_MOMENT_S)
+
+    def step(self, row: StepRow) -> None:
+        """A step attempt is over and its values are known."""
+        self._writer.put(Table.STEPS, [row])
+
+    def grads(self, rows: list[GradRow]) -> None:
+        """Gradients of one step."""
+        self._writer.put(Table.GRADS, rows)
+
+    def scaler_event(
+        self,
+        action: ScalerAction,
+        *,
+        step: int,
+        scaler: int,
+        optimizer: int | None = None,
+        before: float | None = None,
+        after: float | None = None,
+        tracker: int | None = None,
+        detail: dict[str, Any] | None = None,
+        place: Place = NOWHERE,
+    ) -> None:
+        """Something happened to a scaler."""
+        row = ScalerEventRow(
+            step,
+            self.segment,
+            time.time(),
+            scaler,
+            optimizer,
+            action,
+            before,
+            after,
+            tracker,
+            json.dumps(detail or {}, default=str),
+            place.file,
+            place.line,
+            place.function,
+            place.text,
+        )
+        self._writer.put(Table.SCALER_EVENTS, [row])
+
+    def trace(self, ops: list[OpRow], edges: list[EdgeRow], step: int, source: str) -> None:
+        """A step was traced."""
+        self._writer.put(Table.SITES, self.sites.new_rows())
+        self._writer.put(Table.OPS, ops)
+        self._writer.put(Table.EDGES, edges)
+        self.event(EventKind.TRACED, step, source)
+
+    def incident(
+        self,
+        trigger: Trigger,
+        *,
+        step: int,
+        optimizer: int,
+        loss: float | None,
+        scale: float | None,
+        outcome: Outcome,
+        evidence: dict[str, Any],
+    ) -> None:
+        """A step went wrong."""
+        row = IncidentRow(
+            step,
+            optimizer,
+            self.segment,
+            time.time(),
+            trigger,
+            loss,
+            scale,
+            outcome.status,
+            outcome.reason,
+            outcome.seconds,
+            json.dumps(evidence),
+        )
+        self._writer.put(Table.INCIDENTS, [row])
+
+    def trial(self, trying: Trying, *, step: int, optimizer: int) -> None:
+        """A change was tried on a step that went wrong."""
+        came = trying.came
+        loss = came.loss / (trying.scale or 1.0) if came.loss is not None else None
+        row = ReplayRow(
+            step,
+            optimizer,
+            self.segment,
+            time.time(),
+            trying.change.kind,
+            trying.change.modules,
+            trying.scale,
+            came.outcome,
+            came.reason,
+            loss,
+            came.seconds,
+            trying.low,
+            trying.high,
+            trying.change.conversions,
+        )
+        self._writer.put(Table.REPLAYS, [row])
+
+    def finding(self, cause: Cause, step: int, where: Place, evidence: dict[str, Any]) -> None:
+        """A usage mistake was seen; the same one at the same line is written once."""
+        if (cause, where) in self._seen_findings:
+            return
+        self._seen_findings.add((cause, where))
+        row = FindingRow(
+            step,
+            self.segment,
+            time.time(),
+            cause,
+            where.file,
+            where.line,
+            where.function,
+            where.text,
+            json.dumps(evidence),
+        )
+        self._writer.put(Table.FINDINGS, [row])
+
+    def event(self, kind: EventKind, step: int, text: str) -> None:
+        """An annotation."""
+        self._writer.put(Table.EVENTS, [EventRow(step, self.segment, time.time(), kind, text)])

@@ -1,0 +1,215 @@
+"""What a counterfactual replay does otherwise than the real step: the changes whose effect is tried."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ampscope.capture.keep_fp32 import in_float32
+from ampscope.capture.replay.half_conversions import HALF, METHODS, dtypes_asked
+from ampscope.capture.torch_support import call_state, torch_private
+from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.user_line import NOWHERE, Place
+from ampscope.trace import schema
+from ampscope.trace.schema import LOSS_CODE
+
+
+class Change:
+    """Nothing is changed: the faithful replay, and the base of every change."""
+
+    kind = schema.Change.NONE
+    modules: tuple[str, ...] = ()  #: that run in float32
+    scale: float | None = None  #: the loss scale to run with; None for that of the step
+
+    def __init__(self) -> None:
+        self._converted: dict[Place, None] = {}
+        self._place: Callable[[], Place] = lambda: NOWHERE
+
+    @property
+    def conversions(self) -> tuple[str, ...]:
+        """The lines of the code that ask for a half dtype by name and were given another, in the order they ran."""
+        return tuple(f"{place.file}:{place.line} {place.text}" for place in self._converted if place.file)
+
+    @contextlib.contextmanager
+    def active(self, place: Callable[[], Place]) -> Iterator[None]:
+        """Makes the change, for the body.
+
+        Args:
+            place: Tells the line of the torch function that is being called.
+        """
+        self._place = place
+        with self._made():
+            yield
+
+    @contextlib.contextmanager
+    def _made(self) -> Iterator[None]:
+        yield
+
+    def _note_conversion(self) -> None:
+        self._converted[self._place()] = None
+
+    def leaf(self, tensor: Tensor) -> Tensor:
+        """A parameter, buffer or operand from outside as the replay reads it."""
+        return tensor
+
+    def function(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """A torch function of the loss code as the replay calls it."""
+        return call
+
+    def dress(self, models: Models) -> None:
+        """Changes modules; their attributes are twins at this time, and go with the replay."""
+
+
+class AllIn(Change):
+    """Every half-precision computation in another dtype: autocast, explicit conversions, half parameters and inputs.
+
+    Args:
+        dtype: ``torch.float32`` in place of both half dtypes, or ``torch.bfloat16`` in place of ``torch.float16``.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.kind = schema.Change.FP32 if dtype is torch.float32 else schema.Change.BF16
+        self._instead = dict.fromkeys(HALF - {dtype}, dtype)
+
+    @contextlib.contextmanager
+    def _made(self) -> Iterator[None]:
+        with _autocast_in(self._instead), _Conversions(self._instead, self._note_conversion):
+            yield
+
+    def leaf(self, tensor: Tensor) -> Tensor:
+        """See `Change.leaf`."""
+        return tensor.to(self._instead.get(tensor.dtype, tensor.dtype))
+
+
+class ConversionsIn32(Change):
+    """Float32 wherever the code asks for a half dtype by name; autocast, parameters and inputs stay as they are."""
+
+    kind = schema.Change.CONVERSIONS
+
+    @contextlib.contextmanager
+    def _made(self) -> Iterator[None]:
+        with _Conversions(dict.fromkeys(HALF, torch.float32), self._note_conversion):
+            yield
+
+
+class ModulesIn32(Change):
+    """Some modules in float32 inside their autocast region, as `ampscope.keep_fp32` runs them.
+
+    Args:
+        modules: Qualified names; `LOSS_CODE` for the functions outside every watched module.
+        conversions: Float32 also wherever the code, in any module, asks for a half dtype by name.
+    """
+
+    kind = schema.Change.MODULES_FP32
+
+    def __init__(self, modules: tuple[str, ...], *, conversions: bool = False) -> None:
+        super().__init__()
+        self.modules = modules
+        self._instead = dict.fromkeys(HALF, torch.float32) if conversions else {}
+
+    @contextlib.contextmanager
+    def _made(self) -> Iterator[None]:
+        with _Conversions(self._instead, self._note_conversion):
+            yield
+
+    def function(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """See `Change.function`; what the loss code converts to a half dtype, the function after it gets wider."""
+        if LOSS_CODE not in self.modules:
+            return call
+        wider = in_float32(call)
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            if HALF & dtypes_asked(call, args, kwargs):
+                self._note_conversion()
+            return wider(*args, **kwargs)
+
+        return noted
+
+    def dress(self, models: Models) -> None:
+        """See `Change.dress`."""
+        for module in models.modules:
+            if models.names[id(module)] in self.modules:
+                module.__dict__["forward"] = in_float32(module.forward)
+
+
+class Scale(Change):
+    """Another loss scale.
+
+    Args:
+        scale: The scale to run with.
+    """
+
+    kind = schema.Change.SCALE
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+
+class _Conversions(TorchFunctionMode):
+    """Gives every call that names a half dtype another one in its place.
+
+    Args:
+        instead: The dtypes to replace.
+        note: Called for each such call, before it is made.
+    """
+
+    def __init__(self, instead: dict[torch.dtype, torch.dtype], note: Callable[[], None]) -> None:
+        super().__init__()
+        self._instead = instead
+        self._note = note
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._instead.keys() & dtypes_asked(func, args, kwargs):
+            self._note()
+            if func in METHODS:
+                return args[0].to(self._other(METHODS[func]), **kwargs)
+            args = tuple(self._other(value) for value in args)
+            kwargs = {name: self._other(value) for name, value in kwargs.items()}
+        return func(*args, **kwargs)
+
+    def _other(self, value: Any) -> Any:
+        return self._instead.get(value, value) if isinstance(value, torch.dtype) else value
+
+
+@contextlib.contextmanager
+def _autocast_in(instead: dict[torch.dtype, torch.dtype]) -> Iterator[None]:
+    """Every autocast region entered in the body computes in another dtype; float32 switches it off.
+
+    ``torch.autocast`` sets its state through two functions of the torch module, whoever enters it: the loop, a
+    module's own forward, a checkpoint's recomputation. Other threads of the process keep what they ask for.
+    """
+    enable, set_dtype, thread = torch.set_autocast_enabled, torch.set_autocast_dtype, threading.get_ident()
+    kept = [
+        (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in call_state.device_types()
+    ]
+    off = torch.float32 in instead.values()
+
+    def is_replay() -> bool:
+        return threading.get_ident() == thread or torch_private.current_backward_node() is not None
+
+    def set_other_dtype(device_type: str, dtype: torch.dtype) -> None:
+        other = dtype if off or not is_replay() else instead.get(dtype, dtype)
+        set_dtype(device_type, other)
+
+    def enable_or_not(device_type: str, enabled: bool) -> None:
+        enable(device_type, enabled and not (off and is_replay()))
+
+    torch.set_autocast_enabled, torch.set_autocast_dtype = enable_or_not, set_other_dtype  # type: ignore[assignment]
+    try:
+        for kind, _, _ in kept:
+            enable(kind, False)
+        yield
+    finally:
+        torch.set_autocast_enabled, torch.set_autocast_dtype = enable, set_dtype
+        for kind, enabled, dtype in kept:
+            enable(kind, enabled)
+            set_dtype(kind, dtype)

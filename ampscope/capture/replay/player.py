@@ -1,0 +1,241 @@
+"""Plays a step tape: runs its calls again, in order, on stand-ins for whatever they could change."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ampscope.capture.replay import tape
+from ampscope.capture.replay.changes import Change
+from ampscope.capture.replay.stand_ins import StandIns, StateKeeper
+from ampscope.capture.replay.tape import Entry, Held, Kind, Outside, Result, Tape
+from ampscope.capture.torch_support import call_state, tensor_tree, torch_private
+from ampscope.capture.torch_support.call_state import random_state_kept
+from ampscope.capture.torch_support.models import Models, unwrapped
+from ampscope.capture.tracing.statistics.stats import finite
+from ampscope.capture.tracing.tracer import Tracer
+from ampscope.trace.schema import Node
+
+
+class Recording(NamedTuple):
+    """What it takes to run a step again."""
+
+    tape: Tape
+    state: StateKeeper  #: what forward may change, as it was when the step began
+    since: int  #: position on the tape where the step begins; of what lies before, only what it depends on is run
+    had_gradients: bool = False  #: gradients were there before its first backward
+    scale: float | None = None  #: its loss scale; None without a scaler
+
+
+class Player:
+    """One run over a tape.
+
+    Args:
+        recording: The step.
+        models: The watched models.
+        tracer: Observes every op; its sinks are set at the end.
+        change: What is done otherwise than in the real step.
+
+    Attributes:
+        losses: What the backward passes began from.
+        bad_gradients: Names of the parameters whose gradients came out non-finite.
+        differences: How what the tape holds and what the calls returned differ from the real step, in words; looked
+            for only where nothing is changed.
+    """
+
+    def __init__(self, recording: Recording, models: Models, tracer: Tracer, change: Change) -> None:
+        needed = recording.tape.needed(recording.since)
+        self._entries = [(number, recording.tape[number]) for number in needed]
+        self._models = models
+        self._tracer = tracer
+        self._change = change
+        self._faithful = type(change) is Change
+        self._factor = change.scale / recording.scale if change.scale and recording.scale else 1.0
+        self._stand_ins = StandIns(models, recording.state, change.leaf)
+        self._results: dict[int, list[Tensor]] = {}
+        self.losses: list[Tensor] = []
+        self.bad_gradients: frozenset[str] = frozenset()
+        self.differences: list[str] = []
+
+    def play(self) -> None:
+        """Runs the tape. Nothing of the model, the generators or the gradients is different afterwards.
+
+        Raises:
+            Exception: Whatever the user's own code raises when it is run again.
+        """
+        self._tracer.alone = True
+        with random_state_kept(), _gradients_kept(self._models), _eager():
+            if self._faithful:
+                self._check_versions()
+            self._name_leaves()
+            with self._stand_ins.in_place(self._hooks()):
+                self._change.dress(self._models)
+                with self._change.active(self._tracer.place_now), self._tracer.active():
+                    self._play_entries()
+            self._mark_sinks()
+
+    @property
+    def finite(self) -> bool:
+        """Whether losses and gradients came out finite."""
+        return not self.bad_gradients and all(finite(loss) for loss in self.losses)
+
+    def _play_entries(self) -> None:
+        for _, entries in groupby(self._entries, key=lambda numbered: numbered[1].epoch):
+            with call_state.one_autocast_cache():
+                for number, entry in entries:
+                    self._play_entry(number, entry)
+
+    def _hooks(self) -> list[Callable[..., Any]]:
+        """What the loop attached to tensors in this step; it runs again in the replay's backward."""
+        attached = (entry for _, entry in self._entries if tape.attaches(entry.call))
+        return [value for entry in attached for value in entry.args if callable(value)]
+
+    def _play_entry(self, index: int, entry: Entry) -> None:
+        self._tracer.paused = True
+        args, kwargs = tensor_tree.rebuild((entry.args, entry.kwargs), self._resolver(), Held)
+        if entry.scales and self._factor != 1:
+            args = tuple(self._rescaled(value) for value in args)
+        self._tracer.paused = False
+        if kwargs.get("generator") is not None:
+            kwargs["generator"] = entry.kwargs["generator"].clone_state()
+        if entry.random is not None:
+            entry.random.put_back()
+        self._tracer.entry_place = entry.place
+        for module, training in zip(self._models.modules, entry.training, strict=False):
+            module.__dict__["training"] = training  # the module's attributes are twins, and go with the replay
+        with entry.ambient.entered():
+            if entry.kind is Kind.BACKWARD:
+                self._backward(entry, args, kwargs)
+                return
+            self._name_inputs(entry, args, kwargs)
+            result = call_user(self._callable(entry), args, kwargs)
+        if entry.kind is Kind.MODULE:
+            self._compare(entry, result)
+        left = tape.produced(args, kwargs, result) if entry.in_place else tensor_tree.tensors(result)
+        self._results[index] = list(left)
+
+    def _callable(self, entry: Entry) -> Callable[..., Any]:
+        if isinstance(entry.call, nn.Module):
+            return unwrapped(entry.call)
+        return entry.call if entry.in_place else self._change.function(entry.call)
+
+    def _rescaled(self, value: Any) -> Any:
+        """The loss scale among the operands of its multiplication, changed."""
+        is_scale = isinstance(value, Tensor) and not value.dim() and not value.requires_grad
+        return value * self._factor if is_scale else value
+
+    def _compare(self, entry: Entry, result: Any) -> None:
+        if not self._faithful:
+            return
+        self._tracer.paused = True
+        if not _alike(tape.fingerprint(result), entry.fingerprint):
+            name = self._models.names.get(id(entry.call), "") or type(entry.call).__name__
+            self.differences.append(f"the output of {name} differs")
+        self._tracer.paused = False
+
+    def _backward(self, entry: Entry, args: Any, kwargs: Any) -> None:
+        self._tracer.paused = True
+        losses = [loss.detach() for loss in tape.backward_roots(args, kwargs)]
+        if self._faithful and not _alike(losses, entry.fingerprint):
+            self.differences.append("the loss differs")
+        self.losses += losses
+        self._tracer.paused = False
+        self._tracer.creates_graph = tape.creates_graph(args, kwargs)
+        call_user(torch_private.seen_once(entry.call), args, kwargs)
+        self._tracer.micro_batch += 1
+
+    def _resolver(self) -> Callable[[Any], Tensor]:
+        def resolve(held: Any) -> Tensor:
+            if isinstance(held, Result):
+                return self._results[held.entry][held.leaf]
+            return self._stand_ins.of(held.tensor)
+
+        return resolve
+
+    def _check_versions(self) -> None:
+        """Notes inputs and weights that were changed in place since the real step read them."""
+        for _, entry in self._entries:
+            if entry.versions and entry.versions != self._models.versions(entry.module):
+                self.differences.append("weights changed since")
+            for held in entry.held:
+                if isinstance(held, Outside) and tape.version(held.tensor) != held.version:
+                    self.differences.append("an input was changed in place since")
+
+    def _name_leaves(self) -> None:
+        for name, parameter in self._models.parameters.values():
+            self._tracer.name_entry(parameter, Node.PARAMETER, name)
+        for module, name, buffer in self._stand_ins.buffers():
+            self._tracer.name_entry(buffer, Node.BUFFER, ".".join(filter(None, (module, name))))
+
+    def _name_inputs(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        what = "" if entry.kind is Kind.MODULE else f"{getattr(entry.call, '__name__', 'a function')} "
+        for name, tensor in named_inputs(args, kwargs):
+            self._tracer.name_entry(tensor, Node.INPUT, what + name)
+
+    def _mark_sinks(self) -> None:
+        for loss in self.losses:
+            self._tracer.sink(loss, Node.LOSS, "loss")
+        gradients = [(name, p.grad) for name, p in self._stand_ins.parameters() if p.grad is not None]
+        bad = [(name, gradient) for name, gradient in gradients if not finite(gradient)]
+        for name, gradient in bad:
+            self._tracer.sink(gradient, Node.GRADIENT, name, name.rpartition(".")[0])
+        self.bad_gradients = frozenset(name for name, _ in bad)
+        for module, name, buffer in self._stand_ins.buffers():
+            if not finite(buffer):
+                self._tracer.sink(buffer, Node.BUFFER_AFTER, ".".join(filter(None, (module, name))), module)
+
+
+@contextlib.contextmanager
+def _gradients_kept(models: Models) -> Iterator[None]:
+    """Puts back every ``.grad`` in case a module holds a parameter where no stand-in reaches it."""
+    kept = [(parameter, parameter.grad) for _, parameter in models.parameters.values()]
+    for parameter, _ in kept:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in kept:
+            parameter.grad = gradient
+
+
+@contextlib.contextmanager
+def _eager() -> Iterator[None]:
+    """Runs compiled parts eagerly, where ``torch.compile`` is in use at all."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def call_user(call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Calls the user's code; the search for a user's line ends at this frame."""
+    return call(*args, **kwargs)
+
+
+def named_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors a module was called with, named as the user would: ``args[0]``, ``input_ids``."""
+    for index, value in enumerate(args):
+        found = list(tensor_tree.tensors(value))
+        for part, tensor in enumerate(found):
+            yield f"args[{index}]" if len(found) == 1 else f"args[{index}][{part}]", tensor
+    for name, value in kwargs.items():
+        found = list(tensor_tree.tensors(value))
+        for part, tensor in enumerate(found):
+            yield name if len(found) == 1 else f"{name}[{part}]", tensor
+
+
+def _alike(ours: list[Tensor], theirs: list[Tensor]) -> bool:
+    """Whether two lists of tensors hold the same values, NaN equal to NaN."""
+    if len(ours) != len(theirs):
+        return False
+    return all(
+        a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | (a.isnan() & b.isnan())).all())
+        for a, b in zip(ours, theirs, strict=True)
+    )

@@ -1,0 +1,154 @@
+"""Keeps the tape of the step in progress, with the state it began from: all that a replay of it needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ampscope.capture.hooks import process_hooks
+from ampscope.capture.replay.player import Recording
+from ampscope.capture.replay.stand_ins import StateKeeper
+from ampscope.capture.replay.tape import Entry, Tape
+from ampscope.capture.replay.tape_mode import TapeMode
+from ampscope.capture.step.live_trace import LiveTrace
+from ampscope.capture.torch_support import call_state, tensor_tree
+from ampscope.capture.torch_support.guard import Guard
+from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.user_line import NOWHERE, user_place
+from ampscope.capture.usage.usage_watch import UsageWatch
+
+#: Calls without a backward, and micro-batches without an optimizer step, whose inputs are kept alive.
+MOST_CALLS = 64
+
+
+class StepTape:
+    """The tape of one step after another.
+
+    Args:
+        models: The watched models.
+        usage: Is told of functions that touch gradients.
+        guard: Catches faults of the tape.
+        live: The trace of the step in progress, which leaves out what the tape computes.
+    """
+
+    def __init__(self, models: Models, usage: UsageWatch, guard: Guard, live: LiveTrace) -> None:
+        self._models = models
+        self._guard = guard
+        self._types = call_state.device_types()
+        self._tape = Tape(self._types)
+        self._state = StateKeeper(models)
+        self._mode = TapeMode(self._tape, usage, guard, live.pause)
+        self._since = 0  # where on the tape the present step begins
+        self._starts: list[int] = []  # where the latest steps began
+        self._calls = 0  # of watched modules since the last backward
+        self._had_gradients = False  # before the first backward of the step
+        self._weights_at_entry: list[Tensor] | None = None
+        self._draws_on_host = False  # the forward draws from Python's or NumPy's global generator
+        self._edits_weights = False  # the forward changes parameters behind their counters (``.data``)
+        self.half_forward = False  #: a forward ran in float16
+
+    # -- listening to the loop's own calls ----------------------------------------------------------------------
+
+    def listen(self) -> None:
+        """Puts the loop's own calls onto the tape."""
+        self._mode.insert()
+
+    def stop(self) -> bool:
+        """Puts nothing more onto the tape; returns whether it was listening."""
+        return self._mode.remove()
+
+    def pause(self, *, paused: bool) -> None:
+        """Leaves out what AMPscope itself computes."""
+        self._mode.paused = paused
+
+    # -- the step -----------------------------------------------------------------------------------------------
+
+    def begin(self, *, turns: int, anew: bool) -> None:
+        """A step begins: forgets what no step of any optimizer depends on any more.
+
+        Args:
+            turns: How many steps to keep: optimizers that take turns (a GAN's) share results between their steps.
+            anew: Leave the tape so far to whoever holds its recording.
+        """
+        if anew:
+            self._tape = self._mode.recorded = Tape(self._types)
+            self._state = StateKeeper(self._models)
+            self._starts.clear()
+        else:
+            self._starts = [*self._starts, self._since, self._tape.end][-turns:]
+            self._tape.forget_before(self._starts.pop(0) if turns > 1 else self._tape.end)
+        self._since = self._tape.end
+        self._mode.after_backward = False
+        self._state.take()
+
+    def enter(self, module: nn.Module, args: Any, kwargs: Any, *, learning: bool, micro_batches: int) -> Entry:
+        """A watched module is about to be called.
+
+        Args:
+            module: The module.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
+            learning: Look what the forward does besides computing.
+            micro_batches: Backward passes of the step so far.
+        """
+        self._calls += 1
+        if max(self._calls, micro_batches) > MOST_CALLS:
+            self._tape.clear()
+            self._tape.spoilt = f"more than {MOST_CALLS} calls or micro-batches came without an optimizer step"
+            self._calls = 0
+        place = user_place() or NOWHERE
+        entry = self._tape.module_call(module, args, kwargs, place, host_random=learning or self._draws_on_host)
+        entry.versions = self._models.versions(module)
+        entry.training = [each.training for each in self._models.modules]
+        self._weights_at_entry = self._models.weight_norms() if learning else None
+        self.half_forward |= entry.ambient.autocast_dtype is torch.float16
+        return entry
+
+    def leave(self, entry: Entry, result: Any) -> None:
+        """The call has returned."""
+        self._tape.returned(entry, result)
+        self.half_forward |= any(tensor.dtype is torch.float16 for tensor in tensor_tree.tensors(result))
+        if self._weights_at_entry is not None:
+            self._draws_on_host |= entry.random is not None and not entry.random.host_unchanged()
+            pairs = zip(self._models.weight_norms(), self._weights_at_entry, strict=True)
+            self._edits_weights |= any(bool(now != before) and not bool(now.isnan()) for now, before in pairs)
+        if self._edits_weights or entry.versions != self._models.versions(entry.module):
+            self._tape.spoilt = "a parameter is changed inside the forward pass"
+
+    def lost(self, entry: Entry) -> bool:
+        """The call was left by an exception: it is no part of the step. Returns whether anything else is."""
+        self._tape.forget(entry)
+        return self._tape.end > self._since
+
+    def scaled(self, results: list[Tensor]) -> None:
+        """``scaler.scale`` made ``results``."""
+        self._tape.mark_scaled(results)
+
+    def backward(self, args: Any, kwargs: Any, *, first: bool) -> None:
+        """A backward is about to run, the first of the step or a further one."""
+        if first:
+            self._had_gradients = any(p.grad is not None for _, p in self._models.parameters.values())
+        self._tape.backward_call(process_hooks.original_backward(), args, kwargs)
+
+    def after_backward(self) -> None:
+        """It has run: gradients are there to be touched."""
+        self._calls = 0
+        self._mode.after_backward = True
+
+    def abandon(self, reason: str) -> None:
+        """Gives up the step in progress: an incident in it cannot be replayed."""
+        self._mode.remove()
+        self._tape.clear()
+        self._tape.spoilt = reason
+        self._since = self._tape.end
+
+    def recording(self) -> Recording:
+        """What it takes to run the present step again."""
+        return Recording(self._tape, self._state, self._since, self._had_gradients)
+
+    @property
+    def broken(self) -> bool:
+        """Whether the tape has switched itself off."""
+        return self._guard.broken

@@ -1,0 +1,115 @@
+"""The torch function mode that writes the loop's own calls (loss, accumulation, scaling) onto the tape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ampscope.capture.replay import tape
+from ampscope.capture.replay.tape import Tape
+from ampscope.capture.torch_support import tensor_tree, torch_private
+from ampscope.capture.torch_support.call_state import RandomState
+from ampscope.capture.torch_support.guard import Guard
+from ampscope.capture.torch_support.user_line import NOWHERE, user_place
+from ampscope.capture.usage.usage_watch import UsageWatch
+
+_GRADIENT = torch.Tensor.grad
+
+
+@cache
+def _name_draws(name: str) -> bool:
+    return tape.draws_by_name(name)
+
+
+class _Before(NamedTuple):
+    """What must be known before a function runs."""
+
+    random: RandomState | None
+    kwargs: dict[str, Any]
+    originals: dict[int, Tensor]
+
+
+class TapeMode(TorchFunctionMode):
+    """Active between the first watched forward of a step and its optimizer step, but not inside watched modules.
+
+    Args:
+        recorded: Where the calls go.
+        usage: Is told of functions that touch gradients.
+        guard: Catches faults of the tape.
+        pause: Leaves out of a live trace what the tape computes.
+    """
+
+    def __init__(self, recorded: Tape, usage: UsageWatch, guard: Guard, pause: Callable[[bool], None]) -> None:
+        super().__init__()
+        self.recorded = recorded  #: where the calls go
+        self._usage = usage
+        self._guard = guard
+        self._pause = pause
+        self._inserted = False
+        self._handling = 0  # inside a handled function torch has taken this mode off the stack by itself
+        self.after_backward = False
+        self.paused = False  #: set while AMPscope's own code computes
+
+    def insert(self) -> None:
+        """Starts listening."""
+        if not self._inserted and not self._handling and not self._guard.broken:
+            torch_private.insert_function_mode(self)
+            self._inserted = True
+
+    def remove(self) -> bool:
+        """Stops listening; returns whether it was."""
+        if self._handling:
+            return False  # torch puts it back when the function returns; what follows is none of the tape's
+        was, self._inserted = self._inserted, False
+        if was:
+            torch_private.remove_function_mode(self)
+        return was
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.compiler.is_compiling():
+            return func(*args, **kwargs)
+        self._handling += 1
+        try:
+            if self.paused or self._guard.broken or torch_private.in_functorch():
+                return func(*args, **kwargs)
+            self._pause(True)
+            before = self._before(func, args, kwargs)
+            self._pause(False)
+            result = func(*args, **kwargs)
+            if before is not None and not self._guard.broken:
+                self._pause(True)
+                with self._guard:
+                    self._note(func, args, before, result)
+                self._pause(False)
+        finally:
+            self._handling -= 1
+        return result
+
+    def _before(self, func: Any, args: Any, kwargs: dict[str, Any]) -> _Before | None:
+        """The generators' states before the function draws from them; None after a fault."""
+        with self._guard:
+            random = RandomState.take() if _name_draws(getattr(func, "__name__", "")) else None
+            generator = kwargs.get("generator")
+            if generator is not None:
+                kwargs = {**kwargs, "generator": generator.clone_state()}
+            overwrites = not self.after_backward and tape.is_in_place(func, kwargs)
+            originals = self.recorded.overwritten_unknown(args, kwargs) if overwrites else {}
+            return _Before(random, kwargs, originals)
+        return None
+
+    def _note(self, func: Any, args: Any, before: _Before, result: Any) -> None:
+        kwargs = before.kwargs
+        self._usage.saw_function(func, args, kwargs, result, after_backward=self.after_backward)
+        if getattr(func, "__self__", None) is _GRADIENT:
+            return
+        in_place = tape.is_in_place(func, kwargs)
+        if not in_place and not isinstance(result, Tensor) and next(tensor_tree.tensors(result), None) is None:
+            return
+        place, originals = user_place() or NOWHERE, before.originals
+        self.recorded.function_call(func, args, kwargs, result, place=place, random=before.random, originals=originals)

@@ -1,0 +1,80 @@
+"""Gradients of an optimizer's watched parameters: norms of every step, magnitudes and culprits when asked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from ampscope.capture.torch_support.models import Models
+from ampscope.capture.tracing.statistics.stats import finite
+from ampscope.trace.schema import GradRow
+
+#: Magnitudes of all gradients are recorded at one step in this many, and at every bad one.
+RECORD_EVERY = 50
+
+
+def owned(optimizer: Optimizer, models: Models) -> Iterator[tuple[str, Tensor]]:
+    """Name and gradient of every watched parameter that has one in ``optimizer``."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            known = models.parameters.get(id(parameter))
+            if known is not None and parameter.grad is not None:
+                yield known[0], parameter.grad
+
+
+def total_norm(optimizer: Optimizer) -> Tensor | None:
+    """L2 norm of all dense gradients of ``optimizer`` as a device scalar (float32); None without any."""
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    dense = [gradient for gradient in gradients if _is_dense(gradient)]
+    if not dense:
+        return None
+    home = dense[0].device
+    with torch.no_grad():
+        norms = list(torch._foreach_norm([gradient.detach() for gradient in dense]))
+        if any(norm.device != home or norm.dtype != torch.float32 for norm in norms):
+            norms = [norm.to(home, torch.float32, non_blocking=True) for norm in norms]
+        total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+        return total
+
+
+def non_finite(optimizer: Optimizer, models: Models) -> list[str]:
+    """Names of the parameters whose gradients are not finite; waits for the device."""
+    return [name for name, gradient in owned(optimizer, models) if not finite(gradient)]
+
+
+def norms_by_name(optimizer: Optimizer, models: Models) -> dict[str, Tensor]:
+    """L2 norm of each watched parameter's gradient as a device scalar."""
+    found = [(name, gradient.detach()) for name, gradient in owned(optimizer, models) if _is_dense(gradient)]
+    norms = torch._foreach_norm([gradient for _, gradient in found]) if found else []
+    return {name: norm for (name, _), norm in zip(found, norms, strict=True)}
+
+
+def _is_dense(gradient: Tensor) -> bool:
+    return gradient.layout is torch.strided
+
+
+def rows(
+    optimizer: Optimizer,
+    models: Models,
+    params: dict[str, int],
+    *,
+    step: int,
+    index: int,
+    unchanged: Mapping[str, float],
+) -> list[GradRow]:
+    """A row for each unscaled gradient; waits for the device."""
+    found = []
+    for name, gradient in owned(optimizer, models):
+        if not _is_dense(gradient) or not gradient.numel():
+            continue
+        values = gradient.detach()
+        low, high = (float(value) for value in torch.aminmax(values))
+        largest = max(abs(low), abs(high))
+        bad = not math.isfinite(low) or not math.isfinite(high)
+        zeros = 1.0 - int(values.count_nonzero()) / values.numel()
+        found.append(GradRow(step, index, params[name], None if bad else largest, bad, zeros, unchanged.get(name)))
+    return found

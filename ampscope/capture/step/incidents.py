@@ -1,0 +1,165 @@
+"""Judges a bad step: replays its tape under full observation and reports what came out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ampscope.capture.budgets import ReplayBudget, TraceBudget
+from ampscope.capture.record.run_recorder import Recorder
+from ampscope.capture.record.terminal import Terminal
+from ampscope.capture.replay import player, step_replay
+from ampscope.capture.replay.cure_search import Counterfactuals
+from ampscope.capture.replay.failure import Observed
+from ampscope.capture.replay.player import Recording
+from ampscope.capture.replay.step_replay import Outcome, Symptom
+from ampscope.capture.step.attempt import StepAttempt
+from ampscope.capture.step.live_trace import LiveTrace
+from ampscope.capture.torch_support.guard import Guard
+from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.readback import Readback
+from ampscope.capture.tracing.tracer import Tracer
+from ampscope.trace.schema import Change, ReplayStatus, Source, Trial, Trigger, source_of
+
+#: Skipped steps in a row that are told as calibration; the next one is told to the user.
+QUIET_SKIPS = 3
+
+
+class Incidents:
+    """What happens when a step went wrong.
+
+    Args:
+        models: The watched models.
+        recorder: Where rows go.
+        readback: Brings values of the incident's row.
+        live: The trace of the step in progress.
+        budgets: Which steps are traced, which incidents replayed.
+        guard_for: Makes the guard of a part.
+        terminal: Where the user is told.
+    """
+
+    def __init__(
+        self,
+        *,
+        models: Models,
+        recorder: Recorder,
+        readback: Readback,
+        live: LiveTrace,
+        budgets: tuple[TraceBudget, ReplayBudget],
+        guard_for: Callable[[str], Guard],
+        terminal: Terminal,
+    ) -> None:
+        self._models = models
+        self._recorder = recorder
+        self._readback = readback
+        self._live = live
+        self._trace_budget, self._replay_budget = budgets
+        self._guard, self._trial_guard = guard_for("the replay"), guard_for("the trial of cures")
+        self._terminal = terminal
+        self._bad_in_a_row = 0
+        self._counterfactuals = Counterfactuals(models, recorder.sites, budgets[1], self._trial_guard)
+
+    def judge(
+        self,
+        attempt: StepAttempt,
+        trigger: Trigger,
+        symptom: Symptom,
+        recording: Recording | None,
+    ) -> None:
+        """Replays the step of ``attempt``, if that can be afforded, and reports it.
+
+        Args:
+            attempt: The attempt that failed.
+            trigger: What made it an incident.
+            symptom: What was not finite.
+            recording: What a replay needs; None when there is none to trust.
+        """
+        outcome = Outcome(ReplayStatus.UNAVAILABLE, "replays had used up their share of the run's time")
+        evidence: dict[str, Any] = {"params": sorted(symptom.gradients)}
+        started = time.perf_counter()
+        if recording is None or self._guard.broken:
+            outcome.reason = "the step tape or the replay had switched itself off"
+        elif self._replay_budget.allows(symptom, attempt.step):
+            outcome.reason = "the replay itself failed; the run's events say why"
+            with self._guard:
+                outcome, seen = self._replay(attempt, symptom, recording)
+                evidence["rows"] = outcome.bad_rows
+                if seen is not None:
+                    self._try_cures(attempt, recording, seen, outcome.status)
+            attempt.judging_s = time.perf_counter() - started
+            self._replay_budget.judged(attempt.judging_s)
+        else:
+            evidence["over_budget"] = True
+        self.report(attempt, trigger, outcome, evidence)
+
+    def _replay(self, attempt: StepAttempt, symptom: Symptom, recording: Recording) -> tuple[Outcome, Observed | None]:
+        """The faithful replay, and what it saw where it was possible."""
+        stops = (player.call_user.__code__,)
+        tracer = Tracer(self._recorder.sites, self._models.names, full=True, guard=self._guard, stops=stops)
+        tracer.keeper = self._recorder.operands.keeper()
+        outcome = step_replay.run(recording, self._models, tracer, symptom)
+        self._replay_budget.spent(outcome.seconds)
+        outcome.bad_rows = tracer.bad_rows
+        seen = None
+        if outcome.status is not ReplayStatus.UNAVAILABLE:
+            attempt.traced = source_of(Source.REPLAY, attempt.index)
+            seen = Observed(*tracer.rows(attempt.step, attempt.traced), self._recorder.sites)
+            self._recorder.trace(seen.ops, seen.edges, attempt.step, attempt.traced)
+            if tracer.keeper is not None:
+                self._recorder.operands.write(tracer.keeper, seen, optimizer=attempt.index)
+        tracer.release()
+        return outcome, seen
+
+    def _try_cures(self, attempt: StepAttempt, recording: Recording, seen: Observed, status: ReplayStatus) -> None:
+        if self._trial_guard.broken:
+            return
+        with self._trial_guard:
+            recording = recording._replace(scale=attempt.scale)
+            for trying in self._counterfactuals.examine(recording, seen, status):
+                self._recorder.trial(trying, step=attempt.step, optimizer=attempt.index)
+                if trying.change.kind is Change.FP32 and trying.came.outcome is not Trial.UNAVAILABLE:
+                    source = source_of(Source.REPLAY_FP32, attempt.index)
+                    self._recorder.trace(*trying.seen.labelled(attempt.step, source), attempt.step, source)
+
+    def trace_by_replay(self, attempt: StepAttempt, recording: Recording) -> None:
+        """Records the ops of a healthy step that could not be traced as it ran (compiled code)."""
+        with self._guard:
+            self._replay(attempt, Symptom(), recording)
+
+    def report(self, attempt: StepAttempt, trigger: Trigger, outcome: Outcome, evidence: dict[str, Any]) -> None:
+        """Writes the incident's row; the live trace too, unless an exact replay makes it superfluous."""
+        attempt.bad = True
+        if outcome.status is not ReplayStatus.EXACT:
+            self._live.write_incident(attempt)
+        blind = outcome.status in (ReplayStatus.NOT_REPRODUCED, ReplayStatus.UNAVAILABLE)
+        if blind and not evidence.get("over_budget"):
+            self._trace_budget.arm()
+        scale = attempt.scaling.scale if attempt.scaling is not None else None
+        self._readback.fetch(
+            {"loss": attempt.mean_loss(), "scale": scale},
+            lambda values: self._recorder.incident(
+                trigger,
+                step=attempt.step,
+                optimizer=attempt.index,
+                loss=values["loss"],
+                scale=values["scale"],
+                outcome=outcome,
+                evidence=evidence,
+            ),
+        )
+        self._tell(attempt, trigger, outcome)
+
+    def passed(self, attempt: StepAttempt) -> None:
+        """An attempt is over."""
+        if not attempt.bad:
+            self._bad_in_a_row = 0
+
+    def _tell(self, attempt: StepAttempt, trigger: Trigger, outcome: Outcome) -> None:
+        """One line for each row of bad steps; a scaler's first skips are told only when they do not end."""
+        self._bad_in_a_row += 1
+        calibrates = trigger is Trigger.NONFINITE_GRADIENT and attempt.scaling is not None
+        if self._bad_in_a_row != (QUIET_SKIPS + 1 if calibrates else 1):
+            return
+        what = trigger.replace("_", " ").replace("nonfinite", "non-finite")
+        self._terminal.incident(what, attempt.step, outcome.status, outcome.reason)

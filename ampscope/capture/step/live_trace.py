@@ -1,0 +1,164 @@
+"""Traces some of the real steps as they run, and keeps of them what is worth keeping."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ampscope import provenance
+from ampscope.capture.budgets import TraceBudget
+from ampscope.capture.record.run_recorder import Recorder
+from ampscope.capture.replay import player
+from ampscope.capture.step import gradients
+from ampscope.capture.step.attempt import StepAttempt
+from ampscope.capture.torch_support.guard import Guard
+from ampscope.capture.torch_support.models import Models
+from ampscope.capture.tracing.statistics import stats
+from ampscope.capture.tracing.tracer import Tracer
+from ampscope.trace.schema import EdgeRow, Node, OpRow, Phase, Source, source_of
+
+
+class LiveTrace:
+    """The trace of the step in progress, if it is one of those that are traced.
+
+    Args:
+        models: The watched models.
+        recorder: Where traces go.
+        budget: Which steps are traced.
+        guard: Catches faults of the tracer.
+    """
+
+    def __init__(self, models: Models, recorder: Recorder, budget: TraceBudget, guard: Guard) -> None:
+        self._models = models
+        self._recorder = recorder
+        self._budget = budget
+        self._guard = guard
+        self._tracer: Tracer | None = None
+        self.began = False  #: the step in progress was traced from its start, whatever became of that
+        self._dropped: list[Tracer] = []  # while torch held them off its stack; to be removed later
+
+    @property
+    def active(self) -> bool:
+        """Whether the step in progress is traced."""
+        return self._tracer is not None
+
+    @property
+    def broken(self) -> bool:
+        """Whether the tracer has switched itself off."""
+        return self._guard.broken
+
+    def sweep(self) -> None:
+        """Removes tracers that could not be removed when they were dropped."""
+        while self._dropped:
+            self._dropped.pop().remove()
+
+    def start(self, count: int) -> None:
+        """The first forward of the process's step number ``count`` is about to run."""
+        self.began = False
+        if not self._budget.wants(count) or self._models.compiled or self._guard.broken:
+            return
+        with self._guard:
+            tracer = Tracer(self._recorder.sites, self._models.names, full=False, guard=self._guard)
+            for name, parameter in self._models.parameters.values():
+                tracer.name_entry(parameter, Node.PARAMETER, name)
+            for module, name, buffer in self._models.buffers():
+                tracer.name_entry(buffer, Node.BUFFER, ".".join(filter(None, (module, name))))
+            self._tracer, self.began = tracer, True
+            tracer.paused = True  # until AMPscope's own work before the first call is done
+            tracer.insert()
+
+    def pause(self, paused: bool) -> None:
+        """Leaves out what AMPscope itself computes."""
+        if self._tracer is not None:
+            self._tracer.paused = paused
+
+    def enter_call(self, args: Any, kwargs: Any) -> None:
+        """A watched module is about to be called."""
+        if self._tracer is not None:
+            for name, tensor in player.named_inputs(args, kwargs):
+                self._tracer.name_entry(tensor, Node.INPUT, name)
+
+    def enter_backward(self, *, creates_graph: bool) -> None:
+        """A backward is about to run."""
+        if self._tracer is not None:
+            self._tracer.creates_graph = creates_graph
+            if self._tracer.backward_varies:  # the real step's bits come first: only its forward is traced
+                self._tracer.remove()
+
+    def next_micro_batch(self) -> None:
+        """A backward is over."""
+        if self._tracer is not None:
+            self._tracer.micro_batch += 1
+
+    def before_optimizer(self) -> None:
+        """The gradients are complete. The optimizer's own ops matter where parameters are kept in half precision."""
+        if self._tracer is not None:
+            if self._half_parameters():
+                self._tracer.phase = Phase.OPTIMIZER
+            else:
+                self._tracer.remove()
+
+    def _half_parameters(self) -> bool:
+        return any(p.dtype in (torch.float16, torch.bfloat16) for _, p in self._models.parameters.values())
+
+    def drop(self) -> None:
+        """Stops tracing and forgets the step."""
+        tracer, self._tracer = self._tracer, None
+        if tracer is not None:
+            tracer.paused = True
+            tracer.remove()
+            tracer.release()
+            if tracer.handling:
+                self._dropped.append(tracer)
+
+    def poisoned_weights(self) -> list[str]:
+        """Parameters that the traced optimizer step made non-finite; they are marked for the walk back."""
+        if self._tracer is None or not self._half_parameters():
+            return []
+        self._tracer.remove()
+        bad = [(name, p) for name, p in self._models.parameters.values() if not stats.finite(p)]
+        for name, parameter in bad:
+            self._tracer.sink(parameter.detach(), Node.WEIGHT_AFTER, name)
+        return [name for name, _ in bad]
+
+    def write_incident(self, attempt: StepAttempt) -> None:
+        """Writes the trace of a bad step, with the walk's starting points marked."""
+        tracer, self._tracer = self._tracer, None
+        if tracer is None:
+            return
+        tracer.remove()
+        for loss in attempt.losses:
+            tracer.sink(loss, Node.LOSS, "loss")
+        for name, gradient in gradients.owned(attempt.optimizer, self._models):
+            if not stats.finite(gradient):
+                tracer.sink(gradient, Node.GRADIENT, name, name.rpartition(".")[0])
+        self._write(*tracer.rows(attempt.step, source_of(Source.LIVE, attempt.index)), attempt)
+        tracer.release()
+
+    def settle(self, attempt: StepAttempt, count: int) -> list[int]:
+        """Writes or drops the trace of a step without incident.
+
+        Returns:
+            Sequence numbers of overflows that vanished again before loss and gradients: an incident after all.
+        """
+        tracer, self._tracer = self._tracer, None
+        if tracer is None:
+            return []
+        tracer.remove()
+        keep = self._budget.keeps(count)
+        if not keep and tracer.all_finite():
+            tracer.release()
+            return []
+        ops, edges = tracer.rows(attempt.step, source_of(Source.LIVE, attempt.index))
+        absorbed = provenance.absorbed(provenance.Graph(ops, edges, self._recorder.sites.row))
+        if absorbed or keep:
+            self._write(ops, edges, attempt)
+        if keep and not absorbed:
+            self._budget.kept()
+        tracer.release()
+        return [origin.seq for origin in absorbed]
+
+    def _write(self, ops: list[OpRow], edges: list[EdgeRow], attempt: StepAttempt) -> None:
+        attempt.traced = source_of(Source.LIVE, attempt.index)
+        self._recorder.trace(ops, edges, attempt.step, attempt.traced)

@@ -1,0 +1,53 @@
+"""Measures which share of its update a parameter kept in half precision loses to rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from ampscope.capture.torch_support.models import Models
+
+#: Elements of a parameter that are compared before and after the optimizer's step.
+SAMPLE = 1 << 12
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class Kept(NamedTuple):
+    """A parameter with a sample of its values before the optimizer stepped."""
+
+    parameter: Tensor
+    before: Tensor
+
+
+def keep(optimizer: Optimizer, models: Models) -> dict[str, Kept]:
+    """A sample of every half-precision parameter of ``optimizer`` that has a gradient, by name."""
+    found = {}
+    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        known = models.parameters.get(id(parameter))
+        half = parameter.dtype in _HALF and parameter.layout is torch.strided and parameter.numel()
+        if known is not None and half and parameter.grad is not None:
+            found[known[0]] = Kept(parameter, _sample(parameter).clone())
+    return found
+
+
+def unchanged(kept: Mapping[str, Kept]) -> dict[str, float]:
+    """The share of elements with a gradient that the step left exactly as they were; waits for the device."""
+    shares = {}
+    for name, (parameter, before) in kept.items():
+        if parameter.grad is None or parameter.grad.layout is not torch.strided:
+            continue
+        moved = _sample(parameter.grad) != 0
+        same = (_sample(parameter) == before) & moved
+        due, lost = int(moved.sum()), int(same.sum())
+        if due:
+            shares[name] = lost / due
+    return shares
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    flat = tensor.detach().reshape(-1)
+    return flat[:: max(1, tensor.numel() // SAMPLE)]

@@ -1,0 +1,19 @@
+"""Says which rows of a batch hold values that are not finite."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ampscope.capture.tracing.statistics import stats
+
+#: Rows that are named; of more, only the first.
+MOST_ROWS = 16
+
+
+def bad_rows(tensor: Tensor) -> list[int]:
+    """Where along its first dimension ``tensor`` is not finite, at most `MOST_ROWS` indices; waits for the device."""
+    if tensor.dim() == 0 or not stats.measurable(tensor):
+        return []
+    bad = ~tensor.detach().isfinite().flatten(1).all(1) if tensor.dim() > 1 else ~tensor.detach().isfinite()
+    found: list[int] = bad.nonzero().flatten()[:MOST_ROWS].tolist()
+    return found

@@ -1,0 +1,174 @@
+"""Every statistic of many tensors, for replays: exact where one pass does it, from a sample where it takes several."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ampscope.capture.tracing.statistics.exponent_histogram import Histogram, histograms
+from ampscope.capture.tracing.statistics.stats import Stats
+
+#: Elements looked at for zeros, subnormals and the exponent histogram; larger tensors are strided down to this.
+SAMPLE = 1 << 12
+#: Elements and tensors sampled before their histograms are made.
+_ARENA = 1 << 20
+_SEGMENTS = 1 << 10
+#: Elements whose bits are looked at together.
+_CHUNK = 1 << 24
+
+
+class _Bits(NamedTuple):
+    """The integers of a dtype's width, by which the bits of its numbers are told apart."""
+
+    integer: torch.dtype
+    largest: int  #: all bits but the sign
+    infinity: int
+    smallest: int  #: base-2 exponent of the smallest normal number
+
+
+def _bits(dtype: torch.dtype, integer: torch.dtype) -> _Bits:
+    one = torch.ones((), dtype=dtype)
+    infinity = int((one * math.inf).view(integer))
+    return _Bits(integer, torch.iinfo(integer).max, infinity, round(math.log2(torch.finfo(dtype).smallest_normal)))
+
+
+_LAYOUTS = {
+    torch.float16: _bits(torch.float16, torch.int16),
+    torch.bfloat16: _bits(torch.bfloat16, torch.int16),
+    torch.float32: _bits(torch.float32, torch.int32),
+    torch.float64: _bits(torch.float64, torch.int64),
+}
+
+
+class Census:
+    """Measures one tensor after another, and has their statistics when it has seen all.
+
+    Min, max and the counts of non-finite elements are exact. Zeros, subnormals and the exponent histogram come from
+    at most `SAMPLE` evenly spaced elements, scaled up to the tensor's size. Keeps a sample of each, no tensor.
+    """
+
+    def __init__(self) -> None:
+        self._pairs: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+        self._arenas: dict[tuple[torch.device, torch.dtype], _Arena] = {}
+        self._extremes: list[Stats] = []
+        self._shapes: dict[int, Histogram] = {}
+
+    def measure(self, tensor: Tensor) -> int:
+        """Looks at ``tensor`` and returns its number; waits for the device once."""
+        tensor = tensor.detach()
+        number = len(self._extremes)
+        self._extremes.append(self._look(tensor))
+        wide = torch.float64 if tensor.dtype is torch.float64 else torch.float32
+        key = (tensor.device, wide)
+        arena = self._arenas.get(key) or self._arenas.setdefault(key, _Arena(*key))
+        if arena.full:
+            self._shapes |= arena.empty()
+        arena.add(number, tensor)
+        return number
+
+    def read(self) -> list[Stats]:
+        """The statistics of every tensor measured, in order."""
+        for arena in self._arenas.values():
+            self._shapes |= arena.empty()
+        return [_joined(seen, self._shapes[number]) for number, seen in enumerate(self._extremes)]
+
+    def _look(self, tensor: Tensor) -> Stats:
+        """What is exact: the extremes, the counts of what is not finite, the largest finite magnitude."""
+        key = (tensor.device, tensor.dtype)
+        if key not in self._pairs:
+            with torch.inference_mode(mode=False):  # else nothing could be written outside of that mode later
+                self._pairs[key] = torch.empty(2, device=tensor.device, dtype=tensor.dtype)
+        torch.aminmax(tensor, out=self._pairs[key].unbind())
+        low, high = self._pairs[key].tolist()
+        if math.isfinite(low) and math.isfinite(high):
+            return Stats(low, high, 0, 0, 0, max_finite=max(abs(low), abs(high)))
+        return _look_through(tensor, low, high)
+
+
+def _joined(seen: Stats, shape: Histogram) -> Stats:
+    return Stats(
+        seen.min,
+        seen.max,
+        seen.nan,
+        seen.posinf,
+        seen.neginf,
+        shape.zeros,
+        shape.subnormals,
+        seen.max_finite,
+        shape.min_positive,
+        shape.exp_low,
+        shape.exp_counts,
+    )
+
+
+def _look_through(tensor: Tensor, low: float, high: float) -> Stats:
+    """Counts in a tensor that is not finite, by its bits: comparisons of half-precision numbers are slow on a CPU.
+
+    Bits without the sign, moved up until infinity wraps around to the lowest integer, leave every finite magnitude at
+    or above zero, in order, and put NaN below.
+    """
+    integer, largest, infinity, _ = _LAYOUTS[tensor.dtype]
+    shift, sign_only = largest - infinity + 1, torch.iinfo(integer).bits - 1
+    tensor = tensor.resolve_neg()
+    bad, top, infinite = 0, -1, False
+    for part in (tensor,) if tensor.numel() <= _CHUNK else torch.split(tensor.reshape(-1), _CHUNK):
+        moved = (part.view(integer) & largest).add_(shift)
+        lowest, highest = torch.stack(torch.aminmax(moved)).tolist()
+        infinite |= lowest == -largest - 1
+        top = max(top, highest)
+        bad += part.numel() if highest < 0 else -int((moved >> sign_only).sum(dtype=torch.int32))
+    positive, negative = (int((tensor == end).sum()) if infinite else 0 for end in (math.inf, -math.inf))
+    finite = float(torch.tensor(top - shift, dtype=integer).view(tensor.dtype)) if top >= 0 else None
+    return Stats(low, high, bad - positive - negative, positive, negative, max_finite=finite)
+
+
+class _Arena:
+    """Samples of many tensors, end to end on their device, until their histograms are made."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        with torch.inference_mode(mode=False):  # else nothing could be written outside of that mode later
+            self._values = torch.empty(_ARENA, device=device, dtype=dtype)
+        self._used = 0
+        self._numbers: list[int] = []
+        self._lengths: list[int] = []
+        self._weights: list[float] = []
+        self._smallest: list[int] = []
+
+    @property
+    def full(self) -> bool:
+        """Whether another sample may not fit."""
+        return self._used > _ARENA - SAMPLE or len(self._numbers) == _SEGMENTS
+
+    def add(self, number: int, tensor: Tensor) -> None:
+        """Takes a sample of a tensor."""
+        sample = _sample(tensor)
+        length = sample.numel()
+        self._values[self._used : self._used + length].copy_(sample)
+        self._used += length
+        self._numbers.append(number)
+        self._lengths.append(length)
+        self._weights.append(tensor.numel() / length)
+        self._smallest.append(_LAYOUTS[tensor.dtype].smallest)
+
+    def empty(self) -> dict[int, Histogram]:
+        """The histograms of all there is, by number; waits for the device."""
+        if not self._numbers:
+            return {}
+        values = self._values[: self._used].cpu().numpy()
+        made = histograms(values, self._lengths, smallest=self._smallest, weights=self._weights)
+        found = dict(zip(self._numbers, made, strict=True))
+        self._used = 0
+        self._numbers, self._lengths, self._weights, self._smallest = [], [], [], []
+        return found
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    """At most `SAMPLE` elements, evenly spaced; an odd step, so that rows of even length are not read in one column."""
+    size = tensor.numel()
+    step = -(-size // SAMPLE) | 1
+    if tensor.is_contiguous():
+        return tensor.view(-1)[::step]
+    return tensor.take(torch.arange(0, size, step, device=tensor.device))

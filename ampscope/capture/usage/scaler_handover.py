@@ -1,0 +1,96 @@
+"""Tells a scaler that takes over in mid-run, with its scale to find all over again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from ampscope.capture.torch_support.user_line import Place
+
+
+@dataclass(slots=True)
+class Takeover:
+    """A scaler without a past that serves parameters which have one."""
+
+    step: int
+    place: Place | None
+    evidence: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Scaler:
+    fresh: bool
+    scale: Tensor | None = None
+    served: bool = False
+
+
+class Succession:
+    """Which scaler serves which parameters, one after another."""
+
+    def __init__(self) -> None:
+        self._scalers: dict[int, _Scaler] = {}
+        self._serving: dict[int, int] = {}  # id of an optimizer's first parameter -> number of the scaler
+        self._pending: dict[int, Takeover] = {}  # by the same id, until the new scaler serves a second time
+
+    def joined(self, scaler: int, *, fresh: bool) -> None:
+        """The run has got a scaler; ``fresh`` when it has scaled nothing yet and no state was loaded into it."""
+        self._scalers[scaler] = _Scaler(fresh)
+
+    def scales(self, scaler: int, scale: Tensor | None) -> None:
+        """A scaler keeps its scale in this tensor."""
+        if scaler in self._scalers:
+            self._scalers[scaler].scale = scale
+
+    def restored(self, scaler: int) -> None:
+        """A scaler was given a saved state."""
+        if scaler in self._scalers:
+            self._scalers[scaler].fresh = False
+
+    def serves(self, scaler: int, optimizer: Optimizer, step: int, place: Place | None) -> Takeover | None:
+        """A scaler unscales the gradients of an optimizer.
+
+        Args:
+            scaler: Its number.
+            optimizer: The optimizer.
+            step: The number of the step.
+            place: The user's line.
+
+        Returns:
+            The takeover, once it is certain: at once when the optimizer has steps behind it that this process did not
+            see, at the second service when another scaler served its parameters before.
+        """
+        key, me = _key(optimizer), self._scalers.get(scaler)
+        if key is None or me is None:
+            return None
+        before, self._serving[key] = self._serving.get(key), scaler
+        first, me.served = not me.served, True
+        if before is None:
+            steps = _steps_behind(optimizer) if first and me.fresh else None
+            return Takeover(step, place, {"optimizer_steps": steps}) if steps is not None else None
+        if before != scaler:
+            self._pending.pop(key, None)
+            if first and me.fresh:
+                scales = {"was": _number(self._scalers[before].scale), "starts": _number(me.scale)}
+                if scales["was"] != scales["starts"]:
+                    self._pending[key] = Takeover(step, place, scales)
+            return None
+        return self._pending.pop(key, None)
+
+
+def _key(optimizer: Optimizer) -> int | None:
+    return next((id(p) for group in optimizer.param_groups for p in group["params"]), None)
+
+
+def _number(scale: Tensor | None) -> float | None:
+    return float(scale) if scale is not None else None
+
+
+def _steps_behind(optimizer: Optimizer) -> int | None:
+    """How many steps the optimizer's state says it has made (0: it does not count); None for a new one."""
+    if not optimizer.state:
+        return None
+    state = next(iter(optimizer.state.values()))
+    return int(state.get("step", 0)) if isinstance(state, dict) else None

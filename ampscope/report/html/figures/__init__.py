@@ -1,0 +1,1 @@
+"""Figures over steps, magnitudes and paths, with the colours they share."""

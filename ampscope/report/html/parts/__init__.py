@@ -1,0 +1,1 @@
+"""Pieces of a page: cards, tables, tiles and source lines."""

@@ -1,0 +1,88 @@
+"""The card at the top: what happened, where, why, and what to do next."""
+
+from __future__ import annotations
+
+from ampscope.analysis.results import Diagnosis, Finding, Incident, Remedy
+from ampscope.analysis.words.wording import cause_in_words, steps_in_words, trial_in_words
+from ampscope.report import numbers
+from ampscope.report.html.markup import as_code, as_html
+from ampscope.report.html.parts.source import source_html
+from ampscope.trace.vocabulary import Severity, Verdict
+
+Item = Incident | Finding
+
+_MARKS = {True: "good", False: "warning", None: "info"}
+
+
+def verdict_html(diagnosis: Diagnosis) -> str:
+    """The one thing to tell first; a healthy run says so calmly."""
+    primary = diagnosis.primary
+    if primary is None:
+        return _calm(diagnosis)
+    why = "" if primary.explanation in diagnosis.summary else primary.explanation
+    best = primary.remedies[:1]
+    after = "".join(f"{as_html(each.text, 1000)} {remedy_mark(primary, each)}" for each in best)
+    facts = [
+        ("What", as_html(diagnosis.summary, 1200)),
+        ("Where", _where(primary)),
+        ("Why", as_html(why, 2000)),
+        ("Next", after),
+    ]
+    return _card(primary.severity, what(primary), facts)
+
+
+def item_html(item: Item, *, titled: bool = True) -> str:
+    """One incident or finding; a harmless one says that it is."""
+    calm = [("Verdict", "Harmless: nothing needs to change.")] if item.severity == Severity.INFO else []
+    title = what(item) if titled else ""
+    return _card(item.severity, title, [*calm, ("Where", _where(item)), ("Why", as_html(item.explanation, 2000))])
+
+
+def remedies_html(item: Item) -> str:
+    """The remedies in the order of the diagnosis, which puts the best first, each with its code."""
+    return f'<ol class="amp-remedies">{"".join(_remedy(item, each) for each in item.remedies)}</ol>'
+
+
+def remedy_mark(item: Item, remedy: Remedy) -> str:
+    """Whether a replay tried the remedy; nothing for a finding, on which none can be tried."""
+    if not isinstance(item, Incident):
+        return ""
+    return f'<span class="amp-chip {_MARKS[remedy.verified]}">{trial_in_words(remedy.verified)}</span>'
+
+
+def what(item: Item) -> str:
+    """The cause and the steps."""
+    words = cause_in_words(item.cause)
+    return f"{words[:1].upper()}{words[1:]}, {steps_in_words(item)}"
+
+
+def _remedy(item: Item, remedy: Remedy) -> str:
+    code = f'<pre class="amp-code">{as_code(remedy.code)}</pre>' if remedy.code else ""
+    return f"<li>{as_html(remedy.text, 1000)} {remedy_mark(item, remedy)}{code}</li>"
+
+
+def _calm(diagnosis: Diagnosis) -> str:
+    kind = "good" if diagnosis.verdict == Verdict.HEALTHY else "warning"
+    harmless = numbers.count(len(diagnosis.incidents), "harmless event")
+    facts = [("Seen", f"{harmless}, listed below.")] if diagnosis.incidents else []
+    return _card(kind, diagnosis.summary, facts)
+
+
+def _card(kind: str, title: str, facts: list[tuple[str, str]]) -> str:
+    rows = "".join(f"<span>{name}</span><div>{body}</div>" for name, body in facts if body)
+    head = f'<div class="amp-title">{as_html(title, 600)}</div>' if title else ""
+    return f'<div class="amp-card {kind}">{head}<div class="amp-facts">{rows}</div></div>'
+
+
+def _where(item: Item) -> str:
+    op = _op_in(item) if isinstance(item, Incident) else ""
+    if not op and item.source is None:
+        return "" if item.severity == Severity.INFO else "Not known."
+    return f"<div>{as_html(op)}</div>{source_html(item.source, hit=True)}" if op else source_html(item.source, hit=True)
+
+
+def _op_in(incident: Incident) -> str:
+    kind = f" ({incident.module_type})" if incident.module_type else ""
+    unnamed = "in the model itself" if incident.module_type else "outside the watched modules"
+    inside = f" in {incident.module}{kind}" if incident.module else f" {unnamed}{kind}"
+    return f"{incident.op}{inside}, {incident.phase}" if incident.op else ""

@@ -1,0 +1,53 @@
+"""An incident in full: its line, its way, its operands, what was tried and what to change, one section each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ampscope.analysis.origin.closeup import Closeup
+from ampscope.analysis.results import Incident
+from ampscope.report.html.document import paragraph, section
+from ampscope.report.html.figures.magnitudes import magnitudes_html
+from ampscope.report.html.figures.path_graph import path_graph
+from ampscope.report.html.markup import as_html
+from ampscope.report.html.parts.card import Item, remedies_html
+from ampscope.report.html.parts.evidence import found, operand_table
+from ampscope.report.html.parts.source import listing
+from ampscope.report.html.parts.tried import tried_table
+from ampscope.trace.vocabulary import Severity
+
+#: Parameters named before the rest is only counted.
+NAMED = 12
+
+
+def item_sections(item: Item, seen: Closeup) -> str:
+    """The sections of an incident or finding below its card, whichever of them it has."""
+    calm = item.severity is Severity.INFO
+    lines = listing(seen.lines, item.source, calm=calm) if item.source and len(seen.lines) > 1 else ""
+    parts = [
+        section("What to change", remedies_html(item) if item.remedies else "", level=3),
+        section("Your line", lines, level=3),
+    ]
+    return "".join(parts) + (_evidence(item, seen) if isinstance(item, Incident) else "")
+
+
+def _evidence(incident: Incident, seen: Closeup) -> str:
+    operands = (*incident.inputs, *incident.outputs)
+    parts = [
+        section("From the origin to what it reached", path_graph(incident, seen), level=3),
+        section("What was tried", tried_table(incident.tried), level=3),
+        section("How it was found", "".join(map(paragraph, found(incident))), level=3),
+        section("What the op read and wrote", operand_table(operands), level=3),
+        section("Magnitudes", magnitudes_html(operands, incident.tried), level=3),
+        section("Gradients that were not finite", tripped_html(incident.tripped), level=3),
+    ]
+    return "".join(parts)
+
+
+def tripped_html(names: Sequence[str]) -> str:
+    """The parameters whose gradients were not finite; the first by name, the rest counted."""
+    if not names:
+        return ""
+    told = "<br>".join(as_html(name, 120) for name in names[:NAMED])
+    more = f"and {len(names) - NAMED:,} more parameters" if len(names) > NAMED else ""
+    return f'<div class="amp-code amp-names">{told}</div><div class="amp-place">{more}</div>'

@@ -1,0 +1,39 @@
+"""Facts side by side: a value in bold, what it is beneath."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ampscope.analysis.overview.overview import Overview
+from ampscope.analysis.results import RunInfo
+from ampscope.analysis.words.scale_words import in_words
+from ampscope.report import numbers
+from ampscope.report.html.markup import as_html, short
+from ampscope.report.html.phrases import count, seconds, share
+
+Fact = tuple[str, str]
+#: Where a name may be broken: ``Relation|Classifier``, ``my_|model``.
+_WORD = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=_)(?=[a-z])")
+
+
+def tiles_html(facts: Sequence[Fact]) -> str:
+    """A row of ``(what, value)``; it wraps where the window is narrow."""
+    return f'<div class="amp-tiles">{"".join(_tile(what, value) for what, value in facts)}</div>'
+
+
+def run_tiles(seen: Overview, info: RunInfo) -> list[Fact]:
+    """A run's extent and cost, most asked first."""
+    versions = [f"{name} {version}" for name, version in info.versions.items() if name in ("torch", "python")]
+    return [
+        ("optimizer steps tried", count(seen.steps)),
+        (f"skipped ({numbers.count(seen.skipped, 'step')})", share(seen.skipped_share) if seen.steps else "none yet"),
+        ("loss scale now", in_words(seen.scale) if seen.scale is not None else "none"),
+        (f"cost of observing (a step takes {seconds(seen.step_seconds)})", share(seen.observing_share)),
+        (f"{count(info.parameters)} parameters", short(info.model, 40) or "unnamed model"),
+        (short(", ".join(versions), 60) or "versions unknown", short(info.device, 40) or "device unknown"),
+    ]
+
+
+def _tile(what: str, value: str) -> str:
+    return f'<div class="amp-tile"><b>{_WORD.sub("<wbr>", as_html(value))}</b><span>{as_html(what)}</span></div>'

@@ -1,0 +1,54 @@
+"""The replays that were tried on an incident, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ampscope.analysis.cures.trials import modules_in_words
+from ampscope.analysis.results import Tried
+from ampscope.analysis.words.scale_words import in_words
+from ampscope.report.html.parts.table import table_html
+from ampscope.report.html.phrases import count, seconds, span, value
+from ampscope.trace.schema import Change, Trial
+
+_CHANGES: dict[str, str] = {
+    Change.NONE: "nothing: the same once more",
+    Change.FP32: "everything in float32",
+    Change.BF16: "bfloat16 in place of float16",
+    Change.CONVERSIONS: "float32 where the code itself converts to half precision",
+}
+_OUTCOMES: dict[str, str] = {
+    Trial.FINITE: "\N{CHECK MARK} finite: cures this step",
+    Trial.NONFINITE: "\N{MULTIPLICATION X} still not finite",
+}
+
+
+def tried_table(tried: Sequence[Tried]) -> str:
+    """One row for each replay: the change, what came out, and what the op at the origin gave; empty without any."""
+    if not tried:
+        return ""
+    several = len({each.step for each in tried}) > 1
+    columns = ("Run again with", "Came out", "Loss", "At the origin", "Took", *(("Step",) if several else ()))
+    rows = [(*_row(each), *((count(each.step),) if several else ())) for each in tried]
+    return table_html(columns, rows, numeric=("Loss", "Took", "Step"))
+
+
+def _row(tried: Tried) -> tuple[str, ...]:
+    loss = "" if tried.loss is None else value(tried.loss)
+    at_origin = "" if tried.op_min is None else span(tried.op_min, tried.op_max)
+    return change_in_words(tried), outcome_in_words(tried), loss, at_origin, seconds(tried.seconds)
+
+
+def change_in_words(tried: Tried) -> str:
+    """What the replay did otherwise."""
+    if tried.change == Change.SCALE:
+        return f"a loss scale of {in_words(tried.scale or 0.0)}"
+    if tried.change == Change.MODULES_FP32:
+        return f"{modules_in_words(tried.modules)} in float32"
+    return _CHANGES.get(tried.change, tried.change)
+
+
+def outcome_in_words(tried: Tried) -> str:
+    """What came out."""
+    failed = f"could not be run: {tried.reason}" if tried.reason else "could not be run"
+    return _OUTCOMES.get(tried.outcome, failed)

@@ -1,0 +1,127 @@
+"""A run as one HTML file: the app's cards and figures, nothing to load, nothing that runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+from ampscope.analysis.diagnosis.diagnosis import diagnose
+from ampscope.analysis.origin.closeup import closeup
+from ampscope.analysis.overview.overview import Overview, overview
+from ampscope.analysis.precision.precision import precision
+from ampscope.analysis.results import Diagnosis
+from ampscope.analysis.scale.scale_history import ScaleHistory, scale_history
+from ampscope.analysis.scale.summary import scale_story
+from ampscope.analysis.words.wording import cause_in_words, steps_in_words
+from ampscope.report import numbers
+from ampscope.report.html.document import document, paragraph, section
+from ampscope.report.html.figures.precision_bars import precision_html
+from ampscope.report.html.figures.stack import stack_html
+from ampscope.report.html.figures.timeline import scale_stack, timeline_stack
+from ampscope.report.html.markup import as_html
+from ampscope.report.html.parts.card import Item, item_html, verdict_html, what
+from ampscope.report.html.parts.incident import item_sections
+from ampscope.report.html.parts.source import place
+from ampscope.report.html.parts.tiles import run_tiles, tiles_html
+from ampscope.report.terminal.diagnosis_text import run_facts
+from ampscope.trace.read.run import Run, open_run
+from ampscope.trace.vocabulary import Severity
+
+#: Problems told in full, and harmless events named; the rest is counted.
+_IN_FULL, _NAMED = 12, 40
+
+
+def page_of(path: str | os.PathLike[str]) -> str:
+    """The report on the run in ``path``.
+
+    Raises:
+        RunError: the folder cannot be read.
+    """
+    with open_run(path) as run:
+        return page(run, diagnose(run))
+
+
+def page(run: Run, diagnosis: Diagnosis) -> str:
+    """The report on a run, as an HTML file."""
+    items = told_first(diagnosis)
+    body = [_head(diagnosis), verdict_html(diagnosis)]
+    first = overview(run)
+    for optimizer in first.optimizers or (None,):
+        seen = overview(run, optimizer=optimizer) if optimizer != first.optimizer else first
+        history = scale_history(run, optimizer=optimizer)
+        name = f" of optimizer {optimizer}" if len(first.optimizers) > 1 else ""
+        body += [_run(seen, diagnosis, items, name), _scale(history, seen, name)]
+    body[2:2] = [_problem(run, item, diagnosis) for item in _problems(items)[:_IN_FULL]]
+    body.append(section("What ran in which dtype", precision_html(precision(run))))
+    return document(f"AMPscope: {diagnosis.run.name}", "".join([*body, *_rest(items), _foot(diagnosis)]))
+
+
+def told_first(diagnosis: Diagnosis) -> list[Item]:
+    """Everything noticed, what to read first first, harmless things last."""
+    rank = list(Severity)
+    told: list[Item] = [*diagnosis.incidents, *diagnosis.findings]
+    found = sorted(told, key=lambda item: (rank.index(item.severity), item.step))
+    return sorted(found, key=lambda item: item != diagnosis.primary)
+
+
+def _problems(items: Sequence[Item]) -> list[Item]:
+    return [item for item in items if item.severity is not Severity.INFO]
+
+
+def _head(diagnosis: Diagnosis) -> str:
+    run = diagnosis.run
+    began = f"Started {numbers.moment(run.created)}. " if run.created else ""
+    return (
+        f'<header><div class="amp-place">AMPscope report</div><h1>{as_html(run.name, 160)}</h1>'
+        f'<div class="amp-place">{as_html(began + run_facts(run), 600)}</div></header>'
+    )
+
+
+def _problem(run: Run, item: Item, diagnosis: Diagnosis) -> str:
+    below = item_sections(item, closeup(run, item))
+    if item == diagnosis.primary:  # its card is at the top
+        return section("The problem close up", below)
+    return section(what(item), item_html(item, titled=False) + below)
+
+
+def _run(seen: Overview, diagnosis: Diagnosis, items: Sequence[Item], name: str) -> str:
+    tiles = tiles_html(run_tiles(seen, diagnosis.run))
+    if not seen.steps:
+        return section(f"The run{name}", tiles + paragraph("No optimizer step has been recorded."))
+    told = "Loss, gradient norm, loss scale and learning rate by optimizer step, and what happened when."
+    return section(f"The run{name}", tiles + stack_html(timeline_stack(seen, items), told))
+
+
+def _scale(history: ScaleHistory, seen: Overview, name: str) -> str:
+    if not history.is_scaled:
+        return ""
+    story = paragraph(" ".join(scale_story(history))) + _health(history)
+    drawn = stack_html(scale_stack(history, seen.moments), "The loss scale and its growth tracker by optimizer step.")
+    return section(f"The loss scale{name}", story + drawn)
+
+
+def _health(history: ScaleHistory) -> str:
+    """What is wrong with the scale; nothing where it does what scales do."""
+    health = history.health
+    return "" if health is None or health.verdict.is_calm else paragraph(health.explanation)
+
+
+def _rest(items: Sequence[Item]) -> Iterator[str]:
+    problems = _problems(items)
+    if len(problems) > _IN_FULL:
+        yield paragraph(f"{len(problems) - _IN_FULL:,} more problems are not shown here; the app has all of them.")
+    harmless = [item for item in items if item.severity is Severity.INFO]
+    lines = "".join(f"<li>{_line(item)}</li>" for item in harmless[:_NAMED])
+    more = paragraph(f"and {len(harmless) - _NAMED:,} more") if len(harmless) > _NAMED else ""
+    yield section("Harmless, nothing to change", f"<ul>{lines}</ul>{more}" if harmless else "")
+
+
+def _line(item: Item) -> str:
+    where = f" ({place(item.source)})" if item.source else ""
+    return as_html(f"{steps_in_words(item)}: {cause_in_words(item.cause)}{where}. {item.explanation}", 600)
+
+
+def _foot(diagnosis: Diagnosis) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(diagnosis.run.versions.items()))
+    told = f"Written by AMPscope from {diagnosis.run.path}. Recorded with {versions or 'unknown versions'}."
+    return f'<footer class="amp-place">{as_html(told, 900)}</footer>'

@@ -1,0 +1,140 @@
+"""A diagnosis for the terminal: the verdict first, then where, why, on what evidence, and what to change."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ampscope.analysis.cures import trials
+from ampscope.analysis.results import Diagnosis, Finding, Incident, Remedy, RunInfo, ScaleHealth, SourceLine
+from ampscope.analysis.words.wording import cause_in_words, replay_in_words, steps_in_words, trial_in_words
+from ampscope.report import numbers
+from ampscope.report.safe_text import visible
+from ampscope.report.terminal.evidence import operand_table, path_table
+from ampscope.report.terminal.layout import code, heading, indented, line, prose
+from ampscope.trace.vocabulary import Severity, Verdict
+
+_VERDICT_STYLES = {Verdict.HEALTHY: "bold green", Verdict.PROBLEM: "bold red"}
+_TRIED_STYLES = {True: "green", False: "yellow"}
+
+
+def as_text(diagnosis: Diagnosis) -> RenderableType:
+    """The diagnosis, to be printed by a `rich.console.Console` of any width, with ``crop=False``."""
+    return Group(*_blocks(diagnosis))
+
+
+def run_facts(run: RunInfo) -> str:
+    """A run in one line: model, device, extent, and how it ended."""
+    model = f"{run.model} with {numbers.count(run.parameters, 'parameter')}" if run.model else "no model"
+    extent = f"{numbers.count(run.steps, 'step')}, {run.skipped:,} skipped"
+    resumed = f", resumed {numbers.count(run.segments - 1, 'time')}" if run.segments > 1 else ""
+    return f"{model} on {run.device or 'an unknown device'}; {extent}{resumed}; {run.status}"
+
+
+def _blocks(diagnosis: Diagnosis) -> Iterator[RenderableType]:
+    yield from _headline(diagnosis)
+    if diagnosis.primary is not None:
+        yield from _details(diagnosis.primary)
+    yield from _scale([health for health in diagnosis.scale if not health.verdict.is_calm])
+    told: list[Incident | Finding] = [*diagnosis.incidents, *diagnosis.findings]
+    others = [item for item in told if item != diagnosis.primary]
+    yield from _listing("Also", [item for item in others if item.severity is not Severity.INFO])
+    yield from _listing("Harmless, nothing to change", [item for item in others if item.severity is Severity.INFO])
+
+
+def _headline(diagnosis: Diagnosis) -> Iterator[RenderableType]:
+    verdict = Text(diagnosis.verdict.value.upper(), style=_VERDICT_STYLES[diagnosis.verdict])
+    yield Text.assemble(verdict, "  ", (visible(diagnosis.run.name), "bold"), overflow="fold")
+    yield line(run_facts(diagnosis.run), style="dim")
+    yield Text()
+    yield prose(diagnosis.summary)
+
+
+def _details(item: Incident | Finding) -> Iterator[RenderableType]:
+    yield heading("Where")
+    yield line(f"{_place(item)}, {steps_in_words(item)}")
+    yield from _source(item.source)
+    yield heading("Why")
+    yield prose(item.explanation or f"{cause_in_words(item.cause).capitalize()}.")
+    if isinstance(item, Incident):
+        yield from _evidence(item)
+    if item.remedies:
+        yield heading("Change")
+    for number, remedy in enumerate(item.remedies, 1):
+        yield from _remedy(number, remedy)
+
+
+def _place(item: Incident | Finding) -> str:
+    if isinstance(item, Finding):
+        return "Your training loop"
+    module = f" in {item.module}" if item.module else ""
+    kind = f" ({item.module_type})" if item.module_type else ""
+    return f"{item.op or 'No single op'}{module}{kind}, {item.phase}"
+
+
+def _source(source: SourceLine | None) -> Iterator[RenderableType]:
+    if source is None:
+        return
+    function = f" in {source.function}" if source.function else ""
+    yield line(f"{_nearest(source.file)}:{source.line}{function}", style="cyan")
+    if source.code:
+        yield code(source.code)
+
+
+def _evidence(incident: Incident) -> Iterator[RenderableType]:
+    operands = (*incident.inputs, *incident.outputs)
+    if operands:
+        yield heading("Evidence")
+        yield indented(operand_table(operands))
+    if len(incident.path) > 1:
+        yield heading("Path, from the origin to what it spoilt")
+        yield indented(path_table(incident.path))
+    trust = [replay_in_words(incident), trials.in_words(incident) or _in_fp32(incident)]
+    if any(trust):
+        yield heading("Checked")
+        yield prose(" ".join(filter(None, trust)))
+
+
+def _in_fp32(incident: Incident) -> str:
+    if incident.fp32_ok is None:
+        return ""
+    return "In float32 the same step is finite." if incident.fp32_ok else "In float32 the same step fails, too."
+
+
+def _remedy(number: int, remedy: Remedy) -> Iterator[RenderableType]:
+    told = Text(f"{number}. {visible(remedy.text)}", overflow="fold")
+    if remedy.verified is not None:
+        told.append(" ").append(f"[{trial_in_words(remedy.verified)}]", style=_TRIED_STYLES[remedy.verified])
+    yield indented(told)
+    if remedy.code:
+        yield code(remedy.code)
+
+
+def _scale(healths: list[ScaleHealth]) -> Iterator[RenderableType]:
+    if healths:
+        yield heading("Loss scale")
+    for health in healths:
+        of = f"optimizer {health.optimizer}: " if len(healths) > 1 else ""
+        lost = f"{health.skipped:,} of {health.steps:,} steps ({health.lost_share:.0%}) were skipped."
+        yield prose(f"{of}{health.verdict.value}. {health.explanation} In all, {lost}")
+        for number, remedy in enumerate(health.remedies, 1):
+            yield from _remedy(number, remedy)
+
+
+def _listing(title: str, items: list[Incident | Finding]) -> Iterator[RenderableType]:
+    if items:
+        yield heading(title)
+    for item in items:
+        where = f" at {_nearest(item.source.file)}:{item.source.line}" if item.source else ""
+        why = f" {item.explanation}" if item.explanation else ""
+        yield line(f"- {steps_in_words(item)}: {cause_in_words(item.cause)}{where}.{why}")
+
+
+def _nearest(file: str) -> str:
+    """The path as one would type it here: relative where the file lies below the working directory."""
+    path = Path(file)
+    return os.fspath(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file

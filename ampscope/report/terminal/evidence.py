@@ -1,0 +1,85 @@
+"""What a diagnosis rests on: the operands of the op at the origin, and the way from there to what mattered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rich import box
+from rich.console import RenderableType
+from rich.table import Column, Table
+from rich.text import Text
+
+from ampscope.analysis.results import Operand, PathNode
+from ampscope.report import numbers
+from ampscope.report.safe_text import visible
+from ampscope.report.terminal.layout import Fitting
+
+#: Steps of a path shown at its start and at its end; those between are counted.
+_HEAD, _TAIL = 5, 3
+
+_OPERAND: dict[str, Callable[[Operand], str]] = {
+    "tensor": lambda operand: operand.role,
+    "dtype": lambda operand: operand.dtype,
+    "shape": lambda operand: operand.shape,
+    "range": lambda operand: numbers.span(operand.min, operand.max),
+    "largest finite": lambda operand: numbers.value(operand.max_finite),
+    "smallest nonzero": lambda operand: numbers.value(operand.min_positive),
+    "zeros": lambda operand: numbers.share(operand.zeros, operand.numel),
+    "not finite": numbers.nonfinite,
+}
+_EXPENDABLE = ("zeros", "smallest nonzero", "largest finite", "shape")
+
+
+def operand_table(operands: Sequence[Operand]) -> RenderableType:
+    """One row a tensor; a column that no tensor has anything for is left out."""
+
+    def draw(columns: Sequence[str]) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+        for column in columns:
+            table.add_column(column, overflow="fold", style="red" if column == "not finite" else "")
+        for operand in operands:
+            table.add_row(*(Text(visible(_OPERAND[column](operand))) for column in columns))
+        return table
+
+    told = tuple(column for column, tell in _OPERAND.items() if any(map(tell, operands)))
+    return Fitting(draw, told, _EXPENDABLE)
+
+
+def path_table(path: Sequence[PathNode]) -> RenderableType:
+    """The ops from the origin to the value that mattered, one a line, the middle of a long path counted only."""
+    left_out = len(path) - _HEAD - _TAIL
+    shown, last = (path[:_HEAD], path[-_TAIL:]) if left_out > 1 else (path, path[:0])
+
+    def draw(columns: Sequence[str]) -> Table:
+        table = Table(*[Column(overflow="fold") for _ in columns], box=None, pad_edge=False, show_header=False)
+        middle = [(Text(f"... {left_out} more"),)] if last else []
+        for row in (*_rows(shown, columns), *middle, *_rows(last, columns)):
+            table.add_row(*row)
+        return table
+
+    return Fitting(draw, tuple(_NODE), ("range", "module"))
+
+
+def short_op(op: str) -> str:
+    """``bmm`` for ``aten.bmm.default``."""
+    return op.removeprefix("aten.").removesuffix(".default")
+
+
+def _rows(nodes: Sequence[PathNode], columns: Sequence[str]) -> list[tuple[Text, ...]]:
+    return [tuple(Text(visible(_NODE[column](node))) for column in columns) for node in nodes]
+
+
+def _what(node: PathNode) -> str:
+    return short_op(node.op) if node.name in ("", node.op) else f"{short_op(node.op)} {node.name}"
+
+
+def _place(node: PathNode) -> str:
+    return f"{node.source.file.rpartition('/')[2]}:{node.source.line}" if node.source else ""
+
+
+_NODE: dict[str, Callable[[PathNode], str]] = {
+    "op": _what,
+    "module": lambda node: node.module,
+    "place": _place,
+    "range": lambda node: numbers.span(node.min, node.max),
+}

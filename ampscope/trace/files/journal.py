@@ -1,0 +1,115 @@
+"""The journal: an append-only Arrow IPC stream that is readable up to whatever instant its writer died at."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow as pa
+
+from ampscope.trace.files.arrow_arrays import to_array
+from ampscope.trace.schema import Row, Table, arrow_schema
+
+
+def to_batch(table: Table, rows: Sequence[Row]) -> pa.RecordBatch:
+    """Turn rows of one table into columns.
+
+    Raises:
+        ValueError: a row has the wrong length, nothing where a value is required, or a text that is not Unicode.
+        TypeError: a value has the wrong type.
+        OverflowError: an integer does not fit its column.
+    """
+    schema = arrow_schema(table)
+    values = zip(*rows, strict=True) if rows else [()] * len(schema)
+    columns = [_column(field, column) for field, column in zip(schema, values, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _column(field: pa.Field, values: Sequence[object]) -> pa.Array:
+    column = to_array(values, field.type)
+    if column.null_count and not field.nullable:
+        raise ValueError(f"column {field.name!r} must not be null")
+    return column
+
+
+class Journal:
+    """One journal file, open for appending. A batch is one write to the operating system, so a kill loses none."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        """Create the file.
+
+        Raises:
+            OSError: it cannot be created, or exists.
+        """
+        self.path = path
+        self.rows = 0
+        self.batches = 0
+        self.size = 0  #: bytes
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o644)
+        self._write(schema.serialize())
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        """Hand a batch to the operating system.
+
+        Raises:
+            OSError: the disk is full or gone; what was appended before stays readable.
+        """
+        self._write(batch.serialize())
+        self.rows += batch.num_rows
+        self.batches += 1
+
+    def close(self) -> None:
+        """Close the file; it stays readable."""
+        os.close(self._descriptor)
+
+    def _write(self, message: pa.Buffer) -> None:
+        rest = memoryview(message)
+        self.size += len(rest)
+        while rest:
+            rest = rest[os.write(self._descriptor, rest) :]
+
+
+class JournalReader:
+    """Reads a journal that may still be growing; each `read` parses only what was appended since the one before."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0  #: bytes that were read as whole messages
+        self._schema: pa.Schema | None = None
+        self._batches: list[pa.RecordBatch] = []
+
+    def read(self) -> pa.Table:
+        """Every batch that is whole by now; a torn last one, or one still being written, ends the table.
+
+        Raises:
+            OSError: the file cannot be opened (it may just have been sealed).
+        """
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            content = pa.BufferReader(file.read())
+        with suppress(pa.ArrowException, OSError, EOFError):  # the torn end
+            self._take_all(content)
+        return pa.Table.from_batches(self._batches, self._schema or pa.schema([]))
+
+    def _take_all(self, content: pa.BufferReader) -> None:
+        begin = self._offset
+        while content.tell() < content.size():
+            message = pa.ipc.read_message(content)
+            if self._schema is None:
+                self._schema = pa.ipc.read_schema(message)
+            else:
+                batch = pa.ipc.read_record_batch(message, self._schema)
+                batch.validate(full=True)
+                self._batches.append(batch)
+            self._offset = begin + content.tell()
+
+
+def read_journal(path: Path) -> pa.Table:
+    """Read every batch that is whole.
+
+    Raises:
+        OSError: the file cannot be opened (it may just have been sealed).
+    """
+    return JournalReader(path).read()

@@ -1,0 +1,293 @@
+"""The reading side of a trace: a run's tables as lazy frames over DuckDB, also while it is still being written."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from enum import StrEnum
+from functools import reduce
+from itertools import starmap
+from operator import and_
+from pathlib import Path
+from typing import Any, Literal, cast, overload
+
+import duckdb
+import narwhals as nw
+import pyarrow as pa
+
+from ampscope.notebook_repr import Shown
+from ampscope.trace.files.layout import ranks
+from ampscope.trace.manifest import Manifest, read_manifest
+from ampscope.trace.read.database import sealed_off
+from ampscope.trace.read.find import find_runs, locate
+from ampscope.trace.read.status import Status, status_of
+from ampscope.trace.read.table_scan import Scan, Stamp
+from ampscope.trace.schema import (
+    ROW_TYPES,
+    EdgeRow,
+    EventRow,
+    FindingRow,
+    GradRow,
+    IncidentRow,
+    OpRow,
+    ParamRow,
+    ReplayRow,
+    ScalerEventRow,
+    SiteRow,
+    StepRow,
+    Table,
+)
+
+__all__ = ["Run", "find_runs", "open_run"]
+
+#: The order in which `Run.rows` gives rows, after the rank.
+_ORDER: dict[Table, tuple[str, ...]] = {
+    Table.STEPS: ("step", "optimizer"),
+    Table.SCALER_EVENTS: ("time", "step", "scaler"),
+    Table.PARAMS: ("param",),
+    Table.GRADS: ("step", "optimizer", "param"),
+    Table.SITES: ("site",),
+    Table.OPS: ("step", "source", "seq", "out"),
+    Table.EDGES: ("step", "source", "seq", "arg"),
+    Table.INCIDENTS: ("step", "optimizer", "time"),
+    Table.REPLAYS: ("step", "optimizer", "time"),
+    Table.FINDINGS: ("step", "time"),
+    Table.EVENTS: ("time", "step"),
+}
+
+
+def open_run(path: str | os.PathLike[str]) -> Run:
+    """Open the run in ``path``, or the only run below it.
+
+    Raises:
+        RunNotFound: there is none there, or several.
+        RunDamaged: its manifest cannot be read.
+        RunTooNew: it was written with a newer schema.
+    """
+    return Run(locate(Path(path)))
+
+
+class Run(Shown):
+    """A run that is read. Usable from several threads; what it keeps is footers of sealed parts and journaled rows.
+
+    Each access to a table looks at the folder anew, so that it sees the rows written since, of which it reads no more
+    than those. A frame that was taken keeps showing the rows of its own moment. Rows in Parquet stay on the disk until
+    a query needs them.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()
+        read_manifest(self.path)
+        self._database = sealed_off(self.path)
+        self._scan = Scan(self.path)
+        self._local = threading.local()
+        self._connections: weakref.WeakSet[duckdb.DuckDBPyConnection] = weakref.WeakSet()  # of threads that live
+        self._lock = threading.Lock()
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest as it is on the disk now."""
+        return read_manifest(self.path)
+
+    @property
+    def status(self) -> Status:
+        """``open`` while a process writes the run, ``closed`` after, ``interrupted`` when it died before closing."""
+        return status_of(self.path, self.manifest)
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks that have written into the run."""
+        return ranks(self.path)
+
+    def table(self, table: Table, *, step: int | None = None) -> nw.LazyFrame[Any]:
+        """All rows of a table over all ranks, as of now, with the writing ``rank`` as last column (int32).
+
+        Args:
+            table: The table.
+            step: Only the rows of this step: of a large table that is no more than a file or two.
+
+        Raises:
+            RunDamaged: a Parquet part cannot be read.
+        """
+        frame = nw.from_native(self._relation(table, step))
+        return frame if step is None else frame.filter(nw.col("step") == step)
+
+    def stamp(self, table: Table) -> Stamp:
+        """What tells this moment of a table from another, to compare: the same means that no row was added."""
+        return self._scan.stamp(table)
+
+    @property
+    def steps(self) -> nw.LazyFrame[Any]:
+        """One row per optimizer step attempt."""
+        return self.table(Table.STEPS)
+
+    @property
+    def scaler_events(self) -> nw.LazyFrame[Any]:
+        """Changes of and calls to gradient scalers."""
+        return self.table(Table.SCALER_EVENTS)
+
+    @property
+    def params(self) -> nw.LazyFrame[Any]:
+        """Parameters and buffers."""
+        return self.table(Table.PARAMS)
+
+    @property
+    def grads(self) -> nw.LazyFrame[Any]:
+        """Gradients of parameters by step."""
+        return self.table(Table.GRADS)
+
+    @property
+    def sites(self) -> nw.LazyFrame[Any]:
+        """Program points."""
+        return self.table(Table.SITES)
+
+    @property
+    def ops(self) -> nw.LazyFrame[Any]:
+        """Executed ops of traced steps with their statistics."""
+        return self.table(Table.OPS)
+
+    @property
+    def edges(self) -> nw.LazyFrame[Any]:
+        """Dataflow of traced steps."""
+        return self.table(Table.EDGES)
+
+    @property
+    def incidents(self) -> nw.LazyFrame[Any]:
+        """Steps that went wrong."""
+        return self.table(Table.INCIDENTS)
+
+    @property
+    def replays(self) -> nw.LazyFrame[Any]:
+        """Counterfactual replays: what was changed and what came out."""
+        return self.table(Table.REPLAYS)
+
+    @property
+    def findings(self) -> nw.LazyFrame[Any]:
+        """Evidence of usage mistakes."""
+        return self.table(Table.FINDINGS)
+
+    @property
+    def events(self) -> nw.LazyFrame[Any]:
+        """Annotations on the time line."""
+        return self.table(Table.EVENTS)
+
+    @overload
+    def rows(self, table: Literal[Table.STEPS], **equals: object) -> list[StepRow]: ...
+    @overload
+    def rows(self, table: Literal[Table.SCALER_EVENTS], **equals: object) -> list[ScalerEventRow]: ...
+    @overload
+    def rows(self, table: Literal[Table.PARAMS], **equals: object) -> list[ParamRow]: ...
+    @overload
+    def rows(self, table: Literal[Table.GRADS], **equals: object) -> list[GradRow]: ...
+    @overload
+    def rows(self, table: Literal[Table.SITES], **equals: object) -> list[SiteRow]: ...
+    @overload
+    def rows(self, table: Literal[Table.OPS], **equals: object) -> list[OpRow]: ...
+    @overload
+    def rows(self, table: Literal[Table.EDGES], **equals: object) -> list[EdgeRow]: ...
+    @overload
+    def rows(self, table: Literal[Table.INCIDENTS], **equals: object) -> list[IncidentRow]: ...
+    @overload
+    def rows(self, table: Literal[Table.REPLAYS], **equals: object) -> list[ReplayRow]: ...
+    @overload
+    def rows(self, table: Literal[Table.FINDINGS], **equals: object) -> list[FindingRow]: ...
+    @overload
+    def rows(self, table: Literal[Table.EVENTS], **equals: object) -> list[EventRow]: ...
+
+    def rows(self, table: Table, **equals: object) -> Any:
+        """The rows whose columns equal what is given (None: are null), loaded, by rank and then in natural order.
+
+        ``run.rows(Table.OPS, step=3, source="replay")``; ``rank=0`` works too.
+
+        Raises:
+            RunDamaged: a Parquet part cannot be read.
+        """
+        try:
+            return self._load(table, equals)
+        except (duckdb.InterruptException, duckdb.BinderException):
+            raise
+        except duckdb.Error:
+            self._scan.verify(table)
+            return self._load(table, equals)  # the disk budget deleted a part between looking and reading
+
+    def verify(self) -> None:
+        """Read every sealed part; for when a query over a frame fails with a `duckdb.Error`.
+
+        Raises:
+            RunDamaged: a Parquet part cannot be read; the message names it.
+        """
+        for table in Table:
+            self._scan.verify(table)
+
+    def sql(self, query: str) -> duckdb.DuckDBPyRelation:
+        """A query over the tables by their names (``steps``, ``ops``, ...), as of now.
+
+        Nothing outside the run's folder can be read from it.
+
+        Raises:
+            duckdb.Error: the query is wrong.
+            RunDamaged: a Parquet part cannot be read.
+        """
+        with self._lock:  # views belong to the database, not to this thread's connection
+            for table in Table:
+                self._relation(table).create_view(table.value, replace=True)
+            return self._connection.sql(query)
+
+    def close(self) -> None:
+        """Give the memory back; frames that were taken are void."""
+        for connection in (*self._connections, self._database):
+            connection.close()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @property
+    def _connection(self) -> duckdb.DuckDBPyConnection:
+        """This thread's: a connection answers one query at a time."""
+        connection = getattr(self._local, "connection", None)
+        if connection is None:
+            connection = self._local.connection = self._database.cursor()
+            self._connections.add(connection)
+            self._local.relations = {}
+        return cast(duckdb.DuckDBPyConnection, connection)
+
+    def _load(self, table: Table, equals: dict[str, object]) -> list[Any]:
+        step = equals.get("step")
+        relation = self._relation(table, step if isinstance(step, int) else None)
+        if equals:
+            relation = relation.filter(reduce(and_, starmap(_equals, equals.items())))
+        row_type = ROW_TYPES[table]
+        relation = relation.order(", ".join(("rank", *_ORDER[table])))
+        columns = relation.select(*map(duckdb.ColumnExpression, row_type._fields)).to_arrow_table().columns
+        return list(map(row_type, *map(_values, columns)))
+
+    def _relation(self, table: Table, step: int | None = None) -> duckdb.DuckDBPyRelation:
+        """The table as it is now; binding hundreds of parts takes a while, so the same state is bound once a thread."""
+        if step is not None:
+            return self._scan.relation(self._connection, table, step)
+        connection, stamp = self._connection, self._scan.stamp(table)
+        known = self._local.relations.get(table)
+        if known is None or known[0] != stamp:
+            known = self._local.relations[table] = (stamp, self._scan.relation(connection, table))
+        return cast(duckdb.DuckDBPyRelation, known[1])
+
+
+def _equals(name: str, value: object) -> duckdb.Expression:
+    column = duckdb.ColumnExpression(name)
+    if value is None:
+        return column.isnull()
+    return column == duckdb.ConstantExpression(str(value) if isinstance(value, StrEnum) else value)
+
+
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    values: list[Any] = column.to_pylist()
+    if pa.types.is_list(column.type):  # the row types hold tuples
+        return [value and tuple(value) for value in values]
+    return values

@@ -1,0 +1,250 @@
+"""One table of a run as a DuckDB relation: sealed parts, read lazily, and the readable prefix of journals."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ampscope.errors import RunDamaged
+from ampscope.trace.files.arrow_arrays import to_array
+from ampscope.trace.files.journal import JournalReader
+from ampscope.trace.files.layout import Listing, list_table, part_path, ranks, table_folder
+from ampscope.trace.schema import Table, arrow_schema
+
+#: The writing rank, a column that every table gets on reading.
+RANK = "rank"
+#: Nanoseconds after which two changes of a folder cannot have the same age, on any file system.
+_SETTLED_NS = 3_000_000_000
+
+
+#: What tells one state of a table from another: name, size and age (ns) of each of its files.
+Stamp = tuple[tuple[str, int, int], ...]
+
+
+class _Facts(NamedTuple):
+    """What the footer of a sealed part tells; null steps where it tells none."""
+
+    columns: tuple[str, ...]
+    first_step: int | None
+    last_step: int | None
+
+    def may_hold(self, step: int | None) -> bool:
+        """Whether rows of ``step`` can be in the part."""
+        if step is None or self.first_step is None or self.last_step is None:
+            return True
+        return self.first_step <= step <= self.last_step
+
+
+class Scan:
+    """Reads the tables of one run.
+
+    Remembers the footers of sealed parts, which never change, and the rows of journals, which only grow.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._facts: dict[Path, _Facts] = {}
+        self._journals: dict[Path, JournalReader] = {}
+        self._listings: dict[Path, tuple[int, Listing]] = {}
+        self._lock = threading.Lock()
+
+    def stamp(self, table: Table) -> Stamp:
+        """The state of ``table`` on the disk: another one whenever rows were added or parts were dropped."""
+        return tuple(state for rank in ranks(self._run) for state in _states(table_folder(self._run, rank, table)))
+
+    def relation(
+        self, connection: duckdb.DuckDBPyConnection, table: Table, step: int | None = None
+    ) -> duckdb.DuckDBPyRelation:
+        """All rows of ``table`` that can be read now, with the schema's columns and `RANK`.
+
+        With a ``step``, sealed parts that cannot hold a row of it are left out; rows of others are still there.
+        """
+        journaled: list[pa.Table] = []
+        sealed: list[duckdb.DuckDBPyRelation] = []
+        for rank in ranks(self._run):
+            parts, rows = self._snapshot(table_folder(self._run, rank, table), table)
+            journaled.append(rows.append_column(RANK, to_array([rank] * rows.num_rows, pa.int32())))
+            sealed += self._sealed(connection, table, rank, parts, step)
+        schema = arrow_schema(table).append(pa.field(RANK, pa.int32()))
+        result = connection.from_arrow(pa.concat_tables([_empty(schema), *journaled]))
+        for part in sealed:
+            result = result.union(part)
+        return result
+
+    def verify(self, table: Table) -> None:
+        """Read every part of a table in vain.
+
+        Raises:
+            RunDamaged: one cannot be read; the message names it.
+        """
+        for rank in ranks(self._run):
+            for part in list_table(table_folder(self._run, rank, table)).parts.values():
+                _verify(part)
+
+    def read(self, table: Table, rank: int, columns: Collection[str]) -> pa.Table:
+        """Some columns of what one rank wrote, loaded without a database: for a look at many runs.
+
+        Raises:
+            RunDamaged: a part cannot be read.
+        """
+        parts, journaled = self._snapshot(table_folder(self._run, rank, table), table)
+        schema = pa.schema([field for field in arrow_schema(table) if field.name in columns])
+        pieces = [_conform(_read_part(part, schema.names), schema) for part in parts]
+        return pa.concat_tables([*pieces, journaled.select(schema.names)])
+
+    def count(self, table: Table, rank: int) -> int:
+        """How many rows one rank wrote.
+
+        Raises:
+            RunDamaged: a part cannot be read.
+        """
+        parts, journaled = self._snapshot(table_folder(self._run, rank, table), table)
+        return sum(map(_rows_of, parts)) + int(journaled.num_rows)
+
+    def _sealed(
+        self, connection: duckdb.DuckDBPyConnection, table: Table, rank: int, parts: list[Path], step: int | None
+    ) -> list[duckdb.DuckDBPyRelation]:
+        by_columns: dict[tuple[str, ...], list[str]] = {}
+        for part in parts:
+            with suppress(FileNotFoundError):
+                facts = self._facts_of(part)
+                if facts.may_hold(step):
+                    by_columns.setdefault(facts.columns, []).append(str(part))
+        return [
+            connection.read_parquet(paths, hive_partitioning=False).select(_selection(table, columns, rank))
+            for columns, paths in by_columns.items()
+        ]
+
+    def _snapshot(self, folder: Path, table: Table) -> tuple[list[Path], pa.Table]:
+        """Parts and journaled rows that belong together, though journals may be sealed while this looks.
+
+        Numbers are given in order, so all up to the highest seen existed then. One that is renamed from journal to part
+        during the first look can escape it; the second look sees the part.
+        """
+        first, second = self._list(folder), self._list(folder)
+        parts = first.parts | {number: part for number, part in second.parts.items() if number < first.next_number}
+        journaled = []
+        for number, journal in first.journals.items():
+            if number not in parts:
+                try:
+                    journaled.append(self._read_journal(journal))
+                except FileNotFoundError:  # sealed since
+                    parts[number] = part_path(journal)
+        return [parts[number] for number in sorted(parts)], _conform_all(journaled, arrow_schema(table))
+
+    def _list(self, folder: Path) -> Listing:
+        """What lies in a folder; one in which nothing came or went for a while is not read again."""
+        try:
+            changed = folder.stat().st_mtime_ns
+        except FileNotFoundError:
+            return list_table(folder)
+        known = self._listings.get(folder)
+        if known is None or known[0] != changed or time.time_ns() - changed < _SETTLED_NS:
+            known = self._listings[folder] = (changed, list_table(folder))
+        return known[1]
+
+    def _read_journal(self, journal: Path) -> pa.Table:
+        with self._lock:
+            for other in [path for path in self._journals if path.parent == journal.parent and path < journal]:
+                del self._journals[other]  # sealed, or about to be
+            return self._journals.setdefault(journal, JournalReader(journal)).read()
+
+    def _facts_of(self, part: Path) -> _Facts:
+        if part not in self._facts:
+            self._facts[part] = _read_facts(part)
+        return self._facts[part]
+
+
+def _states(folder: Path) -> Iterator[tuple[str, int, int]]:
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            with suppress(FileNotFoundError):  # sealed, or dropped by the budget, while this looks
+                state = entry.stat()
+                yield f"{folder.parent.name}/{entry.name}", state.st_size, state.st_mtime_ns
+
+
+def _conform_all(journaled: list[pa.Table], schema: pa.Schema) -> pa.Table:
+    conforming = [_conform(rows, schema) for rows in journaled if rows.num_rows]
+    return pa.concat_tables([_empty(schema), *conforming]).combine_chunks() if conforming else _empty(schema)
+
+
+@cache  # of a list of runs, most tables have no journal
+def _empty(schema: pa.Schema) -> pa.Table:
+    return pa.table([to_array((), field.type) for field in schema], schema=schema)
+
+
+def _conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Null where an older writer had no such column, without those of a newer one."""
+    columns = [
+        rows[field.name].cast(field.type)
+        if field.name in rows.column_names
+        else to_array([None] * rows.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.table(columns, schema=schema)
+
+
+def _read_facts(part: Path) -> _Facts:
+    with _naming(part):
+        footer = pq.read_metadata(part)
+        columns = tuple(footer.schema.to_arrow_schema().names)
+        bounds = list(_step_bounds(footer))
+    if not bounds or None in bounds:
+        return _Facts(columns, None, None)
+    return _Facts(columns, min(low for low, _ in bounds), max(high for _, high in bounds))
+
+
+def _step_bounds(footer: pq.FileMetaData) -> Iterator[Any]:
+    """Of each row group the smallest and the largest step; None where they are not known."""
+    place = next((n for n in range(footer.num_columns) if footer.schema.column(n).path == "step"), None)
+    for number in range(footer.num_row_groups if place is not None else 0):
+        told = footer.row_group(number).column(place).statistics
+        yield (told.min, told.max) if told is not None and told.has_min_max else None
+
+
+def _read_part(part: Path, columns: list[str]) -> pa.Table:
+    with _naming(part), pq.ParquetFile(part) as file:
+        return file.read([name for name in columns if name in file.schema_arrow.names])
+
+
+def _rows_of(part: Path) -> int:
+    with _naming(part):
+        return int(pq.read_metadata(part).num_rows)
+
+
+def _verify(part: Path) -> None:
+    with suppress(FileNotFoundError), _naming(part), pq.ParquetFile(part) as file:
+        for group in range(file.num_row_groups):
+            file.read_row_group(group)
+
+
+@contextmanager
+def _naming(part: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:  # deleted by the disk budget since it was listed
+        raise
+    except (pa.ArrowException, OSError) as error:
+        raise RunDamaged(
+            f"{part} cannot be read ({error}). Move that file away and open the run again: the rest of it is intact."
+        ) from error
+
+
+def _selection(table: Table, columns: tuple[str, ...], rank: int) -> str:
+    """The schema's columns in their order, with null for those that the part does not have."""
+    return ", ".join(
+        [
+            *(f'"{name}"' if name in columns else f'NULL AS "{name}"' for name in arrow_schema(table).names),
+            f"{rank}::INTEGER AS {RANK}",
+        ]
+    )

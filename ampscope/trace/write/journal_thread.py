@@ -1,0 +1,133 @@
+"""The thread that turns waiting rows into journals."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from ampscope.trace.files.journal import Journal, to_batch
+from ampscope.trace.files.layout import journal_path, list_table, table_folder
+from ampscope.trace.schema import Row, Table, arrow_schema
+from ampscope.trace.write.notices import Notices
+from ampscope.trace.write.row_queue import Intake, Round
+from ampscope.trace.write.seal_thread import Sealer
+
+#: What a row that does not fit its table raises on conversion.
+_MISFITS = (ValueError, TypeError, OverflowError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealAt:
+    """A journal is sealed when it reaches any of these sizes."""
+
+    rows: int = 250_000
+    size: int = 16 << 20  #: bytes
+    batches: int = 4096  #: appends; a reader of an open run takes some 20 us for each
+
+    def reached_by(self, journal: Journal) -> bool:
+        """Whether the journal is full."""
+        return journal.rows >= self.rows or journal.size >= self.size or journal.batches >= self.batches
+
+
+class Recorder:
+    """Appends what the intake holds to one journal per table and hands full journals to the sealer."""
+
+    def __init__(
+        self, run: Path, *, rank: int, intake: Intake, sealer: Sealer, notices: Notices, seal_at: SealAt
+    ) -> None:
+        self._run = run
+        self._rank = rank
+        self._intake = intake
+        self._sealer = sealer
+        self._notices = notices
+        self._seal_at = seal_at
+        self._round = Round()
+        self._journals: dict[Table, Journal] = {}
+        self._on_sealed: Callable[[], None] = lambda: None
+        self._on_end: Callable[[], None] = lambda: None
+        self.thread = threading.Thread(target=self._work, name="ampscope-recorder", daemon=True)
+
+    def start(self, *, on_sealed: Callable[[], None], on_end: Callable[[], None]) -> None:
+        """Begin; ``on_sealed`` is called when all is written and sealed, ``on_end`` last, whatever happened."""
+        self._on_sealed = on_sealed
+        self._on_end = on_end
+        self.thread.start()
+
+    def _work(self) -> None:
+        try:
+            with self._notices.guard():
+                self._record_all()
+        finally:
+            self._round.release()  # only now, so that `flush` sees the failure
+            self._intake.release()
+            self._close_journals()
+            self._sealer.close()
+            self._on_end()
+
+    def _record_all(self) -> None:
+        while not self._round.closing:
+            self._round = self._intake.take()
+            if self._notices.failure:
+                return
+            self._record(self._round)
+        self._seal_all()
+
+    def _record(self, waiting: Round) -> None:
+        for table, rows in waiting.rows.items():
+            if rows:
+                self._append(table, rows)
+        waiting.release()
+        if self._intake.dropped:
+            self._notices.give(
+                "slow",
+                f"The disk under {self._run} is too slow for this trace: rows were dropped, statistics of ops and "
+                "gradients first. Trace fewer steps, or write to a faster disk.",
+            )
+
+    def _append(self, table: Table, rows: list[Row]) -> None:
+        batch = self._convert(table, rows)
+        if batch is None:
+            return
+        journal = self._journals.get(table) or self._new_journal(table)
+        journal.append(batch)
+        if self._seal_at.reached_by(journal):
+            self._seal(table)
+
+    def _convert(self, table: Table, rows: list[Row]) -> pa.RecordBatch | None:
+        try:
+            return to_batch(table, rows)
+        except _MISFITS as error:
+            self._notices.give(
+                f"misfit {table}", f"A row of the table {table} could not be written and is left out: {error}"
+            )
+        if len(rows) == 1:
+            return None
+        fitting = [row for row in rows if self._convert(table, [row]) is not None]
+        return to_batch(table, fitting) if fitting else None
+
+    def _new_journal(self, table: Table) -> Journal:
+        folder = table_folder(self._run, self._rank, table)
+        folder.mkdir(parents=True, exist_ok=True)
+        journal = Journal(journal_path(folder, list_table(folder).next_number), arrow_schema(table))
+        self._journals[table] = journal
+        return journal
+
+    def _seal(self, table: Table) -> None:
+        journal = self._journals.pop(table)
+        journal.close()
+        self._sealer.add(journal.path)
+
+    def _seal_all(self) -> None:
+        for table in list(self._journals):
+            self._seal(table)
+        self._sealer.close()
+        if not self._notices.failure:
+            self._on_sealed()
+
+    def _close_journals(self) -> None:
+        while self._journals:
+            self._journals.popitem()[1].close()

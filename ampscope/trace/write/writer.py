@@ -1,0 +1,197 @@
+"""The writing side of a trace: rows go in from the training thread, files that survive its death come out."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ampscope.errors import RunNotFound
+from ampscope.trace.files.folder_lock import FolderLock
+from ampscope.trace.files.layout import rank_folder, table_folder
+from ampscope.trace.manifest import Manifest, Segment, read_manifest, write_manifest
+from ampscope.trace.schema import Row, Table
+from ampscope.trace.write.journal_thread import Recorder, SealAt
+from ampscope.trace.write.notices import Notices
+from ampscope.trace.write.resume import resume_point
+from ampscope.trace.write.row_queue import Intake
+from ampscope.trace.write.seal_thread import Sealer
+from ampscope.trace.write.sealing import sweep
+
+
+class TraceWriter:
+    """Writes one rank's tables of a run, and, on rank 0, its manifest.
+
+    `put` costs the training thread microseconds. What was put is in the hands of the operating system, safe from
+    ``kill -9``, as soon as a background thread got to it; `flush` waits for that. When writing fails later
+    (disk full, folder gone) nothing raises: the writer stops, keeps the error in `failure` and calls ``on_failure``.
+
+    Attributes:
+        resume: where the rows of this segment go on, read before anything was written.
+        manifest: the manifest of this segment.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        manifest: Manifest,
+        rank: int = 0,
+        disk_budget: int = 2 << 30,
+        on_notice: Callable[[str], None] | None = None,
+        on_failure: Callable[[BaseException], None] | None = None,
+        seal_at: SealAt | None = None,
+        queue_rows: int = 300_000,
+    ) -> None:
+        """Open a new run, or a further segment of the one in ``folder``.
+
+        Args:
+            folder: the run's folder; made if missing.
+            manifest: the facts of the run; creation time and segments are filled in here.
+            rank: rank of this process; rank 0 writes the manifest.
+            disk_budget: bytes the whole run may take; each of ``manifest.world_size`` ranks keeps to its share.
+            on_notice: told, once per kind, what had to be dropped. Called from a background thread; must not raise.
+            on_failure: told the error that ended writing. Called from a background thread; must not raise.
+            seal_at: when a journal is sealed into Parquet; by default at 250 000 rows or 16 MiB, sooner when the
+                budget is small.
+            queue_rows: rows that may wait in memory before bulk rows are dropped; about 500 bytes each.
+
+        Raises:
+            OSError: the folder cannot be written, or another process writes it (``BlockingIOError``).
+            RunDamaged, RunTooNew: the folder holds a run that this version cannot continue.
+        """
+        self.folder = Path(folder)
+        self.rank = rank
+        share = disk_budget // max(manifest.world_size, 1)
+        own = rank_folder(self.folder, rank)
+        own.mkdir(parents=True, exist_ok=True)
+        lock = FolderLock(own)
+        try:
+            self.resume = resume_point(self.folder, rank)
+            self.manifest = _begin_segment(self.folder, manifest, locked=lock.held, write=rank == 0)
+            leftovers = [path for table in Table for path in sweep(table_folder(self.folder, rank, table))]
+        except BaseException:
+            lock.release()
+            raise
+        self._intake = Intake(queue_rows)
+        self._behind: threading.Event | None = None  #: set when what `catch_up` waited for in vain is written
+        self._notices = Notices(on_notice, on_failure)
+        sealer = Sealer(self.folder, rank=rank, budget=share, notices=self._notices, on_end=self._intake.close)
+        for leftover in leftovers:
+            sealer.add(leftover)
+        recorder = Recorder(
+            self.folder,
+            rank=rank,
+            intake=self._intake,
+            sealer=sealer,
+            notices=self._notices,
+            seal_at=seal_at or _seal_at(share),
+        )
+        end = _End(self.folder, self.manifest) if rank == 0 else _nothing
+        recorder.start(on_sealed=end, on_end=lock.release)
+        # Runs when the writer is forgotten, and at the interpreter's exit.
+        self._close = weakref.finalize(self, _close, self._intake, recorder.thread, sealer.thread)
+
+    @property
+    def dropped(self) -> int:
+        """Rows that were refused because the disk was too slow."""
+        return self._intake.dropped
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error that ended writing, if any."""
+        return self._notices.failure
+
+    def put(self, table: Table, rows: Sequence[Row]) -> None:
+        """Leave rows to be written and return at once.
+
+        Does nothing after `close`, after a failure, and in a forked child (a DataLoader's worker).
+        """
+        self._intake.put(table, rows)
+
+    def flush(self, timeout: float | None = 30.0) -> bool:
+        """Wait until all that was put so far is in the journals.
+
+        Args:
+            timeout: seconds to wait at most; None waits for as long as it takes.
+
+        Returns:
+            Whether it is; False after a failure, a timeout, or in a forked child.
+        """
+        if not self._intake.here:
+            return False
+        marker = self._intake.mark()
+        return marker.wait(timeout) and self.failure is None
+
+    def catch_up(self, moment: float) -> None:
+        """Wait until all that was put so far is in the journals, but no longer than a moment.
+
+        Where that was in vain (the disk is slow) it is not tried again before those rows are written.
+
+        Args:
+            moment: seconds.
+        """
+        if self._intake.here and (self._behind is None or self._behind.is_set()):
+            marker = self._intake.mark()
+            self._behind = None if marker.wait(moment) else marker
+
+    def close(self) -> None:
+        """Write and seal everything, mark the run closed, end the threads; a second call does nothing."""
+        self._close()
+
+    def __enter__(self) -> TraceWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+#: Seconds that closing may take before it is left to the background thread, or at exit given up.
+_CLOSE_TIMEOUT = 60.0
+
+
+def _close(intake: Intake, *threads: threading.Thread) -> None:
+    if not intake.here:
+        return
+    intake.close()
+    if threading.current_thread() not in threads:  # the garbage collector may run in any of them
+        threads[0].join(_CLOSE_TIMEOUT)
+
+
+def _begin_segment(folder: Path, manifest: Manifest, *, locked: bool, write: bool) -> Manifest:
+    """Enter this process into the manifest."""
+    now = time.time()
+    try:
+        before = read_manifest(folder)
+        manifest = replace(manifest, created=before.created, segments=before.segments)
+    except RunNotFound:
+        manifest = replace(manifest, created=manifest.created or now, segments=())
+    segment = Segment(started=now, pid=os.getpid(), locked=locked)
+    manifest = replace(manifest, segments=(*manifest.segments, segment), closed=None)
+    if write:
+        write_manifest(folder, manifest)
+    return manifest
+
+
+def _nothing() -> None:
+    """Only rank 0 closes the manifest."""
+
+
+class _End:
+    """Marks the manifest closed."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self._folder = folder
+        self._manifest = manifest
+
+    def __call__(self) -> None:
+        write_manifest(self._folder, replace(self._manifest, closed=time.time()))
+
+
+def _seal_at(budget: int) -> SealAt:
+    """Journals small enough that a few of them fit into the budget (bytes)."""
+    return SealAt(size=min(SealAt().size, max(budget // 32, 64 << 10)))

@@ -1,0 +1,1 @@
+"""The small pieces that every page is made of."""

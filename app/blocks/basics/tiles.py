@@ -1,0 +1,14 @@
+"""Facts side by side: a value in bold, what it is beneath."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import streamlit as st
+
+from ampscope.report.html.parts.tiles import tiles_html
+
+
+def tiles(facts: Sequence[tuple[str, str]]) -> None:
+    """A row of ``(what, value)``; it wraps where the window is narrow."""
+    st.html(tiles_html(facts))

@@ -1,0 +1,1 @@
+"""Pieces with a script of their own."""

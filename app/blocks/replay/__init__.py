@@ -1,0 +1,1 @@
+"""The debugger's pieces: track, keys, lists and the card of an op."""

@@ -1,0 +1,1 @@
+"""The step that the reader came for, and the scale simulator."""

@@ -1,0 +1,117 @@
+"""What if the scaler had been set otherwise? Sliders, and the history that would have been."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import streamlit as st
+from charts.scale import what_if_figure
+from data import loader
+from state.address import tell, told, write_address
+
+from ampscope.analysis.scale.scale_history import ScaleHistory
+from ampscope.analysis.scale.what_if import ScalerRules, WhatIf, what_if
+from ampscope.analysis.words.scale_words import in_words
+from ampscope.report import numbers
+from blocks.basics.notes import paragraph
+from blocks.basics.plot import plot
+
+_SCALES = tuple(2.0**power for power in range(-8, 33))
+_FLOORS = (0.0, *(2.0**power for power in range(-8, 17)))
+_INTERVALS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
+_GROWTHS = (1.25, 1.5, 2.0, 4.0)
+_BACKOFFS = (0.1, 0.25, 0.5, 0.75)
+
+
+def _number(value: float) -> str:
+    return f"{value:,g}"
+
+
+def _floor(value: float) -> str:
+    return in_words(value) if value else "no floor"
+
+
+#: By the rule that it sets: a slider's label, what it offers, and how it says that.
+_SLIDERS: dict[str, tuple[str, tuple[float, ...], Callable[[float], str]]] = {
+    "init_scale": ("Initial scale", _SCALES, in_words),
+    "growth_interval": ("Good steps before it grows", _INTERVALS, _number),
+    "growth_factor": ("Grows by", _GROWTHS, _number),
+    "backoff_factor": ("A skip multiplies it by", _BACKOFFS, _number),
+    "floor": ("Never below", _FLOORS, _floor),
+}
+
+
+def simulator(run: loader.Loaded, optimizer: int | None) -> None:
+    """The sliders, set to what the scaler was made with, and the answer to them."""
+    history = run.scale(optimizer)
+    made = _made(history)
+    rules = _chosen(run, made)
+    write_address()
+    if rules == made:
+        paragraph("Set as it was. Move a slider to see the history that would have been.")
+        return
+    answer = what_if(run.scale_record(optimizer), rules)
+    paragraph(" ".join(in_sentences(answer)))
+    plot(what_if_figure(answer, history), key="what-if")
+    st.code(code(answer.rules), language="python")
+
+
+def in_sentences(answer: WhatIf) -> list[str]:
+    """The answer in words, and how sure it is."""
+    skipped, was = (numbers.count(number, "step") for number in (answer.skipped, answer.was_skipped))
+    same = answer.skipped == answer.was_skipped
+    sentences = [f"{skipped} would have been skipped" + (", as many as were." if same else f"; {was} were.")]
+    if answer.unsaved:
+        sentences.append(f"{answer.unsaved:,} of them had a loss that no scale would have saved.")
+    if answer.lowest is not None and answer.current is not None:
+        sentences.append(
+            f"The scale would be {in_words(answer.current)} now, and {in_words(answer.lowest)} at its lowest."
+        )
+    if answer.proven < answer.steps:
+        guessed = numbers.count(answer.steps - answer.proven, "step")
+        sentences.append(f"For {guessed} this is an estimate from the steps around; of the others the run proves it.")
+    return sentences
+
+
+def code(rules: ScalerRules) -> str:
+    """The scaler to paste."""
+    lines = [
+        "scaler = torch.amp.GradScaler(",
+        f"    init_scale={rules.init_scale:g},",
+        f"    growth_factor={rules.growth_factor:g},",
+        f"    backoff_factor={rules.backoff_factor:g},",
+        f"    growth_interval={rules.growth_interval},",
+        ")",
+    ]
+    if rules.floor:
+        lines.append(
+            f"# after scaler.update():\nif scaler.get_scale() < {rules.floor:g}:\n    scaler.update({rules.floor:g})"
+        )
+    return "\n".join(lines)
+
+
+def _made(history: ScaleHistory) -> ScalerRules:
+    """How the scaler was made; ``GradScaler``'s own defaults where that was not recorded."""
+    made, usual = history.settings, ScalerRules()
+    return ScalerRules(
+        init_scale=made.init_scale or history.first or usual.init_scale,
+        growth_factor=made.growth_factor or usual.growth_factor,
+        backoff_factor=made.backoff_factor or usual.backoff_factor,
+        growth_interval=int(made.growth_interval or usual.growth_interval),
+    )
+
+
+def _chosen(run: loader.Loaded, made: ScalerRules) -> ScalerRules:
+    """What the sliders say; the address tells what differs from the run's own."""
+    chosen = {}
+    with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
+        for name, (label, options, words) in _SLIDERS.items():
+            now = float(getattr(made, name))
+            every = sorted({*options, now})
+            asked = next((one for one in every if f"{one:g}" == told(name)), now)
+            with st.container(width=152):
+                picked = st.select_slider(label, every, value=asked, format_func=words, key=f"{name} of {run.path}")
+            tell(**{name: None if picked == now else f"{picked:g}"})
+            chosen[name] = picked
+    return replace(ScalerRules(**chosen), growth_interval=int(chosen["growth_interval"]))

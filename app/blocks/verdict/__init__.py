@@ -1,0 +1,1 @@
+"""The verdict, its incidents and findings, and what cures them."""

@@ -1,0 +1,1 @@
+"""Results of analysis for the pages, loaded once and kept."""

@@ -1,0 +1,1 @@
+"""What the reader has chosen, kept in the address and the session."""

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("playwright", reason="needs the dev extra: pip install 'ampscope[dev]'")
+
+from playwright.sync_api import expect
+
+from tests.integration.browser.driver import PAGES, goto, serve, settle, walk
+from tests.integration.browser.watched import Watched
+from tests.support.trace_builder import TraceBuilder
+
+pytestmark = pytest.mark.browser
+
+
+#: The samples are on offer beside the scenes; a name that both have is told by its folder.
+SAMPLES = ("attention-overflow", "clip-before-unscale", "log-zero", "sample_logs/healthy")
+
+
+@pytest.mark.parametrize("run", [*SAMPLES, "hostile", "empty", "no_manifest", "torn"])
+def test_every_page_is_drawn_without_a_complaint(watched: Watched, address: str, run: str):
+    goto(watched.page, address, "", run=run)
+    for place in walk(watched.page):
+        assert watched.page.locator("[data-testid=stException]").count() == 0, place
+    assert f"run={run.replace('/', '%2F')}" in watched.page.url
+    assert watched.complaints == []
+    assert watched.hosts <= {"localhost", None}
+
+
+def test_an_empty_folder_says_how_to_make_a_run(watched: Watched, tmp_path: Path):
+    with serve(tmp_path) as address:
+        goto(watched.page, address, "")
+        expect(watched.page.get_by_text("No run of yours in")).to_be_visible()
+        goto(watched.page, address, "runs")
+        assert watched.page.locator("[data-testid=stException]").count() == 0
+    assert watched.complaints == []
+
+
+@pytest.mark.parametrize("place", PAGES)
+def test_hostile_names_stay_text_and_nothing_runs_off_the_page(watched: Watched, address: str, place: str):
+    page = watched.page
+    goto(page, address, place, run="hostile")
+    assert page.locator("a[href*='example.com']").count() == 0
+    assert page.get_by_text("bold", exact=True).count() == 0
+    assert page.locator(".katex").count() == 0
+    main = page.locator("[data-testid=stMain]")
+    for width in (1280, 480):
+        page.set_viewport_size({"width": width, "height": 900})
+        settle(page)
+        assert main.evaluate("one => one.scrollWidth - one.clientWidth") <= 1, width
+    assert watched.complaints == []
+
+
+def test_no_address_opens_what_is_not_on_offer(watched: Watched, tmp_path: Path):
+    secret = TraceBuilder(tmp_path / "secret", model="SecretModel").close()
+    shown = tmp_path / "shown"
+    TraceBuilder(shown / "mine").close()
+    (shown / "link").symlink_to(secret)
+    with serve(shown) as address:
+        for asked in (str(secret), "../secret", "link", "mine/../../secret", "%2e%2e/secret"):
+            goto(watched.page, address, "", run=asked)
+            expect(watched.page.get_by_test_id("stSidebar").get_by_text("there is no")).to_be_visible()
+            assert "SecretModel" not in watched.page.content(), asked
+    assert watched.complaints == []
+
+
+def test_links_lead_from_the_verdict_to_the_incident_and_keep_the_run(watched: Watched, address: str):
+    page = watched.page
+    goto(page, address, "", run="finding")
+    page.get_by_text("Look at it closely").click()
+    expect(page.get_by_role("heading", name="Incident")).to_be_visible()
+    settle(page)
+    assert "run=finding" in page.url
+    assert "incident=" in page.url
+
+
+def test_the_run_that_was_chosen_stays_chosen_from_page_to_page(watched: Watched, address: str):
+    page = watched.page
+    goto(page, address, "", run="overflow")
+    page.get_by_test_id("stSidebarNavLink").filter(has_text="Scale").click()
+    expect(page.get_by_role("heading", name="Scale", exact=True)).to_be_visible()
+    settle(page)
+    expect(page.get_by_text("Run: overflow")).to_be_visible()
+    assert "run=overflow" in page.url
+
+
+def test_a_run_is_opened_from_the_list(watched: Watched, address: str):
+    page = watched.page
+    goto(page, address, "runs", run="empty", search="H200")
+    box = page.get_by_test_id("stDataFrame").bounding_box()
+    assert box is not None
+    page.mouse.click(box["x"] + 60, box["y"] + 35 + 18)  # the first row, below the head
+    expect(page.get_by_role("heading", name="Overview", exact=True)).to_be_visible()
+    settle(page)
+    assert "run=empty" not in page.url
+    expect(page.locator(".amp-card")).to_be_visible()
+    page.get_by_test_id("stSidebarNavLink").filter(has_text="Runs").click()
+    expect(page.get_by_role("heading", name="Runs", exact=True)).to_be_visible()
+    settle(page)
+    expect(page.get_by_role("heading", name="Runs", exact=True)).to_be_visible()  # the choice was for once
+
+
+def test_a_mark_on_the_time_line_leads_to_its_step(watched: Watched, address: str):
+    page = watched.page
+    page.set_viewport_size({"width": 1280, "height": 1800})
+    goto(page, address, "", run="attention-overflow")
+    page.locator(".js-plotly-plot .scatterlayer path.point").last.click(force=True)
+    expect(page.get_by_role("heading", name="Scale", exact=True)).to_be_visible()
+    expect(page.get_by_text(re.compile(r"^At step \d+$"))).to_be_visible()
+    assert watched.complaints == []

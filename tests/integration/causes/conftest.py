@@ -1,0 +1,21 @@
+"""Models are trained in this process, on one thread, and a fault of AMPscope's own fails the test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ampscope.capture.torch_support import guard  # noqa: E402  # after the check that torch is there
+
+
+@pytest.fixture(autouse=True)
+def strict_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(guard, "RAISE", True)
+    threads, stream = torch.get_num_threads(), torch.get_rng_state()
+    torch.set_num_threads(1)
+    yield
+    torch.set_rng_state(stream)
+    torch.set_num_threads(threads)

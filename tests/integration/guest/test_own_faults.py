@@ -1,0 +1,245 @@
+"""AMPscope's own faults: whatever part fails, training goes on to the same bits and says so once.
+
+A part is made to fail after the watch has begun, at every call or once. `PARTS` takes one function out of each room
+of capture; names of functions that are gone are an error, so that the list stays true.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ampscope
+import ampscope.capture
+from ampscope.trace.schema import EventKind, Table
+from tests.support.small_loop import BATCH, WIDTH, make_scaler, mse, poison
+from tests.support.torch_state import installed
+from tests.support.twin_runs import differences, exact_state, seed_everything, train_unwatched
+
+STEPS = 5
+
+#: What fails, and the part that must name itself; None where the fault is told as the replay's reason instead.
+PARTS: dict[str, str | None] = {
+    "containers.tensors": "the step tape",
+    "tape.Tape.module_call": "the step tape",
+    "tape.Tape.function_call": "the step tape",
+    "tape.Tape.backward_call": "the step tape",
+    "tape.Tape._hold": "the step tape",
+    "tape.is_in_place": "the step tape",
+    "ambient.current": "the step tape",
+    "frames.user_place": "",
+    "standin.StateKeeper.take": "the step tape",
+    "taping.TapeMode._note": "the step tape",
+    "tracer.Tracer._note": "the op tracer",
+    "tracer.Tracer.insert": "the op tracer",
+    "tracer.Tracer.rows": "",
+    "stats.Slots.measure": "the op tracer",
+    "census.Census.measure": "",
+    "census.Census.read": "",
+    "sites.Sites.number": "",
+    "torch_private.insert_dispatch_mode": "",
+    "torch_private.storage_key": "",
+    "replay.run": "the replay",
+    "incidents.Incidents._replay": "the replay",
+    "counterfactual.Counterfactuals.examine": "the trial of cures",
+    "failure.suspect": "the trial of cures",
+    "memory.fits": "the trial of cures",
+    "replay.retry": "the trial of cures",
+    "recorder.Recorder.trial": "the trial of cures",
+    "recorder.Recorder.trace": "",
+    "gradients.non_finite": "the step record",
+    "gradients.total_norm": "the step record",
+    "attempt.StepRows.write": "the step record",
+    "readback.Readback.fetch": "",
+    "readback.Readback.poll": "",
+    "recorder.Recorder.step": "",
+    "recorder.Recorder.incident": "",
+    "recorder.Recorder.grads": "the step record",
+    "recorder.Recorder.scaler_event": "the scaler's history",
+    "recorder.Recorder.event": "",
+    "scaler.ScalerWatch._event": "the scaler's history",
+    "torch_private.scaler_tensors": "the scaler's history",
+    "usage.UsageWatch.before_backward": "the usage check",
+    "usage.UsageWatch.after_backward": "the usage check",
+    "usage.UsageWatch.saw_function": "",
+    "usage.UsageWatch.before_unscale": "",
+    "usage.UsageWatch.stepped": "the usage check",
+    "budget.TraceBudget.wants": "",
+    "budget.TraceBudget.took": "",
+    "models.Models.owns": "",
+}
+
+
+class Injected(RuntimeError):
+    """A fault of a part's own."""
+
+
+def _modules() -> list[ModuleType]:
+    found = pkgutil.walk_packages(ampscope.capture.__path__, "ampscope.capture.")
+    return [importlib.import_module(each.name) for each in found]
+
+
+class Fault:
+    """Makes one function of capture raise: at every call, or at its ``at``-th only."""
+
+    def __init__(self, part: str, at: int | None) -> None:
+        self.calls = 0
+        self._at = at
+        self._patch = pytest.MonkeyPatch()
+        room, *owner, self._name = part.split(".")
+        (module,) = (each for each in _modules() if each.__name__.endswith(f".{room}"))
+        self._owner = getattr(module, owner[0]) if owner else module
+        self._original = inspect.getattr_static(self._owner, self._name)
+
+    def inject(self) -> None:
+        function = getattr(self._owner, self._name)
+
+        def failing(*args: Any, **kwargs: Any) -> Any:
+            self.calls += 1
+            if self._at is None or self.calls == self._at:
+                raise Injected("on purpose")
+            return function(*args, **kwargs)
+
+        if inspect.ismodule(self._owner):
+            for module in _modules():
+                for name, value in list(vars(module).items()):
+                    if value is self._original:
+                        self._patch.setattr(module, name, failing)
+        else:
+            self._patch.setattr(self._owner, self._name, failing)
+
+    def undo(self) -> None:
+        self._patch.undo()
+
+
+def training(watch: Callable[..., object]) -> Any:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Dropout(0.2), nn.Linear(WIDTH, WIDTH))
+    optimizer, scaler = torch.optim.SGD(model.parameters(), 0.01), make_scaler()
+    watch(model, scaler)
+    losses = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = mse(model, torch.randn(BATCH, WIDTH), torch.randn(BATCH, WIDTH)) * 1.0
+        poison(step, scaler.scale(loss)).backward()
+        losses.append(model[0].weight.grad.norm().item())
+        if step % 2:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+    return [model, optimizer, scaler, losses]
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, bytes]:
+    torch.set_num_threads(1)
+    return train_unwatched(training)
+
+
+@pytest.fixture
+def tidy() -> Iterator[None]:
+    """A test that fails here may leave modes behind; the next one must not suffer for it."""
+    yield
+    while torch._C._len_torch_function_stack():
+        torch._C._pop_torch_function_stack()
+    while torch._C._len_torch_dispatch_stack():
+        torch._C._pop_torch_dispatch_stack(None)
+
+
+@pytest.mark.usefixtures("tidy")
+@pytest.mark.parametrize("at", [None, 2], ids=["always", "once"])
+@pytest.mark.parametrize("part", PARTS)
+def test_training_goes_on_unchanged(part: str, at: int | None, expected: dict[str, bytes], run_folder: Path) -> None:
+    fault, before, scopes = Fault(part, at), installed(), []
+
+    def watch(model: nn.Module, scaler: Any) -> None:
+        scopes.append(ampscope.watch(model, scaler, dir=run_folder, quiet=True))
+        fault.inject()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        seed_everything()
+        try:
+            state = exact_state(training(watch))
+            scopes[0].close()
+        finally:
+            fault.undo()
+            scopes[0].close()
+    assert differences(state, expected) == []
+    assert installed() == before
+    if at is not None and fault.calls < at:
+        pytest.skip("called once only")
+    assert fault.calls
+    told = [str(one.message) for one in caught if "ampscope" in str(one.message)]
+    assert told
+    assert len(told) == len(set(told)), "each part tells once"
+    assert all("Injected: on purpose" in text and "training goes on unchanged" in text for text in told)
+    assert any(PARTS[part] in text for text in told)
+    run = ampscope.open_run(run_folder)
+    assert run.status == "closed"
+    if part != "recorder.Recorder.event":
+        assert len(run.rows(Table.EVENTS, kind=EventKind.WARNING)) == len(told)
+    if at is not None:
+        assert len(run.rows(Table.STEPS)) >= STEPS - 1, "one fault costs one row at most"
+    ampscope.diagnose(run)
+
+
+def test_a_dead_writer_does_not_stop_training(expected: dict[str, bytes], run_folder: Path) -> None:
+    """The disk is full, the writer's thread is gone: every row raises from now on, the last one in close()."""
+    from ampscope.trace.write.writer import TraceWriter
+
+    patch, before, scopes = pytest.MonkeyPatch(), installed(), []
+
+    def refuse(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    def watch(model: nn.Module, scaler: Any) -> None:
+        scopes.append(ampscope.watch(model, scaler, dir=run_folder, quiet=True))
+        patch.setattr(TraceWriter, "put", refuse)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        seed_everything()
+        try:
+            state = exact_state(training(watch))
+            scopes[0].close()
+        finally:
+            patch.undo()
+            scopes[0].close()
+    assert differences(state, expected) == []
+    assert installed() == before
+    told = [str(one.message) for one in caught if "ampscope" in str(one.message)]
+    assert told
+    assert all("No space left" in text for text in told)
+
+
+def test_warnings_as_errors_do_not_stop_training(expected: dict[str, bytes], run_folder: Path) -> None:
+    """``python -W error``: the user's choice for their own code, not a way for a guest's fault to end the run."""
+    fault, scopes = Fault("tape.Tape._hold", None), []
+
+    def watch(model: nn.Module, scaler: Any) -> None:
+        scopes.append(ampscope.watch(model, scaler, dir=run_folder, quiet=True))
+        fault.inject()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        seed_everything()
+        try:
+            state = exact_state(training(watch))
+        finally:
+            fault.undo()
+            for scope in scopes:
+                scope.close()
+    assert differences(state, expected) == []

@@ -1,0 +1,1 @@
+"""What the tests of several rooms share: builders, loops, verdicts made by hand."""

@@ -1,0 +1,350 @@
+"""The verdict on whole runs: what is told first, what is told once, and what is said where nothing can be known."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampscope import diagnose, open_run
+from ampscope.errors import RunNotFound
+from ampscope.report.diagnosis_json import as_json
+from ampscope.trace.schema import Node, Phase, ReplayStatus, Source, Trigger
+from ampscope.trace.vocabulary import Cause, Severity, Verdict
+from tests.support.trace_builder import TraceBuilder
+from tests.support.traced_steps import FULL, INF, NOTANUMBER, OVERFLOWN, Step
+
+NAN = math.nan
+
+
+def overflow(trace: TraceBuilder, step: int, *, line: int = 7, source: str = Source.REPLAY) -> None:
+    """A product that overflows in forward and makes the loss NaN."""
+    traced = Step(trace, step=step, source=source)
+    x = traced.entry(out=(-300.0, 300.0))
+    weight = traced.entry(Node.PARAMETER, "attn.proj.weight", out=(-300.0, 300.0))
+    product = traced.op("bmm", x, weight, out=OVERFLOWN, module="attn", module_type="Attention", line=line)
+    traced.loss(traced.op("mean", product, out=NOTANUMBER, module="", phase=Phase.LOSS, dtype=FULL))
+    trace.incident(step=step, trigger=Trigger.NONFINITE_LOSS, loss=NAN, evidence='{"params": ["attn.proj.weight"]}')
+
+
+def scaled_overflow(trace: TraceBuilder, step: int) -> None:
+    """Scaled gradients that overflow in backward: what a loss scale does while it calibrates."""
+    traced = Step(trace, step=step)
+    forward = traced.op("mm", traced.entry())
+    traced.loss(forward)
+    bad = traced.backward("mm", traced.entry(), out=OVERFLOWN, of=forward, grad_fn="MmBackward0", line=7)
+    traced.gradient(bad)
+    trace.incident(step=step)
+
+
+def calibrating(trace: TraceBuilder, skips: int, good: int = 30, start: float = 65536.0) -> None:
+    """Steps at a scale that halves ``skips`` times, each skip an incident, and then holds."""
+    for step in range(skips + good):
+        trace.step(scale=start / 2 ** min(step, skips), skipped=step < skips)
+    for step in range(skips):
+        scaled_overflow(trace, step)
+
+
+def train(trace: TraceBuilder, losses: Sequence[float]) -> None:
+    for loss in losses:
+        trace.step(loss=loss, skipped=not math.isfinite(loss))
+
+
+# -- healthy runs ---------------------------------------------------------------------------------------------------
+
+
+def test_a_run_without_a_step_is_healthy_and_says_so(run_folder: Path):
+    diagnosis = diagnose(TraceBuilder(run_folder).close())
+    assert diagnosis.verdict is Verdict.HEALTHY
+    assert diagnosis.primary is None
+    assert diagnosis.run.steps == 0
+    assert diagnosis.summary == "No optimizer step was recorded yet."
+
+
+def test_a_run_in_which_nothing_happens_is_healthy(run_folder: Path):
+    trace = TraceBuilder(run_folder, device="cpu", model="GPT", parameters=123)
+    train(trace, [2.0] * 1200)
+    diagnosis = diagnose(trace.close())
+    assert diagnosis.verdict is Verdict.HEALTHY
+    assert diagnosis.summary == "Nothing is wrong in 1,200 steps."
+    assert (diagnosis.incidents, diagnosis.findings) == ((), ())
+    assert (diagnosis.run.model, diagnosis.run.parameters, diagnosis.run.steps) == ("GPT", 123, 1200)
+
+
+def test_a_scale_that_calibrates_is_told_once_and_calmly(run_folder: Path):
+    trace = TraceBuilder(run_folder)
+    calibrating(trace, skips=4)
+    diagnosis = diagnose(trace.close())
+    (incident,) = diagnosis.incidents
+    assert diagnosis.verdict is Verdict.HEALTHY
+    assert diagnosis.primary is None
+    assert (incident.cause, incident.severity) == (Cause.BENIGN_INITIAL_CALIBRATION, Severity.INFO)
+    assert (incident.step, incident.last_step, incident.count) == (0, 3, 4)
+    assert incident.remedies == ()
+    assert diagnosis.summary == "Nothing is wrong in 34 steps, 4 of them skipped while the loss scale found its place."
+
+
+def test_growth_that_went_too_far_is_told_calmly(run_folder: Path):
+    trace = TraceBuilder(run_folder)
+    for step in range(100):
+        trace.step(scale=1024.0 if step < 60 or step > 80 else 2048.0, skipped=step == 80)
+    scaled_overflow(trace, 80)
+    (incident,) = diagnose(trace.close()).incidents
+    assert incident.cause is Cause.BENIGN_PERIODIC_GROWTH
+
+
+def test_a_scale_that_collapses_is_a_problem(run_folder: Path):
+    trace = TraceBuilder(run_folder)
+    calibrating(trace, skips=25, good=0)
+    diagnosis = diagnose(trace.close())
+    assert diagnosis.primary is not None
+    assert diagnosis.primary.cause is Cause.SCALE_OVERFLOW
+    assert diagnosis.primary.phase == "backward"
+    assert (diagnosis.primary.step, diagnosis.primary.last_step, diagnosis.primary.count) == (0, 24, 25)
+
+
+def test_a_forward_that_overflows_during_calibration_is_not_calmed(run_folder: Path):
+    trace = TraceBuilder(run_folder)
+    calibrating(trace, skips=3)
+    overflow(trace, 1)
+    diagnosis = diagnose(trace.close())
+    assert diagnosis.primary is not None
+    assert (diagnosis.primary.cause, diagnosis.primary.step) == (Cause.FP16_OVERFLOW, 1)
+
+
+# -- an incident ----------------------------------------------------------------------------------------------------
+
+
+def test_an_incident_is_told_with_its_origin_and_the_way_to_the_loss(run_folder: Path):
+    trace = TraceBuilder(run_folder)
+    train(trace, [2.0, 2.0, NAN])
+    overflow(trace, 2)
+    diagnosis = diagnose(trace.close())
+    incident = diagnosis.primary
+    assert diagnosis.verdict is Verdict.PROBLEM
+    assert incident == diagnosis.incidents[0]
+    assert incident is not None
+    assert incident.kind == "incident"
+    assert (incident.step, incident.severity, incident.cause) == (2, Severity.ERROR, Cause.FP16_OVERFLOW)
+    assert (incident.phase, incident.op) == ("forward", "aten.bmm.default")
+    assert (incident.module, incident.module_type) == ("attn", "Attention")
+    assert incident.source is not None
+    assert (incident.source.file, incident.source.line) == ("train.py", 7)
+    assert [each.role for each in incident.inputs] == ["x", "attn.proj.weight"]
+    assert (incident.outputs[0].dtype, incident.outputs[0].max) == ("float16", INF)
+    assert [node.op for node in incident.path] == ["aten.bmm.default", "aten.mean.default", "loss"]
+    assert [node.phase for node in incident.path] == ["forward"] * 3
+    assert (incident.replay, incident.traced) == ("exact", "replay")
+    assert incident.tripped == ("attn.proj.weight",)
+    assert diagnosis.summary.startswith("Step 2 had a non-finite loss: bmm in module attn at train.py:7 is the origin")
+    assert "65504" in incident.explanation
+    assert incident.remedies
+
+
+def test_the_real_step_is_asked_where_there_is_no_replay(run_folder: Path):
+    trace = TraceBuilder(run_folder)
+    train(trace, [NAN])
+    overflow(trace, 0, source=Source.LIVE)
+    (incident,) = diagnose(trace.close()).incidents
+    assert (incident.cause, incident.traced) == (Cause.FP16_OVERFLOW, "live")
+
+
+def test_an_input_is_named_with_the_module_that_read_it(run_folder: Path):
+    trace = TraceBuilder(run_folder)
+    train(trace, [NAN])
+    traced = Step(trace)
+    batch = traced.entry(name="args[0]", out=NOTANUMBER, module="")
+    traced.loss(traced.op("mm", batch, out=NOTANUMBER, module="encoder"))
+    trace.incident(trigger=Trigger.NONFINITE_LOSS)
+    (incident,) = diagnose(trace.close()).incidents
+    assert (incident.cause, incident.op, incident.module) == (Cause.BAD_INPUT, "input", "encoder")
+    assert "args[0]" in incident.explanation
+
+
+def test_an_overflow_that_a_norm_swallowed_is_told_though_the_loss_is_fine(run_folder: Path):
+    trace = TraceBuilder(run_folder)
+    train(trace, [2.0])
+    traced = Step(trace)
+    square = traced.op("pow.Tensor_Scalar", traced.entry(), out=(0.0, INF), scalars={"exponent": 2}, module="norm")
+    traced.loss(traced.op("rsqrt", square, out=(0.0, 1.0)))
+    trace.incident(trigger=Trigger.ABSORBED_OVERFLOW)
+    (incident,) = diagnose(trace.close()).incidents
+    assert (incident.cause, incident.module) == (Cause.FP16_OVERFLOW, "norm")
+
+
+def test_an_overflow_at_the_end_of_a_loss_that_ran_away_is_divergence(run_folder: Path):
+    trace = TraceBuilder(run_folder)
+    train(trace, [2.0, 3.0, 50.0, 900.0, NAN])
+    overflow(trace, 4)
+    (incident,) = diagnose(trace.close()).incidents
+    assert (incident.cause, incident.op) == (Cause.DIVERGENCE, "aten.bmm.default")
+
+
+@pytest.mark.parametrize("losses", [[2.0, 3.0, 9.0, 30.0, NAN], [NAN], [1e4, 1e3, 2.0, 1.0, NAN]])
+def test_an_overflow_after_an_ordinary_loss_is_not_divergence(run_folder: Path, losses: list[float]):
+    trace = TraceBuilder(run_folder)
+    train(trace, losses)
+    overflow(trace, len(losses) - 1)
+    (incident,) = diagnose(trace.close()).incidents
+    assert incident.cause is Cause.FP16_OVERFLOW
+
+
+# -- what cannot be known -------------------------------------------------------------------------------------------
+
+
+def test_without_a_trace_the_origin_is_unknown_and_why(run_folder: Path):
+    trace = TraceBuilder(run_folder)
+    train(trace, [2.0, NAN])
+    trace.incident(step=1, replay=ReplayStatus.UNAVAILABLE, replay_reason="the tape was given up after 20,000 calls")
+    diagnosis = diagnose(trace.close())
+    (incident,) = diagnosis.incidents
+    assert (incident.cause, incident.op, incident.source) == (Cause.UNKNOWN, "", None)
+    assert incident.explanation == "The origin is not known: the tape was given up after 20,000 calls."
+    assert diagnosis.summary == f"Step 1 had non-finite gradients. {incident.explanation}"
+
+
+def test_a_replay_that_comes_out_finite_points_outside_of_torch(run_folder: Path):
+    trace = TraceBuilder(run_folder)
+    train(trace, [NAN])
+    traced = Step(trace)
+    traced.loss(traced.op("mm", traced.entry()))
+    trace.incident(trigger=Trigger.NONFINITE_LOSS, replay=ReplayStatus.NOT_REPRODUCED)
+    (incident,) = diagnose(trace.close()).incidents
+    assert (incident.cause, incident.phase) == (Cause.HARDWARE_TRANSIENT, "forward")
+    assert incident.explanation == ("The same calls on the same values came out finite when they were run again.")
+
+
+def test_a_loss_of_nan_that_nobody_reported_is_not_called_healthy(run_folder: Path):
+    trace = TraceBuilder(run_folder)
+    train(trace, [2.0, NAN, 2.0, math.inf])
+    diagnosis = diagnose(trace.close())
+    (incident,) = diagnosis.incidents
+    assert diagnosis.verdict is Verdict.PROBLEM
+    assert (incident.step, incident.last_step, incident.count, incident.cause) == (1, 3, 2, Cause.UNKNOWN)
+    assert "no incident was recorded" in diagnosis.summary
+
+
+def test_a_step_without_a_loss_is_no_bad_loss(run_folder: Path):
+    trace = TraceBuilder(run_folder)
+    trace.step(loss=None)
+    assert diagnose(trace.close()).verdict is Verdict.HEALTHY
+
+
+# -- what is told first, and once -----------------------------------------------------------------------------------
+
+
+def test_the_earliest_error_is_told_first(run_folder: Path):
+    trace = TraceBuilder(run_folder)
+    train(trace, [2.0, 2.0, NAN, NAN])
+    overflow(trace, 3, line=9)
+    overflow(trace, 2, line=7)
+    diagnosis = diagnose(trace.close())
+    assert [incident.step for incident in diagnosis.incidents] == [2, 3]
+    assert diagnosis.primary == diagnosis.incidents[0]
+
+
+def test_an_error_is_told_before_a_warning_that_came_earlier(run_folder: Path):
+    trace = TraceBuilder(run_folder)
+    for step in range(20):
+        trace.step(skipped=step in (1, 2), loss=NAN if step == 15 else 2.0)
+    trace.finding(Cause.MISUSE_SCHEDULER_ORDER, step=1)
+    overflow(trace, 15)
+    diagnosis = diagnose(trace.close())
+    (warning,) = diagnosis.findings
+    assert (warning.severity, warning.step) == (Severity.WARNING, 1)
+    assert diagnosis.primary == diagnosis.incidents[0]
+
+
+def test_a_mistake_is_told_before_the_failure_it_leads_to(run_folder: Path):
+    trace = TraceBuilder(run_folder)
+    train(trace, [2.0, NAN])
+    overflow(trace, 1)
+    trace.finding(Cause.MISUSE_NO_UNSCALE, step=1)
+    diagnosis = diagnose(trace.close())
+    assert diagnosis.primary == diagnosis.findings[0]
+    assert diagnosis.primary.kind == "finding"
+
+
+def test_a_warning_alone_is_a_problem_and_what_is_harmless_is_not(run_folder: Path):
+    trace = TraceBuilder(run_folder)
+    for step in range(20):
+        trace.step(skipped=step < 2, scale=65536.0 / 2 ** min(step, 2))
+    trace.finding(Cause.MISUSE_SCHEDULER_ORDER, step=0)
+    scaled_overflow(trace, 0)
+    diagnosis = diagnose(trace.close())
+    assert diagnosis.verdict is Verdict.PROBLEM
+    assert diagnosis.primary == diagnosis.findings[0]
+    assert diagnosis.incidents[0].severity is Severity.INFO
+
+
+def test_one_origin_that_comes_back_is_one_incident(run_folder: Path):
+    trace = TraceBuilder(run_folder)
+    train(trace, [2.0, NAN, 2.0, NAN, NAN, 2.0, NAN])
+    for step in (1, 3, 4):
+        overflow(trace, step, line=7)
+    overflow(trace, 6, line=9)
+    first, other = diagnose(trace.close()).incidents
+    assert (first.step, first.last_step, first.count) == (1, 4, 3)
+    assert (other.step, other.last_step, other.count) == (6, 6, 1)
+
+
+def test_every_rank_is_examined(tmp_path: Path):
+    folder = tmp_path / "run"
+    first = TraceBuilder(folder, world_size=2)
+    train(first, [2.0, 2.0])
+    first.close()
+    second = TraceBuilder(folder, rank=1, world_size=2)
+    train(second, [2.0, NAN])
+    overflow(second, 1)
+    (incident,) = diagnose(second.close()).incidents
+    assert (incident.step, incident.module) == (1, "attn")
+
+
+# -- how it is asked, and what it gives -----------------------------------------------------------------------------
+
+
+def test_an_open_run_and_the_path_of_its_folder_give_the_same(run_folder: Path):
+    trace = TraceBuilder(run_folder)
+    train(trace, [NAN])
+    overflow(trace, 0)
+    folder = trace.close()
+    with open_run(folder) as run:
+        assert as_json(diagnose(run)) == as_json(diagnose(folder)) == as_json(diagnose(str(folder)))
+
+
+def test_a_folder_that_is_no_run_is_an_error(tmp_path: Path):
+    with pytest.raises(RunNotFound):
+        diagnose(tmp_path / "nothing")
+
+
+def _strict(text: str) -> Any:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_a_diagnosis_is_the_json_that_is_promised(run_folder: Path):
+    trace = TraceBuilder(run_folder)
+    train(trace, [2.0, NAN])
+    overflow(trace, 1)
+    trace.finding(step=1)
+    told = _strict(as_json(diagnose(trace.close())))
+    assert told.keys() >= {"schema", "run", "verdict", "summary", "primary", "incidents", "findings"}
+    assert (told["schema"], told["verdict"]) == (1, "problem")
+    (incident,) = told["incidents"]
+    promised = "kind step last_step count severity cause phase op module module_type source inputs outputs path replay"
+    assert incident.keys() >= {*promised.split(), "fp32_ok", "explanation", "remedies"}
+    assert incident["source"].keys() == {"file", "line", "function", "code"}
+    assert (incident["kind"], incident["severity"], incident["cause"]) == ("incident", "error", "fp16_overflow")
+    assert incident["outputs"][0]["max"] == "Infinity"
+    assert incident["path"][1]["min"] == "NaN"
+    assert all(remedy.keys() == {"text", "code", "verified"} for remedy in incident["remedies"])
+    (finding,) = told["findings"]
+    assert finding.keys() >= {"kind", "step", "severity", "cause", "phase", "source", "explanation", "remedies"}
+    assert (finding["kind"], finding["phase"]) == ("finding", "usage")
+    assert told["primary"] == finding

@@ -1,0 +1,394 @@
+"""The cause that is named for an origin: one known failure a row, written as the tracer would have seen it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+import pytest
+
+from ampscope.analysis.diagnosis.sentences import explanation
+from ampscope.analysis.origin.origin_cause import Explained, explain, first_overflow
+from ampscope.provenance import origins
+from ampscope.trace.schema import Cast, Node, Phase
+from ampscope.trace.vocabulary import Cause
+from tests.support.traced_steps import FINE, FULL, HALF, INF, MASKED, NOTANUMBER, OVERFLOWN, Part, Span, Step
+
+POSITIVE, ZERO = (0.0, 1.0), (0.0, 0.0)
+BF16 = "bfloat16"
+
+
+def told(step: Step) -> tuple[Cause, str, str]:
+    """Cause, phase and the op named, for the origin that matters most."""
+    graph = step.graph()
+    found = explain(graph, origins(graph)[0])
+    return found.cause, found.phase, graph.site(found.seq).op
+
+
+class Alone(NamedTuple):
+    """An op of the forward pass that needs nothing but its own operands to be understood."""
+
+    op: str
+    operands: tuple[Span, ...]
+    out: Span
+    cause: Cause
+    scalars: Mapping[str, object] = MappingProxyType({})
+    dtype: str = HALF
+    shapes: tuple[str, str] = ("8x8", "8x8")
+    more: tuple[Span, ...] = ()
+
+
+ALONE = [
+    # past 65504
+    Alone("bmm", ((-300.0, 300.0), (-300.0, 300.0)), (-1.0, INF), Cause.FP16_OVERFLOW),
+    Alone("addmm", (FINE, (-300.0, 300.0), (-300.0, 300.0)), NOTANUMBER, Cause.FP16_OVERFLOW, {"beta": 1, "alpha": 1}),
+    Alone("pow.Tensor_Scalar", ((-300.0, 300.0),), (0.0, INF), Cause.FP16_OVERFLOW, {"exponent": 2}),
+    Alone("sum", ((0.0, 100.0),), (INF, INF), Cause.FP16_OVERFLOW),
+    Alone("exp", ((0.0, 12.0),), (1.0, INF), Cause.FP16_OVERFLOW),
+    Alone("_to_copy", ((0.0, 70000.0),), (0.0, INF), Cause.FP16_OVERFLOW),
+    Alone("div.Tensor", ((0.0, 100.0), (1e-4, 1.0)), (0.0, INF), Cause.FP16_OVERFLOW),
+    Alone("exp", ((0.0, 100.0),), (1.0, INF), Cause.DIVERGENCE, dtype=FULL),
+    Alone("mul.Tensor", ((0.0, 1e30), (0.0, 1e30)), (0.0, INF), Cause.DIVERGENCE, dtype=BF16),
+    # too small to overflow: changed since they were written
+    Alone("addmm", (FINE, (-30.0, 30.0), FINE), NOTANUMBER, Cause.HARDWARE_TRANSIENT, {"beta": 1, "alpha": 1}),
+    Alone("add.Tensor", (FINE, FINE), NOTANUMBER, Cause.HARDWARE_TRANSIENT, {"alpha": 1}, dtype=FULL),
+    # a constant that does not fit
+    Alone("mul.Tensor", (POSITIVE,), (-INF, 0.0), Cause.LITERAL_OVERFLOW, {"other": -1e9}),
+    Alone("scalar_tensor", (), (-INF, -INF), Cause.LITERAL_OVERFLOW, {"s": -1e9}),
+    Alone("mul.Tensor", ((0.0, 1e38),), (-INF, 0.0), Cause.DIVERGENCE, {"other": -1e9}, dtype=FULL),
+    # 0/0 and its kin
+    Alone("_softmax", (MASKED,), NOTANUMBER, Cause.ALL_MASKED_SOFTMAX, {"dim": -1}),
+    Alone("_log_softmax", (MASKED,), NOTANUMBER, Cause.ALL_MASKED_SOFTMAX, {"dim": -1}, dtype=FULL),
+    Alone("_ctc_loss", (FINE,), (0.0, INF), Cause.CTC_INFEASIBLE, dtype=FULL),
+    Alone("log", (POSITIVE,), MASKED, Cause.LOG_ZERO),
+    Alone("log1p", ((-1.0, 1.0),), MASKED, Cause.LOG_ZERO, dtype=FULL),
+    Alone("logit", (POSITIVE,), MASKED, Cause.LOG_ZERO),
+    Alone("log", (FINE,), NOTANUMBER, Cause.LOG_ZERO, dtype=FULL),
+    Alone("xlogy.Tensor", (POSITIVE, POSITIVE), MASKED, Cause.LOG_ZERO),
+    Alone("div.Tensor", (FINE, POSITIVE), NOTANUMBER, Cause.DIV_ZERO, dtype=FULL),
+    Alone("div.Tensor", (FINE,), NOTANUMBER, Cause.DIV_ZERO, {"other": 0}, dtype=FULL),
+    Alone("reciprocal", (POSITIVE,), (1.0, INF), Cause.DIV_ZERO),
+    Alone("rsqrt", (POSITIVE,), (1.0, INF), Cause.DIV_ZERO),
+    Alone("pow.Tensor_Scalar", (POSITIVE,), (1.0, INF), Cause.DIV_ZERO, {"exponent": -0.5}),
+    Alone("mean.dim", ((None, None),), NOTANUMBER, Cause.DIV_ZERO, shapes=("0x8", "8")),
+    Alone("mean", ((None, None),), NOTANUMBER, Cause.DIV_ZERO, dtype=FULL, shapes=("0", "")),
+    Alone("std.correction", (FINE,), NOTANUMBER, Cause.DIV_ZERO, dtype=FULL, shapes=("1x8", "8")),
+    Alone("var_mean.correction", (FINE,), NOTANUMBER, Cause.DIV_ZERO, shapes=("1", "")),
+    Alone("mean", ((0.0, 3e4),), (INF, INF), Cause.FP16_OVERFLOW, shapes=("64", "")),
+    Alone("nll_loss_forward", (FINE,), NOTANUMBER, Cause.DIV_ZERO, dtype=FULL, more=(ZERO,)),
+    # outside of where it is defined
+    Alone("sqrt", (FINE,), NOTANUMBER, Cause.SQRT_NEGATIVE),
+    Alone("rsqrt", ((-1e-7, 1.0),), NOTANUMBER, Cause.SQRT_NEGATIVE, dtype=FULL),
+    Alone("pow.Tensor_Scalar", (FINE,), NOTANUMBER, Cause.SQRT_NEGATIVE, {"exponent": 0.5}),
+    Alone("pow.Tensor_Scalar", ((-300.0, 1.0),), (0.0, INF), Cause.FP16_OVERFLOW, {"exponent": 2.0}),
+    Alone("acos", ((-1.1, 1.0),), NOTANUMBER, Cause.UNKNOWN, dtype=FULL),
+    # a constant that is infinite on purpose
+    Alone("masked_fill.Scalar", (FINE,), MASKED, Cause.UNKNOWN, {"value": -INF}),
+    Alone("mul.Tensor", (POSITIVE,), NOTANUMBER, Cause.UNKNOWN, {"other": -INF}, dtype=FULL),
+    # an op on integers or in a dtype nobody knows
+    Alone("some_new_op", (FINE,), NOTANUMBER, Cause.UNKNOWN, dtype="float8_e4m3fn"),
+]
+
+
+@pytest.mark.parametrize("known", ALONE, ids=[f"{row.op}-{row.cause}-{row.dtype}" for row in ALONE])
+def test_an_op_is_understood_by_its_operands(known: Alone):
+    step = Step()
+    operands = [step.entry(out=span, dtype=known.dtype, shape=known.shapes[0]) for span in known.operands]
+    columns = {"scalars": dict(known.scalars), "dtype": known.dtype, "shape": known.shapes[1], "more": known.more}
+    bad = step.op(known.op, *operands, out=known.out, **columns)
+    step.loss(bad)
+    graph = step.graph()
+    (origin,) = origins(graph)
+    assert origin.seq == bad
+    found = explain(graph, origin)
+    named = operands[0] if known.cause is Cause.HARDWARE_TRANSIENT else bad
+    assert (found.cause, found.phase, found.seq) == (known.cause, Phase.FORWARD, named)
+
+
+# -- constants that their dtype rounds away -------------------------------------------------------------------------
+
+
+def _eps_added(step: Step) -> int:
+    """normalize(x) by hand: x / (norm + 1e-8)."""
+    norm = step.op("linalg_vector_norm", step.entry(), out=POSITIVE, zeros=1)
+    safe = step.op("add.Tensor", norm, out=POSITIVE, zeros=1, scalars={"other": 1e-8})
+    return step.op("div.Tensor", step.entry(), safe, out=NOTANUMBER)
+
+
+def _eps_clamped(step: Step) -> int:
+    """log(p.clamp(min=1e-8))"""
+    clamped = step.op("clamp", step.entry(), out=POSITIVE, scalars={"min": 1e-8})
+    return step.op("log", clamped, out=MASKED)
+
+
+def _clamped_to_one(step: Step) -> int:
+    """log(1 - p.clamp(max=1 - 1e-4))"""
+    clamped = step.op("clamp", step.entry(), out=POSITIVE, scalars={"min": 1e-4, "max": 1 - 1e-4})
+    rest = step.op("rsub.Scalar", clamped, out=POSITIVE, zeros=1, scalars={"other": 1})
+    return step.op("log", rest, out=MASKED)
+
+
+def _eps_in_a_root(step: Step) -> int:
+    variance = step.op("add.Tensor", step.entry(), out=POSITIVE, scalars={"other": 1e-12})
+    return step.op("rsqrt", variance, out=OVERFLOWN)
+
+
+@pytest.mark.parametrize(
+    ("build", "constant", "becomes"),
+    [
+        (_eps_added, 1e-8, 0.0),
+        (_eps_clamped, 1e-8, 0.0),
+        (_clamped_to_one, 1 - 1e-4, 1.0),
+        (_eps_in_a_root, 1e-12, 0.0),
+    ],
+)
+def test_a_constant_that_vanished_is_blamed(build: Callable[[Step], int], constant: float, becomes: float):
+    step = Step()
+    bad = build(step)
+    step.loss(bad)
+    graph = step.graph()
+    found = explain(graph, origins(graph)[0])
+    assert (found.cause, found.seq) == (Cause.EPS_UNDERFLOW, bad)
+    lost_by = found.facts.pop("lost_by")
+    assert found.facts == {"constant": constant, "becomes": becomes, "dtype": HALF}
+    assert graph.outputs[lost_by][0].min in (0.0, becomes)
+
+
+@pytest.mark.parametrize(("eps", "dtype"), [(1e-8, BF16), (1e-8, FULL), (1e-4, HALF)])
+def test_a_constant_that_survived_is_not_blamed(eps: float, dtype: str):
+    step = Step()
+    x = step.entry(out=(-1.0, 0.0), dtype=dtype)
+    safe = step.op("add.Tensor", x, out=(-1.0, 0.0), scalars={"other": eps}, dtype=dtype)
+    step.loss(step.op("div.Tensor", x, safe, out=NOTANUMBER, dtype=dtype))
+    assert told(step)[0] is Cause.DIV_ZERO
+
+
+def test_only_constants_that_keep_an_operand_away_from_zero_are_blamed():
+    step = Step()
+    scaled = step.op("mul.Tensor", step.entry(), out=POSITIVE, zeros=1, scalars={"other": 1e-8})
+    moved = step.op("add.Tensor", scaled, scaled, out=POSITIVE, zeros=1, scalars={"alpha": 1e-8})
+    product = step.op("addcmul", moved, moved, moved, out=POSITIVE, zeros=1, scalars={"value": 1e-8})
+    step.loss(step.op("log", product, out=MASKED))
+    assert told(step)[0] is Cause.LOG_ZERO
+
+
+def test_a_constant_far_upstream_is_not_blamed():
+    step = Step()
+    value = step.op("add.Tensor", step.entry(), scalars={"other": 1e-8})
+    for _ in range(10):
+        value = step.op("relu", value, out=POSITIVE)
+    step.loss(step.op("log", value, out=MASKED))
+    assert told(step)[0] is Cause.LOG_ZERO
+
+
+# -- divisors that a small dtype flushed to zero --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "cause"), [(HALF, Cause.FP16_UNDERFLOW), (FULL, Cause.DIV_ZERO)])
+def test_a_divisor_that_was_flushed_to_zero(dtype: str, cause: Cause):
+    step = Step()
+    x = step.entry(out=(1e-5, 1e-4), dtype=dtype)
+    square = step.op("mul.Tensor", x, x, out=ZERO, zeros=64, dtype=dtype)
+    step.loss(step.op("div.Tensor", x, square, out=(INF, INF), dtype=dtype))
+    assert told(step) == (cause, Phase.FORWARD, "aten.div.Tensor")
+
+
+def test_a_divisor_made_of_zeros_was_not_flushed():
+    step = Step()
+    x = step.entry(out=POSITIVE, zeros=3)
+    square = step.op("mul.Tensor", x, x, out=POSITIVE, zeros=3)
+    step.loss(step.op("div.Tensor", x, square, out=NOTANUMBER))
+    assert told(step)[0] is Cause.DIV_ZERO
+
+
+def test_a_zero_inside_the_span_of_a_divisor_is_seen_by_its_count():
+    for zeros, cause in ((1, Cause.DIV_ZERO), (0, Cause.DIVERGENCE)):
+        step = Step()
+        divisor = step.op("sub.Tensor", step.entry(), out=FINE, zeros=zeros, dtype=FULL)
+        step.loss(step.op("div.Tensor", step.entry(), divisor, out=OVERFLOWN, dtype=FULL))
+        assert told(step)[0] is cause
+
+
+# -- backward -------------------------------------------------------------------------------------------------------
+
+
+def test_a_square_root_at_zero_has_no_gradient():
+    step = Step()
+    root = step.op("sqrt", step.entry(), out=POSITIVE, zeros=1, dtype=FULL)
+    step.loss(root)
+    twice = step.backward("mul.Scalar", root, out=POSITIVE, zeros=1, dtype=FULL, of=root, scalars={"other": 2})
+    bad = step.backward("div.Tensor", step.entry(), twice, out=OVERFLOWN, dtype=FULL, of=root, grad_fn="SqrtBackward0")
+    step.gradient(bad)
+    assert told(step) == (Cause.SQRT_GRAD_ZERO, Phase.BACKWARD, "aten.div.Tensor")
+
+
+def test_a_power_below_one_at_zero_has_no_gradient():
+    step = Step()
+    x = step.entry(out=POSITIVE, zeros=1)
+    power = step.op("pow.Tensor_Scalar", x, out=POSITIVE, scalars={"exponent": 0.5})
+    slope = {"scalars": {"exponent": -0.5}, "grad_fn": "PowBackward0"}
+    step.gradient(step.backward("pow.Tensor_Scalar", x, out=(1.0, INF), of=power, **slope))
+    assert told(step) == (Cause.POW_GRAD_ZERO, Phase.BACKWARD, "aten.pow.Tensor_Scalar")
+
+
+def test_a_power_can_be_too_large_in_backward():
+    step = Step()
+    x = step.entry(out=(0.0, 3e4))
+    power = step.op("pow.Tensor_Scalar", x, out=POSITIVE, scalars={"exponent": 2})
+    handed = step.backward("mul.Tensor", step.entry(), grad_fn="MulBackward0")
+    step.gradient(step.backward("mul.Tensor", handed, x, out=(0.0, INF), of=power, grad_fn="PowBackward0"))
+    assert told(step)[0] is Cause.SCALE_OVERFLOW
+
+
+def test_what_overflows_in_backward_before_the_gradient_comes_in_is_not_the_loss_scale():
+    step = Step()
+    root = step.op("rsqrt", step.entry(out=(1e-4, 1.0)), out=(1.0, 100.0))
+    handed = step.backward("mul.Tensor", step.entry(), grad_fn="MulBackward0")
+    power = step.backward(
+        "pow.Tensor_Scalar", root, of=root, out=(1.0, INF), scalars={"exponent": 3}, grad_fn="RsqrtBackward0"
+    )
+    step.gradient(step.backward("mul.Tensor", handed, power, of=root, out=OVERFLOWN, grad_fn="RsqrtBackward0"))
+    assert told(step) == (Cause.FP16_OVERFLOW, Phase.BACKWARD, "aten.pow.Tensor_Scalar")
+
+
+@pytest.mark.parametrize("op", ["mm", "mul.Tensor", "_to_copy", "_softmax_backward_data", "convolution_backward"])
+def test_a_finite_forward_and_a_backward_that_leaves_half_is_the_loss_scale(op: str):
+    step = Step()
+    forward = step.op("mm", step.entry())
+    step.loss(forward)
+    handed = step.backward("mul.Tensor", step.entry(), grad_fn="MulBackward0")
+    step.gradient(step.backward(op, handed, forward, out=OVERFLOWN, of=forward, grad_fn="MmBackward0"))
+    assert told(step) == (Cause.SCALE_OVERFLOW, Phase.BACKWARD, f"aten.{op}" if "." in op else f"aten.{op}.default")
+
+
+def test_a_division_by_zero_in_backward_is_not_the_loss_scale():
+    step = Step()
+    x = step.entry(out=POSITIVE)
+    step.gradient(step.backward("div.Tensor", x, x, out=OVERFLOWN, grad_fn="SomeBackward0"))
+    assert told(step)[:2] == (Cause.DIV_ZERO, Phase.BACKWARD)
+
+
+@pytest.mark.parametrize(
+    ("selects", "cause"),
+    [
+        ("where.self", Cause.WHERE_GRAD_TRAP),
+        ("masked_fill.Scalar", Cause.WHERE_GRAD_TRAP),
+        ("nan_to_num", Cause.DIV_ZERO),
+    ],
+)
+def test_a_value_that_a_mask_hid_in_forward_is_named_there(selects: str, cause: Cause):
+    """where(b > 0, a / b, 0): the loss is finite, the gradient of the division is not."""
+    step = Step()
+    a, b = step.entry(dtype=FULL, out=POSITIVE), step.entry(dtype=FULL, out=POSITIVE)
+    quotient = step.op("div.Tensor", a, b, out=NOTANUMBER, dtype=FULL)
+    step.loss(step.op(selects, quotient, dtype=FULL))
+    masked = step.backward(selects, step.entry(dtype=FULL), dtype=FULL)
+    bad = step.backward("div.Tensor", masked, b, out=NOTANUMBER, dtype=FULL, of=quotient, grad_fn="DivBackward0")
+    step.gradient(bad)
+    graph = step.graph()
+    (origin,) = origins(graph)
+    found = explain(graph, origin)
+    assert origin.seq == bad
+    assert (found.cause, found.seq, found.phase) == (cause, quotient, Phase.FORWARD)
+    assert "0 times an infinity is NaN" in explanation(found.cause, graph.site(found.seq).op, found.facts)
+
+
+# -- from outside ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("node", "cause"),
+    [(Node.INPUT, Cause.BAD_INPUT), (Node.PARAMETER, Cause.BAD_WEIGHT), (Node.BUFFER, Cause.BAD_BUFFER)],
+)
+def test_what_came_in_bad_is_named(node: Node, cause: Cause):
+    step = Step()
+    bad = step.entry(node, "the name", out=NOTANUMBER)
+    step.loss(step.op("mm", bad, out=NOTANUMBER))
+    graph = step.graph()
+    found = explain(graph, origins(graph)[0])
+    assert (found.cause, found.seq, found.facts) == (cause, bad, {"name": "the name"})
+
+
+@pytest.mark.parametrize(
+    "op", ["relu", "max_pool2d_with_indices", "cat", "embedding", "clamp_min", "index.Tensor", "_to_copy"]
+)
+def test_an_op_that_only_carries_values_points_at_whoever_wrote_them(op: str):
+    step = Step()
+    product = step.op("mm", step.entry())
+    step.loss(step.op(op, product, out=NOTANUMBER))
+    assert told(step) == (Cause.HARDWARE_TRANSIENT, Phase.FORWARD, "aten.mm.default")
+
+
+# -- the optimizer --------------------------------------------------------------------------------------------------
+
+
+def _update(step: Step, dtype: str, eps: float) -> None:
+    """Adam's denominator: sqrt(v) + eps, with v flushed to zero."""
+    columns = {"dtype": dtype, "phase": Phase.OPTIMIZER}
+    weight, gradient = step.entry(Node.PARAMETER, "w", dtype=dtype), step.entry(dtype=dtype)
+    variance = step.op(
+        "addcmul_", gradient, gradient, gradient, out=ZERO, zeros=64, scalars={"value": 0.001}, **columns
+    )
+    root = step.op("sqrt", variance, out=ZERO, zeros=64, **columns)
+    denominator = step.op(
+        "add_.Tensor", Part(root, in_place=True), out=ZERO, zeros=64, scalars={"other": eps}, **columns
+    )
+    operands = (Part(weight, in_place=True), gradient, denominator)
+    update = step.op("addcdiv_", *operands, out=OVERFLOWN, scalars={"value": -0.001}, **columns)
+    step.sink(update, Node.WEIGHT_AFTER, "w")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "eps", "cause"),
+    [
+        (HALF, 1e-8, Cause.EPS_UNDERFLOW),
+        (HALF, 1e-3, Cause.HALF_PARAMS),
+        (BF16, 1e-8, Cause.HALF_PARAMS),
+        (FULL, 0.0, Cause.DIV_ZERO),
+    ],
+)
+def test_an_update_that_is_not_finite(dtype: str, eps: float, cause: Cause):
+    step = Step()
+    _update(step, dtype, eps)
+    assert told(step) == (cause, Phase.OPTIMIZER, "aten.addcdiv_.default")
+
+
+def test_a_small_learning_rate_is_not_taken_for_an_eps():
+    step = Step()
+    columns = {"dtype": HALF, "phase": Phase.OPTIMIZER}
+    weight = step.entry(Node.PARAMETER, "w")
+    operands = (Part(weight, in_place=True), step.entry(), step.entry(out=POSITIVE))
+    update = step.op("addcdiv_", *operands, out=OVERFLOWN, scalars={"value": -1e-9}, **columns)
+    step.sink(update, Node.WEIGHT_AFTER, "w")
+    assert told(step)[0] is Cause.HALF_PARAMS
+
+
+# -- the first overflow of a step that runs away --------------------------------------------------------------------
+
+
+def test_the_first_overflow_of_a_step_is_found_whether_or_not_it_matters():
+    step = Step()
+    x = step.entry()
+    step.op("masked_fill.Scalar", x, out=MASKED, scalars={"value": -INF}, module="attention")
+    first = step.op("mm", x, out=OVERFLOWN)
+    step.op("mm", first, out=NOTANUMBER)
+    step.op("exp", x, out=OVERFLOWN)
+    found = first_overflow(step.graph())
+    assert isinstance(found, Explained)
+    assert (found.seq, found.cause) == (first, Cause.FP16_OVERFLOW)
+
+
+def test_a_step_without_an_overflow_has_none():
+    step = Step()
+    x = step.entry()
+    step.op("log", x, out=MASKED)
+    step.backward("mm", x, out=OVERFLOWN)
+    assert first_overflow(step.graph()) is None
+
+
+def test_a_cast_that_autocast_inserted_overflows_as_well():
+    step = Step()
+    x = step.entry(dtype=FULL, out=(0.0, 1e5))
+    step.loss(step.op("_to_copy", x, out=(0.0, INF), cast=Cast.AUTOCAST))
+    assert told(step) == (Cause.FP16_OVERFLOW, Phase.FORWARD, "aten._to_copy.default")

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from ampscope import open_run
+from ampscope.analysis.overview.overview import Moment, Overview, overview
+from ampscope.errors import RunDamaged
+from ampscope.trace.schema import EventKind, ScalerAction
+from tests.support.trace_builder import TraceBuilder
+
+
+def test_an_empty_run_gives_an_empty_overview(run_folder: Path):
+    assert overview(open_run(TraceBuilder(run_folder).close())) == Overview()
+    assert Overview().skipped_share is None
+
+
+def test_extent_cost_and_scale_are_read_from_the_steps(run_folder: Path):
+    trace = TraceBuilder(run_folder)
+    for step in range(10):
+        trace.step(skipped=step < 2, scale=65536.0 / 2 ** min(step, 2), traced="live" if step == 5 else "")
+    seen = overview(open_run(trace.close()))
+    assert (seen.steps, seen.first_step, seen.last_step, seen.skipped, seen.traced) == (10, 0, 9, 2, 1)
+    assert seen.skipped_share == pytest.approx(0.2)
+    assert seen.scale == 16384.0
+    assert seen.observing_share == pytest.approx(0.01)
+    assert seen.skips == (0, 1)
+    assert seen.log2_scale.values[:3] == (16.0, 15.0, 14.0)
+
+
+def test_a_loss_that_is_missing_differs_from_one_that_is_nan(run_folder: Path):
+    trace = TraceBuilder(run_folder)
+    for loss in (1.0, None, math.nan, -math.inf):
+        trace.step(loss=loss)
+    loss = overview(open_run(trace.close())).loss
+    assert loss.steps == (0,)
+    assert loss.nonfinite == (2, 3)
+
+
+def test_a_scale_of_zero_has_no_logarithm(run_folder: Path):
+    trace = TraceBuilder(run_folder)
+    trace.step(scale=2.0**-149)
+    trace.step(scale=0.0)
+    scale = overview(open_run(trace.close())).log2_scale
+    assert scale.values == (-149.0,)
+    assert scale.nonfinite == (1,)
+
+
+def test_each_optimizer_and_each_rank_has_its_own_steps(tmp_path: Path):
+    first = TraceBuilder(tmp_path / "run", world_size=2)
+    first.step(loss=1.0)
+    first.step(optimizer=3, loss=5.0)
+    first.close()
+    second = TraceBuilder(tmp_path / "run", rank=1, world_size=2)
+    second.step(loss=9.0)
+    run = open_run(second.close())
+    assert overview(run).optimizers == (0, 3)
+    assert overview(run).loss.values == (1.0,)
+    assert overview(run, optimizer=3).loss.values == (5.0,)
+    assert overview(run, rank=1).loss.values == (9.0,)
+
+
+def test_saves_loads_and_resumes_are_moments_in_order(run_folder: Path):
+    trace = TraceBuilder(run_folder)
+    trace.event(EventKind.RESUME, "resumed from last.pt", step=7)
+    trace.event(EventKind.TRACED, step=1)
+    trace.scaler_event(ScalerAction.STATE_LOADED, step=8)
+    trace.scaler_event(ScalerAction.STATE_SAVED, step=4, file="")
+    moments = overview(open_run(trace.close())).moments
+    assert moments == (
+        Moment(step=4, kind="state_saved", text=""),
+        Moment(step=7, kind="resume", text="resumed from last.pt"),
+        Moment(step=8, kind="state_loaded", text="train.py:10"),
+    )
+
+
+def test_a_damaged_part_is_told_with_its_name(run_folder: Path):
+    trace = TraceBuilder(run_folder)
+    for _ in range(100):
+        trace.step()
+    trace.close()
+    (part,) = run_folder.glob("rank=0/steps/*.parquet")
+    content = bytearray(part.read_bytes())
+    content[4:200] = bytes(196)
+    part.write_bytes(content)
+    with pytest.raises(RunDamaged, match="cannot be read"):
+        overview(open_run(run_folder))

@@ -1,0 +1,297 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ampscope import open_run
+from ampscope.analysis.replay.lockstep import Difference, lockstep
+from ampscope.analysis.replay.module_tree import module_tree
+from ampscope.analysis.replay.op_detail import op_detail, op_line, with_histograms
+from ampscope.analysis.replay.recording import Recording, recording
+from ampscope.analysis.replay.seek import Kind, advance, around, find, following, marked, neighbourhood, twins
+from ampscope.analysis.replay.track import columns_of, in_columns, track
+from ampscope.analysis.tables.traced_steps import TracedStep
+from ampscope.trace.schema import Cast, Node, Phase
+from tests.support.trace_builder import TraceBuilder
+
+HALF, FULL = ("float16",), ("float32",)
+
+
+def recorded(trace: TraceBuilder, step: int = 0, source: str = "replay") -> Recording:
+    trace.leave_open()
+    return recording(open_run(trace.folder), TracedStep(rank=0, step=step, source=source, rows=0))
+
+
+def linear_step(trace: TraceBuilder, step: int = 0, scores: tuple[float, float] = (-3.0, 12.0)) -> None:
+    """input, weight, cast, matmul, softmax, loss; then backward: mul, two gradients of the matmul, the cast's."""
+    at = {"step": step}
+    batch = trace.op(trace.site(Node.INPUT, name="x", module="fc", out_dtypes=FULL), **at)
+    weight = trace.op(trace.site(Node.PARAMETER, name="fc.weight", module="fc", out_dtypes=FULL), **at)
+    to_half = trace.site("aten._to_copy.default", module="fc", cast=Cast.AUTOCAST, in_dtypes=FULL)
+    cast = trace.op(to_half, **at)
+    matmul = trace.site("aten.mm.default", module="fc", out_dtypes=HALF, scalars='{"eps": 1e-08}')
+    product = trace.op(matmul, min=scores[0], max=scores[1], max_finite=12.0, min_positive=0.25, **at)
+    soft = trace.op(trace.site("aten._softmax.default", module="head.soft", out_dtypes=FULL), **at)
+    loss = trace.op(trace.site("aten.mean.default", module="", phase=Phase.LOSS, out_dtypes=FULL), **at)
+    back = {"phase": Phase.BACKWARD, "module": "fc"}
+    ones = trace.op(trace.site("aten.mul.Tensor", phase=Phase.BACKWARD, module="", out_dtypes=FULL), **at)
+    grad = trace.site("aten.mm.default", forward_site=matmul, grad_fn="MmBackward0", **back)
+    first, second = trace.op(grad, **at), trace.op(grad, **at)
+    uncast = trace.op(trace.site("aten._to_copy.default", forward_site=to_half, cast=Cast.AUTOCAST, **back), **at)
+    sink = trace.op(trace.site(Node.GRADIENT, name="fc.weight", module="fc", phase="", out_dtypes=FULL), **at)
+    chain = [(weight, cast), (batch, product), (cast, product), (product, soft), (soft, loss), (ones, first)]
+    for before, after in (*chain, (ones, second), (second, uncast), (uncast, sink)):
+        trace.edge(before, after, arg=int((before, after) == (cast, product)), **at)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> TraceBuilder:
+    return TraceBuilder(tmp_path / "run")
+
+
+def ops_of(seen: Recording, places: np.ndarray) -> list[str]:
+    return [seen.site_of(int(place)).op for place in places]
+
+
+def test_ops_have_their_magnitudes_and_limits_as_powers_of_two(trace: TraceBuilder):
+    linear_step(trace)
+    seen = recorded(trace)
+    line = op_line(seen, 3)
+    assert line.magnitudes.largest == pytest.approx(math.log2(12.0))
+    assert line.magnitudes.smallest == pytest.approx(-2.0)
+    assert (line.magnitudes.floor, line.magnitudes.limit) == (-24, 16)
+    assert line.magnitudes.headroom == pytest.approx(16 - math.log2(12.0))
+
+
+def test_a_live_trace_without_counts_still_has_a_largest_magnitude(trace: TraceBuilder):
+    unmeasured = dict.fromkeys(["nan", "posinf", "neginf", "zeros", "subnormals", "max_finite", "min_positive"])
+    trace.op(trace.site(), min=-8.0, max=2.0, **unmeasured)
+    trace.op(trace.site(), min=4.0, max=16.0, **unmeasured)
+    trace.op(trace.site(), min=None, max=None, **unmeasured)
+    trace.op(trace.site(), min=-math.inf, max=-math.inf, **unmeasured)
+    seen = recorded(trace)
+    np.testing.assert_equal(seen.largest, [3.0, 4.0, math.nan, math.nan])
+    np.testing.assert_equal(seen.smallest, [math.nan, 2.0, math.nan, math.nan])
+    assert seen.nonfinite.tolist() == [False, False, False, True]
+
+
+def test_an_op_with_several_outputs_is_one_op(trace: TraceBuilder):
+    norm = trace.site("aten.native_layer_norm.default", out_dtypes=FULL * 2)
+    trace.op(norm, max=2.0, max_finite=2.0)
+    trace.op(norm, seq=0, out=1, max=64.0, max_finite=64.0)
+    trace.op(trace.site())
+    seen = recorded(trace)
+    assert len(seen) == 2
+    assert seen.largest[0] == 6.0
+    assert [operand.role for operand in op_detail(seen, 0).writes] == ["output 0", "output 1"]
+
+
+def test_near_the_limit_is_an_eighth_of_what_the_dtype_holds(trace: TraceBuilder):
+    for largest, dtype in ((8000.0, HALF), (8300.0, HALF), (8300.0, FULL), (8300.0, ("int64",))):
+        trace.op(trace.site(out_dtypes=dtype, in_dtypes=dtype), max=largest, max_finite=largest)
+    assert recorded(trace).near.tolist() == [False, True, False, False]
+
+
+def test_nan_begins_where_nothing_that_was_read_had_it(trace: TraceBuilder):
+    nan = {"min": math.nan, "max": math.nan}
+    clean = trace.op(trace.site())
+    born = trace.op(trace.site("aten.log.default"), **nan)
+    passed = trace.op(trace.site("aten.add.Tensor"), **nan)
+    trace.op(trace.site(Node.GRADIENT, phase=""), **nan)
+    for before, after in ((clean, born), (born, passed)):
+        trace.edge(before, after)
+    seen = recorded(trace)
+    assert marked(seen, Kind.NONFINITE).tolist() == [born]
+    assert seen.nonfinite.tolist() == [False, True, True, True]
+
+
+def test_a_part_of_a_tensor_is_judged_by_its_own_values(trace: TraceBuilder):
+    whole = trace.op(trace.site(), min=-math.inf, max=1.0)
+    fine = trace.op(trace.site(), min=math.nan, max=math.nan)
+    trace.edge(whole, fine, partial=True, min=0.0, max=1.0)
+    assert marked(recorded(trace), Kind.NONFINITE).tolist() == [whole, fine]
+
+
+def test_memory_that_is_only_overwritten_begins_nothing(trace: TraceBuilder):
+    garbage = trace.op(trace.site(Node.INPUT, name="buffer"), min=math.nan, max=math.nan)
+    filled = trace.op(trace.site("aten.bernoulli_.float"))
+    trace.edge(garbage, filled, in_place=True)
+    seen = recorded(trace)
+    assert not marked(seen, Kind.NONFINITE).size
+    assert not seen.nonfinite.any()
+    assert math.isnan(seen.largest[garbage])
+
+
+def test_jumps_lead_to_the_next_and_around(trace: TraceBuilder):
+    linear_step(trace)
+    seen = recorded(trace)
+    casts = marked(seen, Kind.CAST)
+    assert casts.tolist() == [2, 9]
+    assert [following(casts, at) for at in (0, 2, 9)] == [2, 9, None]
+    assert around(casts, 9) == 2
+    assert around(marked(seen, Kind.NEAR), 0) is None
+    assert marked(seen, Kind.MODULE).tolist() == [0, 4, 5, 7]
+
+
+def test_ops_are_found_by_any_of_their_words(trace: TraceBuilder):
+    linear_step(trace)
+    seen = recorded(trace)
+    assert find(seen, "SOFT").tolist() == [4]
+    assert find(seen, "fc float16 mm").tolist() == [3, 7, 8]
+    assert find(seen, "fc.weight").tolist() == [1, 10]
+    assert len(find(seen, " ")) == len(seen)
+    assert not len(find(seen, "fc nowhere"))
+
+
+def test_a_neighbourhood_is_as_long_near_an_end_as_in_the_middle():
+    places = np.arange(0, 100, 2)
+    assert neighbourhood(places, 41, 2).tolist() == [38, 40, 42, 44, 46]
+    assert neighbourhood(places, 0, 2).tolist() == [0, 2, 4, 6, 8]
+    assert neighbourhood(places, 99, 2).tolist() == [90, 92, 94, 96, 98]
+    assert neighbourhood(places[:3], 99, 2).tolist() == [0, 2, 4]
+
+
+def test_playing_stops_where_nan_begins_and_at_the_end(trace: TraceBuilder):
+    for place in range(10):
+        trace.op(trace.site(), min=math.nan if place == 6 else 0.0)
+    seen = recorded(trace)
+    assert advance(seen, 0, 4) == 4
+    assert advance(seen, 4, 4) == 6
+    assert advance(seen, 6, 40) == 9
+
+
+def test_an_op_knows_its_other_half(trace: TraceBuilder):
+    linear_step(trace)
+    seen = recorded(trace)
+    assert ops_of(seen, np.array(twins(seen, 3))) == ["aten.mm.default", "aten.mm.default"]
+    assert twins(seen, 7) == twins(seen, 8) == (3,)
+    assert twins(seen, 9) == (2,)
+    assert twins(seen, 4) == ()
+
+
+def test_backward_undoes_the_last_execution_first(trace: TraceBuilder):
+    forward = trace.site("aten.mm.default")
+    back = trace.site("aten.mm.default", phase=Phase.BACKWARD, forward_site=forward)
+    for batch in (0, 1):
+        first, second = (trace.op(forward, micro_batch=batch) for _ in range(2))
+        undone, undone_last = (trace.op(back, micro_batch=batch) for _ in range(2))
+        seen = recorded(trace)
+        assert twins(seen, undone) == (second,)
+        assert twins(seen, undone_last) == (first,)
+        assert twins(seen, first) == (undone_last,)
+
+
+def test_the_detail_of_an_op_tells_what_it_read_and_who_reads_it(trace: TraceBuilder):
+    linear_step(trace)
+    detail = op_detail(recorded(trace), 3)
+    assert [line.name or line.op for line in detail.producers] == ["x", "aten._to_copy.default"]
+    assert [operand.role for operand in detail.reads] == ["x", "input 1"]
+    assert [line.op for line in detail.readers] == ["aten._softmax.default"]
+    assert detail.scalars == (("eps", "1e-08"),)
+    assert detail.autocast == "float16"
+
+
+def test_histograms_are_fetched_for_one_op(trace: TraceBuilder):
+    trace.op(trace.site())
+    trace.op(trace.site(), exp_low=3, exp_counts=(5, 6))
+    seen = recorded(trace)
+    (written,) = with_histograms(open_run(trace.folder), seen, 1)
+    assert (written.exp_low, written.exp_counts) == (3, (5, 6))
+
+
+def test_the_tree_opens_around_the_cursor_and_grows_with_it(trace: TraceBuilder):
+    for module, largest in (("a.x", 2.0), ("a.y", 8.0), ("b.z", 60000.0)):
+        trace.op(trace.site(module=module, module_type="Linear"), max=largest, max_finite=largest)
+    seen = recorded(trace)
+    tree = module_tree(seen, 1)
+    assert [branch.name for branch in tree] == ["a", "a.x", "a.y", "b"]
+    assert [branch.ran for branch in tree] == [2, 1, 1, 0]
+    assert tree[0].magnitudes.largest == 3.0
+    assert tree[0].is_above
+    assert tree[2].is_current
+    assert tree[3].magnitudes.largest is None
+    assert module_tree(seen, 2)[-1].has_near
+
+
+def test_the_tree_of_backward_leaves_forward_out(trace: TraceBuilder):
+    linear_step(trace)
+    tree = {branch.name: branch for branch in module_tree(recorded(trace), 8)}
+    assert (tree["fc"].ran, tree["fc"].ops) == (2, 3)
+    assert tree["head"].first == 4
+
+
+def test_a_track_keeps_every_spike(trace: TraceBuilder):
+    site = trace.site()
+    for place in range(1000):
+        largest = 60000.0 if place == 777 else 1.0
+        trace.op(site, max=largest, max_finite=largest, min=math.nan if place == 333 else -1.0)
+    seen = recorded(trace)
+    drawn = track(seen, columns=50)
+    assert len(drawn.first) == 50
+    assert drawn.largest[777 // 20] == pytest.approx(math.log2(60000.0))
+    assert drawn.near.sum() == 1
+    assert drawn.focus[777 // 20] == 777
+    assert drawn.nonfinite.tolist().index(True) == 333 // 20
+    assert drawn.focus[333 // 20] == 333
+    assert columns_of(drawn, np.array([0, 19, 20, 999])).tolist() == [0, 1, 49]
+    assert in_columns(drawn, np.arange(1000.0))[:2].tolist() == [19.0, 39.0]
+
+
+def test_a_track_tells_forward_from_backward_and_modules(trace: TraceBuilder):
+    linear_step(trace)
+    drawn = track(recorded(trace))
+    assert [(one.name, one.first, one.last) for one in drawn.phases] == [("forward", 0, 5), ("backward", 6, 10)]
+    assert [one.name for one in drawn.modules] == ["fc", "head.soft", "", "fc"]
+
+
+def test_modules_are_folded_until_they_can_be_told_apart(trace: TraceBuilder):
+    for block in range(10):
+        for part in ("attn", "mlp"):
+            trace.op(trace.site(module=f"blocks.{block}.{part}"))
+    seen = recorded(trace)
+    assert [one.name for one in track(seen, stretches=12).modules] == [f"blocks.{block}" for block in range(10)]
+    assert [one.name for one in track(seen, stretches=3).modules] == [f"blocks.{block}" for block in range(10)]
+    assert [one.name for one in track(seen, stretches=2).modules] == ["blocks"]
+    assert len(track(seen).modules) == 20
+
+
+def test_a_step_of_which_nothing_is_left_is_empty(trace: TraceBuilder):
+    seen = recorded(trace, step=7)
+    assert len(seen) == 0
+    assert module_tree(seen, 0) == ()
+    assert track(seen).extent is None
+    assert not lockstep(seen, seen).notable.size
+
+
+def test_equal_steps_have_no_difference(trace: TraceBuilder):
+    linear_step(trace)
+    linear_step(trace, step=1)
+    found = lockstep(recorded(trace), recorded(trace, step=1))
+    assert found.partner.tolist() == list(range(11))
+    assert found.first is None
+    assert set(found.difference) == {Difference.NONE}
+
+
+def test_steps_part_where_a_value_differs(trace: TraceBuilder):
+    linear_step(trace)
+    linear_step(trace, step=1, scores=(-3.0, math.inf))
+    linear_step(trace, step=2, scores=(-3.0, 11.0))
+    one, other, close = (recorded(trace, step=step) for step in range(3))
+    assert lockstep(one, close).of(3) is Difference.DIGITS
+    assert not lockstep(one, close).notable.size
+    assert lockstep(one, other).of(3) is Difference.FINITE
+    assert lockstep(one, other).first == 3
+    assert lockstep(one, other).notable.tolist() == [3]
+
+
+def test_ops_that_one_step_alone_has_are_told(trace: TraceBuilder):
+    for step, names in enumerate((("a", "b", "c"), ("a", "c", "c"))):
+        for name in names:
+            trace.op(trace.site(f"aten.{name}.default"), step=step)
+    found = lockstep(recorded(trace), recorded(trace, step=1))
+    assert found.partner.tolist() == [0, -1, 1]
+    assert found.of(1) is Difference.ALONE
+    assert found.only_other == 1

@@ -1,0 +1,113 @@
+"""Which skipped steps are a loss scale at work and which are a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from ampscope.analysis.scale.skip_runs import LONGEST_CALIBRATION, SkipRun, skip_runs
+from ampscope.analysis.tables.step_history import History
+from ampscope.trace.vocabulary import Cause
+
+#: A step of a run: the loss scale, and whether it was skipped.
+Attempt = tuple[float, bool]
+
+
+def history(attempts: Sequence[Attempt], first: int = 0) -> History:
+    count = len(attempts)
+    return History(
+        optimizer=0,
+        step=np.arange(first, first + count),
+        loss=np.ones(count),
+        has_loss=np.ones(count, dtype=np.bool_),
+        scale=np.array([scale for scale, _ in attempts], dtype=np.float64),
+        skipped=np.array([skipped for _, skipped in attempts], dtype=np.bool_),
+        lr=np.ones(count),
+    )
+
+
+def falling(start: float, count: int) -> list[Attempt]:
+    """Skipped steps, each at half the scale of the one before."""
+    return [(start / 2**i, True) for i in range(count)]
+
+
+def good(scale: float, count: int) -> list[Attempt]:
+    return [(scale, False)] * count
+
+
+def the_run(attempts: Sequence[Attempt]) -> SkipRun:
+    (run,) = skip_runs(history(attempts))
+    return run
+
+
+@pytest.mark.parametrize("attempts", [[], good(1024.0, 5)])
+def test_without_a_skip_there_is_no_run_of_skips(attempts: Sequence[Attempt]):
+    assert skip_runs(history(attempts)) == []
+
+
+def test_the_first_steps_calibrate_the_scale():
+    run = the_run([*falling(65536.0, 4), *good(4096.0, 50)])
+    assert (run.position, run.first, run.last, run.count, run.lowest_scale) == (0, 0, 3, 4, 8192.0)
+    assert run.recovered
+    assert not run.had_trained
+    assert run.calibrates
+    assert run.benign_cause is Cause.BENIGN_INITIAL_CALIBRATION
+
+
+def test_a_skip_soon_after_the_start_still_belongs_to_calibration():
+    runs = skip_runs(history([*falling(65536.0, 2), *good(16384.0, 10), (16384.0, True), *good(8192.0, 9)]))
+    assert [run.benign_cause for run in runs] == [Cause.BENIGN_INITIAL_CALIBRATION] * 2
+
+
+def test_a_scale_that_grew_too_far_is_probing():
+    attempts = [*good(1024.0, 200), *good(2048.0, 3), (2048.0, True), *good(1024.0, 200), (2048.0, True)]
+    first, second = skip_runs(history(attempts))
+    assert (first.first, first.count) == (203, 1)
+    assert first.calibrates
+    assert second.calibrates
+    assert first.benign_cause is second.benign_cause is Cause.BENIGN_PERIODIC_GROWTH
+    assert not second.recovered
+
+
+def test_a_scale_that_falls_late_without_having_grown_adjusts():
+    run = the_run([*good(1024.0, 300), (1024.0, True), *good(512.0, 10)])
+    assert run.calibrates
+    assert run.benign_cause is Cause.BENIGN_SCALE_ADJUSTMENT
+
+
+def test_growth_before_the_skip_before_is_not_growth_since():
+    attempts = [*good(1024.0, 100), *good(2048.0, 100), (2048.0, True), *good(1024.0, 50), (1024.0, True)]
+    first, second = skip_runs(history(attempts))
+    assert first.benign_cause is Cause.BENIGN_PERIODIC_GROWTH
+    assert second.benign_cause is Cause.BENIGN_SCALE_ADJUSTMENT
+
+
+def test_a_scale_below_one_is_a_collapse():
+    assert the_run([*falling(8.0, 4), *good(0.5, 1)]).calibrates
+    assert not the_run([*falling(8.0, 5), *good(0.25, 1)]).calibrates
+
+
+def test_a_long_row_of_skips_is_a_collapse_whatever_the_scale():
+    start = 2.0**40
+    assert the_run(falling(start, LONGEST_CALIBRATION)).calibrates
+    assert not the_run(falling(start, LONGEST_CALIBRATION + 1)).calibrates
+
+
+def test_a_short_row_of_skips_at_the_end_has_not_recovered_yet():
+    run = the_run([*good(1024.0, 100), *falling(1024.0, 3)])
+    assert not run.recovered
+    assert run.had_trained
+    assert run.calibrates
+
+
+def test_a_skip_without_a_known_scale_is_no_collapse():
+    run = the_run([(float("nan"), True), (1.0, False)])
+    assert run.lowest_scale == 1.0
+    assert run.calibrates
+
+
+def test_steps_are_told_by_number_and_not_by_position():
+    (run,) = skip_runs(history([*good(8.0, 2), *falling(8.0, 2), *good(2.0, 1)], first=100))
+    assert (run.position, run.first, run.last, run.count) == (2, 102, 103, 2)

@@ -1,0 +1,178 @@
+"""Usage mistakes that only the history of a run shows, and those that capture reported."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from ampscope import diagnose
+from ampscope.analysis.results import Diagnosis
+from ampscope.trace.schema import ScalerAction
+from ampscope.trace.vocabulary import Cause, Severity, Verdict
+from tests.support.trace_builder import START, TraceBuilder
+
+SKIPPED_AT = (3, 7, 8)
+
+
+def trained(folder: Path, rates: Sequence[float | None], *, seen: bool = True) -> Diagnosis:
+    """A run whose steps were attempted at these learning rates, and a scheduler seen to step after a skipped one."""
+    trace = TraceBuilder(folder)
+    for step, rate in enumerate(rates):
+        trace.step(lr=rate, skipped=step in SKIPPED_AT)
+    if seen:
+        trace.finding(Cause.MISUSE_SCHEDULER_ORDER, step=SKIPPED_AT[0], line=42)
+    return diagnose(trace.close())
+
+
+def test_a_scheduler_that_steps_on_though_the_optimizer_did_not(run_folder: Path):
+    (finding,) = trained(run_folder, [0.1 * 0.9**step for step in range(12)]).findings
+    assert finding.cause is Cause.MISUSE_SCHEDULER_ORDER
+    assert finding.severity is Severity.WARNING
+    assert (finding.step, finding.last_step, finding.count) == (3, 8, 3)
+    assert finding.counted
+    assert finding.source is not None
+    assert finding.source.line == 42
+    assert "3 times" in finding.explanation
+    assert finding.remedies
+
+
+@pytest.mark.parametrize("rate", [0.1, None])
+def test_a_schedule_that_stands_still_is_still_a_step_ahead(run_folder: Path, rate: float | None):
+    (finding,) = trained(run_folder, [rate] * 12).findings
+    assert (finding.step, finding.last_step, finding.count) == (3, 3, 1)
+    assert "without training" in finding.explanation
+    assert not finding.counted
+
+
+def test_a_rate_that_the_loop_sets_by_itself_is_its_own_affair(run_folder: Path):
+    """A rate that is a function of the iteration's number moves after a skipped step too, as its author meant."""
+    assert trained(run_folder, [0.1 * 0.9**step for step in range(12)], seen=False).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("cause", "what", "summary"),
+    [
+        (Cause.MISUSE_CLIP_BEFORE_UNSCALE, "", "From step 2 on, at train.py:7: The gradients still carry"),
+        (Cause.MISUSE_MULTIPLE_SCALERS_UPDATE, "another scaler", "From step 2 on, at train.py:7: The gradients that"),
+        (Cause.MISUSE_MULTIPLE_SCALERS_UPDATE, "unscale twice", "Step 2, at train.py:7: unscale_ is called twice"),
+    ],
+)
+def test_the_first_time_of_a_mistake_is_told_as_the_first(run_folder: Path, cause: Cause, what: str, summary: str):
+    """Capture takes down the first time only; what torch refuses happens once."""
+    trace = TraceBuilder(run_folder)
+    for _ in range(5):
+        trace.step()
+    evidence = json.dumps({"what": what}) if what else "{}"
+    trace.finding(cause, step=2, file="train.py", line=7, evidence=evidence)
+    assert diagnose(trace.close()).summary.startswith(summary)
+
+
+# -- a scaler that forgot -------------------------------------------------------------------------------------------
+
+
+def resumed(folder: Path, *, start: float, loaded: bool) -> Diagnosis:
+    """A run that had come to a scale of 1024 and was resumed with a new scaler."""
+    first = TraceBuilder(folder)
+    first.scaler_event(ScalerAction.INIT, scale_before=None, scale_after=65536.0)
+    for step in range(6):
+        first.step(scale=65536.0 / 2**step, skipped=True)
+        scales = {"scale_before": 65536.0 / 2**step, "scale_after": 32768.0 / 2**step}
+        first.scaler_event(ScalerAction.BACKOFF, step=step, **scales)
+    first.close()
+    second = TraceBuilder(folder)
+    second.scaler_event(
+        ScalerAction.INIT, step=6, scaler=1, time=START + 100, scale_before=None, scale_after=start, line=31
+    )
+    if loaded:
+        second.scaler_event(
+            ScalerAction.STATE_LOADED, step=6, scaler=1, time=START + 101, scale_before=start, scale_after=1024.0
+        )
+    second.step(scale=1024.0 if loaded else start)
+    return diagnose(second.close())
+
+
+def test_a_resumed_run_whose_scaler_starts_afresh(run_folder: Path):
+    diagnosis = resumed(run_folder, start=65536.0, loaded=False)
+    assert diagnosis.run.segments == 2
+    (finding,) = diagnosis.findings
+    assert finding.cause is Cause.MISUSE_SCALER_STATE_NOT_RESTORED
+    assert finding.step == 6
+    assert finding.counted
+    assert finding.source is not None
+    assert finding.source.line == 31
+    assert "65,536" in finding.explanation
+    assert "1,024" in finding.explanation
+
+
+@pytest.mark.parametrize(("start", "loaded"), [(65536.0, True), (1024.0, False)], ids=["loaded", "same scale"])
+def test_a_resumed_run_whose_scaler_goes_on_is_right(run_folder: Path, start: float, loaded: bool):
+    assert resumed(run_folder, start=start, loaded=loaded).findings == ()
+
+
+def test_the_first_scaler_of_a_run_has_nothing_to_restore(run_folder: Path):
+    trace = TraceBuilder(run_folder)
+    trace.scaler_event(ScalerAction.INIT, scale_before=None, scale_after=65536.0)
+    trace.step()
+    assert diagnose(trace.close()).findings == ()
+
+
+def test_scalers_of_a_resumed_run_take_each_others_places_in_order(run_folder: Path):
+    for segment in range(2):
+        trace = TraceBuilder(run_folder)
+        for scaler, scale in enumerate((1024.0, 64.0)):
+            number, at = scaler + 2 * segment, 100 * segment + scaler
+            trace.scaler_event(ScalerAction.INIT, scaler=number, step=segment, time=START + at, scale_after=scale)
+        trace.step()
+        trace.close()
+    assert diagnose(run_folder).findings == ()
+
+
+def test_a_restored_optimizer_with_a_fresh_scaler_matters_when_it_costs_steps(run_folder: Path):
+    for number, skipped in enumerate((True, False)):
+        trace = TraceBuilder(run_folder.with_name(str(number)))
+        trace.step(skipped=skipped)
+        trace.finding(Cause.MISUSE_SCALER_STATE_NOT_RESTORED, evidence='{"optimizer_steps": 500}')
+        found = diagnose(trace.close()).findings
+        assert [finding.cause for finding in found] == [Cause.MISUSE_SCALER_STATE_NOT_RESTORED] * skipped
+        assert all("500 steps" in finding.explanation for finding in found)
+
+
+# -- what capture saw -----------------------------------------------------------------------------------------------
+
+
+#: Mistakes that spoil nothing, and only cost steps.
+SEVERITIES = dict.fromkeys((Cause.MISUSE_SCHEDULER_ORDER, Cause.MISUSE_SCALER_STATE_NOT_RESTORED), Severity.WARNING)
+
+
+@pytest.mark.parametrize("cause", [cause for cause in Cause if cause.is_usage])
+def test_a_mistake_that_capture_saw_is_told_with_its_line(run_folder: Path, cause: Cause):
+    trace = TraceBuilder(run_folder)
+    trace.step()
+    trace.finding(cause, line=42)
+    diagnosis = diagnose(trace.close())
+    (finding,) = diagnosis.findings
+    assert (finding.cause, finding.severity) == (cause, SEVERITIES.get(cause, Severity.ERROR))
+    assert finding.source is not None
+    assert finding.source.line == 42
+    assert finding.explanation
+    assert diagnosis.verdict is Verdict.PROBLEM
+    assert diagnosis.primary == finding
+    assert "train.py:42" in diagnosis.summary
+
+
+def test_a_mistake_that_this_version_does_not_know_is_still_told(run_folder: Path):
+    trace = TraceBuilder(run_folder)
+    trace.finding("misuse_of_next_year", evidence='{"why": "unheard of"}')
+    (finding,) = diagnose(trace.close()).findings
+    assert finding.cause is Cause.UNKNOWN
+    assert "unheard of" in finding.explanation
+
+
+def test_mistakes_are_told_in_order(run_folder: Path):
+    trace = TraceBuilder(run_folder)
+    for step in (5, 2, 9):
+        trace.finding(step=step)
+    assert [finding.step for finding in diagnose(trace.close()).findings] == [2, 5, 9]

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from tests.support.app_verdicts import CALIBRATION, CLIPPED, OVERFLOW
+from tests.support.paths import APP
+
+pytest.importorskip("plotly", reason="needs the app's extra: pip install 'ampscope[app]'")
+
+
+@pytest.fixture(autouse=True)
+def _app_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(APP)
+
+
+def lanes_of(figure) -> list[str]:
+    return [text for axis in figure.select_yaxes() for text in axis.ticktext or () if not text.startswith("2")]
+
+
+def test_a_loss_that_is_not_finite_is_marked_at_the_top_edge(tmp_path: Path):
+    from charts.canvas import TOP
+    from charts.timeline import timeline
+
+    from ampscope import open_run
+    from ampscope.analysis.overview.overview import overview
+    from tests.support.scenes import overflow
+
+    figure = timeline(overview(open_run(overflow(tmp_path / "run").close())), [OVERFLOW, CALIBRATION, CLIPPED])
+    edges = [(tuple(trace.x), set(trace.y)) for trace in figure.data if trace.marker.symbol == "triangle-up"]
+    assert ((260, 264), {TOP}) in edges
+    assert {"problem", "warning", "harmless", "step skipped", "state saved", "resumed"} <= set(lanes_of(figure))
+
+
+def test_a_timeline_of_nan_alone_can_be_drawn():
+    from charts.timeline import timeline
+
+    from ampscope.analysis.numerics.curve import Curve
+    from ampscope.analysis.overview.overview import Overview
+
+    nan = Curve(nonfinite=(0, 1), nonfinite_count=2)
+    assert timeline(Overview(steps=2, loss=nan, grad_norm=nan, log2_scale=nan), []).to_json()
+
+
+def test_panels_without_a_measurement_are_left_out():
+    from charts.timeline import timeline
+
+    from ampscope.analysis.numerics.curve import Curve
+    from ampscope.analysis.overview.overview import Overview
+
+    figure = timeline(Overview(steps=1, loss=Curve(steps=(0,), values=(1.0,))), [])
+    assert [note.text for note in figure.layout.annotations] == ["loss"]
+
+
+@pytest.mark.parametrize("values", [(0.0, 0.0), (5.0, 5.0), (-3.0, 1e30), (1e-30, 1e30), (0.0, 1.0)])
+def test_a_measure_of_any_extent_has_a_finite_axis(values: tuple[float, ...]):
+    from charts.canvas import draw_panel, stacked
+
+    from ampscope.analysis.numerics.curve import Curve
+    from ampscope.report.html.figures.panels import measure_panel
+
+    for log in (False, True):
+        figure = stacked(1, 0, steps=2)
+        draw_panel(figure, 1, measure_panel(Curve(steps=(0, 1), values=values), "loss", "", log=log))
+        axis = next(figure.select_yaxes(row=1, col=1, secondary_y=False))
+        assert all(math.isfinite(bound) for bound in axis.range)
+        assert axis.range[0] < axis.range[1]
+
+
+@pytest.mark.parametrize("extent", [(0.29, 0.31), (1.0, 1.0001), (0.1, 0.9), (3.0, 4e9), (1e-40, 1e30)])
+def test_a_logarithmic_axis_has_labels_inside(extent: tuple[float, float]):
+    from charts.canvas import draw_panel, stacked
+
+    from ampscope.analysis.numerics.curve import Curve
+    from ampscope.report.html.figures.panels import measure_panel
+
+    figure = stacked(1, 0, steps=2)
+    draw_panel(figure, 1, measure_panel(Curve(steps=(0, 1), values=extent), "gradient norm", "", log=True))
+    axis = next(figure.select_yaxes(row=1, col=1, secondary_y=False))
+    inside = [tick for tick in axis.tickvals if axis.range[0] - 1e-9 <= math.log10(tick) <= axis.range[1] + 1e-9]
+    assert 2 <= len(inside) <= 10
+
+
+def test_labels_for_figures_are_escaped():
+    from ampscope.report.html.markup import as_html, as_label, as_source, short
+
+    assert as_label("<b>$x$</b> & %{y}") == "&lt;b&gt;&#36;x&#36;&lt;/b&gt; &amp; %{y}"
+    assert "\u202e" not in as_source("a\u202eb") + as_html("a\u202eb")
+    assert len(short("x" * 10_000, 40)) == 40
+    assert as_source("if a:\n    b") == "if a:\n    b"

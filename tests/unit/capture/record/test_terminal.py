@@ -1,0 +1,160 @@
+"""What a training prints while it is watched: few lines, on standard error, each with where to look."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ampscope
+from ampscope.capture.record.terminal import MAX_INCIDENTS, Terminal
+from ampscope.trace.schema import ReplayStatus, Table
+from ampscope.trace.vocabulary import MISTAKES_IN_WORDS, Cause
+from tests.support.usage_bench import Bench, loss_of
+
+
+class Said:
+    """A bench whose watch prints, and what it has printed."""
+
+    def __init__(self, folder: Path, capture: pytest.CaptureFixture[str], **options: Any) -> None:
+        self.folder = folder
+        self._capture = capture
+        self.scopes: list[ampscope.Scope] = []
+        self.bench = Bench(self._watch, **options)
+
+    def _watch(self, model: nn.Module, scaler: Any) -> None:
+        self.scopes.append(ampscope.watch(model, scaler, dir=self.folder))
+
+    def lines(self) -> list[str]:
+        """The lines since the start, without the one that names the folder."""
+        out, err = self._capture.readouterr()
+        assert out == ""
+        return [line for line in err.splitlines() if "recording to" not in line]
+
+    @property
+    def look(self) -> str:
+        return f"Look: ampscope diagnose {self.folder}"
+
+
+@pytest.fixture
+def said(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Said]:
+    said = Said(run_folder, capsys)
+    yield said
+    for scope in said.scopes:
+        scope.close()
+
+
+def clip(bench: Bench) -> None:
+    nn.utils.clip_grad_norm_(bench.parameters, 1.0)
+
+
+class TestMistakes:
+    def test_the_first_of_a_kind_is_one_line(self, said: Said) -> None:
+        for _ in said.bench.steps():
+            clip(said.bench)
+        (line,) = said.lines()
+        place = r"tests/unit/capture/record/test_terminal\.py:\d+"
+        told = re.escape("ampscope: step 0: gradients clipped before they were unscaled")
+        assert re.fullmatch(f"{told} at {place}\\. {re.escape(said.look)}", line)
+
+    def test_another_line_of_the_same_kind_is_recorded_and_not_told(self, said: Said) -> None:
+        for number in said.bench.steps():
+            if number % 2:
+                nn.utils.clip_grad_value_(said.bench.parameters, 0.1)
+            else:
+                clip(said.bench)
+        said.scopes[0].close()
+        assert len(said.lines()) == 1
+        assert len(ampscope.open_run(said.folder).rows(Table.FINDINGS)) == 2
+
+    def test_another_kind_is_told(self, said: Said) -> None:
+        for _ in said.bench.steps():
+            clip(said.bench)
+            with torch.autocast("cpu", dtype=torch.float16):
+                said.bench.scaler.scale(loss_of(said.bench.model)).backward()
+        assert len(said.lines()) == 2
+
+    def test_a_right_loop_hears_nothing(self, said: Said) -> None:
+        for _ in said.bench.steps():
+            said.bench.scaler.unscale_(said.bench.optimizer)
+            clip(said.bench)
+        assert said.lines() == []
+
+    def test_a_past_that_may_be_another_trainings_is_not_told(
+        self, run_folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Whether a scaler that starts afresh does harm shows only when steps are skipped."""
+        earlier = Bench(lambda *_: None, optimizer=torch.optim.Adam)
+        for _ in earlier.steps():
+            pass
+        said = Said(run_folder, capsys, optimizer=torch.optim.Adam)
+        said.bench.optimizer.load_state_dict(earlier.optimizer.state_dict())
+        for _ in said.bench.steps():
+            pass
+        said.scopes[0].close()
+        assert said.lines() == []
+        (row,) = ampscope.open_run(run_folder).rows(Table.FINDINGS)
+        assert row.cause == Cause.MISUSE_SCALER_STATE_NOT_RESTORED
+
+    def test_every_mistake_has_its_words(self) -> None:
+        assert {cause for cause in Cause if cause.is_usage} <= MISTAKES_IN_WORDS.keys()
+
+
+class TestIncidents:
+    def test_the_last_that_is_told_says_so(self, said: Said) -> None:
+        for _ in range(MAX_INCIDENTS + 2):
+            for good in (False, True):
+                said.bench.scaled(1.0 if good else float("nan"))
+                said.bench.step()
+        lines = said.lines()
+        assert len(lines) == MAX_INCIDENTS
+        assert not [line for line in lines[:-1] if "further" in line.lower()]
+        assert lines[-1].endswith(f". Further incidents are recorded but not printed. {said.look}")
+
+    def test_a_replay_that_could_not_be_has_its_reason(
+        self, run_folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        model = Drifting()
+        with ampscope.watch(model, dir=run_folder):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            (model(torch.ones(1, 2)).sum() * float("nan")).backward()
+            optimizer.step()
+        line = capsys.readouterr().err.splitlines()[1]
+        assert "(replay unavailable: a parameter is changed inside the forward pass). Look: " in line
+
+    def test_a_long_reason_is_cut_and_on_one_line(self, run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        terminal = Terminal(run_folder, quiet=False)
+        terminal.incident("non-finite loss", 3, ReplayStatus.UNAVAILABLE, "word\n" * 100)
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("ampscope: step 3: non-finite loss (replay unavailable: word word")
+        assert line.endswith(f" ...). Look: ampscope diagnose {run_folder}")
+        assert line.count("word") < 25
+
+
+class Drifting(nn.Linear):
+    """A model that changes its own weights."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.weight.mul_(0.5)
+        return super().forward(x)
+
+
+def test_a_closed_terminal_is_no_fault(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = Said(run_folder, capsys)
+    monkeypatch.setattr(sys, "stderr", None)
+    for _ in said.bench.steps():
+        clip(said.bench)
+    said.scopes[0].close()
+    assert len(ampscope.open_run(run_folder).rows(Table.FINDINGS)) == 1

@@ -1,0 +1,102 @@
+"""What is replayed and traced when failures come by the hundred, on a clock that the test moves."""
+
+from __future__ import annotations
+
+import pytest
+
+from ampscope.capture import budgets
+from ampscope.capture.budgets import (
+    ALWAYS_ARMED,
+    ALWAYS_REPLAYED,
+    ARMED_STEPS,
+    EARLY_STEPS,
+    SAME_FAILURE,
+    ReplayBudget,
+    TraceBudget,
+)
+
+SHARE = 0.02
+REPLAY_S = 0.1
+
+
+class Clock:
+    now = 0.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(budgets.time, "perf_counter", lambda: clock.now)
+    return clock
+
+
+def _fail(replays: ReplayBudget, clock: Clock, failure: object, step: int, seconds: float = REPLAY_S) -> bool:
+    fits = replays.allows(failure, step)
+    if fits:
+        replays.spent(seconds)
+        replays.judged(seconds)
+        clock.now += seconds
+    return fits
+
+
+class TestReplays:
+    """Which of many incidents are replayed."""
+
+    def test_a_failure_that_keeps_coming_back_costs_no_more_than_its_share(self, clock: Clock) -> None:
+        replays, steps, spent = ReplayBudget(SHARE, 3), 5000, 0.0
+        for step in range(steps):
+            clock.now += 0.01
+            if step % 3 == 0:
+                spent += REPLAY_S * _fail(replays, clock, "the same", step)
+        assert spent <= SAME_FAILURE * REPLAY_S + SHARE * clock.now
+        assert spent >= 0.5 * SHARE * clock.now, "the share is there to be used"
+
+    def test_what_was_not_seen_yet_has_the_free_seconds(self, clock: Clock) -> None:
+        replays = ReplayBudget(SHARE, 3)
+        replayed = [_fail(replays, clock, "the same", step) for step in range(8)]
+        assert replayed == [True] * SAME_FAILURE + [False] * (8 - SAME_FAILURE)
+        assert _fail(replays, clock, "another", 8)
+
+    def test_a_failure_that_comes_back_after_a_while_may_be_another(self, clock: Clock) -> None:
+        replays = ReplayBudget(SHARE, 3)
+        for step in range(SAME_FAILURE):
+            assert _fail(replays, clock, "the same", step)
+        assert not _fail(replays, clock, "the same", SAME_FAILURE)
+        assert _fail(replays, clock, "the same", SAME_FAILURE + budgets.FORGOTTEN_AFTER + 1)
+
+    def test_what_is_made_of_a_replay_counts_too(self, clock: Clock) -> None:
+        replays = ReplayBudget(0.0, 3)
+        for step in range(ALWAYS_REPLAYED):
+            assert replays.allows(step, step)
+            replays.spent(0.001)
+            replays.judged(budgets.FREE_REPLAY_SECONDS / ALWAYS_REPLAYED)
+        assert not replays.allows("another", 3)
+
+    def test_different_failures_end_with_the_free_seconds(self, clock: Clock) -> None:
+        replays = ReplayBudget(0.0, 3)
+        spent = sum(REPLAY_S * _fail(replays, clock, step, step) for step in range(500))
+        assert spent <= budgets.FREE_REPLAY_SECONDS + REPLAY_S
+
+
+class TestTraces:
+    """Which steps are traced as they run after incidents that no replay could explain."""
+
+    def _traced(self, clock: Clock, *, steps: int, every: int) -> int:
+        """Trains with an incident in ``every`` steps; a step takes 0.1 s, tracing it as long again."""
+        traces, count = TraceBudget(None, SHARE), 0
+        for step in range(steps):
+            traced = traces.wants(step)
+            count += traced
+            clock.now += 0.2 if traced else 0.1
+            if step % every == every - 1:
+                traces.arm()
+            traces.took(step, 0.2 if traced else 0.1, traced=traced)
+        return count
+
+    def test_the_first_incidents_are_followed(self, clock: Clock) -> None:
+        assert self._traced(clock, steps=100, every=50) == EARLY_STEPS + ARMED_STEPS
+
+    def test_incidents_without_end_are_followed_within_the_share(self, clock: Clock) -> None:
+        steps = 5000
+        free = EARLY_STEPS + ALWAYS_ARMED * ARMED_STEPS
+        assert self._traced(clock, steps=steps, every=3) <= free + SHARE * 1.1 * steps + ARMED_STEPS

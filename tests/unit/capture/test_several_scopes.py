@@ -1,0 +1,51 @@
+"""Several scopes in one process: models watched apart that share a scaler, and a run's folder that is watched again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import ampscope
+from ampscope.capture.torch_support import instrumented
+from ampscope.trace.schema import EventKind, Table
+from tests.support.usage_bench import STEPS, WIDTH, Bench, loss_of
+
+
+def test_a_scaler_that_two_scopes_watch_has_its_history_in_both(tmp_path: Path) -> None:
+    models = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)) for _ in range(2)]
+    optimizers = [torch.optim.SGD(model.parameters(), 1e-3) for model in models]
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)
+    plain = type(scaler)
+    scopes = [ampscope.watch(model, scaler, dir=tmp_path / str(n), quiet=True) for n, model in enumerate(models)]
+    for _ in range(STEPS):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model)).backward()
+            scaler.step(optimizer)
+        scaler.update()
+    scopes[0].close()
+    assert instrumented.is_coated(scaler)
+    scopes[1].close()
+    assert type(scaler) is plain
+    for scope in scopes:
+        run = ampscope.open_run(scope.folder)
+        assert [row.scale for row in run.rows(Table.STEPS)] == [256.0, 256.0, 512.0, 512.0]
+        assert ampscope.diagnose(run).findings == ()
+
+
+def test_a_second_watch_on_the_same_folder_says_that_the_first_ends(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = Bench(lambda model, scaler: ampscope.watch(model, scaler, dir=run_folder))
+    for _ in first.steps():
+        pass
+    second = Bench(lambda model, scaler: ampscope.watch(model, scaler, dir=run_folder).close())
+    assert not instrumented.is_coated(first.scaler)
+    assert second.scaler is not first.scaler
+    assert capsys.readouterr().err.count("watch was called again") == 1
+    (note,) = ampscope.open_run(run_folder).rows(Table.EVENTS, kind=EventKind.NOTE)
+    assert "the newer one goes on" in note.text
+    assert ampscope.open_run(run_folder).manifest.segments[1:]

@@ -1,0 +1,97 @@
+"""The private names of torch: all there in the versions supported; without one, training goes on unchanged."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ampscope
+from ampscope.capture.torch_support import torch_private
+from ampscope.trace.schema import Table
+from tests.integration.guest.test_own_faults import STEPS, expected, tidy, training  # noqa: F401  # fixtures
+from tests.support.small_loop import make_scaler
+from tests.support.torch_state import installed
+from tests.support.twin_runs import differences, exact_state, seed_everything
+
+
+def test_none_is_missing() -> None:
+    """A torch that changes one is told here, by name, before anything else fails."""
+    assert torch_private.missing() == []
+
+
+def test_what_is_read_of_a_scaler_and_an_optimizer_is_there() -> None:
+    model = nn.Linear(1, 1)
+    scaler = make_scaler()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, fused=True)
+    assert torch_private.steps_on_device(optimizer)
+    assert not torch_private.steps_on_device(torch.optim.SGD(model.parameters(), 0.1))
+    assert torch_private.scaler_initial(scaler) == {
+        "init_scale": 2.0**8,
+        "growth_factor": 2.0,
+        "backoff_factor": 0.5,
+        "growth_interval": 2,
+    }
+    scaler.scale(model(torch.ones(1, 1)).sum()).backward()
+    scale, tracker = torch_private.scaler_tensors(scaler)
+    assert (scale, tracker) == (2.0**8, 0)
+    scaler.unscale_(optimizer)
+    assert [float(flag) for flag in torch_private.scaler_found_inf(scaler, optimizer)] == [0.0]
+
+
+def test_a_backward_node_is_known_by_its_number() -> None:
+    seen = []
+    number = torch_private.next_sequence_number()
+    out = torch.ones(1, requires_grad=True) * 2
+    out.register_hook(lambda _: seen.append(torch_private.current_backward_node()))
+    assert torch_private.next_sequence_number() > number
+    assert torch_private.node_sequence_number(out.grad_fn) == number
+    assert torch_private.current_backward_node() is None
+    out.sum().backward()
+    assert seen != [None]
+
+
+def test_keyword_arguments_are_where_hooks_look_for_them() -> None:
+    seen = []
+
+    class Keyword(nn.Module):
+        def forward(self, *, x: Any) -> Any:
+            return x
+
+    model = Keyword()
+    model.register_forward_pre_hook(lambda *_: seen.append(torch_private.forward_kwargs(inspect.stack()[1].frame)))
+    model(x=1)
+    assert seen == [{"x": 1}]
+
+
+@pytest.mark.usefixtures("tidy")
+@pytest.mark.parametrize("name", torch_private.NAMES)
+def test_without_one_training_goes_on_unchanged(
+    name: str,
+    expected: dict[str, bytes],  # noqa: F811  # the fixture
+    run_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, scopes = installed(), []
+
+    def watch(model: nn.Module, scaler: Any) -> None:
+        scopes.append(ampscope.watch(model, scaler, dir=run_folder, quiet=True))
+
+    with monkeypatch.context() as patch, warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        patch.delattr(f"torch._C.{name}")
+        patch.setattr(torch_private, "_functions", torch_private.ModeStack(torch_private.FUNCTION_STACK))
+        patch.setattr(torch_private, "_dispatches", torch_private.ModeStack(torch_private.DISPATCH_STACK, None))
+        seed_everything()
+        state = exact_state(training(watch))
+        scopes[0].close()
+    assert differences(state, expected) == []
+    assert installed() == before
+    run = ampscope.open_run(run_folder)
+    assert len(run.rows(Table.STEPS)) == STEPS
+    assert any(name in row.text for row in run.rows(Table.EVENTS))

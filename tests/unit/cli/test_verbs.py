@@ -1,0 +1,169 @@
+"""The verbs that read: what they print, and the exit code a script goes by."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import ampscope.analysis.diagnosis.diagnosis
+from ampscope.errors import RunDamaged
+from tests.support.cli_verdicts import BROKEN, HEALTHY, RUN
+from tests.support.command import Command
+from tests.support.trace_builder import TraceBuilder
+
+
+def _diagnose(path: Path) -> object:
+    """Stands in for the diagnosis: a run's verdict is in its folder's name."""
+    if path.name == "damaged":
+        raise RunDamaged(f"{path / 'run.json'} cannot be read.\nRestore it from a backup.")
+    diagnosis = BROKEN if path.name == "broken" else HEALTHY
+    return replace(diagnosis, run=replace(RUN, path=str(path), name=path.name))
+
+
+@pytest.fixture
+def verdict_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ampscope.analysis.diagnosis.diagnosis, "diagnose", _diagnose)
+
+
+@pytest.mark.usefixtures("verdict_by_name")
+class TestDiagnose:
+    def test_a_problem_is_exit_code_1(self, ampscope: Command) -> None:
+        answer = ampscope("diagnose", "runs/broken")
+        assert answer.code == 1
+        assert answer.out.startswith("PROBLEM  broken")
+        assert answer.err == ""
+
+    def test_a_healthy_run_is_exit_code_0(self, ampscope: Command) -> None:
+        answer = ampscope("diagnose", "runs/fine")
+        assert (answer.code, answer.err) == (0, "")
+        assert answer.out.startswith("HEALTHY  fine")
+
+    def test_json_is_json_alone(self, ampscope: Command) -> None:
+        answer = ampscope("diagnose", "runs/broken", "--json")
+        assert answer.code == 1
+        assert json.loads(answer.out)["run"]["name"] == "broken"
+
+    def test_an_error_is_one_line_and_exit_code_2(self, ampscope: Command) -> None:
+        answer = ampscope("diagnose", "runs/damaged")
+        assert (answer.code, answer.out) == (2, "")
+        assert answer.err == "ampscope: runs/damaged/run.json cannot be read. Restore it from a backup.\n"
+
+
+class TestWithoutARun:
+    """A verb that reads one run takes the newest below ./ampscope_runs."""
+
+    @pytest.fixture
+    def newest(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+        monkeypatch.chdir(tmp_path)
+        for created, name in enumerate(["fine", "broken"], 1):
+            TraceBuilder(tmp_path / "ampscope_runs" / name, created=float(created)).close()
+        return "ampscope: no run named; the newest is ampscope_runs/broken\n"
+
+    @pytest.mark.usefixtures("verdict_by_name")
+    def test_diagnose(self, ampscope: Command, newest: str) -> None:
+        answer = ampscope("diagnose", "--json")
+        assert (answer.code, answer.err) == (1, newest)
+        assert json.loads(answer.out)["run"]["name"] == "broken"
+
+    def test_report(self, ampscope: Command, newest: str) -> None:
+        answer = ampscope("report")
+        assert (answer.code, answer.err) == (0, newest)
+        assert "broken" in Path("report.html").read_text("utf-8")
+
+    def test_repro(self, ampscope: Command, newest: str) -> None:
+        answer = ampscope("repro")
+        assert answer.code == 2
+        assert answer.err.startswith(newest)
+        assert "nothing to reproduce" in answer.err
+
+    @pytest.mark.parametrize("verb", ["diagnose", "report", "repro"])
+    def test_none_there(self, ampscope: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+        monkeypatch.chdir(tmp_path)
+        answer = ampscope(verb)
+        assert (answer.code, answer.out) == (2, "")
+        assert answer.err.startswith("ampscope: There is no run in ./ampscope_runs; give the folder")
+        assert answer.err.count("\n") == 1
+
+
+class TestRuns:
+    @pytest.mark.usefixtures("verdict_by_name")
+    def test_lists_all_of_them(self, ampscope: Command, tmp_path: Path) -> None:
+        for created, name in enumerate(["broken", "fine", "damaged"], 1):
+            TraceBuilder(tmp_path / name, created=float(created)).close()
+        answer = ampscope("runs", tmp_path)
+        assert (answer.code, answer.err) == (0, "")
+        names = ("broken", "fine", "damaged")
+        assert sorted(names, key=answer.out.index) == ["damaged", "fine", "broken"]
+        assert "Restore it" in answer.out
+
+    def test_quickly_tells_what_was_recorded(self, ampscope: Command, tmp_path: Path) -> None:
+        for name, tags in (("one", ("nightly",)), ("other", ())):
+            trace = TraceBuilder(tmp_path / name, tags=tags)
+            trace.step(skipped=True)
+            trace.incident()
+            trace.close()
+        answer = ampscope("runs", tmp_path, "--quick", "--search", "NIGHT")
+        assert answer.code == 0
+        assert "not examined" in answer.out
+        assert "other" not in answer.out.replace("1 incident", "")
+
+    def test_a_search_without_hits_says_so(self, ampscope: Command, tmp_path: Path) -> None:
+        TraceBuilder(tmp_path / "one").close()
+        answer = ampscope("runs", tmp_path, "--search", "nowhere")
+        assert (answer.code, answer.err) == (0, "")
+        assert answer.out == f"No run in {tmp_path} matches 'nowhere' (looked at 1 run).\n"
+
+    def test_none_there(self, ampscope: Command, tmp_path: Path) -> None:
+        answer = ampscope("runs", tmp_path)
+        assert answer.code == 2
+        assert answer.err.startswith(f"ampscope: There is no run in {tmp_path}; give the folder")
+
+    def test_no_folder_there(self, ampscope: Command, tmp_path: Path) -> None:
+        assert "There is no folder" in ampscope("runs", tmp_path / "gone").err
+
+
+def test_a_real_run_is_read(ampscope: Command, run_folder: Path) -> None:
+    trace = TraceBuilder(run_folder)
+    for _ in range(5):
+        trace.step()
+    trace.close()
+    answer = ampscope("diagnose", run_folder, "--json")
+    assert answer.code == 0
+    assert json.loads(answer.out)["run"]["steps"] == 5
+
+
+def test_a_path_that_is_not_there(ampscope: Command, tmp_path: Path) -> None:
+    answer = ampscope("diagnose", tmp_path / "gone")
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith("ampscope: ")
+    assert answer.err.count("\n") == 1
+
+
+def test_a_hostile_path_moves_no_cursor(ampscope: Command, tmp_path: Path) -> None:
+    assert "\x1b" not in ampscope("diagnose", tmp_path / "x\x1b[2Jy").err
+
+
+def test_no_arguments_show_help(ampscope: Command) -> None:
+    answer = ampscope()
+    assert "diagnose" in answer.out
+    assert ampscope("--help").code == 0
+
+
+def test_version(ampscope: Command) -> None:
+    assert ampscope("--version").out == "ampscope 0.1.0\n"
+
+
+def test_a_mistyped_verb(ampscope: Command) -> None:
+    assert ampscope("diagnos").code == 2
+
+
+def test_python_m_is_the_same() -> None:
+    answer = subprocess.run(
+        [sys.executable, "-m", "ampscope", "--version"], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert answer.stdout == "ampscope 0.1.0\n"

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ampscope.errors import RunNotFound
+from ampscope.trace.manifest import Manifest, write_manifest
+from ampscope.trace.read.run import find_runs, open_run
+from ampscope.trace.schema import MANIFEST
+
+
+def run(folder: Path, created: float = 1.0) -> Path:
+    folder.mkdir(parents=True)
+    write_manifest(folder, Manifest(created=created))
+    return folder
+
+
+def test_a_run_is_itself(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run")
+    run(folder / "nested")
+    assert find_runs(folder) == [folder]
+    assert open_run(folder).path == folder
+
+
+def test_newest_first_one_and_two_levels_deep(tmp_path: Path) -> None:
+    old, new, middle = run(tmp_path / "a", 1), run(tmp_path / "b" / "c", 3), run(tmp_path / "d", 2)
+    run(tmp_path / "e" / "f" / "g", 4)
+    assert find_runs(str(tmp_path)) == [new, middle, old]
+
+
+def test_nothing(tmp_path: Path) -> None:
+    assert find_runs(tmp_path) == []
+    assert find_runs(tmp_path / "missing") == []
+
+
+def test_another_programs_run_json_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / MANIFEST).write_text('{"id": 7}')
+    assert find_runs(tmp_path) == []
+
+
+def test_a_damaged_run_is_still_found(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run")
+    (folder / "rank=0").mkdir()
+    (folder / MANIFEST).write_text("{")
+    assert find_runs(tmp_path) == [folder]
+
+
+def test_the_only_run_below_is_opened(tmp_path: Path) -> None:
+    folder = run(tmp_path / "a" / "b")
+    assert open_run(tmp_path).path == folder
+    assert open_run(folder / MANIFEST).path == folder
+
+
+def test_several_runs_are_named(tmp_path: Path) -> None:
+    for number in range(7):
+        run(tmp_path / f"run{number}", number)
+    with pytest.raises(RunNotFound) as caught:
+        open_run(tmp_path)
+    message = str(caught.value)
+    assert "7 runs" in message
+    assert message.index("run6") < message.index("run2")
+    assert "run1" not in message
+    assert "2 more" in message
+
+
+def test_no_run(tmp_path: Path) -> None:
+    with pytest.raises(RunNotFound, match="no run in"):
+        open_run(tmp_path)
+    with pytest.raises(RunNotFound, match="does not exist"):
+        open_run(tmp_path / "missing")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunNotFound, match="is a file"):
+        open_run(tmp_path / "file")

@@ -1,7 +1,0 @@
-"""Loops are trained in this process, as capture's are."""
-
-from __future__ import annotations
-
-from tests.capture.conftest import quiet_process
-
-__all__ = ["quiet_process"]
