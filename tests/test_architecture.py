@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import pkgutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -36,19 +35,33 @@ ROOMS = {
     "ampscope": room(ampscope="errors trace analysis capture"),
     "__main__": room(ampscope="cli"),
     "errors": room(),
-    "showing": room(),
-    "trace": room(ampscope="errors showing", others="pyarrow duckdb narwhals numpy"),
+    "notebook_repr": room(),
+    "trace": room(ampscope="errors notebook_repr", others="pyarrow duckdb narwhals numpy"),
     "provenance": room(ampscope="trace errors", others="numpy"),
     "capture": room(ampscope="ampscope errors trace provenance", others="torch numpy pyarrow safetensors"),
-    "analysis": room(ampscope="errors showing trace provenance", others="pyarrow duckdb narwhals numpy"),
+    "analysis": room(ampscope="errors notebook_repr trace provenance", others="pyarrow duckdb narwhals numpy"),
     "report": room(ampscope="analysis trace errors", others="rich"),
     "cli": room(ampscope="ampscope report analysis trace errors", others="typer rich"),
     "demo": room(ampscope="ampscope", others="torch sklearn rich"),
     "app": room(
-        ampscope="analysis report errors trace.schema trace.vocabulary trace.manifest trace.reader",
+        ampscope="analysis report errors trace.schema trace.vocabulary trace.manifest trace.read",
         others="streamlit plotly numpy",
     ),
 }
+
+#: The rooms inside each room, from the ground up: each may import those before it, and nothing else of that room.
+FLOORS = {
+    "ampscope.trace": "schema vocabulary json_columns files manifest write read",
+    "ampscope.capture": ("torch_support autocast budgets keep_fp32 hooks tracing replay usage record step scope watch"),
+    "ampscope.capture.tracing": "statistics operators operand_keeper sites tracer",
+    "ampscope.analysis": ("results numerics tables words origin cures usage scale overview precision replay diagnosis"),
+    "ampscope.report": "safe_text numbers diagnosis_json repro_script terminal html",
+    "ampscope.report.html": "markup phrases palette sheet source document figures parts report_page notebook",
+    "app": "state data charts blocks app_pages streamlit_app",
+    "app.blocks": "components basics verdict replay scale frame",
+}
+#: Files and folders in one folder, at most.
+MOST_ENTRIES = 14
 
 #: Modules of the app that know no Streamlit: they turn a result into a figure.
 FIGURES = ROOT / "app" / "charts"
@@ -98,6 +111,42 @@ def _may_enter(rest: str, name: str, allowed: frozenset[str]) -> bool:
     return target == name or target in allowed or module in allowed
 
 
+def modules() -> dict[str, Path]:
+    """Every module by its full name, the app's below ``app``."""
+    files = [*PACKAGE.rglob("*.py"), *(ROOT / "app").rglob("*.py")]
+    return {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
+
+
+def dependencies() -> dict[str, set[str]]:
+    """Which of the project's modules each of them imports."""
+    known = modules()
+    return {name: set(_within(known, file, app=name.startswith("app"))) - {name} for name, file in known.items()}
+
+
+def _within(known: dict[str, Path], file: Path, *, app: bool) -> Iterator[str]:
+    for full in imported(file.read_text("utf-8")):
+        home = "app." if app and not full.startswith("ampscope") else ""
+        parts = f"{home}{full}".split(".")
+        longest = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
+        yield from [name for name in longest if name in known][:1]
+
+
+def child(folder: str, module: str) -> str | None:
+    """The entry of ``folder`` that holds ``module``."""
+    return module.removeprefix(f"{folder}.").split(".")[0] if module.startswith(f"{folder}.") else None
+
+
+def between(folder: str) -> dict[str, set[str]]:
+    """Which entries of ``folder`` each of its entries imports."""
+    found: dict[str, set[str]] = {}
+    for module, needs in dependencies().items():
+        here = child(folder, module)
+        if here is not None:
+            found.setdefault(here, set()).update(filter(None, (child(folder, need) for need in needs)))
+            found[here].discard(here)
+    return found
+
+
 def siblings_of(file: Path) -> frozenset[str]:
     app = ROOT / "app"
     return frozenset(path.stem for path in app.iterdir()) if file.is_relative_to(app) else frozenset()
@@ -108,6 +157,46 @@ def siblings_of(file: Path) -> frozenset[str]:
 )
 def test_imports_only_go_down(name: str, file: Path) -> None:
     assert offences(file.read_text("utf-8"), name, siblings=siblings_of(file)) == []
+
+
+@pytest.mark.parametrize("folder", FLOORS)
+def test_inside_a_room_imports_only_go_down(folder: str) -> None:
+    floors, found = FLOORS[folder].split(), between(folder)
+    assert set(floors) == found.keys(), "a new room needs a floor in FLOORS"
+    below = {name: set(floors[:number]) for number, name in enumerate(floors)}
+    assert {name: needs - below[name] for name, needs in found.items() if needs - below[name]} == {}
+
+
+@pytest.mark.parametrize("folder", sorted({name.rpartition(".")[0] for name in modules()} - {""}))
+def test_no_folder_holds_a_circle(folder: str) -> None:
+    assert circle(between(folder)) == []
+
+
+def test_a_circle_is_found() -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == ["a", "b", "c"]
+    assert circle({"a": {"b"}, "b": {"c"}, "d": {"a", "c"}}) == []
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """The names that are left when what imports nothing that is left is taken away, again and again."""
+    left = {name: set(needs) for name, needs in graph.items()}
+    while True:
+        leaves = {name for name in left if not left[name] & left.keys()}
+        if not leaves:
+            inner = {need for needs in left.values() for need in needs}
+            return sorted(left.keys() & inner)
+        left = {name: needs for name, needs in left.items() if name not in leaves}
+
+
+@pytest.mark.parametrize("top", ["ampscope", "app", "tests", "benchmarks"])
+def test_a_folder_can_be_taken_in_at_a_glance(top: str) -> None:
+    tracked = subprocess.run(["git", "ls-files", top], capture_output=True, text=True, check=False, cwd=ROOT).stdout
+    held: dict[Path, set[str]] = {}
+    for line in tracked.splitlines():
+        parts = Path(line).parts
+        for depth in range(1, len(parts)):
+            held.setdefault(Path(*parts[:depth]), set()).add(parts[depth])
+    assert {str(folder): len(names) for folder, names in held.items() if len(names) > MOST_ENTRIES} == {}
 
 
 @pytest.mark.parametrize("file", sorted(FIGURES.glob("*.py")), ids=lambda file: file.name)
@@ -124,7 +213,7 @@ def test_charts_know_no_streamlit(file: Path) -> None:
             "ampscope.analysis.scale.scale_history.scale_history",
         ),
         ("capture", "def f():\n    import duckdb", "duckdb"),
-        ("analysis", "from ampscope.capture.tracing import stats", "ampscope.capture.tracing.statistics.stats"),
+        ("analysis", "from ampscope.capture.tracing import tracer", "ampscope.capture.tracing.tracer"),
         ("analysis", "import torch.nn", "torch.nn"),
         ("analysis", "from ampscope import watch", "ampscope.watch"),
         ("report", "from ampscope.cli.main import main", "ampscope.cli.main.main"),
@@ -160,10 +249,7 @@ def loaded(code: str, names: tuple[str, ...]) -> list[str]:
 
 def modules_of(*rooms: str) -> str:
     """Code that imports every module of the rooms."""
-    folders = [PACKAGE / name for name in rooms]
-    names = [
-        f"ampscope.{folder.name}.{module.name}" for folder in folders for module in pkgutil.iter_modules([str(folder)])
-    ]
+    names = [name for name in modules() if name.startswith(tuple(f"ampscope.{room}." for room in rooms))]
     return "\n".join(f"import {name}" for name in names)
 
 

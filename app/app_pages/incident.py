@@ -22,8 +22,8 @@ from ampscope.report.html.figures.magnitudes import magnitudes_html
 from ampscope.report.html.figures.path_graph import path_graph
 from ampscope.report.html.parts.evidence import found, operand_table
 from ampscope.report.html.parts.incident import tripped_html
-from ampscope.report.html.parts.source import listing
 from ampscope.report.html.parts.tried import tried_table
+from ampscope.report.html.source import listing
 from ampscope.trace.vocabulary import Cause, Severity
 
 

@@ -20,10 +20,10 @@ from state.address import tell, told, write_address
 from state.choice import choose, choose_traced, traced_words
 from state.cursor import Cursor, cursor
 
+from ampscope.analysis.numerics.arrays import IntArray
 from ampscope.analysis.replay.op_detail import OpDetail, op_detail
 from ampscope.analysis.replay.seek import Kind, find, marked
 from ampscope.analysis.results import Incident
-from ampscope.analysis.tables.arrays import IntArray
 from ampscope.analysis.tables.traced_steps import TracedStep
 from ampscope.report.html.figures.magnitudes import magnitudes_html
 from ampscope.trace.vocabulary import Severity

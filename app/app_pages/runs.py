@@ -13,8 +13,8 @@ from state.pages import Page
 
 from ampscope.analysis.overview.run_list import RunSummary
 from ampscope.report import numbers
-from ampscope.report.html.figures.palette import ALARM, GOOD, SEVERITIES
 from ampscope.report.html.markup import short
+from ampscope.report.html.palette import ALARM, GOOD, SEVERITIES
 from ampscope.report.html.phrases import count
 from ampscope.report.terminal.run_list import evidence
 from ampscope.trace.vocabulary import Severity, Verdict

@@ -15,7 +15,7 @@ from ampscope.analysis.results import Finding
 from ampscope.analysis.usage.usage_checks import Check, usage_checks
 from ampscope.report import numbers
 from ampscope.report.html.parts.checks import checks_html
-from ampscope.report.html.parts.source import listing
+from ampscope.report.html.source import listing
 
 
 def show_finding(name: str, finding: Finding) -> None:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ampscope.report.html.figures.palette import ALARM, CURVE, HAIRLINE, MARK
 from ampscope.report.html.figures.panels import Axis, Edge, Panel
 from ampscope.report.html.figures.timeline import Lane, Stack
 from ampscope.report.html.markup import as_label
+from ampscope.report.html.palette import ALARM, CURVE, HAIRLINE, MARK
 
 #: Where in a panel, from 0 at the bottom to 1 at the top, marks for what cannot be drawn sit.
 TOP, BOTTOM = 0.93, 0.05

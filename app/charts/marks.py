@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import plotly.graph_objects as go
 
-from ampscope.report.html.figures.palette import MARK
+from ampscope.report.html.palette import MARK
 
 
 def mark_step(figure: go.Figure, step: int) -> None:

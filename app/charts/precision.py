@@ -8,8 +8,8 @@ import plotly.graph_objects as go
 
 from ampscope.analysis.precision.precision import PrecisionRow
 from ampscope.report import numbers
-from ampscope.report.html.figures.palette import dtype_color, ink_on
 from ampscope.report.html.markup import as_label
+from ampscope.report.html.palette import dtype_color, ink_on
 from ampscope.report.html.phrases import share, size
 
 _BAR = 30

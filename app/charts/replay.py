@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from ampscope.analysis.numerics.arrays import FloatArray
 from ampscope.analysis.numerics.dtypes import FORMATS
 from ampscope.analysis.replay.track import Stretch, Track
-from ampscope.analysis.tables.arrays import FloatArray
-from ampscope.report.html.figures.palette import ALARM, CURVE, HAIRLINE, MARK, SEVERITIES, SHADE, dtype_color
 from ampscope.report.html.markup import as_label
+from ampscope.report.html.palette import ALARM, CURVE, HAIRLINE, MARK, SEVERITIES, SHADE, dtype_color
 from ampscope.trace.vocabulary import Severity
 
 #: Pixels; the page lays its cursor over the figure by them.

@@ -35,7 +35,7 @@ class Offer:
 def places() -> tuple[Place, ...]:
     """The folders of the command line, else of the environment, else ``./ampscope_runs``; then the samples."""
     named = _command_line() or _environment() or [Path("ampscope_runs")]
-    samples = Path(__file__).resolve().parent.parent / "sample_logs"
+    samples = Path(__file__).resolve().parents[2] / "sample_logs"
     return (*(Place(path.resolve()) for path in named), Place(samples, is_sample=True))
 
 

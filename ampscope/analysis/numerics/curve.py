@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ampscope.analysis.tables.arrays import FloatArray, IntArray
+from ampscope.analysis.numerics.arrays import FloatArray, IntArray
 
 #: Points kept of a curve: two per pixel of a wide figure. Shorter curves are kept whole.
 MAX_POINTS = 4000

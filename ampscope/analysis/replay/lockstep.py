@@ -8,8 +8,8 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from ampscope.analysis.numerics.arrays import BoolArray, FloatArray, IntArray
 from ampscope.analysis.replay.recording import Recording
-from ampscope.analysis.tables.arrays import BoolArray, FloatArray, IntArray
 from ampscope.trace.schema import Phase, SiteRow
 
 #: From this many doublings between their largest magnitudes on, two results are told apart by their size.

@@ -8,10 +8,10 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
+from ampscope.analysis.numerics.arrays import BoolArray
 from ampscope.analysis.numerics.dtypes import FORMATS, Format, ran_in
 from ampscope.analysis.replay.op_detail import Magnitudes, known
 from ampscope.analysis.replay.recording import Recording
-from ampscope.analysis.tables.arrays import BoolArray
 
 #: Formats, that with the least range first.
 _NARROWEST = sorted(FORMATS.values(), key=lambda one: (one.top, -one.lowest))

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ampscope.analysis.numerics.arrays import BoolArray, Columns, FloatArray, IntArray
 from ampscope.analysis.numerics.dtypes import FORMATS, ran_in
-from ampscope.analysis.tables.arrays import BoolArray, Columns, FloatArray, IntArray
 from ampscope.analysis.tables.lazy_tables import collect_columns
 from ampscope.analysis.tables.traced_steps import TracedStep, of_step
 from ampscope.trace.read.run import Run

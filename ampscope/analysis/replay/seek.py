@@ -6,8 +6,8 @@ from enum import StrEnum
 
 import numpy as np
 
+from ampscope.analysis.numerics.arrays import BoolArray, IntArray
 from ampscope.analysis.replay.recording import Recording
-from ampscope.analysis.tables.arrays import BoolArray, IntArray
 from ampscope.trace.schema import SiteRow
 
 

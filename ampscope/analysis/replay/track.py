@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ampscope.analysis.numerics.arrays import BoolArray, FloatArray, IntArray
 from ampscope.analysis.numerics.dtypes import ran_in
 from ampscope.analysis.replay.recording import Recording
-from ampscope.analysis.tables.arrays import BoolArray, FloatArray, IntArray
 from ampscope.trace.schema import Phase
 
 #: Columns of a track: one for each pixel and a half of a wide figure.

@@ -8,9 +8,9 @@ from typing import Protocol
 
 import numpy as np
 
+from ampscope.analysis.numerics.arrays import BoolArray, FloatArray, IntArray
 from ampscope.analysis.scale.scaler_log import ScalerSettings
 from ampscope.analysis.scale.skip_runs import CALIBRATION_STEPS
-from ampscope.analysis.tables.arrays import BoolArray, FloatArray, IntArray
 
 
 class Attempts(Protocol):

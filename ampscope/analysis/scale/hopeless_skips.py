@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ampscope.analysis.numerics.arrays import BoolArray
 from ampscope.analysis.results import Remedy
 from ampscope.analysis.scale.course import Course
-from ampscope.analysis.tables.arrays import BoolArray
 
 #: What to do about a scale that such skips have brought down.
 CURE = (

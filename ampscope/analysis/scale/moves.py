@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from ampscope.analysis.tables.arrays import FloatArray, IntArray
+from ampscope.analysis.numerics.arrays import FloatArray, IntArray
 from ampscope.trace.schema import ScalerAction, ScalerEventRow
 
 #: Events after which the scale has a new value.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from ampscope.analysis.numerics.arrays import BoolArray, Columns, FloatArray, IntArray
 from ampscope.analysis.numerics.curve import Curve, make_curve, thin_marks
-from ampscope.analysis.overview.overview import log2_curve, measured, step_optimizers, steps_of
 from ampscope.analysis.results import ScaleHealth
 from ampscope.analysis.scale.health import scale_health
 from ampscope.analysis.scale.moves import Move, moves_of_events, moves_of_steps, scale_after
@@ -19,8 +19,8 @@ from ampscope.analysis.scale.scaler_log import (
     scaler_log,
     settings_of,
 )
-from ampscope.analysis.tables.arrays import BoolArray, Columns, FloatArray, IntArray
 from ampscope.analysis.tables.lazy_tables import collect_columns, first_rank
+from ampscope.analysis.tables.step_queries import log2_curve, measured, step_optimizers, steps_of
 from ampscope.notebook_repr import Shown
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import ScalerEventRow

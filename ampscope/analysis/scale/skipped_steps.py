@@ -8,8 +8,8 @@ from typing import Any
 
 import narwhals as nw
 
-from ampscope.analysis.overview.overview import step_optimizers
 from ampscope.analysis.tables.lazy_tables import collect, first_rank, rank_table
+from ampscope.analysis.tables.step_queries import step_optimizers
 from ampscope.trace.json_columns import names
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import Table

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import narwhals as nw
 import numpy as np
 
+from ampscope.analysis.numerics.arrays import BoolArray, FloatArray, IntArray
 from ampscope.analysis.numerics.curve import Curve, make_curve, thin_marks
-from ampscope.analysis.overview.overview import step_optimizers, steps_of
-from ampscope.analysis.tables.arrays import BoolArray, FloatArray, IntArray
 from ampscope.analysis.tables.lazy_tables import collect_columns, first_rank
+from ampscope.analysis.tables.step_queries import step_optimizers, steps_of
 from ampscope.trace.read.run import Run
 
 #: ``GradScaler`` never grows to infinity; neither does this.

@@ -9,7 +9,7 @@ from typing import Any
 import duckdb
 import narwhals as nw
 
-from ampscope.analysis.tables.arrays import Columns
+from ampscope.analysis.numerics.arrays import Columns
 from ampscope.errors import RunDamaged
 from ampscope.trace.read.run import Run
 from ampscope.trace.read.table_scan import RANK

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ampscope.analysis.tables.arrays import BoolArray, FloatArray, IntArray
+from ampscope.analysis.numerics.arrays import BoolArray, FloatArray, IntArray
 from ampscope.analysis.tables.lazy_tables import collect_columns, rank_table
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import Table

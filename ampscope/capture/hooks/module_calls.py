@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from ampscope.capture.replay.tape import Entry
 from ampscope.capture.torch_support import instrumented, torch_private
 from ampscope.capture.torch_support.models import Models
 
@@ -19,16 +18,16 @@ from ampscope.capture.torch_support.models import Models
 LEARNING_STEPS = 2
 
 
-class Caller(Protocol):
-    """Who is told of the outermost calls of watched modules."""
+class CallListener(Protocol):
+    """Who is told of the outermost calls of watched modules; what ``enter`` returns comes back at the call's end."""
 
-    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> Entry | None:
+    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """A call begins."""
 
-    def leave(self, entry: Entry | None, result: Any) -> None:
+    def leave(self, entry: Any, result: Any) -> None:
         """It has returned."""
 
-    def lost(self, entry: Entry | None) -> None:
+    def lost(self, entry: Any) -> None:
         """It was left by an exception."""
 
 
@@ -47,7 +46,7 @@ class _Hooked(NamedTuple):
     """An outermost call seen by the learning hooks."""
 
     module: nn.Module
-    entry: Entry | None
+    entry: Any
 
 
 class ModuleWatch:
@@ -61,7 +60,7 @@ class ModuleWatch:
         caller: Is told of outermost calls.
     """
 
-    def __init__(self, models: Models, caller: Caller) -> None:
+    def __init__(self, models: Models, caller: CallListener) -> None:
         self._models = models
         self._caller = caller
         self._thread: int | None = None  # of the first call; replicas in other threads are not the loop's

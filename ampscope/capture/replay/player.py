@@ -17,6 +17,7 @@ from ampscope.capture.replay.stand_ins import StandIns, StateKeeper
 from ampscope.capture.replay.tape import Entry, Held, Kind, Outside, Result, Tape
 from ampscope.capture.torch_support import call_state, tensor_tree, torch_private
 from ampscope.capture.torch_support.call_state import random_state_kept
+from ampscope.capture.torch_support.function_names import attaches
 from ampscope.capture.torch_support.models import Models, unwrapped
 from ampscope.capture.tracing.statistics.stats import finite
 from ampscope.capture.tracing.tracer import Tracer
@@ -93,7 +94,7 @@ class Player:
 
     def _hooks(self) -> list[Callable[..., Any]]:
         """What the loop attached to tensors in this step; it runs again in the replay's backward."""
-        attached = (entry for _, entry in self._entries if tape.attaches(entry.call))
+        attached = (entry for _, entry in self._entries if attaches(entry.call))
         return [value for entry in attached for value in entry.args if callable(value)]
 
     def _play_entry(self, index: int, entry: Entry) -> None:

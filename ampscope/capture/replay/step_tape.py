@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,13 +12,11 @@ from ampscope.capture.hooks import process_hooks
 from ampscope.capture.replay.player import Recording
 from ampscope.capture.replay.stand_ins import StateKeeper
 from ampscope.capture.replay.tape import Entry, Tape
-from ampscope.capture.replay.tape_mode import TapeMode
-from ampscope.capture.step.live_trace import LiveTrace
+from ampscope.capture.replay.tape_mode import SawFunction, TapeMode
 from ampscope.capture.torch_support import call_state, tensor_tree
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.user_line import NOWHERE, user_place
-from ampscope.capture.usage.usage_watch import UsageWatch
 
 #: Calls without a backward, and micro-batches without an optimizer step, whose inputs are kept alive.
 MOST_CALLS = 64
@@ -28,18 +27,18 @@ class StepTape:
 
     Args:
         models: The watched models.
-        usage: Is told of functions that touch gradients.
+        saw_function: Is told of the functions that the loop calls.
         guard: Catches faults of the tape.
-        live: The trace of the step in progress, which leaves out what the tape computes.
+        pause: Leaves out of a live trace what the tape computes.
     """
 
-    def __init__(self, models: Models, usage: UsageWatch, guard: Guard, live: LiveTrace) -> None:
+    def __init__(self, models: Models, saw_function: SawFunction, guard: Guard, pause: Callable[[bool], None]) -> None:
         self._models = models
         self._guard = guard
         self._types = call_state.device_types()
         self._tape = Tape(self._types)
         self._state = StateKeeper(models)
-        self._mode = TapeMode(self._tape, usage, guard, live.pause)
+        self._mode = TapeMode(self._tape, saw_function, guard, pause)
         self._since = 0  # where on the tape the present step begins
         self._starts: list[int] = []  # where the latest steps began
         self._calls = 0  # of watched modules since the last backward

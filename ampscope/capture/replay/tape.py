@@ -15,14 +15,13 @@ from ampscope.capture.hooks import process_hooks
 from ampscope.capture.replay.half_conversions import HALF, dtypes_asked
 from ampscope.capture.torch_support import call_state, tensor_tree
 from ampscope.capture.torch_support.call_state import Ambient, RandomState
+from ampscope.capture.torch_support.function_names import is_in_place
 from ampscope.capture.torch_support.torch_private import storage_key
 from ampscope.capture.torch_support.user_line import NOWHERE, Place
 
 #: A tape longer than this is given up: a loop that never steps would otherwise keep every batch alive.
 MAX_ENTRIES = 20_000
 
-#: Functions that change what backward does with their tensor, and return nothing of use.
-_ATTACHES = frozenset({"register_hook", "retain_grad"})
 #: Elements up to which a tensor from outside is copied before the loop overwrites it.
 SMALL_TARGET = 1 << 20
 _RANDOM = ("rand", "dropout", "bernoulli", "normal_", "uniform_", "multinomial", "exponential_", "gumbel", "rrelu")
@@ -96,18 +95,6 @@ def fingerprint(value: Any, leaves: int = 4) -> list[Tensor]:
         if len(taken) == leaves:
             break
     return taken
-
-
-def is_in_place(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
-    """Whether a torch function overwrites its first argument (or ``out=``), judged by torch's naming convention."""
-    name = getattr(func, "__name__", "")
-    if "out" in kwargs or name in _ATTACHES:
-        return True
-    if name.startswith("__"):
-        return name in ("__setitem__", "__set__") or (
-            name.startswith("__i") and name not in ("__invert__", "__index__", "__int__")
-        )
-    return name.endswith("_")
 
 
 def produced(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> list[Tensor]:
@@ -347,11 +334,6 @@ class Tape:
 
 def _dense(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and tensor.numel() > 0
-
-
-def attaches(func: Callable[..., Any]) -> bool:
-    """Whether a function attaches a hook to its tensor."""
-    return getattr(func, "__name__", "") in _ATTACHES
 
 
 def backward_roots(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -14,9 +14,9 @@ from ampscope.capture.replay import tape
 from ampscope.capture.replay.tape import Tape
 from ampscope.capture.torch_support import tensor_tree, torch_private
 from ampscope.capture.torch_support.call_state import RandomState
+from ampscope.capture.torch_support.function_names import is_in_place
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.user_line import NOWHERE, user_place
-from ampscope.capture.usage.usage_watch import UsageWatch
 
 _GRADIENT = torch.Tensor.grad
 
@@ -34,20 +34,27 @@ class _Before(NamedTuple):
     originals: dict[int, Tensor]
 
 
+class SawFunction(Protocol):
+    """Is told of the torch functions that the loop calls outside watched modules."""
+
+    def __call__(self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, *, after_backward: bool) -> None:
+        """A function has run."""
+
+
 class TapeMode(TorchFunctionMode):
     """Active between the first watched forward of a step and its optimizer step, but not inside watched modules.
 
     Args:
         recorded: Where the calls go.
-        usage: Is told of functions that touch gradients.
+        saw_function: Is told of each function.
         guard: Catches faults of the tape.
         pause: Leaves out of a live trace what the tape computes.
     """
 
-    def __init__(self, recorded: Tape, usage: UsageWatch, guard: Guard, pause: Callable[[bool], None]) -> None:
+    def __init__(self, recorded: Tape, saw_function: SawFunction, guard: Guard, pause: Callable[[bool], None]) -> None:
         super().__init__()
         self.recorded = recorded  #: where the calls go
-        self._usage = usage
+        self._saw_function = saw_function
         self._guard = guard
         self._pause = pause
         self._inserted = False
@@ -98,17 +105,17 @@ class TapeMode(TorchFunctionMode):
             generator = kwargs.get("generator")
             if generator is not None:
                 kwargs = {**kwargs, "generator": generator.clone_state()}
-            overwrites = not self.after_backward and tape.is_in_place(func, kwargs)
+            overwrites = not self.after_backward and is_in_place(func, kwargs)
             originals = self.recorded.overwritten_unknown(args, kwargs) if overwrites else {}
             return _Before(random, kwargs, originals)
         return None
 
     def _note(self, func: Any, args: Any, before: _Before, result: Any) -> None:
         kwargs = before.kwargs
-        self._usage.saw_function(func, args, kwargs, result, after_backward=self.after_backward)
+        self._saw_function(func, args, kwargs, result, after_backward=self.after_backward)
         if getattr(func, "__self__", None) is _GRADIENT:
             return
-        in_place = tape.is_in_place(func, kwargs)
+        in_place = is_in_place(func, kwargs)
         if not in_place and not isinstance(result, Tensor) and next(tensor_tree.tensors(result), None) is None:
             return
         place, originals = user_place() or NOWHERE, before.originals

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ampscope.capture.replay.tape import is_in_place
 from ampscope.capture.torch_support import tensor_tree
+from ampscope.capture.torch_support.function_names import is_in_place
 from ampscope.capture.torch_support.torch_private import storage_key
 from ampscope.capture.torch_support.user_line import Place, user_place
 from ampscope.capture.usage import scale_degree

@@ -15,17 +15,17 @@ from ampscope.analysis.scale.summary import scale_story
 from ampscope.analysis.words.wording import cause_in_words, steps_in_words
 from ampscope.errors import AmpscopeError
 from ampscope.report.html.document import paragraph, section
-from ampscope.report.html.figures.palette import SHADE
 from ampscope.report.html.figures.precision_bars import precision_html
 from ampscope.report.html.figures.stack import stack_html
 from ampscope.report.html.figures.timeline import scale_stack, timeline_stack
+from ampscope.report.html.palette import SHADE
 from ampscope.report.html.parts.card import Item, item_html, verdict_html
 from ampscope.report.html.parts.incident import item_sections
-from ampscope.report.html.parts.source import place
 from ampscope.report.html.parts.table import table_html
 from ampscope.report.html.parts.tiles import run_tiles, tiles_html
 from ampscope.report.html.report_page import told_first
 from ampscope.report.html.sheet import SHEET
+from ampscope.report.html.source import place
 from ampscope.trace.read.run import Run
 
 #: Rows of the list of what was noticed.

@@ -21,8 +21,8 @@ from ampscope.report.html.figures.timeline import scale_stack, timeline_stack
 from ampscope.report.html.markup import as_html
 from ampscope.report.html.parts.card import Item, item_html, verdict_html, what
 from ampscope.report.html.parts.incident import item_sections
-from ampscope.report.html.parts.source import place
 from ampscope.report.html.parts.tiles import run_tiles, tiles_html
+from ampscope.report.html.source import place
 from ampscope.report.terminal.diagnosis_text import run_facts
 from ampscope.trace.read.run import Run, open_run
 from ampscope.trace.vocabulary import Severity

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ampscope.report.html.figures.palette import (
+from ampscope.report.html.palette import (
     ALARM,
     ALARM_SHADE,
     CURVE,

@@ -10,8 +10,8 @@ from ampscope.analysis.replay.lockstep import Difference
 from ampscope.analysis.replay.op_detail import OpDetail
 from ampscope.analysis.replay.recording import NEAR_BITS
 from ampscope.analysis.results import Operand
-from ampscope.report.html.figures.palette import dtype_color
 from ampscope.report.html.markup import as_html, short
+from ampscope.report.html.palette import dtype_color
 from ampscope.report.html.phrases import part, span, trouble
 from ampscope.trace.schema import Cast
 from blocks.basics.notes import source_html

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ampscope.analysis.numerics.arrays import IntArray
 from ampscope.analysis.replay.module_tree import Branch, module_tree
 from ampscope.analysis.replay.op_detail import Magnitudes, OpLine, op_lines
 from ampscope.analysis.replay.recording import Recording
 from ampscope.analysis.replay.seek import neighbourhood
-from ampscope.analysis.tables.arrays import IntArray
-from ampscope.report.html.figures.palette import ALARM, dtype_color
+from ampscope.report.html.palette import ALARM, dtype_color
 from ampscope.report.html.phrases import count, value
 from ampscope.trace.schema import Node
 from blocks.components.picker import Line, Mark, picker

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import streamlit as st
 from state.cursor import Cursor
 
+from ampscope.analysis.numerics.arrays import IntArray
 from ampscope.analysis.replay.recording import Recording
 from ampscope.analysis.replay.seek import Kind, around, marked
-from ampscope.analysis.tables.arrays import IntArray
 from ampscope.report.html.phrases import count
 
 #: Seconds between two beats of playing, and how long a whole step takes at normal speed.

@@ -1,4 +1,4 @@
-"""One command that takes a picture of every page of every run: ``python tests/integration/browser/screenshots.py [FOLDER] [OUT]``.
+"""One command that takes a picture of every page of every run: ``screenshots.py [FOLDER] [OUT]``.
 
 FOLDER holds runs (default: the samples), OUT gets the pictures (default: ``screenshots``).
 """

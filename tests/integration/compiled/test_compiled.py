@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ampscope.trace.schema import EventKind, ReplayStatus, Source, Table
-from tests.support.small_loop import BATCH, POISONED, WIDTH, make_scaler, mlp, poison, train
-from tests.support.step_traces import Trace
-from tests.support.twin_runs import Watched, train_both, train_unwatched
+from tests.support.training.small_loop import BATCH, POISONED, WIDTH, make_scaler, mlp, poison, train
+from tests.support.training.step_traces import Trace
+from tests.support.training.twin_runs import Watched, train_both, train_unwatched
 
 EXACT = (ReplayStatus.EXACT, "")
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import ampscope
-from tests.support.small_loop import BATCH, GAIN, WIDTH, make_scaler, mse
+from tests.support.training.small_loop import BATCH, GAIN, WIDTH, make_scaler, mse
 
 #: A step before the death that overflows, so that the run holds an incident.
 OVERFLOW = 2

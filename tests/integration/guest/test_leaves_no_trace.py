@@ -18,9 +18,9 @@ from torch import Tensor, nn
 import ampscope
 from ampscope.errors import AmpscopeError, WatchError
 from ampscope.trace.schema import EventKind, Table
-from tests.support.small_loop import BATCH, WIDTH, make_scaler, mlp, mse, train
-from tests.support.torch_state import dress, installed
-from tests.support.twin_runs import Watched, train_both
+from tests.support.training.small_loop import BATCH, WIDTH, make_scaler, mlp, mse, train
+from tests.support.training.torch_state import dress, installed
+from tests.support.training.twin_runs import Watched, train_both
 
 
 class Named(nn.Module):

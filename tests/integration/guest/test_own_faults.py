@@ -22,9 +22,9 @@ from torch import nn
 import ampscope
 import ampscope.capture
 from ampscope.trace.schema import EventKind, Table
-from tests.support.small_loop import BATCH, WIDTH, make_scaler, mse, poison
-from tests.support.torch_state import installed
-from tests.support.twin_runs import differences, exact_state, seed_everything, train_unwatched
+from tests.support.training.small_loop import BATCH, WIDTH, make_scaler, mse, poison
+from tests.support.training.torch_state import installed
+from tests.support.training.twin_runs import differences, exact_state, seed_everything, train_unwatched
 
 STEPS = 5
 

@@ -28,8 +28,8 @@ from ampscope.trace.files import saved_operands as kept
 from ampscope.trace.files.saved_operands import operand_files as files_of
 from ampscope.trace.files.saved_operands import read_operands
 from ampscope.trace.schema import EventKind, Table
-from tests.support.small_loop import WIDTH, make_scaler, mlp, train
-from tests.support.twin_runs import train_both
+from tests.support.training.small_loop import WIDTH, make_scaler, mlp, train
+from tests.support.training.twin_runs import train_both
 
 Loss = Callable[[nn.Module, bool], Tensor]
 

@@ -13,7 +13,7 @@ import ampscope
 from ampscope.trace.schema import ReplayStatus, Table
 from tests.integration.ranks.two_ranks import RANKS
 from tests.support.paths import ROOT as REPOSITORY
-from tests.support.small_loop import POISONED
+from tests.support.training.small_loop import POISONED
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch was built without distributed")
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.support.small_loop import BATCH, POISONED, WIDTH, make_scaler, poison
+from tests.support.training.small_loop import BATCH, POISONED, WIDTH, make_scaler, poison
 
 RANKS = 2
 

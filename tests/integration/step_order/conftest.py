@@ -1,7 +1,7 @@
-"""Loops are trained in this process, as capture's are; ``--record-order`` writes the golden files anew."""
+"""Loops are trained in this process; see `tests.support.training.fixtures`."""
 
 from __future__ import annotations
 
-from tests.unit.capture.conftest import quiet_process
+from tests.support.training.fixtures import quiet_process
 
 __all__ = ["quiet_process"]

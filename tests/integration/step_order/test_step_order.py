@@ -17,7 +17,7 @@ from torch import nn
 import ampscope
 from tests.integration.loops import deprecated, digits, handwritten_loss, plain, relation
 from tests.integration.step_order.seams import in_steps, noted
-from tests.support import small_loop
+from tests.support.training import small_loop
 from tests.unit.capture.usage import test_call_orders
 
 GOLDEN = Path(__file__).parent / "golden.txt"

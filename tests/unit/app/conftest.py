@@ -33,7 +33,7 @@ def show(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Show:
 
     def page(run: str | None = None, page: str = "overview", *, real: bool = False, **query: str) -> Shown:
         if not real:
-            loader = importlib.import_module("loader")
+            loader = importlib.import_module("data.loader")
             monkeypatch.setattr(loader, "diagnose", lambda run: app_verdicts.diagnosis_of(run.path))
         return Shown.of(page, {**query, **({"run": run} if run else {})})
 

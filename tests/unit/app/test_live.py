@@ -15,7 +15,7 @@ def test_the_page_is_drawn_again_when_other_runs_are_there(
     monkeypatch: pytest.MonkeyPatch, now: dict[str, int], drawn: int
 ):
     monkeypatch.syspath_prepend(APP)
-    live = importlib.import_module("live")
+    live = importlib.import_module("blocks.frame.live")
     reruns: list[None] = []
 
     def fragment(function: Callable[[], None], run_every: float) -> Callable[[], None]:

@@ -16,7 +16,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     monkeypatch.syspath_prepend(APP)
     monkeypatch.delenv("AMPSCOPE_RUNS", raising=False)
     monkeypatch.chdir(tmp_path)
-    return importlib.import_module("runs")
+    return importlib.import_module("data.run_places")
 
 
 def test_a_folder_on_the_command_line_comes_before_the_environment(

@@ -77,7 +77,7 @@ def test_a_run_that_cannot_be_read_does_not_take_the_list_away(show: Show, folde
 
 def test_links_are_not_on_offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(APP)
-    runs = importlib.import_module("runs")
+    runs = importlib.import_module("data.run_places")
     secret = TraceBuilder(tmp_path / "secret").close()
     inside = TraceBuilder(tmp_path / "shown" / "real").close()
     (tmp_path / "shown" / "link").symlink_to(secret)

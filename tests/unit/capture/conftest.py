@@ -1,42 +1,7 @@
-"""Capture's tests train small models in this process, on one thread, and leave its random streams as they were."""
+"""Models are trained in this process; see `tests.support.fixtures`."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from tests.support.fixtures import quiet_process, watch
 
-import numpy as np
-import pytest
-
-torch = pytest.importorskip("torch")
-
-import ampscope  # noqa: E402  # after the check that torch is there
-
-
-@pytest.fixture(autouse=True)
-def quiet_process() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    streams = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    yield
-    torch.set_rng_state(streams[0])
-    random.setstate(streams[1])
-    np.random.set_state(streams[2])
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def watch(run_folder: Path) -> Iterator[Callable[..., ampscope.Scope]]:
-    """`ampscope.watch` into a folder of the test's; everything it left open is closed in the end."""
-    scopes: list[ampscope.Scope] = []
-
-    def call(*args: Any, **options: Any) -> ampscope.Scope:
-        folder = run_folder.with_name(f"run{len(scopes)}")
-        scopes.append(ampscope.watch(*args, **{"dir": folder, "quiet": True, **options}))
-        return scopes[-1]
-
-    yield call
-    for scope in scopes:
-        scope.close()
+__all__ = ["quiet_process", "watch"]

@@ -20,8 +20,8 @@ import ampscope
 from ampscope.capture.keep_fp32 import in_float32
 from ampscope.errors import KeepError
 from ampscope.trace.schema import ReplayStatus, Table
-from tests.support.small_loop import POISONED, make_scaler, poison
-from tests.support.twin_runs import train_both
+from tests.support.training.small_loop import POISONED, make_scaler, poison
+from tests.support.training.twin_runs import train_both
 
 WIDTH = 8
 HALF, FULL = torch.bfloat16, torch.float32  # bfloat16: its matrix products are quick on a CPU

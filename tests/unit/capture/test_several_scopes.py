@@ -11,7 +11,7 @@ from torch import nn
 import ampscope
 from ampscope.capture.torch_support import instrumented
 from ampscope.trace.schema import EventKind, Table
-from tests.support.usage_bench import STEPS, WIDTH, Bench, loss_of
+from tests.support.training.usage_bench import STEPS, WIDTH, Bench, loss_of
 
 
 def test_a_scaler_that_two_scopes_watch_has_its_history_in_both(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from ampscope.analysis.numerics.dtypes import FORMATS, Format
 from ampscope.analysis.results import Operand, Tried
 from ampscope.report import numbers
-from ampscope.report.html.figures.palette import ALARM, dtype_color, ink_on
 from ampscope.report.html.figures.panels import power_of_two
 from ampscope.report.html.markup import as_html
+from ampscope.report.html.palette import ALARM, dtype_color, ink_on
 from ampscope.report.html.phrases import count, part, trouble, value
 from ampscope.trace.schema import Change
 

@@ -11,10 +11,10 @@ from ampscope.analysis.origin.closeup import Closeup, Neighbour
 from ampscope.analysis.results import Incident, PathNode
 from ampscope.analysis.words.wording import short_op
 from ampscope.report import numbers
-from ampscope.report.html.figures.palette import dtype_color
 from ampscope.report.html.markup import as_html
-from ampscope.report.html.parts.source import place
+from ampscope.report.html.palette import dtype_color
 from ampscope.report.html.phrases import span
+from ampscope.report.html.source import place
 from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, Phase
 from ampscope.trace.vocabulary import Severity
 

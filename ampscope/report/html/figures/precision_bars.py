@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ampscope.analysis.precision.precision import Precision, PrecisionRow, deepest, fold_modules
 from ampscope.report import numbers
-from ampscope.report.html.figures.palette import dtype_color, ink_on
 from ampscope.report.html.markup import as_html
+from ampscope.report.html.palette import dtype_color, ink_on
 from ampscope.report.html.phrases import share
 
 #: Bars up to which modules are told apart.

@@ -11,9 +11,9 @@ from ampscope.analysis.results import Finding, Incident
 from ampscope.analysis.scale.scale_history import ScaleHistory
 from ampscope.analysis.scale.what_if import WhatIf
 from ampscope.analysis.words.wording import cause_in_words, steps_in_words
-from ampscope.report.html.figures.palette import MARK, SEVERITIES
 from ampscope.report.html.figures.panels import Panel, counter_panel, measure_panel, scale_panel
 from ampscope.report.html.markup import short
+from ampscope.report.html.palette import MARK, SEVERITIES
 from ampscope.trace.schema import EventKind, ScalerAction
 from ampscope.trace.vocabulary import Severity
 

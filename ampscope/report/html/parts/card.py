@@ -6,7 +6,7 @@ from ampscope.analysis.results import Diagnosis, Finding, Incident, Remedy
 from ampscope.analysis.words.wording import cause_in_words, steps_in_words, trial_in_words
 from ampscope.report import numbers
 from ampscope.report.html.markup import as_code, as_html
-from ampscope.report.html.parts.source import source_html
+from ampscope.report.html.source import source_html
 from ampscope.trace.vocabulary import Severity, Verdict
 
 Item = Incident | Finding

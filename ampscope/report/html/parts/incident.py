@@ -12,8 +12,8 @@ from ampscope.report.html.figures.path_graph import path_graph
 from ampscope.report.html.markup import as_html
 from ampscope.report.html.parts.card import Item, remedies_html
 from ampscope.report.html.parts.evidence import found, operand_table
-from ampscope.report.html.parts.source import listing
 from ampscope.report.html.parts.tried import tried_table
+from ampscope.report.html.source import listing
 from ampscope.trace.vocabulary import Severity
 
 #: Parameters named before the rest is only counted.

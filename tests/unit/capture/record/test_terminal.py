@@ -16,7 +16,7 @@ import ampscope
 from ampscope.capture.record.terminal import MAX_INCIDENTS, Terminal
 from ampscope.trace.schema import ReplayStatus, Table
 from ampscope.trace.vocabulary import MISTAKES_IN_WORDS, Cause
-from tests.support.usage_bench import Bench, loss_of
+from tests.support.training.usage_bench import Bench, loss_of
 
 
 class Said:

@@ -20,7 +20,7 @@ from ampscope.capture.replay.failure import Spot, Suspect
 from ampscope.capture.replay.step_replay import Tried
 from ampscope.trace import schema
 from ampscope.trace.schema import LOSS_CODE, ReplayRow, Table, Trial
-from tests.support.twin_runs import Loop, Watched, train_both
+from tests.support.training.twin_runs import Loop, Watched, train_both
 
 LARGE = 1000.0  #: its square is past 65504
 

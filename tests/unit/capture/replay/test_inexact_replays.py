@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ampscope.trace.schema import ReplayStatus
-from tests.support.small_loop import BATCH, POISONED, WIDTH, make_scaler, mlp, mse, poison, train
-from tests.support.twin_runs import Watched, train_both
+from tests.support.training.small_loop import BATCH, POISONED, WIDTH, make_scaler, mlp, mse, poison, train
+from tests.support.training.twin_runs import Watched, train_both
 from tests.unit.capture.replay.test_step_replay import Net, Square
 
 

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ampscope.trace.schema import ReplayStatus, Source
-from tests.support.small_loop import BATCH, POISONED, WIDTH, Forward, make_scaler, mlp, mse, poison, train
-from tests.support.step_traces import Trace
-from tests.support.twin_runs import Loop, train_both
+from tests.support.training.small_loop import BATCH, POISONED, WIDTH, Forward, make_scaler, mlp, mse, poison, train
+from tests.support.training.step_traces import Trace
+from tests.support.training.twin_runs import Loop, train_both
 
 EXACT: dict[str, Loop] = {}
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 import ampscope
 from ampscope.trace.schema import ReplayStatus, Source, Table
-from tests.support.small_loop import BATCH, POISONED, WIDTH, make_scaler, mlp, mse, poison, train
-from tests.support.step_traces import Trace
-from tests.support.twin_runs import Watched, train_both
+from tests.support.training.small_loop import BATCH, POISONED, WIDTH, make_scaler, mlp, mse, poison, train
+from tests.support.training.step_traces import Trace
+from tests.support.training.twin_runs import Watched, train_both
 from tests.unit.capture.step.test_step_rows import batch, norm_of
 
 EXACT = (ReplayStatus.EXACT, "")

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ampscope.trace.schema import ReplayStatus, Table, Trigger
-from tests.support.small_loop import BATCH, GAIN, POISONED, WIDTH, make_scaler, mlp, mse, poison, train
-from tests.support.twin_runs import Watched, train_both
+from tests.support.training.small_loop import BATCH, GAIN, POISONED, WIDTH, make_scaler, mlp, mse, poison, train
+from tests.support.training.twin_runs import Watched, train_both
 
 
 def norm_of(parameters: Any) -> float:

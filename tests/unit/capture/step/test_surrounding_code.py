@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from ampscope.trace.schema import Table
 from tests.integration.guest.test_leaves_no_trace import Loop
-from tests.support.small_loop import BATCH, POISONED, WIDTH, make_scaler, mlp, mse, poison, train
-from tests.support.twin_runs import train_both
+from tests.support.training.small_loop import BATCH, POISONED, WIDTH, make_scaler, mlp, mse, poison, train
+from tests.support.training.twin_runs import train_both
 from tests.unit.capture.step.test_user_contexts import EXACT
 
 

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
 from ampscope.trace.schema import ReplayStatus, Table
-from tests.support.small_loop import BATCH, POISONED, WIDTH, make_scaler, mlp, mse, poison, train
-from tests.support.twin_runs import train_both
+from tests.support.training.small_loop import BATCH, POISONED, WIDTH, make_scaler, mlp, mse, poison, train
+from tests.support.training.twin_runs import train_both
 
 EXACT = (ReplayStatus.EXACT, "")
 

@@ -15,9 +15,9 @@ import ampscope
 from ampscope.capture.torch_support import torch_private
 from ampscope.trace.schema import Table
 from tests.integration.guest.test_own_faults import STEPS, expected, tidy, training  # noqa: F401  # fixtures
-from tests.support.small_loop import make_scaler
-from tests.support.torch_state import installed
-from tests.support.twin_runs import differences, exact_state, seed_everything
+from tests.support.training.small_loop import make_scaler
+from tests.support.training.torch_state import installed
+from tests.support.training.twin_runs import differences, exact_state, seed_everything
 
 
 def test_none_is_missing() -> None:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ampscope.trace.schema import Cast, Node, Phase, Source
-from tests.support.small_loop import BATCH, POISONED, WIDTH, Forward, mlp, train
-from tests.support.step_traces import Trace, line_of
-from tests.support.twin_runs import Watched
+from tests.support.training.small_loop import BATCH, POISONED, WIDTH, Forward, mlp, train
+from tests.support.training.step_traces import Trace, line_of
+from tests.support.training.twin_runs import Watched
 
 HEALTHY = POISONED - 1  #: a step that is traced as it runs
 

@@ -14,7 +14,17 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 from ampscope.trace.vocabulary import Cause
-from tests.support.usage_bench import BATCH, OVERFLOW, STEPS, WIDTH, Bench, Watch, findings_of, found_in, loss_of
+from tests.support.training.usage_bench import (
+    BATCH,
+    OVERFLOW,
+    STEPS,
+    WIDTH,
+    Bench,
+    Watch,
+    findings_of,
+    found_in,
+    loss_of,
+)
 
 MICRO, SEVERAL = Cause.MISUSE_UPDATE_EACH_MICROBATCH, Cause.MISUSE_MULTIPLE_SCALERS_UPDATE
 RAW, MISSING = Cause.MISUSE_NO_UNSCALE, Cause.MISUSE_MISSING_SCALER

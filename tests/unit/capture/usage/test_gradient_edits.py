@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ampscope.trace.vocabulary import Cause
-from tests.support.usage_bench import Bench, Watch, findings_of, found_in
+from tests.support.training.usage_bench import Bench, Watch, findings_of, found_in
 
 CLIP, RAW = Cause.MISUSE_CLIP_BEFORE_UNSCALE, Cause.MISUSE_NO_UNSCALE
 Edit = Callable[[Bench], object]

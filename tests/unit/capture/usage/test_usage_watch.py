@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import ampscope
 from ampscope.trace.vocabulary import Cause
-from tests.support.small_loop import BATCH, WIDTH, make_scaler, mlp, mse
-from tests.support.step_traces import line_of
-from tests.support.twin_runs import Watched, train_both
+from tests.support.training.small_loop import BATCH, WIDTH, make_scaler, mlp, mse
+from tests.support.training.step_traces import line_of
+from tests.support.training.twin_runs import Watched, train_both
 
 STEPS = 4
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import ampscope
 from ampscope.analysis.results import Diagnosis, Finding
-from tests.support.twin_runs import Watched, train_both
+from tests.support.training.twin_runs import Watched, train_both
 
 WIDTH, BATCH, STEPS = 8, 16, 4
 #: Makes gradients overflow float16 for one step, at the scale that a bench starts with.

@@ -1,4 +1,4 @@
-"""The command line for tests."""
+"""The command line for the tests of every room."""
 
 from __future__ import annotations
 

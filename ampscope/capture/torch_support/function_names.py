@@ -1,0 +1,26 @@
+"""What a torch function does with its arguments, told by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+#: Functions that change what backward does with their tensor, and return nothing of use.
+_ATTACHES = frozenset({"register_hook", "retain_grad"})
+
+
+def is_in_place(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a torch function overwrites its first argument (or ``out=``), judged by torch's naming convention."""
+    name = getattr(func, "__name__", "")
+    if "out" in kwargs or name in _ATTACHES:
+        return True
+    if name.startswith("__"):
+        return name in ("__setitem__", "__set__") or (
+            name.startswith("__i") and name not in ("__invert__", "__index__", "__int__")
+        )
+    return name.endswith("_")
+
+
+def attaches(func: Callable[..., Any]) -> bool:
+    """Whether a function attaches a hook to its tensor."""
+    return getattr(func, "__name__", "") in _ATTACHES

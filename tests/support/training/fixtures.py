@@ -1,0 +1,42 @@
+"""Fixtures of the tests that train in their own process: one thread, its random streams left as they were."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ampscope  # noqa: E402  # after the check that torch is there
+
+
+@pytest.fixture(autouse=True)
+def quiet_process() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    streams = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    yield
+    torch.set_rng_state(streams[0])
+    random.setstate(streams[1])
+    np.random.set_state(streams[2])
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def watch(run_folder: Path) -> Iterator[Callable[..., ampscope.Scope]]:
+    """`ampscope.watch` into a folder of the test's; everything it left open is closed in the end."""
+    scopes: list[ampscope.Scope] = []
+
+    def call(*args: Any, **options: Any) -> ampscope.Scope:
+        folder = run_folder.with_name(f"run{len(scopes)}")
+        scopes.append(ampscope.watch(*args, **{"dir": folder, "quiet": True, **options}))
+        return scopes[-1]
+
+    yield call
+    for scope in scopes:
+        scope.close()
