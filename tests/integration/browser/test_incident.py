@@ -61,7 +61,7 @@ def downloaded(page: Page, button: str) -> bytes:
     return Path(download.value.path()).read_bytes()
 
 
-def test_the_incident_is_one_click_from_the_verdict_and_the_fix_can_be_copied(page: Page, app: str):
+def test_the_incident_is_one_click_from_the_verdict_and_the_fix_can_be_copied(page: Page, app: str) -> None:
     watched = Watched(page)
     goto(page, app, "", run="overflow")
     page.get_by_text("Look at it closely").click()
@@ -75,14 +75,14 @@ def test_the_incident_is_one_click_from_the_verdict_and_the_fix_can_be_copied(pa
     assert watched.complaints == []
 
 
-def test_the_script_of_the_failed_op_comes_as_a_file(page: Page, app: str):
+def test_the_script_of_the_failed_op_comes_as_a_file(page: Page, app: str) -> None:
     goto(page, app, "incident", run="overflow")
     script = downloaded(page, "repro.py").decode("ascii")
     ast.parse(script)
     assert "aten.mm.default" in script
 
 
-def test_the_report_comes_as_a_file_that_stands_alone(page: Page, app: str, failed: Path, tmp_path: Path):
+def test_the_report_comes_as_a_file_that_stands_alone(page: Page, app: str, failed: Path, tmp_path: Path) -> None:
     goto(page, app, "", run="overflow")
     report = downloaded(page, "Report to send on")
     assert report.decode() == page_of(failed / "overflow")
@@ -95,7 +95,7 @@ def test_the_report_comes_as_a_file_that_stands_alone(page: Page, app: str, fail
 
 
 @pytest.mark.parametrize("width", [1280, 480])
-def test_a_hostile_report_stays_text_and_on_the_page(browser: Browser, tmp_path: Path, width: int):
+def test_a_hostile_report_stays_text_and_on_the_page(browser: Browser, tmp_path: Path, width: int) -> None:
     SCENES["hostile"](tmp_path / "run").close()
     (tmp_path / "report.html").write_text(page_of(tmp_path / "run"), "utf-8")
     watched = Watched(browser.new_page(viewport={"width": width, "height": 900}))

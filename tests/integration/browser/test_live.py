@@ -61,7 +61,7 @@ def steps_shown(page: Page) -> int:
     return int(page.locator(".amp-tile b").first.inner_text().replace(",", ""))
 
 
-def test_a_page_follows_a_training_to_its_end(watched: Watched, training: Training):
+def test_a_page_follows_a_training_to_its_end(watched: Watched, training: Training) -> None:
     page = watched.page
     with serve(training.runs) as address:
         for place in PAGES:
@@ -92,7 +92,7 @@ def test_a_page_follows_a_training_to_its_end(watched: Watched, training: Traini
     assert watched.complaints == []
 
 
-def test_a_silent_run_says_so(watched: Watched, tmp_path: Path):
+def test_a_silent_run_says_so(watched: Watched, tmp_path: Path) -> None:
     trace = TraceBuilder(tmp_path / "stuck")
     trace.step(time=time.time() - 600, duration_s=0.5)
     trace.leave_open()

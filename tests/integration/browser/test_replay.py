@@ -29,7 +29,7 @@ def at(page: Page, op: int) -> None:
     expect(page).to_have_url(re.compile(rf"[?&]op={op}(&|$)"))
 
 
-def test_keys_lists_and_the_track_move_the_cursor_without_a_complaint(watched: Watched, address: str):
+def test_keys_lists_and_the_track_move_the_cursor_without_a_complaint(watched: Watched, address: str) -> None:
     page = watched.page
     goto(page, address, "replay", run=RUN, op="0")
     at(page, 0)
@@ -52,7 +52,7 @@ def test_keys_lists_and_the_track_move_the_cursor_without_a_complaint(watched: W
     assert watched.complaints == []
 
 
-def test_playing_runs_to_where_nan_begins_and_a_reload_finds_the_place_again(watched: Watched, address: str):
+def test_playing_runs_to_where_nan_begins_and_a_reload_finds_the_place_again(watched: Watched, address: str) -> None:
     page = watched.page
     goto(page, address, "replay", run=RUN, op="8")
     page.get_by_text("fast", exact=True).click()
@@ -67,7 +67,7 @@ def test_playing_runs_to_where_nan_begins_and_a_reload_finds_the_place_again(wat
     assert watched.complaints == []
 
 
-def test_keys_work_right_after_a_choice(watched: Watched, address: str):
+def test_keys_work_right_after_a_choice(watched: Watched, address: str) -> None:
     page = watched.page
     goto(page, address, "replay", run=RUN, op="0")
     page.get_by_label("Compare with").click()
@@ -80,7 +80,7 @@ def test_keys_work_right_after_a_choice(watched: Watched, address: str):
     assert watched.complaints == []
 
 
-def test_back_leads_to_the_page_before(watched: Watched, address: str):
+def test_back_leads_to_the_page_before(watched: Watched, address: str) -> None:
     page = watched.page
     goto(page, address, "", run=RUN)
     for link, title in (("Look at it closely", "Incident"), ("Replay the step from its origin", "Replay")):
@@ -94,7 +94,7 @@ def test_back_leads_to_the_page_before(watched: Watched, address: str):
     assert watched.complaints == []
 
 
-def test_the_story_goes_from_the_card_to_the_op_and_on_and_back(watched: Watched, address: str):
+def test_the_story_goes_from_the_card_to_the_op_and_on_and_back(watched: Watched, address: str) -> None:
     page = watched.page
     goto(page, address, "", run=RUN)
     page.get_by_text("Look at it closely").click()
@@ -121,7 +121,7 @@ def test_the_story_goes_from_the_card_to_the_op_and_on_and_back(watched: Watched
     assert watched.complaints == []
 
 
-def test_a_line_of_a_hostile_list_is_text(watched: Watched, address: str):
+def test_a_line_of_a_hostile_list_is_text(watched: Watched, address: str) -> None:
     page = watched.page
     goto(page, address, "replay", run="hostile")
     assert page.locator(".line").count() > 2

@@ -21,7 +21,7 @@ SAMPLES = ("attention-overflow", "clip-before-unscale", "log-zero", "sample_logs
 
 
 @pytest.mark.parametrize("run", [*SAMPLES, "hostile", "empty", "no_manifest", "torn"])
-def test_every_page_is_drawn_without_a_complaint(watched: Watched, address: str, run: str):
+def test_every_page_is_drawn_without_a_complaint(watched: Watched, address: str, run: str) -> None:
     goto(watched.page, address, "", run=run)
     for place in walk(watched.page):
         assert watched.page.locator("[data-testid=stException]").count() == 0, place
@@ -30,7 +30,7 @@ def test_every_page_is_drawn_without_a_complaint(watched: Watched, address: str,
     assert watched.hosts <= {"localhost", None}
 
 
-def test_an_empty_folder_says_how_to_make_a_run(watched: Watched, tmp_path: Path):
+def test_an_empty_folder_says_how_to_make_a_run(watched: Watched, tmp_path: Path) -> None:
     with serve(tmp_path) as address:
         goto(watched.page, address, "")
         expect(watched.page.get_by_text("No run of yours in")).to_be_visible()
@@ -40,7 +40,7 @@ def test_an_empty_folder_says_how_to_make_a_run(watched: Watched, tmp_path: Path
 
 
 @pytest.mark.parametrize("place", PAGES)
-def test_hostile_names_stay_text_and_nothing_runs_off_the_page(watched: Watched, address: str, place: str):
+def test_hostile_names_stay_text_and_nothing_runs_off_the_page(watched: Watched, address: str, place: str) -> None:
     page = watched.page
     goto(page, address, place, run="hostile")
     assert page.locator("a[href*='example.com']").count() == 0
@@ -54,7 +54,7 @@ def test_hostile_names_stay_text_and_nothing_runs_off_the_page(watched: Watched,
     assert watched.complaints == []
 
 
-def test_no_address_opens_what_is_not_on_offer(watched: Watched, tmp_path: Path):
+def test_no_address_opens_what_is_not_on_offer(watched: Watched, tmp_path: Path) -> None:
     secret = TraceBuilder(tmp_path / "secret", model="SecretModel").close()
     shown = tmp_path / "shown"
     TraceBuilder(shown / "mine").close()
@@ -67,7 +67,7 @@ def test_no_address_opens_what_is_not_on_offer(watched: Watched, tmp_path: Path)
     assert watched.complaints == []
 
 
-def test_links_lead_from_the_verdict_to_the_incident_and_keep_the_run(watched: Watched, address: str):
+def test_links_lead_from_the_verdict_to_the_incident_and_keep_the_run(watched: Watched, address: str) -> None:
     page = watched.page
     goto(page, address, "", run="finding")
     page.get_by_text("Look at it closely").click()
@@ -77,7 +77,7 @@ def test_links_lead_from_the_verdict_to_the_incident_and_keep_the_run(watched: W
     assert "incident=" in page.url
 
 
-def test_the_run_that_was_chosen_stays_chosen_from_page_to_page(watched: Watched, address: str):
+def test_the_run_that_was_chosen_stays_chosen_from_page_to_page(watched: Watched, address: str) -> None:
     page = watched.page
     goto(page, address, "", run="overflow")
     page.get_by_test_id("stSidebarNavLink").filter(has_text="Scale").click()
@@ -87,7 +87,7 @@ def test_the_run_that_was_chosen_stays_chosen_from_page_to_page(watched: Watched
     assert "run=overflow" in page.url
 
 
-def test_a_run_is_opened_from_the_list(watched: Watched, address: str):
+def test_a_run_is_opened_from_the_list(watched: Watched, address: str) -> None:
     page = watched.page
     goto(page, address, "runs", run="empty", search="H200")
     box = page.get_by_test_id("stDataFrame").bounding_box()
@@ -103,7 +103,7 @@ def test_a_run_is_opened_from_the_list(watched: Watched, address: str):
     expect(page.get_by_role("heading", name="Runs", exact=True)).to_be_visible()  # the choice was for once
 
 
-def test_a_mark_on_the_time_line_leads_to_its_step(watched: Watched, address: str):
+def test_a_mark_on_the_time_line_leads_to_its_step(watched: Watched, address: str) -> None:
     page = watched.page
     page.set_viewport_size({"width": 1280, "height": 1800})
     goto(page, address, "", run="attention-overflow")

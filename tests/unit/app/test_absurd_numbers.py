@@ -46,6 +46,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("page", ["overview", "incident", "replay", "scale", "precision", "usage", "runs"])
-def test_a_page_is_drawn_all_the_same(show: Show, folder: Path, monkeypatch: pytest.MonkeyPatch, page: str):
+def test_a_page_is_drawn_all_the_same(show: Show, folder: Path, monkeypatch: pytest.MonkeyPatch, page: str) -> None:
     monkeypatch.setenv("AMPSCOPE_RUNS", str(folder))
     assert show("absurd", page, real=True).test.title

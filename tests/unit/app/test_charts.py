@@ -20,7 +20,7 @@ def lanes_of(figure) -> list[str]:
     return [text for axis in figure.select_yaxes() for text in axis.ticktext or () if not text.startswith("2")]
 
 
-def test_a_loss_that_is_not_finite_is_marked_at_the_top_edge(tmp_path: Path):
+def test_a_loss_that_is_not_finite_is_marked_at_the_top_edge(tmp_path: Path) -> None:
     from charts.canvas import TOP
     from charts.timeline import timeline
 
@@ -34,7 +34,7 @@ def test_a_loss_that_is_not_finite_is_marked_at_the_top_edge(tmp_path: Path):
     assert {"problem", "warning", "harmless", "step skipped", "state saved", "resumed"} <= set(lanes_of(figure))
 
 
-def test_a_timeline_of_nan_alone_can_be_drawn():
+def test_a_timeline_of_nan_alone_can_be_drawn() -> None:
     from charts.timeline import timeline
 
     from ampscope.analysis.numerics.curve import Curve
@@ -44,7 +44,7 @@ def test_a_timeline_of_nan_alone_can_be_drawn():
     assert timeline(Overview(steps=2, loss=nan, grad_norm=nan, log2_scale=nan), []).to_json()
 
 
-def test_panels_without_a_measurement_are_left_out():
+def test_panels_without_a_measurement_are_left_out() -> None:
     from charts.timeline import timeline
 
     from ampscope.analysis.numerics.curve import Curve
@@ -55,7 +55,7 @@ def test_panels_without_a_measurement_are_left_out():
 
 
 @pytest.mark.parametrize("values", [(0.0, 0.0), (5.0, 5.0), (-3.0, 1e30), (1e-30, 1e30), (0.0, 1.0)])
-def test_a_measure_of_any_extent_has_a_finite_axis(values: tuple[float, ...]):
+def test_a_measure_of_any_extent_has_a_finite_axis(values: tuple[float, ...]) -> None:
     from charts.canvas import draw_panel, stacked
 
     from ampscope.analysis.numerics.curve import Curve
@@ -70,7 +70,7 @@ def test_a_measure_of_any_extent_has_a_finite_axis(values: tuple[float, ...]):
 
 
 @pytest.mark.parametrize("extent", [(0.29, 0.31), (1.0, 1.0001), (0.1, 0.9), (3.0, 4e9), (1e-40, 1e30)])
-def test_a_logarithmic_axis_has_labels_inside(extent: tuple[float, float]):
+def test_a_logarithmic_axis_has_labels_inside(extent: tuple[float, float]) -> None:
     from charts.canvas import draw_panel, stacked
 
     from ampscope.analysis.numerics.curve import Curve
@@ -83,7 +83,7 @@ def test_a_logarithmic_axis_has_labels_inside(extent: tuple[float, float]):
     assert 2 <= len(inside) <= 10
 
 
-def test_labels_for_figures_are_escaped():
+def test_labels_for_figures_are_escaped() -> None:
     from ampscope.report.html.markup import as_html, as_label, as_source, short
 
     assert as_label("<b>$x$</b> & %{y}") == "&lt;b&gt;&#36;x&#36;&lt;/b&gt; &amp; %{y}"

@@ -12,20 +12,20 @@ from tests.support.trace_builder import TraceBuilder
 from tests.unit.app.conftest import Show
 
 
-def test_the_way_leads_from_the_origin_to_the_loss(show: Show):
+def test_the_way_leads_from_the_origin_to_the_loss(show: Show) -> None:
     words = " ".join(show("overflow", "incident").words.split())
     chain = words[words.index("blocks. 3. attn bmm origin") :]
     assert chain.index("origin") < chain.index("softmax") < chain.index("loss reached")
     assert "outside the watched modules" in words
 
 
-def test_every_remedy_says_whether_it_was_tried(show: Show):
+def test_every_remedy_says_whether_it_was_tried(show: Show) -> None:
     words = show("overflow", "incident").words
     for mark in ("tried on this step: cures it", "not tried on this step", "tried on this step: does not cure it"):
         assert mark in words
 
 
-def test_how_it_was_found_and_checked_is_told(show: Show):
+def test_how_it_was_found_and_checked_is_told(show: Show) -> None:
     words = show("overflow", "incident").words
     assert "came out the same, bit for bit" in words
     assert "In float32 the same step stays finite" in words
@@ -33,19 +33,19 @@ def test_how_it_was_found_and_checked_is_told(show: Show):
     assert "14 inf" in words
 
 
-def test_a_long_path_keeps_its_ends_and_counts_the_rest(show: Show):
+def test_a_long_path_keeps_its_ends_and_counts_the_rest(show: Show) -> None:
     assert "27 more ops" in show("hostile", "incident").words
 
 
-def test_an_incident_of_unknown_origin_says_how_to_see_more(show: Show):
+def test_an_incident_of_unknown_origin_says_how_to_see_more(show: Show) -> None:
     assert "every=1" in show("overflow", "incident", real=True).words
 
 
-def test_one_of_known_origin_does_not(show: Show):
+def test_one_of_known_origin_does_not(show: Show) -> None:
     assert "every=1" not in show("overflow", "incident").words
 
 
-def test_without_kept_operands_it_says_how_to_keep_them(show: Show):
+def test_without_kept_operands_it_says_how_to_keep_them(show: Show) -> None:
     words = show("overflow", "incident").words
     assert "save_tensors=True" in words
 
@@ -73,7 +73,7 @@ def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TraceBuilder:
     return trace
 
 
-def test_the_line_stands_among_those_that_were_traced(show: Show, failing: TraceBuilder):
+def test_the_line_stands_among_those_that_were_traced(show: Show, failing: TraceBuilder) -> None:
     failing.close()
     raw = "".join(show("failing", "incident", real=True).raw)
     assert '<span class="amp-number">3</span><code>h = self.a(x)</code>' in raw
@@ -81,14 +81,14 @@ def test_the_line_stands_among_those_that_were_traced(show: Show, failing: Trace
     assert raw.index("amp-gap") > raw.index("h = self.a(x)")
 
 
-def test_healthy_neighbours_stand_beside_the_origin(show: Show, failing: TraceBuilder):
+def test_healthy_neighbours_stand_beside_the_origin(show: Show, failing: TraceBuilder) -> None:
     failing.close()
     words = " ".join(show("failing", "incident", real=True).words.split())
     assert "what the origin read mm operand 0 -1 to 1" in words
     assert "What else read the origin's result relu b inf" in words
 
 
-def test_what_was_tried_is_told_in_words(show: Show, failing: TraceBuilder):
+def test_what_was_tried_is_told_in_words(show: Show, failing: TraceBuilder) -> None:
     tried = {"loss": 2.5, "op_min": -7.0, "op_max": 90000.0}
     failing.replay(Change.FP32, Trial.FINITE, **tried)
     failing.replay(Change.SCALE, Trial.NONFINITE, scale=1024.0, loss=None)
@@ -100,20 +100,20 @@ def test_what_was_tried_is_told_in_words(show: Show, failing: TraceBuilder):
     assert "a and the loss code in float32 could not be run: out of memory" in words
 
 
-def test_float32_shows_how_far_beyond_float16_the_result_reaches(show: Show, failing: TraceBuilder):
+def test_float32_shows_how_far_beyond_float16_the_result_reaches(show: Show, failing: TraceBuilder) -> None:
     failing.replay(Change.FP32, Trial.FINITE, op_min=-7.0, op_max=90000.0)
     failing.close()
     assert "in float32 this op reaches 90,000" in show("failing", "incident", real=True).words
 
 
-def test_a_link_leads_into_the_step_at_the_origin(show: Show, failing: TraceBuilder):
+def test_a_link_leads_into_the_step_at_the_origin(show: Show, failing: TraceBuilder) -> None:
     failing.close()
     links = [element.proto for element in show("failing", "incident", real=True).test.get("page_link")]
     to_replay = next(link for link in links if "replay" in link.page)
     assert {"step=0", "source=replay", "op=1"} <= set(to_replay.query_string.split("&"))
 
 
-def test_a_failed_op_can_be_taken_along_as_a_script(show: Show, failing: TraceBuilder):
+def test_a_failed_op_can_be_taken_along_as_a_script(show: Show, failing: TraceBuilder) -> None:
     run = failing.close()
     call = replace(MM, step=0, seq=1, op="aten.bmm.default")
     save(run, content(call), call=call)
@@ -123,7 +123,7 @@ def test_a_failed_op_can_be_taken_along_as_a_script(show: Show, failing: TraceBu
     assert "save_tensors" not in shown.words
 
 
-def test_operands_that_cannot_be_read_leave_the_page_usable(show: Show, failing: TraceBuilder):
+def test_operands_that_cannot_be_read_leave_the_page_usable(show: Show, failing: TraceBuilder) -> None:
     run = failing.close()
     call = replace(MM, step=0, seq=1, op="aten.bmm.default")
     save(run, content(call)[:40], call=call)
@@ -132,7 +132,7 @@ def test_operands_that_cannot_be_read_leave_the_page_usable(show: Show, failing:
     assert "bmm" in shown.words
 
 
-def test_names_in_the_surroundings_stay_text(show: Show, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_names_in_the_surroundings_stay_text(show: Show, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AMPSCOPE_RUNS", str(tmp_path))
     trace = TraceBuilder(tmp_path / "nasty")
     trace.step(loss=float("nan"))
@@ -152,13 +152,13 @@ def test_names_in_the_surroundings_stay_text(show: Show, tmp_path: Path, monkeyp
         assert "<b>bold" not in body
 
 
-def test_a_loop_without_a_mistake_says_what_was_checked(show: Show):
+def test_a_loop_without_a_mistake_says_what_was_checked(show: Show) -> None:
     words = show("healthy", "usage", real=True).words
     assert "11 checks of the loop found no mistake." in words
     assert "Gradients are unscaled before they are clipped" in words
 
 
-def test_a_mistake_stands_with_its_fix_and_among_the_checks(show: Show):
+def test_a_mistake_stands_with_its_fix_and_among_the_checks(show: Show) -> None:
     words = show("finding", "usage").words
     assert "1 mistake in how the loop uses autocast and the scaler." in words
     assert "clip_grad_norm_(model.parameters(), 1.0)" in words
@@ -166,10 +166,10 @@ def test_a_mistake_stands_with_its_fix_and_among_the_checks(show: Show):
     assert "The gradients are still multiplied by the loss scale" in words
 
 
-def test_checks_of_a_scaler_do_not_apply_without_one(show: Show):
+def test_checks_of_a_scaler_do_not_apply_without_one(show: Show) -> None:
     assert "no scaler in this run" in show("finding", "usage").words
 
 
-def test_the_report_is_offered(show: Show):
+def test_the_report_is_offered(show: Show) -> None:
     buttons = show("healthy").test.get("download_button")
     assert [button.proto.label for button in buttons] == ["Report to send on"]

@@ -18,7 +18,7 @@ print(test.title[0].value)
 """
 
 
-def test_the_app_runs_from_where_a_wheel_puts_it(tmp_path: Path):
+def test_the_app_runs_from_where_a_wheel_puts_it(tmp_path: Path) -> None:
     copy = shutil.copytree(APP, tmp_path / "site" / "_app", ignore=shutil.ignore_patterns("__pycache__"))
     environment = {**os.environ, "PYTHONPATH": str(APP.parent), "AMPSCOPE_RUNS": str(tmp_path)}
     command = [sys.executable, "-c", _RUN, str(copy / "streamlit_app.py")]
@@ -26,7 +26,7 @@ def test_the_app_runs_from_where_a_wheel_puts_it(tmp_path: Path):
     assert done.stdout.strip() == "No run yet", done.stderr
 
 
-def test_the_app_listens_to_this_machine_alone_and_reports_to_nobody():
+def test_the_app_listens_to_this_machine_alone_and_reports_to_nobody() -> None:
     settings = tomllib.loads((APP / ".streamlit" / "config.toml").read_text())
     assert settings["server"]["address"] == "localhost"
     assert settings["browser"]["gatherUsageStats"] is False

@@ -13,7 +13,7 @@ from tests.support.paths import APP
 @pytest.mark.parametrize(("now", "drawn"), [({"one": 1}, 0), ({"one": 1, "two": 2}, 1), ({}, 1)])
 def test_the_page_is_drawn_again_when_other_runs_are_there(
     monkeypatch: pytest.MonkeyPatch, now: dict[str, int], drawn: int
-):
+) -> None:
     monkeypatch.syspath_prepend(APP)
     live = importlib.import_module("blocks.frame.live")
     reruns: list[None] = []

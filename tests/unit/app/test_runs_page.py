@@ -25,7 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_each_run_has_a_row_and_soon_its_verdict(show: Show, folder: Path):
+def test_each_run_has_a_row_and_soon_its_verdict(show: Show, folder: Path) -> None:
     good = TraceBuilder(folder / "good", tags=("nightly",), created=1.7e9 + 1)
     good.step()
     good.close()
@@ -48,7 +48,7 @@ def test_each_run_has_a_row_and_soon_its_verdict(show: Show, folder: Path):
     assert (rows["bad"]["Verdict"], rows["bad"]["What"]) == (["problem"], "gradients clipped before they were unscaled")
 
 
-def test_before_its_diagnosis_a_run_tells_what_was_recorded(show: Show, folder: Path):
+def test_before_its_diagnosis_a_run_tells_what_was_recorded(show: Show, folder: Path) -> None:
     trace = TraceBuilder(folder / "new")
     trace.step()
     trace.incident()
@@ -58,7 +58,7 @@ def test_before_its_diagnosis_a_run_tells_what_was_recorded(show: Show, folder: 
     assert (row["Verdict"], row["What"]) == (["not examined"], "1 incident recorded")
 
 
-def test_a_search_leaves_what_has_all_its_words(show: Show, folder: Path):
+def test_a_search_leaves_what_has_all_its_words(show: Show, folder: Path) -> None:
     for name, model in (("one", "GPT"), ("two", "ResNet")):
         TraceBuilder(folder / name, model=model).close()
     shown = show("one", "runs")
@@ -68,14 +68,14 @@ def test_a_search_leaves_what_has_all_its_words(show: Show, folder: Path):
     assert "None of the" in Shown(shown.test).words
 
 
-def test_a_run_that_cannot_be_read_does_not_take_the_list_away(show: Show, folder: Path):
+def test_a_run_that_cannot_be_read_does_not_take_the_list_away(show: Show, folder: Path) -> None:
     (TraceBuilder(folder / "broken").close() / "run.json").write_text("{")
     shown = show("broken", "runs")
     assert "This run cannot be shown" in shown.words
     assert "broken" in [row["Run"] for row in rows_of(shown)]
 
 
-def test_links_are_not_on_offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_links_are_not_on_offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(APP)
     runs = importlib.import_module("data.run_places")
     secret = TraceBuilder(tmp_path / "secret").close()
@@ -87,7 +87,7 @@ def test_links_are_not_on_offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert {"real"} == set(runs.offers((runs.Place(tmp_path / "way"),))), "a link that was given is followed"
 
 
-def test_a_run_being_written_is_judged_anew_when_something_goes_wrong(show: Show, folder: Path):
+def test_a_run_being_written_is_judged_anew_when_something_goes_wrong(show: Show, folder: Path) -> None:
     trace = TraceBuilder(folder / "live")
     trace.step()
     trace.leave_open()
@@ -103,7 +103,7 @@ def test_a_run_being_written_is_judged_anew_when_something_goes_wrong(show: Show
     trace.close()
 
 
-def test_a_search_finds_words_of_the_verdict_and_can_be_emptied(show: Show, folder: Path):
+def test_a_search_finds_words_of_the_verdict_and_can_be_emptied(show: Show, folder: Path) -> None:
     trace = TraceBuilder(folder / "bad")
     trace.step()
     trace.finding()
@@ -119,7 +119,7 @@ def test_a_search_finds_words_of_the_verdict_and_can_be_emptied(show: Show, fold
     assert {"bad", "good"} <= {str(row["Run"]) for row in rows_of(shown)}
 
 
-def test_a_run_begun_since_is_found_without_a_reload(show: Show, folder: Path):
+def test_a_run_begun_since_is_found_without_a_reload(show: Show, folder: Path) -> None:
     TraceBuilder(folder / "first").close()
     shown = show("first", "runs")
     TraceBuilder(folder / "second").close()

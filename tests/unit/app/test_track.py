@@ -32,7 +32,7 @@ def drawn(folder: Path, *ops: dict[str, Any], module: str = "fc") -> Track:
     return track(recording(run, TracedStep(rank=0, step=0, source="replay", rows=0)))
 
 
-def test_a_click_anywhere_over_an_op_finds_it(tmp_path: Path):
+def test_a_click_anywhere_over_an_op_finds_it(tmp_path: Path) -> None:
     from charts.replay import track_figure
 
     figure = track_figure(drawn(tmp_path, *({} for _ in range(7))), [f"op {number}" for number in range(7)])
@@ -45,7 +45,7 @@ def test_a_click_anywhere_over_an_op_finds_it(tmp_path: Path):
             assert trace.unselected.marker.opacity == trace.marker.opacity
 
 
-def test_what_is_not_finite_or_near_its_limit_has_a_lane(tmp_path: Path):
+def test_what_is_not_finite_or_near_its_limit_has_a_lane(tmp_path: Path) -> None:
     from charts.replay import height, track_figure
 
     calm = drawn(tmp_path / "calm", {}, {})
@@ -56,7 +56,7 @@ def test_what_is_not_finite_or_near_its_limit_has_a_lane(tmp_path: Path):
     assert figure.layout.height == height(bad)
 
 
-def test_a_mask_of_the_lowest_float32_does_not_squeeze_all_else(tmp_path: Path):
+def test_a_mask_of_the_lowest_float32_does_not_squeeze_all_else(tmp_path: Path) -> None:
     from charts.replay import track_figure
 
     seen = drawn(tmp_path, {}, {"dtype": "float32", "min": -3.4e38, "max_finite": 3.4e38})
@@ -64,7 +64,7 @@ def test_a_mask_of_the_lowest_float32_does_not_squeeze_all_else(tmp_path: Path):
     assert (low, high) == (-29, 41)
 
 
-def test_another_step_is_a_line_with_a_lane_for_where_it_differs(tmp_path: Path):
+def test_another_step_is_a_line_with_a_lane_for_where_it_differs(tmp_path: Path) -> None:
     from charts.replay import Counterpart, track_figure
 
     seen = drawn(tmp_path, {}, {})
@@ -73,14 +73,14 @@ def test_another_step_is_a_line_with_a_lane_for_where_it_differs(tmp_path: Path)
     assert (1.0, None) in [tuple(trace.y) for trace in figure.data]
 
 
-def test_a_track_of_nothing_measured_or_of_one_op_can_be_drawn(tmp_path: Path):
+def test_a_track_of_nothing_measured_or_of_one_op_can_be_drawn(tmp_path: Path) -> None:
     from charts.replay import track_figure
 
     bare = dict.fromkeys(["min", "max", "max_finite", "min_positive"])
     assert track_figure(drawn(tmp_path, {**bare, "dtype": "int64"}), [""]).to_json()
 
 
-def test_names_of_modules_are_escaped(tmp_path: Path):
+def test_names_of_modules_are_escaped(tmp_path: Path) -> None:
     from charts.replay import track_figure
 
     told = track_figure(drawn(tmp_path, {}, module=HOSTILE), [""]).to_json()

@@ -37,14 +37,14 @@ def without(run: Path, table: Table) -> Diagnosis:
     return diagnose(run)
 
 
-def test_whole_it_names_the_op(run_folder: Path):
+def test_whole_it_names_the_op(run_folder: Path) -> None:
     primary = diagnose(overflowing(run_folder)).primary
     assert primary is not None
     assert (primary.cause, primary.op, primary.module) == (Cause.FP16_OVERFLOW, "aten.mm.default", "fc")
 
 
 @pytest.mark.parametrize("table", [Table.OPS, Table.EDGES, Table.SITES])
-def test_without_a_table_the_step_is_told_and_the_origin_is_not_known(run_folder: Path, table: Table):
+def test_without_a_table_the_step_is_told_and_the_origin_is_not_known(run_folder: Path, table: Table) -> None:
     diagnosis = without(overflowing(run_folder), table)
     assert diagnosis.verdict is Verdict.PROBLEM
     assert diagnosis.primary is not None
@@ -53,7 +53,7 @@ def test_without_a_table_the_step_is_told_and_the_origin_is_not_known(run_folder
 
 
 @pytest.mark.parametrize("broken", ["", "{", "[1]", "null"])
-def test_columns_that_do_not_parse_say_nothing(run_folder: Path, broken: str):
+def test_columns_that_do_not_parse_say_nothing(run_folder: Path, broken: str) -> None:
     primary = diagnose(overflowing(run_folder, scalars=broken, evidence=broken)).primary
     assert primary is not None
     assert (primary.cause, primary.op) == (Cause.FP16_OVERFLOW, "aten.mm.default")

@@ -57,7 +57,7 @@ def train(trace: TraceBuilder, losses: Sequence[float]) -> None:
 # -- healthy runs ---------------------------------------------------------------------------------------------------
 
 
-def test_a_run_without_a_step_is_healthy_and_says_so(run_folder: Path):
+def test_a_run_without_a_step_is_healthy_and_says_so(run_folder: Path) -> None:
     diagnosis = diagnose(TraceBuilder(run_folder).close())
     assert diagnosis.verdict is Verdict.HEALTHY
     assert diagnosis.primary is None
@@ -65,7 +65,7 @@ def test_a_run_without_a_step_is_healthy_and_says_so(run_folder: Path):
     assert diagnosis.summary == "No optimizer step was recorded yet."
 
 
-def test_a_run_in_which_nothing_happens_is_healthy(run_folder: Path):
+def test_a_run_in_which_nothing_happens_is_healthy(run_folder: Path) -> None:
     trace = TraceBuilder(run_folder, device="cpu", model="GPT", parameters=123)
     train(trace, [2.0] * 1200)
     diagnosis = diagnose(trace.close())
@@ -75,7 +75,7 @@ def test_a_run_in_which_nothing_happens_is_healthy(run_folder: Path):
     assert (diagnosis.run.model, diagnosis.run.parameters, diagnosis.run.steps) == ("GPT", 123, 1200)
 
 
-def test_a_scale_that_calibrates_is_told_once_and_calmly(run_folder: Path):
+def test_a_scale_that_calibrates_is_told_once_and_calmly(run_folder: Path) -> None:
     trace = TraceBuilder(run_folder)
     calibrating(trace, skips=4)
     diagnosis = diagnose(trace.close())
@@ -88,7 +88,7 @@ def test_a_scale_that_calibrates_is_told_once_and_calmly(run_folder: Path):
     assert diagnosis.summary == "Nothing is wrong in 34 steps, 4 of them skipped while the loss scale found its place."
 
 
-def test_growth_that_went_too_far_is_told_calmly(run_folder: Path):
+def test_growth_that_went_too_far_is_told_calmly(run_folder: Path) -> None:
     trace = TraceBuilder(run_folder)
     for step in range(100):
         trace.step(scale=1024.0 if step < 60 or step > 80 else 2048.0, skipped=step == 80)
@@ -97,7 +97,7 @@ def test_growth_that_went_too_far_is_told_calmly(run_folder: Path):
     assert incident.cause is Cause.BENIGN_PERIODIC_GROWTH
 
 
-def test_a_scale_that_collapses_is_a_problem(run_folder: Path):
+def test_a_scale_that_collapses_is_a_problem(run_folder: Path) -> None:
     trace = TraceBuilder(run_folder)
     calibrating(trace, skips=25, good=0)
     diagnosis = diagnose(trace.close())
@@ -107,7 +107,7 @@ def test_a_scale_that_collapses_is_a_problem(run_folder: Path):
     assert (diagnosis.primary.step, diagnosis.primary.last_step, diagnosis.primary.count) == (0, 24, 25)
 
 
-def test_a_forward_that_overflows_during_calibration_is_not_calmed(run_folder: Path):
+def test_a_forward_that_overflows_during_calibration_is_not_calmed(run_folder: Path) -> None:
     trace = TraceBuilder(run_folder)
     calibrating(trace, skips=3)
     overflow(trace, 1)
@@ -119,7 +119,7 @@ def test_a_forward_that_overflows_during_calibration_is_not_calmed(run_folder: P
 # -- an incident ----------------------------------------------------------------------------------------------------
 
 
-def test_an_incident_is_told_with_its_origin_and_the_way_to_the_loss(run_folder: Path):
+def test_an_incident_is_told_with_its_origin_and_the_way_to_the_loss(run_folder: Path) -> None:
     trace = TraceBuilder(run_folder)
     train(trace, [2.0, 2.0, NAN])
     overflow(trace, 2)
@@ -145,7 +145,7 @@ def test_an_incident_is_told_with_its_origin_and_the_way_to_the_loss(run_folder:
     assert incident.remedies
 
 
-def test_the_real_step_is_asked_where_there_is_no_replay(run_folder: Path):
+def test_the_real_step_is_asked_where_there_is_no_replay(run_folder: Path) -> None:
     trace = TraceBuilder(run_folder)
     train(trace, [NAN])
     overflow(trace, 0, source=Source.LIVE)
@@ -153,7 +153,7 @@ def test_the_real_step_is_asked_where_there_is_no_replay(run_folder: Path):
     assert (incident.cause, incident.traced) == (Cause.FP16_OVERFLOW, "live")
 
 
-def test_an_input_is_named_with_the_module_that_read_it(run_folder: Path):
+def test_an_input_is_named_with_the_module_that_read_it(run_folder: Path) -> None:
     trace = TraceBuilder(run_folder)
     train(trace, [NAN])
     traced = Step(trace)
@@ -165,7 +165,7 @@ def test_an_input_is_named_with_the_module_that_read_it(run_folder: Path):
     assert "args[0]" in incident.explanation
 
 
-def test_an_overflow_that_a_norm_swallowed_is_told_though_the_loss_is_fine(run_folder: Path):
+def test_an_overflow_that_a_norm_swallowed_is_told_though_the_loss_is_fine(run_folder: Path) -> None:
     trace = TraceBuilder(run_folder)
     train(trace, [2.0])
     traced = Step(trace)
@@ -176,7 +176,7 @@ def test_an_overflow_that_a_norm_swallowed_is_told_though_the_loss_is_fine(run_f
     assert (incident.cause, incident.module) == (Cause.FP16_OVERFLOW, "norm")
 
 
-def test_an_overflow_at_the_end_of_a_loss_that_ran_away_is_divergence(run_folder: Path):
+def test_an_overflow_at_the_end_of_a_loss_that_ran_away_is_divergence(run_folder: Path) -> None:
     trace = TraceBuilder(run_folder)
     train(trace, [2.0, 3.0, 50.0, 900.0, NAN])
     overflow(trace, 4)
@@ -185,7 +185,7 @@ def test_an_overflow_at_the_end_of_a_loss_that_ran_away_is_divergence(run_folder
 
 
 @pytest.mark.parametrize("losses", [[2.0, 3.0, 9.0, 30.0, NAN], [NAN], [1e4, 1e3, 2.0, 1.0, NAN]])
-def test_an_overflow_after_an_ordinary_loss_is_not_divergence(run_folder: Path, losses: list[float]):
+def test_an_overflow_after_an_ordinary_loss_is_not_divergence(run_folder: Path, losses: list[float]) -> None:
     trace = TraceBuilder(run_folder)
     train(trace, losses)
     overflow(trace, len(losses) - 1)
@@ -196,7 +196,7 @@ def test_an_overflow_after_an_ordinary_loss_is_not_divergence(run_folder: Path, 
 # -- what cannot be known -------------------------------------------------------------------------------------------
 
 
-def test_without_a_trace_the_origin_is_unknown_and_why(run_folder: Path):
+def test_without_a_trace_the_origin_is_unknown_and_why(run_folder: Path) -> None:
     trace = TraceBuilder(run_folder)
     train(trace, [2.0, NAN])
     trace.incident(step=1, replay=ReplayStatus.UNAVAILABLE, replay_reason="the tape was given up after 20,000 calls")
@@ -207,7 +207,7 @@ def test_without_a_trace_the_origin_is_unknown_and_why(run_folder: Path):
     assert diagnosis.summary == f"Step 1 had non-finite gradients. {incident.explanation}"
 
 
-def test_a_replay_that_comes_out_finite_points_outside_of_torch(run_folder: Path):
+def test_a_replay_that_comes_out_finite_points_outside_of_torch(run_folder: Path) -> None:
     trace = TraceBuilder(run_folder)
     train(trace, [NAN])
     traced = Step(trace)
@@ -218,7 +218,7 @@ def test_a_replay_that_comes_out_finite_points_outside_of_torch(run_folder: Path
     assert incident.explanation == ("The same calls on the same values came out finite when they were run again.")
 
 
-def test_a_loss_of_nan_that_nobody_reported_is_not_called_healthy(run_folder: Path):
+def test_a_loss_of_nan_that_nobody_reported_is_not_called_healthy(run_folder: Path) -> None:
     trace = TraceBuilder(run_folder)
     train(trace, [2.0, NAN, 2.0, math.inf])
     diagnosis = diagnose(trace.close())
@@ -228,7 +228,7 @@ def test_a_loss_of_nan_that_nobody_reported_is_not_called_healthy(run_folder: Pa
     assert "no incident was recorded" in diagnosis.summary
 
 
-def test_a_step_without_a_loss_is_no_bad_loss(run_folder: Path):
+def test_a_step_without_a_loss_is_no_bad_loss(run_folder: Path) -> None:
     trace = TraceBuilder(run_folder)
     trace.step(loss=None)
     assert diagnose(trace.close()).verdict is Verdict.HEALTHY
@@ -237,7 +237,7 @@ def test_a_step_without_a_loss_is_no_bad_loss(run_folder: Path):
 # -- what is told first, and once -----------------------------------------------------------------------------------
 
 
-def test_the_earliest_error_is_told_first(run_folder: Path):
+def test_the_earliest_error_is_told_first(run_folder: Path) -> None:
     trace = TraceBuilder(run_folder)
     train(trace, [2.0, 2.0, NAN, NAN])
     overflow(trace, 3, line=9)
@@ -247,7 +247,7 @@ def test_the_earliest_error_is_told_first(run_folder: Path):
     assert diagnosis.primary == diagnosis.incidents[0]
 
 
-def test_an_error_is_told_before_a_warning_that_came_earlier(run_folder: Path):
+def test_an_error_is_told_before_a_warning_that_came_earlier(run_folder: Path) -> None:
     trace = TraceBuilder(run_folder)
     for step in range(20):
         trace.step(skipped=step in (1, 2), loss=NAN if step == 15 else 2.0)
@@ -259,7 +259,7 @@ def test_an_error_is_told_before_a_warning_that_came_earlier(run_folder: Path):
     assert diagnosis.primary == diagnosis.incidents[0]
 
 
-def test_a_mistake_is_told_before_the_failure_it_leads_to(run_folder: Path):
+def test_a_mistake_is_told_before_the_failure_it_leads_to(run_folder: Path) -> None:
     trace = TraceBuilder(run_folder)
     train(trace, [2.0, NAN])
     overflow(trace, 1)
@@ -269,7 +269,7 @@ def test_a_mistake_is_told_before_the_failure_it_leads_to(run_folder: Path):
     assert diagnosis.primary.kind == "finding"
 
 
-def test_a_warning_alone_is_a_problem_and_what_is_harmless_is_not(run_folder: Path):
+def test_a_warning_alone_is_a_problem_and_what_is_harmless_is_not(run_folder: Path) -> None:
     trace = TraceBuilder(run_folder)
     for step in range(20):
         trace.step(skipped=step < 2, scale=65536.0 / 2 ** min(step, 2))
@@ -281,7 +281,7 @@ def test_a_warning_alone_is_a_problem_and_what_is_harmless_is_not(run_folder: Pa
     assert diagnosis.incidents[0].severity is Severity.INFO
 
 
-def test_one_origin_that_comes_back_is_one_incident(run_folder: Path):
+def test_one_origin_that_comes_back_is_one_incident(run_folder: Path) -> None:
     trace = TraceBuilder(run_folder)
     train(trace, [2.0, NAN, 2.0, NAN, NAN, 2.0, NAN])
     for step in (1, 3, 4):
@@ -292,7 +292,7 @@ def test_one_origin_that_comes_back_is_one_incident(run_folder: Path):
     assert (other.step, other.last_step, other.count) == (6, 6, 1)
 
 
-def test_every_rank_is_examined(tmp_path: Path):
+def test_every_rank_is_examined(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     first = TraceBuilder(folder, world_size=2)
     train(first, [2.0, 2.0])
@@ -307,7 +307,7 @@ def test_every_rank_is_examined(tmp_path: Path):
 # -- how it is asked, and what it gives -----------------------------------------------------------------------------
 
 
-def test_an_open_run_and_the_path_of_its_folder_give_the_same(run_folder: Path):
+def test_an_open_run_and_the_path_of_its_folder_give_the_same(run_folder: Path) -> None:
     trace = TraceBuilder(run_folder)
     train(trace, [NAN])
     overflow(trace, 0)
@@ -316,7 +316,7 @@ def test_an_open_run_and_the_path_of_its_folder_give_the_same(run_folder: Path):
         assert as_json(diagnose(run)) == as_json(diagnose(folder)) == as_json(diagnose(str(folder)))
 
 
-def test_a_folder_that_is_no_run_is_an_error(tmp_path: Path):
+def test_a_folder_that_is_no_run_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RunNotFound):
         diagnose(tmp_path / "nothing")
 
@@ -328,7 +328,7 @@ def _strict(text: str) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
-def test_a_diagnosis_is_the_json_that_is_promised(run_folder: Path):
+def test_a_diagnosis_is_the_json_that_is_promised(run_folder: Path) -> None:
     trace = TraceBuilder(run_folder)
     train(trace, [2.0, NAN])
     overflow(trace, 1)

@@ -41,7 +41,7 @@ DTYPES = ("float16", "bfloat16", "float32")
         (1e-300, "float64", False),
     ],
 )
-def test_a_small_constant_vanishes_or_stays(value: float, dtype: str, gone: bool):
+def test_a_small_constant_vanishes_or_stays(value: float, dtype: str, gone: bool) -> None:
     assert vanishes(value, dtype) is gone
 
 
@@ -61,7 +61,7 @@ def test_a_small_constant_vanishes_or_stays(value: float, dtype: str, gone: bool
         (1 - 1e-8, "float64", False),
     ],
 )
-def test_a_bound_just_below_one_is_one_or_not(value: float, dtype: str, is_one: bool):
+def test_a_bound_just_below_one_is_one_or_not(value: float, dtype: str, is_one: bool) -> None:
     assert rounds_to_one(value, dtype) is is_one
 
 
@@ -84,7 +84,7 @@ def test_a_bound_just_below_one_is_one_or_not(value: float, dtype: str, is_one: 
         (1e308, "float64", False),
     ],
 )
-def test_a_constant_fits_or_overflows(value: float, dtype: str, too_large: bool):
+def test_a_constant_fits_or_overflows(value: float, dtype: str, too_large: bool) -> None:
     assert overflows(value, dtype) is too_large
 
 
@@ -104,7 +104,7 @@ def test_a_constant_fits_or_overflows(value: float, dtype: str, too_large: bool)
         (0x7F7F8000, 0x7F80),  # rounds to infinity
     ],
 )
-def test_bfloat16_rounds_to_nearest_even(bits: int, becomes: int):
+def test_bfloat16_rounds_to_nearest_even(bits: int, becomes: int) -> None:
     (value,) = struct.unpack("<f", struct.pack("<I", bits))
     (expected,) = struct.unpack("<f", struct.pack("<I", becomes << 16))
     assert rounded(value, "bfloat16") == expected
@@ -123,19 +123,19 @@ def test_bfloat16_rounds_to_nearest_even(bits: int, becomes: int):
         (3.0, "int64", 3.0),
     ],
 )
-def test_known_roundings(value: float, dtype: str, becomes: float):
+def test_known_roundings(value: float, dtype: str, becomes: float) -> None:
     assert rounded(value, dtype) == becomes
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_not_finite_stays_so(dtype: str):
+def test_what_is_not_finite_stays_so(dtype: str) -> None:
     assert rounded(math.inf, dtype) == math.inf
     assert rounded(-math.inf, dtype) == -math.inf
     assert math.isnan(rounded(math.nan, dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_limits_of_a_dtype_are_its_own_numbers(dtype: str):
+def test_the_limits_of_a_dtype_are_its_own_numbers(dtype: str) -> None:
     for limit in (LARGEST, SMALLEST, SMALLEST_NORMAL):
         assert rounded(limit[dtype], dtype) == limit[dtype]
     assert rounded(1 + EPSILON[dtype], dtype) == 1 + EPSILON[dtype]
@@ -145,7 +145,7 @@ def test_the_limits_of_a_dtype_are_its_own_numbers(dtype: str):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_safe_eps_survives_and_so_does_its_reciprocal(dtype: str):
+def test_a_safe_eps_survives_and_so_does_its_reciprocal(dtype: str) -> None:
     eps = safe_eps(dtype)
     assert rounded(eps, dtype) == eps > 0
     assert not overflows(1 / eps, dtype)

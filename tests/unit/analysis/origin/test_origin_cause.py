@@ -92,7 +92,7 @@ ALONE = [
 
 
 @pytest.mark.parametrize("known", ALONE, ids=[f"{row.op}-{row.cause}-{row.dtype}" for row in ALONE])
-def test_an_op_is_understood_by_its_operands(known: Alone):
+def test_an_op_is_understood_by_its_operands(known: Alone) -> None:
     step = Step()
     operands = [step.entry(out=span, dtype=known.dtype, shape=known.shapes[0]) for span in known.operands]
     columns = {"scalars": dict(known.scalars), "dtype": known.dtype, "shape": known.shapes[1], "more": known.more}
@@ -143,7 +143,7 @@ def _eps_in_a_root(step: Step) -> int:
         (_eps_in_a_root, 1e-12, 0.0),
     ],
 )
-def test_a_constant_that_vanished_is_blamed(build: Callable[[Step], int], constant: float, becomes: float):
+def test_a_constant_that_vanished_is_blamed(build: Callable[[Step], int], constant: float, becomes: float) -> None:
     step = Step()
     bad = build(step)
     step.loss(bad)
@@ -156,7 +156,7 @@ def test_a_constant_that_vanished_is_blamed(build: Callable[[Step], int], consta
 
 
 @pytest.mark.parametrize(("eps", "dtype"), [(1e-8, BF16), (1e-8, FULL), (1e-4, HALF)])
-def test_a_constant_that_survived_is_not_blamed(eps: float, dtype: str):
+def test_a_constant_that_survived_is_not_blamed(eps: float, dtype: str) -> None:
     step = Step()
     x = step.entry(out=(-1.0, 0.0), dtype=dtype)
     safe = step.op("add.Tensor", x, out=(-1.0, 0.0), scalars={"other": eps}, dtype=dtype)
@@ -164,7 +164,7 @@ def test_a_constant_that_survived_is_not_blamed(eps: float, dtype: str):
     assert told(step)[0] is Cause.DIV_ZERO
 
 
-def test_only_constants_that_keep_an_operand_away_from_zero_are_blamed():
+def test_only_constants_that_keep_an_operand_away_from_zero_are_blamed() -> None:
     step = Step()
     scaled = step.op("mul.Tensor", step.entry(), out=POSITIVE, zeros=1, scalars={"other": 1e-8})
     moved = step.op("add.Tensor", scaled, scaled, out=POSITIVE, zeros=1, scalars={"alpha": 1e-8})
@@ -173,7 +173,7 @@ def test_only_constants_that_keep_an_operand_away_from_zero_are_blamed():
     assert told(step)[0] is Cause.LOG_ZERO
 
 
-def test_a_constant_far_upstream_is_not_blamed():
+def test_a_constant_far_upstream_is_not_blamed() -> None:
     step = Step()
     value = step.op("add.Tensor", step.entry(), scalars={"other": 1e-8})
     for _ in range(10):
@@ -186,7 +186,7 @@ def test_a_constant_far_upstream_is_not_blamed():
 
 
 @pytest.mark.parametrize(("dtype", "cause"), [(HALF, Cause.FP16_UNDERFLOW), (FULL, Cause.DIV_ZERO)])
-def test_a_divisor_that_was_flushed_to_zero(dtype: str, cause: Cause):
+def test_a_divisor_that_was_flushed_to_zero(dtype: str, cause: Cause) -> None:
     step = Step()
     x = step.entry(out=(1e-5, 1e-4), dtype=dtype)
     square = step.op("mul.Tensor", x, x, out=ZERO, zeros=64, dtype=dtype)
@@ -194,7 +194,7 @@ def test_a_divisor_that_was_flushed_to_zero(dtype: str, cause: Cause):
     assert told(step) == (cause, Phase.FORWARD, "aten.div.Tensor")
 
 
-def test_a_divisor_made_of_zeros_was_not_flushed():
+def test_a_divisor_made_of_zeros_was_not_flushed() -> None:
     step = Step()
     x = step.entry(out=POSITIVE, zeros=3)
     square = step.op("mul.Tensor", x, x, out=POSITIVE, zeros=3)
@@ -202,7 +202,7 @@ def test_a_divisor_made_of_zeros_was_not_flushed():
     assert told(step)[0] is Cause.DIV_ZERO
 
 
-def test_a_zero_inside_the_span_of_a_divisor_is_seen_by_its_count():
+def test_a_zero_inside_the_span_of_a_divisor_is_seen_by_its_count() -> None:
     for zeros, cause in ((1, Cause.DIV_ZERO), (0, Cause.DIVERGENCE)):
         step = Step()
         divisor = step.op("sub.Tensor", step.entry(), out=FINE, zeros=zeros, dtype=FULL)
@@ -213,7 +213,7 @@ def test_a_zero_inside_the_span_of_a_divisor_is_seen_by_its_count():
 # -- backward -------------------------------------------------------------------------------------------------------
 
 
-def test_a_square_root_at_zero_has_no_gradient():
+def test_a_square_root_at_zero_has_no_gradient() -> None:
     step = Step()
     root = step.op("sqrt", step.entry(), out=POSITIVE, zeros=1, dtype=FULL)
     step.loss(root)
@@ -223,7 +223,7 @@ def test_a_square_root_at_zero_has_no_gradient():
     assert told(step) == (Cause.SQRT_GRAD_ZERO, Phase.BACKWARD, "aten.div.Tensor")
 
 
-def test_a_power_below_one_at_zero_has_no_gradient():
+def test_a_power_below_one_at_zero_has_no_gradient() -> None:
     step = Step()
     x = step.entry(out=POSITIVE, zeros=1)
     power = step.op("pow.Tensor_Scalar", x, out=POSITIVE, scalars={"exponent": 0.5})
@@ -232,7 +232,7 @@ def test_a_power_below_one_at_zero_has_no_gradient():
     assert told(step) == (Cause.POW_GRAD_ZERO, Phase.BACKWARD, "aten.pow.Tensor_Scalar")
 
 
-def test_a_power_can_be_too_large_in_backward():
+def test_a_power_can_be_too_large_in_backward() -> None:
     step = Step()
     x = step.entry(out=(0.0, 3e4))
     power = step.op("pow.Tensor_Scalar", x, out=POSITIVE, scalars={"exponent": 2})
@@ -241,7 +241,7 @@ def test_a_power_can_be_too_large_in_backward():
     assert told(step)[0] is Cause.SCALE_OVERFLOW
 
 
-def test_what_overflows_in_backward_before_the_gradient_comes_in_is_not_the_loss_scale():
+def test_what_overflows_in_backward_before_the_gradient_comes_in_is_not_the_loss_scale() -> None:
     step = Step()
     root = step.op("rsqrt", step.entry(out=(1e-4, 1.0)), out=(1.0, 100.0))
     handed = step.backward("mul.Tensor", step.entry(), grad_fn="MulBackward0")
@@ -253,7 +253,7 @@ def test_what_overflows_in_backward_before_the_gradient_comes_in_is_not_the_loss
 
 
 @pytest.mark.parametrize("op", ["mm", "mul.Tensor", "_to_copy", "_softmax_backward_data", "convolution_backward"])
-def test_a_finite_forward_and_a_backward_that_leaves_half_is_the_loss_scale(op: str):
+def test_a_finite_forward_and_a_backward_that_leaves_half_is_the_loss_scale(op: str) -> None:
     step = Step()
     forward = step.op("mm", step.entry())
     step.loss(forward)
@@ -262,7 +262,7 @@ def test_a_finite_forward_and_a_backward_that_leaves_half_is_the_loss_scale(op: 
     assert told(step) == (Cause.SCALE_OVERFLOW, Phase.BACKWARD, f"aten.{op}" if "." in op else f"aten.{op}.default")
 
 
-def test_a_division_by_zero_in_backward_is_not_the_loss_scale():
+def test_a_division_by_zero_in_backward_is_not_the_loss_scale() -> None:
     step = Step()
     x = step.entry(out=POSITIVE)
     step.gradient(step.backward("div.Tensor", x, x, out=OVERFLOWN, grad_fn="SomeBackward0"))
@@ -277,7 +277,7 @@ def test_a_division_by_zero_in_backward_is_not_the_loss_scale():
         ("nan_to_num", Cause.DIV_ZERO),
     ],
 )
-def test_a_value_that_a_mask_hid_in_forward_is_named_there(selects: str, cause: Cause):
+def test_a_value_that_a_mask_hid_in_forward_is_named_there(selects: str, cause: Cause) -> None:
     """where(b > 0, a / b, 0): the loss is finite, the gradient of the division is not."""
     step = Step()
     a, b = step.entry(dtype=FULL, out=POSITIVE), step.entry(dtype=FULL, out=POSITIVE)
@@ -301,7 +301,7 @@ def test_a_value_that_a_mask_hid_in_forward_is_named_there(selects: str, cause: 
     ("node", "cause"),
     [(Node.INPUT, Cause.BAD_INPUT), (Node.PARAMETER, Cause.BAD_WEIGHT), (Node.BUFFER, Cause.BAD_BUFFER)],
 )
-def test_what_came_in_bad_is_named(node: Node, cause: Cause):
+def test_what_came_in_bad_is_named(node: Node, cause: Cause) -> None:
     step = Step()
     bad = step.entry(node, "the name", out=NOTANUMBER)
     step.loss(step.op("mm", bad, out=NOTANUMBER))
@@ -313,7 +313,7 @@ def test_what_came_in_bad_is_named(node: Node, cause: Cause):
 @pytest.mark.parametrize(
     "op", ["relu", "max_pool2d_with_indices", "cat", "embedding", "clamp_min", "index.Tensor", "_to_copy"]
 )
-def test_an_op_that_only_carries_values_points_at_whoever_wrote_them(op: str):
+def test_an_op_that_only_carries_values_points_at_whoever_wrote_them(op: str) -> None:
     step = Step()
     product = step.op("mm", step.entry())
     step.loss(step.op(op, product, out=NOTANUMBER))
@@ -348,13 +348,13 @@ def _update(step: Step, dtype: str, eps: float) -> None:
         (FULL, 0.0, Cause.DIV_ZERO),
     ],
 )
-def test_an_update_that_is_not_finite(dtype: str, eps: float, cause: Cause):
+def test_an_update_that_is_not_finite(dtype: str, eps: float, cause: Cause) -> None:
     step = Step()
     _update(step, dtype, eps)
     assert told(step) == (cause, Phase.OPTIMIZER, "aten.addcdiv_.default")
 
 
-def test_a_small_learning_rate_is_not_taken_for_an_eps():
+def test_a_small_learning_rate_is_not_taken_for_an_eps() -> None:
     step = Step()
     columns = {"dtype": HALF, "phase": Phase.OPTIMIZER}
     weight = step.entry(Node.PARAMETER, "w")
@@ -367,7 +367,7 @@ def test_a_small_learning_rate_is_not_taken_for_an_eps():
 # -- the first overflow of a step that runs away --------------------------------------------------------------------
 
 
-def test_the_first_overflow_of_a_step_is_found_whether_or_not_it_matters():
+def test_the_first_overflow_of_a_step_is_found_whether_or_not_it_matters() -> None:
     step = Step()
     x = step.entry()
     step.op("masked_fill.Scalar", x, out=MASKED, scalars={"value": -INF}, module="attention")
@@ -379,7 +379,7 @@ def test_the_first_overflow_of_a_step_is_found_whether_or_not_it_matters():
     assert (found.seq, found.cause) == (first, Cause.FP16_OVERFLOW)
 
 
-def test_a_step_without_an_overflow_has_none():
+def test_a_step_without_an_overflow_has_none() -> None:
     step = Step()
     x = step.entry()
     step.op("log", x, out=MASKED)
@@ -387,7 +387,7 @@ def test_a_step_without_an_overflow_has_none():
     assert first_overflow(step.graph()) is None
 
 
-def test_a_cast_that_autocast_inserted_overflows_as_well():
+def test_a_cast_that_autocast_inserted_overflows_as_well() -> None:
     step = Step()
     x = step.entry(dtype=FULL, out=(0.0, 1e5))
     step.loss(step.op("_to_copy", x, out=(0.0, INF), cast=Cast.AUTOCAST))

@@ -12,12 +12,12 @@ from ampscope.trace.schema import EventKind, ScalerAction
 from tests.support.trace_builder import TraceBuilder
 
 
-def test_an_empty_run_gives_an_empty_overview(run_folder: Path):
+def test_an_empty_run_gives_an_empty_overview(run_folder: Path) -> None:
     assert overview(open_run(TraceBuilder(run_folder).close())) == Overview()
     assert Overview().skipped_share is None
 
 
-def test_extent_cost_and_scale_are_read_from_the_steps(run_folder: Path):
+def test_extent_cost_and_scale_are_read_from_the_steps(run_folder: Path) -> None:
     trace = TraceBuilder(run_folder)
     for step in range(10):
         trace.step(skipped=step < 2, scale=65536.0 / 2 ** min(step, 2), traced="live" if step == 5 else "")
@@ -30,7 +30,7 @@ def test_extent_cost_and_scale_are_read_from_the_steps(run_folder: Path):
     assert seen.log2_scale.values[:3] == (16.0, 15.0, 14.0)
 
 
-def test_a_loss_that_is_missing_differs_from_one_that_is_nan(run_folder: Path):
+def test_a_loss_that_is_missing_differs_from_one_that_is_nan(run_folder: Path) -> None:
     trace = TraceBuilder(run_folder)
     for loss in (1.0, None, math.nan, -math.inf):
         trace.step(loss=loss)
@@ -39,7 +39,7 @@ def test_a_loss_that_is_missing_differs_from_one_that_is_nan(run_folder: Path):
     assert loss.nonfinite == (2, 3)
 
 
-def test_a_scale_of_zero_has_no_logarithm(run_folder: Path):
+def test_a_scale_of_zero_has_no_logarithm(run_folder: Path) -> None:
     trace = TraceBuilder(run_folder)
     trace.step(scale=2.0**-149)
     trace.step(scale=0.0)
@@ -48,7 +48,7 @@ def test_a_scale_of_zero_has_no_logarithm(run_folder: Path):
     assert scale.nonfinite == (1,)
 
 
-def test_each_optimizer_and_each_rank_has_its_own_steps(tmp_path: Path):
+def test_each_optimizer_and_each_rank_has_its_own_steps(tmp_path: Path) -> None:
     first = TraceBuilder(tmp_path / "run", world_size=2)
     first.step(loss=1.0)
     first.step(optimizer=3, loss=5.0)
@@ -62,7 +62,7 @@ def test_each_optimizer_and_each_rank_has_its_own_steps(tmp_path: Path):
     assert overview(run, rank=1).loss.values == (9.0,)
 
 
-def test_saves_loads_and_resumes_are_moments_in_order(run_folder: Path):
+def test_saves_loads_and_resumes_are_moments_in_order(run_folder: Path) -> None:
     trace = TraceBuilder(run_folder)
     trace.event(EventKind.RESUME, "resumed from last.pt", step=7)
     trace.event(EventKind.TRACED, step=1)
@@ -76,7 +76,7 @@ def test_saves_loads_and_resumes_are_moments_in_order(run_folder: Path):
     )
 
 
-def test_a_damaged_part_is_told_with_its_name(run_folder: Path):
+def test_a_damaged_part_is_told_with_its_name(run_folder: Path) -> None:
     trace = TraceBuilder(run_folder)
     for _ in range(100):
         trace.step()

@@ -7,7 +7,7 @@ from ampscope.analysis.overview.step_attempt import attempt
 from tests.support.trace_builder import TraceBuilder
 
 
-def test_an_attempt_is_told_with_the_scale_after_it(tmp_path: Path):
+def test_an_attempt_is_told_with_the_scale_after_it(tmp_path: Path) -> None:
     trace = TraceBuilder(tmp_path / "run")
     trace.step(scale=64.0, skipped=True, traced="replay")
     trace.step(scale=32.0)
@@ -26,6 +26,6 @@ def test_an_attempt_is_told_with_the_scale_after_it(tmp_path: Path):
     assert other.scale == 8.0
 
 
-def test_a_step_that_never_was_is_none(tmp_path: Path):
+def test_a_step_that_never_was_is_none(tmp_path: Path) -> None:
     run = open_run(TraceBuilder(tmp_path / "run").close())
     assert attempt(run, 3) is None

@@ -35,11 +35,11 @@ def traced(run_folder: Path) -> Run:
     return open_run(trace.close())
 
 
-def test_a_run_without_traced_ops_gives_an_empty_result(run_folder: Path):
+def test_a_run_without_traced_ops_gives_an_empty_result(run_folder: Path) -> None:
     assert precision(open_run(TraceBuilder(run_folder).close())) == Precision()
 
 
-def test_the_newest_live_step_comes_first(traced: Run):
+def test_the_newest_live_step_comes_first(traced: Run) -> None:
     seen = precision(traced)
     assert (seen.step, seen.source) == (4, "live")
     assert [(one.step, one.source) for one in seen.traced] == [(4, "live"), (4, "replay:fp32"), (2, "replay")]
@@ -47,7 +47,7 @@ def test_the_newest_live_step_comes_first(traced: Run):
     assert precision(traced, step=99).step is None
 
 
-def test_ops_are_counted_by_module_and_dtype_without_casts_inputs_and_integers(traced: Run):
+def test_ops_are_counted_by_module_and_dtype_without_casts_inputs_and_integers(traced: Run) -> None:
     seen = precision(traced)
     assert seen.total.shares == (Share(dtype="float16", ops=2, bytes=40), Share(dtype="float32", ops=2, bytes=80))
     assert seen.total.part("float16") == 0.5
@@ -57,7 +57,7 @@ def test_ops_are_counted_by_module_and_dtype_without_casts_inputs_and_integers(t
     assert {row.name for row in seen.ops} == {"aten.mm.default", "aten._softmax.default", "aten.sum.default"}
 
 
-def test_casts_are_told_by_line_and_in_total(traced: Run):
+def test_casts_are_told_by_line_and_in_total(traced: Run) -> None:
     seen = precision(traced)
     assert [(row.kind, row.module, row.count, row.elements, row.bytes) for row in seen.casts] == [
         (Cast.AUTOCAST, "blocks.0.attn", 1, 10, 40),
@@ -69,7 +69,7 @@ def test_casts_are_told_by_line_and_in_total(traced: Run):
     ]
 
 
-def test_wide_ops_inside_autocast_say_why(traced: Run):
+def test_wide_ops_inside_autocast_say_why(traced: Run) -> None:
     islands = {island.op: island.reason for island in precision(traced).islands}
     assert islands == {"aten._softmax.default": Reason.POLICY, "aten.sum.default": Reason.REQUESTED}
 
@@ -79,14 +79,14 @@ def test_wide_ops_inside_autocast_say_why(traced: Run):
 )
 def test_wide_ops_without_a_cast_before_them_are_told_by_their_operands(
     run_folder: Path, operands: tuple[str, ...], reason: Reason
-):
+) -> None:
     trace = TraceBuilder(run_folder)
     trace.op(trace.site("aten.mul.Tensor", in_dtypes=operands, out_dtypes=FULL))
     (island,) = precision(open_run(trace.close())).islands
     assert island.reason == reason
 
 
-def test_modules_fold_into_their_ancestors(traced: Run):
+def test_modules_fold_into_their_ancestors(traced: Run) -> None:
     modules = precision(traced).modules
     assert deepest(modules, 3) == 3
     assert deepest(modules, 2) == 2
@@ -96,7 +96,7 @@ def test_modules_fold_into_their_ancestors(traced: Run):
 
 
 @pytest.mark.parametrize("flagged", [True, False], ids=["told by the steps", "found among the ops"])
-def test_the_first_traced_steps_are_the_oldest_of_all(run_folder: Path, flagged: bool):
+def test_the_first_traced_steps_are_the_oldest_of_all(run_folder: Path, flagged: bool) -> None:
     trace = TraceBuilder(run_folder)
     site = trace.site()
     for step in range(8):

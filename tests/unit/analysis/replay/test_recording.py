@@ -56,7 +56,7 @@ def ops_of(seen: Recording, places: np.ndarray) -> list[str]:
     return [seen.site_of(int(place)).op for place in places]
 
 
-def test_ops_have_their_magnitudes_and_limits_as_powers_of_two(trace: TraceBuilder):
+def test_ops_have_their_magnitudes_and_limits_as_powers_of_two(trace: TraceBuilder) -> None:
     linear_step(trace)
     seen = recorded(trace)
     line = op_line(seen, 3)
@@ -66,7 +66,7 @@ def test_ops_have_their_magnitudes_and_limits_as_powers_of_two(trace: TraceBuild
     assert line.magnitudes.headroom == pytest.approx(16 - math.log2(12.0))
 
 
-def test_a_live_trace_without_counts_still_has_a_largest_magnitude(trace: TraceBuilder):
+def test_a_live_trace_without_counts_still_has_a_largest_magnitude(trace: TraceBuilder) -> None:
     unmeasured = dict.fromkeys(["nan", "posinf", "neginf", "zeros", "subnormals", "max_finite", "min_positive"])
     trace.op(trace.site(), min=-8.0, max=2.0, **unmeasured)
     trace.op(trace.site(), min=4.0, max=16.0, **unmeasured)
@@ -78,7 +78,7 @@ def test_a_live_trace_without_counts_still_has_a_largest_magnitude(trace: TraceB
     assert seen.nonfinite.tolist() == [False, False, False, True]
 
 
-def test_an_op_with_several_outputs_is_one_op(trace: TraceBuilder):
+def test_an_op_with_several_outputs_is_one_op(trace: TraceBuilder) -> None:
     norm = trace.site("aten.native_layer_norm.default", out_dtypes=FULL * 2)
     trace.op(norm, max=2.0, max_finite=2.0)
     trace.op(norm, seq=0, out=1, max=64.0, max_finite=64.0)
@@ -89,13 +89,13 @@ def test_an_op_with_several_outputs_is_one_op(trace: TraceBuilder):
     assert [operand.role for operand in op_detail(seen, 0).writes] == ["output 0", "output 1"]
 
 
-def test_near_the_limit_is_an_eighth_of_what_the_dtype_holds(trace: TraceBuilder):
+def test_near_the_limit_is_an_eighth_of_what_the_dtype_holds(trace: TraceBuilder) -> None:
     for largest, dtype in ((8000.0, HALF), (8300.0, HALF), (8300.0, FULL), (8300.0, ("int64",))):
         trace.op(trace.site(out_dtypes=dtype, in_dtypes=dtype), max=largest, max_finite=largest)
     assert recorded(trace).near.tolist() == [False, True, False, False]
 
 
-def test_nan_begins_where_nothing_that_was_read_had_it(trace: TraceBuilder):
+def test_nan_begins_where_nothing_that_was_read_had_it(trace: TraceBuilder) -> None:
     nan = {"min": math.nan, "max": math.nan}
     clean = trace.op(trace.site())
     born = trace.op(trace.site("aten.log.default"), **nan)
@@ -108,14 +108,14 @@ def test_nan_begins_where_nothing_that_was_read_had_it(trace: TraceBuilder):
     assert seen.nonfinite.tolist() == [False, True, True, True]
 
 
-def test_a_part_of_a_tensor_is_judged_by_its_own_values(trace: TraceBuilder):
+def test_a_part_of_a_tensor_is_judged_by_its_own_values(trace: TraceBuilder) -> None:
     whole = trace.op(trace.site(), min=-math.inf, max=1.0)
     fine = trace.op(trace.site(), min=math.nan, max=math.nan)
     trace.edge(whole, fine, partial=True, min=0.0, max=1.0)
     assert marked(recorded(trace), Kind.NONFINITE).tolist() == [whole, fine]
 
 
-def test_memory_that_is_only_overwritten_begins_nothing(trace: TraceBuilder):
+def test_memory_that_is_only_overwritten_begins_nothing(trace: TraceBuilder) -> None:
     garbage = trace.op(trace.site(Node.INPUT, name="buffer"), min=math.nan, max=math.nan)
     filled = trace.op(trace.site("aten.bernoulli_.float"))
     trace.edge(garbage, filled, in_place=True)
@@ -125,7 +125,7 @@ def test_memory_that_is_only_overwritten_begins_nothing(trace: TraceBuilder):
     assert math.isnan(seen.largest[garbage])
 
 
-def test_jumps_lead_to_the_next_and_around(trace: TraceBuilder):
+def test_jumps_lead_to_the_next_and_around(trace: TraceBuilder) -> None:
     linear_step(trace)
     seen = recorded(trace)
     casts = marked(seen, Kind.CAST)
@@ -136,7 +136,7 @@ def test_jumps_lead_to_the_next_and_around(trace: TraceBuilder):
     assert marked(seen, Kind.MODULE).tolist() == [0, 4, 5, 7]
 
 
-def test_ops_are_found_by_any_of_their_words(trace: TraceBuilder):
+def test_ops_are_found_by_any_of_their_words(trace: TraceBuilder) -> None:
     linear_step(trace)
     seen = recorded(trace)
     assert find(seen, "SOFT").tolist() == [4]
@@ -146,7 +146,7 @@ def test_ops_are_found_by_any_of_their_words(trace: TraceBuilder):
     assert not len(find(seen, "fc nowhere"))
 
 
-def test_a_neighbourhood_is_as_long_near_an_end_as_in_the_middle():
+def test_a_neighbourhood_is_as_long_near_an_end_as_in_the_middle() -> None:
     places = np.arange(0, 100, 2)
     assert neighbourhood(places, 41, 2).tolist() == [38, 40, 42, 44, 46]
     assert neighbourhood(places, 0, 2).tolist() == [0, 2, 4, 6, 8]
@@ -154,7 +154,7 @@ def test_a_neighbourhood_is_as_long_near_an_end_as_in_the_middle():
     assert neighbourhood(places[:3], 99, 2).tolist() == [0, 2, 4]
 
 
-def test_playing_stops_where_nan_begins_and_at_the_end(trace: TraceBuilder):
+def test_playing_stops_where_nan_begins_and_at_the_end(trace: TraceBuilder) -> None:
     for place in range(10):
         trace.op(trace.site(), min=math.nan if place == 6 else 0.0)
     seen = recorded(trace)
@@ -163,7 +163,7 @@ def test_playing_stops_where_nan_begins_and_at_the_end(trace: TraceBuilder):
     assert advance(seen, 6, 40) == 9
 
 
-def test_an_op_knows_its_other_half(trace: TraceBuilder):
+def test_an_op_knows_its_other_half(trace: TraceBuilder) -> None:
     linear_step(trace)
     seen = recorded(trace)
     assert ops_of(seen, np.array(twins(seen, 3))) == ["aten.mm.default", "aten.mm.default"]
@@ -172,7 +172,7 @@ def test_an_op_knows_its_other_half(trace: TraceBuilder):
     assert twins(seen, 4) == ()
 
 
-def test_backward_undoes_the_last_execution_first(trace: TraceBuilder):
+def test_backward_undoes_the_last_execution_first(trace: TraceBuilder) -> None:
     forward = trace.site("aten.mm.default")
     back = trace.site("aten.mm.default", phase=Phase.BACKWARD, forward_site=forward)
     for batch in (0, 1):
@@ -184,7 +184,7 @@ def test_backward_undoes_the_last_execution_first(trace: TraceBuilder):
         assert twins(seen, first) == (undone_last,)
 
 
-def test_the_detail_of_an_op_tells_what_it_read_and_who_reads_it(trace: TraceBuilder):
+def test_the_detail_of_an_op_tells_what_it_read_and_who_reads_it(trace: TraceBuilder) -> None:
     linear_step(trace)
     detail = op_detail(recorded(trace), 3)
     assert [line.name or line.op for line in detail.producers] == ["x", "aten._to_copy.default"]
@@ -194,7 +194,7 @@ def test_the_detail_of_an_op_tells_what_it_read_and_who_reads_it(trace: TraceBui
     assert detail.autocast == "float16"
 
 
-def test_histograms_are_fetched_for_one_op(trace: TraceBuilder):
+def test_histograms_are_fetched_for_one_op(trace: TraceBuilder) -> None:
     trace.op(trace.site())
     trace.op(trace.site(), exp_low=3, exp_counts=(5, 6))
     seen = recorded(trace)
@@ -202,7 +202,7 @@ def test_histograms_are_fetched_for_one_op(trace: TraceBuilder):
     assert (written.exp_low, written.exp_counts) == (3, (5, 6))
 
 
-def test_the_tree_opens_around_the_cursor_and_grows_with_it(trace: TraceBuilder):
+def test_the_tree_opens_around_the_cursor_and_grows_with_it(trace: TraceBuilder) -> None:
     for module, largest in (("a.x", 2.0), ("a.y", 8.0), ("b.z", 60000.0)):
         trace.op(trace.site(module=module, module_type="Linear"), max=largest, max_finite=largest)
     seen = recorded(trace)
@@ -216,14 +216,14 @@ def test_the_tree_opens_around_the_cursor_and_grows_with_it(trace: TraceBuilder)
     assert module_tree(seen, 2)[-1].has_near
 
 
-def test_the_tree_of_backward_leaves_forward_out(trace: TraceBuilder):
+def test_the_tree_of_backward_leaves_forward_out(trace: TraceBuilder) -> None:
     linear_step(trace)
     tree = {branch.name: branch for branch in module_tree(recorded(trace), 8)}
     assert (tree["fc"].ran, tree["fc"].ops) == (2, 3)
     assert tree["head"].first == 4
 
 
-def test_a_track_keeps_every_spike(trace: TraceBuilder):
+def test_a_track_keeps_every_spike(trace: TraceBuilder) -> None:
     site = trace.site()
     for place in range(1000):
         largest = 60000.0 if place == 777 else 1.0
@@ -240,14 +240,14 @@ def test_a_track_keeps_every_spike(trace: TraceBuilder):
     assert in_columns(drawn, np.arange(1000.0))[:2].tolist() == [19.0, 39.0]
 
 
-def test_a_track_tells_forward_from_backward_and_modules(trace: TraceBuilder):
+def test_a_track_tells_forward_from_backward_and_modules(trace: TraceBuilder) -> None:
     linear_step(trace)
     drawn = track(recorded(trace))
     assert [(one.name, one.first, one.last) for one in drawn.phases] == [("forward", 0, 5), ("backward", 6, 10)]
     assert [one.name for one in drawn.modules] == ["fc", "head.soft", "", "fc"]
 
 
-def test_modules_are_folded_until_they_can_be_told_apart(trace: TraceBuilder):
+def test_modules_are_folded_until_they_can_be_told_apart(trace: TraceBuilder) -> None:
     for block in range(10):
         for part in ("attn", "mlp"):
             trace.op(trace.site(module=f"blocks.{block}.{part}"))
@@ -258,7 +258,7 @@ def test_modules_are_folded_until_they_can_be_told_apart(trace: TraceBuilder):
     assert len(track(seen).modules) == 20
 
 
-def test_a_step_of_which_nothing_is_left_is_empty(trace: TraceBuilder):
+def test_a_step_of_which_nothing_is_left_is_empty(trace: TraceBuilder) -> None:
     seen = recorded(trace, step=7)
     assert len(seen) == 0
     assert module_tree(seen, 0) == ()
@@ -266,7 +266,7 @@ def test_a_step_of_which_nothing_is_left_is_empty(trace: TraceBuilder):
     assert not lockstep(seen, seen).notable.size
 
 
-def test_equal_steps_have_no_difference(trace: TraceBuilder):
+def test_equal_steps_have_no_difference(trace: TraceBuilder) -> None:
     linear_step(trace)
     linear_step(trace, step=1)
     found = lockstep(recorded(trace), recorded(trace, step=1))
@@ -275,7 +275,7 @@ def test_equal_steps_have_no_difference(trace: TraceBuilder):
     assert set(found.difference) == {Difference.NONE}
 
 
-def test_steps_part_where_a_value_differs(trace: TraceBuilder):
+def test_steps_part_where_a_value_differs(trace: TraceBuilder) -> None:
     linear_step(trace)
     linear_step(trace, step=1, scores=(-3.0, math.inf))
     linear_step(trace, step=2, scores=(-3.0, 11.0))
@@ -287,7 +287,7 @@ def test_steps_part_where_a_value_differs(trace: TraceBuilder):
     assert lockstep(one, other).notable.tolist() == [3]
 
 
-def test_ops_that_one_step_alone_has_are_told(trace: TraceBuilder):
+def test_ops_that_one_step_alone_has_are_told(trace: TraceBuilder) -> None:
     for step, names in enumerate((("a", "b", "c"), ("a", "c", "c"))):
         for name in names:
             trace.op(trace.site(f"aten.{name}.default"), step=step)

@@ -105,7 +105,7 @@ COURSES: dict[str, tuple[Course, ScaleVerdict, Severity]] = {
 
 
 @pytest.mark.parametrize("name", COURSES)
-def test_verdicts(name: str):
+def test_verdicts(name: str) -> None:
     course, verdict, severity = COURSES[name]
     found = health(course)
     assert (found.verdict, found.severity) == (verdict, severity)
@@ -113,7 +113,7 @@ def test_verdicts(name: str):
     assert found.explanation
 
 
-def test_numbers_are_those_of_the_history():
+def test_numbers_are_those_of_the_history() -> None:
     found = health(Course(9000, above(4096.0)))
     assert (found.steps, found.skipped, found.calibrating, found.growths, found.backoffs) == (9000, 8, 4, 4, 8)
     assert (found.current, found.lowest, found.held) == (4096.0, 4096.0, 4096.0)
@@ -121,12 +121,12 @@ def test_numbers_are_those_of_the_history():
     assert found.remedies[0].code == "scaler = torch.amp.GradScaler(init_scale=4096.0)"
 
 
-def test_the_stretch_of_a_collapse():
+def test_the_stretch_of_a_collapse() -> None:
     found = health(COURSES["a collapse later on"][0])
     assert (found.first_step, found.last_step, found.skipped) == (100, 159, 60)
 
 
-def test_oscillation_names_its_interval_or_the_gradients():
+def test_oscillation_names_its_interval_or_the_gradients() -> None:
     probing = health(COURSES["growth every four steps"][0])
     assert "grows after 4 steps" in probing.explanation
     assert "growth_interval=2000" in probing.remedies[0].code
@@ -139,7 +139,7 @@ def every(period: int, *, since: int = 0) -> Callable[[int], bool]:
     return lambda number: number >= since and number % period == 0
 
 
-def test_a_scale_that_non_finite_losses_brought_below_one_says_nothing_about_the_size_of_the_loss():
+def test_a_scale_that_non_finite_losses_brought_below_one_says_nothing_about_the_size_of_the_loss() -> None:
     found = health(Course(200, never, init=16.0, bad_loss=every(10, since=40)))
     assert (found.verdict, found.severity) == (FLOORED, WARNING)
     assert "In all 12 steps skipped at a scale of 1 or less the loss itself was NaN" in found.explanation
@@ -147,7 +147,7 @@ def test_a_scale_that_non_finite_losses_brought_below_one_says_nothing_about_the
     assert [remedy.code for remedy in found.remedies] == [""]
 
 
-def test_a_loss_that_is_too_large_is_told_beside_one_that_is_not_finite():
+def test_a_loss_that_is_too_large_is_told_beside_one_that_is_not_finite() -> None:
     found = health(Course(200, above(2.0**-6), init=16.0, bad_loss=lambda number: number == 50))
     assert "loss itself is too large for float16. In 1 of the 7 steps skipped at a scale of 1" in found.explanation
     assert found.remedies[0].code == "loss = loss / loss_weight"
@@ -162,7 +162,7 @@ def test_a_loss_that_is_too_large_is_told_beside_one_that_is_not_finite():
         (Course(9000, never, bad_loss=lambda number: number == 4500), PROBING),
     ],
 )
-def test_skips_of_non_finite_losses_are_told_with_every_verdict(course: Course, verdict: ScaleVerdict):
+def test_skips_of_non_finite_losses_are_told_with_every_verdict(course: Course, verdict: ScaleVerdict) -> None:
     found = health(course)
     assert found.verdict == verdict
     assert "no scale would have saved" in found.explanation
@@ -171,17 +171,17 @@ def test_skips_of_non_finite_losses_are_told_with_every_verdict(course: Course, 
     assert "batches" not in told
 
 
-def test_no_better_start_is_advised_where_no_scale_would_have_helped():
+def test_no_better_start_is_advised_where_no_scale_would_have_helped() -> None:
     assert health(Course(300, never, bad_loss=lambda number: number < 6)).remedies == ()
 
 
-def test_no_incident_of_the_scale_comes_on_top_of_the_losses(run_folder: Path):
+def test_no_incident_of_the_scale_comes_on_top_of_the_losses(run_folder: Path) -> None:
     diagnosis = diagnose(recorded(run_folder, Course(200, never, init=16.0, bad_loss=every(10, since=40))))
     assert diagnosis.scale[0].verdict is FLOORED
     assert Cause.SCALE_OVERFLOW not in {incident.cause for incident in diagnosis.incidents}
 
 
-def test_no_scale_no_verdict():
+def test_no_scale_no_verdict() -> None:
     nothing = np.zeros(0)
     assert scale_health(Attempts(0, nothing.astype(np.int64), nothing, *[nothing.astype(bool)] * 2)) is None
     unscaled = Attempts(0, np.arange(3), np.full(3, np.nan), *[np.zeros(3, dtype=bool)] * 2)
@@ -201,7 +201,7 @@ def recorded(folder: Path, course: Course, *, incidents: bool = False) -> Path:
     return trace.close()
 
 
-def test_a_collapse_that_nothing_else_explains_is_the_primary(run_folder: Path):
+def test_a_collapse_that_nothing_else_explains_is_the_primary(run_folder: Path) -> None:
     diagnosis = diagnose(recorded(run_folder, COURSES["a collapse later on"][0]))
     assert diagnosis.verdict is Verdict.PROBLEM
     assert diagnosis.primary == diagnosis.incidents[0]
@@ -210,18 +210,18 @@ def test_a_collapse_that_nothing_else_explains_is_the_primary(run_folder: Path):
 
 
 @pytest.mark.parametrize("name", ["calibration", "growth now and then", "growth every four steps"])
-def test_how_a_scaler_works_is_no_problem(run_folder: Path, name: str):
+def test_how_a_scaler_works_is_no_problem(run_folder: Path, name: str) -> None:
     diagnosis = diagnose(recorded(run_folder, COURSES[name][0]))
     assert (diagnosis.verdict, diagnosis.primary, diagnosis.incidents) == (Verdict.HEALTHY, None, ())
 
 
-def test_skips_that_could_not_be_replayed_are_harmless_where_a_smaller_scale_held(run_folder: Path):
+def test_skips_that_could_not_be_replayed_are_harmless_where_a_smaller_scale_held(run_folder: Path) -> None:
     diagnosis = diagnose(recorded(run_folder, COURSES["calibration"][0], incidents=True))
     assert diagnosis.verdict is Verdict.HEALTHY
     (incident,) = diagnosis.incidents
     assert (incident.cause, incident.count) == (Cause.BENIGN_INITIAL_CALIBRATION, 4)
 
 
-def test_skips_that_could_not_be_replayed_and_never_ended_are_not(run_folder: Path):
+def test_skips_that_could_not_be_replayed_and_never_ended_are_not(run_folder: Path) -> None:
     diagnosis = diagnose(recorded(run_folder, COURSES["a collapse from the start"][0], incidents=True))
     assert diagnosis.verdict is Verdict.PROBLEM

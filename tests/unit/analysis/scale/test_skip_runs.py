@@ -43,11 +43,11 @@ def the_run(attempts: Sequence[Attempt]) -> SkipRun:
 
 
 @pytest.mark.parametrize("attempts", [[], good(1024.0, 5)])
-def test_without_a_skip_there_is_no_run_of_skips(attempts: Sequence[Attempt]):
+def test_without_a_skip_there_is_no_run_of_skips(attempts: Sequence[Attempt]) -> None:
     assert skip_runs(history(attempts)) == []
 
 
-def test_the_first_steps_calibrate_the_scale():
+def test_the_first_steps_calibrate_the_scale() -> None:
     run = the_run([*falling(65536.0, 4), *good(4096.0, 50)])
     assert (run.position, run.first, run.last, run.count, run.lowest_scale) == (0, 0, 3, 4, 8192.0)
     assert run.recovered
@@ -56,12 +56,12 @@ def test_the_first_steps_calibrate_the_scale():
     assert run.benign_cause is Cause.BENIGN_INITIAL_CALIBRATION
 
 
-def test_a_skip_soon_after_the_start_still_belongs_to_calibration():
+def test_a_skip_soon_after_the_start_still_belongs_to_calibration() -> None:
     runs = skip_runs(history([*falling(65536.0, 2), *good(16384.0, 10), (16384.0, True), *good(8192.0, 9)]))
     assert [run.benign_cause for run in runs] == [Cause.BENIGN_INITIAL_CALIBRATION] * 2
 
 
-def test_a_scale_that_grew_too_far_is_probing():
+def test_a_scale_that_grew_too_far_is_probing() -> None:
     attempts = [*good(1024.0, 200), *good(2048.0, 3), (2048.0, True), *good(1024.0, 200), (2048.0, True)]
     first, second = skip_runs(history(attempts))
     assert (first.first, first.count) == (203, 1)
@@ -71,43 +71,43 @@ def test_a_scale_that_grew_too_far_is_probing():
     assert not second.recovered
 
 
-def test_a_scale_that_falls_late_without_having_grown_adjusts():
+def test_a_scale_that_falls_late_without_having_grown_adjusts() -> None:
     run = the_run([*good(1024.0, 300), (1024.0, True), *good(512.0, 10)])
     assert run.calibrates
     assert run.benign_cause is Cause.BENIGN_SCALE_ADJUSTMENT
 
 
-def test_growth_before_the_skip_before_is_not_growth_since():
+def test_growth_before_the_skip_before_is_not_growth_since() -> None:
     attempts = [*good(1024.0, 100), *good(2048.0, 100), (2048.0, True), *good(1024.0, 50), (1024.0, True)]
     first, second = skip_runs(history(attempts))
     assert first.benign_cause is Cause.BENIGN_PERIODIC_GROWTH
     assert second.benign_cause is Cause.BENIGN_SCALE_ADJUSTMENT
 
 
-def test_a_scale_below_one_is_a_collapse():
+def test_a_scale_below_one_is_a_collapse() -> None:
     assert the_run([*falling(8.0, 4), *good(0.5, 1)]).calibrates
     assert not the_run([*falling(8.0, 5), *good(0.25, 1)]).calibrates
 
 
-def test_a_long_row_of_skips_is_a_collapse_whatever_the_scale():
+def test_a_long_row_of_skips_is_a_collapse_whatever_the_scale() -> None:
     start = 2.0**40
     assert the_run(falling(start, LONGEST_CALIBRATION)).calibrates
     assert not the_run(falling(start, LONGEST_CALIBRATION + 1)).calibrates
 
 
-def test_a_short_row_of_skips_at_the_end_has_not_recovered_yet():
+def test_a_short_row_of_skips_at_the_end_has_not_recovered_yet() -> None:
     run = the_run([*good(1024.0, 100), *falling(1024.0, 3)])
     assert not run.recovered
     assert run.had_trained
     assert run.calibrates
 
 
-def test_a_skip_without_a_known_scale_is_no_collapse():
+def test_a_skip_without_a_known_scale_is_no_collapse() -> None:
     run = the_run([(float("nan"), True), (1.0, False)])
     assert run.lowest_scale == 1.0
     assert run.calibrates
 
 
-def test_steps_are_told_by_number_and_not_by_position():
+def test_steps_are_told_by_number_and_not_by_position() -> None:
     (run,) = skip_runs(history([*good(8.0, 2), *falling(8.0, 2), *good(2.0, 1)], first=100))
     assert (run.position, run.first, run.last, run.count) == (2, 102, 103, 2)

@@ -27,7 +27,7 @@ def trained(folder: Path, rates: Sequence[float | None], *, seen: bool = True) -
     return diagnose(trace.close())
 
 
-def test_a_scheduler_that_steps_on_though_the_optimizer_did_not(run_folder: Path):
+def test_a_scheduler_that_steps_on_though_the_optimizer_did_not(run_folder: Path) -> None:
     (finding,) = trained(run_folder, [0.1 * 0.9**step for step in range(12)]).findings
     assert finding.cause is Cause.MISUSE_SCHEDULER_ORDER
     assert finding.severity is Severity.WARNING
@@ -40,14 +40,14 @@ def test_a_scheduler_that_steps_on_though_the_optimizer_did_not(run_folder: Path
 
 
 @pytest.mark.parametrize("rate", [0.1, None])
-def test_a_schedule_that_stands_still_is_still_a_step_ahead(run_folder: Path, rate: float | None):
+def test_a_schedule_that_stands_still_is_still_a_step_ahead(run_folder: Path, rate: float | None) -> None:
     (finding,) = trained(run_folder, [rate] * 12).findings
     assert (finding.step, finding.last_step, finding.count) == (3, 3, 1)
     assert "without training" in finding.explanation
     assert not finding.counted
 
 
-def test_a_rate_that_the_loop_sets_by_itself_is_its_own_affair(run_folder: Path):
+def test_a_rate_that_the_loop_sets_by_itself_is_its_own_affair(run_folder: Path) -> None:
     """A rate that is a function of the iteration's number moves after a skipped step too, as its author meant."""
     assert trained(run_folder, [0.1 * 0.9**step for step in range(12)], seen=False).findings == ()
 
@@ -60,7 +60,9 @@ def test_a_rate_that_the_loop_sets_by_itself_is_its_own_affair(run_folder: Path)
         (Cause.MISUSE_MULTIPLE_SCALERS_UPDATE, "unscale twice", "Step 2, at train.py:7: unscale_ is called twice"),
     ],
 )
-def test_the_first_time_of_a_mistake_is_told_as_the_first(run_folder: Path, cause: Cause, what: str, summary: str):
+def test_the_first_time_of_a_mistake_is_told_as_the_first(
+    run_folder: Path, cause: Cause, what: str, summary: str
+) -> None:
     """Capture takes down the first time only; what torch refuses happens once."""
     trace = TraceBuilder(run_folder)
     for _ in range(5):
@@ -94,7 +96,7 @@ def resumed(folder: Path, *, start: float, loaded: bool) -> Diagnosis:
     return diagnose(second.close())
 
 
-def test_a_resumed_run_whose_scaler_starts_afresh(run_folder: Path):
+def test_a_resumed_run_whose_scaler_starts_afresh(run_folder: Path) -> None:
     diagnosis = resumed(run_folder, start=65536.0, loaded=False)
     assert diagnosis.run.segments == 2
     (finding,) = diagnosis.findings
@@ -108,18 +110,18 @@ def test_a_resumed_run_whose_scaler_starts_afresh(run_folder: Path):
 
 
 @pytest.mark.parametrize(("start", "loaded"), [(65536.0, True), (1024.0, False)], ids=["loaded", "same scale"])
-def test_a_resumed_run_whose_scaler_goes_on_is_right(run_folder: Path, start: float, loaded: bool):
+def test_a_resumed_run_whose_scaler_goes_on_is_right(run_folder: Path, start: float, loaded: bool) -> None:
     assert resumed(run_folder, start=start, loaded=loaded).findings == ()
 
 
-def test_the_first_scaler_of_a_run_has_nothing_to_restore(run_folder: Path):
+def test_the_first_scaler_of_a_run_has_nothing_to_restore(run_folder: Path) -> None:
     trace = TraceBuilder(run_folder)
     trace.scaler_event(ScalerAction.INIT, scale_before=None, scale_after=65536.0)
     trace.step()
     assert diagnose(trace.close()).findings == ()
 
 
-def test_scalers_of_a_resumed_run_take_each_others_places_in_order(run_folder: Path):
+def test_scalers_of_a_resumed_run_take_each_others_places_in_order(run_folder: Path) -> None:
     for segment in range(2):
         trace = TraceBuilder(run_folder)
         for scaler, scale in enumerate((1024.0, 64.0)):
@@ -130,7 +132,7 @@ def test_scalers_of_a_resumed_run_take_each_others_places_in_order(run_folder: P
     assert diagnose(run_folder).findings == ()
 
 
-def test_a_restored_optimizer_with_a_fresh_scaler_matters_when_it_costs_steps(run_folder: Path):
+def test_a_restored_optimizer_with_a_fresh_scaler_matters_when_it_costs_steps(run_folder: Path) -> None:
     for number, skipped in enumerate((True, False)):
         trace = TraceBuilder(run_folder.with_name(str(number)))
         trace.step(skipped=skipped)
@@ -148,7 +150,7 @@ SEVERITIES = dict.fromkeys((Cause.MISUSE_SCHEDULER_ORDER, Cause.MISUSE_SCALER_ST
 
 
 @pytest.mark.parametrize("cause", [cause for cause in Cause if cause.is_usage])
-def test_a_mistake_that_capture_saw_is_told_with_its_line(run_folder: Path, cause: Cause):
+def test_a_mistake_that_capture_saw_is_told_with_its_line(run_folder: Path, cause: Cause) -> None:
     trace = TraceBuilder(run_folder)
     trace.step()
     trace.finding(cause, line=42)
@@ -163,7 +165,7 @@ def test_a_mistake_that_capture_saw_is_told_with_its_line(run_folder: Path, caus
     assert "train.py:42" in diagnosis.summary
 
 
-def test_a_mistake_that_this_version_does_not_know_is_still_told(run_folder: Path):
+def test_a_mistake_that_this_version_does_not_know_is_still_told(run_folder: Path) -> None:
     trace = TraceBuilder(run_folder)
     trace.finding("misuse_of_next_year", evidence='{"why": "unheard of"}')
     (finding,) = diagnose(trace.close()).findings
@@ -171,7 +173,7 @@ def test_a_mistake_that_this_version_does_not_know_is_still_told(run_folder: Pat
     assert "unheard of" in finding.explanation
 
 
-def test_mistakes_are_told_in_order(run_folder: Path):
+def test_mistakes_are_told_in_order(run_folder: Path) -> None:
     trace = TraceBuilder(run_folder)
     for step in (5, 2, 9):
         trace.finding(step=step)
