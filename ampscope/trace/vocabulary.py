@@ -63,6 +63,23 @@ class Cause(StrEnum):
         return self.value.startswith("misuse_")
 
 
+class MistakeForm(StrEnum):
+    """How exactly a usage mistake showed, where one cause has several forms."""
+
+    STEPPED_PAST_SCALER = "stepped_past_scaler"  #: ``optimizer.step`` on gradients that carry the scale
+    UNSCALED_BY_HAND = "unscaled_by_hand"  #: the loop divided the scale out, and the scaler does it again
+    LOSS_OF_SCALED_GRADIENTS = "loss_of_scaled_gradients"  #: a loss computed from scaled gradients
+    DECISION_ON_SCALED = "decision_on_scaled"  #: a comparison with scaled gradients decides something
+    UNSCALE_EACH_MICROBATCH = "unscale_each_microbatch"
+    UNSCALE_TWICE = "unscale_twice"
+    UPDATE_MISSING = "update_missing"  #: a second step or ``unscale_`` without ``update`` in between
+    NOTHING_TO_UPDATE = "nothing_to_update"  #: ``update`` although nothing was unscaled since the last
+    UPDATE_IN_BETWEEN = "update_in_between"  #: ``update`` between backward and a step
+    ANOTHER_SCALER = "another_scaler"  #: gradients divided by a scaler that did not scale their loss
+    LOSS_NOT_SCALED = "loss_not_scaled"  #: gradients divided although no scaler scaled their loss
+    NO_SCALER = "no_scaler"  #: a float16 forward, and no scaler at all
+
+
 #: Each usage mistake as a noun phrase: the terminal beside the training and the diagnosis say the same.
 MISTAKES_IN_WORDS: dict[Cause, str] = {
     Cause.HALF_PARAMS: "parameters kept in half precision",

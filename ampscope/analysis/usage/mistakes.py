@@ -7,7 +7,7 @@ from typing import Any
 from ampscope.analysis.cures.remedies import remedies
 from ampscope.analysis.results import Remedy
 from ampscope.analysis.words.scale_words import in_words
-from ampscope.trace.vocabulary import Cause, Severity
+from ampscope.trace.vocabulary import Cause, MistakeForm, Severity
 
 #: Mistakes that cost steps or time, where the others spoil what is learnt.
 _WARNINGS = frozenset({Cause.MISUSE_SCHEDULER_ORDER, Cause.MISUSE_SCALER_STATE_NOT_RESTORED})
@@ -56,82 +56,88 @@ _EXPLAINED: dict[Cause, str] = {
 }
 
 #: Where the evidence says more exactly what happened.
-_CASES: dict[str, str] = {
-    "stepped past the scaler": "optimizer.step() ran on gradients that still carry the loss scale.",
-    "unscaled twice": (
+_FORMS: dict[str, str] = {
+    MistakeForm.STEPPED_PAST_SCALER: "optimizer.step() ran on gradients that still carry the loss scale.",
+    MistakeForm.UNSCALED_BY_HAND: (
         "The loop has divided the loss scale out of the gradients already; the scaler divides by it a second time."
     ),
-    "loss of scaled gradients": (
+    MistakeForm.LOSS_OF_SCALED_GRADIENTS: (
         "This loss is computed from gradients of a scaled loss that were not unscaled, so its weight grows with the "
         "loss scale."
     ),
-    "decision": (
+    MistakeForm.DECISION_ON_SCALED: (
         "What is compared here is computed from gradients that still carry the loss scale, so the threshold means "
         "something else whenever the scale moves."
     ),
-    "unscale each time": (
+    MistakeForm.UNSCALE_EACH_MICROBATCH: (
         "unscale_ is called for every micro-batch: torch refuses the second call, and gradients that are unscaled "
         "cannot be added to. It belongs once after the last backward."
     ),
-    "unscale twice": "unscale_ is called twice for one step of the same optimizer, which torch refuses.",
-    "update missing": (
+    MistakeForm.UNSCALE_TWICE: "unscale_ is called twice for one step of the same optimizer, which torch refuses.",
+    MistakeForm.UPDATE_MISSING: (
         "The optimizer has stepped, and update() was not called since: torch refuses to unscale or step again before "
         "it, also when a step was left out on purpose."
     ),
-    "nothing to update": (
+    MistakeForm.NOTHING_TO_UPDATE: (
         "update() was called although no gradient was unscaled since the last update, which torch refuses: it belongs "
         "once after scaler.step(), not after every backward."
     ),
-    "update in between": (
+    MistakeForm.UPDATE_IN_BETWEEN: (
         "update() changed the scale between backward and this optimizer's step, so its gradients are divided by "
         "another scale than they were multiplied with. Call it once, after every optimizer has stepped."
     ),
-    "another scaler": (
+    MistakeForm.ANOTHER_SCALER: (
         "The gradients that this scaler divides were scaled by another one. A loss, the gradients that it leaves and "
         "their optimizer belong to one scaler."
     ),
-    "loss not scaled": (
+    MistakeForm.LOSS_NOT_SCALED: (
         "The scaler divides gradients of a loss that was never scaled, so they shrink by the whole scale. Every loss "
         "whose gradients it steps has to go through scaler.scale()."
     ),
 }
 
+_UNSCALE_FIRST = Remedy(
+    text="Unscale first, then look at the gradients or change them.",
+    code="scaler.unscale_(optimizer)\n...  # edit the gradients here\nscaler.step(optimizer)",
+)
 _FIXES: dict[str, Remedy] = {
-    "unscaled twice": Remedy(
+    MistakeForm.UNSCALED_BY_HAND: Remedy(
         text="Leave unscaling to the scaler.",
         code="scaler.unscale_(optimizer)  # instead of dividing by scaler.get_scale()\nscaler.step(optimizer)",
     ),
-    "loss of scaled gradients": Remedy(
+    MistakeForm.LOSS_OF_SCALED_GRADIENTS: Remedy(
         text="Unscale the gradients before they enter the loss.",
         code="inv = 1.0 / scaler.get_scale()\ngrads = [g * inv for g in grads]",
     ),
-    "gradients": Remedy(
-        text="Unscale first, then look at the gradients or change them.",
-        code="scaler.unscale_(optimizer)\n...  # edit the gradients here\nscaler.step(optimizer)",
-    ),
-    "update missing": Remedy(
+    MistakeForm.DECISION_ON_SCALED: _UNSCALE_FIRST,
+    MistakeForm.UNSCALE_TWICE: _UNSCALE_FIRST,
+    MistakeForm.UPDATE_MISSING: Remedy(
         text="Call update() once in every iteration in which unscale_ or step ran, also when the step is left out.",
         code="scaler.step(optimizer)\nscaler.update()",
     ),
-    "another scaler": Remedy(
+    MistakeForm.ANOTHER_SCALER: Remedy(
         text="Scale, unscale, step and update with one scaler.",
         code="scaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.update()",
     ),
-    "loss not scaled": Remedy(
+    MistakeForm.LOSS_NOT_SCALED: Remedy(
         text="Scale every loss before its backward.", code="scaler.scale(other_loss).backward()\nscaler.step(optimizer)"
     ),
 }
-_FIXES["decision"] = _FIXES["gradients"]
-_FIXES["unscale twice"] = _FIXES["gradients"]
-
 
 #: What torch refuses with an error, which ends the loop.
-_REFUSED = frozenset({"unscale each time", "unscale twice", "update missing", "nothing to update"})
+_REFUSED = frozenset(
+    {
+        MistakeForm.UNSCALE_EACH_MICROBATCH,
+        MistakeForm.UNSCALE_TWICE,
+        MistakeForm.UPDATE_MISSING,
+        MistakeForm.NOTHING_TO_UPDATE,
+    }
+)
 
 
 def happens_once(cause: Cause, evidence: dict[str, Any]) -> bool:
     """Whether a mistake is a single event; any other is a line of the loop, which comes round again."""
-    return cause is Cause.MISUSE_SCALER_STATE_NOT_RESTORED or evidence.get("what") in _REFUSED
+    return cause is Cause.MISUSE_SCALER_STATE_NOT_RESTORED or evidence.get("form") in _REFUSED
 
 
 def severity(cause: Cause) -> Severity:
@@ -151,13 +157,13 @@ def explained(cause: Cause, evidence: dict[str, Any]) -> str:
             f"The optimizer was restored after {evidence['optimizer_steps']:,} steps, but the scaler starts afresh and "
             "loses steps to calibrate a second time."
         )
-    text = _CASES.get(str(evidence.get("what")), "") or _EXPLAINED.get(cause, "")
+    text = _FORMS.get(str(evidence.get("form")), "") or _EXPLAINED.get(cause, "")
     return text or f"evidence: {evidence}"
 
 
 def fixes(cause: Cause, evidence: dict[str, Any]) -> tuple[Remedy, ...]:
     """What to write instead."""
-    fix = _FIXES.get(str(evidence.get("what")))
+    fix = _FIXES.get(str(evidence.get("form")))
     if fix is None and cause is Cause.MISUSE_NO_UNSCALE and not evidence:
-        fix = _FIXES["gradients"]
+        fix = _UNSCALE_FIRST
     return (fix,) if fix is not None else remedies(cause)

@@ -18,7 +18,7 @@ from ampscope.capture.torch_support.user_line import Place, user_place
 from ampscope.capture.usage import scale_degree
 from ampscope.capture.usage.clip_factors import Factors
 from ampscope.capture.usage.scale_degree import CONSTANT, SCALED, Power
-from ampscope.trace.vocabulary import Cause
+from ampscope.trace.vocabulary import Cause, MistakeForm
 
 #: A scale below this is too easily a number of the loop's own.
 _SMALLEST_SCALE = 64
@@ -37,7 +37,7 @@ class Mistake(NamedTuple):
     cause: Cause
     place: Place | None
     step: int | None = None  #: where it is not the present one
-    what: str = ""
+    form: MistakeForm | None = None
 
 
 class Edits:
@@ -204,7 +204,7 @@ class Edits:
             self.scale_read(float(result))
         elif name == "bool":
             if power.mixed and self._decision is None:
-                self._decision = Mistake(Cause.MISUSE_NO_UNSCALE, user_place(), what="decision")
+                self._decision = Mistake(Cause.MISUSE_NO_UNSCALE, user_place(), form=MistakeForm.DECISION_ON_SCALED)
         elif power.degree or power.mixed:
             self._factors.read(float(result))
 

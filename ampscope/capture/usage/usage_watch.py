@@ -17,7 +17,7 @@ from ampscope.capture.usage.gradient_scales import UNSCALED, CarriedScales, Scal
 from ampscope.capture.usage.scale_degree import Power
 from ampscope.capture.usage.scaler_handover import Succession
 from ampscope.capture.usage.scheduler_steps import Schedules
-from ampscope.trace.vocabulary import Cause
+from ampscope.trace.vocabulary import Cause, MistakeForm
 
 
 class Report(Protocol):
@@ -133,7 +133,7 @@ class UsageWatch:
         self._succession.scales(scaler, scale)
         if any(_depends(self._edits.power_of(loss)) for loss in inputs):
             self._now = self._step_of(None)
-            self._tell(Cause.MISUSE_NO_UNSCALE, "loss of scaled gradients")
+            self._tell(Cause.MISUSE_NO_UNSCALE, MistakeForm.LOSS_OF_SCALED_GRADIENTS)
 
     def scale_read(self, scale: float) -> None:
         """The loop asked a scaler for its scale."""
@@ -145,28 +145,30 @@ class UsageWatch:
         parameters = _parameters(optimizer)
         mistake = self._edits.take()
         if mistake is not None:
-            evidence = {"what": mistake.what} if mistake.what else {}
+            evidence = {"form": mistake.form} if mistake.form else {}
             self._report(mistake.cause, mistake.place, evidence, self._now if mistake.step is None else mistake.step)
         elif self._edits.unscaled_by_hand(p.grad for p in parameters if p.grad is not None):
-            self._report(Cause.MISUSE_NO_UNSCALE, self._edits.unscaled_at, {"what": "unscaled twice"}, self._now)
+            self._report(
+                Cause.MISUSE_NO_UNSCALE, self._edits.unscaled_at, {"form": MistakeForm.UNSCALED_BY_HAND}, self._now
+            )
         if by_loop:
             self._check_again(self._windows.setdefault(scaler, _Window()), optimizer)
         self._check_carried(scaler, parameters)
         self._check_half(optimizer)
         self._check_succession(scaler, optimizer)
 
-    def _tell(self, cause: Cause, what: str) -> None:
+    def _tell(self, cause: Cause, form: MistakeForm) -> None:
         """Reports a mistake of the line that runs now."""
-        self._report(cause, user_place(), {"what": what}, self._now)
+        self._report(cause, user_place(), {"form": form}, self._now)
 
     def _check_again(self, window: _Window, optimizer: Optimizer) -> None:
         """A second ``unscale_`` before ``update``, which torch refuses."""
         if id(optimizer) in window.stepped:
-            self._tell(Cause.MISUSE_MULTIPLE_SCALERS_UPDATE, "update missing")
+            self._tell(Cause.MISUSE_MULTIPLE_SCALERS_UPDATE, MistakeForm.UPDATE_MISSING)
         elif id(optimizer) in window.unscaled:
             again = window.backward_since
             cause = Cause.MISUSE_UPDATE_EACH_MICROBATCH if again else Cause.MISUSE_MULTIPLE_SCALERS_UPDATE
-            self._tell(cause, "unscale each time" if again else "unscale twice")
+            self._tell(cause, MistakeForm.UNSCALE_EACH_MICROBATCH if again else MistakeForm.UNSCALE_TWICE)
 
     def _check_carried(self, scaler: int, parameters: list[Tensor]) -> None:
         """Whether the gradients carry the scale of this scaler, as it is now, and no other."""
@@ -175,11 +177,13 @@ class UsageWatch:
             return
         if scaler in self._updates_since_backward:
             place = self._updates_since_backward[scaler]
-            self._report(Cause.MISUSE_MULTIPLE_SCALERS_UPDATE, place, {"what": "update in between"}, self._now)
+            self._report(
+                Cause.MISUSE_MULTIPLE_SCALERS_UPDATE, place, {"form": MistakeForm.UPDATE_IN_BETWEEN}, self._now
+            )
         elif None in carried:
-            self._tell(Cause.MISUSE_MISSING_SCALER, "loss not scaled")
+            self._tell(Cause.MISUSE_MISSING_SCALER, MistakeForm.LOSS_NOT_SCALED)
         elif carried != {scaler}:
-            self._tell(Cause.MISUSE_MULTIPLE_SCALERS_UPDATE, "another scaler")
+            self._tell(Cause.MISUSE_MULTIPLE_SCALERS_UPDATE, MistakeForm.ANOTHER_SCALER)
 
     def _check_half(self, optimizer: Optimizer) -> None:
         """A scaler cannot unscale gradients that are float16 themselves: their parameters are."""
@@ -214,7 +218,7 @@ class UsageWatch:
         window = self._windows.setdefault(scaler, _Window())
         self._now = self._step_of(optimizer)
         if id(optimizer) in window.stepped:
-            self._tell(Cause.MISUSE_MULTIPLE_SCALERS_UPDATE, "update missing")
+            self._tell(Cause.MISUSE_MULTIPLE_SCALERS_UPDATE, MistakeForm.UPDATE_MISSING)
         elif on_device and id(optimizer) not in window.unscaled:
             self.before_unscale(scaler, optimizer, by_loop=False)
 
@@ -230,7 +234,7 @@ class UsageWatch:
         if window is not None and not window.unscaled and not by_hand:
             micro, several = Cause.MISUSE_UPDATE_EACH_MICROBATCH, Cause.MISUSE_MULTIPLE_SCALERS_UPDATE
             self._now = self._step_of(None) if window.backward_since else self._last_step
-            self._tell(micro if window.backward_since else several, "nothing to update")
+            self._tell(micro if window.backward_since else several, MistakeForm.NOTHING_TO_UPDATE)
 
     def updated(self, scaler: int, place: Place | None) -> None:
         """``update`` was called at ``place``."""
@@ -252,15 +256,15 @@ class UsageWatch:
             return
         self._now = self._step_of(optimizer)
         if self._holds_scale(parameters):
-            self._tell(Cause.MISUSE_NO_UNSCALE, "stepped past the scaler")
+            self._tell(Cause.MISUSE_NO_UNSCALE, MistakeForm.STEPPED_PAST_SCALER)
         elif half_forward and not has_scaler and not half_parameters:
-            self._tell(Cause.MISUSE_MISSING_SCALER, "no scaler")
+            self._tell(Cause.MISUSE_MISSING_SCALER, MistakeForm.NO_SCALER)
 
     def bypassed_late(self, optimizer: Optimizer) -> None:
         """The same, after another optimizer has ended the step."""
         if self._holds_scale(_parameters(optimizer)):
             self._now = self._last_step
-            self._tell(Cause.MISUSE_NO_UNSCALE, "stepped past the scaler")
+            self._tell(Cause.MISUSE_NO_UNSCALE, MistakeForm.STEPPED_PAST_SCALER)
             self._carried.stepped(_parameters(optimizer))
 
     def _holds_scale(self, parameters: list[Tensor]) -> bool:

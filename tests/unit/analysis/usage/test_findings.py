@@ -11,7 +11,7 @@ import pytest
 from ampscope import diagnose
 from ampscope.analysis.results import Diagnosis
 from ampscope.trace.schema import ScalerAction
-from ampscope.trace.vocabulary import Cause, Severity, Verdict
+from ampscope.trace.vocabulary import Cause, MistakeForm, Severity, Verdict
 from tests.support.trace_builder import START, TraceBuilder
 
 SKIPPED_AT = (3, 7, 8)
@@ -52,22 +52,33 @@ def test_a_rate_that_the_loop_sets_by_itself_is_its_own_affair(run_folder: Path)
     assert trained(run_folder, [0.1 * 0.9**step for step in range(12)], seen=False).findings == ()
 
 
+SEVERAL = Cause.MISUSE_MULTIPLE_SCALERS_UPDATE
+
+
 @pytest.mark.parametrize(
-    ("cause", "what", "summary"),
+    ("cause", "form", "summary"),
     [
         (Cause.MISUSE_CLIP_BEFORE_UNSCALE, "", "From step 2 on, at train.py:7: The gradients still carry"),
-        (Cause.MISUSE_MULTIPLE_SCALERS_UPDATE, "another scaler", "From step 2 on, at train.py:7: The gradients that"),
-        (Cause.MISUSE_MULTIPLE_SCALERS_UPDATE, "unscale twice", "Step 2, at train.py:7: unscale_ is called twice"),
+        (
+            Cause.MISUSE_MULTIPLE_SCALERS_UPDATE,
+            MistakeForm.ANOTHER_SCALER,
+            "From step 2 on, at train.py:7: The gradients that",
+        ),
+        (
+            Cause.MISUSE_MULTIPLE_SCALERS_UPDATE,
+            MistakeForm.UNSCALE_TWICE,
+            "Step 2, at train.py:7: unscale_ is called twice",
+        ),
     ],
 )
 def test_the_first_time_of_a_mistake_is_told_as_the_first(
-    run_folder: Path, cause: Cause, what: str, summary: str
+    run_folder: Path, cause: Cause, form: str, summary: str
 ) -> None:
     """Capture takes down the first time only; what torch refuses happens once."""
     trace = TraceBuilder(run_folder)
     for _ in range(5):
         trace.step()
-    evidence = json.dumps({"what": what}) if what else "{}"
+    evidence = json.dumps({"form": form}) if form else "{}"
     trace.finding(cause, step=2, file="train.py", line=7, evidence=evidence)
     assert diagnose(trace.close()).summary.startswith(summary)
 
