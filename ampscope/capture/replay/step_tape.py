@@ -12,7 +12,7 @@ from ampscope.capture.hooks import process_hooks
 from ampscope.capture.replay.player import Recording
 from ampscope.capture.replay.stand_ins import StateKeeper
 from ampscope.capture.replay.tape import Entry, Tape
-from ampscope.capture.replay.tape_mode import SawFunction, TapeMode
+from ampscope.capture.replay.tape_mode import FunctionListener, TapeMode
 from ampscope.capture.torch_support import call_state, tensor_tree
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
@@ -27,18 +27,18 @@ class StepTape:
 
     Args:
         models: The watched models.
-        saw_function: Is told of the functions that the loop calls.
+        listener: Is told of the functions that the loop calls.
         guard: Catches faults of the tape.
         pause: Leaves out of a live trace what the tape computes.
     """
 
-    def __init__(self, models: Models, saw_function: SawFunction, guard: Guard, pause: Callable[[bool], None]) -> None:
+    def __init__(self, models: Models, listener: FunctionListener, guard: Guard, pause: Callable[[bool], None]) -> None:
         self._models = models
         self._guard = guard
         self._types = call_state.device_types()
         self._tape = Tape(self._types)
         self._state = StateKeeper(models)
-        self._mode = TapeMode(self._tape, saw_function, guard, pause)
+        self._mode = TapeMode(self._tape, listener, guard, pause)
         self._since = 0  # where on the tape the present step begins
         self._starts: list[int] = []  # where the latest steps began
         self._calls = 0  # of watched modules since the last backward

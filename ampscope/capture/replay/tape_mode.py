@@ -34,10 +34,12 @@ class _Before(NamedTuple):
     originals: dict[int, Tensor]
 
 
-class SawFunction(Protocol):
+class FunctionListener(Protocol):
     """Is told of the torch functions that the loop calls outside watched modules."""
 
-    def __call__(self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, *, after_backward: bool) -> None:
+    def saw_function(
+        self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, *, after_backward: bool
+    ) -> None:
         """A function has run."""
 
 
@@ -46,15 +48,15 @@ class TapeMode(TorchFunctionMode):
 
     Args:
         recorded: Where the calls go.
-        saw_function: Is told of each function.
+        listener: Is told of each function.
         guard: Catches faults of the tape.
         pause: Leaves out of a live trace what the tape computes.
     """
 
-    def __init__(self, recorded: Tape, saw_function: SawFunction, guard: Guard, pause: Callable[[bool], None]) -> None:
+    def __init__(self, recorded: Tape, listener: FunctionListener, guard: Guard, pause: Callable[[bool], None]) -> None:
         super().__init__()
         self.recorded = recorded  #: where the calls go
-        self._saw_function = saw_function
+        self._listener = listener
         self._guard = guard
         self._pause = pause
         self._inserted = False
@@ -112,7 +114,7 @@ class TapeMode(TorchFunctionMode):
 
     def _note(self, func: Any, args: Any, before: _Before, result: Any) -> None:
         kwargs = before.kwargs
-        self._saw_function(func, args, kwargs, result, after_backward=self.after_backward)
+        self._listener.saw_function(func, args, kwargs, result, after_backward=self.after_backward)
         if getattr(func, "__self__", None) is _GRADIENT:
             return
         in_place = is_in_place(func, kwargs)

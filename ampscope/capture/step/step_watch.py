@@ -119,7 +119,7 @@ class StepWatch:
             guard_for=guard_for,
             terminal=terminal,
         )
-        self._tape = StepTape(models, self.usage.saw_function, self._tape_guard, self.live.pause)
+        self._tape = StepTape(models, self.usage, self._tape_guard, self.live.pause)
         self._attempt: StepAttempt | None = None
         self._undecided: _Undecided | None = None
         self._with_closure: Optimizer | None = None  # an optimizer that runs forward and backward by itself

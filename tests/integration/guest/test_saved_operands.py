@@ -154,7 +154,9 @@ def test_an_operand_that_was_lost_before_the_call_is_told(
     *_, verdict, lost = said_by(script)
     assert verdict == "Reproduced: not finite in float16, not finite in float32 either."
     line = loss.__code__.co_firstlineno + 2
-    assert f"test_repro.py:{line}: from these operands the call fails in every dtype (in float32 from the" in lost
+    assert (
+        f"test_saved_operands.py:{line}: from these operands the call fails in every dtype (in float32 from the" in lost
+    )
 
 
 def test_what_only_its_dtype_makes_fail_is_told_as_ever(run_folder: Path, tmp_path: Path) -> None:
@@ -212,8 +214,8 @@ class TestScripts:
     def test_nothing_private_is_hidden_in_the_data(self, run_folder: Path) -> None:
         path = files_of(run_of(log_of_zero, run_folder))[0]
         content = path.read_bytes()
-        assert b"test_repro.py" in content
-        assert b"test_repro.py" not in kept.tensors_only(content)
+        assert b"test_saved_operands.py" in content
+        assert b"test_saved_operands.py" not in kept.tensors_only(content)
         (path.parent / "stripped.safetensors").write_bytes(kept.tensors_only(content))
         from safetensors.torch import load_file
 

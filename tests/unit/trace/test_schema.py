@@ -37,7 +37,7 @@ class Witness:
         print(name)
 
 sys.meta_path.insert(0, Witness)
-from tests.builder import TraceBuilder
+from tests.support.trace_builder import TraceBuilder
 from pathlib import Path
 
 for _ in range(2):

@@ -301,7 +301,7 @@ def rates_in_loss(model: nn.Module, x: Tensor, step: int) -> Tensor:
 def test_a_conversion_in_the_code_is_cured_where_it_stands(run_folder: Path, convert: Any) -> None:
     watched = train_both(fresh(lambda: Rates(convert), rates_loss, steps=1), run_folder)
     assert in_short(tried(watched)) == [("fp32", (), "finite"), ("conversions", (), "finite")]
-    line = f"test_counterfactual.py:{convert.__code__.co_firstlineno} "
+    line = f"test_cure_search.py:{convert.__code__.co_firstlineno} "
     assert [[line in place for place in row.conversions] for row in tried(watched)] == [[True], [True]]
     incident = ampscope.diagnose(watched.run).primary
     assert line.strip() in incident.explanation

@@ -24,9 +24,9 @@ posix = pytest.mark.skipif(os.name != "posix", reason="needs fork and signals")
 PROLOGUE = """
 import os, signal, sys
 from ampscope.trace.manifest import Manifest
-from ampscope.trace.recorder import SealAt
+from ampscope.trace.write.journal_thread import SealAt
 from ampscope.trace.schema import EventRow, Table
-from ampscope.trace.writer import TraceWriter
+from ampscope.trace.write.writer import TraceWriter
 
 def event(step):
     return EventRow(step, 0, float(step), "note", "")
