@@ -12,10 +12,9 @@ from ampscope import errors
 
 if TYPE_CHECKING:
     from ampscope.analysis.diagnosis.diagnosis import diagnose
-    from ampscope.capture.autocast import autocast
+    from ampscope.capture.autocast import GradScaler, autocast
     from ampscope.capture.keep_fp32 import keep_fp32
     from ampscope.capture.scope import Scope
-    from ampscope.capture.step.scaler_watch import GradScaler
     from ampscope.capture.watch import watch
     from ampscope.trace.read.run import Run, open_run
 
@@ -35,7 +34,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "GradScaler": "ampscope.capture.step.scaler_watch",
+    "GradScaler": "ampscope.capture.autocast",
     "Run": "ampscope.trace.read.run",
     "Scope": "ampscope.capture.scope",
     "autocast": "ampscope.capture.autocast",

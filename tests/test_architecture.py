@@ -52,7 +52,15 @@ ROOMS = {
 #: The rooms inside each room, from the ground up: each may import those before it, and nothing else of that room.
 FLOORS = {
     "ampscope.trace": "schema vocabulary json_columns files manifest write read",
-    "ampscope.capture": ("torch_support autocast budgets keep_fp32 hooks tracing replay usage record step scope watch"),
+    "ampscope.capture": (
+        "torch_support autocast budgets keep_fp32 events hooks tracing replay usage record step scope watch"
+    ),
+    "ampscope.capture.events": "open_step calls observer",
+    "ampscope.capture.step": (
+        "measures cycle own_work observers optimizer_numbers live_trace step_rows scaler_history ending step_watch "
+        "assembly scaler_watch"
+    ),
+    "ampscope.capture.step.ending": "verdict incidents trace_ending device_decisions endings",
     "ampscope.capture.tracing": "statistics operators operand_keeper sites tracer",
     "ampscope.analysis": ("results numerics tables words origin cures usage scale overview precision replay diagnosis"),
     "ampscope.report": "safe_text numbers diagnosis_json repro_script terminal html",

@@ -1,4 +1,4 @@
-"""``ampscope.autocast``: ``torch.autocast`` under the name that goes with ``ampscope.GradScaler``."""
+"""``ampscope.autocast`` and ``ampscope.GradScaler``: torch's own, for loops that like to say that they are watched."""
 
 from __future__ import annotations
 
@@ -10,4 +10,12 @@ class autocast(torch.autocast):  # noqa: N801  # named as what it replaces
 
     A watched run records the autocast state of every op by itself; this name is for loops that like to say that
     they are instrumented.
+    """
+
+
+class GradScaler(torch.amp.GradScaler):
+    """``torch.amp.GradScaler``, noticed by every open scope as soon as it scales a loss.
+
+    Args and behaviour are those of ``torch.amp.GradScaler``; `ampscope.watch` gives it (as any other scaler) its
+    instrumented form.
     """

@@ -16,8 +16,8 @@ from ampscope.capture.hooks.module_calls import ModuleWatch
 from ampscope.capture.record.operand_files import OperandFiles
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.record.terminal import Terminal
+from ampscope.capture.step.assembly import step_watch
 from ampscope.capture.step.scaler_watch import ScalerWatch
-from ampscope.capture.step.step_watch import StepWatch
 from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.guard import Attempt, Guard
 from ampscope.capture.torch_support.models import Models
@@ -53,7 +53,7 @@ class Scope:
         operands = OperandFiles(writer.folder, writer.rank, operand_budget, self._guard("the keeping of operands"))
         self._recorder = Recorder(writer, models, operands)
         budgets = (TraceBudget(every, overhead), ReplayBudget(overhead, replay_budget))
-        self._steps = StepWatch(models, self._recorder, self._guard, budgets, self._terminal)
+        self._steps = step_watch(models, self._recorder, self._guard, budgets, self._terminal)
         self._modules = ModuleWatch(models, self._steps)
         self._scalers: list[ScalerWatch] = []
         self._open = False
@@ -99,7 +99,7 @@ class Scope:
             lambda: process_hooks.leave(self),
             self._steps.close,
             self._modules.uninstall,
-            *(scaler.take_off for scaler in self._scalers),
+            *(scaler.leave for scaler in self._scalers),
             lambda: self._recorder.event(EventKind.CLOSE, self._steps.optimizers.step_of(None), ""),
             self._writer.close,
         ]
@@ -166,7 +166,7 @@ class Scope:
             return None
         number = self._recorder.next_scaler + len(self._scalers)
         guard = self._guard("the scaler's history")
-        self._scalers.append(ScalerWatch(scaler, number, self._recorder, self._steps, guard))
+        self._scalers.append(ScalerWatch(scaler, number, self._steps, guard))
         return self._scalers[-1]
 
     def succeeded(self) -> None:

@@ -21,6 +21,7 @@ import ampscope
 from ampscope.capture.budgets import TRIALS
 from ampscope.capture.scope import Scope, open_scopes
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.optimizer_view import OptimizerView, is_optimizer
 from ampscope.errors import WatchError
 from ampscope.trace.manifest import Manifest
 from ampscope.trace.write.writer import TraceWriter
@@ -111,7 +112,7 @@ def _models(model: Any) -> list[nn.Module]:
 def _check_scaler(scaler: Any) -> None:
     if scaler is None or isinstance(scaler, torch.amp.GradScaler):
         return
-    if isinstance(scaler, Optimizer):
+    if is_optimizer(scaler):
         raise WatchError("ampscope.watch got an optimizer where the scaler goes; write watch(model, scaler)")
     kind = f"{type(scaler).__module__}.{type(scaler).__qualname__}"
     raise WatchError(
@@ -153,9 +154,9 @@ def _check_initialised(roots: list[nn.Module]) -> None:
 def _check_optimizer(optimizer: Any, models: Models) -> None:
     if optimizer is None:
         return
-    if not isinstance(optimizer, Optimizer):
+    if not is_optimizer(optimizer):
         raise WatchError(f"optimizer= takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
-    if not models.owns(p for group in optimizer.param_groups for p in group["params"]):
+    if not models.owns(OptimizerView(optimizer).parameters):
         raise WatchError("the optimizer holds no parameter of the model; pass the model that it trains")
 
 

@@ -11,9 +11,11 @@ from typing import Any, Protocol
 
 import torch
 from torch.optim import lr_scheduler
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer
 
-from ampscope.capture.hooks.scaler_calls import Watch
+from ampscope.capture.events.calls import ScalerCall, ScalerMethod
+from ampscope.capture.hooks.scaler_calls import ScalerListener, announced
+from ampscope.capture.torch_support.optimizer_view import around_every_step
 
 
 class Listener(Protocol):
@@ -31,8 +33,8 @@ class Listener(Protocol):
     def scheduled(self, scheduler: Any) -> None:
         """A learning rate scheduler steps."""
 
-    def adopt(self, scaler: Any) -> Watch | None:
-        """A ``GradScaler`` scales a loss; returns who watches it from now on, None for what is watched or foreign."""
+    def adopt(self, scaler: Any) -> ScalerListener | None:
+        """A ``GradScaler`` scales a loss; returns who listens to it from now on, None for what is known or foreign."""
 
 
 _listeners: list[Listener] = []
@@ -68,8 +70,7 @@ def _install() -> None:
         if isinstance(kind, type) and issubclass(kind, lr_scheduler.LRScheduler) and "step" in vars(kind):
             _schedulers[kind] = vars(kind)["step"]
             kind.step = _announced(vars(kind)["step"])  # type: ignore[method-assign]  # restored in _uninstall
-    _hooks.append(register_optimizer_step_pre_hook(_before_optimizer))
-    _hooks.append(register_optimizer_step_post_hook(_after_optimizer))
+    _hooks.extend(around_every_step(_before_optimizer, _after_optimizer))
 
 
 def _uninstall() -> None:
@@ -113,13 +114,8 @@ def _through(listener: Listener, call: Callable[..., Any]) -> Callable[..., Any]
 
 
 def _scale(scaler: Any, outputs: Any) -> Any:
-    new = [watch for watch in (listener.adopt(scaler) for listener in _listeners) if watch is not None]
-    for watch in new:
-        watch.scaled(outputs)
-    results = _originals["scale"](scaler, outputs)
-    for watch in new:
-        watch.has_scaled(outputs, results)
-    return results
+    new = [joined for joined in (listener.adopt(scaler) for listener in _listeners) if joined is not None]
+    return announced(new, ScalerCall(ScalerMethod.SCALE, (outputs,), {}), lambda: _originals["scale"](scaler, outputs))
 
 
 def _announced(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -134,11 +130,11 @@ def _announced(step: Callable[..., Any]) -> Callable[..., Any]:
     return announced
 
 
-def _before_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+def _before_optimizer(optimizer: Optimizer) -> None:
     for listener in _listeners:
         listener.before_optimizer(optimizer)
 
 
-def _after_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+def _after_optimizer(optimizer: Optimizer) -> None:
     for listener in _listeners:
         listener.after_optimizer(optimizer)

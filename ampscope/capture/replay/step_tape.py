@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from ampscope.capture.events.calls import BackwardCall, ModuleCall, ScalerCall, ScalerMethod, StepStart
+from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.hooks import process_hooks
 from ampscope.capture.replay.player import Recording
 from ampscope.capture.replay.stand_ins import StateKeeper
@@ -22,7 +24,7 @@ from ampscope.capture.torch_support.user_line import NOWHERE, user_place
 MOST_CALLS = 64
 
 
-class StepTape:
+class StepTape(StepObserver):
     """The tape of one step after another.
 
     Args:
@@ -34,7 +36,7 @@ class StepTape:
 
     def __init__(self, models: Models, listener: FunctionListener, guard: Guard, pause: Callable[[bool], None]) -> None:
         self._models = models
-        self._guard = guard
+        self.guard = guard
         self._types = call_state.device_types()
         self._tape = Tape(self._types)
         self._state = StateKeeper(models)
@@ -43,6 +45,7 @@ class StepTape:
         self._starts: list[int] = []  # where the latest steps began
         self._calls = 0  # of watched modules since the last backward
         self._had_gradients = False  # before the first backward of the step
+        self._entry: Entry | None = None  # of the call in progress
         self._weights_at_entry: list[Tensor] | None = None
         self._draws_on_host = False  # the forward draws from Python's or NumPy's global generator
         self._edits_weights = False  # the forward changes parameters behind their counters (``.data``)
@@ -64,36 +67,28 @@ class StepTape:
 
     # -- the step -----------------------------------------------------------------------------------------------
 
-    def begin(self, *, turns: int, anew: bool) -> None:
-        """A step begins: forgets what no step of any optimizer depends on any more.
+    def step_began(self, start: StepStart) -> None:
+        """Forgets what no step of any optimizer depends on any more.
 
-        Args:
-            turns: How many steps to keep: optimizers that take turns (a GAN's) share results between their steps.
-            anew: Leave the tape so far to whoever holds its recording.
+        Optimizers that take turns (a GAN's) share results between their steps, so as many steps are kept. A step that
+        is still undecided keeps the tape so far to itself.
         """
-        if anew:
+        if start.apart:
             self._tape = self._mode.recorded = Tape(self._types)
             self._state = StateKeeper(self._models)
             self._starts.clear()
         else:
-            self._starts = [*self._starts, self._since, self._tape.end][-turns:]
-            self._tape.forget_before(self._starts.pop(0) if turns > 1 else self._tape.end)
+            self._starts = [*self._starts, self._since, self._tape.end][-start.optimizers :]
+            self._tape.forget_before(self._starts.pop(0) if start.optimizers > 1 else self._tape.end)
         self._since = self._tape.end
         self._mode.after_backward = False
         self._state.take()
 
-    def enter(self, module: nn.Module, args: Any, kwargs: Any, *, learning: bool, micro_batches: int) -> Entry:
-        """A watched module is about to be called.
-
-        Args:
-            module: The module.
-            args: Its arguments.
-            kwargs: Its keyword arguments.
-            learning: Look what the forward does besides computing.
-            micro_batches: Backward passes of the step so far.
-        """
+    def call_began(self, call: ModuleCall) -> None:
+        """Puts the call of a watched module onto the tape."""
+        module, args, kwargs, learning = call.module, call.args, call.kwargs, call.learning
         self._calls += 1
-        if max(self._calls, micro_batches) > MOST_CALLS:
+        if max(self._calls, call.micro_batches) > MOST_CALLS:
             self._tape.clear()
             self._tape.spoilt = f"more than {MOST_CALLS} calls or micro-batches came without an optimizer step"
             self._calls = 0
@@ -103,10 +98,13 @@ class StepTape:
         entry.training = [each.training for each in self._models.modules]
         self._weights_at_entry = self._models.weight_norms() if learning else None
         self.half_forward |= entry.ambient.autocast_dtype is torch.float16
-        return entry
+        self._entry = entry
 
-    def leave(self, entry: Entry, result: Any) -> None:
-        """The call has returned."""
+    def call_ended(self, call: ModuleCall, result: Any) -> None:
+        """Notes what the call returned, and whether it changed what it must not."""
+        entry, self._entry = self._entry, None
+        if entry is None:
+            return
         self._tape.returned(entry, result)
         self.half_forward |= any(tensor.dtype is torch.float16 for tensor in tensor_tree.tensors(result))
         if self._weights_at_entry is not None:
@@ -116,28 +114,39 @@ class StepTape:
         if self._edits_weights or entry.versions != self._models.versions(entry.module):
             self._tape.spoilt = "a parameter is changed inside the forward pass"
 
-    def lost(self, entry: Entry) -> bool:
-        """The call was left by an exception: it is no part of the step. Returns whether anything else is."""
-        self._tape.forget(entry)
-        return self._tape.end > self._since
+    def call_lost(self, call: ModuleCall) -> None:
+        """Takes the call off the tape again."""
+        entry, self._entry = self._entry, None
+        if entry is not None:
+            self._tape.forget(entry)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the present step has nothing on the tape."""
+        return self._tape.end <= self._since
+
+    def scaler_call_ended(self, call: ScalerCall) -> None:
+        """Marks what multiplied a loss with the loss scale."""
+        if call.method is ScalerMethod.SCALE:
+            self.scaled(list(tensor_tree.tensors(call.result)))
 
     def scaled(self, results: list[Tensor]) -> None:
         """``scaler.scale`` made ``results``."""
         self._tape.mark_scaled(results)
 
-    def backward(self, args: Any, kwargs: Any, *, first: bool) -> None:
-        """A backward is about to run, the first of the step or a further one."""
-        if first:
+    def backward_began(self, backward: BackwardCall) -> None:
+        """Puts a backward onto the tape."""
+        if backward.first:
             self._had_gradients = any(p.grad is not None for _, p in self._models.parameters.values())
-        self._tape.backward_call(process_hooks.original_backward(), args, kwargs)
+        self._tape.backward_call(process_hooks.original_backward(), backward.args, backward.kwargs)
 
-    def after_backward(self) -> None:
-        """It has run: gradients are there to be touched."""
+    def backward_ended(self) -> None:
+        """Gradients are there to be touched."""
         self._calls = 0
         self._mode.after_backward = True
 
-    def abandon(self, reason: str) -> None:
-        """Gives up the step in progress: an incident in it cannot be replayed."""
+    def abandoned(self, reason: str) -> None:
+        """Forgets the step; an incident in it cannot be replayed, for this reason."""
         self._mode.remove()
         self._tape.clear()
         self._tape.spoilt = reason
@@ -150,4 +159,4 @@ class StepTape:
     @property
     def broken(self) -> bool:
         """Whether the tape has switched itself off."""
-        return self._guard.broken
+        return self.guard.broken

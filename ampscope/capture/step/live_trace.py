@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ampscope import provenance
 from ampscope.capture.budgets import TraceBudget
+from ampscope.capture.events.calls import BackwardCall, ModuleCall, StepStart
+from ampscope.capture.events.observer import StepObserver
+from ampscope.capture.events.open_step import StepAttempt
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.replay import player
-from ampscope.capture.step import gradients
-from ampscope.capture.step.attempt import StepAttempt
+from ampscope.capture.replay.tape import creates_graph
+from ampscope.capture.step.measures import gradients
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.tracing.statistics import stats
@@ -19,7 +20,7 @@ from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.schema import EdgeRow, Node, OpRow, Phase, Source, source_of
 
 
-class LiveTrace:
+class LiveTrace(StepObserver):
     """The trace of the step in progress, if it is one of those that are traced.
 
     Args:
@@ -33,7 +34,7 @@ class LiveTrace:
         self._models = models
         self._recorder = recorder
         self._budget = budget
-        self._guard = guard
+        self.guard = guard
         self._tracer: Tracer | None = None
         self.began = False  #: the step in progress was traced from its start, whatever became of that
         self._dropped: list[Tracer] = []  # while torch held them off its stack; to be removed later
@@ -46,58 +47,66 @@ class LiveTrace:
     @property
     def broken(self) -> bool:
         """Whether the tracer has switched itself off."""
-        return self._guard.broken
+        return self.guard.broken
 
     def sweep(self) -> None:
         """Removes tracers that could not be removed when they were dropped."""
         while self._dropped:
             self._dropped.pop().remove()
 
-    def start(self, count: int) -> None:
-        """The first forward of the process's step number ``count`` is about to run."""
+    def step_began(self, start: StepStart) -> None:
+        """Begins to trace, if this is one of the steps that are."""
         self.began = False
-        if not self._budget.wants(count) or self._models.compiled or self._guard.broken:
+        if not self._budget.wants(start.number) or self._models.compiled or self.guard.broken:
             return
-        with self._guard:
-            tracer = Tracer(self._recorder.sites, self._models.names, full=False, guard=self._guard)
-            for name, parameter in self._models.parameters.values():
-                tracer.name_entry(parameter, Node.PARAMETER, name)
-            for module, name, buffer in self._models.buffers():
-                tracer.name_entry(buffer, Node.BUFFER, ".".join(filter(None, (module, name))))
-            self._tracer, self.began = tracer, True
-            tracer.paused = True  # until AMPscope's own work before the first call is done
-            tracer.insert()
+        tracer = Tracer(self._recorder.sites, self._models.names, full=False, guard=self.guard)
+        for name, parameter in self._models.parameters.values():
+            tracer.name_entry(parameter, Node.PARAMETER, name)
+        for module, name, buffer in self._models.buffers():
+            tracer.name_entry(buffer, Node.BUFFER, ".".join(filter(None, (module, name))))
+        self._tracer, self.began = tracer, True
+        tracer.paused = True  # until AMPscope's own work before the first call is done
+        tracer.insert()
 
     def pause(self, paused: bool) -> None:
         """Leaves out what AMPscope itself computes."""
         if self._tracer is not None:
             self._tracer.paused = paused
 
-    def enter_call(self, args: Any, kwargs: Any) -> None:
-        """A watched module is about to be called."""
+    def call_began(self, call: ModuleCall) -> None:
+        """Names the inputs of a watched module."""
         if self._tracer is not None:
-            for name, tensor in player.named_inputs(args, kwargs):
+            for name, tensor in player.named_inputs(call.args, call.kwargs):
                 self._tracer.name_entry(tensor, Node.INPUT, name)
 
-    def enter_backward(self, *, creates_graph: bool) -> None:
-        """A backward is about to run."""
+    def call_lost(self, call: ModuleCall) -> None:
+        """A step with a call that failed is not worth its trace."""
+        self.drop()
+
+    def backward_began(self, backward: BackwardCall) -> None:
+        """Goes on through the backward, unless being watched would change its bits."""
         if self._tracer is not None:
-            self._tracer.creates_graph = creates_graph
+            self._tracer.creates_graph = creates_graph(backward.args, backward.kwargs)
             if self._tracer.backward_varies:  # the real step's bits come first: only its forward is traced
                 self._tracer.remove()
 
-    def next_micro_batch(self) -> None:
-        """A backward is over."""
+    def backward_ended(self) -> None:
+        """What follows is the next micro-batch."""
         if self._tracer is not None:
             self._tracer.micro_batch += 1
 
-    def before_optimizer(self) -> None:
-        """The gradients are complete. The optimizer's own ops matter where parameters are kept in half precision."""
+    def gradients_complete(self) -> None:
+        """Ends the trace. The optimizer's own ops matter where parameters are kept in half precision."""
+        self.sweep()
         if self._tracer is not None:
             if self._half_parameters():
                 self._tracer.phase = Phase.OPTIMIZER
             else:
                 self._tracer.remove()
+
+    def abandoned(self, reason: str) -> None:
+        """Forgets the step."""
+        self.drop()
 
     def _half_parameters(self) -> bool:
         return any(p.dtype in (torch.float16, torch.bfloat16) for _, p in self._models.parameters.values())
@@ -128,7 +137,7 @@ class LiveTrace:
         if tracer is None:
             return
         tracer.remove()
-        for loss in attempt.losses:
+        for loss in attempt.opened.losses:
             tracer.sink(loss, Node.LOSS, "loss")
         for name, gradient in gradients.owned(attempt.optimizer, self._models):
             if not stats.finite(gradient):

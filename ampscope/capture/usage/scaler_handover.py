@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
+from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.torch_support.user_line import Place
 
 
@@ -68,7 +69,7 @@ class Succession:
         before, self._serving[key] = self._serving.get(key), scaler
         first, me.served = not me.served, True
         if before is None:
-            steps = _steps_behind(optimizer) if first and me.fresh else None
+            steps = OptimizerView(optimizer).steps_made if first and me.fresh else None
             return Takeover(step, place, {"optimizer_steps": steps}) if steps is not None else None
         if before != scaler:
             self._pending.pop(key, None)
@@ -81,16 +82,8 @@ class Succession:
 
 
 def _key(optimizer: Optimizer) -> int | None:
-    return next((id(p) for group in optimizer.param_groups for p in group["params"]), None)
+    return next((id(parameter) for parameter in OptimizerView(optimizer).parameters), None)
 
 
 def _number(scale: Tensor | None) -> float | None:
     return float(scale) if scale is not None else None
-
-
-def _steps_behind(optimizer: Optimizer) -> int | None:
-    """How many steps the optimizer's state says it has made (0: it does not count); None for a new one."""
-    if not optimizer.state:
-        return None
-    state = next(iter(optimizer.state.values()))
-    return int(state.get("step", 0)) if isinstance(state, dict) else None

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.torch_support.user_line import Place, user_place
 from ampscope.capture.usage.gradient_edits import Edits
 from ampscope.capture.usage.gradient_scales import UNSCALED, CarriedScales, ScaledRoots
@@ -289,4 +290,4 @@ def _depends(power: Power) -> bool:
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
+    return list(OptimizerView(optimizer).parameters)

@@ -14,16 +14,38 @@ from typing import Any
 import pytest
 
 from ampscope.capture.replay.step_tape import StepTape
-from ampscope.capture.step.attempt import StepRows
-from ampscope.capture.step.buffer_health import BufferWatch
-from ampscope.capture.step.incidents import Incidents
+from ampscope.capture.step.ending.incidents import Incidents
 from ampscope.capture.step.live_trace import LiveTrace
+from ampscope.capture.step.measures.buffer_health import BufferWatch
+from ampscope.capture.step.step_rows import StepRows
 from ampscope.capture.usage.usage_watch import UsageWatch
 
 #: Each part, its name in the golden files, and what its methods are called there where that differs.
 SEAMS: tuple[tuple[type, str, dict[str, str]], ...] = (
-    (StepTape, "tape", {}),
-    (LiveTrace, "live", {}),
+    (
+        StepTape,
+        "tape",
+        {
+            "step_began": "begin",
+            "call_began": "enter",
+            "call_ended": "leave",
+            "call_lost": "lost",
+            "backward_began": "backward",
+            "backward_ended": "after_backward",
+            "abandoned": "abandon",
+        },
+    ),
+    (
+        LiveTrace,
+        "live",
+        {
+            "step_began": "start",
+            "call_began": "enter_call",
+            "backward_began": "enter_backward",
+            "backward_ended": "next_micro_batch",
+            "gradients_complete": "before_optimizer",
+        },
+    ),
     (UsageWatch, "usage", {}),
     (BufferWatch, "buffers", {}),
     (StepRows, "rows", {}),
@@ -31,6 +53,14 @@ SEAMS: tuple[tuple[type, str, dict[str, str]], ...] = (
 )
 #: Called once for each torch function or each stretch of AMPscope's own work: how often is nobody's promise.
 _UNCOUNTED = frozenset({"pause", "saw_function"})
+#: Events that a part answers by calling another of its own methods, which is noted.
+_ANSWERED = {
+    "tape": {"scaler_call_ended"},
+    "live": {"call_lost", "abandoned"},
+    "buffers": {"step_began", "attempt_began"},
+    "rows": {"optimizer_steps", "step_ended"},
+    "incidents": {"look_at_weights", "absorbed"},
+}
 #: The call with which a step begins.
 _FIRST = "tape.begin"
 
@@ -54,7 +84,11 @@ def noted(calls: list[str]) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for part, label, names in SEAMS:
             for name, value in list(vars(part).items()):
-                if callable(value) and not name.startswith("_") and name not in _UNCOUNTED:
+                if (
+                    callable(value)
+                    and not name.startswith("_")
+                    and name not in _UNCOUNTED | _ANSWERED.get(label, set())
+                ):
                     patch.setattr(part, name, _Noted(value, f"{label}.{names.get(name, name)}", calls))
         yield
 

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import ampscope
+from ampscope.capture import budgets
 from tests.integration.loops import deprecated, digits, handwritten_loss, plain, relation
 from tests.integration.step_order.seams import in_steps, noted
 from tests.support.training import small_loop
@@ -96,7 +97,10 @@ def _record(name: str, order: str) -> None:
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step", "ignore:.*different devices")
 @pytest.mark.filterwarnings("ignore:torch.cpu.amp:FutureWarning")
 @pytest.mark.parametrize("name", LOOPS)
-def test_parts_hear_of_a_step_in_this_order(name: str, run_folder: Path, request: pytest.FixtureRequest) -> None:
+def test_parts_hear_of_a_step_in_this_order(
+    name: str, run_folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budgets, "FREE_REPLAY_SECONDS", 3600.0)  # on a busy machine too
     calls: list[str] = []
     scopes: list[ampscope.Scope] = []
 

@@ -7,6 +7,10 @@ import math
 import torch
 from torch import Tensor
 
+from ampscope.capture.events.calls import StepStart
+from ampscope.capture.events.observer import StepObserver
+from ampscope.capture.events.open_step import StepAttempt
+from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.readback import Parcel
 from ampscope.capture.tracing.statistics import stats
@@ -17,7 +21,7 @@ REVIEW_EVERY = 50
 ALWAYS_MEASURED = 1 << 16
 
 
-class BufferWatch:
+class BufferWatch(StepObserver):
     """Buffers that a step wrote to, and whether they are still finite.
 
     Running statistics and moving averages are poisoned silently: loss and gradients of that step may be fine, and the
@@ -26,15 +30,26 @@ class BufferWatch:
 
     Args:
         models: The watched models.
+        guard: Catches faults in looking.
     """
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: Models, guard: Guard) -> None:
+        self.guard = guard
         self._models = models
         self._written: dict[str, tuple[int, int]] = {}  #: identity and change counter at the last look
         self._buffers: list[tuple[str, dict[str, Tensor | None], str]] = []
         self._looks = 0
         self._parcel = Parcel({})
         self._known: set[str] = set()  #: not finite before, or told already
+
+    def step_began(self, start: StepStart) -> None:
+        """Before the first step of all, takes down what is not finite from the start."""
+        if start.number == 0:
+            self.start()
+
+    def attempt_began(self, attempt: StepAttempt) -> None:
+        """Before each optimizer, measures what the step has written."""
+        self.send()
 
     def start(self) -> None:
         """Before the first step: what is not finite now is so on purpose."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ampscope.capture.budgets import ReplayBudget, TraceBudget
+from ampscope.capture.events.open_step import EndedStep, StepAttempt
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.record.terminal import Terminal
 from ampscope.capture.replay import player, step_replay
@@ -14,7 +15,7 @@ from ampscope.capture.replay.cure_search import Counterfactuals
 from ampscope.capture.replay.failure import Observed
 from ampscope.capture.replay.player import Recording
 from ampscope.capture.replay.step_replay import Outcome, Symptom
-from ampscope.capture.step.attempt import StepAttempt
+from ampscope.capture.step.ending.verdict import Verdict
 from ampscope.capture.step.live_trace import LiveTrace
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
@@ -41,7 +42,6 @@ class Incidents:
 
     def __init__(
         self,
-        *,
         models: Models,
         recorder: Recorder,
         readback: Readback,
@@ -60,21 +60,15 @@ class Incidents:
         self._bad_in_a_row = 0
         self._counterfactuals = Counterfactuals(models, recorder.sites, budgets[1], self._trial_guard)
 
-    def judge(
-        self,
-        attempt: StepAttempt,
-        trigger: Trigger,
-        symptom: Symptom,
-        recording: Recording | None,
-    ) -> None:
+    def judge(self, attempt: StepAttempt, bad: Verdict, recording: Recording | None) -> None:
         """Replays the step of ``attempt``, if that can be afforded, and reports it.
 
         Args:
             attempt: The attempt that failed.
-            trigger: What made it an incident.
-            symptom: What was not finite.
+            bad: What made it an incident.
             recording: What a replay needs; None when there is none to trust.
         """
+        symptom = bad.symptom
         outcome = Outcome(ReplayStatus.UNAVAILABLE, "replays had used up their share of the run's time")
         evidence: dict[str, Any] = {"params": sorted(symptom.gradients)}
         started = time.perf_counter()
@@ -91,7 +85,7 @@ class Incidents:
             self._replay_budget.judged(attempt.judging_s)
         else:
             evidence["over_budget"] = True
-        self.report(attempt, trigger, outcome, evidence)
+        self.report(attempt, bad.trigger, outcome, evidence)
 
     def _replay(self, attempt: StepAttempt, symptom: Symptom, recording: Recording) -> tuple[Outcome, Observed | None]:
         """The faithful replay, and what it saw where it was possible."""
@@ -137,7 +131,7 @@ class Incidents:
             self._trace_budget.arm()
         scale = attempt.scaling.scale if attempt.scaling is not None else None
         self._readback.fetch(
-            {"loss": attempt.mean_loss(), "scale": scale},
+            {"loss": attempt.opened.mean_loss(), "scale": scale},
             lambda values: self._recorder.incident(
                 trigger,
                 step=attempt.step,
@@ -150,10 +144,26 @@ class Incidents:
         )
         self._tell(attempt, trigger, outcome)
 
-    def passed(self, attempt: StepAttempt) -> None:
-        """An attempt is over."""
+    def look_at_weights(self, attempt: StepAttempt) -> None:
+        """Reports an optimizer that made weights non-finite, as far as the live trace of its step shows."""
+        poisoned = [] if attempt.bad else self._live.poisoned_weights()
+        if poisoned:
+            reason = "an optimizer step is traced as it runs, never replayed"
+            outcome = Outcome(ReplayStatus.UNAVAILABLE, reason)
+            self.report(attempt, Trigger.NONFINITE_WEIGHT, outcome, {"params": poisoned})
+
+    def absorbed(self, attempt: StepAttempt, ops: list[int]) -> None:
+        """Reports overflows, by sequence number, that vanished again before loss and gradients."""
+        outcome = Outcome(ReplayStatus.UNAVAILABLE, "seen as it happened, in the trace of the real step")
+        self.report(attempt, Trigger.ABSORBED_OVERFLOW, outcome, {"ops": ops})
+
+    def passed(self, ended: EndedStep) -> None:
+        """An attempt is over; the time that tracing it took counts for the budget."""
+        attempt = ended.attempt
         if not attempt.bad:
             self._bad_in_a_row = 0
+        traced = self._live.began or bool(attempt.traced)
+        self._trace_budget.took(ended.number, ended.seconds - attempt.judging_s, traced=traced)
 
     def _tell(self, attempt: StepAttempt, trigger: Trigger, outcome: Outcome) -> None:
         """One line for each row of bad steps; a scaler's first skips are told only when they do not end."""

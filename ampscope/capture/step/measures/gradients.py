@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.tracing.statistics.stats import finite
 from ampscope.trace.schema import GradRow
 
@@ -19,17 +20,20 @@ RECORD_EVERY = 50
 
 def owned(optimizer: Optimizer, models: Models) -> Iterator[tuple[str, Tensor]]:
     """Name and gradient of every watched parameter that has one in ``optimizer``."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            known = models.parameters.get(id(parameter))
-            if known is not None and parameter.grad is not None:
-                yield known[0], parameter.grad
+    for parameter in OptimizerView(optimizer).parameters:
+        known = models.parameters.get(id(parameter))
+        if known is not None and parameter.grad is not None:
+            yield known[0], parameter.grad
+
+
+def names(optimizer: Optimizer, models: Models) -> frozenset[str]:
+    """Names of the watched parameters that have a gradient in ``optimizer``."""
+    return frozenset(name for name, _ in owned(optimizer, models))
 
 
 def total_norm(optimizer: Optimizer) -> Tensor | None:
     """L2 norm of all dense gradients of ``optimizer`` as a device scalar (float32); None without any."""
-    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    dense = [gradient for gradient in gradients if _is_dense(gradient)]
+    dense = [gradient for gradient in OptimizerView(optimizer).gradients if _is_dense(gradient)]
     if not dense:
         return None
     home = dense[0].device

@@ -8,9 +8,10 @@ from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.optimizer_view import OptimizerView
 
 
-class Optimizers:
+class OptimizerNumbers:
     """Numbers optimizers in the order in which they first step, and counts their steps.
 
     Args:
@@ -51,5 +52,5 @@ class Optimizers:
             with self._guard:
                 if self._models.refresh():
                     self._renewed()
-                self._owned[key] = self._models.owns(p for group in optimizer.param_groups for p in group["params"])
+                self._owned[key] = self._models.owns(OptimizerView(optimizer).parameters)
         return self._owned[key]

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.optimizer_view import OptimizerView
 
 #: Elements of a parameter that are compared before and after the optimizer's step.
 SAMPLE = 1 << 12
@@ -26,7 +27,7 @@ class Kept(NamedTuple):
 def keep(optimizer: Optimizer, models: Models) -> dict[str, Kept]:
     """A sample of every half-precision parameter of ``optimizer`` that has a gradient, by name."""
     found = {}
-    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+    for parameter in OptimizerView(optimizer).parameters:
         known = models.parameters.get(id(parameter))
         half = parameter.dtype in _HALF and parameter.layout is torch.strided and parameter.numel()
         if known is not None and half and parameter.grad is not None:

@@ -1,0 +1,93 @@
+"""The calls of a training loop that matter to a step, as the hooks saw them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from ampscope.capture.events.open_step import ScaleState, StepAttempt
+from ampscope.capture.torch_support.user_line import Place
+
+
+class StepStart(NamedTuple):
+    """A step begins with the first forward of a watched model."""
+
+    number: int  #: of the step attempts of this process
+    optimizers: int  #: whose steps take turns (a GAN's), as far as is known
+    apart: bool  #: the attempt before is still undecided, and what it holds is not to be touched
+
+
+class ModuleCall(NamedTuple):
+    """An outermost call of a watched module."""
+
+    module: nn.Module
+    args: Any
+    kwargs: Any
+    learning: bool  #: one of the first steps, in which is learned what forward does besides computing
+    micro_batches: int  #: backward passes of the step so far
+
+
+class BackwardCall(NamedTuple):
+    """A backward pass of the step."""
+
+    args: Any
+    kwargs: Any
+    roots: list[Tensor]  #: what it starts from
+    first: bool  #: of the step
+    several_optimizers: bool  #: there may be optimizers that it is not for
+
+
+class BareStep(NamedTuple):
+    """``optimizer.step()`` was called without a scaler, or past it."""
+
+    optimizer: Optimizer
+    half_forward: bool = False  #: a forward of the step ran in float16
+    late: bool = False  #: another optimizer has ended the step already
+
+
+class ScalerMethod(StrEnum):
+    """The methods of a ``GradScaler`` whose calls are noted; the value is the method's name."""
+
+    SCALE = "scale"
+    UNSCALE = "unscale_"
+    STEP = "step"
+    UPDATE = "update"
+    GET_SCALE = "get_scale"
+    STATE_DICT = "state_dict"
+    LOAD_STATE_DICT = "load_state_dict"
+    SET_GROWTH_FACTOR = "set_growth_factor"
+    SET_BACKOFF_FACTOR = "set_backoff_factor"
+    SET_GROWTH_INTERVAL = "set_growth_interval"
+
+
+class JoinedScaler(NamedTuple):
+    """A scaler that has become the run's."""
+
+    scaler: Any
+    number: int  #: within the run
+    place: Place | None  #: the user's line
+
+
+@dataclass(slots=True)
+class ScalerCall:
+    """A call of one of a scaler's methods; what is not known yet is filled in on its way."""
+
+    method: ScalerMethod
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    scaler: Any = None
+    number: int = 0  #: of the scaler within the run
+    by_loop: bool = True  #: not by ``step`` itself
+    place: Place | None = None  #: the user's line
+    result: Any = None  #: known when the call has ended
+    state: ScaleState | None = None  #: the scaler's, before a step or an update
+    attempt: StepAttempt | None = None  #: the attempt that ``step`` made
+
+    @property
+    def argument(self) -> Any:
+        """The first argument: losses, an optimizer, a state, a setting; None where the call has none."""
+        return self.args[0] if self.args else next(iter(self.kwargs.values()), None)

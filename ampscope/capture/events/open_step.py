@@ -1,0 +1,101 @@
+"""The step in progress and an optimizer's attempt to end it: what is known of them so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from ampscope.capture.torch_support import tensor_tree, torch_private
+from ampscope.capture.torch_support.optimizer_view import OptimizerView
+from ampscope.capture.torch_support.readback import Parcel
+
+
+@dataclass(slots=True)
+class OpenStep:
+    """What has been gathered in the step in progress, from its first forward on."""
+
+    began: float  #: `time.perf_counter` when it began
+    losses: list[Tensor] = field(default_factory=list)  #: that backward was called on, unscaled
+    waiting: list[Tensor] = field(default_factory=list)  #: scaled, but no backward has come for them yet
+    parcels: list[Parcel] = field(default_factory=list)  #: the losses, on their way to the host
+    norms: dict[int, Tensor | None] = field(default_factory=dict)  #: of unscaled gradients, by ``id`` of the optimizer
+    micro_batches: int = 0
+
+    def scaled(self, losses: Any) -> None:
+        """A scaler was given ``losses``."""
+        self.waiting += [loss.detach() for loss in tensor_tree.tensors(losses)]
+
+    def backward(self, roots: Iterable[Tensor]) -> None:
+        """A backward runs: of the losses that were scaled, or of its roots where none were."""
+        losses = self.waiting or [root.detach() for root in roots]
+        self.waiting = []
+        self.losses += losses
+        self.parcels += [Parcel({"loss": loss}) for loss in losses if loss.numel() == 1]
+
+    @property
+    def loss_known_bad(self) -> bool:
+        """Whether a loss is non-finite, as far as the host knows without waiting for the device."""
+        known = [parcel.values() for parcel in self.parcels if parcel.arrived]
+        return any(value is not None and value - value != 0 for values in known for value in values.values())
+
+    def mean_loss(self) -> Tensor | None:
+        """Mean of the losses as one device scalar; None without any."""
+        if len(self.losses) == 1 and self.losses[0].dim() == 0:
+            return self.losses[0]
+        means = [loss.float().mean() for loss in self.losses if loss.numel()]
+        return torch.stack([mean.to(means[0].device) for mean in means]).mean() if means else None
+
+
+class ScaleState(NamedTuple):
+    """A scaler's scale and growth tracker at one moment, copied: ``update`` writes into the originals."""
+
+    scaler: Any
+    scale: Tensor | None
+    tracker: Tensor | None
+
+    @staticmethod
+    def of(scaler: Any) -> ScaleState:
+        """The state now."""
+        scale, tracker = (t.detach().clone() if t is not None else None for t in torch_private.scaler_tensors(scaler))
+        return ScaleState(scaler, scale, tracker)
+
+
+@dataclass(slots=True)
+class StepAttempt:
+    """One optimizer's attempt at a step: what is known of it while it runs."""
+
+    optimizer: Optimizer
+    index: int  #: number of the optimizer
+    step: int
+    scaling: ScaleState | None  #: None without a scaler
+    opened: OpenStep
+    norm: Tensor | None = None  #: of the unscaled gradients
+    stepped: bool = False  #: the optimizer itself ran
+    bad: bool = False  #: an incident was reported
+    found_inf: list[Tensor] = field(default_factory=list)  #: of an optimizer that decides on the device
+    norms: dict[str, Tensor] = field(default_factory=dict)  #: per parameter, likewise
+    traced: str = ""  #: which execution of the step the trace holds
+    judging_s: float = 0.0  #: what replays of it took
+
+    @property
+    def scale(self) -> float | None:
+        """The loss scale, read from the device; None without a scaler."""
+        return float(self.scaling.scale) if self.scaling is not None and self.scaling.scale is not None else None
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the optimizer unscales and skips on the device."""
+        return self.scaling is not None and OptimizerView(self.optimizer).decides_on_device
+
+
+class EndedStep(NamedTuple):
+    """An attempt is over."""
+
+    attempt: StepAttempt
+    number: int  #: as `StepStart.number`
+    seconds: float  #: since the step began

@@ -1,0 +1,72 @@
+"""Puts the parts of a step watch together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ampscope.capture.budgets import ReplayBudget, TraceBudget
+from ampscope.capture.record.mistakes import MistakeReport
+from ampscope.capture.record.run_recorder import Recorder
+from ampscope.capture.record.terminal import Terminal
+from ampscope.capture.replay.step_tape import StepTape
+from ampscope.capture.step.cycle import StepCycle
+from ampscope.capture.step.ending.endings import Endings
+from ampscope.capture.step.ending.incidents import Incidents
+from ampscope.capture.step.ending.trace_ending import TraceEnding
+from ampscope.capture.step.live_trace import LiveTrace
+from ampscope.capture.step.measures.buffer_health import BufferWatch
+from ampscope.capture.step.observers import Observers
+from ampscope.capture.step.optimizer_numbers import OptimizerNumbers
+from ampscope.capture.step.own_work import OwnWork
+from ampscope.capture.step.scaler_history import ScalerHistory
+from ampscope.capture.step.step_rows import StepRows
+from ampscope.capture.step.step_watch import StepWatch
+from ampscope.capture.torch_support.guard import Guard
+from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.readback import Readback
+from ampscope.capture.usage.usage_observer import UsageObserver
+from ampscope.capture.usage.usage_watch import UsageWatch
+
+
+def step_watch(
+    models: Models,
+    recorder: Recorder,
+    guard_for: Callable[[str], Guard],
+    budgets: tuple[TraceBudget, ReplayBudget],
+    terminal: Terminal,
+) -> StepWatch:
+    """The step watch of a run.
+
+    Args:
+        models: The watched models.
+        recorder: Where rows go.
+        guard_for: Makes the guard of a part, by what the part is called in a warning.
+        budgets: Which steps are traced, which incidents replayed.
+        terminal: Where the user is told.
+    """
+
+    def pause(paused: bool) -> None:
+        live.pause(paused)
+        tape.pause(paused=paused)
+
+    guard, tracing = guard_for("the step record"), guard_for("the op tracer")
+    readback, cycle, own = Readback(), StepCycle(), OwnWork(pause)
+    optimizers = OptimizerNumbers(models, recorder.next_step, recorder.describe_parameters, guard)
+    report = MistakeReport(recorder, terminal, optimizers.step_of)
+    usage = UsageWatch(models, report, optimizers.step_of)
+    live = LiveTrace(models, recorder, budgets[0], tracing)
+    tape = StepTape(models, usage, guard_for("the step tape"), live.pause)
+    buffers = BufferWatch(models, guard)
+    incidents = Incidents(models, recorder, readback, live, budgets, guard_for, terminal)
+    observers = Observers(
+        own,
+        tape=tape,
+        live=live,
+        buffers=buffers,
+        usage=UsageObserver(usage, report, optimizers.step_of, guard_for("the usage check")),
+        rows=StepRows(models, recorder, readback, own, guard),
+        history=ScalerHistory(recorder, optimizers, readback, guard_for("the scaler's history")),
+        trace=TraceEnding(models, live, incidents, tape, budgets[0], cycle, tracing),
+    )
+    endings = Endings(models, optimizers, cycle, observers, incidents, tape, buffers, own, guard)
+    return StepWatch(models, recorder, readback, optimizers, cycle, own, live, tape, observers, endings, guard)

@@ -1,0 +1,95 @@
+"""Where in its life a step is: one table of states, and what runs inside them for a while."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from enum import Enum, auto
+
+
+class State(Enum):
+    """Where a step is."""
+
+    IDLE = auto()  #: no watched forward has run since the last step ended
+    FORWARD = auto()  #: forwards, loss code and backwards of the step; what the loop calls goes onto the tape
+    GRADIENTS_READY = auto()  #: unscaling, clipping: nothing from here on is ever replayed
+    BACKWARD = auto()  #: inside a backward
+    STEPPING = auto()  #: inside an optimizer
+    JUDGING = auto()  #: inside a replay of AMPscope's own
+
+
+class Moment(Enum):
+    """What moves a step from one state to the next."""
+
+    BEGINS = auto()  #: the first watched forward
+    CALLS = auto()  #: a watched forward, the first or a later one
+    RUNS_BACKWARD = auto()
+    IS_EMPTY = auto()  #: its only call was left by an exception
+    HAS_GRADIENTS = auto()  #: ``unscale_`` or a step says that no more gradients will come
+    ENDS = auto()  #: an optimizer has stepped, or was skipped
+
+
+#: Every way from one state to another. A moment that a state does not list leaves it as it is: an optimizer of several
+#: may step when another has ended the step already, and gradients are complete more than once.
+TRANSITIONS: dict[State, dict[Moment, State]] = {
+    State.IDLE: {Moment.BEGINS: State.FORWARD},
+    State.FORWARD: {
+        Moment.HAS_GRADIENTS: State.GRADIENTS_READY,
+        Moment.IS_EMPTY: State.IDLE,
+        Moment.ENDS: State.IDLE,
+    },
+    State.GRADIENTS_READY: {
+        Moment.CALLS: State.FORWARD,
+        Moment.RUNS_BACKWARD: State.FORWARD,
+        Moment.IS_EMPTY: State.IDLE,
+        Moment.ENDS: State.IDLE,
+    },
+}
+
+
+class StepCycle:
+    """The state of the step in progress."""
+
+    def __init__(self) -> None:
+        self.attempts = 0  #: of steps, in this process
+        self._state = State.IDLE
+        self._inside: list[State] = []  # BACKWARD, STEPPING and JUDGING, the innermost last
+
+    @property
+    def state(self) -> State:
+        """Where the step is now."""
+        return self._inside[-1] if self._inside else self._state
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a watched forward has begun a step that no optimizer has ended."""
+        return self._state is not State.IDLE
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether calls belong to a backward, an optimizer or a replay, and not to the loop."""
+        return bool(self._inside)
+
+    def on(self, moment: Moment) -> bool:
+        """Goes where `TRANSITIONS` leads; returns whether that is another state."""
+        before, self._state = self._state, TRANSITIONS[self._state].get(moment, self._state)
+        self.attempts += moment is Moment.ENDS
+        return self._state is not before
+
+    @contextlib.contextmanager
+    def inside(self, state: State) -> Iterator[None]:
+        """Runs the body inside ``state``, and what lies around it goes on afterwards."""
+        self._inside.append(state)
+        try:
+            yield
+        finally:
+            self._inside.remove(state)
+
+    def enter_optimizer(self) -> None:
+        """An optimizer begins to change its parameters; as `inside`, where begin and end are two hooks."""
+        self._inside.append(State.STEPPING)
+
+    def leave_optimizer(self) -> None:
+        """It has ended, or never began; safe to call twice."""
+        if State.STEPPING in self._inside:
+            self._inside.remove(State.STEPPING)

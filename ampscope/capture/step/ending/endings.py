@@ -1,0 +1,188 @@
+"""The ways in which a step ends: through a scaler that reads `found_inf`, on the device, without a scaler, by closure.
+
+With a scaler, its own optimizer hook tells whether it skipped, for it has waited for ``found_inf`` already; a fused
+optimizer decides on the device, and `DeviceDecisions` learns of it later. Without one, AMPscope itself checks the
+gradients before the optimizer writes. ``optimizer.step(closure)`` runs forward and backward by itself and is judged
+after the fact.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim.optimizer import Optimizer
+
+from ampscope.capture.events.calls import BareStep
+from ampscope.capture.events.observer import StepObserver
+from ampscope.capture.events.open_step import EndedStep, OpenStep, ScaleState, StepAttempt
+from ampscope.capture.replay.player import Recording
+from ampscope.capture.replay.step_tape import StepTape
+from ampscope.capture.step.cycle import Moment, State, StepCycle
+from ampscope.capture.step.ending import verdict
+from ampscope.capture.step.ending.device_decisions import DeviceDecisions
+from ampscope.capture.step.ending.incidents import Incidents
+from ampscope.capture.step.ending.verdict import Verdict
+from ampscope.capture.step.measures import gradients
+from ampscope.capture.step.measures.buffer_health import BufferWatch
+from ampscope.capture.step.observers import Observers
+from ampscope.capture.step.optimizer_numbers import OptimizerNumbers
+from ampscope.capture.step.own_work import OwnWork
+from ampscope.capture.torch_support.guard import Guard
+from ampscope.capture.torch_support.models import Models
+
+
+class Endings:
+    """Ends one step after another.
+
+    Args:
+        models: The watched models.
+        optimizers: Which optimizers are the run's, and their steps.
+        cycle: Where the step is.
+        observers: Are told.
+        incidents: Takes the steps that went bad.
+        tape: What a replay needs.
+        buffers: Whether one of them was poisoned.
+        own: Marks AMPscope's own work.
+        guard: Catches faults of judging and recording.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        optimizers: OptimizerNumbers,
+        cycle: StepCycle,
+        observers: Observers,
+        incidents: Incidents,
+        tape: StepTape,
+        buffers: BufferWatch,
+        own: OwnWork,
+        guard: Guard,
+    ) -> None:
+        self._models = models
+        self._optimizers = optimizers
+        self._cycle = cycle
+        self._observers = observers
+        self._incidents = incidents
+        self._tape = tape
+        self._buffers = buffers
+        self._own = own
+        self._guard = guard
+        self.on_device = DeviceDecisions(models, self._judge)
+        self._attempt: StepAttempt | None = None  # between its begin and its end
+        self._with_closure: Optimizer | None = None  # an optimizer that runs forward and backward by itself
+
+    # -- with a scaler ------------------------------------------------------------------------------------------
+
+    def through_scaler(
+        self, opened: OpenStep, optimizer: Optimizer, scaling: ScaleState, proceed: Callable[[], Any]
+    ) -> tuple[Any, StepAttempt]:
+        """Runs ``scaler.step(optimizer)``.
+
+        Returns:
+            What it returned, and the attempt; that it was skipped is known by then unless it ``on_device``.
+        """
+        attempt = self._attempt = self._begin(opened, optimizer, scaling)
+        with self._own, self._guard:
+            self.on_device.decide(wait=True)
+            self.on_device.look_ahead(attempt)
+        try:
+            result = proceed()
+        finally:
+            self._attempt = None
+            self._cycle.leave_optimizer()
+        with self._own, self._guard:
+            if attempt.on_device:
+                self.on_device.postpone(attempt, self._tape.recording())
+            elif not attempt.stepped:
+                self._buffers.turned_bad()
+                self._found(attempt, verdict.of_skip(attempt, self._models))
+        self._end(attempt)
+        return result, attempt
+
+    # -- the optimizer's own hooks ------------------------------------------------------------------------------
+
+    def before_optimizer(self, opened: OpenStep, optimizer: Optimizer) -> None:
+        """An optimizer is about to step: with finite gradients, or without a scaler to judge them."""
+        if self._attempt is None and not self._cycle.is_open:
+            self._with_closure = optimizer  # forward and backward come while it steps, or there are none
+            self._observers.tell(StepObserver.bare_step, BareStep(optimizer, late=True))
+            return
+        if self._attempt is None:
+            self._attempt = self._begin(opened, optimizer, None)
+            self._without_scaler(self._attempt)
+        attempt = self._attempt
+        if attempt.optimizer is optimizer:
+            attempt.stepped = True
+            self._cycle.enter_optimizer()
+            with self._own, self._guard:
+                poisoned = self._buffers.turned_bad()
+                if not attempt.bad:
+                    self._found(attempt, verdict.of_what_gradients_hide(attempt, poisoned))
+            self._observers.tell(StepObserver.optimizer_steps, attempt)
+
+    def after_optimizer(self, opened: OpenStep, optimizer: Optimizer) -> None:
+        """An optimizer has stepped."""
+        if self._with_closure is optimizer:
+            self._after_closure(opened, optimizer)
+        attempt = self._attempt
+        if attempt is None or attempt.optimizer is not optimizer:
+            return
+        self._cycle.leave_optimizer()
+        with self._own, self._guard:
+            self._incidents.look_at_weights(attempt)
+        if attempt.scaling is None:
+            self._attempt = None
+            self._end(attempt)
+
+    def _after_closure(self, opened: OpenStep, optimizer: Optimizer) -> None:
+        self._with_closure = None
+        if self._cycle.is_open:
+            attempt = self._attempt = self._begin(opened, optimizer, None)
+            attempt.stepped = True
+            self._without_scaler(attempt)
+            with self._own, self._guard:
+                if not attempt.bad:
+                    self._found(attempt, verdict.of_what_gradients_hide(attempt, []))
+
+    def _without_scaler(self, attempt: StepAttempt) -> None:
+        """``optimizer.step()`` without a scaler (or past it): the one check of the gradients is ours."""
+        self._observers.tell(StepObserver.bare_step, BareStep(attempt.optimizer, self._tape.half_forward))
+        with self._own, self._guard:
+            attempt.norm = gradients.total_norm(attempt.optimizer)
+            self._found(attempt, verdict.of_unscaled_step(attempt, self._models))
+
+    def gradients_complete(self) -> None:
+        """Unscaling, clipping and stepping follow: nothing of these is ever replayed."""
+        self._tape.stop()
+        if self._cycle.on(Moment.HAS_GRADIENTS):
+            self._observers.tell(StepObserver.gradients_complete)
+
+    # -- every step ---------------------------------------------------------------------------------------------
+
+    def _begin(self, opened: OpenStep, optimizer: Optimizer, scaling: ScaleState | None) -> StepAttempt:
+        self.gradients_complete()
+        index, step = self._optimizers.index_of(optimizer), self._optimizers.step_of(optimizer)
+        attempt = StepAttempt(optimizer, index, step, scaling, opened, norm=opened.norms.get(id(optimizer)))
+        self._observers.tell(StepObserver.attempt_began, attempt)
+        return attempt
+
+    def _found(self, attempt: StepAttempt, bad: Verdict | None) -> None:
+        if bad is not None:
+            self._judge(attempt, bad, None if self._tape.broken else self._tape.recording())
+
+    def _judge(self, attempt: StepAttempt, bad: Verdict, recording: Recording | None) -> None:
+        with self._cycle.inside(State.JUDGING):
+            self._incidents.judge(attempt, bad, recording)
+
+    def _end(self, attempt: StepAttempt) -> None:
+        seconds = time.perf_counter() - attempt.opened.began
+        if attempt.norm is None:
+            attempt.norm = attempt.opened.norms.get(id(attempt.optimizer))
+        ended = EndedStep(attempt, self._cycle.attempts, seconds)
+        self._observers.tell(StepObserver.step_ended, ended)
+        with self._guard:
+            self._incidents.passed(ended)
+        self._optimizers.stepped(attempt.index, attempt.step)
+        self._cycle.on(Moment.ENDS)

@@ -1,0 +1,59 @@
+"""What becomes of a step's trace when the step ends: written, dropped, or made by a replay of compiled code."""
+
+from __future__ import annotations
+
+from ampscope.capture.budgets import TraceBudget
+from ampscope.capture.events.observer import StepObserver
+from ampscope.capture.events.open_step import EndedStep
+from ampscope.capture.replay.step_tape import StepTape
+from ampscope.capture.step.cycle import State, StepCycle
+from ampscope.capture.step.ending.incidents import Incidents
+from ampscope.capture.step.live_trace import LiveTrace
+from ampscope.capture.torch_support.guard import Guard
+from ampscope.capture.torch_support.models import Models
+
+
+class TraceEnding(StepObserver):
+    """Settles the trace of each step.
+
+    Args:
+        models: The watched models.
+        live: The trace of the step in progress.
+        incidents: Takes an overflow that only the trace shows, and replays compiled steps.
+        tape: What such a replay needs.
+        budget: Which steps are traced.
+        cycle: Where the step is.
+        guard: Catches faults of the tracer.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        live: LiveTrace,
+        incidents: Incidents,
+        tape: StepTape,
+        budget: TraceBudget,
+        cycle: StepCycle,
+        guard: Guard,
+    ) -> None:
+        self.guard = guard
+        self._models = models
+        self._live = live
+        self._incidents = incidents
+        self._tape = tape
+        self._budget = budget
+        self._cycle = cycle
+
+    def step_ended(self, ended: EndedStep) -> None:
+        """Keeps what is worth keeping of the step's trace."""
+        attempt, number = ended.attempt, ended.number
+        if attempt.bad:
+            self._live.drop()
+        elif self._live.active:
+            absorbed = self._live.settle(attempt, number)
+            if absorbed:
+                self._incidents.absorbed(attempt, absorbed)
+        elif self._budget.wants(number) and self._budget.keeps(number) and self._models.compiled:
+            with self._cycle.inside(State.JUDGING):
+                self._incidents.trace_by_replay(attempt, self._tape.recording())
+            self._budget.kept()

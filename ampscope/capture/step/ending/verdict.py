@@ -1,0 +1,57 @@
+"""Says of an attempt whether it went bad: from gradients, losses, buffers and weights to what triggers an incident."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ampscope.capture.events.open_step import StepAttempt
+from ampscope.capture.replay.step_replay import Symptom
+from ampscope.capture.step.measures import gradients
+from ampscope.capture.torch_support.models import Models
+from ampscope.trace.schema import Trigger
+
+
+class Verdict(NamedTuple):
+    """A step that went bad: what made it an incident, and what a replay has to show again."""
+
+    trigger: Trigger
+    symptom: Symptom
+
+
+def of_skip(attempt: StepAttempt, models: Models) -> Verdict:
+    """The scaler has skipped the optimizer: some gradients were not finite, perhaps because the loss was not."""
+    symptom = Symptom(
+        frozenset(gradients.non_finite(attempt.optimizer, models)),
+        attempt.opened.loss_known_bad,
+        gradients.names(attempt.optimizer, models),
+    )
+    return Verdict(Trigger.NONFINITE_LOSS if symptom.loss else Trigger.NONFINITE_GRADIENT, symptom)
+
+
+def of_unscaled_step(attempt: StepAttempt, models: Models) -> Verdict | None:
+    """No scaler looks at the gradients, so their total norm tells; waits for the device."""
+    if attempt.norm is None or bool(attempt.norm.isfinite()):
+        return None
+    bad = gradients.non_finite(attempt.optimizer, models)
+    if not bad:
+        return None
+    symptom = Symptom(frozenset(bad), judged=gradients.names(attempt.optimizer, models))
+    return Verdict(Trigger.NONFINITE_GRADIENT, symptom)
+
+
+def of_device_skip(norms: Mapping[str, Tensor]) -> Verdict:
+    """A fused optimizer has skipped on the device; what is left of its gradients are their ``norms`` by name."""
+    bad = frozenset(name for name, norm in norms.items() if not bool(norm.isfinite()))
+    return Verdict(Trigger.NONFINITE_GRADIENT, Symptom(bad, judged=frozenset(norms)))
+
+
+def of_what_gradients_hide(attempt: StepAttempt, poisoned_buffers: list[str]) -> Verdict | None:
+    """The loss and the buffers of a step that steps all the same; as far as the host knows without waiting."""
+    if attempt.opened.loss_known_bad:
+        return Verdict(Trigger.NONFINITE_LOSS, Symptom(loss=True))
+    if poisoned_buffers:
+        return Verdict(Trigger.NONFINITE_BUFFER, Symptom())
+    return None

@@ -1,0 +1,56 @@
+"""Tells those who observe a step what happens in it, in a declared order, each under its own guard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec
+
+from ampscope.capture.events.observer import StepObserver
+from ampscope.capture.step.own_work import OwnWork
+
+P = ParamSpec("P")
+
+#: For each event, who is told of it, in this order. `trace` writes the live trace down or drops it before `rows` says
+#: of the step whether it was traced; a call that is lost is dropped from the trace before the tape looks what is left.
+ORDER: dict[str, str] = {
+    "step_began": "usage tape buffers live",
+    "call_began": "tape live",
+    "call_ended": "tape",
+    "call_lost": "live tape",
+    "backward_began": "usage tape live",
+    "backward_ended": "live usage tape",
+    "gradients_complete": "live",
+    "scaler_joined": "history usage",
+    "scaler_call_began": "history usage",
+    "scaler_call_ended": "tape usage history",
+    "attempt_began": "buffers",
+    "bare_step": "usage",
+    "optimizer_steps": "rows",
+    "step_ended": "trace rows usage",
+    "scheduler_stepped": "usage",
+    "abandoned": "live tape",
+}
+
+
+class Observers:
+    """The observers of a run's steps.
+
+    Args:
+        own: Leaves their work out of what is observed, and times it.
+        parts: Each by the name that `ORDER` has for it.
+    """
+
+    def __init__(self, own: OwnWork, **parts: StepObserver) -> None:
+        self._own = own
+        self._told = {event: tuple(parts[name] for name in names.split()) for event, names in ORDER.items()}
+
+    def tell(self, event: Callable[Concatenate[Any, P], None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Tells of ``event``, a method of `StepObserver`, with its arguments.
+
+        A fault in one observer breaks its guard, which reports it, and the others hear of the event all the same.
+        """
+        name = event.__name__
+        with self._own:
+            for observer in self._told[name]:
+                with observer.guard:
+                    getattr(observer, name)(*args, **kwargs)

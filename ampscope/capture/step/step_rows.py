@@ -1,0 +1,100 @@
+"""The rows that a finished attempt leaves: the step's, and from time to time its gradients'."""
+
+from __future__ import annotations
+
+import time
+
+from torch import Tensor
+
+from ampscope.capture.events.observer import StepObserver
+from ampscope.capture.events.open_step import EndedStep, StepAttempt
+from ampscope.capture.record.run_recorder import Recorder
+from ampscope.capture.step.measures import gradients, lost_updates
+from ampscope.capture.step.own_work import OwnWork
+from ampscope.capture.torch_support.guard import Guard
+from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.optimizer_view import OptimizerView
+from ampscope.capture.torch_support.readback import Readback, Values
+from ampscope.trace.schema import StepRow
+
+
+class StepRows(StepObserver):
+    """Writes the rows of finished attempts, when their values have reached the host.
+
+    Args:
+        models: The watched models.
+        recorder: Where rows go.
+        readback: Brings the values.
+        own: What AMPscope itself took.
+        guard: Catches faults of the record.
+    """
+
+    def __init__(self, models: Models, recorder: Recorder, readback: Readback, own: OwnWork, guard: Guard) -> None:
+        self.guard = guard
+        self._models = models
+        self._recorder = recorder
+        self._readback = readback
+        self._own = own
+        self._kept: dict[str, lost_updates.Kept] = {}  # half parameters before the optimizer stepped
+
+    def due(self, attempt: StepAttempt) -> bool:
+        """Whether this is one of the attempts whose gradients are recorded whatever becomes of them."""
+        return attempt.step % gradients.RECORD_EVERY == 0
+
+    def optimizer_steps(self, attempt: StepAttempt) -> None:
+        """Keeps what shows afterwards whether the update was lost."""
+        if self.due(attempt):
+            self._kept = lost_updates.keep(attempt.optimizer, self._models)
+
+    def step_ended(self, ended: EndedStep) -> None:
+        """Writes the attempt's rows."""
+        self.write(ended)
+        self._kept = {}
+
+    def write(self, ended: EndedStep) -> None:
+        """Writes the step's row, and its gradients' where they are due (every so often, and when it went bad)."""
+        attempt = ended.attempt
+        if (attempt.bad or self.due(attempt)) and not attempt.on_device:
+            self._write_gradients(attempt)
+        scaling, now, observing = attempt.scaling, time.time(), self._own.seconds
+        fetched: dict[str, Tensor | float | None] = {
+            "loss": attempt.opened.mean_loss(),
+            "norm": attempt.norm,
+            "scale": scaling.scale if scaling else None,
+            "tracker": scaling.tracker if scaling else None,
+            "found_inf": attempt.found_inf[0] if attempt.found_inf else None,
+        }
+        self._readback.fetch(fetched, lambda values: self._recorder.step(self._row(ended, values, now, observing)))
+
+    def _row(self, ended: EndedStep, values: Values, now: float, observing: float) -> StepRow:
+        attempt, found, tracker = ended.attempt, values["found_inf"], values["tracker"]
+        skipped = bool(found) if found is not None else not attempt.stepped
+        return StepRow(
+            step=attempt.step,
+            optimizer=attempt.index,
+            segment=self._recorder.segment,
+            time=now,
+            loss=values["loss"],
+            scale=values["scale"],
+            growth_tracker=int(tracker) if tracker is not None else None,
+            found_inf=skipped if attempt.scaling is not None else None,
+            skipped=skipped,
+            grad_norm=values["norm"],
+            lr=OptimizerView(attempt.optimizer).learning_rate,
+            micro_batches=attempt.opened.micro_batches,
+            duration_s=ended.seconds,
+            observing_s=observing,
+            traced=attempt.traced,
+        )
+
+    def _write_gradients(self, attempt: StepAttempt) -> None:
+        self._recorder.grads(
+            gradients.rows(
+                attempt.optimizer,
+                self._models,
+                self._recorder.params,
+                step=attempt.step,
+                index=attempt.index,
+                unchanged=lost_updates.unchanged(self._kept),
+            )
+        )

@@ -1,0 +1,82 @@
+"""Who is told of a step's events, in which order, and that one observer's fault keeps nothing from the others."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ampscope.capture.events.observer import StepObserver
+from ampscope.capture.replay.step_tape import StepTape
+from ampscope.capture.step.ending.trace_ending import TraceEnding
+from ampscope.capture.step.live_trace import LiveTrace
+from ampscope.capture.step.measures.buffer_health import BufferWatch
+from ampscope.capture.step.observers import ORDER, Observers
+from ampscope.capture.step.own_work import OwnWork
+from ampscope.capture.step.scaler_history import ScalerHistory
+from ampscope.capture.step.step_rows import StepRows
+from ampscope.capture.torch_support.guard import Guard
+from ampscope.capture.usage.usage_observer import UsageObserver
+
+EVENTS = {name for name, _ in inspect.getmembers(StepObserver, inspect.isfunction)}
+PARTS: dict[str, type[StepObserver]] = {
+    "tape": StepTape,
+    "live": LiveTrace,
+    "buffers": BufferWatch,
+    "usage": UsageObserver,
+    "rows": StepRows,
+    "history": ScalerHistory,
+    "trace": TraceEnding,
+}
+
+
+def test_every_event_has_its_order() -> None:
+    assert ORDER.keys() == EVENTS
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_an_observer_is_told_of_what_it_answers_and_of_nothing_else(name: str) -> None:
+    answered = EVENTS & vars(PARTS[name]).keys()
+    assert {event for event, names in ORDER.items() if name in names.split()} == answered
+
+
+class Listening(StepObserver):
+    """Notes what it is told, and fails where it should."""
+
+    def __init__(self, name: str, heard: list[str], on_fault: Callable[[str], None]) -> None:
+        self.guard = Guard(name, on_fault)
+        self._name = name
+        self._heard = heard
+
+    def backward_ended(self) -> None:
+        self._heard.append(self._name)
+        if self._name == "usage":
+            raise ArithmeticError("on purpose")
+
+
+@pytest.mark.filterwarnings("ignore:ampscope. usage switched itself off")
+def test_a_fault_breaks_one_observer_and_the_others_hear_all_the_same() -> None:
+    heard: list[str] = []
+    faults: list[str] = []
+    pauses: list[bool] = []
+    parts: dict[str, Any] = {name: Listening(name, heard, faults.append) for name in PARTS}
+    own = OwnWork(pauses.append)
+    Observers(own, **parts).tell(StepObserver.backward_ended)
+    assert heard == ORDER["backward_ended"].split()
+    assert len(faults) == 1
+    assert [name for name, part in parts.items() if part.guard.broken] == ["usage"]
+    assert pauses == [True, False]
+    assert own.seconds > 0
+
+
+def test_own_work_inside_own_work_is_one_stretch() -> None:
+    pauses: list[bool] = []
+    own = OwnWork(pauses.append)
+    with own, own:
+        assert pauses == [True]
+    assert pauses == [True, False]
+    taken = own.seconds
+    own.start_over()
+    assert own.seconds == 0.0 < taken

@@ -1,0 +1,68 @@
+"""What makes a step an incident: gradients, losses and buffers, each alone."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ampscope.capture.events.open_step import OpenStep, StepAttempt
+from ampscope.capture.step.ending import verdict
+from ampscope.capture.step.measures import gradients
+from ampscope.capture.torch_support.models import Models
+from ampscope.trace.schema import Trigger
+
+
+def attempted(*, gradient: float = 1.0, loss: float = 1.0) -> tuple[StepAttempt, Models]:
+    """An attempt of a model whose weight has ``gradient`` in one place, after a backward of ``loss``."""
+    model = nn.Linear(2, 2, bias=False)
+    model.weight.grad = torch.ones(2, 2)
+    model.weight.grad[0, 0] = gradient
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    opened = OpenStep(0.0)
+    opened.backward([torch.tensor(loss)])
+    attempt = StepAttempt(optimizer, 0, 0, None, opened, norm=gradients.total_norm(optimizer))
+    return attempt, Models([model])
+
+
+def test_a_skip_is_the_gradients_fault_unless_the_loss_was_bad_already() -> None:
+    bad = verdict.of_skip(*attempted(gradient=math.inf))
+    assert bad.trigger is Trigger.NONFINITE_GRADIENT
+    assert bad.symptom.gradients == bad.symptom.judged == {"weight"}
+    assert verdict.of_skip(*attempted(gradient=math.nan, loss=math.nan)).trigger is Trigger.NONFINITE_LOSS
+
+
+def test_without_a_scaler_the_norm_tells() -> None:
+    assert verdict.of_unscaled_step(*attempted()) is None
+    bad = verdict.of_unscaled_step(*attempted(gradient=math.nan))
+    assert bad is not None
+    assert (bad.trigger, bad.symptom.gradients) == (Trigger.NONFINITE_GRADIENT, {"weight"})
+
+
+def test_a_norm_that_overflows_by_itself_is_nobodys_fault() -> None:
+    attempt, models = attempted(gradient=3e38)
+    assert attempt.norm is not None
+    assert not attempt.norm.isfinite()
+    assert verdict.of_unscaled_step(attempt, models) is None
+
+
+def test_what_a_fused_optimizer_saw_is_told_by_its_norms() -> None:
+    norms: dict[str, Tensor] = {"a": torch.tensor(1.0), "b": torch.tensor(math.inf)}
+    bad = verdict.of_device_skip(norms)
+    assert (bad.symptom.gradients, bad.symptom.judged) == ({"b"}, {"a", "b"})
+
+
+@pytest.mark.parametrize(
+    ("loss", "buffers", "trigger"),
+    [
+        (1.0, [], None),
+        (math.inf, [], Trigger.NONFINITE_LOSS),
+        (1.0, ["norm.running_mean"], Trigger.NONFINITE_BUFFER),
+        (math.nan, ["norm.running_mean"], Trigger.NONFINITE_LOSS),
+    ],
+)
+def test_what_gradients_do_not_tell(loss: float, buffers: list[str], trigger: Trigger | None) -> None:
+    bad = verdict.of_what_gradients_hide(attempted(loss=loss)[0], buffers)
+    assert (bad.trigger if bad else None) is trigger
