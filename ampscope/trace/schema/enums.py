@@ -1,0 +1,126 @@
+"""What a column of a trace may say: the enumerations, each value with its meaning."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Phase(StrEnum):
+    """In which part of an optimizer step an op ran."""
+
+    FORWARD = "forward"  #: inside a watched module
+    LOSS = "loss"  #: outside every watched module, before backward
+    BACKWARD = "backward"
+    RECOMPUTE = "recompute"  #: forward code run again inside backward by activation checkpointing
+    OPTIMIZER = "optimizer"
+
+
+class Node(StrEnum):
+    """Pseudo-ops: where values enter a traced step and where they leave it (``sites.op``)."""
+
+    INPUT = "input"
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    LOSS = "loss"
+    GRADIENT = "gradient"
+    WEIGHT_AFTER = "weight_after"  #: a parameter as the optimizer left it
+    BUFFER_AFTER = "buffer_after"  #: a buffer as the step left it
+
+
+#: Nodes that no op of the step wrote.
+ENTRY_NODES = frozenset({Node.INPUT, Node.PARAMETER, Node.BUFFER})
+#: Nodes from which the walk back to the origin starts.
+SINK_NODES = frozenset({Node.LOSS, Node.GRADIENT, Node.WEIGHT_AFTER, Node.BUFFER_AFTER})
+
+
+class Cast(StrEnum):
+    """Why an op that only changes the dtype ran."""
+
+    NONE = ""
+    AUTOCAST = "autocast"  #: inserted by autocast (or its mirror in backward)
+    EXPLICIT = "explicit"  #: asked for by a conversion such as ``.float()``
+    PROMOTION = "promotion"  #: type promotion between operands, or an op's own conversion
+
+
+class Source(StrEnum):
+    """Which execution of a step the op rows describe; see `source_of` for runs with several optimizers."""
+
+    LIVE = "live"
+    REPLAY = "replay"
+    REPLAY_FP32 = "replay:fp32"  #: everything in float32; only extremes are measured
+
+
+def source_of(execution: Source, optimizer: int) -> str:
+    """What the op rows of one optimizer's attempt say in ``source``.
+
+    Every optimizer counts its own steps, so those of a GAN share their numbers: ``replay`` is that of the first
+    optimizer, ``replay@1`` that of the second.
+    """
+    return f"{execution}@{optimizer}" if optimizer else str(execution)
+
+
+class ReplayStatus(StrEnum):
+    """How far the replay of an incident can be trusted."""
+
+    EXACT = "exact"
+    DIVERGED = "diverged"
+    NOT_REPRODUCED = "not_reproduced"
+    UNAVAILABLE = "unavailable"
+
+
+class Change(StrEnum):
+    """What a counterfactual replay did otherwise than the real step (``replays.change``)."""
+
+    NONE = "none"  #: nothing: the same once more
+    FP32 = "fp32"  #: every half-precision computation in float32
+    BF16 = "bf16"  #: bfloat16 in place of float16
+    SCALE = "scale"  #: another loss scale
+    MODULES_FP32 = "modules_fp32"  #: the named modules in float32, the rest as it was
+    CONVERSIONS = "conversions"  #: float32 where the code itself converts to a half dtype, autocast as it was
+
+
+class Trial(StrEnum):
+    """What came out of a counterfactual replay (``replays.outcome``)."""
+
+    FINITE = "finite"  #: loss and gradients were finite: the change cures the step
+    NONFINITE = "nonfinite"  #: tried, and did not help
+    UNAVAILABLE = "unavailable"  #: could not be run
+
+
+class Trigger(StrEnum):
+    """What made a step an incident."""
+
+    NONFINITE_GRADIENT = "nonfinite_gradient"
+    NONFINITE_LOSS = "nonfinite_loss"
+    NONFINITE_WEIGHT = "nonfinite_weight"
+    NONFINITE_BUFFER = "nonfinite_buffer"
+    ABSORBED_OVERFLOW = "absorbed_overflow"  #: an inf that vanished again before loss and gradients
+
+
+class ScalerAction(StrEnum):
+    """What happened to a ``GradScaler`` (``scaler_events.action``)."""
+
+    INIT = "init"
+    GROWTH = "growth"
+    BACKOFF = "backoff"
+    SKIP = "skip"
+    UNSCALE = "unscale"
+    UPDATE = "update"  #: ``update(new_scale)`` by hand
+    STATE_SAVED = "state_saved"
+    STATE_LOADED = "state_loaded"
+    SETTER = "setter"  #: ``set_growth_factor`` and its kin; ``detail`` says which
+
+
+class EventKind(StrEnum):
+    """Annotations on a run's time line (``events.kind``)."""
+
+    START = "start"
+    RESUME = "resume"
+    TRACED = "traced"
+    NOTE = "note"
+    WARNING = "warning"  #: a part of AMPscope switched itself off
+    CLOSE = "close"
+
+
+#: Stands in ``replays.modules`` for the code outside every watched module.
+LOSS_CODE = "(loss)"
