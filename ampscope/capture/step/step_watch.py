@@ -12,7 +12,7 @@ from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.budgets import ReplayBudget, TraceBudget
 from ampscope.capture.hooks import process_hooks
-from ampscope.capture.record.run_recorder import Recorder
+from ampscope.capture.record.run_recorder import Evidence, Recorder
 from ampscope.capture.record.terminal import Terminal
 from ampscope.capture.replay.player import Recording
 from ampscope.capture.replay.step_replay import Outcome, Symptom
@@ -34,7 +34,7 @@ from ampscope.capture.torch_support.user_line import NOWHERE, Place, user_place
 from ampscope.capture.tracing.tracer import FunctionWatch, Tracer
 from ampscope.capture.usage.usage_watch import UsageWatch
 from ampscope.trace.schema import ReplayStatus, Trigger
-from ampscope.trace.vocabulary import Cause
+from ampscope.trace.vocabulary import Cause, MistakeForm
 
 #: Attempts until which another optimizer is expected to show up.
 FIRST_TURNS = 4
@@ -413,7 +413,7 @@ class StepWatch:
             if poisoned:
                 reason = "an optimizer step is traced as it runs, never replayed"
                 outcome = Outcome(ReplayStatus.UNAVAILABLE, reason)
-                self._incidents.report(attempt, Trigger.NONFINITE_WEIGHT, outcome, {"params": poisoned})
+                self._incidents.report(attempt, Trigger.NONFINITE_WEIGHT, outcome, Evidence(bad_params=tuple(poisoned)))
         if attempt.scaling is None:
             self._attempt = None
             self._finish(attempt)
@@ -486,16 +486,23 @@ class StepWatch:
             absorbed = self.live.settle(attempt, self._count)
             if absorbed:
                 outcome = Outcome(ReplayStatus.UNAVAILABLE, "seen as it happened, in the trace of the real step")
-                self._incidents.report(attempt, Trigger.ABSORBED_OVERFLOW, outcome, {"ops": absorbed})
+                self._incidents.report(attempt, Trigger.ABSORBED_OVERFLOW, outcome, Evidence(details={"ops": absorbed}))
         elif self._budget.wants(self._count) and self._budget.keeps(self._count) and self._models.compiled:
             self._busy = True
             self._incidents.trace_by_replay(attempt, self._tape.recording())
             self._busy = False
             self._budget.kept()
 
-    def _found(self, cause: Cause, place: Place | None, evidence: dict[str, Any], step: int | None = None) -> None:
+    def _found(
+        self,
+        cause: Cause,
+        place: Place | None,
+        evidence: dict[str, Any],
+        step: int | None = None,
+        form: MistakeForm | None = None,
+    ) -> None:
         step, where = self.optimizers.step_of(None) if step is None else step, place or NOWHERE
-        self._recorder.finding(cause, step, where, evidence)
+        self._recorder.finding(cause, step, where, form=form, evidence=evidence)
         self._terminal.mistake(cause, step, where, evidence)
 
     def before_unscale(self, scaler: int, optimizer: Optimizer, *, by_loop: bool) -> None:

@@ -44,7 +44,7 @@ from ampscope.trace.schema.tables import (
     arrow_schema,
 )
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MANIFEST = "run.json"
 
 __all__ = [

@@ -13,6 +13,7 @@ Int32 = Annotated[int, pa.int32()]
 Float32 = Annotated[float, pa.float32()]
 Texts = Annotated[tuple[str, ...], pa.list_(pa.string())]
 Counts = Annotated[tuple[int, ...], pa.list_(pa.int64())]
+LineNumbers = Annotated[tuple[int, ...], pa.list_(pa.int32())]
 
 _PLAIN_TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
 

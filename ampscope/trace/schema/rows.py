@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ampscope.trace.schema.column_types import Counts, Float32, Int16, Int32, Texts
+from ampscope.trace.schema.column_types import Counts, Float32, Int16, Int32, LineNumbers, Texts
 
 
 class StepRow(NamedTuple):
@@ -150,7 +150,10 @@ class IncidentRow(NamedTuple):
     replay: str  #: `ReplayStatus`
     replay_reason: str  #: why the replay is not exact, in words
     replay_s: Float32
-    evidence: str  #: JSON, e.g. ``{"params": ["fc1.weight"]}``
+    bad_params: Texts  #: names of the parameters whose gradient, or whose new value, was not finite
+    over_budget: bool  #: not replayed, because replays had used up their share of the run's time
+    evidence: str  #: JSON: under ``rows``, of each input that was not finite, which rows; under ``ops``, for
+    #: `Trigger.ABSORBED_OVERFLOW`, what gave the inf
 
 
 class ReplayRow(NamedTuple):
@@ -169,7 +172,11 @@ class ReplayRow(NamedTuple):
     seconds: Float32
     op_min: Float32 | None  #: what the op at the incident's origin gave this time; null where it did not run
     op_max: Float32 | None
-    conversions: Texts | None = None  #: lines that ask for a half dtype themselves and got another: ``train.py:8 code``
+    #: Lines that ask for a half dtype themselves and got another: one entry each, in the order they ran. Null where it
+    #: was not recorded.
+    conversion_files: Texts | None = None
+    conversion_lines: LineNumbers | None = None
+    conversion_codes: Texts | None = None
 
 
 class FindingRow(NamedTuple):
@@ -179,11 +186,12 @@ class FindingRow(NamedTuple):
     segment: Int16
     time: float
     cause: str  #: a ``misuse_...`` or ``half_params`` of `Cause`
+    form: str  #: a `MistakeForm`, or empty
     file: str
     line: Int32
     function: str
     code: str
-    evidence: str  #: JSON
+    evidence: str  #: JSON object of numbers: the scales ``was`` and ``starts``, or ``optimizer_steps``
 
 
 class EventRow(NamedTuple):
