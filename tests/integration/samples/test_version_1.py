@@ -83,8 +83,11 @@ def test_incidents_are_read_from_their_json() -> None:
         rows = run.rows(Table.INCIDENTS)
     assert [(row.bad_params, row.over_budget, row.evidence) for row in rows] == [(("fc.weight",), True, "{}")] * 2
     with ampscope.open_run(VERSION_1 / "log-zero") as run:
-        assert not any(row.over_budget for row in run.rows(Table.INCIDENTS))
-        assert run.rows(Table.INCIDENTS)[5].evidence.startswith('{"rows": {"mul args[1]": [62]')
+        rows = run.rows(Table.INCIDENTS)
+    assert {row.over_budget for row in rows} == {True, False}
+    assert all(row.bad_params for row in rows)
+    assert [row.evidence for row in rows if '"mul args[1]": [62]' in row.evidence]
+    assert not [row.evidence for row in rows if "params" in row.evidence]
 
 
 def test_every_way_of_reading_gives_todays_columns() -> None:
@@ -101,7 +104,7 @@ def test_it_is_gone_on_with(name: str, tmp_path: Path) -> None:
         steps, findings = run.rows(Table.STEPS), len(run.rows(Table.FINDINGS))
         before = ampscope.diagnose(run)
     trace = TraceBuilder(folder)
-    row = trace.step()
+    row = trace.step(duration_s=0.5, observing_s=0.25)
     trace.finding(Cause.MISUSE_NO_UNSCALE, form=MistakeForm.DECISION_ON_SCALED, step=row.step)
     trace.incident(step=row.step, replay=ReplayStatus.UNAVAILABLE, bad_params=("fc.weight",))
     trace.replay(Change.CONVERSIONS, Trial.FINITE, step=row.step, conversion_files=("a.py",), conversion_lines=(3,))
@@ -109,7 +112,7 @@ def test_it_is_gone_on_with(name: str, tmp_path: Path) -> None:
     assert (row.step, row.segment) == (steps[-1].step + 1, steps[-1].segment + 1)
     assert read_manifest(folder).schema == SCHEMA_VERSION
     with ampscope.open_run(folder) as run:
-        assert run.rows(Table.STEPS) == [*steps, row]
+        assert list(map(repr, run.rows(Table.STEPS))) == list(map(repr, [*steps, row]))
         found = run.rows(Table.FINDINGS)
         assert (len(found), found[-1].form) == (findings + 1, MistakeForm.DECISION_ON_SCALED)
         assert run.rows(Table.REPLAYS)[-1].conversion_files == ("a.py",)
