@@ -10,19 +10,19 @@ class Phase(StrEnum):
 
     FORWARD = "forward"  #: inside a watched module
     LOSS = "loss"  #: outside every watched module, before backward
-    BACKWARD = "backward"
+    BACKWARD = "backward"  #: inside ``backward``, on autograd's nodes
     RECOMPUTE = "recompute"  #: forward code run again inside backward by activation checkpointing
-    OPTIMIZER = "optimizer"
+    OPTIMIZER = "optimizer"  #: inside ``optimizer.step``
 
 
 class Node(StrEnum):
     """Pseudo-ops: where values enter a traced step and where they leave it (``sites.op``)."""
 
-    INPUT = "input"
-    PARAMETER = "parameter"
-    BUFFER = "buffer"
-    LOSS = "loss"
-    GRADIENT = "gradient"
+    INPUT = "input"  #: a tensor from outside the step: the batch, a target, a constant
+    PARAMETER = "parameter"  #: a parameter as the step found it
+    BUFFER = "buffer"  #: a buffer as the step found it
+    LOSS = "loss"  #: what backward was called on
+    GRADIENT = "gradient"  #: a parameter's gradient as backward left it
     WEIGHT_AFTER = "weight_after"  #: a parameter as the optimizer left it
     BUFFER_AFTER = "buffer_after"  #: a buffer as the step left it
 
@@ -36,7 +36,7 @@ SINK_NODES = frozenset({Node.LOSS, Node.GRADIENT, Node.WEIGHT_AFTER, Node.BUFFER
 class Cast(StrEnum):
     """Why an op that only changes the dtype ran."""
 
-    NONE = ""
+    NONE = ""  #: no cast, or one among other work
     AUTOCAST = "autocast"  #: inserted by autocast (or its mirror in backward)
     EXPLICIT = "explicit"  #: asked for by a conversion such as ``.float()``
     PROMOTION = "promotion"  #: type promotion between operands, or an op's own conversion
@@ -45,8 +45,8 @@ class Cast(StrEnum):
 class Source(StrEnum):
     """Which execution of a step the op rows describe; see `source_of` for runs with several optimizers."""
 
-    LIVE = "live"
-    REPLAY = "replay"
+    LIVE = "live"  #: the real step, as it ran
+    REPLAY = "replay"  #: the faithful replay of the step
     REPLAY_FP32 = "replay:fp32"  #: everything in float32; only extremes are measured
 
 
@@ -62,10 +62,10 @@ def source_of(execution: Source, optimizer: int) -> str:
 class ReplayStatus(StrEnum):
     """How far the replay of an incident can be trusted."""
 
-    EXACT = "exact"
-    DIVERGED = "diverged"
-    NOT_REPRODUCED = "not_reproduced"
-    UNAVAILABLE = "unavailable"
+    EXACT = "exact"  #: it came out the same, bit for bit
+    DIVERGED = "diverged"  #: it came out differently: ``incidents.replay_reason`` says in what
+    NOT_REPRODUCED = "not_reproduced"  #: the same calls came out finite
+    UNAVAILABLE = "unavailable"  #: the step could not be run again
 
 
 class Change(StrEnum):
@@ -90,36 +90,36 @@ class Trial(StrEnum):
 class Trigger(StrEnum):
     """What made a step an incident."""
 
-    NONFINITE_GRADIENT = "nonfinite_gradient"
-    NONFINITE_LOSS = "nonfinite_loss"
-    NONFINITE_WEIGHT = "nonfinite_weight"
-    NONFINITE_BUFFER = "nonfinite_buffer"
+    NONFINITE_GRADIENT = "nonfinite_gradient"  #: a gradient that is inf or NaN
+    NONFINITE_LOSS = "nonfinite_loss"  #: a loss that is inf or NaN
+    NONFINITE_WEIGHT = "nonfinite_weight"  #: a parameter that the optimizer made inf or NaN
+    NONFINITE_BUFFER = "nonfinite_buffer"  #: a buffer that became inf or NaN
     ABSORBED_OVERFLOW = "absorbed_overflow"  #: an inf that vanished again before loss and gradients
 
 
 class ScalerAction(StrEnum):
     """What happened to a ``GradScaler`` (``scaler_events.action``)."""
 
-    INIT = "init"
-    GROWTH = "growth"
-    BACKOFF = "backoff"
-    SKIP = "skip"
-    UNSCALE = "unscale"
+    INIT = "init"  #: it came under watch
+    GROWTH = "growth"  #: ``update()`` raised the scale after enough finite steps
+    BACKOFF = "backoff"  #: ``update()`` lowered the scale after a gradient that was not finite
+    SKIP = "skip"  #: ``step()`` left the optimizer's step out
+    UNSCALE = "unscale"  #: ``unscale_()``, called by the loop
     UPDATE = "update"  #: ``update(new_scale)`` by hand
-    STATE_SAVED = "state_saved"
-    STATE_LOADED = "state_loaded"
+    STATE_SAVED = "state_saved"  #: ``state_dict()``
+    STATE_LOADED = "state_loaded"  #: ``load_state_dict()``
     SETTER = "setter"  #: ``set_growth_factor`` and its kin; ``detail`` says which
 
 
 class EventKind(StrEnum):
     """Annotations on a run's time line (``events.kind``)."""
 
-    START = "start"
-    RESUME = "resume"
-    TRACED = "traced"
-    NOTE = "note"
+    START = "start"  #: the run began
+    RESUME = "resume"  #: a further segment began
+    TRACED = "traced"  #: op rows of a step were written
+    NOTE = "note"  #: what the loop said with ``scope.note``, or AMPscope noted
     WARNING = "warning"  #: a part of AMPscope switched itself off
-    CLOSE = "close"
+    CLOSE = "close"  #: the segment was closed
 
 
 #: Stands in ``replays.modules`` for the code outside every watched module.
