@@ -21,6 +21,7 @@ from ampscope.trace.schema.enums import (
     Source,
     Trial,
     Trigger,
+    execution_of,
     source_of,
 )
 from ampscope.trace.schema.rows import (
@@ -79,5 +80,6 @@ __all__ = [
     "Trial",
     "Trigger",
     "arrow_schema",
+    "execution_of",
     "source_of",
 ]

@@ -59,6 +59,12 @@ def source_of(execution: Source, optimizer: int) -> str:
     return f"{execution}@{optimizer}" if optimizer else str(execution)
 
 
+def execution_of(source: str) -> tuple[str, str]:
+    """The execution and the number of the optimizer, as text, that `source_of` put together; empty for the first."""
+    execution, _, optimizer = source.partition("@")
+    return execution, optimizer
+
+
 class ReplayStatus(StrEnum):
     """How far the replay of an incident can be trusted."""
 

@@ -20,6 +20,7 @@ from ampscope.errors import RunTooNew
 from ampscope.report.diagnosis_json import as_plain
 from ampscope.report.terminal.diagnosis_text import as_text
 from ampscope.trace.manifest import read_manifest
+from ampscope.trace.read.table_scan import Scan
 from ampscope.trace.schema import MANIFEST, SCHEMA_VERSION, Change, ReplayStatus, Table, Trial
 from ampscope.trace.vocabulary import Cause, MistakeForm
 from tests.support.printed import printed
@@ -94,6 +95,8 @@ def test_every_way_of_reading_gives_todays_columns() -> None:
     with ampscope.open_run(VERSION_1 / "mistakes") as run:
         assert run.sql("SELECT count(*) FROM findings WHERE form = 'unscale_twice'").fetchall() == [(1,)]
         assert "form" in run.findings.collect_schema().names()
+    forms = Scan(VERSION_1 / "mistakes").read(Table.FINDINGS, 0, ["form"])["form"].to_pylist()
+    assert set(forms) == {"", *MistakeForm}
 
 
 @pytest.mark.parametrize("name", RUNS)
