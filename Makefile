@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types plants torch-versions bench bench-app samples screenshots clean
+.PHONY: help demo test lint types plants torch-versions bench bench-app samples docs screenshots clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -59,6 +59,9 @@ bench-app: $(VENV)/.dev
 
 samples: $(VENV)/.dev
 	$(BIN)/python sample_logs/generate.py
+
+docs: $(VENV)/.dev
+	$(BIN)/python docs/generate_trace_format.py
 
 screenshots: $(VENV)/.dev
 	$(BIN)/python tests/integration/browser/screenshots.py

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from ampscope.notebook_repr import Shown
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
@@ -20,6 +21,22 @@ class SourceLine:
     line: int
     function: str
     code: str
+
+
+class CodeLine(NamedTuple):
+    """A line of someone's program where the function does not matter; JSON shows it as its text."""
+
+    file: str
+    line: int
+    code: str
+
+    @property
+    def place(self) -> str:
+        """``train.py:8``."""
+        return f"{self.file}:{self.line}"
+
+    def __str__(self) -> str:
+        return f"{self.place} {self.code}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +91,8 @@ class Tried:
     seconds: float = 0.0
     op_min: float | None = None  #: what the op at the origin gave this time
     op_max: float | None = None
-    #: lines that ask for a half dtype themselves and got another, ``train.py:8 code``; None where it was not recorded
-    conversions: tuple[str, ...] | None = None
+    #: lines that ask for a half dtype themselves and got another; None where it was not recorded
+    conversions: tuple[CodeLine, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

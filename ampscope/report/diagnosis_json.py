@@ -8,7 +8,7 @@ import math
 from enum import Enum
 from typing import Any
 
-from ampscope.analysis.results import Diagnosis
+from ampscope.analysis.results import CodeLine, Diagnosis
 
 
 def as_json(diagnosis: Diagnosis) -> str:
@@ -26,6 +26,8 @@ def as_plain(value: Any) -> Any:
         return {field.name: as_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, dict):
         return {str(key): as_plain(value[key]) for key in sorted(value)}
+    if isinstance(value, CodeLine):
+        return str(value)
     if isinstance(value, (tuple, list)):
         return [as_plain(item) for item in value]
     if isinstance(value, Enum):

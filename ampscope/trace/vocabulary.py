@@ -70,8 +70,8 @@ class MistakeForm(StrEnum):
     UNSCALED_BY_HAND = "unscaled_by_hand"  #: the loop divided the scale out, and the scaler does it again
     LOSS_OF_SCALED_GRADIENTS = "loss_of_scaled_gradients"  #: a loss computed from scaled gradients
     DECISION_ON_SCALED = "decision_on_scaled"  #: a comparison with scaled gradients decides something
-    UNSCALE_EACH_MICROBATCH = "unscale_each_microbatch"
-    UNSCALE_TWICE = "unscale_twice"
+    UNSCALE_EACH_MICROBATCH = "unscale_each_microbatch"  #: ``unscale_`` again after a further backward
+    UNSCALE_TWICE = "unscale_twice"  #: ``unscale_`` twice for one step
     UPDATE_MISSING = "update_missing"  #: a second step or ``unscale_`` without ``update`` in between
     NOTHING_TO_UPDATE = "nothing_to_update"  #: ``update`` although nothing was unscaled since the last
     UPDATE_IN_BETWEEN = "update_in_between"  #: ``update`` between backward and a step

@@ -8,7 +8,7 @@ import streamlit as st
 
 from ampscope.analysis.tables.traced_steps import TracedStep
 from ampscope.report.html.markup import as_html, short
-from ampscope.trace.schema import Source
+from ampscope.trace.schema import Source, execution_of
 from state.address import in_address, tell, told, told_number
 
 
@@ -112,8 +112,8 @@ def traced_words(one: TracedStep) -> str:
 
 def source_words(source: str) -> str:
     """How a step was executed when its ops were recorded."""
-    kind, _, optimizer = source.partition("@")
-    words = _EXECUTIONS.get(kind, short(kind, 40))
+    execution, optimizer = execution_of(source)
+    words = _EXECUTIONS.get(execution, short(execution, 40))
     return f"{words}, optimizer {short(optimizer, 40)}" if optimizer else words
 
 

@@ -69,7 +69,7 @@ def overflow(folder: Path) -> TraceBuilder:
             growth_tracker=0,
         )
     _change(trace, ScalerAction.BACKOFF, 260, 16384.0, 8192.0)
-    trace.incident(step=260, loss=math.nan, scale=16384.0, evidence='{"params": ["blocks.3.attn.proj.weight"]}')
+    trace.incident(step=260, loss=math.nan, scale=16384.0, bad_params=("blocks.3.attn.proj.weight",))
     traced_step(trace, step=260, source=Source.REPLAY)
     return trace
 

@@ -204,7 +204,9 @@ class TraceBuilder:
             "replay": ReplayStatus.EXACT,
             "replay_reason": "",
             "replay_s": 0.5,
-            "evidence": '{"params": []}',
+            "bad_params": (),
+            "over_budget": False,
+            "evidence": "{}",
         }
         return self._add(Table.INCIDENTS, IncidentRow(**{**defaults, **columns}))
 
@@ -230,6 +232,7 @@ class TraceBuilder:
             "segment": self._segment,
             "time": START + columns.get("step", 0),
             "cause": cause,
+            "form": "",
             **_source_line(),
             "evidence": "{}",
         }

@@ -7,15 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ampscope.analysis.origin.step_graph import StepGraph
-from ampscope.analysis.results import Tried
+from ampscope.analysis.results import CodeLine, Tried
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import ENTRY_NODES, LOSS_CODE, Cast, Change, Node, Phase, SiteRow, Table, Trial
 
 _HALF = frozenset({"float16", "bfloat16"})
 #: Conversions and parameters that are named; more are counted.
 NAMED = 3
-#: A line as `ampscope.trace.schema.ReplayRow` writes it: the place, and its code.
-_LINE = re.compile(r"(.*?:\d+)(?: (.*))?", re.DOTALL)
 
 
 class HalfWeights(NamedTuple):
@@ -35,7 +33,7 @@ def half_weights(run: Run, rank: int) -> HalfWeights:
 class OwnHalf(NamedTuple):
     """What of a step is half precision whatever autocast does."""
 
-    conversions: tuple[str, ...] = ()  #: the lines that matter to the failure, as ``train.py:8 code``
+    conversions: tuple[CodeLine, ...] = ()  #: the lines that matter to the failure
     stems: bool = False  #: the failed op has its half precision from there, and not from autocast
     leaf: str = ""  #: the parameter, buffer or input from which it has it
     inputs: tuple[str, ...] = ()  #: what came in half from outside the step
@@ -63,11 +61,11 @@ def own_half(graph: StepGraph, seq: int, tried: Sequence[Tried], weights: HalfWe
     """
     stem = _stem(graph, seq)
     converts = stem is not None and stem.op not in ENTRY_NODES
-    line = _line(stem) if stem is not None and converts else ""
+    line = CodeLine(stem.file, stem.line, stem.code) if stem is not None and converts else None
     replaced = [each.conversions for each in tried if each.change in (Change.FP32, Change.CONVERSIONS)]
-    stems = bool(line) and (not replaced or any(each is None or line in each for each in replaced))
+    stems = line is not None and (not replaced or any(each is None or line in each for each in replaced))
     return OwnHalf(
-        conversions=(line,) if stems else _that_mattered(tried),
+        conversions=(line,) if stems and line is not None else _that_mattered(tried),
         stems=stems,
         leaf=_leaf(stem, weights) if stem is not None and not converts else "",
         inputs=tuple(_half_inputs(graph, weights)),
@@ -75,11 +73,7 @@ def own_half(graph: StepGraph, seq: int, tried: Sequence[Tried], weights: HalfWe
     )
 
 
-def _line(site: SiteRow) -> str:
-    return f"{site.file}:{site.line} {site.code}"
-
-
-def _that_mattered(tried: Sequence[Tried]) -> tuple[str, ...]:
+def _that_mattered(tried: Sequence[Tried]) -> tuple[CodeLine, ...]:
     """The conversions without which the step came out finite, or failed elsewhere.
 
     One that finds its operand in half precision already leaves no trace of itself: only trying shows it.
@@ -154,9 +148,9 @@ def _half_sources(graph: StepGraph, seq: int) -> list[int]:
 # -- in words ---------------------------------------------------------------------------------------------------------
 
 
-def places(lines: Sequence[str]) -> str:
+def places(lines: Sequence[CodeLine]) -> str:
     """``the conversion to half precision at train.py:8``."""
-    found = [match[1] for line in lines if (match := _LINE.fullmatch(line))]
+    found = [line.place for line in lines]
     what = "the conversion" if len(found) == 1 else "the conversions"
     return f"{what} to half precision at {listed(found)}"
 
@@ -167,28 +161,25 @@ def listed(names: Sequence[str]) -> str:
     return f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else "".join(shown)
 
 
-def rewritten(lines: Sequence[str], dtype: str) -> str:
+def rewritten(lines: Sequence[CodeLine], dtype: str) -> str:
     """The lines with ``dtype`` in place of the half dtype they name; empty where that cannot be told from the text."""
     return "\n".join(_rewritten(lines[:NAMED], dtype))
 
 
-def _rewritten(lines: Sequence[str], dtype: str) -> Iterator[str]:
+def _rewritten(lines: Sequence[CodeLine], dtype: str) -> Iterator[str]:
     half = "half|float16" if dtype == "bfloat16" else "half|float16|bfloat16"
     method = {"float32": "float"}.get(dtype, dtype)
     for line in lines:
-        match = _LINE.fullmatch(line)
-        place, code = (match[1], match[2] or "") if match else ("", "")
-        other = re.sub(rf"\.({half})\(\)", f".{method}()", code)
+        other = re.sub(rf"\.({half})\(\)", f".{method}()", line.code)
         other = re.sub(rf"\btorch\.({half})\b", f"torch.{dtype}", other)
-        if other != code:
-            yield f"{other}  # {place}"
+        if other != line.code:
+            yield f"{other}  # {line.place}"
 
 
 def in_words(own: OwnHalf) -> str:
     """Where a failed op has its half precision from, with a space before it; empty where autocast is the reason."""
     if own.conversions:
-        match = _LINE.fullmatch(own.conversions[0])
-        place, code = (match[1], match[2]) if match else ("", "")
+        place, code = own.conversions[0].place, own.conversions[0].code
         said = "The op runs in half precision because" if own.stems else "Whatever autocast does,"
         return f" {said} the code itself converts to half precision at {place}{f': {code}' if code else ''}."
     return f" The op runs in half precision because of {own.leaf}, which autocast does not rule." if own.leaf else ""

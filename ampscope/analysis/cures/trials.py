@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 
 from ampscope.analysis.cures import own_half
 from ampscope.analysis.cures.own_half import OwnHalf
-from ampscope.analysis.results import Incident, Remedy, Tried
+from ampscope.analysis.results import CodeLine, Incident, Remedy, Tried
 from ampscope.analysis.words.wording import short_op
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import LOSS_CODE, Change, Table, Trial
+from ampscope.trace.schema import LOSS_CODE, Change, ReplayRow, Table, Trial
 from ampscope.trace.vocabulary import Cause
 
 #: A module of one among several watched models: ``Generator[1].head``.
@@ -37,11 +37,17 @@ def trials(run: Run, rank: int) -> dict[tuple[int, int], tuple[Tried, ...]]:
             seconds=row.seconds,
             op_min=row.op_min,
             op_max=row.op_max,
-            conversions=None if row.conversions is None else tuple(row.conversions),
+            conversions=_conversion_lines(row),
         )
         key = (row.step, row.optimizer)
         found[key] = (*found.get(key, ()), tried)
     return found
+
+
+def _conversion_lines(row: ReplayRow) -> tuple[CodeLine, ...] | None:
+    if row.conversion_files is None:
+        return None
+    return tuple(map(CodeLine, row.conversion_files, row.conversion_lines or (), row.conversion_codes or ()))
 
 
 def by_precision(cause: Cause, tried: Sequence[Tried]) -> bool:
@@ -141,7 +147,7 @@ def _conversions(tried: Sequence[Tried]) -> Iterator[Remedy]:
             yield take_out(each.conversions or (), verified=verified)
 
 
-def take_out(lines: Sequence[str], *, verified: bool | None = None) -> Remedy:
+def take_out(lines: Sequence[CodeLine], *, verified: bool | None = None) -> Remedy:
     """The advice not to convert to half precision by hand."""
     also = " and change nothing else" if verified is False else ", or convert to float32 there"
     return Remedy(
@@ -149,7 +155,7 @@ def take_out(lines: Sequence[str], *, verified: bool | None = None) -> Remedy:
     )
 
 
-def _with_own(remedy: Remedy, dtype: str, lines: Sequence[str], leaves: Sequence[str]) -> Remedy:
+def _with_own(remedy: Remedy, dtype: str, lines: Sequence[CodeLine], leaves: Sequence[str]) -> Remedy:
     """A remedy together with what else its replay had in another dtype: conversions, and what was half from outside."""
     text, code = remedy.text, remedy.code
     if lines:
@@ -176,7 +182,7 @@ def _modules(tried: Sequence[Tried], own: OwnHalf) -> Iterator[Remedy]:
         yield _with_own(keep, "float32", each.conversions or (), ())
 
 
-def _converted(tried: Tried, own: OwnHalf) -> tuple[str, ...]:
+def _converted(tried: Tried, own: OwnHalf) -> tuple[CodeLine, ...]:
     """The conversions that a replay replaced; where that was not recorded, the one that the failure stems from."""
     return own.conversions if tried.conversions is None else tried.conversions
 

@@ -19,7 +19,7 @@ from ampscope.analysis.results import Incident, PathNode
 from ampscope.analysis.scale import skip_runs
 from ampscope.analysis.tables.step_history import History
 from ampscope.provenance import Origin, absorbed, origins
-from ampscope.trace.json_columns import details, names
+from ampscope.trace.json_columns import details
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import IncidentRow, Node, Phase, ReplayStatus, Source, Table, Trigger, source_of
 from ampscope.trace.vocabulary import Cause, Severity
@@ -103,9 +103,9 @@ class Examiner:
         found: list[Examined] = []
         alike: dict[_Symptom, Examined] = {}
         for number, row in enumerate(rows):
-            symptom = _Symptom(row.optimizer, row.trigger, _tripped(row))
+            symptom = _Symptom(row.optimizer, row.trigger, row.bad_params)
             known = alike.get(symptom)
-            if known is not None and (number >= MAX_EXAMINED or details(row.evidence).get("over_budget")):
+            if known is not None and (number >= MAX_EXAMINED or row.over_budget):
                 found.append(known.repeated(row.step))
             elif number < MAX_EXAMINED:
                 examined = self._examine(row)
@@ -189,7 +189,7 @@ class Examiner:
             fp32_ok=trials.fp32_ok(tried) if graph.half else False,
             tried=tried,
             trigger=row.trigger,
-            tripped=_tripped(row),
+            tripped=row.bad_params,
             explanation=sentences.explanation(cause, op, facts),
         )
         return Examined(incident, facts)
@@ -254,7 +254,7 @@ class Examiner:
             replay_reason=row.replay_reason,
             tried=self._tried.get((row.step, row.optimizer), ()),
             trigger=row.trigger,
-            tripped=_tripped(row),
+            tripped=row.bad_params,
             explanation=sentences.explanation(cause, "", {"why": f"The origin is not known: {why}."}),
         )
         return Examined(incident, {})
@@ -267,9 +267,21 @@ def _lost(graph: StepGraph, seq: int, by: int | None) -> PathNode | None:
 
 def _silent(step: int, optimizer: int, loss: float) -> IncidentRow:
     """The row that a step without one would have."""
-    reason = "no incident was recorded for this step"
-    unavailable = ReplayStatus.UNAVAILABLE
-    return IncidentRow(step, optimizer, 0, 0.0, Trigger.NONFINITE_LOSS, loss, None, unavailable, reason, 0.0, "{}")
+    return IncidentRow(
+        step=step,
+        optimizer=optimizer,
+        segment=0,
+        time=0.0,
+        trigger=Trigger.NONFINITE_LOSS,
+        loss=loss,
+        scale=None,
+        replay=ReplayStatus.UNAVAILABLE,
+        replay_reason="no incident was recorded for this step",
+        replay_s=0.0,
+        bad_params=(),
+        over_budget=False,
+        evidence="{}",
+    )
 
 
 def _rows_of(row: IncidentRow, name: str) -> dict[str, str]:
@@ -277,10 +289,6 @@ def _rows_of(row: IncidentRow, name: str) -> dict[str, str]:
     rows = details(row.evidence).get("rows")
     found = rows.get(name, ()) if isinstance(rows, dict) else ()
     return {"rows": ", ".join(map(str, found))} if found else {}
-
-
-def _tripped(row: IncidentRow) -> tuple[str, ...]:
-    return names(row.evidence, "params")
 
 
 def merged(examined: Iterable[Examined]) -> list[Incident]:

@@ -8,7 +8,7 @@ from ampscope.analysis.results import Incident
 from ampscope.analysis.tables.traced_steps import first_traced_steps
 from ampscope.provenance import Harmless, harmless_births
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import Source
+from ampscope.trace.schema import Source, execution_of
 from ampscope.trace.vocabulary import Cause, Severity
 
 #: Traced steps that are looked through: what is harmless is so in every step.
@@ -30,7 +30,7 @@ def harmless_values(run: Run, sites: Sites) -> list[Incident]:
     """
     found: dict[Cause, Incident] = {}
     for each in first_traced_steps(run, rank=sites.rank, count=LOOKED_THROUGH):
-        if each.source.startswith(Source.REPLAY_FP32):  # what did not happen is nobody's worry
+        if execution_of(each.source)[0] == Source.REPLAY_FP32:  # what did not happen is nobody's worry
             continue
         graph = StepGraph(run, sites, each.step, each.source)
         for seq, why in harmless_births(graph):

@@ -10,7 +10,6 @@ import narwhals as nw
 
 from ampscope.analysis.tables.lazy_tables import collect, first_rank, rank_table
 from ampscope.analysis.tables.step_queries import step_optimizers
-from ampscope.trace.json_columns import names
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import Table
 
@@ -61,4 +60,4 @@ def _of_gradients(run: Run, rank: int, optimizer: int, first: int, params: dict[
 def _of_incidents(run: Run, rank: int, optimizer: int) -> dict[int, list[str]]:
     """By step, the parameters that incidents name."""
     rows = run.rows(Table.INCIDENTS, rank=rank, optimizer=optimizer)
-    return {row.step: list(names(row.evidence, "params")) for row in rows}
+    return {row.step: list(row.bad_params) for row in rows}

@@ -15,7 +15,7 @@ from ampscope.analysis.usage.mistakes import explained, fixes, happens_once, sev
 from ampscope.trace.json_columns import details
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import FindingRow, Phase, ScalerAction, ScalerEventRow, SiteRow, Table
-from ampscope.trace.vocabulary import Cause
+from ampscope.trace.vocabulary import Cause, MistakeForm
 
 #: Mistakes that bring others with them: told first.
 _ROOTS = frozenset({Cause.MISUSE_AUTOCAST_SPANS_STEP})
@@ -41,20 +41,23 @@ _FORGOTTEN = Cause.MISUSE_SCALER_STATE_NOT_RESTORED
 
 def _seen(row: FindingRow) -> Finding:
     cause = Cause(row.cause) if row.cause in Cause._value2member_map_ else Cause.UNKNOWN
-    return _finding(cause, row.step, source_line(row), details(row.evidence))
+    form = MistakeForm(row.form) if row.form in MistakeForm._value2member_map_ else None
+    return _finding(cause, row.step, source_line(row), details(row.evidence), form)
 
 
-def _finding(cause: Cause, step: int, source: SourceLine | None, evidence: dict[str, Any]) -> Finding:
+def _finding(
+    cause: Cause, step: int, source: SourceLine | None, evidence: dict[str, Any], form: MistakeForm | None = None
+) -> Finding:
     return Finding(
         step=step,
         last_step=step,
         count=1,
-        counted=happens_once(cause, evidence),
+        counted=happens_once(cause, form),
         severity=severity(cause),
         cause=cause,
         source=source,
-        explanation=explained(cause, evidence),
-        remedies=fixes(cause, evidence),
+        explanation=explained(cause, form, evidence),
+        remedies=fixes(cause, form, evidence),
     )
 
 

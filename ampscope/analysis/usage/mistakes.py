@@ -55,8 +55,8 @@ _EXPLAINED: dict[Cause, str] = {
     ),
 }
 
-#: Where the evidence says more exactly what happened.
-_FORMS: dict[str, str] = {
+#: Where it is known more exactly what happened.
+_FORMS: dict[MistakeForm, str] = {
     MistakeForm.STEPPED_PAST_SCALER: "optimizer.step() ran on gradients that still carry the loss scale.",
     MistakeForm.UNSCALED_BY_HAND: (
         "The loop has divided the loss scale out of the gradients already; the scaler divides by it a second time."
@@ -100,7 +100,7 @@ _UNSCALE_FIRST = Remedy(
     text="Unscale first, then look at the gradients or change them.",
     code="scaler.unscale_(optimizer)\n...  # edit the gradients here\nscaler.step(optimizer)",
 )
-_FIXES: dict[str, Remedy] = {
+_FIXES: dict[MistakeForm, Remedy] = {
     MistakeForm.UNSCALED_BY_HAND: Remedy(
         text="Leave unscaling to the scaler.",
         code="scaler.unscale_(optimizer)  # instead of dividing by scaler.get_scale()\nscaler.step(optimizer)",
@@ -135,9 +135,9 @@ _REFUSED = frozenset(
 )
 
 
-def happens_once(cause: Cause, evidence: dict[str, Any]) -> bool:
+def happens_once(cause: Cause, form: MistakeForm | None) -> bool:
     """Whether a mistake is a single event; any other is a line of the loop, which comes round again."""
-    return cause is Cause.MISUSE_SCALER_STATE_NOT_RESTORED or evidence.get("form") in _REFUSED
+    return cause is Cause.MISUSE_SCALER_STATE_NOT_RESTORED or form in _REFUSED
 
 
 def severity(cause: Cause) -> Severity:
@@ -145,7 +145,7 @@ def severity(cause: Cause) -> Severity:
     return Severity.WARNING if cause in _WARNINGS else Severity.ERROR
 
 
-def explained(cause: Cause, evidence: dict[str, Any]) -> str:
+def explained(cause: Cause, form: MistakeForm | None, evidence: dict[str, Any]) -> str:
     """What is wrong about it, with the numbers that the evidence holds."""
     if evidence.get("was") is not None:
         return (
@@ -157,13 +157,13 @@ def explained(cause: Cause, evidence: dict[str, Any]) -> str:
             f"The optimizer was restored after {evidence['optimizer_steps']:,} steps, but the scaler starts afresh and "
             "loses steps to calibrate a second time."
         )
-    text = _FORMS.get(str(evidence.get("form")), "") or _EXPLAINED.get(cause, "")
+    text = (form and _FORMS.get(form)) or _EXPLAINED.get(cause)
     return text or f"evidence: {evidence}"
 
 
-def fixes(cause: Cause, evidence: dict[str, Any]) -> tuple[Remedy, ...]:
+def fixes(cause: Cause, form: MistakeForm | None, evidence: dict[str, Any]) -> tuple[Remedy, ...]:
     """What to write instead."""
-    fix = _FIXES.get(str(evidence.get("form")))
-    if fix is None and cause is Cause.MISUSE_NO_UNSCALE and not evidence:
+    fix = _FIXES.get(form) if form else None
+    if form is None and cause is Cause.MISUSE_NO_UNSCALE and not evidence:
         fix = _UNSCALE_FIRST
     return (fix,) if fix is not None else remedies(cause)

@@ -10,7 +10,7 @@ from torch.optim.optimizer import Optimizer
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.record.terminal import Terminal
 from ampscope.capture.torch_support.user_line import NOWHERE, Place
-from ampscope.trace.vocabulary import Cause
+from ampscope.trace.vocabulary import Cause, MistakeForm
 
 
 class MistakeReport:
@@ -27,8 +27,15 @@ class MistakeReport:
         self._terminal = terminal
         self._step_of = step_of
 
-    def __call__(self, cause: Cause, place: Place | None, evidence: dict[str, Any], step: int | None = None) -> None:
+    def __call__(
+        self,
+        cause: Cause,
+        place: Place | None,
+        evidence: dict[str, Any],
+        step: int | None = None,
+        form: MistakeForm | None = None,
+    ) -> None:
         """Writes it down, at the present step unless another is given."""
         step, where = self._step_of(None) if step is None else step, place or NOWHERE
-        self._recorder.finding(cause, step, where, evidence)
+        self._recorder.finding(cause, step, where, form=form, evidence=evidence)
         self._terminal.mistake(cause, step, where, evidence)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -30,11 +31,20 @@ from ampscope.trace.schema import (
     Table,
     Trigger,
 )
-from ampscope.trace.vocabulary import Cause
+from ampscope.trace.vocabulary import Cause, MistakeForm
 from ampscope.trace.write.writer import TraceWriter
 
 #: Seconds that a step waits for the rows of the one before; they take a tenth of that unless its ops were traced.
 _MOMENT_S = 0.005
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What was seen at a step that went wrong."""
+
+    bad_params: tuple[str, ...] = ()  #: parameters whose gradient, or whose new value, was not finite
+    over_budget: bool = False  #: not replayed: replays had used up their share of the run's time
+    details: dict[str, Any] = field(default_factory=dict)  #: goes into the row as JSON
 
 
 class Recorder:
@@ -140,7 +150,7 @@ class Recorder:
         loss: float | None,
         scale: float | None,
         outcome: Outcome,
-        evidence: dict[str, Any],
+        evidence: Evidence,
     ) -> None:
         """A step went wrong."""
         row = IncidentRow(
@@ -154,13 +164,15 @@ class Recorder:
             outcome.status,
             outcome.reason,
             outcome.seconds,
-            json.dumps(evidence),
+            evidence.bad_params,
+            evidence.over_budget,
+            json.dumps(evidence.details),
         )
         self._writer.put(Table.INCIDENTS, [row])
 
     def trial(self, trying: Trying, *, step: int, optimizer: int) -> None:
         """A change was tried on a step that went wrong."""
-        came = trying.came
+        came, conversions = trying.came, trying.change.conversions
         loss = came.loss / (trying.scale or 1.0) if came.loss is not None else None
         row = ReplayRow(
             step,
@@ -176,11 +188,15 @@ class Recorder:
             came.seconds,
             trying.low,
             trying.high,
-            trying.change.conversions,
+            tuple(place.file for place in conversions),
+            tuple(place.line for place in conversions),
+            tuple(place.text for place in conversions),
         )
         self._writer.put(Table.REPLAYS, [row])
 
-    def finding(self, cause: Cause, step: int, where: Place, evidence: dict[str, Any]) -> None:
+    def finding(
+        self, cause: Cause, step: int, where: Place, *, form: MistakeForm | None, evidence: dict[str, Any]
+    ) -> None:
         """A usage mistake was seen; the same one at the same line is written once."""
         if (cause, where) in self._seen_findings:
             return
@@ -190,6 +206,7 @@ class Recorder:
             self.segment,
             time.time(),
             cause,
+            form or "",
             where.file,
             where.line,
             where.function,

@@ -32,9 +32,9 @@ class Change:
         self._place: Callable[[], Place] = lambda: NOWHERE
 
     @property
-    def conversions(self) -> tuple[str, ...]:
+    def conversions(self) -> tuple[Place, ...]:
         """The lines of the code that ask for a half dtype by name and were given another, in the order they ran."""
-        return tuple(f"{place.file}:{place.line} {place.text}" for place in self._converted if place.file)
+        return tuple(place for place in self._converted if place.file)
 
     @contextlib.contextmanager
     def active(self, place: Callable[[], Place]) -> Iterator[None]:

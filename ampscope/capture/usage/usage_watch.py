@@ -24,8 +24,15 @@ from ampscope.trace.vocabulary import Cause, MistakeForm
 class Report(Protocol):
     """Takes a mistake."""
 
-    def __call__(self, cause: Cause, place: Place | None, evidence: dict[str, Any], step: int | None = None) -> None:
-        """Writes it down: its cause, the user's line, evidence, and its step where it is not the present one."""
+    def __call__(
+        self,
+        cause: Cause,
+        place: Place | None,
+        evidence: dict[str, Any],
+        step: int | None = None,
+        form: MistakeForm | None = None,
+    ) -> None:
+        """Writes it down: its cause, the user's line, evidence, its step where it is not the present one, its form."""
 
 
 @dataclass(slots=True)
@@ -146,12 +153,10 @@ class UsageWatch:
         parameters = _parameters(optimizer)
         mistake = self._edits.take()
         if mistake is not None:
-            evidence = {"form": mistake.form} if mistake.form else {}
-            self._report(mistake.cause, mistake.place, evidence, self._now if mistake.step is None else mistake.step)
+            step = self._now if mistake.step is None else mistake.step
+            self._report(mistake.cause, mistake.place, {}, step, mistake.form)
         elif self._edits.unscaled_by_hand(p.grad for p in parameters if p.grad is not None):
-            self._report(
-                Cause.MISUSE_NO_UNSCALE, self._edits.unscaled_at, {"form": MistakeForm.UNSCALED_BY_HAND}, self._now
-            )
+            self._report(Cause.MISUSE_NO_UNSCALE, self._edits.unscaled_at, {}, self._now, MistakeForm.UNSCALED_BY_HAND)
         if by_loop:
             self._check_again(self._windows.setdefault(scaler, _Window()), optimizer)
         self._check_carried(scaler, parameters)
@@ -160,7 +165,7 @@ class UsageWatch:
 
     def _tell(self, cause: Cause, form: MistakeForm) -> None:
         """Reports a mistake of the line that runs now."""
-        self._report(cause, user_place(), {"form": form}, self._now)
+        self._report(cause, user_place(), {}, self._now, form)
 
     def _check_again(self, window: _Window, optimizer: Optimizer) -> None:
         """A second ``unscale_`` before ``update``, which torch refuses."""
@@ -178,9 +183,7 @@ class UsageWatch:
             return
         if scaler in self._updates_since_backward:
             place = self._updates_since_backward[scaler]
-            self._report(
-                Cause.MISUSE_MULTIPLE_SCALERS_UPDATE, place, {"form": MistakeForm.UPDATE_IN_BETWEEN}, self._now
-            )
+            self._report(Cause.MISUSE_MULTIPLE_SCALERS_UPDATE, place, {}, self._now, MistakeForm.UPDATE_IN_BETWEEN)
         elif None in carried:
             self._tell(Cause.MISUSE_MISSING_SCALER, MistakeForm.LOSS_NOT_SCALED)
         elif carried != {scaler}:

@@ -289,5 +289,5 @@ def _equals(name: str, value: object) -> duckdb.Expression:
 def _values(column: pa.ChunkedArray) -> list[Any]:
     values: list[Any] = column.to_pylist()
     if pa.types.is_list(column.type):  # the row types hold tuples
-        return [value and tuple(value) for value in values]
+        return [None if value is None else tuple(value) for value in values]
     return values

@@ -19,6 +19,7 @@ from ampscope.errors import RunDamaged
 from ampscope.trace.files.arrow_arrays import to_array
 from ampscope.trace.files.journal import JournalReader
 from ampscope.trace.files.layout import Listing, list_table, part_path, ranks, table_folder
+from ampscope.trace.read.older_versions import CHANGED, is_older, upgraded
 from ampscope.trace.schema import Table, arrow_schema
 
 #: The writing rank, a column that every table gets on reading.
@@ -69,14 +70,17 @@ class Scan:
 
         With a ``step``, sealed parts that cannot hold a row of it are left out; rows of others are still there.
         """
-        journaled: list[pa.Table] = []
+        loaded: list[pa.Table] = []
         sealed: list[duckdb.DuckDBPyRelation] = []
         for rank in ranks(self._run):
-            parts, rows = self._snapshot(table_folder(self._run, rank, table), table)
-            journaled.append(rows.append_column(RANK, to_array([rank] * rows.num_rows, pa.int32())))
-            sealed += self._sealed(connection, table, rank, parts, step)
+            parts, journaled = self._snapshot(table_folder(self._run, rank, table), table)
+            older = self._older(table, parts)
+            upgrades = (_conform(upgraded(table, _read_part(part)), arrow_schema(table)) for part in older)
+            rows = pa.concat_tables([*upgrades, journaled])
+            loaded.append(rows.append_column(RANK, to_array([rank] * rows.num_rows, pa.int32())))
+            sealed += self._sealed(connection, table, rank, [part for part in parts if part not in older], step)
         schema = arrow_schema(table).append(pa.field(RANK, pa.int32()))
-        result = connection.from_arrow(pa.concat_tables([_empty(schema), *journaled]))
+        result = connection.from_arrow(pa.concat_tables([_empty(schema), *loaded]))
         for part in sealed:
             result = result.union(part)
         return result
@@ -99,7 +103,7 @@ class Scan:
         """
         parts, journaled = self._snapshot(table_folder(self._run, rank, table), table)
         schema = pa.schema([field for field in arrow_schema(table) if field.name in columns])
-        pieces = [_conform(_read_part(part, schema.names), schema) for part in parts]
+        pieces = [_conform(self._read_columns(part, table, schema.names), schema) for part in parts]
         return pa.concat_tables([*pieces, journaled.select(schema.names)])
 
     def count(self, table: Table, rank: int) -> int:
@@ -140,7 +144,7 @@ class Scan:
                     journaled.append(self._read_journal(journal))
                 except FileNotFoundError:  # sealed since
                     parts[number] = part_path(journal)
-        return [parts[number] for number in sorted(parts)], _conform_all(journaled, arrow_schema(table))
+        return [parts[number] for number in sorted(parts)], _conform_all(table, journaled)
 
     def _list(self, folder: Path) -> Listing:
         """What lies in a folder; one in which nothing came or went for a while is not read again."""
@@ -159,6 +163,13 @@ class Scan:
                 del self._journals[other]  # sealed, or about to be
             return self._journals.setdefault(journal, JournalReader(journal)).read()
 
+    def _read_columns(self, part: Path, table: Table, columns: list[str]) -> pa.Table:
+        return upgraded(table, _read_part(part)) if self._older(table, [part]) else _read_part(part, columns)
+
+    def _older(self, table: Table, parts: list[Path]) -> list[Path]:
+        """The parts whose rows have to be loaded and upgraded: never those of a large table."""
+        return [part for part in parts if is_older(table, self._facts_of(part).columns)] if table in CHANGED else []
+
     def _facts_of(self, part: Path) -> _Facts:
         if part not in self._facts:
             self._facts[part] = _read_facts(part)
@@ -173,8 +184,9 @@ def _states(folder: Path) -> Iterator[tuple[str, int, int]]:
                 yield f"{folder.parent.name}/{entry.name}", state.st_size, state.st_mtime_ns
 
 
-def _conform_all(journaled: list[pa.Table], schema: pa.Schema) -> pa.Table:
-    conforming = [_conform(rows, schema) for rows in journaled if rows.num_rows]
+def _conform_all(table: Table, journaled: list[pa.Table]) -> pa.Table:
+    schema = arrow_schema(table)
+    conforming = [_conform(upgraded(table, rows), schema) for rows in journaled if rows.num_rows]
     return pa.concat_tables([_empty(schema), *conforming]).combine_chunks() if conforming else _empty(schema)
 
 
@@ -212,9 +224,10 @@ def _step_bounds(footer: pq.FileMetaData) -> Iterator[Any]:
         yield (told.min, told.max) if told is not None and told.has_min_max else None
 
 
-def _read_part(part: Path, columns: list[str]) -> pa.Table:
+def _read_part(part: Path, columns: list[str] | None = None) -> pa.Table:
     with _naming(part), pq.ParquetFile(part) as file:
-        return file.read([name for name in columns if name in file.schema_arrow.names])
+        known = file.schema_arrow.names
+        return file.read(known if columns is None else [name for name in columns if name in known])
 
 
 def _rows_of(part: Path) -> int:

@@ -13,8 +13,8 @@ from ampscope.trace.files.journal import Journal, to_batch
 from ampscope.trace.files.layout import journal_path, list_table, table_folder
 from ampscope.trace.schema import Row, Table, arrow_schema
 from ampscope.trace.write.notices import Notices
-from ampscope.trace.write.row_queue import Intake, Round
-from ampscope.trace.write.seal_thread import Sealer
+from ampscope.trace.write.row_queue import Round, RowQueue
+from ampscope.trace.write.seal_thread import SealThread
 
 #: What a row that does not fit its table raises on conversion.
 _MISFITS = (ValueError, TypeError, OverflowError)
@@ -33,15 +33,15 @@ class SealAt:
         return journal.rows >= self.rows or journal.size >= self.size or journal.batches >= self.batches
 
 
-class Recorder:
-    """Appends what the intake holds to one journal per table and hands full journals to the sealer."""
+class JournalThread:
+    """Appends what the queue holds to one journal per table and hands full journals to the sealer."""
 
     def __init__(
-        self, run: Path, *, rank: int, intake: Intake, sealer: Sealer, notices: Notices, seal_at: SealAt
+        self, run: Path, *, rank: int, queue: RowQueue, sealer: SealThread, notices: Notices, seal_at: SealAt
     ) -> None:
         self._run = run
         self._rank = rank
-        self._intake = intake
+        self._queue = queue
         self._sealer = sealer
         self._notices = notices
         self._seal_at = seal_at
@@ -49,7 +49,7 @@ class Recorder:
         self._journals: dict[Table, Journal] = {}
         self._on_sealed: Callable[[], None] = lambda: None
         self._on_end: Callable[[], None] = lambda: None
-        self.thread = threading.Thread(target=self._work, name="ampscope-recorder", daemon=True)
+        self.thread = threading.Thread(target=self._work, name="ampscope-journal", daemon=True)
 
     def start(self, *, on_sealed: Callable[[], None], on_end: Callable[[], None]) -> None:
         """Begin; ``on_sealed`` is called when all is written and sealed, ``on_end`` last, whatever happened."""
@@ -63,14 +63,14 @@ class Recorder:
                 self._record_all()
         finally:
             self._round.release()  # only now, so that `flush` sees the failure
-            self._intake.release()
+            self._queue.release()
             self._close_journals()
             self._sealer.close()
             self._on_end()
 
     def _record_all(self) -> None:
         while not self._round.closing:
-            self._round = self._intake.take()
+            self._round = self._queue.take()
             if self._notices.failure:
                 return
             self._record(self._round)
@@ -81,7 +81,7 @@ class Recorder:
             if rows:
                 self._append(table, rows)
         waiting.release()
-        if self._intake.dropped:
+        if self._queue.dropped:
             self._notices.give(
                 "slow",
                 f"The disk under {self._run} is too slow for this trace: rows were dropped, statistics of ops and "

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ampscope.trace.schema import BULK_TABLES, Row, Table
 
-#: Rows in one round of the recorder, so that converting them takes little memory.
+#: Rows in one round of the journal thread, so that converting them takes little memory.
 _ROUND_ROWS = 20_000
 #: What a row refers to is written before it, and an incident after its evidence.
 _ORDER = (
@@ -30,7 +30,7 @@ _ORDER = (
 
 @dataclass(slots=True)
 class Round:
-    """What the recorder writes next."""
+    """What the journal thread writes next."""
 
     rows: dict[Table, list[Row]] = field(default_factory=lambda: {table: [] for table in _ORDER})
     markers: list[threading.Event] = field(default_factory=list)  #: set when all before them is written
@@ -42,11 +42,11 @@ class Round:
             marker.set()
 
 
-class Intake:
-    """The queue between training threads and the recorder thread.
+class RowQueue:
+    """The queue between training threads and the journal thread.
 
-    ``put`` takes no lock that the recorder holds while it works, and may be called from a garbage collector's
-    callback inside itself. In a forked child it does nothing: there is no recorder there.
+    ``put`` takes no lock that the journal thread holds while it works, and may be called from a garbage collector's
+    callback inside itself. In a forked child it does nothing: there is no such thread there.
     """
 
     def __init__(self, limit: int) -> None:
@@ -62,11 +62,11 @@ class Intake:
 
     @property
     def here(self) -> bool:
-        """Whether this is the process that the recorder runs in."""
+        """Whether this is the process that the journal thread runs in."""
         return os.getpid() == self._pid
 
     def put(self, table: Table, rows: Sequence[Row]) -> None:
-        """Leave rows for the recorder."""
+        """Leave rows for the journal thread."""
         if not self._open or not rows or not self.here:
             return
         limit = self._limit if table in BULK_TABLES else 2 * self._limit
@@ -86,7 +86,7 @@ class Intake:
         return marker
 
     def close(self) -> None:
-        """Take no more rows; the recorder ends after those it has."""
+        """Take no more rows; the journal thread ends after those it has."""
         self._open = False
         self._queue.put(None)
 

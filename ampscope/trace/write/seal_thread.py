@@ -1,4 +1,4 @@
-"""The thread that seals full journals and keeps the disk budget, so that the recorder never waits for an fsync."""
+"""The thread that seals full journals and keeps the disk budget, so that journals never wait for an fsync."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ampscope.trace.write.notices import Notices
 from ampscope.trace.write.sealing import seal
 
 
-class Sealer:
+class SealThread:
     """Takes journals that nobody appends to any more."""
 
-    def __init__(self, run: Path, *, rank: int, budget: int, notices: Notices, on_end: Callable[[], None]) -> None:
-        """``on_end`` is called when a failure ends the thread; ``budget`` is in bytes."""
+    def __init__(self, run: Path, *, rank: int, disk_budget: int, notices: Notices, on_end: Callable[[], None]) -> None:
+        """``on_end`` is called when a failure ends the thread; ``disk_budget`` is in bytes."""
         self._run = run
         self._rank = rank
-        self._budget = budget
+        self._disk_budget = disk_budget
         self._notices = notices
         self._on_end = on_end
         self._queue: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
-        self.thread = threading.Thread(target=self._work, name="ampscope-sealer", daemon=True)
+        self.thread = threading.Thread(target=self._work, name="ampscope-seal", daemon=True)
         self.thread.start()
 
     def add(self, journal: Path) -> None:
@@ -40,13 +40,13 @@ class Sealer:
             with self._notices.guard():
                 while (journal := self._queue.get()) is not None:
                     seal(journal)
-                    self._keep_budget()
+                    self._keep_disk_budget()
         finally:
             if self._notices.failure:
                 self._on_end()
 
-    def _keep_budget(self) -> None:
-        if enforce(self._run, self._rank, self._budget):
+    def _keep_disk_budget(self) -> None:
+        if enforce(self._run, self._rank, self._disk_budget):
             self._notices.give(
                 "budget",
                 f"The run in {self._run} has reached its disk budget: the oldest statistics of ops and gradients are "

@@ -15,11 +15,11 @@ from ampscope.trace.files.folder_lock import FolderLock
 from ampscope.trace.files.layout import rank_folder, table_folder
 from ampscope.trace.manifest import Manifest, Segment, read_manifest, write_manifest
 from ampscope.trace.schema import Row, Table
-from ampscope.trace.write.journal_thread import Recorder, SealAt
+from ampscope.trace.write.journal_thread import JournalThread, SealAt
 from ampscope.trace.write.notices import Notices
 from ampscope.trace.write.resume import resume_point
-from ampscope.trace.write.row_queue import Intake
-from ampscope.trace.write.seal_thread import Sealer
+from ampscope.trace.write.row_queue import RowQueue
+from ampscope.trace.write.seal_thread import SealThread
 from ampscope.trace.write.sealing import sweep
 
 
@@ -73,33 +73,37 @@ class TraceWriter:
         try:
             self.resume = resume_point(self.folder, rank)
             self.manifest = _begin_segment(self.folder, manifest, locked=lock.held, write=rank == 0)
-            leftovers = [path for table in Table for path in sweep(table_folder(self.folder, rank, table))]
+            unsealed = [path for table in Table for path in sweep(table_folder(self.folder, rank, table))]
         except BaseException:
             lock.release()
             raise
-        self._intake = Intake(queue_rows)
+        self._queue = RowQueue(queue_rows)
         self._behind: threading.Event | None = None  #: set when what `catch_up` waited for in vain is written
         self._notices = Notices(on_notice, on_failure)
-        sealer = Sealer(self.folder, rank=rank, budget=share, notices=self._notices, on_end=self._intake.close)
-        for leftover in leftovers:
-            sealer.add(leftover)
-        recorder = Recorder(
-            self.folder,
-            rank=rank,
-            intake=self._intake,
-            sealer=sealer,
-            notices=self._notices,
-            seal_at=seal_at or _seal_at(share),
-        )
-        end = _End(self.folder, self.manifest) if rank == 0 else _nothing
-        recorder.start(on_sealed=end, on_end=lock.release)
+        threads = self._start_threads(share, unsealed, seal_at=seal_at or _seal_at(share), on_end=lock.release)
         # Runs when the writer is forgotten, and at the interpreter's exit.
-        self._close = weakref.finalize(self, _close, self._intake, recorder.thread, sealer.thread)
+        self._close = weakref.finalize(self, _close, self._queue, *threads)
+
+    def _start_threads(
+        self, disk_budget: int, unsealed: list[Path], *, seal_at: SealAt, on_end: Callable[[], None]
+    ) -> tuple[threading.Thread, threading.Thread]:
+        """The thread that writes journals and the one that seals them; they keep the writer's parts, not the writer."""
+        sealer = SealThread(
+            self.folder, rank=self.rank, disk_budget=disk_budget, notices=self._notices, on_end=self._queue.close
+        )
+        for journal in unsealed:
+            sealer.add(journal)
+        journals = JournalThread(
+            self.folder, rank=self.rank, queue=self._queue, sealer=sealer, notices=self._notices, seal_at=seal_at
+        )
+        mark_closed = _MarkClosed(self.folder, self.manifest) if self.rank == 0 else _nothing
+        journals.start(on_sealed=mark_closed, on_end=on_end)
+        return journals.thread, sealer.thread
 
     @property
     def dropped(self) -> int:
         """Rows that were refused because the disk was too slow."""
-        return self._intake.dropped
+        return self._queue.dropped
 
     @property
     def failure(self) -> BaseException | None:
@@ -111,7 +115,7 @@ class TraceWriter:
 
         Does nothing after `close`, after a failure, and in a forked child (a DataLoader's worker).
         """
-        self._intake.put(table, rows)
+        self._queue.put(table, rows)
 
     def flush(self, timeout: float | None = 30.0) -> bool:
         """Wait until all that was put so far is in the journals.
@@ -122,9 +126,9 @@ class TraceWriter:
         Returns:
             Whether it is; False after a failure, a timeout, or in a forked child.
         """
-        if not self._intake.here:
+        if not self._queue.here:
             return False
-        marker = self._intake.mark()
+        marker = self._queue.mark()
         return marker.wait(timeout) and self.failure is None
 
     def catch_up(self, moment: float) -> None:
@@ -135,8 +139,8 @@ class TraceWriter:
         Args:
             moment: seconds.
         """
-        if self._intake.here and (self._behind is None or self._behind.is_set()):
-            marker = self._intake.mark()
+        if self._queue.here and (self._behind is None or self._behind.is_set()):
+            marker = self._queue.mark()
             self._behind = None if marker.wait(moment) else marker
 
     def close(self) -> None:
@@ -154,10 +158,10 @@ class TraceWriter:
 _CLOSE_TIMEOUT = 60.0
 
 
-def _close(intake: Intake, *threads: threading.Thread) -> None:
-    if not intake.here:
+def _close(queue: RowQueue, *threads: threading.Thread) -> None:
+    if not queue.here:
         return
-    intake.close()
+    queue.close()
     if threading.current_thread() not in threads:  # the garbage collector may run in any of them
         threads[0].join(_CLOSE_TIMEOUT)
 
@@ -181,7 +185,7 @@ def _nothing() -> None:
     """Only rank 0 closes the manifest."""
 
 
-class _End:
+class _MarkClosed:
     """Marks the manifest closed."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
@@ -192,6 +196,6 @@ class _End:
         write_manifest(self._folder, replace(self._manifest, closed=time.time()))
 
 
-def _seal_at(budget: int) -> SealAt:
+def _seal_at(disk_budget: int) -> SealAt:
     """Journals small enough that a few of them fit into the budget (bytes)."""
-    return SealAt(size=min(SealAt().size, max(budget // 32, 64 << 10)))
+    return SealAt(size=min(SealAt().size, max(disk_budget // 32, 64 << 10)))

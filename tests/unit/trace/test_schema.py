@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.trace.schema import ROW_TYPES, Table, arrow_schema
+from ampscope.trace.schema import ROW_TYPES, Source, Table, arrow_schema, execution_of, source_of
 
 HEAVY = {"torch", "duckdb", "narwhals", "plotly", "streamlit", "pandas", "pyarrow.dataset"}
 
@@ -26,6 +26,12 @@ def test_every_table_has_its_own_row_type() -> None:
 def test_columns_that_may_be_null_are_those_that_say_so() -> None:
     nullable = {field.name for field in arrow_schema(Table.GRADS) if field.nullable}
     assert nullable == {"max_abs", "underflow", "unchanged"}
+
+
+@pytest.mark.parametrize("optimizer", [0, 3])
+@pytest.mark.parametrize("execution", Source)
+def test_a_source_is_taken_apart_as_it_was_put_together(execution: Source, optimizer: int) -> None:
+    assert execution_of(source_of(execution, optimizer)) == (execution, str(optimizer) if optimizer else "")
 
 
 WRITE_AND_RESUME = """

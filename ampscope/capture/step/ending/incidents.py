@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
 from ampscope.capture.budgets import ReplayBudget, TraceBudget
 from ampscope.capture.events.open_step import EndedStep, StepAttempt
-from ampscope.capture.record.run_recorder import Recorder
+from ampscope.capture.record.run_recorder import Evidence, Recorder
 from ampscope.capture.record.terminal import Terminal
 from ampscope.capture.replay import player, step_replay
 from ampscope.capture.replay.cure_search import Counterfactuals
@@ -70,7 +70,7 @@ class Incidents:
         """
         symptom = bad.symptom
         outcome = Outcome(ReplayStatus.UNAVAILABLE, "replays had used up their share of the run's time")
-        evidence: dict[str, Any] = {"params": sorted(symptom.gradients)}
+        evidence = Evidence(bad_params=tuple(sorted(symptom.gradients)))
         started = time.perf_counter()
         if recording is None or self._guard.broken:
             outcome.reason = "the step tape or the replay had switched itself off"
@@ -78,13 +78,13 @@ class Incidents:
             outcome.reason = "the replay itself failed; the run's events say why"
             with self._guard:
                 outcome, seen = self._replay(attempt, symptom, recording)
-                evidence["rows"] = outcome.bad_rows
+                evidence = replace(evidence, details={"rows": outcome.bad_rows})
                 if seen is not None:
                     self._try_cures(attempt, recording, seen, outcome.status)
             attempt.judging_s = time.perf_counter() - started
             self._replay_budget.judged(attempt.judging_s)
         else:
-            evidence["over_budget"] = True
+            evidence = replace(evidence, over_budget=True)
         self.report(attempt, bad.trigger, outcome, evidence)
 
     def _replay(self, attempt: StepAttempt, symptom: Symptom, recording: Recording) -> tuple[Outcome, Observed | None]:
@@ -121,13 +121,13 @@ class Incidents:
         with self._guard:
             self._replay(attempt, Symptom(), recording)
 
-    def report(self, attempt: StepAttempt, trigger: Trigger, outcome: Outcome, evidence: dict[str, Any]) -> None:
+    def report(self, attempt: StepAttempt, trigger: Trigger, outcome: Outcome, evidence: Evidence) -> None:
         """Writes the incident's row; the live trace too, unless an exact replay makes it superfluous."""
         attempt.bad = True
         if outcome.status is not ReplayStatus.EXACT:
             self._live.write_incident(attempt)
         blind = outcome.status in (ReplayStatus.NOT_REPRODUCED, ReplayStatus.UNAVAILABLE)
-        if blind and not evidence.get("over_budget"):
+        if blind and not evidence.over_budget:
             self._trace_budget.arm()
         scale = attempt.scaling.scale if attempt.scaling is not None else None
         self._readback.fetch(
@@ -150,12 +150,12 @@ class Incidents:
         if poisoned:
             reason = "an optimizer step is traced as it runs, never replayed"
             outcome = Outcome(ReplayStatus.UNAVAILABLE, reason)
-            self.report(attempt, Trigger.NONFINITE_WEIGHT, outcome, {"params": poisoned})
+            self.report(attempt, Trigger.NONFINITE_WEIGHT, outcome, Evidence(bad_params=tuple(poisoned)))
 
     def absorbed(self, attempt: StepAttempt, ops: list[int]) -> None:
         """Reports overflows, by sequence number, that vanished again before loss and gradients."""
         outcome = Outcome(ReplayStatus.UNAVAILABLE, "seen as it happened, in the trace of the real step")
-        self.report(attempt, Trigger.ABSORBED_OVERFLOW, outcome, {"ops": ops})
+        self.report(attempt, Trigger.ABSORBED_OVERFLOW, outcome, Evidence(details={"ops": ops}))
 
     def passed(self, ended: EndedStep) -> None:
         """An attempt is over; the time that tracing it took counts for the budget."""

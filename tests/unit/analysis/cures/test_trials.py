@@ -6,7 +6,7 @@ import pytest
 
 from ampscope.analysis.cures import own_half, trials
 from ampscope.analysis.cures.own_half import HalfWeights, OwnHalf
-from ampscope.analysis.results import Tried
+from ampscope.analysis.results import CodeLine, Tried
 from ampscope.trace.schema import LOSS_CODE, Change, Trial
 from ampscope.trace.vocabulary import Cause
 
@@ -16,7 +16,7 @@ def tried(
     outcome: Trial,
     *modules: str,
     scale: float | None = None,
-    conversions: tuple[str, ...] | None = None,
+    conversions: tuple[CodeLine, ...] | None = None,
 ) -> Tried:
     return Tried(step=3, change=change, outcome=outcome, modules=modules, scale=scale, conversions=conversions)
 
@@ -72,7 +72,7 @@ def test_loss_code_is_switched_off_by_hand() -> None:
     assert "enabled=False" in remedy.code
 
 
-LINE = "net.py:8 y = x.half().exp()"
+LINE = CodeLine("net.py", 8, "y = x.half().exp()")
 BY_ITSELF = OwnHalf(conversions=(LINE,), stems=True)
 
 
@@ -102,10 +102,10 @@ def test_modules_with_half_parameters_are_widened_before_they_are_kept() -> None
 
 
 def test_many_conversions_are_counted() -> None:
-    lines = [f"net.py:{number} x.to(dtype=torch.float16)" for number in range(5)]
+    lines = [CodeLine("net.py", number, "x.to(dtype=torch.float16)") for number in range(5)]
     assert own_half.places(lines).endswith("conversions to half precision at net.py:0, net.py:1, net.py:2 and 2 more")
     assert own_half.rewritten(lines[:1], "bfloat16") == "x.to(dtype=torch.bfloat16)  # net.py:0"
-    assert own_half.rewritten(["net.py:9 x.type_as(y)"], "float32") == ""
+    assert own_half.rewritten([CodeLine("net.py", 9, "x.type_as(y)")], "float32") == ""
 
 
 def test_the_scale_has_its_number() -> None:

@@ -28,7 +28,7 @@ def overflow(trace: TraceBuilder, step: int, *, line: int = 7, source: str = Sou
     weight = traced.entry(Node.PARAMETER, "attn.proj.weight", out=(-300.0, 300.0))
     product = traced.op("bmm", x, weight, out=OVERFLOWN, module="attn", module_type="Attention", line=line)
     traced.loss(traced.op("mean", product, out=NOTANUMBER, module="", phase=Phase.LOSS, dtype=FULL))
-    trace.incident(step=step, trigger=Trigger.NONFINITE_LOSS, loss=NAN, evidence='{"params": ["attn.proj.weight"]}')
+    trace.incident(step=step, trigger=Trigger.NONFINITE_LOSS, loss=NAN, bad_params=("attn.proj.weight",))
 
 
 def scaled_overflow(trace: TraceBuilder, step: int) -> None:

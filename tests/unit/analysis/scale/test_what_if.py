@@ -85,7 +85,7 @@ def test_a_skip_names_the_parameters_that_tripped_it(tmp_path: Path, recorded: s
             if recorded == "gradients":
                 trace.grad(step=step, param=param, nonfinite=step == 1 and param > 0)
     if recorded == "incident":
-        trace.incident(step=1, evidence='{"params": ["layer1.weight"]}')
+        trace.incident(step=1, bad_params=("layer1.weight",))
     with open_run(trace.close()) as run:
         (one,) = skipped_steps(run)
     assert (one.step, one.scale, one.all_params) == (1, 128.0, 5)

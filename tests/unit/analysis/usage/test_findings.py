@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -78,8 +77,7 @@ def test_the_first_time_of_a_mistake_is_told_as_the_first(
     trace = TraceBuilder(run_folder)
     for _ in range(5):
         trace.step()
-    evidence = json.dumps({"form": form}) if form else "{}"
-    trace.finding(cause, step=2, file="train.py", line=7, evidence=evidence)
+    trace.finding(cause, step=2, file="train.py", line=7, form=form)
     assert diagnose(trace.close()).summary.startswith(summary)
 
 

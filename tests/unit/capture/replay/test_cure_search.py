@@ -301,8 +301,10 @@ def rates_in_loss(model: nn.Module, x: Tensor, step: int) -> Tensor:
 def test_a_conversion_in_the_code_is_cured_where_it_stands(run_folder: Path, convert: Any) -> None:
     watched = train_both(fresh(lambda: Rates(convert), rates_loss, steps=1), run_folder)
     assert in_short(tried(watched)) == [("fp32", (), "finite"), ("conversions", (), "finite")]
-    line = f"test_cure_search.py:{convert.__code__.co_firstlineno} "
-    assert [[line in place for place in row.conversions] for row in tried(watched)] == [[True], [True]]
+    here, number = Path(__file__).name, convert.__code__.co_firstlineno
+    assert [row.conversion_lines for row in tried(watched)] == [(number,), (number,)]
+    assert all(Path(file).name == here for row in tried(watched) for file in row.conversion_files)
+    line = f"{here}:{number} "
     incident = ampscope.diagnose(watched.run).primary
     assert line.strip() in incident.explanation
     first, *others = incident.remedies
@@ -342,7 +344,7 @@ def test_a_conversion_that_has_no_part_in_the_failure_is_left_alone(run_folder: 
 
     watched = Watched.train(fresh(Net, loss_of, steps=1), run_folder)
     assert [row[:2] for row in in_short(tried(watched))][1:] == [("conversions", ()), ("modules_fp32", ("scores",))]
-    assert not tried(watched)[2].conversions
+    assert not tried(watched)[2].conversion_files
     assert "converts" not in ampscope.diagnose(watched.run).primary.explanation
 
 

@@ -99,7 +99,7 @@ def test_an_optimizer_that_decides_on_the_device(
     (incident,) = watched.incidents
     assert (incident.step, incident.scale) == (POISONED, watched.state[-1][POISONED][1])
     assert (incident.replay, incident.replay_reason) == (ReplayStatus.EXACT, "")
-    assert all(name in incident.evidence for name in ("0.weight", "0.bias", "2.weight", "2.bias"))
+    assert all(name in incident.bad_params for name in ("0.weight", "0.bias", "2.weight", "2.bias"))
 
 
 def test_the_gradients_of_a_bad_step_are_kept_one_by_one(run_folder: Path) -> None:
@@ -141,8 +141,8 @@ def test_the_gradients_of_a_bad_step_are_kept_one_by_one(run_folder: Path) -> No
     assert rows["dead.weight"].max_abs == 0.0
     assert rows["dead.weight"].underflow == 1.0
     (incident,) = watched.incidents
-    assert "loud.weight" in incident.evidence
-    assert "calm" not in incident.evidence
+    assert "loud.weight" in incident.bad_params
+    assert "calm" not in incident.bad_params
 
 
 def test_without_a_scaler_a_bad_step_is_seen_before_it_poisons_the_weights(run_folder: Path) -> None:

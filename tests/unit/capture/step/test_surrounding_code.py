@@ -121,7 +121,7 @@ def test_weights_replaced_after_the_watch_began(run_folder: Path) -> None:
     watched = train_both(loop, run_folder)
     assert [row.skipped for row in watched.steps] == [False] * POISONED + [True, False]
     assert watched.replay_of(POISONED) == EXACT
-    assert all(name in watched.incidents[0].evidence for name in ("0.weight", "2.weight"))
+    assert all(name in watched.incidents[0].bad_params for name in ("0.weight", "2.weight"))
     assert watched.findings == []
 
 

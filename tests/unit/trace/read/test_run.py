@@ -38,6 +38,7 @@ def samples() -> dict[Table, list[Row]]:
         pa.string(): "it's \u00fc \x00 <b>\n",
         pa.list_(pa.string()): ("a", ""),
         pa.list_(pa.int64()): (1, 2**40),
+        pa.list_(pa.int32()): (1, 2**31 - 1),
     }
     rows: dict[Table, list[Row]] = {}
     for table, row_type in ROW_TYPES.items():

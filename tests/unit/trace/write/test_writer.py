@@ -340,7 +340,7 @@ class TestTrouble:
 
         monkeypatch.setattr(Journal, "append", append)
         with writer(run_folder) as trace:
-            trace.put(Table.EVENTS, [event(0)])  # the recorder waits here
+            trace.put(Table.EVENTS, [event(0)])  # the journal thread waits here
             trace.put(Table.OPS, [op(0)])
             trace.put(Table.SITES, [SiteRow(0, *[""] * 5, "", 1, "", "", (), (), (), (), "{}", "", "", "", None)])
             gate.set()
@@ -395,7 +395,7 @@ class TestCatchingUp:
     def test_a_slow_disk_is_waited_for_once(self, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with writer(run_folder) as trace:
             written, asked = threading.Event(), []
-            monkeypatch.setattr(trace._intake, "mark", lambda: asked.append(None) or written)
+            monkeypatch.setattr(trace._queue, "mark", lambda: asked.append(None) or written)
             for _ in range(3):
                 trace.catch_up(0.001)
             assert len(asked) == 1

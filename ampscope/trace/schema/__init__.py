@@ -1,0 +1,85 @@
+"""The one place where a run's record is defined: tables, columns, units and enumerations.
+
+A table is a ``NamedTuple`` row type; its Arrow schema is derived from the annotations, so a column is named exactly
+once. Everything that writes or reads a trace goes through these types. Raise `SCHEMA_VERSION` when a column changes
+its meaning or disappears; adding a nullable column does not need it.
+"""
+
+from __future__ import annotations
+
+from ampscope.trace.schema.enums import (
+    ENTRY_NODES,
+    LOSS_CODE,
+    SINK_NODES,
+    Cast,
+    Change,
+    EventKind,
+    Node,
+    Phase,
+    ReplayStatus,
+    ScalerAction,
+    Source,
+    Trial,
+    Trigger,
+    execution_of,
+    source_of,
+)
+from ampscope.trace.schema.rows import (
+    EdgeRow,
+    EventRow,
+    FindingRow,
+    GradRow,
+    IncidentRow,
+    OpRow,
+    ParamRow,
+    ReplayRow,
+    ScalerEventRow,
+    SiteRow,
+    StepRow,
+)
+from ampscope.trace.schema.tables import (
+    BULK_TABLES,
+    ROW_TYPES,
+    Row,
+    Table,
+    arrow_schema,
+)
+
+SCHEMA_VERSION = 2
+MANIFEST = "run.json"
+
+__all__ = [
+    "BULK_TABLES",
+    "ENTRY_NODES",
+    "LOSS_CODE",
+    "MANIFEST",
+    "ROW_TYPES",
+    "SCHEMA_VERSION",
+    "SINK_NODES",
+    "Cast",
+    "Change",
+    "EdgeRow",
+    "EventKind",
+    "EventRow",
+    "FindingRow",
+    "GradRow",
+    "IncidentRow",
+    "Node",
+    "OpRow",
+    "ParamRow",
+    "Phase",
+    "ReplayRow",
+    "ReplayStatus",
+    "Row",
+    "ScalerAction",
+    "ScalerEventRow",
+    "SiteRow",
+    "Source",
+    "StepRow",
+    "Table",
+    "Trial",
+    "Trigger",
+    "arrow_schema",
+    "execution_of",
+    "source_of",
+]

@@ -1,0 +1,132 @@
+"""What a column of a trace may say: the enumerations, each value with its meaning."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Phase(StrEnum):
+    """In which part of an optimizer step an op ran."""
+
+    FORWARD = "forward"  #: inside a watched module
+    LOSS = "loss"  #: outside every watched module, before backward
+    BACKWARD = "backward"  #: inside ``backward``, on autograd's nodes
+    RECOMPUTE = "recompute"  #: forward code run again inside backward by activation checkpointing
+    OPTIMIZER = "optimizer"  #: inside ``optimizer.step``
+
+
+class Node(StrEnum):
+    """Pseudo-ops: where values enter a traced step and where they leave it (``sites.op``)."""
+
+    INPUT = "input"  #: a tensor from outside the step: the batch, a target, a constant
+    PARAMETER = "parameter"  #: a parameter as the step found it
+    BUFFER = "buffer"  #: a buffer as the step found it
+    LOSS = "loss"  #: what backward was called on
+    GRADIENT = "gradient"  #: a parameter's gradient as backward left it
+    WEIGHT_AFTER = "weight_after"  #: a parameter as the optimizer left it
+    BUFFER_AFTER = "buffer_after"  #: a buffer as the step left it
+
+
+#: Nodes that no op of the step wrote.
+ENTRY_NODES = frozenset({Node.INPUT, Node.PARAMETER, Node.BUFFER})
+#: Nodes from which the walk back to the origin starts.
+SINK_NODES = frozenset({Node.LOSS, Node.GRADIENT, Node.WEIGHT_AFTER, Node.BUFFER_AFTER})
+
+
+class Cast(StrEnum):
+    """Why an op that only changes the dtype ran."""
+
+    NONE = ""  #: no cast, or one among other work
+    AUTOCAST = "autocast"  #: inserted by autocast (or its mirror in backward)
+    EXPLICIT = "explicit"  #: asked for by a conversion such as ``.float()``
+    PROMOTION = "promotion"  #: type promotion between operands, or an op's own conversion
+
+
+class Source(StrEnum):
+    """Which execution of a step the op rows describe; see `source_of` for runs with several optimizers."""
+
+    LIVE = "live"  #: the real step, as it ran
+    REPLAY = "replay"  #: the faithful replay of the step
+    REPLAY_FP32 = "replay:fp32"  #: everything in float32; only extremes are measured
+
+
+def source_of(execution: Source, optimizer: int) -> str:
+    """What the op rows of one optimizer's attempt say in ``source``.
+
+    Every optimizer counts its own steps, so those of a GAN share their numbers: ``replay`` is that of the first
+    optimizer, ``replay@1`` that of the second.
+    """
+    return f"{execution}@{optimizer}" if optimizer else str(execution)
+
+
+def execution_of(source: str) -> tuple[str, str]:
+    """The execution and the number of the optimizer, as text, that `source_of` put together; empty for the first."""
+    execution, _, optimizer = source.partition("@")
+    return execution, optimizer
+
+
+class ReplayStatus(StrEnum):
+    """How far the replay of an incident can be trusted."""
+
+    EXACT = "exact"  #: it came out the same, bit for bit
+    DIVERGED = "diverged"  #: it came out differently: ``incidents.replay_reason`` says in what
+    NOT_REPRODUCED = "not_reproduced"  #: the same calls came out finite
+    UNAVAILABLE = "unavailable"  #: the step could not be run again
+
+
+class Change(StrEnum):
+    """What a counterfactual replay did otherwise than the real step (``replays.change``)."""
+
+    NONE = "none"  #: nothing: the same once more
+    FP32 = "fp32"  #: every half-precision computation in float32
+    BF16 = "bf16"  #: bfloat16 in place of float16
+    SCALE = "scale"  #: another loss scale
+    MODULES_FP32 = "modules_fp32"  #: the named modules in float32, the rest as it was
+    CONVERSIONS = "conversions"  #: float32 where the code itself converts to a half dtype, autocast as it was
+
+
+class Trial(StrEnum):
+    """What came out of a counterfactual replay (``replays.outcome``)."""
+
+    FINITE = "finite"  #: loss and gradients were finite: the change cures the step
+    NONFINITE = "nonfinite"  #: tried, and did not help
+    UNAVAILABLE = "unavailable"  #: could not be run
+
+
+class Trigger(StrEnum):
+    """What made a step an incident."""
+
+    NONFINITE_GRADIENT = "nonfinite_gradient"  #: a gradient that is inf or NaN
+    NONFINITE_LOSS = "nonfinite_loss"  #: a loss that is inf or NaN
+    NONFINITE_WEIGHT = "nonfinite_weight"  #: a parameter that the optimizer made inf or NaN
+    NONFINITE_BUFFER = "nonfinite_buffer"  #: a buffer that became inf or NaN
+    ABSORBED_OVERFLOW = "absorbed_overflow"  #: an inf that vanished again before loss and gradients
+
+
+class ScalerAction(StrEnum):
+    """What happened to a ``GradScaler`` (``scaler_events.action``)."""
+
+    INIT = "init"  #: it came under watch
+    GROWTH = "growth"  #: ``update()`` raised the scale after enough finite steps
+    BACKOFF = "backoff"  #: ``update()`` lowered the scale after a gradient that was not finite
+    SKIP = "skip"  #: ``step()`` left the optimizer's step out
+    UNSCALE = "unscale"  #: ``unscale_()``, called by the loop
+    UPDATE = "update"  #: ``update(new_scale)`` by hand
+    STATE_SAVED = "state_saved"  #: ``state_dict()``
+    STATE_LOADED = "state_loaded"  #: ``load_state_dict()``
+    SETTER = "setter"  #: ``set_growth_factor`` and its kin; ``detail`` says which
+
+
+class EventKind(StrEnum):
+    """Annotations on a run's time line (``events.kind``)."""
+
+    START = "start"  #: the run began
+    RESUME = "resume"  #: a further segment began
+    TRACED = "traced"  #: op rows of a step were written
+    NOTE = "note"  #: what the loop said with ``scope.note``, or AMPscope noted
+    WARNING = "warning"  #: a part of AMPscope switched itself off
+    CLOSE = "close"  #: the segment was closed
+
+
+#: Stands in ``replays.modules`` for the code outside every watched module.
+LOSS_CODE = "(loss)"

@@ -1,0 +1,204 @@
+"""The rows of a trace, one type a table; a field's annotation gives its Arrow type, the comment its unit and meaning.
+
+A field without a comment means what the first field of that name means. ``docs/trace-format.md`` is made from these
+types and comments by ``make docs``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ampscope.trace.schema.column_types import Counts, Float32, Int16, Int32, LineNumbers, Texts
+
+
+class StepRow(NamedTuple):
+    """One optimizer step attempt."""
+
+    step: int  #: counts the attempts of its optimizer from 0, over all segments of the run
+    optimizer: Int16  #: number of the optimizer, in the order in which they first stepped
+    segment: Int16  #: 0, and one more for each resume into the same folder
+    time: float  #: unix time at the end of the step, seconds
+    loss: float | None  #: mean of the unscaled losses that backward was called on
+    scale: float | None  #: loss scale in use during the step; null without a scaler
+    growth_tracker: Int32 | None  #: finite steps in a row since the scale last changed; null without a scaler
+    found_inf: bool | None  #: whether the scaler found a gradient that is not finite; null without a scaler
+    skipped: bool  #: whether the weights were left as they were
+    grad_norm: float | None  #: L2 norm of the unscaled gradients, before clipping
+    lr: float | None  #: learning rate of the first parameter group when the step was attempted
+    micro_batches: Int16  #: backward calls in the step
+    duration_s: Float32  #: seconds from the first forward of the step to its end
+    observing_s: Float32  #: seconds that AMPscope itself took within the step
+    traced: str  #: a `Source`, or empty
+
+
+class ScalerEventRow(NamedTuple):
+    """One change of a ``GradScaler`` or one call to it."""
+
+    step: int  #: the step attempt during or before which it happened
+    segment: Int16
+    time: float  #: unix time, seconds
+    scaler: Int16  #: number of the scaler
+    optimizer: Int16 | None  #: the optimizer concerned; null where it is none or all of them
+    action: str  #: `ScalerAction`
+    scale_before: float | None  #: loss scale; null where it is not known
+    scale_after: float | None  #: loss scale; null where it is not known
+    growth_tracker: Int32 | None  #: after the event
+    detail: str  #: JSON: the arguments of a setter, the constructor's, the loaded state
+    file: str  #: of the user's line that led there, relative to the working directory; empty when unknown
+    line: Int32  #: its number, from 1
+    function: str  #: the qualified name of its function
+    code: str  #: its text, stripped
+
+
+class ParamRow(NamedTuple):
+    """A parameter or buffer of a watched model."""
+
+    param: Int32  #: number of the parameter or buffer
+    kind: str  #: `Node.PARAMETER` or `Node.BUFFER`
+    name: str  #: qualified name
+    module: str  #: qualified name of the owner
+    shape: str  #: ``512x64``
+    dtype: str  #: torch's name, e.g. ``float16``
+    numel: int  #: elements
+    requires_grad: bool  #: whether it is trained
+
+
+class GradRow(NamedTuple):
+    """A parameter's gradient at one step."""
+
+    step: int
+    optimizer: Int16
+    param: Int32  #: the parameter: ``params.param``
+    max_abs: Float32 | None  #: largest unscaled magnitude; null when it is not finite
+    nonfinite: bool  #: whether any element is inf or NaN
+    underflow: Float32 | None  #: share of elements that are exactly zero
+    unchanged: Float32 | None = None  #: share of a half parameter's elements that the step left as they were, of those
+    #: with a gradient (a sample)
+
+
+class SiteRow(NamedTuple):
+    """A program point: everything about an op that does not change from step to step."""
+
+    site: Int32  #: number of the program point
+    op: str  #: ATen overload (``aten.bmm.default``) or a `Node`
+    name: str  #: for a `Node`: which input, parameter, buffer or gradient
+    module: str  #: qualified name of the module that ran it; empty for the model itself and outside every model
+    module_type: str  #: class name of the module; empty outside every watched module
+    phase: str  #: `Phase`
+    file: str
+    line: Int32
+    function: str
+    code: str
+    in_dtypes: Texts  #: of each tensor operand, in order
+    in_shapes: Texts  #: ``8x128x512``; empty for a scalar tensor
+    out_dtypes: Texts  #: of each output
+    out_shapes: Texts  #: of each output
+    scalars: str  #: JSON object of the op's non-tensor arguments by name, e.g. ``{"eps": 1e-08}``
+    autocast: str  #: dtype of the enclosing autocast region, empty outside
+    cast: str  #: `Cast`
+    grad_fn: str  #: in backward: the autograd node, e.g. ``SqrtBackward0``
+    forward_site: Int32 | None  #: in backward: the site of the forward op
+
+
+class OpRow(NamedTuple):
+    """One output of one executed op (or one `Node`) of a traced step, with its statistics."""
+
+    step: int
+    source: str  #: a `Source`; for another optimizer than the first with its number, as ``replay@1``
+    seq: Int32  #: execution order within the traced step
+    out: Int16  #: which output
+    site: Int32  #: the program point: ``sites.site``
+    micro_batch: Int16  #: which backward of the step it led to, or belongs to, from 0
+    numel: int  #: elements of the output
+    min: Float32 | None  #: NaN if any element is NaN; null when not measured
+    max: Float32 | None  #: as ``min``
+    nan: int | None  #: counts; measured in replays only
+    posinf: int | None  #: how many elements are +inf
+    neginf: int | None  #: how many elements are -inf
+    zeros: int | None  #: how many elements are exactly zero
+    subnormals: int | None  #: non-zero elements below the dtype's smallest normal
+    max_finite: Float32 | None  #: largest finite magnitude
+    min_positive: Float32 | None  #: smallest non-zero magnitude
+    exp_low: Int16 | None  #: base-2 exponent of the first bin of ``exp_counts``
+    exp_counts: Counts | None  #: elements with ``2**e <= abs(x) < 2**(e+1)``, e = exp_low, exp_low + 1, ...
+
+
+class EdgeRow(NamedTuple):
+    """One dataflow edge of a traced step: an operand and the op that last wrote it."""
+
+    step: int
+    source: str
+    seq: Int32  #: the consumer: ``ops.seq``
+    arg: Int16  #: position among the consumer's tensor operands
+    from_seq: Int32  #: the op that wrote the operand: ``ops.seq``
+    from_out: Int16  #: which of its outputs: ``ops.out``
+    in_place: bool  #: the consumer overwrites this operand
+    partial: bool  #: the operand is a part of what was written; its own statistics follow
+    min: Float32 | None  #: of a partial operand: smallest element, NaN if any is NaN; null when not measured
+    max: Float32 | None  #: as ``min``
+
+
+class IncidentRow(NamedTuple):
+    """A step that went wrong."""
+
+    step: int  #: the step attempt that went wrong
+    optimizer: Int16
+    segment: Int16
+    time: float  #: unix time, seconds
+    trigger: str  #: `Trigger`
+    loss: float | None
+    scale: float | None
+    replay: str  #: `ReplayStatus`
+    replay_reason: str  #: why the replay is not exact, in words
+    replay_s: Float32  #: seconds that the faithful replay took
+    bad_params: Texts  #: names of the parameters whose gradient, or whose new value, was not finite
+    over_budget: bool  #: not replayed, because replays had used up their share of the run's time
+    evidence: str  #: JSON: under ``rows``, of each input that was not finite, which rows; under ``ops``, for
+    #: `Trigger.ABSORBED_OVERFLOW`, the ``ops.seq`` of what gave the inf
+
+
+class ReplayRow(NamedTuple):
+    """A counterfactual replay of an incident's step: what was changed and what came out."""
+
+    step: int
+    optimizer: Int16
+    segment: Int16
+    time: float  #: unix time, seconds
+    change: str  #: `Change`
+    modules: Texts  #: those that ran in float32; ``(loss)`` for the code outside every module
+    scale: float | None  #: the loss scale it ran with; null without a scaler
+    outcome: str  #: `Trial`
+    reason: str  #: why it could not be run, in words
+    loss: float | None  #: mean of the unscaled losses
+    seconds: Float32  #: how long it took
+    op_min: Float32 | None  #: what the op at the incident's origin gave this time; null where it did not run
+    op_max: Float32 | None  #: as ``op_min``
+    conversion_files: Texts | None = None  #: of each line that asks for a half dtype itself and got another, in the
+    #: order they ran, its file; null where that was not recorded
+    conversion_lines: LineNumbers | None = None  #: their numbers
+    conversion_codes: Texts | None = None  #: their texts, stripped
+
+
+class FindingRow(NamedTuple):
+    """Evidence of a usage mistake; analysis turns it into words."""
+
+    step: int  #: the step attempt in which it was first seen
+    segment: Int16
+    time: float  #: unix time, seconds
+    cause: str  #: a ``misuse_...`` or ``half_params`` of `Cause`
+    form: str  #: a `MistakeForm`, or empty
+    file: str
+    line: Int32
+    function: str
+    code: str
+    evidence: str  #: JSON object of numbers: the scales ``was`` and ``starts``, or ``optimizer_steps``
+
+
+class EventRow(NamedTuple):
+    """An annotation on the run's time line."""
+
+    step: int  #: the step attempt during or before which it happened
+    segment: Int16
+    time: float  #: unix time, seconds
+    kind: str  #: `EventKind`
+    text: str  #: what it says; for ``traced``, a `Source`; for ``start`` and ``resume``, the version of torch
