@@ -157,7 +157,9 @@ class BigRun:
                     ReplayStatus.EXACT,
                     "",
                     1.5,
-                    '{"params": ["blocks.0.attn.qkv.weight"]}',
+                    ("blocks.0.attn.qkv.weight",),
+                    False,
+                    "{}",
                 )
                 found.append((Table.INCIDENTS, row))
             good = 0 if skipped else good + 1
