@@ -18,12 +18,13 @@ def report(
 ) -> None:
     """Write the diagnosis of a run with its figures into one HTML file that needs no server and no network."""
     from ampscope.report.html.report_page import page_of
+    from ampscope.report.numbers import size
 
     if output.exists() and not force:
         raise AmpscopeError(f"{output} exists; choose another name with -o, or --force to write over it")
     content = page_of(named_or_newest(run)).encode()
     _write(output, content)
-    typer.echo(f"Wrote {output} ({len(content) // 1024 + 1} KiB). Open it in a browser.")
+    typer.echo(f"Wrote {output} ({size(len(content))}). Open it in a browser.")
 
 
 def _write(path: Path, content: bytes) -> None:

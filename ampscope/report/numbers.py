@@ -1,18 +1,34 @@
-"""Numbers for a terminal: values, ranges, counts and shares, short and aligned."""
+"""Numbers for people, one function for each kind of number: a terminal and a page say the same.
+
+What was not measured is ``missing``, which is nothing where a caller does not say otherwise.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from ampscope.analysis.results import Operand
 
+#: What a page puts where nothing was measured, or where something is not known.
+UNMEASURED, UNKNOWN = "not measured", "unknown"
 
-def value(number: float | None) -> str:
-    """A tensor's value with the digits it deserves; empty when it was not measured."""
+#: A part of a whole below this is told as being below it.
+_LEAST_PERCENT = 0.1
+_DAY_S, _HOUR_S, _MINUTE_S = 86400, 3600, 60
+_RAISED = str.maketrans(
+    "0123456789-",
+    "\N{SUPERSCRIPT ZERO}\N{SUPERSCRIPT ONE}\N{SUPERSCRIPT TWO}\N{SUPERSCRIPT THREE}\N{SUPERSCRIPT FOUR}"
+    "\N{SUPERSCRIPT FIVE}\N{SUPERSCRIPT SIX}\N{SUPERSCRIPT SEVEN}\N{SUPERSCRIPT EIGHT}\N{SUPERSCRIPT NINE}"
+    "\N{SUPERSCRIPT MINUS}",
+)
+
+
+def value(number: float | None, *, missing: str = "") -> str:
+    """A tensor's value with the digits it deserves, NaN and infinities by name."""
     if number is None:
-        return ""
+        return missing
     if math.isnan(number):
         return "NaN"
     if math.isinf(number):
@@ -20,53 +36,106 @@ def value(number: float | None) -> str:
     return f"{number:,.0f}" if number.is_integer() and abs(number) < 1e6 else f"{number:.4g}"
 
 
-def count(number: int, noun: str) -> str:
-    """``1 step``, ``2,000 steps``."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def span(low: float | None, high: float | None) -> str:
-    """From the smallest to the largest value; ``NaN`` if any is NaN; empty when they were not measured."""
+def span(low: float | None, high: float | None, *, missing: str = "") -> str:
+    """From the smallest to the largest value; ``NaN`` if any is NaN."""
     if low is None or high is None:
-        return ""
+        return missing
     if math.isnan(low) or math.isnan(high):
         return "NaN"
     return value(low) if low == high else f"{value(low)} to {value(high)}"
 
 
+def power_of_two(exponent: int) -> str:
+    """``2`` with a raised exponent."""
+    return f"2{str(exponent).translate(_RAISED)}"
+
+
+def count(number: float, noun: str = "") -> str:
+    """``41,873``; with a noun ``1 step``, ``2,000 steps``."""
+    if not noun:
+        return f"{number:,.0f}"
+    return f"{number:,.0f} {noun}" if number == 1 else f"{number:,.0f} {noun}s"
+
+
+def share(part: float | None, *, narrow: bool = False, missing: str = "") -> str:
+    """A share between 0 and 1 as a percentage with the digits it deserves.
+
+    Args:
+        part: The share.
+        narrow: Without spaces and words, for a column of a terminal.
+        missing: What stands for a share that is not known.
+    """
+    if part is None:
+        return missing
+    percent = 100 * part
+    if 0 < percent < _LEAST_PERCENT:
+        return f"<{_LEAST_PERCENT}%" if narrow else f"under {_LEAST_PERCENT} %"
+    digits = f"{percent:.0f}" if percent in (0, 100) or percent >= 10 else f"{percent:.1f}"
+    return f"{digits}%" if narrow else f"{digits} %"
+
+
+def part(number: int | None, total: int | None, *, missing: str = "") -> str:
+    """A count and its share of the whole: ``3 (1.2 %)``."""
+    if number is None:
+        return missing
+    if not number:
+        return "none"
+    return f"{number:,} ({share(number / total)})" if total else count(number)
+
+
 def nonfinite(operand: Operand) -> str:
     """What of a tensor is not finite, with counts where they were taken; empty when all of it is finite."""
-    told = [_counted(operand.nan, "NaN"), _counted(operand.posinf, "inf"), _counted(operand.neginf, "-inf")]
-    if any(told):
-        return ", ".join(word for word in told if word)
-    return ", ".join(dict.fromkeys(value(bound) for bound in _strange((operand.min, operand.max))))
+    counts = ((operand.nan, "NaN"), (operand.posinf, "inf"), (operand.neginf, "-inf"))
+    counted = [f"{number:,} {word}" for number, word in counts if number]
+    return ", ".join(counted or dict.fromkeys(map(value, _nonfinite_bounds(operand))))
 
 
-def share(part: int | None, whole: int | None) -> str:
-    """A count as a percentage of all elements; empty when it was not measured."""
-    if part is None or not whole:
-        return ""
-    percent = 100 * part / whole
-    return "<0.1%" if 0 < percent < 0.1 else f"{percent:.3g}%"
+def _nonfinite_bounds(operand: Operand) -> Iterator[float]:
+    for bound in (operand.min, operand.max):
+        if bound is not None and not math.isfinite(bound):
+            yield bound
+
+
+def size(number: float) -> str:
+    """Bytes with a binary unit."""
+    units = ("B", "KiB", "MiB", "GiB", "TiB")
+    power = next((power for power in range(len(units)) if number < 1024 ** (power + 1)), len(units) - 1)
+    number /= 1024**power
+    return f"{number:,.0f} {units[power]}" if not power or number >= 100 else f"{number:.3g} {units[power]}"
+
+
+def seconds(duration: float | None, *, missing: str = "") -> str:
+    """How long something took: ``1.2 ms``, ``2.5 s``, ``3 min 7 s``, ``2 h 5 min``."""
+    if duration is None:
+        return missing
+    if duration < 1:
+        return f"{1000 * duration:.3g} ms"
+    if duration < _MINUTE_S or not math.isfinite(duration):
+        return f"{duration:.3g} s"
+    minutes, rest = divmod(round(duration), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:,} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def ago(duration: float) -> str:
+    """How long ago something was, coarsely."""
+    for unit, noun in ((_DAY_S, "day"), (_HOUR_S, "hour"), (_MINUTE_S, "minute")):
+        if duration >= unit:
+            return f"{count(int(duration // unit), noun)} ago"
+    return f"{count(max(int(duration), 0), 'second')} ago"
+
+
+def since(unix_time: float, now: float) -> str:
+    """A time in the past: how long ago within a week, a date before."""
+    if now - unix_time < 7 * _DAY_S:
+        return ago(now - unix_time)
+    return f"on {_local(unix_time):%Y-%m-%d}"
 
 
 def moment(unix_time: float) -> str:
     """A time of day in the reader's time zone, to the minute."""
-    return datetime.fromtimestamp(unix_time, tz=UTC).astimezone().strftime("%Y-%m-%d %H:%M")
+    return f"{_local(unix_time):%Y-%m-%d %H:%M}"
 
 
-def lasted(seconds: float | None) -> str:
-    """``2 h 5 min``; empty when it is not known."""
-    if seconds is None:
-        return ""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours:,} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
-def _counted(number: int | None, word: str) -> str:
-    return f"{number:,} {word}" if number else ""
-
-
-def _strange(bounds: Sequence[float | None]) -> list[float]:
-    return [bound for bound in bounds if bound is not None and not math.isfinite(bound)]
+def _local(unix_time: float) -> datetime:
+    return datetime.fromtimestamp(unix_time, tz=UTC).astimezone()

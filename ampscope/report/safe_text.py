@@ -1,4 +1,4 @@
-"""Text out of a trace, made safe to print: names and code are someone else's, a terminal obeys control characters."""
+"""Text out of a trace, made safe to show: names and code are someone else's, a terminal obeys control characters."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import unicodedata
 
 #: Control, format, surrogate and private characters: they move the cursor, reorder text or cannot be encoded.
 _UNSAFE = frozenset({"Cc", "Cf", "Cs", "Co"})
+ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 
 
 def visible(text: str) -> str:
@@ -16,6 +17,15 @@ def visible(text: str) -> str:
 def visible_lines(text: str) -> list[str]:
     """The lines of ``text``, each of them `visible`; indentation stays."""
     return [visible(line) for line in text.expandtabs(4).splitlines()]
+
+
+def short(text: str, limit: int) -> str:
+    """``text`` on one line, its middle left out where it is longer than ``limit``."""
+    line = visible(text)
+    if len(line) <= limit:
+        return line
+    head = (limit - 1) * 2 // 3
+    return line[:head] + ELLIPSIS + line[len(line) - (limit - 1 - head) :]
 
 
 def _visible(character: str) -> str:

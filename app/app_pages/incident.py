@@ -18,8 +18,10 @@ from state.choice import choose
 
 from ampscope.analysis.origin.closeup import Closeup
 from ampscope.analysis.results import Finding, Incident
+from ampscope.report.figures.magnitudes import magnitudes
+from ampscope.report.figures.path_graph import path_graph
 from ampscope.report.html.figures.magnitudes import magnitudes_html
-from ampscope.report.html.figures.path_graph import path_graph
+from ampscope.report.html.figures.path_graph import path_graph_html
 from ampscope.report.html.parts.evidence import found, operand_table
 from ampscope.report.html.parts.incident import tripped_html
 from ampscope.report.html.parts.tried import tried_table
@@ -66,9 +68,9 @@ def show_block(title: str, html: str) -> None:
 def show_evidence(incident: Incident, seen: Closeup) -> None:
     """The way of the bad value, what was tried, and what the op read and wrote."""
     operands = (*incident.inputs, *incident.outputs)
-    show_block("From the origin to what it reached", path_graph(incident, seen))
+    show_block("From the origin to what it reached", path_graph_html(path_graph(incident, seen)))
     show_block("What was tried on this step", tried_table(incident.tried))
-    show_block("Magnitudes against what each dtype can hold", magnitudes_html(operands, incident.tried))
+    show_block("Magnitudes against what each dtype can hold", magnitudes_html(magnitudes(operands, incident.tried)))
     show_block("What the op read and wrote", operand_table(operands))
     show_found(list(found(incident)))
     show_block("Gradients that were not finite", tripped_html(incident.tripped))

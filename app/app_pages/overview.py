@@ -12,7 +12,7 @@ from blocks.basics.tiles import tiles
 from blocks.frame import live
 from blocks.verdict.card import verdict_card
 from blocks.verdict.items import item_link, item_list, items
-from charts.timeline import timeline
+from charts.stack import stack_figure
 from data import loader
 from data.takeaways import report
 from state.address import told
@@ -20,6 +20,7 @@ from state.choice import choose_optimizer
 from state.pages import Page
 
 from ampscope.analysis.results import Incident
+from ampscope.report.figures.over_steps import timeline_stack
 from ampscope.report.html.parts.tiles import run_tiles
 
 
@@ -55,7 +56,7 @@ def history(run: loader.Loaded, optimizer: int | None) -> None:
     tiles(run_tiles(seen, diagnosis.run))
     heading("Time line")
     if seen.steps:
-        step = plot_of_steps(timeline(seen, list(items(diagnosis).values())), key="timeline")
+        step = plot_of_steps(stack_figure(timeline_stack(seen, list(items(diagnosis).values()))), key="timeline")
         onward = ", click a mark to see that step" if seen.scale is not None else ""
         st.caption(f"Drag to zoom in, double-click to zoom out{onward}.")
         if step is not None and seen.scale is not None:

@@ -8,19 +8,18 @@ import streamlit as st
 from blocks.basics.links import link_row, to_precision, to_replay
 from blocks.basics.newer import newer
 from blocks.basics.notes import heading, page_head, paragraph, place
-from blocks.basics.plot import plot
 from blocks.basics.table import table
 from blocks.frame import live
-from charts.precision import precision_figure
 from data import loader
 from state.address import in_address
 from state.choice import choose, choose_traced, missing
 
 from ampscope.analysis.precision.fp32_islands import Fp32Island, Reason
 from ampscope.analysis.precision.precision import CastRow, Precision, PrecisionRow, deepest, fold_modules, under
-from ampscope.report import numbers
-from ampscope.report.html.markup import short
-from ampscope.report.html.phrases import count, share, size
+from ampscope.report.figures.precision_bars import module_bars
+from ampscope.report.html.figures.share_bars import share_bars_html
+from ampscope.report.numbers import count, share, size
+from ampscope.report.safe_text import short
 from ampscope.trace.schema import Cast
 
 REASONS = {
@@ -60,15 +59,15 @@ def show_modules(rows: tuple[PrecisionRow, ...]) -> None:
     start = deepest(rows, _BARS)
     with left:
         depths = sorted({*range(1, min(deep, _LEVELS)), start, deep}, key=lambda depth: (depth != start, depth))
-        words = {str(depth): numbers.count(depth, "level") if depth < deep else "every module" for depth in depths}
+        words = {str(depth): count(depth, "level") if depth < deep else "every module" for depth in depths}
         depth = int(choose("depth", "Detail", list(words), words.__getitem__))
     with right:
         measure = choose("measure", "Measured in", list(MEASURES), MEASURES.__getitem__)
     folded = fold_modules(rows, depth)
-    names = [module_words(row.name) for row in folded[: 4 * _BARS]]
-    plot(precision_figure(folded[: 4 * _BARS], names, by_bytes=measure == "bytes"), key="modules")
-    if len(folded) > 4 * _BARS:
-        st.caption(f"{len(folded) - 4 * _BARS:,} more modules: choose fewer levels to see them all.")
+    bars = module_bars(folded, most=4 * _BARS, by_bytes=measure == "bytes")
+    st.html(share_bars_html(bars))
+    if bars.left_out:
+        st.caption("Choose fewer levels to see all modules.")
 
 
 def show_asked(module: str, found: tuple[PrecisionRow, ...]) -> None:

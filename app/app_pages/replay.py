@@ -25,6 +25,7 @@ from ampscope.analysis.replay.op_detail import OpDetail, op_detail
 from ampscope.analysis.replay.seek import Kind, find, marked
 from ampscope.analysis.results import Incident
 from ampscope.analysis.tables.traced_steps import TracedStep
+from ampscope.report.figures.magnitudes import magnitudes
 from ampscope.report.html.figures.magnitudes import magnitudes_html
 from ampscope.trace.vocabulary import Severity
 
@@ -148,7 +149,7 @@ def show_counterpart(place: Cursor, other: TracedStep) -> None:
 
 def show_histograms(place: Cursor) -> None:
     """Where the values of the result lie; not while playing, because it takes a moment to draw."""
-    if picture := magnitudes_html(recordings.histograms(run, chosen, place.at)):
+    if picture := magnitudes_html(magnitudes(recordings.histograms(run, chosen, place.at))):
         heading("Magnitudes of what it wrote, against what each dtype can hold")
         st.html(picture)
 

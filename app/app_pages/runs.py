@@ -12,10 +12,9 @@ from data.run_places import Offer, places
 from state.pages import Page
 
 from ampscope.analysis.overview.run_list import RunSummary
-from ampscope.report import numbers
-from ampscope.report.html.markup import short
-from ampscope.report.html.palette import ALARM, GOOD, SEVERITIES
-from ampscope.report.html.phrases import count
+from ampscope.report.numbers import count, seconds
+from ampscope.report.palette import ALARM, GOOD, SEVERITIES
+from ampscope.report.safe_text import short
 from ampscope.report.terminal.run_list import evidence
 from ampscope.trace.vocabulary import Severity, Verdict
 
@@ -57,7 +56,7 @@ def row(offer: Offer, one: RunSummary, told: Told | None) -> dict[str, object]:
         "Steps": one.steps,
         "Skipped": one.skipped_share,
         "Started": datetime.fromtimestamp(one.created, tz=UTC) if one.created else None,
-        "Lasted": numbers.lasted(one.duration),
+        "Lasted": seconds(one.duration),
         "State": _STATES.get(one.status, one.status),
         "Model": short(one.model, 40),
         "Device": short(one.device, 40),
@@ -74,14 +73,14 @@ def draw(search: str) -> None:
     }
     chosen = [key for key, offer in found.items() if summaries[offer.path].matches(search, *_words(rows[key]))]
     if chosen:
-        paragraph(f"{numbers.count(len(chosen), 'run')}, the newest first. Click on one to open it.")
+        paragraph(f"{count(len(chosen), 'run')}, the newest first. Click on one to open it.")
         table([rows[key] for key in chosen], chosen)
     else:
         paragraph(f"None of the {count(len(found))} runs has all of these words in its name, model, device or verdict.")
     wanted = [one for one in summaries.values() if not one.problem]
     if unknown := [one for one in wanted if known.verdict(one) is None]:
         told = count(len(wanted) - len(unknown))
-        st.caption(f"{told} of {numbers.count(len(wanted), 'run')} examined so far; the others follow.")
+        st.caption(f"{told} of {count(len(wanted), 'run')} examined so far; the others follow.")
     # Last of all, so that the list is on screen while it goes on, and not at the first drawing.
     done = known.diagnose(unknown, _STINT_S if _RESTS in st.session_state else 0.0)
     rests = done and all(one.status != "open" for one in summaries.values())

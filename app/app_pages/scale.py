@@ -12,8 +12,7 @@ from blocks.basics.tiles import tiles
 from blocks.frame import live
 from blocks.scale.at_step import at_step, step_asked
 from blocks.scale.simulator import simulator
-from charts.marks import mark_step
-from charts.scale import scale_figure
+from charts.stack import stack_figure
 from data import loader
 from state.choice import choose_optimizer
 
@@ -23,9 +22,9 @@ from ampscope.analysis.scale.scaler_log import ScaleEvent, ScalerCall, ScalerSet
 from ampscope.analysis.scale.skipped_steps import SkippedStep
 from ampscope.analysis.scale.summary import scale_story
 from ampscope.analysis.words.scale_words import in_words
-from ampscope.report import numbers
-from ampscope.report.html.markup import short
-from ampscope.report.html.phrases import count, share, value
+from ampscope.report.figures.over_steps import scale_stack
+from ampscope.report.numbers import UNKNOWN, count, share, value
+from ampscope.report.safe_text import short
 
 ACTIONS = {
     "init": "created",
@@ -47,7 +46,7 @@ def facts(history: ScaleHistory) -> list[tuple[str, str]]:
     return [
         ("loss scale now", in_words(history.current or 0.0)),
         ("lowest so far", in_words(history.lowest or 0.0)),
-        (f"of all steps skipped ({numbers.count(history.skipped, 'step')})", share(history.skipped_share)),
+        (f"of all steps skipped ({count(history.skipped, 'step')})", share(history.skipped_share, missing=UNKNOWN)),
         (f"skipped of the last {history.recent_steps:,}", count(history.recent_skipped)),
     ]
 
@@ -125,10 +124,8 @@ def story(run: loader.Loaded, optimizer: int | None, asked: Attempt | None) -> N
     tiles(facts(history))
     if told := settings_in_words(history.settings):
         paragraph(told)
-    figure = scale_figure(history, seen.moments, seen.lr)
-    if asked is not None:
-        mark_step(figure, asked.step)
-    plot(figure, key="scale")
+    stack = scale_stack(history, seen.moments, seen.lr, marked=asked.step if asked else None)
+    plot(stack_figure(stack), key="scale")
 
 
 def details(run: loader.Loaded, optimizer: int | None) -> None:

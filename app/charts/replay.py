@@ -13,7 +13,7 @@ from ampscope.analysis.numerics.arrays import FloatArray
 from ampscope.analysis.numerics.dtypes import FORMATS
 from ampscope.analysis.replay.track import Stretch, Track
 from ampscope.report.html.markup import as_label
-from ampscope.report.html.palette import ALARM, CURVE, HAIRLINE, MARK, SEVERITIES, SHADE, dtype_color
+from ampscope.report.palette import ALARM, CURVE, HAIRLINE, MARK, SEVERITIES, SHADE, dtype_color
 from ampscope.trace.vocabulary import Severity
 
 #: Pixels; the page lays its cursor over the figure by them.

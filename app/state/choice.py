@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import streamlit as st
 
 from ampscope.analysis.tables.traced_steps import TracedStep
-from ampscope.report.html.markup import as_html, short
+from ampscope.report.html.markup import as_html
+from ampscope.report.safe_text import short
 from ampscope.trace.schema import Source, execution_of
 from state.address import in_address, tell, told, told_number
 

@@ -4,18 +4,7 @@ from __future__ import annotations
 
 import html
 
-from ampscope.report.safe_text import visible, visible_lines
-
-ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
-
-
-def short(text: str, limit: int) -> str:
-    """``text`` on one line, its middle left out where it is longer than ``limit``."""
-    line = visible(text)
-    if len(line) <= limit:
-        return line
-    head = (limit - 1) * 2 // 3
-    return line[:head] + ELLIPSIS + line[len(line) - (limit - 1 - head) :]
+from ampscope.report.safe_text import short, visible_lines
 
 
 def as_source(text: str, limit: int = 4000) -> str:

@@ -14,29 +14,22 @@ from ampscope.analysis.scale.scale_history import ScaleHistory
 from ampscope.analysis.scale.summary import scale_story
 from ampscope.analysis.words.wording import cause_in_words, steps_in_words
 from ampscope.errors import AmpscopeError
+from ampscope.report.figures.over_steps import scale_stack, timeline_stack
 from ampscope.report.html.document import paragraph, section
-from ampscope.report.html.figures.precision_bars import precision_html
 from ampscope.report.html.figures.stack import stack_html
-from ampscope.report.html.figures.timeline import scale_stack, timeline_stack
-from ampscope.report.html.palette import SHADE
 from ampscope.report.html.parts.card import Item, item_html, verdict_html
 from ampscope.report.html.parts.incident import item_sections
+from ampscope.report.html.parts.precision import precision_html
 from ampscope.report.html.parts.table import table_html
 from ampscope.report.html.parts.tiles import run_tiles, tiles_html
 from ampscope.report.html.report_page import told_first
-from ampscope.report.html.sheet import SHEET
-from ampscope.report.html.source import place
+from ampscope.report.html.sheet import SHEET, style_of
+from ampscope.report.source_place import place
 from ampscope.trace.read.run import Run
 
 #: Rows of the list of what was noticed.
 _LISTED = 30
-#: Jupyter has a style of its own for tables and code.
-_OWN = f"""
-.amp-shown {{ max-width: 1000px; }}
-.amp-shown .amp-table th, .amp-shown .amp-table td {{ text-align: left; }}
-.amp-shown .amp-table .num {{ text-align: right; }}
-.amp-shown pre.amp-code {{ user-select: all; margin: 6px 0 0; padding: 6px 10px; background: {SHADE}; }}
-"""
+_STYLE = style_of("notebook")
 
 
 def shown(result: object) -> str | None:
@@ -45,7 +38,7 @@ def shown(result: object) -> str | None:
     if view is None:
         return None
     try:
-        return f'<div class="amp-shown"><style>{SHEET}{_OWN}</style>{view(result)}</div>'
+        return f'<div class="amp-shown"><style>{SHEET}{_STYLE}</style>{view(result)}</div>'
     except AmpscopeError:
         return None
 
@@ -83,15 +76,13 @@ def _overview(seen: Overview) -> str:
 
 
 def _timeline(seen: Overview, items: Sequence[Item]) -> str:
-    told = "Loss, gradient norm, loss scale and learning rate by optimizer step, and what happened when."
-    return stack_html(timeline_stack(seen, items), told) if seen.steps else paragraph("No optimizer step yet.")
+    return stack_html(timeline_stack(seen, items)) if seen.steps else paragraph("No optimizer step yet.")
 
 
 def _scale(history: ScaleHistory) -> str:
     if not history.is_scaled:
         return paragraph("No step of this run used a loss scale.")
-    told = "The loss scale and its growth tracker by optimizer step."
-    return paragraph(" ".join(scale_story(history))) + stack_html(scale_stack(history, ()), told)
+    return paragraph(" ".join(scale_story(history))) + stack_html(scale_stack(history))
 
 
 def _precision(seen: Precision) -> str:

@@ -14,15 +14,15 @@ from ampscope.analysis.scale.scale_history import ScaleHistory, scale_history
 from ampscope.analysis.scale.summary import scale_story
 from ampscope.analysis.words.wording import cause_in_words, steps_in_words
 from ampscope.report import numbers
+from ampscope.report.figures.over_steps import scale_stack, timeline_stack
 from ampscope.report.html.document import document, paragraph, section
-from ampscope.report.html.figures.precision_bars import precision_html
 from ampscope.report.html.figures.stack import stack_html
-from ampscope.report.html.figures.timeline import scale_stack, timeline_stack
 from ampscope.report.html.markup import as_html
 from ampscope.report.html.parts.card import Item, item_html, verdict_html, what
 from ampscope.report.html.parts.incident import item_sections
+from ampscope.report.html.parts.precision import precision_html
 from ampscope.report.html.parts.tiles import run_tiles, tiles_html
-from ampscope.report.html.source import place
+from ampscope.report.source_place import place
 from ampscope.report.terminal.diagnosis_text import run_facts
 from ampscope.trace.read.run import Run, open_run
 from ampscope.trace.vocabulary import Severity
@@ -88,15 +88,14 @@ def _run(seen: Overview, diagnosis: Diagnosis, items: Sequence[Item], name: str)
     tiles = tiles_html(run_tiles(seen, diagnosis.run))
     if not seen.steps:
         return section(f"The run{name}", tiles + paragraph("No optimizer step has been recorded."))
-    told = "Loss, gradient norm, loss scale and learning rate by optimizer step, and what happened when."
-    return section(f"The run{name}", tiles + stack_html(timeline_stack(seen, items), told))
+    return section(f"The run{name}", tiles + stack_html(timeline_stack(seen, items)))
 
 
 def _scale(history: ScaleHistory, seen: Overview, name: str) -> str:
     if not history.is_scaled:
         return ""
     story = paragraph(" ".join(scale_story(history))) + _health(history)
-    drawn = stack_html(scale_stack(history, seen.moments), "The loss scale and its growth tracker by optimizer step.")
+    drawn = stack_html(scale_stack(history, seen.moments))
     return section(f"The loss scale{name}", story + drawn)
 
 

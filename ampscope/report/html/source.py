@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import PurePosixPath
 
 from ampscope.analysis.results import SourceLine
-from ampscope.report.html.markup import as_code, as_html, short
-
-
-def place(source: SourceLine | None) -> str:
-    """``train.py:42``, with the folder left out."""
-    return f"{short(_file_name(source.file), 40)}:{source.line}" if source else ""
+from ampscope.report.html.markup import as_code, as_html
+from ampscope.report.safe_text import short
 
 
 def source_html(source: SourceLine | None, *, hit: bool = False) -> str:
@@ -42,7 +37,3 @@ def _numbered(lines: Sequence[SourceLine], hit: int) -> Iterator[str]:
         kind = ' class="hit"' if each.line == hit else ""
         yield f'<span class="amp-number">{each.line}</span><code{kind}>{as_code(each.code.rstrip(), 400)}</code>'
         before = each.line
-
-
-def _file_name(path: str) -> str:
-    return PurePosixPath(path.replace("\\", "/")).name or path

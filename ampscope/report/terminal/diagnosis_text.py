@@ -119,7 +119,8 @@ def _scale(healths: list[ScaleHealth]) -> Iterator[RenderableType]:
         yield heading("Loss scale")
     for health in healths:
         of = f"optimizer {health.optimizer}: " if len(healths) > 1 else ""
-        lost = f"{health.skipped:,} of {health.steps:,} steps ({health.lost_share:.0%}) were skipped."
+        share = numbers.share(health.lost_share, narrow=True)
+        lost = f"{health.skipped:,} of {health.steps:,} steps ({share}) were skipped."
         yield prose(f"{of}{health.verdict.value}. {health.explanation} In all, {lost}")
         for number, remedy in enumerate(health.remedies, 1):
             yield from _remedy(number, remedy)

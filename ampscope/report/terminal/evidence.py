@@ -17,6 +17,13 @@ from ampscope.report.terminal.layout import Fitting
 #: Steps of a path shown at its start and at its end; those between are counted.
 _HEAD, _TAIL = 5, 3
 
+
+def _zeros(operand: Operand) -> str:
+    if operand.zeros is None or not operand.numel:
+        return ""
+    return numbers.share(operand.zeros / operand.numel, narrow=True)
+
+
 _OPERAND: dict[str, Callable[[Operand], str]] = {
     "tensor": lambda operand: operand.role,
     "dtype": lambda operand: operand.dtype,
@@ -24,7 +31,7 @@ _OPERAND: dict[str, Callable[[Operand], str]] = {
     "range": lambda operand: numbers.span(operand.min, operand.max),
     "largest finite": lambda operand: numbers.value(operand.max_finite),
     "smallest nonzero": lambda operand: numbers.value(operand.min_positive),
-    "zeros": lambda operand: numbers.share(operand.zeros, operand.numel),
+    "zeros": _zeros,
     "not finite": numbers.nonfinite,
 }
 _EXPENDABLE = ("zeros", "smallest nonzero", "largest finite", "shape")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import streamlit as st
 
 from ampscope.report.html.markup import as_code, as_html
-from ampscope.report.html.source import place, source_html
+from ampscope.report.html.source import source_html
+from ampscope.report.source_place import place
 
 __all__ = ["alarm", "good", "heading", "page_head", "paragraph", "place", "source_html"]
 

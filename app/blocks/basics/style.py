@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import streamlit as st
 
 from ampscope.report.html.sheet import SHEET
 
-_STREAMLIT = """
-.stMainBlockContainer { padding: 2.6rem 2.2rem 3rem; }
-.stMainBlockContainer h1 { font-size: 2rem; padding-bottom: 0.2rem; }
-.stMainBlockContainer h3 { font-size: 1.3rem; }
-/* What is drawn anew every few seconds must not fade each time; a copy button must be seen to be found. */
-[data-stale="true"] { opacity: 1 !important; }
-[data-testid="stCode"] > div:has([data-testid="stElementToolbarButton"]) { opacity: 1; visibility: visible; }
-[data-testid="stPageLink-NavLink"] * { white-space: normal; overflow: visible; text-overflow: clip; }
-"""
+_STREAMLIT = Path(__file__).with_suffix(".css").read_text("utf-8")
 
 
 def style() -> None:

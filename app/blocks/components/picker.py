@@ -8,7 +8,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from ampscope.report.html.markup import short
+from ampscope.report.safe_text import short
 
 _HERE = Path(__file__).parent
 _LIST = st.components.v2.component(

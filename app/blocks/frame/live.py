@@ -14,9 +14,8 @@ from data import loader
 
 from ampscope.analysis.overview.pulse import Pulse
 from ampscope.errors import AmpscopeError
-from ampscope.report import numbers
 from ampscope.report.html.markup import as_html
-from ampscope.report.html.phrases import ago, count, seconds
+from ampscope.report.numbers import ago, count, seconds
 from blocks.basics.notes import alarm
 
 #: Seconds between two looks at a run that is being written.
@@ -112,4 +111,4 @@ def _announce(path: str, seen: Pulse) -> None:
         ("usage finding", seen.findings - heard[2], seen.last_finding),
     ):
         if new > 0 and step is not None:
-            st.toast(f"{numbers.count(new, f'new {kind}')}, at step {count(step)}", icon=":material/error:")
+            st.toast(f"{count(new, f'new {kind}')}, at step {count(step)}", icon=":material/error:")

@@ -12,8 +12,9 @@ from state.choice import choose
 
 from ampscope.analysis.words.wording import cause_in_words
 from ampscope.errors import AmpscopeError
-from ampscope.report.html.markup import as_html, short
-from ampscope.report.html.phrases import when
+from ampscope.report.html.markup import as_html
+from ampscope.report.numbers import since
+from ampscope.report.safe_text import short
 from blocks.frame import live
 
 
@@ -61,6 +62,6 @@ def _facts(run: loader.Loaded) -> None:
         "closed": "Finished",
         "interrupted": "Its process died; what it wrote until then is here",
     }
-    started = f"Started {when(run.created, time.time())}" if run.created else ""
+    started = f"Started {since(run.created, time.time())}" if run.created else ""
     lines = [words.get(run.status, run.status), started]
     st.html("".join(f'<div class="amp-place">{as_html(line)}</div>' for line in lines if line))

@@ -10,9 +10,10 @@ from ampscope.analysis.replay.lockstep import Difference
 from ampscope.analysis.replay.op_detail import OpDetail
 from ampscope.analysis.replay.recording import NEAR_BITS
 from ampscope.analysis.results import Operand
-from ampscope.report.html.markup import as_html, short
-from ampscope.report.html.palette import dtype_color
-from ampscope.report.html.phrases import part, span, trouble
+from ampscope.report.html.markup import as_html
+from ampscope.report.numbers import UNMEASURED, nonfinite, part, span
+from ampscope.report.palette import dtype_color
+from ampscope.report.safe_text import short
 from ampscope.trace.schema import Cast
 from blocks.basics.notes import source_html
 from blocks.basics.table import table
@@ -109,8 +110,8 @@ def _row(what: str, operand: Operand) -> tuple[str, ...]:
         what,
         short(operand.role, 60),
         f"{operand.dtype} {operand.shape or 'scalar'}".strip(),
-        span(operand.min, operand.max),
-        trouble(operand),
+        span(operand.min, operand.max, missing=UNMEASURED),
+        nonfinite(operand),
         part(operand.zeros, operand.numel) if operand.zeros else "",
         part(operand.subnormals, operand.numel) if operand.subnormals else "",
     )

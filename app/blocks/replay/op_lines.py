@@ -9,8 +9,8 @@ from ampscope.analysis.replay.module_tree import Branch, module_tree
 from ampscope.analysis.replay.op_detail import Magnitudes, OpLine, op_lines
 from ampscope.analysis.replay.recording import Recording
 from ampscope.analysis.replay.seek import neighbourhood
-from ampscope.report.html.palette import ALARM, dtype_color
-from ampscope.report.html.phrases import count, value
+from ampscope.report.numbers import count, value
+from ampscope.report.palette import ALARM, dtype_color
 from ampscope.trace.schema import Node
 from blocks.components.picker import Line, Mark, picker
 

@@ -16,7 +16,7 @@ from ampscope.analysis.replay.recording import Recording
 from ampscope.analysis.replay.track import columns_of, in_columns
 from ampscope.analysis.tables.traced_steps import TracedStep
 from ampscope.report.html.markup import as_html, as_label
-from ampscope.report.html.palette import dtype_color
+from ampscope.report.palette import dtype_color
 from ampscope.trace.schema import Phase
 from blocks.basics.plot import CONFIG
 

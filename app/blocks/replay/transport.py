@@ -11,7 +11,7 @@ from state.cursor import Cursor
 from ampscope.analysis.numerics.arrays import IntArray
 from ampscope.analysis.replay.recording import Recording
 from ampscope.analysis.replay.seek import Kind, around, marked
-from ampscope.report.html.phrases import count
+from ampscope.report.numbers import count
 
 #: Seconds between two beats of playing, and how long a whole step takes at normal speed.
 BEAT, WHOLE = 0.4, 45.0

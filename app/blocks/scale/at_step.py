@@ -10,7 +10,7 @@ from state.choice import missing
 from ampscope.analysis.overview.step_attempt import Attempt, attempt
 from ampscope.analysis.results import Incident
 from ampscope.analysis.words.scale_words import in_words
-from ampscope.report.html.phrases import value
+from ampscope.report.numbers import value
 from blocks.basics.links import link_row, to_incident, to_replay
 from blocks.basics.notes import heading
 from blocks.basics.tiles import tiles

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import streamlit as st
-from charts.scale import what_if_figure
+from charts.stack import stack_figure
 from data import loader
 from state.address import tell, told, write_address
 
@@ -14,6 +14,7 @@ from ampscope.analysis.scale.scale_history import ScaleHistory
 from ampscope.analysis.scale.what_if import ScalerRules, WhatIf, what_if
 from ampscope.analysis.words.scale_words import in_words
 from ampscope.report import numbers
+from ampscope.report.figures.over_steps import what_if_stack
 from blocks.basics.notes import paragraph
 from blocks.basics.plot import plot
 
@@ -53,7 +54,7 @@ def simulator(run: loader.Loaded, optimizer: int | None) -> None:
         return
     answer = what_if(run.scale_record(optimizer), rules)
     paragraph(" ".join(in_sentences(answer)))
-    plot(what_if_figure(answer, history), key="what-if")
+    plot(stack_figure(what_if_stack(answer, history)), key="what-if")
     st.code(code(answer.rules), language="python")
 
 

@@ -7,8 +7,9 @@ from state.address import told
 
 from ampscope.analysis.results import Diagnosis, Finding, Incident
 from ampscope.analysis.words.wording import cause_in_words, steps_in_words
-from ampscope.report.html.markup import as_html, short
+from ampscope.report.html.markup import as_html
 from ampscope.report.html.report_page import told_first
+from ampscope.report.safe_text import short
 from ampscope.trace.vocabulary import Severity
 
 Item = Incident | Finding

@@ -5,8 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from ampscope import open_run
+from ampscope.analysis.numerics.curve import Curve
+from ampscope.analysis.overview.overview import Overview, overview
+from ampscope.report.figures.over_steps import timeline_stack
+from ampscope.report.figures.panels import measure_panel
+from ampscope.report.figures.stack import Stack
+from ampscope.report.html.markup import as_html, as_label, as_source
+from ampscope.report.safe_text import short
 from tests.support.app_verdicts import CALIBRATION, CLIPPED, OVERFLOW
 from tests.support.paths import APP
+from tests.support.scenes import overflow
 
 pytest.importorskip("plotly", reason="needs the app's extra: pip install 'ampscope[app]'")
 
@@ -21,49 +30,36 @@ def lanes_of(figure) -> list[str]:
 
 
 def test_a_loss_that_is_not_finite_is_marked_at_the_top_edge(tmp_path: Path) -> None:
-    from charts.canvas import TOP
-    from charts.timeline import timeline
+    from charts.stack import TOP, stack_figure
 
-    from ampscope import open_run
-    from ampscope.analysis.overview.overview import overview
-    from tests.support.scenes import overflow
-
-    figure = timeline(overview(open_run(overflow(tmp_path / "run").close())), [OVERFLOW, CALIBRATION, CLIPPED])
+    seen = overview(open_run(overflow(tmp_path / "run").close()))
+    figure = stack_figure(timeline_stack(seen, [OVERFLOW, CALIBRATION, CLIPPED]))
     edges = [(tuple(trace.x), set(trace.y)) for trace in figure.data if trace.marker.symbol == "triangle-up"]
     assert ((260, 264), {TOP}) in edges
     assert {"problem", "warning", "harmless", "step skipped", "state saved", "resumed"} <= set(lanes_of(figure))
 
 
 def test_a_timeline_of_nan_alone_can_be_drawn() -> None:
-    from charts.timeline import timeline
-
-    from ampscope.analysis.numerics.curve import Curve
-    from ampscope.analysis.overview.overview import Overview
+    from charts.stack import stack_figure
 
     nan = Curve(nonfinite=(0, 1), nonfinite_count=2)
-    assert timeline(Overview(steps=2, loss=nan, grad_norm=nan, log2_scale=nan), []).to_json()
+    assert stack_figure(timeline_stack(Overview(steps=2, loss=nan, grad_norm=nan, log2_scale=nan), [])).to_json()
 
 
 def test_panels_without_a_measurement_are_left_out() -> None:
-    from charts.timeline import timeline
+    from charts.stack import stack_figure
 
-    from ampscope.analysis.numerics.curve import Curve
-    from ampscope.analysis.overview.overview import Overview
-
-    figure = timeline(Overview(steps=1, loss=Curve(steps=(0,), values=(1.0,))), [])
+    figure = stack_figure(timeline_stack(Overview(steps=1, loss=Curve(steps=(0,), values=(1.0,))), []))
     assert [note.text for note in figure.layout.annotations] == ["loss"]
 
 
 @pytest.mark.parametrize("values", [(0.0, 0.0), (5.0, 5.0), (-3.0, 1e30), (1e-30, 1e30), (0.0, 1.0)])
 def test_a_measure_of_any_extent_has_a_finite_axis(values: tuple[float, ...]) -> None:
-    from charts.canvas import draw_panel, stacked
-
-    from ampscope.analysis.numerics.curve import Curve
-    from ampscope.report.html.figures.panels import measure_panel
+    from charts.stack import stack_figure
 
     for log in (False, True):
-        figure = stacked(1, 0, steps=2)
-        draw_panel(figure, 1, measure_panel(Curve(steps=(0, 1), values=values), "loss", "", log=log))
+        panel = measure_panel(Curve(steps=(0, 1), values=values), "loss", "", log=log)
+        figure = stack_figure(Stack(label="", panels=(panel,)))
         axis = next(figure.select_yaxes(row=1, col=1, secondary_y=False))
         assert all(math.isfinite(bound) for bound in axis.range)
         assert axis.range[0] < axis.range[1]
@@ -71,21 +67,16 @@ def test_a_measure_of_any_extent_has_a_finite_axis(values: tuple[float, ...]) ->
 
 @pytest.mark.parametrize("extent", [(0.29, 0.31), (1.0, 1.0001), (0.1, 0.9), (3.0, 4e9), (1e-40, 1e30)])
 def test_a_logarithmic_axis_has_labels_inside(extent: tuple[float, float]) -> None:
-    from charts.canvas import draw_panel, stacked
+    from charts.stack import stack_figure
 
-    from ampscope.analysis.numerics.curve import Curve
-    from ampscope.report.html.figures.panels import measure_panel
-
-    figure = stacked(1, 0, steps=2)
-    draw_panel(figure, 1, measure_panel(Curve(steps=(0, 1), values=extent), "gradient norm", "", log=True))
+    panel = measure_panel(Curve(steps=(0, 1), values=extent), "gradient norm", "", log=True)
+    figure = stack_figure(Stack(label="", panels=(panel,)))
     axis = next(figure.select_yaxes(row=1, col=1, secondary_y=False))
     inside = [tick for tick in axis.tickvals if axis.range[0] - 1e-9 <= math.log10(tick) <= axis.range[1] + 1e-9]
     assert 2 <= len(inside) <= 10
 
 
 def test_labels_for_figures_are_escaped() -> None:
-    from ampscope.report.html.markup import as_html, as_label, as_source, short
-
     assert as_label("<b>$x$</b> & %{y}") == "&lt;b&gt;&#36;x&#36;&lt;/b&gt; &amp; %{y}"
     assert "\u202e" not in as_source("a\u202eb") + as_html("a\u202eb")
     assert len(short("x" * 10_000, 40)) == 40

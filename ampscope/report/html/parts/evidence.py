@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from ampscope.analysis.results import Incident, Operand
 from ampscope.analysis.words.wording import replay_in_words, trigger_in_words
-from ampscope.report import numbers
-from ampscope.report.html.markup import short
 from ampscope.report.html.parts.table import table_html
-from ampscope.report.html.phrases import part, span, trouble
+from ampscope.report.numbers import UNMEASURED, count, nonfinite, part, span
+from ampscope.report.safe_text import short
 
 _COLUMNS = ("Tensor", "Type", "Shape", "Values", "Not finite", "Exactly zero", "Subnormal")
 #: Tensors named before the rest is only counted.
@@ -35,7 +34,7 @@ def operand_table(operands: Sequence[Operand]) -> str:
     """The tensors in words, the first by name and the rest counted; empty without any."""
     if not operands:
         return ""
-    more = numbers.count(len(operands) - _NAMED, "more tensor") if len(operands) > _NAMED else ""
+    more = count(len(operands) - _NAMED, "more tensor") if len(operands) > _NAMED else ""
     rows = [_row(operand) for operand in operands[:_NAMED]]
     return f'{table_html(_COLUMNS, rows)}<div class="amp-place">{more}</div>'
 
@@ -45,8 +44,8 @@ def _row(operand: Operand) -> tuple[str, ...]:
         short(operand.role, 60),
         operand.dtype,
         operand.shape or "scalar",
-        span(operand.min, operand.max),
-        trouble(operand) or "none",
-        part(operand.zeros, operand.numel),
-        part(operand.subnormals, operand.numel),
+        span(operand.min, operand.max, missing=UNMEASURED),
+        nonfinite(operand) or "none",
+        part(operand.zeros, operand.numel, missing=UNMEASURED),
+        part(operand.subnormals, operand.numel, missing=UNMEASURED),
     )

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from ampscope.analysis.origin.closeup import Closeup
 from ampscope.analysis.results import Incident
+from ampscope.report.figures.magnitudes import magnitudes
+from ampscope.report.figures.path_graph import path_graph
 from ampscope.report.html.document import paragraph, section
 from ampscope.report.html.figures.magnitudes import magnitudes_html
-from ampscope.report.html.figures.path_graph import path_graph
+from ampscope.report.html.figures.path_graph import path_graph_html
 from ampscope.report.html.markup import as_html
 from ampscope.report.html.parts.card import Item, remedies_html
 from ampscope.report.html.parts.evidence import found, operand_table
@@ -34,11 +36,11 @@ def item_sections(item: Item, seen: Closeup) -> str:
 def _evidence(incident: Incident, seen: Closeup) -> str:
     operands = (*incident.inputs, *incident.outputs)
     parts = [
-        section("From the origin to what it reached", path_graph(incident, seen), level=3),
+        section("From the origin to what it reached", path_graph_html(path_graph(incident, seen)), level=3),
         section("What was tried", tried_table(incident.tried), level=3),
         section("How it was found", "".join(map(paragraph, found(incident))), level=3),
         section("What the op read and wrote", operand_table(operands), level=3),
-        section("Magnitudes", magnitudes_html(operands, incident.tried), level=3),
+        section("Magnitudes", magnitudes_html(magnitudes(operands, incident.tried)), level=3),
         section("Gradients that were not finite", tripped_html(incident.tripped), level=3),
     ]
     return "".join(parts)

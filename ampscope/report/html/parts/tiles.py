@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from ampscope.analysis.overview.overview import Overview
 from ampscope.analysis.results import RunInfo
 from ampscope.analysis.words.scale_words import in_words
-from ampscope.report import numbers
-from ampscope.report.html.markup import as_html, short
-from ampscope.report.html.phrases import count, seconds, share
+from ampscope.report.html.markup import as_html
+from ampscope.report.numbers import UNKNOWN, count, seconds, share
+from ampscope.report.safe_text import short
 
 Fact = tuple[str, str]
 #: Where a name may be broken: ``Relation|Classifier``, ``my_|model``.
@@ -25,11 +25,15 @@ def tiles_html(facts: Sequence[Fact]) -> str:
 def run_tiles(seen: Overview, info: RunInfo) -> list[Fact]:
     """A run's extent and cost, most asked first."""
     versions = [f"{name} {version}" for name, version in info.versions.items() if name in ("torch", "python")]
+    took = seconds(seen.step_seconds, missing=UNKNOWN)
     return [
         ("optimizer steps tried", count(seen.steps)),
-        (f"skipped ({numbers.count(seen.skipped, 'step')})", share(seen.skipped_share) if seen.steps else "none yet"),
+        (f"skipped ({count(seen.skipped, 'step')})", share(seen.skipped_share) if seen.steps else "none yet"),
         ("loss scale now", in_words(seen.scale) if seen.scale is not None else "none"),
-        (f"cost of observing (a step takes {seconds(seen.step_seconds)})", share(seen.observing_share)),
+        (
+            f"cost of observing (a step takes {took})",
+            share(seen.observing_share, missing=UNKNOWN),
+        ),
         (f"{count(info.parameters)} parameters", short(info.model, 40) or "unnamed model"),
         (short(", ".join(versions), 60) or "versions unknown", short(info.device, 40) or "device unknown"),
     ]

@@ -8,7 +8,7 @@ from ampscope.analysis.cures.trials import modules_in_words
 from ampscope.analysis.results import Tried
 from ampscope.analysis.words.scale_words import in_words
 from ampscope.report.html.parts.table import table_html
-from ampscope.report.html.phrases import count, seconds, span, value
+from ampscope.report.numbers import UNKNOWN, UNMEASURED, count, seconds, span, value
 from ampscope.trace.schema import Change, Trial
 
 _CHANGES: dict[str, str] = {
@@ -35,8 +35,8 @@ def tried_table(tried: Sequence[Tried]) -> str:
 
 def _row(tried: Tried) -> tuple[str, ...]:
     loss = "" if tried.loss is None else value(tried.loss)
-    at_origin = "" if tried.op_min is None else span(tried.op_min, tried.op_max)
-    return change_in_words(tried), outcome_in_words(tried), loss, at_origin, seconds(tried.seconds)
+    at_origin = "" if tried.op_min is None else span(tried.op_min, tried.op_max, missing=UNMEASURED)
+    return change_in_words(tried), outcome_in_words(tried), loss, at_origin, seconds(tried.seconds, missing=UNKNOWN)
 
 
 def change_in_words(tried: Tried) -> str:

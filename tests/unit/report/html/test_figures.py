@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,10 +13,14 @@ from ampscope.analysis.numerics.curve import Curve
 from ampscope.analysis.origin.closeup import Closeup
 from ampscope.analysis.overview.overview import Overview
 from ampscope.analysis.results import Incident, Operand, PathNode, Tried
+from ampscope.report.figures.axis import round_ticks
+from ampscope.report.figures.magnitudes import magnitudes
+from ampscope.report.figures.over_steps import timeline_stack
+from ampscope.report.figures.path_graph import path_graph
+from ampscope.report.figures.stack import Lane, Stack, Symbol
 from ampscope.report.html.figures.magnitudes import magnitudes_html
-from ampscope.report.html.figures.path_graph import path_graph
-from ampscope.report.html.figures.stack import nice_ticks, stack_html
-from ampscope.report.html.figures.timeline import Lane, Stack, timeline_stack
+from ampscope.report.html.figures.path_graph import path_graph_html
+from ampscope.report.html.figures.stack import stack_html
 from ampscope.trace.schema import Change, Trial
 from ampscope.trace.vocabulary import Cause, Severity
 
@@ -28,19 +33,27 @@ def operand(role: str = "input 0", **facts: object) -> Operand:
 OVERFLOWN = operand("output 0", min=-4.0, max=math.inf, posinf=4, neginf=0, nan=0, exp_low=14, exp_counts=(1, 3))
 
 
+def draw_magnitudes(operands: Sequence[Operand], tried: Sequence[Tried] = ()) -> str:
+    return magnitudes_html(magnitudes(operands, tried))
+
+
+def draw_path(incident: Incident, seen: Closeup) -> str:
+    return path_graph_html(path_graph(incident, seen))
+
+
 class TestMagnitudes:
     def test_without_counts_there_is_no_picture(self) -> None:
-        assert magnitudes_html([operand(exp_low=None, exp_counts=())]) == ""
+        assert draw_magnitudes([operand(exp_low=None, exp_counts=())]) == ""
 
     def test_each_power_has_a_bar_with_its_share(self) -> None:
-        drawn = magnitudes_html([operand()])
+        drawn = draw_magnitudes([operand()])
         assert re.findall(r'title="([^"]*)"', drawn) == [
             "2\u2070 to 2\u00b9: 2 elements, 2 (25 %)",
             "2\u00b9 to 2\u00b2: 6 elements, 6 (75 %)",
         ]
 
     def test_what_became_infinite_stands_beyond_the_largest_number(self) -> None:
-        drawn = magnitudes_html([OVERFLOWN])
+        drawn = draw_magnitudes([OVERFLOWN])
         beyond = _left(re.search(r'amp-beyond high" style="([^"]*)"', drawn))
         lost = _left(re.search(r'<i style="([^"]*)" title="4 elements became infinite"', drawn))
         assert beyond < lost < beyond + 1
@@ -48,64 +61,62 @@ class TestMagnitudes:
 
     def test_a_tensor_of_zeros_says_so(self) -> None:
         zeros = operand("input 1", min=0.0, max=0.0, zeros=8, exp_low=None, exp_counts=())
-        drawn = magnitudes_html([operand(), zeros])
+        drawn = draw_magnitudes([operand(), zeros])
         assert "8 (100 %) exactly zero" in drawn
         assert "no finite value other than 0" in drawn
 
     def test_what_float32_gives_is_marked_on_the_result_alone_and_inside_the_picture(self) -> None:
         tried = Tried(step=0, change=Change.FP32, outcome=Trial.FINITE, op_min=-1.0, op_max=2.0**20)
-        drawn = magnitudes_html([operand(), OVERFLOWN], [tried])
+        drawn = draw_magnitudes([operand(), OVERFLOWN], [tried])
         assert drawn.count("in float32 this op reaches") == 1
         assert 0 < _left(re.search(r'amp-reach" style="([^"]*)"', drawn)) < 100
 
     @pytest.mark.parametrize("ends", [(math.nan, math.nan), (0.0, 0.0), (None, None), (-math.inf, math.inf)])
     def test_a_float32_replay_without_a_number_is_not_marked(self, ends: tuple[float | None, float | None]) -> None:
         tried = Tried(step=0, change=Change.FP32, outcome=Trial.NONFINITE, op_min=ends[0], op_max=ends[1])
-        assert "amp-reach" not in magnitudes_html([OVERFLOWN], [tried])
+        assert "amp-reach" not in draw_magnitudes([OVERFLOWN], [tried])
 
     def test_of_hundreds_of_operands_those_that_matter_are_drawn(self) -> None:
         many = [operand(f"input {number}") for number in range(300)]
         many[200] = replace(many[200], posinf=1, max=math.inf)
-        drawn = magnitudes_html([*many, OVERFLOWN])
+        drawn = draw_magnitudes([*many, OVERFLOWN])
         assert drawn.count("amp-histogram") == 6
         assert "input 200" in drawn
         assert "output 0" in drawn
         assert "295 more tensors" in drawn
 
     def test_a_dtype_that_is_not_known_has_no_limits(self) -> None:
-        assert "amp-beyond" not in magnitudes_html([operand(dtype="float4_e2m1")])
+        assert "amp-beyond" not in draw_magnitudes([operand(dtype="float4_e2m1")])
 
 
 class TestPath:
     def test_forward_leads_to_the_right_and_backward_to_the_left(self) -> None:
-        drawn = path_graph(
-            _incident(_node("a"), _node("b"), _node("b", phase="backward"), _sink("gradient")), Closeup()
-        )
+        drawn = draw_path(_incident(_node("a"), _node("b"), _node("b", phase="backward"), _sink("gradient")), Closeup())
         forward, backward = drawn.index('amp-flow forward"'), drawn.index('amp-flow backward"')
         assert forward < drawn.index("origin") < backward < drawn.index("reached")
 
     def test_a_long_chain_is_folded_and_counted_and_still_there(self) -> None:
-        drawn = path_graph(_incident(*(_node(f"block{number}") for number in range(20))), Closeup())
+        drawn = draw_path(_incident(*(_node(f"block{number}") for number in range(20))), Closeup())
         assert "15 more ops in 15 modules" in drawn
         assert all(f"block{number}<" in drawn for number in range(20))
 
     def test_many_ops_of_one_module_are_folded(self) -> None:
-        drawn = path_graph(_incident(*(_node("block") for _ in range(9))), Closeup())
+        drawn = draw_path(_incident(*(_node("block") for _ in range(9))), Closeup())
         assert "6 more ops" in drawn
         assert drawn.count("<header>") == 1
 
     def test_the_models_own_code_is_told_from_code_outside(self) -> None:
-        drawn = path_graph(_incident(_node("", module_type="GPT"), _node("")), Closeup())
+        drawn = draw_path(_incident(_node("", module_type="GPT"), _node("")), Closeup())
         assert drawn.index("GPT") < drawn.index("outside the watched modules")
 
     def test_without_a_path_there_is_no_picture(self) -> None:
-        assert path_graph(_incident(), Closeup()) == ""
+        assert draw_path(_incident(), Closeup()) == ""
 
 
 class TestTimeline:
     def test_a_spike_is_drawn_to_its_top(self) -> None:
         curve = Curve(steps=tuple(range(100)), values=(*(1.0,) * 57, 500.0, *(1.0,) * 42))
-        drawn = stack_html(timeline_stack(Overview(steps=100, loss=curve), []), "loss")
+        drawn = stack_html(timeline_stack(Overview(steps=100, loss=curve), []))
         heights = [float(point.split()[1]) for point in _curve(drawn)]
         assert min(heights) == heights[57]
         assert 0 <= min(heights) < 100
@@ -115,16 +126,16 @@ class TestTimeline:
         curve = Curve(steps=(0, 2, 10), values=(1.0, 2.0, 1.0), nonfinite=(5,), nonfinite_count=1)
         stack = timeline_stack(Overview(steps=11, loss=curve), [])
         assert stack.panels[0].pieces == [[(0, 1.0), (2, 2.0)], [(10, 1.0)]]
-        drawn = stack_html(stack, "loss")
+        drawn = stack_html(stack)
         assert drawn.count('class="curve"') == 2, "no line leads across a value that is not there"
         assert 'left:50.00%" title="step 5: the loss was NaN or infinite"' in drawn
         assert "NaN or infinite</span>" in drawn
 
     def test_a_single_step_is_a_dot(self) -> None:
-        drawn = stack_html(timeline_stack(Overview(steps=1, loss=Curve(steps=(3,), values=(1.0,))), []), "loss")
+        drawn = stack_html(timeline_stack(Overview(steps=1, loss=Curve(steps=(3,), values=(1.0,))), []))
         assert "amp-dot" in drawn
 
-    def test_a_learning_rate_that_never_moves_is_no_story(self) -> None:
+    def test_a_learning_rate_that_never_moves_says_nothing(self) -> None:
         flat, falling = (Curve(steps=(0, 1), values=values) for values in ((0.1, 0.1), (0.1, 0.05)))
         assert timeline_stack(Overview(steps=2, lr=flat), []).panels == ()
         assert [panel.name for panel in timeline_stack(Overview(steps=2, lr=falling), []).panels] == ["learning rate"]
@@ -132,16 +143,23 @@ class TestTimeline:
     def test_thousands_of_marks_are_lines_and_few_are_glyphs(self) -> None:
         def drawn(count: int) -> str:
             spans = tuple((step, step) for step in range(count))
-            lane = Lane(name="problem", symbol="x", color="#000000", spans=spans)
-            return stack_html(Stack(steps=count, panels=(), lanes=(lane,), lines=()), "marks")
+            hovers = (("problem",),) * count
+            lane = Lane(name="problem", symbol=Symbol.CROSS, color="#000000", spans=spans, hovers=hovers)
+            return stack_html(Stack(label="marks", lanes=(lane,)))
 
         assert drawn(5).count("amp-glyph") == 5
         assert "amp-glyph" not in drawn(5000)
         assert drawn(5000).count("V850") > 500
 
+    def test_the_step_that_was_asked_for_is_a_line_of_its_own(self) -> None:
+        stack = timeline_stack(Overview(steps=2, loss=Curve(steps=(0, 1), values=(1.0, 2.0))), [])
+        assert 'class="marked"' not in stack_html(stack)
+        assert '<path class="marked" d="M1000 0V1000"/>' in stack_html(replace(stack, marked=1))
+        assert "the line: step 1" in stack_html(replace(stack, marked=1))
+
     @pytest.mark.parametrize("bounds", [(0, 299), (0, 1), (3, 3), (0.1, 0.9), (-5, 1e9), (1e-9, 2e-9)])
     def test_ticks_are_few_and_inside(self, bounds: tuple[float, float]) -> None:
-        ticks = nice_ticks(*bounds, 6)
+        ticks = round_ticks(*bounds, 6)
         assert 1 <= len(ticks) <= 8
         assert all(bounds[0] - 1e-12 <= tick <= bounds[1] * (1 + 1e-9) for tick in ticks)
 

@@ -1,0 +1,178 @@
+"""The magnitudes an op read and wrote, as powers of two against what each dtype can hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ampscope.analysis.numerics.dtypes import FORMATS, Format
+from ampscope.analysis.results import Operand, Tried
+from ampscope.report.figures.axis import Axis
+from ampscope.report.numbers import count, nonfinite, part, power_of_two, value
+from ampscope.report.palette import ALARM, dtype_color, ink_on
+from ampscope.trace.schema import Change
+
+#: The dtypes whose ranges are shown, the narrowest first.
+_BANDS = ("float16", "bfloat16", "float32")
+#: Powers of two left free on either side.
+_MARGIN = 4
+#: Powers of two between two labels, the smallest that leaves at most `_LABELS`.
+_STRIDES = (4, 8, 16, 32, 64, 128, 256, 512)
+_LABELS = 9
+#: Tensors that are drawn; an op over a list of tensors reads hundreds.
+_MOST = 6
+#: The least height of a bar, of one for values that became infinite, and the air between two bars, in powers.
+_LEAST, _LEAST_LOST, _AIR = 0.015, 0.12, 0.06
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """How many values lie between two powers of two, as a share of the fullest such bar."""
+
+    low: float
+    high: float
+    height: float
+    color: str
+    hover: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Histogram:
+    """One tensor's magnitudes."""
+
+    role: str
+    facts: tuple[str, ...]  #: dtype and shape
+    zeros: str = ""  #: how many values are zero, in words
+    nonfinite: str = ""  #: what is not finite, in words
+    bars: tuple[Bar, ...] = ()
+    empty: str = ""  #: what stands there instead of bars
+    vanishes_below: float | None = None  #: where its dtype ends, if that is inside the picture
+    overflows_above: float | None = None
+    mark: float | None = None  #: a power to be marked
+    mark_words: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """A dtype's normal range and, paler, its subnormal one."""
+
+    words: str
+    color: str
+    ink: str
+    lowest: int
+    normal: int
+    top: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Magnitudes:
+    """Histograms below each other on one axis of powers of two, and the dtypes' ranges at the foot."""
+
+    axis: Axis
+    histograms: tuple[Histogram, ...]
+    bands: tuple[Band, ...]
+    left_out: str  #: tensors that are not drawn, in words
+    caption: str = (
+        "magnitude of the values; coloured bands: what a dtype can hold, pale where it is subnormal and loses digits"
+    )
+
+
+def magnitudes(operands: Sequence[Operand], tried: Sequence[Tried] = ()) -> Magnitudes | None:
+    """One histogram for each operand that was counted; None when none has a value.
+
+    Args:
+        operands: What the op read and wrote.
+        tried: Replays of the step: where float32 took the op's result is marked on what it wrote.
+    """
+    shown = [operand for operand in operands if any(operand.exp_counts) or operand.zeros or nonfinite(operand)]
+    if not any(any(operand.exp_counts) for operand in shown):
+        return None
+    reach = _reach(tried)
+    axis = _axis(shown, reach)
+    return Magnitudes(
+        axis=axis,
+        histograms=tuple(_histogram(each, axis, reach if _is_result(each) else None) for each in _most_telling(shown)),
+        bands=tuple(_band(FORMATS[name]) for name in _BANDS),
+        left_out=count(len(shown) - _MOST, "more tensor") if len(shown) > _MOST else "",
+    )
+
+
+def _is_result(operand: Operand) -> bool:
+    return operand.role.startswith("output")
+
+
+def _most_telling(operands: Sequence[Operand]) -> list[Operand]:
+    """As many as there is room for, in their order: results and what has something wrong before the others."""
+    ranked = sorted(operands, key=lambda one: not (_is_result(one) or nonfinite(one) or one.zeros))[:_MOST]
+    return [operand for operand in operands if operand in ranked]
+
+
+def _reach(tried: Sequence[Tried]) -> float | None:
+    """The largest finite magnitude that the op at the origin gave in float32."""
+    for each in tried:
+        ends = [abs(end) for end in (each.op_min, each.op_max) if end is not None and math.isfinite(end)]
+        if each.change == Change.FP32 and len(ends) == 2 and max(ends) > 0:
+            return max(ends)
+    return None
+
+
+def _axis(operands: Sequence[Operand], reach: float | None) -> Axis:
+    """From the smallest to the largest magnitude, and float16's range in any case."""
+    half = FORMATS["float16"]
+    counted = [(operand.exp_low or 0, len(operand.exp_counts)) for operand in operands if any(operand.exp_counts)]
+    highs = [low + bins for low, bins in counted] + ([math.ceil(math.log2(reach))] if reach else [])
+    low = min(half.lowest, *(low for low, _ in counted)) - _MARGIN
+    high = max(half.top, *highs) + _MARGIN
+    stride = next((stride for stride in _STRIDES if (high - low) / stride <= _LABELS), _STRIDES[-1])
+    powers = [power for power in range(low, high + 1) if power % stride == 0]
+    return Axis(low=low, high=high, ticks=tuple(powers), labels=tuple(map(power_of_two, powers)))
+
+
+def _histogram(operand: Operand, axis: Axis, reach: float | None) -> Histogram:
+    own = FORMATS.get(operand.dtype)
+    counted = any(operand.exp_counts)
+    return Histogram(
+        role=operand.role,
+        facts=tuple(each for each in (operand.dtype, operand.shape) if each),
+        zeros=f"{part(operand.zeros, operand.numel)} exactly zero" if operand.zeros else "",
+        nonfinite=nonfinite(operand),
+        bars=(*(_became_infinite(operand, own, axis) if own else ()), *(_bars(operand) if counted else ())),
+        empty="" if counted else "no finite value other than 0",
+        vanishes_below=own.lowest if own and own.lowest > axis.low else None,
+        overflows_above=own.top if own and own.top < axis.high else None,
+        mark=math.log2(reach) if reach else None,
+        mark_words=f"in float32 this op reaches {value(reach)}" if reach else "",
+    )
+
+
+def _bars(operand: Operand) -> Iterator[Bar]:
+    total, most = sum(operand.exp_counts), max(operand.exp_counts)
+    for power, number in enumerate(operand.exp_counts, start=operand.exp_low or 0):
+        if number:
+            between = f"{power_of_two(power)} to {power_of_two(power + 1)}"
+            hover = f"{between}: {count(number, 'element')}, {part(number, total)}"
+            yield _bar(power, max(number / most, _LEAST), dtype_color(operand.dtype), hover)
+
+
+def _became_infinite(operand: Operand, own: Format, axis: Axis) -> Iterator[Bar]:
+    """What became infinite, beyond the largest number."""
+    infinite = (operand.posinf or 0) + (operand.neginf or 0)
+    if infinite and own.top < axis.high:
+        height = max(infinite / max(operand.exp_counts, default=1), _LEAST_LOST)
+        yield _bar(own.top, min(height, 1.0), ALARM, f"{count(infinite, 'element')} became infinite")
+
+
+def _bar(power: int, height: float, color: str, hover: str) -> Bar:
+    return Bar(low=power + _AIR, high=power + 1 - _AIR, height=height, color=color, hover=hover)
+
+
+def _band(own: Format) -> Band:
+    return Band(
+        words=f"{own.name}, normal from {power_of_two(own.normal)} to {power_of_two(own.top)}",
+        color=dtype_color(own.name),
+        ink=ink_on(own.name),
+        lowest=own.lowest,
+        normal=own.normal,
+        top=own.top,
+    )

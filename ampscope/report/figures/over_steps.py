@@ -1,0 +1,145 @@
+"""The figures over optimizer steps: a run's time line, a scaler's history, and what it would have been."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from ampscope.analysis.numerics.curve import Curve
+from ampscope.analysis.overview.overview import Moment, Overview
+from ampscope.analysis.results import Finding, Incident
+from ampscope.analysis.scale.scale_history import ScaleHistory
+from ampscope.analysis.scale.what_if import WhatIf
+from ampscope.analysis.words.wording import cause_in_words, steps_in_words
+from ampscope.report.figures.axis import scale_axis
+from ampscope.report.figures.panels import counter_panel, measure_panel, scale_panel
+from ampscope.report.figures.stack import Lane, Panel, Stack, Symbol, at_every_step
+from ampscope.report.palette import MARK, SEVERITIES
+from ampscope.report.safe_text import short
+from ampscope.trace.schema import EventKind, ScalerAction
+from ampscope.trace.vocabulary import Severity
+
+#: Vertical lines for saves, loads and resumes are drawn up to this many; their lanes always are.
+_MOST_LINES = 40
+#: Characters of a note or a file's name that a mark shows.
+_SHORT = 48
+_NO_CURVE = Curve()
+
+_SEVERITY_LANES = (
+    (Severity.ERROR, "problem", Symbol.CROSS),
+    (Severity.WARNING, "warning", Symbol.DIAMOND),
+    (Severity.INFO, "harmless", Symbol.OPEN_CIRCLE),
+)
+_MOMENT_LANES = (
+    (ScalerAction.STATE_SAVED, "state saved", Symbol.DOWN),
+    (ScalerAction.STATE_LOADED, "state loaded", Symbol.UP),
+    (EventKind.RESUME, "resumed", Symbol.STAR),
+    (EventKind.NOTE, "note", Symbol.OPEN_SQUARE),
+    (EventKind.WARNING, "AMPscope", Symbol.OPEN_DIAMOND),
+)
+_LINED = (ScalerAction.STATE_SAVED, ScalerAction.STATE_LOADED, EventKind.RESUME)
+
+
+def timeline_stack(seen: Overview, items: Sequence[Incident | Finding]) -> Stack:
+    """A run's steps; panels without a measurement and lanes without a mark are left out."""
+    return Stack(
+        label="Loss, gradient norm, loss scale and learning rate by optimizer step, and what happened when.",
+        panels=tuple(_panels(seen)),
+        lanes=(*_item_lanes(items), *_skip_lane(seen.skips), *_moment_lanes(seen.moments)),
+        lines=_moment_lines(seen.moments),
+    )
+
+
+def scale_stack(
+    history: ScaleHistory, moments: Sequence[Moment] = (), lr: Curve = _NO_CURVE, *, marked: int | None = None
+) -> Stack:
+    """A scaler's history: scale and growth tracker, and the learning rate where it is given and changes.
+
+    Args:
+        history: What the scaler did.
+        moments: When its state was saved or loaded, and the run resumed.
+        lr: The learning rate.
+        marked: A step that the reader asked for.
+    """
+    panels = [scale_panel(history.log2_scale)]
+    if not history.growth_tracker.is_empty:
+        target = history.settings.growth_interval
+        panels.append(counter_panel(history.growth_tracker, "growth tracker", target=target))
+    return Stack(
+        label="The loss scale and its growth tracker by optimizer step.",
+        panels=(*panels, *_lr_panel(lr)),
+        lanes=(*_skip_lane(history.skips), *_moment_lanes(moments)),
+        lines=_moment_lines(moments),
+        marked=marked,
+    )
+
+
+def what_if_stack(answer: WhatIf, history: ScaleHistory) -> Stack:
+    """The scale as it was above the scale as it would have been, on one and the same axis."""
+    was, would = history.log2_scale, answer.log2_scale
+    axis = scale_axis(Curve(steps=(*was.steps, *would.steps), values=(*was.values, *would.values)))
+    return Stack(
+        label="The loss scale by optimizer step, as it was and as it would have been.",
+        panels=(
+            replace(scale_panel(was), name="loss scale, as it was", axis=axis),
+            replace(scale_panel(would), name="loss scale, with these settings", axis=axis),
+        ),
+        lanes=(*_skip_lane(history.skips, "skipped"), *_skip_lane(answer.skips, "would be")),
+    )
+
+
+def _panels(seen: Overview) -> Iterator[Panel]:
+    if not seen.loss.is_empty:
+        yield measure_panel(seen.loss, "loss", "the loss was NaN or infinite")
+    if not seen.grad_norm.is_empty:
+        yield measure_panel(seen.grad_norm, "gradient norm", "gradients were NaN or infinite", log=True)
+    if not seen.log2_scale.is_empty:
+        yield scale_panel(seen.log2_scale)
+    yield from _lr_panel(seen.lr)
+
+
+def _lr_panel(lr: Curve) -> Iterator[Panel]:
+    if len(set(lr.values)) > 1 or lr.nonfinite:  # one that never changes tells nothing
+        yield measure_panel(lr, "learning rate", "the learning rate was NaN or infinite")
+
+
+def _item_lanes(items: Sequence[Incident | Finding]) -> Iterator[Lane]:
+    """One lane for each severity that occurs; each mark names its cause."""
+    for severity, name, symbol in _SEVERITY_LANES:
+        mine = [item for item in items if item.severity == severity]
+        if mine:
+            yield Lane(
+                name=name,
+                symbol=symbol,
+                color=SEVERITIES[severity],
+                spans=tuple((item.step, item.last_step) for item in mine),
+                hovers=tuple((f"{cause_in_words(item.cause)}, {steps_in_words(item)}",) for item in mine),
+            )
+
+
+def _skip_lane(skips: Sequence[int], name: str = "step skipped") -> Iterator[Lane]:
+    """The lane of skipped steps, if there are any."""
+    if skips:
+        yield Lane(
+            name=name, symbol=Symbol.STROKE, color=MARK, spans=at_every_step(skips), hovers=((name,),) * len(skips)
+        )
+
+
+def _moment_lanes(moments: Sequence[Moment]) -> Iterator[Lane]:
+    """One lane for each kind of moment that occurs."""
+    for kind, name, symbol in _MOMENT_LANES:
+        mine = [moment for moment in moments if moment.kind == kind]
+        if mine:
+            yield Lane(
+                name=name,
+                symbol=symbol,
+                color=MARK,
+                spans=at_every_step([moment.step for moment in mine]),
+                hovers=tuple((name, short(moment.text, _SHORT)) if moment.text else (name,) for moment in mine),
+            )
+
+
+def _moment_lines(moments: Sequence[Moment]) -> tuple[int, ...]:
+    """Where state was saved or loaded or the run resumed; none where there are too many to be drawn as lines."""
+    steps = sorted({moment.step for moment in moments if moment.kind in _LINED})
+    return tuple(steps) if len(steps) <= _MOST_LINES else ()

@@ -1,0 +1,138 @@
+"""What a figure over optimizer steps is made of: panels above each other, lanes of marks at the foot."""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import groupby
+
+from ampscope.analysis.numerics.curve import Curve
+from ampscope.report.figures.axis import Axis, step_axis
+
+
+class Symbol(StrEnum):
+    """A mark, by the name that Plotly has for it."""
+
+    CROSS = "x"
+    DIAMOND = "diamond"
+    OPEN_CIRCLE = "circle-open"
+    DOWN = "triangle-down"
+    UP = "triangle-up"
+    STAR = "star"
+    OPEN_SQUARE = "square-open"
+    OPEN_DIAMOND = "diamond-open"
+    STROKE = "line-ns"
+
+    @property
+    def glyph(self) -> str:
+        """The mark as a character; empty where there is none."""
+        return _GLYPHS.get(self, "")
+
+
+_GLYPHS = {
+    Symbol.CROSS: "\N{MULTIPLICATION X}",
+    Symbol.DIAMOND: "\N{BLACK DIAMOND}",
+    Symbol.OPEN_CIRCLE: "\N{WHITE CIRCLE}",
+    Symbol.DOWN: "\N{BLACK DOWN-POINTING TRIANGLE}",
+    Symbol.UP: "\N{BLACK UP-POINTING TRIANGLE}",
+    Symbol.STAR: "\N{BLACK STAR}",
+    Symbol.OPEN_SQUARE: "\N{WHITE SQUARE}",
+    Symbol.OPEN_DIAMOND: "\N{WHITE DIAMOND}",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Heights:
+    """How tall the parts of a stack are, in pixels."""
+
+    panel: int
+    lane: int
+
+
+#: On a page there is room to zoom in; of a report several panels go onto a sheet of paper.
+PAGE_HEIGHTS, REPORT_HEIGHTS = Heights(panel=140, lane=26), Heights(panel=104, lane=20)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """Steps whose value has no place on a panel's axis: they are marked at its top or bottom."""
+
+    symbol: Symbol
+    steps: tuple[int, ...] = ()
+    key: str = ""  #: what the mark means, beside the panel's name
+    hover: str = ""  #: what it says of one step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """A value by step."""
+
+    name: str
+    curve: Curve
+    axis: Axis
+    hover: Callable[[float], str]  #: what a value of the curve says
+    stepped: bool = False
+    above: Edge = Edge(symbol=Symbol.UP)
+    below: Edge = Edge(symbol=Symbol.DOWN)
+    target: float | None = None
+    target_words: str = ""
+
+    @property
+    def pieces(self) -> list[list[tuple[int, float]]]:
+        """Step and value of the curve, in pieces: it is broken where a step's value stands at an edge."""
+        breaks = sorted({*self.above.steps, *self.below.steps})
+        points = zip(self.curve.steps, self.curve.values, strict=True)
+        return [list(piece) for _, piece in groupby(points, lambda point: bisect(breaks, point[0]))]
+
+    @property
+    def edges(self) -> tuple[Edge, ...]:
+        """Those that have a mark."""
+        return tuple(edge for edge in (self.above, self.below) if edge.steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """A row of marks; each mark spans from a first to a last step."""
+
+    name: str
+    symbol: Symbol
+    color: str
+    spans: tuple[tuple[int, int], ...]
+    hovers: tuple[tuple[str, ...], ...]  #: for each span, lines of plain text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """Panels with a common axis of steps above each other, lanes at the foot, and vertical lines through all."""
+
+    label: str  #: what it shows, for those who do not see it
+    panels: tuple[Panel, ...] = ()
+    lanes: tuple[Lane, ...] = ()
+    lines: tuple[int, ...] = ()
+    marked: int | None = None  #: the step that the reader came for
+
+    @property
+    def axis(self) -> Axis:
+        """The steps that the figure covers."""
+        return step_axis([*self._ends(), *(step for lane in self.lanes for span in lane.spans for step in span)])
+
+    def _ends(self) -> Iterator[int]:
+        for panel in self.panels:
+            for steps in (panel.curve.steps, panel.above.steps, panel.below.steps):
+                yield from (*steps[:1], *steps[-1:])
+
+
+#: What stands under the common axis.
+AXIS_NAME = "optimizer step"
+
+
+def step_words(step: int) -> str:
+    """The step that a mark stands at."""
+    return f"step {step:,}"
+
+
+def at_every_step(steps: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Marks that span one step each."""
+    return tuple((step, step) for step in steps)

@@ -1,0 +1,192 @@
+"""Draws panels and lanes over steps with Plotly: the reader can zoom in, and a mark says what it stands for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from ampscope.report.figures.axis import Axis
+from ampscope.report.figures.stack import AXIS_NAME, PAGE_HEIGHTS, Edge, Lane, Panel, Stack, step_words
+from ampscope.report.html.markup import as_label
+from ampscope.report.palette import ALARM, CURVE, HAIRLINE, MARK
+
+#: Where in a panel, from 0 at the bottom to 1 at the top, marks for what cannot be drawn sit.
+TOP, BOTTOM = 0.93, 0.05
+#: Pixels around the panels and between them.
+_GAP, _HEAD, _FOOT, _LEFT, _RIGHT = 34, 28, 54, 92, 16
+#: Room for half a mark beside the first and the last step, as a share of them all.
+_BESIDE = 0.015
+#: On an axis of whole numbers up to this long Plotly would put labels between them.
+_SHORT_AXIS = 12
+#: A piece of a curve may be one point, which is a dot; so many are no dots any more.
+_SPARSE = 12
+
+
+def stack_figure(stack: Stack) -> go.Figure:
+    """The whole figure."""
+    figure = _frame(stack)
+    for row, panel in enumerate(stack.panels, start=1):
+        _draw_panel(figure, row, panel)
+    if stack.lanes:
+        _draw_lanes(figure, len(stack.panels) + 1, stack.lanes)
+    for step in stack.lines:
+        _draw_line(figure, step, {"color": HAIRLINE, "width": 1, "dash": "dot"})
+    if stack.marked is not None:
+        _draw_marked(figure, stack.marked)
+    return figure
+
+
+def _frame(stack: Stack) -> go.Figure:
+    """Panels with a common axis above each other, and a strip of lanes at the foot."""
+    heights = [PAGE_HEIGHTS.panel] * len(stack.panels)
+    heights += [PAGE_HEIGHTS.lane * len(stack.lanes) + 10] if stack.lanes else []
+    total = sum(heights) + _GAP * (len(heights) - 1)
+    figure = make_subplots(
+        rows=len(heights),
+        cols=1,
+        shared_xaxes=True,
+        row_heights=heights,
+        vertical_spacing=_GAP / total if len(heights) > 1 else 0,
+        specs=[[{"secondary_y": True}] for _ in heights],
+    )
+    figure.update_layout(
+        height=total + _HEAD + _FOOT,
+        margin={"l": _LEFT, "r": _RIGHT, "t": _HEAD, "b": _FOOT},
+        showlegend=False,
+        hovermode="closest",
+        dragmode="zoom",
+    )
+    figure.update_xaxes(domain=[0, 1], showgrid=False, zeroline=False, automargin=False, **_step_scaling(stack.axis))
+    figure.update_xaxes(title_text=AXIS_NAME, row=len(heights), col=1)
+    figure.update_yaxes(gridcolor=HAIRLINE, zeroline=False, automargin=False)
+    figure.update_yaxes(range=[0, 1], visible=False, fixedrange=True, secondary_y=True)
+    return figure
+
+
+def _step_scaling(axis: Axis) -> dict[str, object]:
+    """Plotly finds the labels, anew for every zoom."""
+    beside = _BESIDE * (axis.high - axis.low) or 1.0
+    whole = {"dtick": 1} if axis.whole and axis.high - axis.low < _SHORT_AXIS else {}
+    return {"range": [axis.low - beside, axis.high + beside], "tickformat": ",", **whole}
+
+
+def _scaling(axis: Axis) -> dict[str, object]:
+    low, high = (math.log10(axis.low), math.log10(axis.high)) if axis.log else (axis.low, axis.high)
+    scaling = {"type": "log" if axis.log else "linear", "range": [low, high]}
+    if axis.is_round:  # Plotly finds as many, anew for every zoom
+        return {**scaling, "nticks": len(axis.ticks) + 1, "exponentformat": "power"}
+    return {**scaling, "tickvals": list(axis.ticks), "ticktext": list(axis.labels)}
+
+
+def _draw_panel(figure: go.Figure, row: int, panel: Panel) -> None:
+    """A curve on its axis, with marks at the edges for what has no place there."""
+    figure.add_trace(_curve(panel), row, 1)
+    figure.update_yaxes(**_scaling(panel.axis), row=row, col=1, secondary_y=False)
+    _draw_name(figure, row, panel)
+    for edge, at in ((panel.above, TOP), (panel.below, BOTTOM)):
+        if edge.steps:
+            figure.add_trace(_edge(edge, at), row=row, col=1, secondary_y=True)
+    if panel.target is not None:
+        _draw_target(figure, row, panel.target, as_label(panel.target_words))
+
+
+def _curve(panel: Panel) -> go.Scatter:
+    pieces = panel.pieces
+    points = [point for piece in pieces for point in (*piece, None)]
+    steps, values = ([None if point is None else point[at] for point in points] for at in (0, 1))
+    return go.Scatter(
+        x=steps,
+        y=values,
+        mode="lines+markers" if any(len(piece) == 1 for piece in pieces) else "lines",
+        line={"color": CURVE, "width": 1.6, "shape": "hvh" if panel.stepped else "linear"},
+        marker={"color": CURVE, "size": 6 if len(points) < _SPARSE else 2},
+        customdata=["" if number is None else as_label(panel.hover(number)) for number in values],
+        hovertemplate="step %{x:,d}<br>%{customdata}<extra></extra>",
+    )
+
+
+def _draw_name(figure: go.Figure, row: int, panel: Panel) -> None:
+    """The panel's name above its left corner, and beside it what its edges' marks mean."""
+    keys = (f"   <span style='color:{ALARM}'>{edge.symbol.glyph} {as_label(edge.key)}</span>" for edge in panel.edges)
+    figure.add_annotation(
+        text=as_label(panel.name) + "".join(keys),
+        showarrow=False,
+        align="left",
+        row=row,
+        col=1,
+        xref="x domain",
+        yref="y domain",
+        x=0,
+        y=1,
+        xanchor="left",
+        yanchor="bottom",
+    )
+
+
+def _edge(edge: Edge, at: float) -> go.Scatter:
+    return go.Scatter(
+        x=edge.steps,
+        y=[at] * len(edge.steps),
+        mode="markers",
+        marker={"symbol": edge.symbol.value, "size": 9, "color": ALARM},
+        hovertemplate=f"step %{{x:,d}}<br>{as_label(edge.hover)}<extra></extra>",
+    )
+
+
+def _draw_target(figure: go.Figure, row: int, target: float, words: str) -> None:
+    figure.add_hline(
+        y=target,
+        row=row,
+        col=1,
+        line={"dash": "dot", "width": 1, "color": MARK},
+        annotation={"text": words, "xanchor": "right", "yanchor": "bottom", "showarrow": False},
+        exclude_empty_subplots=False,
+    )
+
+
+def _draw_line(figure: go.Figure, step: int, line: dict[str, object]) -> None:
+    """A vertical line through all panels."""
+    figure.add_shape(type="line", xref="x", yref="paper", x0=step, x1=step, y0=0, y1=1, line=line, layer="below")
+
+
+def _draw_marked(figure: go.Figure, step: int) -> None:
+    """A line through all panels, with its step at the top."""
+    _draw_line(figure, step, {"color": MARK, "width": 1.5})
+    place = {"x": step, "xref": "x", "y": 1, "yref": "paper", "xanchor": "right", "yanchor": "bottom"}
+    figure.add_annotation(text=step_words(step), showarrow=False, font={"size": 11}, **place)
+
+
+def _draw_lanes(figure: go.Figure, row: int, lanes: Sequence[Lane]) -> None:
+    """The strip at the foot: one named lane for each kind of mark, the first on top."""
+    upwards = list(reversed(lanes))
+    for place, lane in enumerate(upwards):
+        _draw_lane(figure, row, place, lane)
+    figure.update_yaxes(
+        tickvals=list(range(len(lanes))),
+        ticktext=[as_label(lane.name) for lane in upwards],
+        range=[-0.6, len(lanes) - 0.4],
+        showgrid=False,
+        fixedrange=True,
+        row=row,
+        col=1,
+        secondary_y=False,
+    )
+
+
+def _draw_lane(figure: go.Figure, row: int, place: int, lane: Lane) -> None:
+    ends = [x for first, last in lane.spans if last > first for x in (first, last, None)]
+    line = {"color": lane.color, "width": 3}
+    bars = go.Scatter(x=ends, y=[place] * len(ends), mode="lines", line=line, hoverinfo="skip")
+    symbol = {"symbol": lane.symbol.value, "size": 10, "color": lane.color, "line": {"width": 1.5, "color": lane.color}}
+    marks = go.Scatter(
+        x=[first for first, _ in lane.spans],
+        y=[place] * len(lane.spans),
+        mode="markers",
+        marker=symbol,
+        customdata=["<br>".join(map(as_label, hover)) for hover in lane.hovers],
+        hovertemplate="step %{x:,d}<br>%{customdata}<extra></extra>",
+    )
+    figure.add_traces([bars, marks], rows=row, cols=1)
