@@ -11,11 +11,11 @@ import importlib
 _VIEW = "ampscope.report.html.notebook"
 
 
-class Shown:
+class NotebookRepr:
     """A result that Jupyter shows as HTML; everywhere else its ``repr`` stays as it is."""
 
     __slots__ = ()
 
     def _repr_html_(self) -> str | None:
-        html: str | None = importlib.import_module(_VIEW).shown(self)
+        html: str | None = importlib.import_module(_VIEW).notebook_html(self)
         return html

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from ampscope.notebook_repr import Shown
+from ampscope.notebook_repr import NotebookRepr
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
 
 #: Version of the JSON object that ``ampscope diagnose --json`` prints.
@@ -105,7 +105,7 @@ class Remedy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Incident(Shown):
+class Incident(NotebookRepr):
     """A numerical failure (or a harmless oddity, severity ``info``) with its origin."""
 
     kind: str = "incident"
@@ -135,7 +135,7 @@ class Incident(Shown):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding(Shown):
+class Finding(NotebookRepr):
     """A usage mistake."""
 
     kind: str = "finding"
@@ -212,7 +212,7 @@ class RunInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis(Shown):
+class Diagnosis(NotebookRepr):
     """The whole verdict on a run; ``primary`` is the one thing to tell its owner first."""
 
     schema: int = JSON_SCHEMA

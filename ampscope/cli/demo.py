@@ -15,20 +15,20 @@ import typer
 from ampscope.errors import AmpscopeError
 
 
-class Story(StrEnum):
+class Training(StrEnum):
     """What the demo trains."""
 
     GPT = "gpt"  #: attention logits outgrow fp16
     DIGITS = "digits"  #: a healthy run, interrupted and resumed
 
 
-_NEEDED = {Story.GPT: {"torch": "torch"}, Story.DIGITS: {"torch": "torch", "scikit-learn": "sklearn"}}
+_NEEDED = {Training.GPT: {"torch": "torch"}, Training.DIGITS: {"torch": "torch", "scikit-learn": "sklearn"}}
 
 
 def demo(
-    story: Annotated[Story, typer.Option(help="gpt: breaks after some hundred steps. digits: stays healthy.")] = (
-        Story.GPT
-    ),
+    training: Annotated[
+        Training, typer.Option("--story", help="gpt: breaks after some hundred steps. digits: stays healthy.")
+    ] = Training.GPT,
     folder: Annotated[Path, typer.Option("--dir", help="Where to record the run.")] = Path("ampscope_runs"),
     view: Annotated[bool, typer.Option("--view/--no-view", help="Open the app on the run afterwards.")] = True,
 ) -> None:
@@ -37,8 +37,8 @@ def demo(
     from ampscope.cli.terminal import show
     from ampscope.report.terminal.diagnosis_text import as_text
 
-    run = _new_folder(folder, story)
-    _train(story, run)
+    run = _new_folder(folder, training)
+    _train(training, run)
     show(as_text(diagnose(run)))
     if not view:
         typer.echo(f"\nLook around: ampscope view {run}")
@@ -48,21 +48,21 @@ def demo(
     open_app(run)
 
 
-def _train(story: Story, run: Path) -> None:
+def _train(training: Training, run: Path) -> None:
     """Trains in a process of its own, as a user's script would."""
-    missing = [name for name, module in _NEEDED[story].items() if importlib.util.find_spec(module) is None]
+    missing = [name for name, module in _NEEDED[training].items() if importlib.util.find_spec(module) is None]
     if missing:
         raise AmpscopeError(
             f"this demo trains a model and needs {' and '.join(missing)}; pip install {' '.join(missing)}"
         )
     try:
-        code = subprocess.call([sys.executable, "-m", f"ampscope.demo.{story}", str(run)])
+        code = subprocess.call([sys.executable, "-m", f"ampscope.demo.{training}", str(run)])
     except KeyboardInterrupt:
         raise AmpscopeError(f"the demo was interrupted; what it recorded is in {run}") from None
     if code:
         raise AmpscopeError(f"the demo's training stopped with exit code {code}; its own message is above")
 
 
-def _new_folder(folder: Path, story: Story) -> Path:
-    names = itertools.chain([f"demo-{story}"], (f"demo-{story}-{number}" for number in itertools.count(2)))
+def _new_folder(folder: Path, training: Training) -> Path:
+    names = itertools.chain([f"demo-{training}"], (f"demo-{training}-{number}" for number in itertools.count(2)))
     return next(path for path in (folder / name for name in names) if not path.exists())

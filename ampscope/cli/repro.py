@@ -26,7 +26,7 @@ def repro(
     """
     from ampscope.analysis.diagnosis.diagnosis import diagnose
     from ampscope.analysis.diagnosis.reproducible import reproducible
-    from ampscope.report.repro_script import as_script
+    from ampscope.report.repro.script import as_script
     from ampscope.trace.read.run import open_run
 
     beside = output.with_suffix(".safetensors")

@@ -1,1 +1,1 @@
-"""Views of the results: terminal text and JSON."""
+"""Views of the results: text for a terminal, JSON, figures, HTML, and scripts to send on."""

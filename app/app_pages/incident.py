@@ -24,7 +24,7 @@ from ampscope.report.html.figures.magnitudes import magnitudes_html
 from ampscope.report.html.figures.path_graph import path_graph_html
 from ampscope.report.html.parts.evidence import found, operand_table
 from ampscope.report.html.parts.incident import tripped_html
-from ampscope.report.html.parts.tried import tried_table
+from ampscope.report.html.parts.replays import replay_table
 from ampscope.report.html.source import listing
 from ampscope.trace.vocabulary import Cause, Severity
 
@@ -69,7 +69,7 @@ def show_evidence(incident: Incident, seen: Closeup) -> None:
     """The way of the bad value, what was tried, and what the op read and wrote."""
     operands = (*incident.inputs, *incident.outputs)
     show_block("From the origin to what it reached", path_graph_html(path_graph(incident, seen)))
-    show_block("What was tried on this step", tried_table(incident.tried))
+    show_block("What was tried on this step", replay_table(incident.tried))
     show_block("Magnitudes against what each dtype can hold", magnitudes_html(magnitudes(operands, incident.tried)))
     show_block("What the op read and wrote", operand_table(operands))
     show_found(list(found(incident)))

@@ -13,6 +13,7 @@ from ampscope.analysis.numerics.arrays import FloatArray
 from ampscope.analysis.numerics.dtypes import FORMATS
 from ampscope.analysis.replay.track import Stretch, Track
 from ampscope.report.html.markup import as_label
+from ampscope.report.numbers import power_of_two
 from ampscope.report.palette import ALARM, CURVE, HAIRLINE, MARK, SEVERITIES, SHADE, dtype_color
 from ampscope.trace.vocabulary import Severity
 
@@ -181,7 +182,7 @@ def _draw_limits(figure: go.Figure, track: Track) -> None:
         own = FORMATS[dtype]
         for power, words in ((own.top, "overflows above"), (own.lowest, "vanishes below")):
             note = {
-                "text": f"{dtype} {words} 2<sup>{power}</sup>",
+                "text": f"{dtype} {words} {power_of_two(power)}",
                 "font": {"size": 11, "color": dtype_color(dtype)},
                 "xanchor": "right",
                 "yanchor": "bottom" if power > 0 else "top",
@@ -258,7 +259,7 @@ def _draw_phases(figure: go.Figure, track: Track) -> None:
 def _label(figure: go.Figure, track: Track, low: float, high: float) -> None:
     stride = next((stride for stride in (8, 16, 32, 64) if (high - low) / stride <= 7), 128)
     ticks = [power for power in range(math.ceil(low), math.floor(high) + 1) if power % stride == 0]
-    labels = [f"2<sup>{power}</sup>" for power in ticks]
+    labels = [power_of_two(power) for power in ticks]
     figure.update_yaxes(
         tickvals=ticks,
         ticktext=labels,

@@ -9,7 +9,7 @@ from ampscope.analysis.origin.closeup import Closeup, closeup
 from ampscope.analysis.results import Finding, Incident
 from ampscope.errors import AmpscopeError
 from ampscope.report.html.report_page import page
-from ampscope.report.repro_script import ReproScript, as_script
+from ampscope.report.repro.script import ReproScript, as_script
 from ampscope.trace.schema import Table
 from data.loader import Loaded
 

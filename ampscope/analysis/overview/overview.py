@@ -12,7 +12,7 @@ from ampscope.analysis.scale.moves import scale_after
 from ampscope.analysis.scale.scaler_log import changes_since
 from ampscope.analysis.tables.lazy_tables import collect_columns, first_rank
 from ampscope.analysis.tables.step_queries import log2_curve, measured, step_optimizers, steps_of
-from ampscope.notebook_repr import Shown
+from ampscope.notebook_repr import NotebookRepr
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import EventKind, ScalerAction, ScalerEventRow, Table
 
@@ -29,7 +29,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overview(Shown):
+class Overview(NotebookRepr):
     """One optimizer's steps at a glance. Shares lie between 0 and 1; null means not recorded."""
 
     rank: int = 0

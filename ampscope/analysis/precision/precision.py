@@ -10,7 +10,7 @@ from ampscope.analysis.numerics.dtypes import plain, ran_in
 from ampscope.analysis.precision.fp32_islands import Fp32Island, fp32_islands
 from ampscope.analysis.results import SourceLine
 from ampscope.analysis.tables.traced_steps import Executed, TracedStep, executed, traced_steps
-from ampscope.notebook_repr import Shown
+from ampscope.notebook_repr import NotebookRepr
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import Cast, SiteRow
 
@@ -69,7 +69,7 @@ class CastRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Precision(Shown):
+class Precision(NotebookRepr):
     """The precision of one traced step; every count is of that step alone."""
 
     step: int | None = None

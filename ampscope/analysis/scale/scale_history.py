@@ -21,7 +21,7 @@ from ampscope.analysis.scale.scaler_log import (
 )
 from ampscope.analysis.tables.lazy_tables import collect_columns, first_rank
 from ampscope.analysis.tables.step_queries import log2_curve, measured, step_optimizers, steps_of
-from ampscope.notebook_repr import Shown
+from ampscope.notebook_repr import NotebookRepr
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import ScalerEventRow
 
@@ -30,7 +30,7 @@ RECENT = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScaleHistory(Shown):
+class ScaleHistory(NotebookRepr):
     """The scaler as one optimizer saw it."""
 
     rank: int = 0

@@ -22,7 +22,7 @@ from ampscope.report.html.parts.incident import item_sections
 from ampscope.report.html.parts.precision import precision_html
 from ampscope.report.html.parts.table import table_html
 from ampscope.report.html.parts.tiles import run_tiles, tiles_html
-from ampscope.report.html.report_page import told_first
+from ampscope.report.html.report_page import most_urgent_first
 from ampscope.report.html.sheet import SHEET, style_of
 from ampscope.report.source_place import place
 from ampscope.trace.read.run import Run
@@ -32,7 +32,7 @@ _LISTED = 30
 _STYLE = style_of("notebook")
 
 
-def shown(result: object) -> str | None:
+def notebook_html(result: object) -> str | None:
     """``result`` as HTML; None where it is of no kind that has a view, or cannot be read: then its text is shown."""
     view = next((view for kind, view in _VIEWS.items() if isinstance(result, kind)), None)
     if view is None:
@@ -45,7 +45,7 @@ def shown(result: object) -> str | None:
 
 def _run(run: Run) -> str:
     diagnosis, seen = diagnose(run), overview(run)
-    items = told_first(diagnosis)
+    items = most_urgent_first(diagnosis)
     tiles = tiles_html(run_tiles(seen, diagnosis.run))
     primary = diagnosis.primary
     close = item_sections(primary, closeup(run, primary)) if primary is not None else ""
@@ -55,7 +55,7 @@ def _run(run: Run) -> str:
 def _diagnosis(diagnosis: Diagnosis) -> str:
     primary = diagnosis.primary
     below = item_sections(primary, Closeup()) if primary is not None else ""
-    return f"{verdict_html(diagnosis)}{below}{_noticed(told_first(diagnosis))}"
+    return f"{verdict_html(diagnosis)}{below}{_noticed(most_urgent_first(diagnosis))}"
 
 
 def _item(item: Item) -> str:

@@ -27,7 +27,7 @@ from ampscope.report.terminal.diagnosis_text import run_facts
 from ampscope.trace.read.run import Run, open_run
 from ampscope.trace.vocabulary import Severity
 
-#: Problems told in full, and harmless events named; the rest is counted.
+#: Problems shown in full, and harmless events named; the rest is counted.
 _IN_FULL, _NAMED = 12, 40
 
 
@@ -43,7 +43,7 @@ def page_of(path: str | os.PathLike[str]) -> str:
 
 def page(run: Run, diagnosis: Diagnosis) -> str:
     """The report on a run, as an HTML file."""
-    items = told_first(diagnosis)
+    items = most_urgent_first(diagnosis)
     body = [_head(diagnosis), verdict_html(diagnosis)]
     first = overview(run)
     for optimizer in first.optimizers or (None,):
@@ -56,12 +56,12 @@ def page(run: Run, diagnosis: Diagnosis) -> str:
     return document(f"AMPscope: {diagnosis.run.name}", "".join([*body, *_rest(items), _foot(diagnosis)]))
 
 
-def told_first(diagnosis: Diagnosis) -> list[Item]:
+def most_urgent_first(diagnosis: Diagnosis) -> list[Item]:
     """Everything noticed, what to read first first, harmless things last."""
     rank = list(Severity)
-    told: list[Item] = [*diagnosis.incidents, *diagnosis.findings]
-    found = sorted(told, key=lambda item: (rank.index(item.severity), item.step))
-    return sorted(found, key=lambda item: item != diagnosis.primary)
+    items: list[Item] = [*diagnosis.incidents, *diagnosis.findings]
+    ranked = sorted(items, key=lambda item: (rank.index(item.severity), item.step))
+    return sorted(ranked, key=lambda item: item != diagnosis.primary)
 
 
 def _problems(items: Sequence[Item]) -> list[Item]:
@@ -94,9 +94,9 @@ def _run(seen: Overview, diagnosis: Diagnosis, items: Sequence[Item], name: str)
 def _scale(history: ScaleHistory, seen: Overview, name: str) -> str:
     if not history.is_scaled:
         return ""
-    story = paragraph(" ".join(scale_story(history))) + _health(history)
+    words = paragraph(" ".join(scale_story(history))) + _health(history)
     drawn = stack_html(scale_stack(history, seen.moments))
-    return section(f"The loss scale{name}", story + drawn)
+    return section(f"The loss scale{name}", words + drawn)
 
 
 def _health(history: ScaleHistory) -> str:
@@ -122,5 +122,5 @@ def _line(item: Item) -> str:
 
 def _foot(diagnosis: Diagnosis) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in sorted(diagnosis.run.versions.items()))
-    told = f"Written by AMPscope from {diagnosis.run.path}. Recorded with {versions or 'unknown versions'}."
-    return f'<footer class="amp-place">{as_html(told, 900)}</footer>'
+    words = f"Written by AMPscope from {diagnosis.run.path}. Recorded with {versions or 'unknown versions'}."
+    return f'<footer class="amp-place">{as_html(words, 900)}</footer>'

@@ -19,7 +19,7 @@ from ampscope.report.terminal.layout import code, heading, indented, line, prose
 from ampscope.trace.vocabulary import Severity, Verdict
 
 _VERDICT_STYLES = {Verdict.HEALTHY: "bold green", Verdict.PROBLEM: "bold red"}
-_TRIED_STYLES = {True: "green", False: "yellow"}
+_REPLAYED_STYLES = {True: "green", False: "yellow"}
 
 
 def as_text(diagnosis: Diagnosis) -> RenderableType:
@@ -40,8 +40,8 @@ def _blocks(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     if diagnosis.primary is not None:
         yield from _details(diagnosis.primary)
     yield from _scale([health for health in diagnosis.scale if not health.verdict.is_calm])
-    told: list[Incident | Finding] = [*diagnosis.incidents, *diagnosis.findings]
-    others = [item for item in told if item != diagnosis.primary]
+    items: list[Incident | Finding] = [*diagnosis.incidents, *diagnosis.findings]
+    others = [item for item in items if item != diagnosis.primary]
     yield from _listing("Also", [item for item in others if item.severity is not Severity.INFO])
     yield from _listing("Harmless, nothing to change", [item for item in others if item.severity is Severity.INFO])
 
@@ -106,10 +106,10 @@ def _in_fp32(incident: Incident) -> str:
 
 
 def _remedy(number: int, remedy: Remedy) -> Iterator[RenderableType]:
-    told = Text(f"{number}. {visible(remedy.text)}", overflow="fold")
+    text = Text(f"{number}. {visible(remedy.text)}", overflow="fold")
     if remedy.verified is not None:
-        told.append(" ").append(f"[{trial_in_words(remedy.verified)}]", style=_TRIED_STYLES[remedy.verified])
-    yield indented(told)
+        text.append(" ").append(f"[{trial_in_words(remedy.verified)}]", style=_REPLAYED_STYLES[remedy.verified])
+    yield indented(text)
     if remedy.code:
         yield code(remedy.code)
 

@@ -48,8 +48,8 @@ def operand_table(operands: Sequence[Operand]) -> RenderableType:
             table.add_row(*(Text(visible(_OPERAND[column](operand))) for column in columns))
         return table
 
-    told = tuple(column for column, tell in _OPERAND.items() if any(map(tell, operands)))
-    return Fitting(draw, told, _EXPENDABLE)
+    filled = tuple(column for column, cell in _OPERAND.items() if any(map(cell, operands)))
+    return Fitting(draw, filled, _EXPENDABLE)
 
 
 def path_table(path: Sequence[PathNode]) -> RenderableType:

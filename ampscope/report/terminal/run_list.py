@@ -97,19 +97,19 @@ def _row(run: ListedRun) -> tuple[Text, ...]:
     path = Text(visible(str(seen.path)))
     if seen.problem:
         return path, Text(), Text(), Text(), Text("unreadable", style="yellow"), Text(visible(seen.problem))
-    told = (numbers.moment(seen.created), f"{seen.steps:,}", f"{seen.skipped:,}")
+    facts = (numbers.moment(seen.created), f"{seen.steps:,}", f"{seen.skipped:,}")
     if run.diagnosis is None:
-        return path, *map(Text, told), Text("not examined", style="dim"), Text(evidence(seen))
+        return path, *map(Text, facts), Text("not examined", style="dim"), Text(evidence(seen))
     verdict = run.diagnosis.verdict
     style = "green" if verdict is Verdict.HEALTHY else "red"
-    return path, *map(Text, told), Text(verdict.value, style=style), Text(visible(_what(run.diagnosis.primary)))
+    return path, *map(Text, facts), Text(verdict.value, style=style), Text(visible(_what(run.diagnosis.primary)))
 
 
 def evidence(seen: RunSummary) -> str:
     """What was recorded against a run, before any diagnosis."""
     counted = ((seen.incidents, "incident"), (seen.findings, "finding"))
-    told = " and ".join(numbers.count(number, noun) for number, noun in counted if number)
-    return f"{told} recorded" if told else "nothing recorded against it"
+    recorded = " and ".join(numbers.count(number, noun) for number, noun in counted if number)
+    return f"{recorded} recorded" if recorded else "nothing recorded against it"
 
 
 def _what(primary: Incident | Finding | None) -> str:

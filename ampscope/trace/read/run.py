@@ -16,7 +16,7 @@ import duckdb
 import narwhals as nw
 import pyarrow as pa
 
-from ampscope.notebook_repr import Shown
+from ampscope.notebook_repr import NotebookRepr
 from ampscope.trace.files.layout import ranks
 from ampscope.trace.manifest import Manifest, read_manifest
 from ampscope.trace.read.database import sealed_off
@@ -68,7 +68,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     return Run(locate(Path(path)))
 
 
-class Run(Shown):
+class Run(NotebookRepr):
     """A run that is read. Usable from several threads; what it keeps is footers of sealed parts and journaled rows.
 
     Each access to a table looks at the folder anew, so that it sees the rows written since, of which it reads no more

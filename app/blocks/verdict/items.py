@@ -8,7 +8,7 @@ from state.address import told
 from ampscope.analysis.results import Diagnosis, Finding, Incident
 from ampscope.analysis.words.wording import cause_in_words, steps_in_words
 from ampscope.report.html.markup import as_html
-from ampscope.report.html.report_page import told_first
+from ampscope.report.html.report_page import most_urgent_first
 from ampscope.report.safe_text import short
 from ampscope.trace.vocabulary import Severity
 
@@ -28,7 +28,7 @@ _LISTED = 20
 def items(diagnosis: Diagnosis) -> dict[str, Item]:
     """Everything noticed, by a short name; what to read first comes first, harmless things last."""
     named: dict[str, Item] = {}
-    for item in told_first(diagnosis):
+    for item in most_urgent_first(diagnosis):
         named[_name(item, named)] = item
     return named
 

@@ -91,7 +91,7 @@ def test_a_module_that_is_not_there_is_said_and_all_are_shown(show: Show) -> Non
     shown = show("healthy", "precision", module="<b>nowhere</b>")
     assert "there is no <b>nowhere</b> here; this is the whole model" in shown.words
     assert "<b>nowhere</b>" not in "".join(shown.raw)
-    assert "blocks.3" in shown.figures[0]
+    assert '"amp-share-name">blocks.3' in "".join(shown.raw)
 
 
 def test_pages_stand_in_the_order_in_which_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

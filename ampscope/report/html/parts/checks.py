@@ -21,6 +21,6 @@ def _check(check: Check) -> str:
         kind, sign, word = "passed", "\N{CHECK MARK}", ""
     else:
         kind, sign, word = "idle", "\N{EN DASH}", "no scaler in this run"
-    told = f' <span class="amp-place">{word}</span>' if word else ""
+    note = f' <span class="amp-place">{word}</span>' if word else ""
     spoken = {"failed": "mistaken", "passed": "right", "idle": "does not apply"}[kind]
-    return f'<li class="{kind}"><span role="img" aria-label="{spoken}">{sign}</span>{as_html(check.words)}{told}</li>'
+    return f'<li class="{kind}"><span role="img" aria-label="{spoken}">{sign}</span>{as_html(check.words)}{note}</li>'

@@ -24,8 +24,8 @@ def found(incident: Incident) -> Iterator[str]:
     noticed = trigger_in_words(incident.trigger)
     if noticed:
         yield f"Noticed because {noticed}."
-    if told := replay_in_words(incident):
-        yield told
+    if trust := replay_in_words(incident):
+        yield trust
     if incident.fp32_ok is not None:
         yield _FP32[incident.fp32_ok]
 

@@ -14,7 +14,7 @@ from ampscope.report.html.figures.path_graph import path_graph_html
 from ampscope.report.html.markup import as_html
 from ampscope.report.html.parts.card import Item, remedies_html
 from ampscope.report.html.parts.evidence import found, operand_table
-from ampscope.report.html.parts.tried import tried_table
+from ampscope.report.html.parts.replays import replay_table
 from ampscope.report.html.source import listing
 from ampscope.trace.vocabulary import Severity
 
@@ -37,7 +37,7 @@ def _evidence(incident: Incident, seen: Closeup) -> str:
     operands = (*incident.inputs, *incident.outputs)
     parts = [
         section("From the origin to what it reached", path_graph_html(path_graph(incident, seen)), level=3),
-        section("What was tried", tried_table(incident.tried), level=3),
+        section("What was tried", replay_table(incident.tried), level=3),
         section("How it was found", "".join(map(paragraph, found(incident))), level=3),
         section("What the op read and wrote", operand_table(operands), level=3),
         section("Magnitudes", magnitudes_html(magnitudes(operands, incident.tried)), level=3),
@@ -50,6 +50,6 @@ def tripped_html(names: Sequence[str]) -> str:
     """The parameters whose gradients were not finite; the first by name, the rest counted."""
     if not names:
         return ""
-    told = "<br>".join(as_html(name, 120) for name in names[:NAMED])
+    shown = "<br>".join(as_html(name, 120) for name in names[:NAMED])
     more = f"and {len(names) - NAMED:,} more parameters" if len(names) > NAMED else ""
-    return f'<div class="amp-code amp-names">{told}</div><div class="amp-place">{more}</div>'
+    return f'<div class="amp-code amp-names">{shown}</div><div class="amp-place">{more}</div>'

@@ -11,7 +11,7 @@ import ampscope
 from ampscope.analysis.overview.overview import overview
 from ampscope.analysis.precision.precision import precision
 from ampscope.analysis.scale.scale_history import scale_history
-from ampscope.notebook_repr import Shown
+from ampscope.notebook_repr import NotebookRepr
 from tests.support.paths import SAMPLES
 from tests.support.scenes import HOSTILE, SCENES
 
@@ -23,7 +23,7 @@ def run() -> ampscope.Run:
     return ampscope.open_run(SAMPLE)
 
 
-def html(result: Shown) -> str:
+def html(result: NotebookRepr) -> str:
     shown = result._repr_html_()
     assert shown is not None
     return shown
@@ -73,7 +73,7 @@ def test_a_run_that_cannot_be_read_any_more_falls_back_to_its_text(tmp_path: Pat
 
 def test_a_result_without_a_view_shows_its_text() -> None:
     @dataclass(frozen=True, slots=True)
-    class Other(Shown):
+    class Other(NotebookRepr):
         value: int
 
     assert Other(3)._repr_html_() is None

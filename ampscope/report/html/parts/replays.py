@@ -23,7 +23,7 @@ _OUTCOMES: dict[str, str] = {
 }
 
 
-def tried_table(tried: Sequence[Tried]) -> str:
+def replay_table(tried: Sequence[Tried]) -> str:
     """One row for each replay: the change, what came out, and what the op at the origin gave; empty without any."""
     if not tried:
         return ""

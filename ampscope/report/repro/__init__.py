@@ -1,0 +1,1 @@
+"""A failed op as a script of its own."""

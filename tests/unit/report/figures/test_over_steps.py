@@ -1,0 +1,66 @@
+"""The figures over steps before they are drawn: what is in them, and on which axes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from ampscope.analysis.numerics.curve import Curve
+from ampscope.analysis.overview.overview import Moment, Overview
+from ampscope.analysis.scale.scale_history import ScaleHistory
+from ampscope.analysis.scale.what_if import ScalerRules, WhatIf
+from ampscope.report.figures.axis import round_ticks
+from ampscope.report.figures.over_steps import scale_stack, timeline_stack, what_if_stack
+from ampscope.report.figures.panels import counter_panel, measure_panel, scale_panel
+from ampscope.trace.schema import ScalerAction
+
+
+def test_a_learning_rate_that_never_moves_says_nothing() -> None:
+    flat, falling = (Curve(steps=(0, 1), values=values) for values in ((0.1, 0.1), (0.1, 0.05)))
+    assert timeline_stack(Overview(steps=2, lr=flat), []).panels == ()
+    assert [panel.name for panel in timeline_stack(Overview(steps=2, lr=falling), []).panels] == ["learning rate"]
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("values", [(0.0, 0.0), (5.0, 5.0), (-3.0, 1e30), (1e-30, 1e30), (5e-324, 1e-323), (0.0, 1.0)])
+def test_a_measure_of_any_extent_has_labels_on_its_axis(values: tuple[float, ...], log: bool) -> None:
+    axis = measure_panel(Curve(steps=(0, 1), values=values), "loss", "", log=log).axis
+    assert len(axis.ticks) == len(axis.labels) <= 10
+    assert all(-1e-9 <= axis.place(tick) <= 1 + 1e-9 for tick in axis.ticks)
+
+
+def test_a_value_says_what_it_is() -> None:
+    assert measure_panel(Curve(), "loss", "").hover(math.pi) == "loss 3.142"
+    assert scale_panel(Curve()).hover(13.0) == "loss scale 8,192 (2^13)"
+    assert counter_panel(Curve(), "growth tracker").hover(1999.0) == "growth tracker 1,999"
+
+
+def test_a_counters_target_is_drawn_where_it_is_near() -> None:
+    near, far = (counter_panel(Curve(steps=(0,), values=(100.0,)), "x", target=target) for target in (300.0, 3000.0))
+    assert (near.target, near.target_words) == (300.0, "grows at 300")
+    assert far.target is None
+
+
+def test_what_was_and_what_would_have_been_stand_on_one_axis() -> None:
+    was, would = (Curve(steps=(0, 1), values=values) for values in ((3.0, 4.0), (-9.0, 20.0)))
+    stack = what_if_stack(WhatIf(rules=ScalerRules(), log2_scale=would, skips=(1,)), ScaleHistory(log2_scale=was))
+    assert stack.panels[0].axis == stack.panels[1].axis
+    assert stack.panels[0].axis.low < -9 < 20 < stack.panels[0].axis.high
+    assert [lane.name for lane in stack.lanes] == ["would be"]
+
+
+def test_a_step_with_a_mark_is_on_the_axis() -> None:
+    moments = [Moment(step=90, kind=ScalerAction.STATE_SAVED, text="")]
+    history = ScaleHistory(steps=2, log2_scale=Curve(steps=(10, 11), values=(3.0, 4.0)))
+    stack = scale_stack(history, moments, marked=11)
+    assert (stack.axis.low, stack.axis.high, stack.marked) == (10, 90, 11)
+    assert [lane.name for lane in stack.lanes] == ["state saved"]
+    assert stack.lines == (90,)
+
+
+@pytest.mark.parametrize("bounds", [(0, 299), (0, 1), (3, 3), (0.1, 0.9), (-5, 1e9), (1e-9, 2e-9)])
+def test_ticks_are_few_and_inside(bounds: tuple[float, float]) -> None:
+    ticks = round_ticks(*bounds, 6)
+    assert 1 <= len(ticks) <= 8
+    assert all(bounds[0] - 1e-12 <= tick <= bounds[1] * (1 + 1e-9) for tick in ticks)
