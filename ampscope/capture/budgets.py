@@ -96,7 +96,7 @@ class ReplayBudget:
         self._before = 0.0  # spent before the present incident
         self._incidents = 0
         self._last = 0.0
-        self._seen: dict[object, tuple[int, int]] = {}  # failure -> how often it was replayed, and the latest step
+        self._replayed: dict[object, tuple[int, int]] = {}  # failure -> how often it was replayed, and the latest step
         self._started = time.perf_counter()
 
     def allows(self, failure: object, step: int) -> bool:
@@ -107,12 +107,12 @@ class ReplayBudget:
                 those are for what has not been looked at yet.
             step: When.
         """
-        self._seen = {key: seen for key, seen in self._seen.items() if step - seen[1] <= FORGOTTEN_AFTER}
-        often, _ = self._seen.get(failure, (0, step))
+        self._replayed = {key: past for key, past in self._replayed.items() if step - past[1] <= FORGOTTEN_AFTER}
+        often, _ = self._replayed.get(failure, (0, step))
         free = FREE_REPLAY_SECONDS if often < SAME_FAILURE else 0.0
         fits = self._incidents < ALWAYS_REPLAYED or self._within_share(free)
         self._incidents += fits
-        self._seen[failure] = often + fits, step
+        self._replayed[failure] = often + fits, step
         self._before = self._spent
         return fits
 

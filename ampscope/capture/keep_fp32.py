@@ -180,14 +180,14 @@ def _widened(value: Any) -> Any:
 
 def _widened_fields(value: Any) -> Any:
     """A dataclass, or a dict of a class of its own (both at once, as outputs of transformers), with wider tensors."""
-    twin = copy.copy(value)
+    copied = copy.copy(value)
     if dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
-            object.__setattr__(twin, field.name, _widened(getattr(value, field.name)))
+            object.__setattr__(copied, field.name, _widened(getattr(value, field.name)))
     if isinstance(value, dict):
         for key, item in value.items():
-            dict.__setitem__(twin, key, _widened(item))
-    return twin
+            dict.__setitem__(copied, key, _widened(item))
+    return copied
 
 
 def _holds_half(value: Any) -> bool:

@@ -19,7 +19,7 @@ from ampscope.capture.record.terminal import Terminal
 from ampscope.capture.step.assembly import step_watch
 from ampscope.capture.step.scaler_watch import ScalerWatch
 from ampscope.capture.torch_support import torch_private
-from ampscope.capture.torch_support.guard import Attempt, Guard
+from ampscope.capture.torch_support.guard import Guard, Suppressed
 from ampscope.capture.torch_support.models import Models
 from ampscope.errors import WatchError
 from ampscope.trace.schema import EventKind
@@ -104,7 +104,7 @@ class Scope:
             self._writer.close,
         ]
         for remove in removals:
-            with Attempt():  # whatever one of them meets, the others follow
+            with Suppressed():  # whatever one of them meets, the others follow
                 remove()
 
     def __enter__(self) -> Scope:
@@ -184,9 +184,9 @@ class Scope:
         def failed(text: str) -> None:
             owner = scope()
             if owner is not None:
-                with Attempt():  # what fails may be the record itself
+                with Suppressed():  # what fails may be the record itself
                     owner._recorder.event(EventKind.WARNING, owner._steps.optimizers.step_of(None), text)
-                with Attempt():
+                with Suppressed():
                     owner._steps.part_failed()
 
         return Guard(part, failed)

@@ -1,4 +1,4 @@
-"""The coat of a watched model: its outermost calls go through the step watch."""
+"""The instrumented form of a watched model: its outermost calls go through the step watch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CallListener(Protocol):
         """It was left by an exception."""
 
 
-class WatchedModule(instrumented.Coat):
+class WatchedModule(instrumented.Instrumented):
     """Behaviour of a module that a scope watches."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -43,17 +43,17 @@ class WatchedModule(instrumented.Coat):
 
 
 class _Hooked(NamedTuple):
-    """An outermost call seen by the learning hooks."""
+    """An outermost call that the learning hooks noticed."""
 
     module: nn.Module
     entry: Any
 
 
 class ModuleWatch:
-    """Puts coats on the models and passes on the outermost of their calls.
+    """Instruments the models and passes on the outermost of their calls.
 
     A loop may call ``model.encoder(x)`` and never the root. During the first `LEARNING_STEPS` steps, hooks on every
-    module's call find such submodules; they get a coat of their own.
+    module's call find such submodules; they are instrumented too.
 
     Args:
         models: The watched models.
@@ -65,16 +65,16 @@ class ModuleWatch:
         self._caller = caller
         self._thread: int | None = None  # of the first call; replicas in other threads are not the loop's
         self._depth = 0
-        self._coated: dict[int, nn.Module] = {}
+        self._instrumented: dict[int, nn.Module] = {}
         self._hooks: list[Any] = []
         self._hooked: _Hooked | None = None
         self._steps = 0
-        self._seen = False
+        self._was_called = False
 
     def install(self) -> None:
-        """Puts the coats on."""
+        """Instruments every model."""
         for root in self._models.roots:
-            self._put_on(root)
+            self._instrument(root)
         if not self._models.compiled:
             self._hooks = [
                 register_module_forward_pre_hook(self._before),
@@ -82,11 +82,11 @@ class ModuleWatch:
             ]
 
     def uninstall(self) -> None:
-        """Takes every coat off."""
+        """Gives every module its own class back."""
         self._stop_learning()
-        for module in self._coated.values():
-            instrumented.take_off(module)
-        self._coated.clear()
+        for module in self._instrumented.values():
+            instrumented.restore(module)
+        self._instrumented.clear()
 
     def stepped(self) -> None:
         """A step is over."""
@@ -97,13 +97,13 @@ class ModuleWatch:
     @property
     def silent(self) -> bool:
         """Whether learning is over and no call of a watched module was ever seen."""
-        return self._steps == LEARNING_STEPS and not self._seen
+        return self._steps == LEARNING_STEPS and not self._was_called
 
     def called(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A module with a coat was called."""
+        """An instrumented module was called."""
         if not self._is_outermost(module):
             return forward(*args, **kwargs)
-        self._seen = True
+        self._was_called = True
         if self._hooks and self._models.compiled:
             self._stop_learning()  # now: torch compiles again when the number of hooks on all modules changes
         entry = self._caller.enter(module, args, kwargs)
@@ -119,7 +119,7 @@ class ModuleWatch:
         return result
 
     def _is_outermost(self, module: nn.Module) -> bool:
-        outermost = not self._depth and id(module) in self._coated and self._in_thread()
+        outermost = not self._depth and id(module) in self._instrumented and self._in_thread()
         return outermost and not torch_private.in_functorch()
 
     def _in_thread(self) -> bool:
@@ -127,9 +127,9 @@ class ModuleWatch:
             self._thread = threading.get_ident()
         return threading.get_ident() == self._thread
 
-    def _put_on(self, module: nn.Module) -> None:
-        if id(module) not in self._coated and not instrumented.is_coated(module):
-            self._coated[id(module)] = instrumented.put_on(module, WatchedModule, self)
+    def _instrument(self, module: nn.Module) -> None:
+        if id(module) not in self._instrumented and not instrumented.is_instrumented(module):
+            self._instrumented[id(module)] = instrumented.instrument(module, WatchedModule, self)
 
     # -- learning -----------------------------------------------------------------------------------------------
 
@@ -141,10 +141,10 @@ class ModuleWatch:
         if torch.compiler.is_compiling() or torch_private.compiles() or torch_private.in_functorch():
             return
         known = id(module) in self._models.names and not isinstance(module, torch.jit.ScriptModule)
-        if self._depth or not known or id(module) in self._coated or not self._in_thread():
+        if self._depth or not known or id(module) in self._instrumented or not self._in_thread():
             return
-        self._put_on(module)
-        self._seen = True
+        self._instrument(module)
+        self._was_called = True
         kwargs = torch_private.forward_kwargs(sys._getframe(1))
         self._hooked = _Hooked(module, self._caller.enter(module, args, kwargs))
         self._depth += 1

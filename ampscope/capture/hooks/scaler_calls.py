@@ -39,22 +39,22 @@ def announced(listeners: list[ScalerListener], call: ScalerCall, proceed: Callab
 
 def join(scaler: Any, listener: ScalerListener) -> None:
     """Tells ``listener`` what ``scaler`` does from now on."""
-    if not instrumented.is_coated(scaler):
-        instrumented.put_on(scaler, WatchedScaler, ScalerListeners())
+    if not instrumented.is_instrumented(scaler):
+        instrumented.instrument(scaler, WatchedScaler, ScalerListeners())
     scaler.ampscope_owner.present.append(listener)
 
 
 def leave(scaler: Any, listener: ScalerListener) -> None:
     """Ends that; the last to leave gives the scaler its own class back."""
-    if instrumented.is_coated(scaler):
+    if instrumented.is_instrumented(scaler):
         present = scaler.ampscope_owner.present
         if listener in present:
             present.remove(listener)
         if not present:
-            instrumented.take_off(scaler)
+            instrumented.restore(scaler)
 
 
-class WatchedScaler(instrumented.Coat):
+class WatchedScaler(instrumented.Instrumented):
     """Behaviour of a scaler that a scope watches: each `ScalerMethod` does what it did, and is announced."""
 
     ampscope_owner: ScalerListeners

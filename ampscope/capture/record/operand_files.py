@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ampscope import provenance
-from ampscope.capture.replay.failure import Observed
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.tracing.operand_keeper import MOST_BYTES, HeldCall, OperandKeeper
+from ampscope.capture.tracing.traced_rows import TracedRows
 from ampscope.provenance import Graph
 from ampscope.trace.files.durable import write_whole
 from ampscope.trace.files.saved_operands import SavedCall, as_metadata, operand_files, operands_path
@@ -41,18 +41,18 @@ class OperandFiles:
         """What looks at the ops of the next replay; None when there is no room for more."""
         return OperandKeeper(self._guard) if self._left > 0 and not self._guard.broken else None
 
-    def write(self, keeper: OperandKeeper, seen: Observed, *, optimizer: int) -> None:
+    def write(self, keeper: OperandKeeper, rows: TracedRows, *, optimizer: int) -> None:
         """Writes the operands of the ops at which what mattered was born.
 
         Args:
             keeper: What looked at the replay.
-            seen: What the replay's tracer saw.
+            rows: The records of the replay.
             optimizer: Number of the step's optimizer.
         """
         if self._guard.broken:
             return
         with self._guard:
-            self._write(keeper, Graph(seen.ops, seen.edges, seen.sites.row), optimizer)
+            self._write(keeper, Graph(rows.ops, rows.edges, rows.sites.row), optimizer)
 
     def _write(self, keeper: OperandKeeper, graph: Graph, optimizer: int) -> None:
         room = min(MOST_BYTES, self._left)

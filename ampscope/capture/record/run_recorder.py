@@ -10,8 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ampscope.capture.record.operand_files import OperandFiles
-from ampscope.capture.replay.cure_search import Trying
-from ampscope.capture.replay.step_replay import Outcome
+from ampscope.capture.replay.results import ReplayResult, TrialResult
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.user_line import NOWHERE, Place
 from ampscope.capture.tracing.sites import Sites, dtype_name, shape_name
@@ -60,7 +59,7 @@ class Recorder:
         self.operands = operands
         self._writer = writer
         self._models = models
-        self._seen_findings: set[tuple[str, Place]] = set()
+        self._written_findings: set[tuple[str, Place]] = set()
         resume = writer.resume
         self.segment = resume.segment
         self.next_step = dict(resume.next_step)
@@ -149,7 +148,7 @@ class Recorder:
         optimizer: int,
         loss: float | None,
         scale: float | None,
-        outcome: Outcome,
+        outcome: ReplayResult,
         evidence: Evidence,
     ) -> None:
         """A step went wrong."""
@@ -170,24 +169,24 @@ class Recorder:
         )
         self._writer.put(Table.INCIDENTS, [row])
 
-    def trial(self, trying: Trying, *, step: int, optimizer: int) -> None:
+    def trial(self, trial: TrialResult, *, step: int, optimizer: int) -> None:
         """A change was tried on a step that went wrong."""
-        came, conversions = trying.came, trying.change.conversions
-        loss = came.loss / (trying.scale or 1.0) if came.loss is not None else None
+        result, conversions = trial.result, trial.conversions
+        loss = result.loss / (trial.scale or 1.0) if result.loss is not None else None
         row = ReplayRow(
             step,
             optimizer,
             self.segment,
             time.time(),
-            trying.change.kind,
-            trying.change.modules,
-            trying.scale,
-            came.outcome,
-            came.reason,
+            trial.change,
+            trial.modules,
+            trial.scale,
+            result.outcome,
+            result.reason,
             loss,
-            came.seconds,
-            trying.low,
-            trying.high,
+            result.seconds,
+            trial.low,
+            trial.high,
             tuple(place.file for place in conversions),
             tuple(place.line for place in conversions),
             tuple(place.text for place in conversions),
@@ -198,9 +197,9 @@ class Recorder:
         self, cause: Cause, step: int, where: Place, *, form: MistakeForm | None, evidence: dict[str, Any]
     ) -> None:
         """A usage mistake was seen; the same one at the same line is written once."""
-        if (cause, where) in self._seen_findings:
+        if (cause, where) in self._written_findings:
             return
-        self._seen_findings.add((cause, where))
+        self._written_findings.add((cause, where))
         row = FindingRow(
             step,
             self.segment,

@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from ampscope.capture.torch_support.guard import Attempt
+from ampscope.capture.torch_support.guard import Suppressed
 from ampscope.capture.torch_support.user_line import Place
 from ampscope.trace.schema import ReplayStatus
 from ampscope.trace.vocabulary import MISTAKES_IN_WORDS, Cause
@@ -35,7 +35,7 @@ class Terminal:
     def line(self, text: str) -> None:
         """Prints a line of AMPscope's."""
         if not self._quiet:
-            with Attempt():  # there may be no terminal any more
+            with Suppressed():  # there may be no terminal any more
                 sys.stderr.write(f"ampscope: {text}\n")
                 sys.stderr.flush()
 

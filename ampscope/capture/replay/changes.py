@@ -12,15 +12,15 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ampscope.capture.keep_fp32 import in_float32
-from ampscope.capture.replay.half_conversions import HALF, METHODS, dtypes_asked
 from ampscope.capture.torch_support import call_state, torch_private
+from ampscope.capture.torch_support.half_conversions import HALF, METHODS, dtypes_asked
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.user_line import NOWHERE, Place
 from ampscope.trace import schema
 from ampscope.trace.schema import LOSS_CODE
 
 
-class Change:
+class ReplayChange:
     """Nothing is changed: the faithful replay, and the base of every change."""
 
     kind = schema.Change.NONE
@@ -41,14 +41,14 @@ class Change:
         """Makes the change, for the body.
 
         Args:
-            place: Tells the line of the torch function that is being called.
+            place: Gives the line of the torch function that is being called.
         """
         self._place = place
-        with self._made():
+        with self._applied():
             yield
 
     @contextlib.contextmanager
-    def _made(self) -> Iterator[None]:
+    def _applied(self) -> Iterator[None]:
         yield
 
     def _note_conversion(self) -> None:
@@ -62,11 +62,11 @@ class Change:
         """A torch function of the loss code as the replay calls it."""
         return call
 
-    def dress(self, models: Models) -> None:
-        """Changes modules; their attributes are twins at this time, and go with the replay."""
+    def change_modules(self, models: Models) -> None:
+        """Changes modules; their attributes are copies at this time, and go with the replay."""
 
 
-class AllIn(Change):
+class EverythingIn(ReplayChange):
     """Every half-precision computation in another dtype: autocast, explicit conversions, half parameters and inputs.
 
     Args:
@@ -79,27 +79,27 @@ class AllIn(Change):
         self._instead = dict.fromkeys(HALF - {dtype}, dtype)
 
     @contextlib.contextmanager
-    def _made(self) -> Iterator[None]:
+    def _applied(self) -> Iterator[None]:
         with _autocast_in(self._instead), _Conversions(self._instead, self._note_conversion):
             yield
 
     def leaf(self, tensor: Tensor) -> Tensor:
-        """See `Change.leaf`."""
+        """See `ReplayChange.leaf`."""
         return tensor.to(self._instead.get(tensor.dtype, tensor.dtype))
 
 
-class ConversionsIn32(Change):
+class ConversionsInFloat32(ReplayChange):
     """Float32 wherever the code asks for a half dtype by name; autocast, parameters and inputs stay as they are."""
 
     kind = schema.Change.CONVERSIONS
 
     @contextlib.contextmanager
-    def _made(self) -> Iterator[None]:
+    def _applied(self) -> Iterator[None]:
         with _Conversions(dict.fromkeys(HALF, torch.float32), self._note_conversion):
             yield
 
 
-class ModulesIn32(Change):
+class ModulesInFloat32(ReplayChange):
     """Some modules in float32 inside their autocast region, as `ampscope.keep_fp32` runs them.
 
     Args:
@@ -115,31 +115,31 @@ class ModulesIn32(Change):
         self._instead = dict.fromkeys(HALF, torch.float32) if conversions else {}
 
     @contextlib.contextmanager
-    def _made(self) -> Iterator[None]:
+    def _applied(self) -> Iterator[None]:
         with _Conversions(self._instead, self._note_conversion):
             yield
 
     def function(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """See `Change.function`; what the loss code converts to a half dtype, the function after it gets wider."""
+        """See `ReplayChange.function`; what the loss code converts to half, the function after it gets wider."""
         if LOSS_CODE not in self.modules:
             return call
         wider = in_float32(call)
 
-        def noted(*args: Any, **kwargs: Any) -> Any:
+        def call_noted(*args: Any, **kwargs: Any) -> Any:
             if HALF & dtypes_asked(call, args, kwargs):
                 self._note_conversion()
             return wider(*args, **kwargs)
 
-        return noted
+        return call_noted
 
-    def dress(self, models: Models) -> None:
-        """See `Change.dress`."""
+    def change_modules(self, models: Models) -> None:
+        """See `ReplayChange.change_modules`."""
         for module in models.modules:
             if models.names[id(module)] in self.modules:
                 module.__dict__["forward"] = in_float32(module.forward)
 
 
-class Scale(Change):
+class OtherLossScale(ReplayChange):
     """Another loss scale.
 
     Args:

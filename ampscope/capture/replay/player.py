@@ -1,4 +1,4 @@
-"""Plays a step tape: runs its calls again, in order, on stand-ins for whatever they could change."""
+"""Plays a step tape: runs its calls again, in order, on substitutes for whatever they could change."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ampscope.capture.replay import tape
-from ampscope.capture.replay.changes import Change
-from ampscope.capture.replay.stand_ins import StandIns, StateKeeper
-from ampscope.capture.replay.tape import Entry, Held, Kind, Outside, Result, Tape
+from ampscope.capture.replay.changes import ReplayChange
+from ampscope.capture.replay.substitutes import Substitutes
+from ampscope.capture.replay.tape.call_tape import in_place_results
+from ampscope.capture.replay.tape.entry import EarlierResult, Entry, EntryKind, OutsideTensor
+from ampscope.capture.replay.tape.fingerprints import alike, fingerprint
+from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.torch_support import call_state, tensor_tree, torch_private
+from ampscope.capture.torch_support.backward_call import backward_roots, creates_graph
 from ampscope.capture.torch_support.call_state import random_state_kept
 from ampscope.capture.torch_support.function_names import attaches
 from ampscope.capture.torch_support.models import Models, unwrapped
@@ -24,21 +27,11 @@ from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.schema import Node
 
 
-class Recording(NamedTuple):
-    """What it takes to run a step again."""
-
-    tape: Tape
-    state: StateKeeper  #: what forward may change, as it was when the step began
-    since: int  #: position on the tape where the step begins; of what lies before, only what it depends on is run
-    had_gradients: bool = False  #: gradients were there before its first backward
-    scale: float | None = None  #: its loss scale; None without a scaler
-
-
 class Player:
     """One run over a tape.
 
     Args:
-        recording: The step.
+        step: The step.
         models: The watched models.
         tracer: Observes every op; its sinks are set at the end.
         change: What is done otherwise than in the real step.
@@ -50,15 +43,14 @@ class Player:
             for only where nothing is changed.
     """
 
-    def __init__(self, recording: Recording, models: Models, tracer: Tracer, change: Change) -> None:
-        needed = recording.tape.needed(recording.since)
-        self._entries = [(number, recording.tape[number]) for number in needed]
+    def __init__(self, step: TapedStep, models: Models, tracer: Tracer, change: ReplayChange) -> None:
+        self._entries = step.entries()
         self._models = models
         self._tracer = tracer
         self._change = change
-        self._faithful = type(change) is Change
-        self._factor = change.scale / recording.scale if change.scale and recording.scale else 1.0
-        self._stand_ins = StandIns(models, recording.state, change.leaf)
+        self._faithful = type(change) is ReplayChange
+        self._scale_factor = change.scale / step.scale if change.scale and step.scale else 1.0
+        self._substitutes = Substitutes(models, step.state, change.leaf)
         self._results: dict[int, list[Tensor]] = {}
         self.losses: list[Tensor] = []
         self.bad_gradients: frozenset[str] = frozenset()
@@ -75,8 +67,8 @@ class Player:
             if self._faithful:
                 self._check_versions()
             self._name_leaves()
-            with self._stand_ins.in_place(self._hooks()):
-                self._change.dress(self._models)
+            with self._substitutes.installed(self._hooks()):
+                self._change.change_modules(self._models)
                 with self._change.active(self._tracer.place_now), self._tracer.active():
                     self._play_entries()
             self._mark_sinks()
@@ -87,7 +79,7 @@ class Player:
         return not self.bad_gradients and all(finite(loss) for loss in self.losses)
 
     def _play_entries(self) -> None:
-        for _, entries in groupby(self._entries, key=lambda numbered: numbered[1].epoch):
+        for _, entries in groupby(self._entries, key=lambda numbered: numbered[1].state.autocast_epoch):
             with call_state.one_autocast_cache():
                 for number, entry in entries:
                     self._play_entry(number, entry)
@@ -95,30 +87,30 @@ class Player:
     def _hooks(self) -> list[Callable[..., Any]]:
         """What the loop attached to tensors in this step; it runs again in the replay's backward."""
         attached = (entry for _, entry in self._entries if attaches(entry.call))
-        return [value for entry in attached for value in entry.args if callable(value)]
+        return [value for entry in attached for value in entry.arguments.args if callable(value)]
 
     def _play_entry(self, index: int, entry: Entry) -> None:
         self._tracer.paused = True
-        args, kwargs = tensor_tree.rebuild((entry.args, entry.kwargs), self._resolver(), Held)
-        if entry.scales and self._factor != 1:
+        args, kwargs = entry.arguments.resolved(self._tensor_of)
+        if entry.scales and self._scale_factor != 1:
             args = tuple(self._rescaled(value) for value in args)
         self._tracer.paused = False
         if kwargs.get("generator") is not None:
-            kwargs["generator"] = entry.kwargs["generator"].clone_state()
-        if entry.random is not None:
-            entry.random.put_back()
+            kwargs["generator"] = entry.arguments.kwargs["generator"].clone_state()
+        if entry.state.random is not None:
+            entry.state.random.put_back()
         self._tracer.entry_place = entry.place
-        for module, training in zip(self._models.modules, entry.training, strict=False):
-            module.__dict__["training"] = training  # the module's attributes are twins, and go with the replay
-        with entry.ambient.entered():
-            if entry.kind is Kind.BACKWARD:
+        for module, training in zip(self._models.modules, entry.state.training, strict=False):
+            module.__dict__["training"] = training  # the module's attributes are copies, and go with the replay
+        with entry.state.ambient.entered():
+            if entry.kind is EntryKind.BACKWARD:
                 self._backward(entry, args, kwargs)
                 return
             self._name_inputs(entry, args, kwargs)
             result = call_user(self._callable(entry), args, kwargs)
-        if entry.kind is Kind.MODULE:
+        if entry.kind is EntryKind.MODULE:
             self._compare(entry, result)
-        left = tape.produced(args, kwargs, result) if entry.in_place else tensor_tree.tensors(result)
+        left = in_place_results(args, kwargs, result) if entry.in_place else tensor_tree.tensors(result)
         self._results[index] = list(left)
 
     def _callable(self, entry: Entry) -> Callable[..., Any]:
@@ -129,72 +121,69 @@ class Player:
     def _rescaled(self, value: Any) -> Any:
         """The loss scale among the operands of its multiplication, changed."""
         is_scale = isinstance(value, Tensor) and not value.dim() and not value.requires_grad
-        return value * self._factor if is_scale else value
+        return value * self._scale_factor if is_scale else value
 
     def _compare(self, entry: Entry, result: Any) -> None:
         if not self._faithful:
             return
         self._tracer.paused = True
-        if not _alike(tape.fingerprint(result), entry.fingerprint):
+        if not alike(fingerprint(result), entry.fingerprint):
             name = self._models.names.get(id(entry.call), "") or type(entry.call).__name__
             self.differences.append(f"the output of {name} differs")
         self._tracer.paused = False
 
     def _backward(self, entry: Entry, args: Any, kwargs: Any) -> None:
         self._tracer.paused = True
-        losses = [loss.detach() for loss in tape.backward_roots(args, kwargs)]
-        if self._faithful and not _alike(losses, entry.fingerprint):
+        losses = [loss.detach() for loss in backward_roots(args, kwargs)]
+        if self._faithful and not alike(losses, entry.fingerprint):
             self.differences.append("the loss differs")
         self.losses += losses
         self._tracer.paused = False
-        self._tracer.creates_graph = tape.creates_graph(args, kwargs)
-        call_user(torch_private.seen_once(entry.call), args, kwargs)
+        self._tracer.creates_graph = creates_graph(args, kwargs)
+        call_user(torch_private.through_topmost_mode(entry.call), args, kwargs)
         self._tracer.micro_batch += 1
 
-    def _resolver(self) -> Callable[[Any], Tensor]:
-        def resolve(held: Any) -> Tensor:
-            if isinstance(held, Result):
-                return self._results[held.entry][held.leaf]
-            return self._stand_ins.of(held.tensor)
-
-        return resolve
+    def _tensor_of(self, reference: EarlierResult | OutsideTensor) -> Tensor:
+        if isinstance(reference, EarlierResult):
+            return self._results[reference.entry][reference.leaf]
+        return self._substitutes.of(reference.tensor)
 
     def _check_versions(self) -> None:
         """Notes inputs and weights that were changed in place since the real step read them."""
         for _, entry in self._entries:
             if entry.versions and entry.versions != self._models.versions(entry.module):
                 self.differences.append("weights changed since")
-            for held in entry.held:
-                if isinstance(held, Outside) and tape.version(held.tensor) != held.version:
+            for outside in entry.arguments.outside:
+                if torch_private.version_counter(outside.tensor) != outside.version:
                     self.differences.append("an input was changed in place since")
 
     def _name_leaves(self) -> None:
         for name, parameter in self._models.parameters.values():
             self._tracer.name_entry(parameter, Node.PARAMETER, name)
-        for module, name, buffer in self._stand_ins.buffers():
+        for module, name, buffer in self._substitutes.buffers():
             self._tracer.name_entry(buffer, Node.BUFFER, ".".join(filter(None, (module, name))))
 
     def _name_inputs(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        what = "" if entry.kind is Kind.MODULE else f"{getattr(entry.call, '__name__', 'a function')} "
+        what = "" if entry.kind is EntryKind.MODULE else f"{getattr(entry.call, '__name__', 'a function')} "
         for name, tensor in named_inputs(args, kwargs):
             self._tracer.name_entry(tensor, Node.INPUT, what + name)
 
     def _mark_sinks(self) -> None:
         for loss in self.losses:
             self._tracer.sink(loss, Node.LOSS, "loss")
-        gradients = [(name, p.grad) for name, p in self._stand_ins.parameters() if p.grad is not None]
+        gradients = [(name, p.grad) for name, p in self._substitutes.parameters() if p.grad is not None]
         bad = [(name, gradient) for name, gradient in gradients if not finite(gradient)]
         for name, gradient in bad:
             self._tracer.sink(gradient, Node.GRADIENT, name, name.rpartition(".")[0])
         self.bad_gradients = frozenset(name for name, _ in bad)
-        for module, name, buffer in self._stand_ins.buffers():
+        for module, name, buffer in self._substitutes.buffers():
             if not finite(buffer):
                 self._tracer.sink(buffer, Node.BUFFER_AFTER, ".".join(filter(None, (module, name))), module)
 
 
 @contextlib.contextmanager
 def _gradients_kept(models: Models) -> Iterator[None]:
-    """Puts back every ``.grad`` in case a module holds a parameter where no stand-in reaches it."""
+    """Puts back every ``.grad`` in case a module holds a parameter where no substitute reaches it."""
     kept = [(parameter, parameter.grad) for _, parameter in models.parameters.values()]
     for parameter, _ in kept:
         parameter.grad = None
@@ -230,13 +219,3 @@ def named_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tupl
         found = list(tensor_tree.tensors(value))
         for part, tensor in enumerate(found):
             yield name if len(found) == 1 else f"{name}[{part}]", tensor
-
-
-def _alike(ours: list[Tensor], theirs: list[Tensor]) -> bool:
-    """Whether two lists of tensors hold the same values, NaN equal to NaN."""
-    if len(ours) != len(theirs):
-        return False
-    return all(
-        a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | (a.isnan() & b.isnan())).all())
-        for a, b in zip(ours, theirs, strict=True)
-    )

@@ -3,77 +3,51 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from ampscope.capture.replay import memory, tape
-from ampscope.capture.replay.changes import Change
-from ampscope.capture.replay.player import Player, Recording
-from ampscope.capture.replay.tape import Entry, Kind, Outside, Result, Tape
-from ampscope.capture.torch_support.guard import Attempt
+from ampscope.capture.replay import memory
+from ampscope.capture.replay.changes import ReplayChange
+from ampscope.capture.replay.player import Player
+from ampscope.capture.replay.results import ChangedResult, ReplayResult, Symptom
+from ampscope.capture.replay.tape.call_tape import MAX_ENTRIES
+from ampscope.capture.replay.tape.entry import EarlierResult, Entry, EntryKind, OutsideTensor
+from ampscope.capture.replay.tape.taped_step import TapedStep
+from ampscope.capture.torch_support.guard import Suppressed
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.tracing.tracer import CommunicationError, Tracer
 from ampscope.trace.schema import ReplayStatus, Trial
 
 
-class Symptom(NamedTuple):
-    """What was not finite in the real step; false when nothing was."""
-
-    gradients: frozenset[str] = frozenset()
-    loss: bool = False
-    judged: frozenset[str] = frozenset()  #: the parameters whose gradients were looked at; empty for all
-
-    def __bool__(self) -> bool:
-        return bool(self.gradients) or self.loss
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What a replay came to."""
-
-    status: ReplayStatus
-    reason: str = ""
-    seconds: float = 0.0
-    bad_rows: dict[str, list[int]] = field(default_factory=dict)  #: of each input that is not finite, by name
-
-
-class Tried(NamedTuple):
-    """What came out of a replay with one thing changed."""
-
-    outcome: Trial
-    reason: str = ""
-    loss: float | None = None
-    seconds: float = 0.0
-
-
-def run(recording: Recording, models: Models, tracer: Tracer, real: Symptom) -> Outcome:
-    """Replays ``recording`` under ``tracer`` and compares it with the real step.
+def run(step: TapedStep, models: Models, tracer: Tracer, real: Symptom) -> ReplayResult:
+    """Replays ``step`` under ``tracer`` and compares it with the real step.
 
     Args:
-        recording: The step.
+        step: The step.
         models: The watched models.
         tracer: Observes every op; its sinks are set here.
         real: What was bad in the real step.
 
     Returns:
-        The outcome. Nothing of the model, the generators or the gradients is different afterwards.
+        What it came to. Nothing of the model, the generators or the gradients is different afterwards.
     """
     started = time.perf_counter()
-    obstacle = _obstacle(recording)
+    obstacle = _obstacle(step)
     if obstacle:
-        return Outcome(ReplayStatus.UNAVAILABLE, obstacle)
-    player = Player(recording, models, tracer, Change())
+        return ReplayResult(ReplayStatus.UNAVAILABLE, obstacle)
+    player = Player(step, models, tracer, ReplayChange())
     failed = _play(player)
-    outcome = Outcome(ReplayStatus.UNAVAILABLE, failed) if failed else _compared(player, real, recording.had_gradients)
-    outcome.seconds = time.perf_counter() - started
-    return outcome
+    if failed:
+        result = ReplayResult(ReplayStatus.UNAVAILABLE, failed)
+    else:
+        result = _compared(player, real, had_gradients=step.had_gradients)
+    result.seconds = time.perf_counter() - started
+    return result
 
 
-def retry(recording: Recording, models: Models, tracer: Tracer, change: Change) -> Tried:
-    """Runs ``recording`` once more with one thing changed.
+def retry(step: TapedStep, models: Models, tracer: Tracer, change: ReplayChange) -> ChangedResult:
+    """Runs ``step`` once more with one thing changed.
 
     Args:
-        recording: A step whose faithful replay was possible.
+        step: A step whose faithful replay was possible.
         models: The watched models.
         tracer: Observes every op.
         change: What is done otherwise.
@@ -82,73 +56,72 @@ def retry(recording: Recording, models: Models, tracer: Tracer, change: Change) 
         Whether the step came out finite. Nothing of the training is different afterwards.
     """
     started = time.perf_counter()
-    player = Player(recording, models, tracer, change)
+    player = Player(step, models, tracer, change)
     failed = _play(player)
     seconds = time.perf_counter() - started
     if failed:
-        return Tried(Trial.UNAVAILABLE, failed, None, seconds)
+        return ChangedResult(Trial.UNAVAILABLE, failed, None, seconds)
     scalars = [float(loss) for loss in player.losses if loss.numel() == 1]
     loss = sum(scalars) / len(scalars) if scalars else None
-    return Tried(Trial.FINITE if player.finite else Trial.NONFINITE, "; ".join(player.differences), loss, seconds)
+    outcome = Trial.FINITE if player.finite else Trial.NONFINITE
+    return ChangedResult(outcome, "; ".join(player.differences), loss, seconds)
 
 
 def _play(player: Player) -> str:
     """Plays; returns why it could not be done, empty when it could."""
-    attempt = Attempt()
-    with attempt:
+    with Suppressed() as suppressed:
         player.play()
-    if attempt.error is None:
+    if suppressed.error is None:
         return ""
-    memory.give_back(attempt.error)
-    if isinstance(attempt.error, CommunicationError):
-        return str(attempt.error)
-    said = (str(attempt.error).splitlines() or [""])[0][:200]
-    return f"{type(attempt.error).__name__} while replaying: {said}"
+    memory.give_back(suppressed.error)
+    if isinstance(suppressed.error, CommunicationError):
+        return str(suppressed.error)
+    said = (str(suppressed.error).splitlines() or [""])[0][:200]
+    return f"{type(suppressed.error).__name__} while replaying: {said}"
 
 
-def _obstacle(recording: Recording) -> str:
+def _obstacle(step: TapedStep) -> str:
     """Why a step cannot be replayed at all; empty when it can."""
-    recorded = recording.tape
-    if recorded.spoilt:
-        return recorded.spoilt
-    if recorded.full:
-        return f"the step made more than {tape.MAX_ENTRIES} calls, too many to keep"
-    needed = [recorded[number] for number in recorded.needed(recording.since)]
-    if not any(entry.kind is Kind.BACKWARD for entry in needed):
+    if step.tape.obstacle:
+        return step.tape.obstacle
+    if step.tape.full:
+        return f"the step made more than {MAX_ENTRIES} calls, too many to keep"
+    entries = [entry for _, entry in step.entries()]
+    if not any(entry.kind is EntryKind.BACKWARD for entry in entries):
         return "no backward was seen in the step"
-    return next(filter(None, (_gap(entry, recorded) for entry in needed)), "")
+    return next(filter(None, (_gap(entry, step.tape.start) for entry in entries)), "")
 
 
-def _gap(entry: Entry, recorded: Tape) -> str:
-    """What an entry builds on that the tape does not hold, in words."""
-    for held in entry.held:
-        if isinstance(held, Result) and held.entry < recorded.start:
+def _gap(entry: Entry, start: int) -> str:
+    """What an entry builds on that the tape, which begins at ``start``, does not hold, in words."""
+    for reference in entry.arguments.tensors:
+        if isinstance(reference, EarlierResult) and reference.entry < start:
             return "the step builds on calls of a step before, which the tape has let go"
-        if isinstance(held, Outside) and held.tensor.grad_fn is not None and not _cuts_history(entry):
-            made_by = held.tensor.grad_fn.name()
+        if isinstance(reference, OutsideTensor) and reference.tensor.grad_fn is not None and not _cuts_history(entry):
+            made_by = reference.tensor.grad_fn.name()
             return f"the step uses a tensor whose making the tape did not see (its history ends in {made_by})"
     return ""
 
 
 def _cuts_history(entry: Entry) -> bool:
     """Whether a call takes the values of its operands only."""
-    return not entry.ambient.grad or getattr(entry.call, "__name__", "") == "detach"
+    return not entry.state.ambient.grad or getattr(entry.call, "__name__", "") == "detach"
 
 
-def _compared(player: Player, real: Symptom, had_gradients: bool) -> Outcome:
+def _compared(player: Player, real: Symptom, *, had_gradients: bool) -> ReplayResult:
     """Compares what the replay left with what the real step left."""
     differences = list(player.differences)
     if real and player.finite and had_gradients and not real.loss:
         reason = "the step added to gradients from before it, which may be what is not finite; they are not replayed"
-        return Outcome(ReplayStatus.UNAVAILABLE, reason)
+        return ReplayResult(ReplayStatus.UNAVAILABLE, reason)
     if real and player.finite:
         reason = "the same calls on the same values came out finite this time"
-        return Outcome(ReplayStatus.NOT_REPRODUCED, "; ".join([reason, *dict.fromkeys(differences)]))
+        return ReplayResult(ReplayStatus.NOT_REPRODUCED, "; ".join([reason, *dict.fromkeys(differences)]))
     if real.gradients and not _same_gradients(real, player.bad_gradients):
         differences.append("other parameters have non-finite gradients")
     if differences:
-        return Outcome(ReplayStatus.DIVERGED, "; ".join(dict.fromkeys(differences)))
-    return Outcome(ReplayStatus.EXACT)
+        return ReplayResult(ReplayStatus.DIVERGED, "; ".join(dict.fromkeys(differences)))
+    return ReplayResult(ReplayStatus.EXACT)
 
 
 def _same_gradients(real: Symptom, bad: frozenset[str]) -> bool:

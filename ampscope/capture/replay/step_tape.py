@@ -11,9 +11,10 @@ from torch import Tensor
 from ampscope.capture.events.calls import BackwardCall, ModuleCall, ScalerCall, ScalerMethod, StepStart
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.hooks import process_hooks
-from ampscope.capture.replay.player import Recording
-from ampscope.capture.replay.stand_ins import StateKeeper
-from ampscope.capture.replay.tape import Entry, Tape
+from ampscope.capture.replay.state_snapshot import StateSnapshot
+from ampscope.capture.replay.tape.call_tape import Tape
+from ampscope.capture.replay.tape.entry import Entry
+from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.replay.tape_mode import FunctionListener, TapeMode
 from ampscope.capture.torch_support import call_state, tensor_tree
 from ampscope.capture.torch_support.guard import Guard
@@ -39,7 +40,7 @@ class StepTape(StepObserver):
         self.guard = guard
         self._types = call_state.device_types()
         self._tape = Tape(self._types)
-        self._state = StateKeeper(models)
+        self._state = StateSnapshot(models)
         self._mode = TapeMode(self._tape, listener, guard, pause)
         self._since = 0  # where on the tape the present step begins
         self._starts: list[int] = []  # where the latest steps began
@@ -75,7 +76,7 @@ class StepTape(StepObserver):
         """
         if start.apart:
             self._tape = self._mode.recorded = Tape(self._types)
-            self._state = StateKeeper(self._models)
+            self._state = StateSnapshot(self._models)
             self._starts.clear()
         else:
             self._starts = [*self._starts, self._since, self._tape.end][-start.optimizers :]
@@ -90,14 +91,14 @@ class StepTape(StepObserver):
         self._calls += 1
         if max(self._calls, call.micro_batches) > MOST_CALLS:
             self._tape.clear()
-            self._tape.spoilt = f"more than {MOST_CALLS} calls or micro-batches came without an optimizer step"
+            self._tape.obstacle = f"more than {MOST_CALLS} calls or micro-batches came without an optimizer step"
             self._calls = 0
         place = user_place() or NOWHERE
         entry = self._tape.module_call(module, args, kwargs, place, host_random=learning or self._draws_on_host)
         entry.versions = self._models.versions(module)
-        entry.training = [each.training for each in self._models.modules]
+        entry.state.training = [each.training for each in self._models.modules]
         self._weights_at_entry = self._models.weight_norms() if learning else None
-        self.half_forward |= entry.ambient.autocast_dtype is torch.float16
+        self.half_forward |= entry.state.ambient.autocast_dtype is torch.float16
         self._entry = entry
 
     def call_ended(self, call: ModuleCall, result: Any) -> None:
@@ -108,17 +109,17 @@ class StepTape(StepObserver):
         self._tape.returned(entry, result)
         self.half_forward |= any(tensor.dtype is torch.float16 for tensor in tensor_tree.tensors(result))
         if self._weights_at_entry is not None:
-            self._draws_on_host |= entry.random is not None and not entry.random.host_unchanged()
+            self._draws_on_host |= entry.state.random is not None and not entry.state.random.host_unchanged()
             pairs = zip(self._models.weight_norms(), self._weights_at_entry, strict=True)
             self._edits_weights |= any(bool(now != before) and not bool(now.isnan()) for now, before in pairs)
         if self._edits_weights or entry.versions != self._models.versions(entry.module):
-            self._tape.spoilt = "a parameter is changed inside the forward pass"
+            self._tape.obstacle = "a parameter is changed inside the forward pass"
 
     def call_lost(self, call: ModuleCall) -> None:
         """Takes the call off the tape again."""
         entry, self._entry = self._entry, None
         if entry is not None:
-            self._tape.forget(entry)
+            self._tape.take_back(entry)
 
     @property
     def is_empty(self) -> bool:
@@ -149,12 +150,12 @@ class StepTape(StepObserver):
         """Forgets the step; an incident in it cannot be replayed, for this reason."""
         self._mode.remove()
         self._tape.clear()
-        self._tape.spoilt = reason
+        self._tape.obstacle = reason
         self._since = self._tape.end
 
-    def recording(self) -> Recording:
+    def recording(self) -> TapedStep:
         """What it takes to run the present step again."""
-        return Recording(self._tape, self._state, self._since, self._had_gradients)
+        return TapedStep(self._tape, self._state, self._since, self._had_gradients)
 
     @property
     def broken(self) -> bool:

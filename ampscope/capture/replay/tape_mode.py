@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ampscope.capture.replay import tape
-from ampscope.capture.replay.tape import Tape
+from ampscope.capture.replay.tape.call_tape import Tape
 from ampscope.capture.torch_support import tensor_tree, torch_private
 from ampscope.capture.torch_support.call_state import RandomState
-from ampscope.capture.torch_support.function_names import is_in_place
+from ampscope.capture.torch_support.function_names import draws_random_numbers, is_in_place
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.user_line import NOWHERE, user_place
 
@@ -23,7 +22,7 @@ _GRADIENT = torch.Tensor.grad
 
 @cache
 def _name_draws(name: str) -> bool:
-    return tape.draws_by_name(name)
+    return draws_random_numbers(name)
 
 
 class _Before(NamedTuple):

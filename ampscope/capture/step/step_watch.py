@@ -18,7 +18,6 @@ from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.events.open_step import OpenStep, ScaleState
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.replay.step_tape import StepTape
-from ampscope.capture.replay.tape import backward_roots
 from ampscope.capture.step.cycle import Moment, State, StepCycle
 from ampscope.capture.step.ending.endings import Endings
 from ampscope.capture.step.live_trace import LiveTrace
@@ -26,6 +25,7 @@ from ampscope.capture.step.measures import gradients
 from ampscope.capture.step.observers import Observers
 from ampscope.capture.step.optimizer_numbers import OptimizerNumbers
 from ampscope.capture.step.own_work import OwnWork
+from ampscope.capture.torch_support.backward_call import backward_roots
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.readback import Readback

@@ -8,6 +8,8 @@ from typing import Any
 #: Functions that change what backward does with their tensor, and return nothing of use.
 _ATTACHES = frozenset({"register_hook", "retain_grad"})
 
+_RANDOM = ("rand", "dropout", "bernoulli", "normal_", "uniform_", "multinomial", "exponential_", "gumbel", "rrelu")
+
 
 def is_in_place(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
     """Whether a torch function overwrites its first argument (or ``out=``), judged by torch's naming convention."""
@@ -24,3 +26,8 @@ def is_in_place(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
 def attaches(func: Callable[..., Any]) -> bool:
     """Whether a function attaches a hook to its tensor."""
     return getattr(func, "__name__", "") in _ATTACHES
+
+
+def draws_random_numbers(name: str) -> bool:
+    """Whether a torch function of this name draws random numbers."""
+    return any(word in name for word in _RANDOM)

@@ -12,15 +12,15 @@ from types import TracebackType
 RAISE = False
 
 
-class Attempt:
-    """A context that keeps what went wrong inside it: for running the user's own code once more, in a replay."""
+class Suppressed:
+    """A context that lets no exception out and keeps it: for running the user's own code once more, in a replay."""
 
     __slots__ = ("error",)
 
     def __init__(self) -> None:
         self.error: Exception | None = None
 
-    def __enter__(self) -> Attempt:
+    def __enter__(self) -> Suppressed:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:

@@ -105,14 +105,14 @@ class Models:
 
     def mutable_tensors(self) -> Iterator[Tensor]:
         """What a forward may change in place: buffers, frozen parameters, tensors in plain attributes."""
-        seen: set[int] = set()
+        yielded: set[int] = set()
         for module in self.modules:
             held = vars(module)
             frozen = [p for p in held["_parameters"].values() if p is not None and not p.requires_grad]
             plain = [held[name] for name in self._plain_tensors(module) if isinstance(held.get(name), Tensor)]
             for tensor in (*held["_buffers"].values(), *frozen, *plain):
-                if tensor is not None and id(tensor) not in seen and tensor.is_leaf:
-                    seen.add(id(tensor))
+                if tensor is not None and id(tensor) not in yielded and tensor.is_leaf:
+                    yielded.add(id(tensor))
                     yield tensor
 
     def _plain_tensors(self, module: nn.Module) -> list[str]:

@@ -56,7 +56,7 @@ class _Walk:
     """One walk: every object once, and not without end."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, Any] = {}  # kept, so that an id stays that of its object
+        self._entered: dict[int, Any] = {}  # kept, so that an id stays that of its object
         self._left = _MOST
 
     def tensors(self, value: Any, depth: int) -> Iterator[Tensor]:
@@ -70,9 +70,9 @@ class _Walk:
                 yield from self.tensors(item, depth - 1)
 
     def _enters(self, value: Any) -> bool:
-        if isinstance(value, _ATOMS) or id(value) in self._seen:
+        if isinstance(value, _ATOMS) or id(value) in self._entered:
             return False
-        self._seen[id(value)] = value
+        self._entered[id(value)] = value
         return True
 
 
@@ -109,10 +109,10 @@ class _Rebuilding:
         changed = {name: self.of(item, depth) for name, item in fields.items()}
         if all(changed[name] is item for name, item in fields.items()):
             return value
-        twin = copy.copy(value)
+        copied = copy.copy(value)
         for name, item in changed.items():
-            object.__setattr__(twin, name, item)
-        return twin
+            object.__setattr__(copied, name, item)
+        return copied
 
     def _sequence(self, value: Any, depth: int) -> Any:
         items = [self.of(item, depth) for item in value]
@@ -126,10 +126,10 @@ class _Rebuilding:
         items = {key: self.of(item, depth) for key, item in value.items()}
         if type(value) is dict:
             return items
-        twin = copy.copy(value)
-        if hasattr(twin, "__dataclass_fields__"):  # a model output: a dict and a dataclass at once
+        copied = copy.copy(value)
+        if hasattr(copied, "__dataclass_fields__"):  # a model output: a dict and a dataclass at once
             for name, item in items.items():
-                setattr(twin, str(name), item)
-            return twin
-        twin.update(items)
-        return twin
+                setattr(copied, str(name), item)
+            return copied
+        copied.update(items)
+        return copied

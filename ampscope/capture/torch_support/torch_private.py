@@ -149,8 +149,8 @@ def node_sequence_number(node: Any) -> int:
     return int(node._sequence_nr())
 
 
-def seen_once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` as one that the topmost function mode sees, but not what it calls.
+def through_topmost_mode(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` as a call that goes through the topmost function mode, while what it calls does not.
 
     So torch runs ``Tensor.backward``; torch 2.10 not ``torch.autograd.backward``, which a replay calls in its place.
     """
@@ -230,6 +230,11 @@ def forward_kwargs(frame: FrameType) -> dict[str, Any]:
     return dict(frame.f_locals.get("kwargs") or {})
 
 
+def version_counter(tensor: Tensor) -> int:
+    """The counter of in-place changes; -1 for inference tensors, which have none."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
 def storage_key(tensor: Tensor) -> int:
     """Identity of the memory ``tensor`` lives in; unique only while something refers to that storage."""
     return int(tensor.untyped_storage()._cdata)
@@ -252,7 +257,7 @@ def scaler_initial(scaler: Any) -> dict[str, Any]:
 
 
 def scaler_is_fresh(scaler: Any) -> bool:
-    """Whether a ``GradScaler`` has neither scaled a loss nor, as far as can be seen, been given a saved state."""
+    """Whether a ``GradScaler`` has neither scaled a loss nor, as far as can be told, been given a saved state."""
     return scaler_tensors(scaler)[0] is None and not getattr(scaler, "_init_growth_tracker", 0)
 
 

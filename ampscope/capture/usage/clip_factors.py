@@ -1,4 +1,4 @@
-"""Tells factors that a loop computed in Python from its gradients' norms: no tensor shows where they come from."""
+"""Recognises clip factors that a loop computed in Python from gradient norms: no tensor shows where they come from."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _MOST = 4096
 _OFF = 2e-6
 
 
-class Factors:
+class ClipFactors:
     """Factors that, times a norm read in the same step, give the same round number again: its threshold."""
 
     def __init__(self) -> None:
-        self._seen: dict[float, tuple[float, int]] = {}  # threshold -> factor and step at which it was first met
+        self._first_met: dict[float, tuple[float, int]] = {}  # threshold -> factor and step with which that was
         self._latest = self._largest = self._sum = self._squares = 0.0
 
-    def read(self, number: float) -> None:
+    def number_read(self, number: float) -> None:
         """The loop took a number out of what it had computed from scaled gradients."""
         if math.isfinite(number) and number > 0:
             self._latest, self._largest = number, max(number, self._largest)
@@ -29,12 +29,12 @@ class Factors:
         """A step is over."""
         self._latest = self._largest = self._sum = self._squares = 0.0
 
-    def factor(self, name: str, factor: object, scales: Iterable[float], step: int) -> int | None:
+    def inconsistent_since(self, name: str, factor: object, scales: Iterable[float], step: int) -> int | None:
         """Judges a number by which the loop multiplies (or divides) scaled gradients.
 
         Args:
             name: ``mul``, ``div`` or their in-place operators.
-            factor: The number; anything else is nobody's suspect.
+            factor: The number; anything else is no clip factor.
             scales: Scales that the loop has asked for: a threshold that is round only in their unit is right.
             step: The present step.
 
@@ -49,11 +49,11 @@ class Factors:
             threshold = _rounded(times * norm)
             if threshold is None or any(_rounded(times * norm / scale) is not None for scale in scales):
                 continue
-            first, since = self._seen.setdefault(threshold, (times, step))
+            first, since = self._first_met.setdefault(threshold, (times, step))
             if abs(first - times) > _OFF * abs(times):
                 found = since
-        if len(self._seen) > _MOST:
-            self._seen.clear()
+        if len(self._first_met) > _MOST:
+            self._first_met.clear()
         return found
 
     def _norms(self) -> set[float]:

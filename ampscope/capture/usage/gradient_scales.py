@@ -16,13 +16,13 @@ from ampscope.capture.torch_support.torch_private import node_sequence_number
 #: Nodes of loss code looked at between a backward's root and the scaling of its loss.
 _MOST_NODES = 500
 
-Scalers = frozenset[int | None]  #: numbers of scalers; None for a loss that no scaler scaled
+ScalerNumbers = frozenset[int | None]  #: numbers of scalers; None for a loss that no scaler scaled
 
-UNSCALED: Scalers = frozenset({None})
+UNSCALED: ScalerNumbers = frozenset({None})
 
 
-class ScaledRoots:
-    """Tells which scaler has scaled the loss that a backward starts from."""
+class ScaledLosses:
+    """Knows which scaler has scaled the loss that a backward starts from."""
 
     def __init__(self) -> None:
         self._by_number: dict[int, int] = {}  # of the autograd node that multiplied by the scale -> scaler
@@ -37,7 +37,7 @@ class ScaledRoots:
         """A step is over."""
         self._by_number.clear()
 
-    def scalers_of(self, roots: Iterable[Tensor]) -> Scalers:
+    def scalers_of(self, roots: Iterable[Tensor]) -> ScalerNumbers:
         """The scalers whose scaling leads to ``roots``; `UNSCALED` without any.
 
         A node's number is larger than those of the nodes it leads to, so only what the loop did after scaling is
@@ -48,20 +48,20 @@ class ScaledRoots:
         earliest = min(self._by_number)
         front = [root.grad_fn for root in roots if root.grad_fn is not None]
         found: set[int | None] = set()
-        seen: set[int] = set()
-        while front and len(seen) < _MOST_NODES:
+        visited: set[int] = set()
+        while front and len(visited) < _MOST_NODES:
             node = front.pop()
             number = node_sequence_number(node)
             if number in self._by_number:
                 found.add(self._by_number[number])
-            elif number >= earliest and number not in seen:
-                seen.add(number)
+            elif number >= earliest and number not in visited:
+                visited.add(number)
                 front += [each for each, _ in node.next_functions if each is not None and each.next_functions]
         return frozenset(found) or UNSCALED
 
 
-class CarriedScales:
-    """Which scalers' scales the gradients carry now.
+class GradientScales:
+    """Which scalers' scales are in the gradients now.
 
     Args:
         models: The watched models.
@@ -69,22 +69,22 @@ class CarriedScales:
 
     def __init__(self, models: Models) -> None:
         self._models = models
-        self._carried: dict[int | None, Scalers] = {}  # by id of the parameter; None: every one that is not listed
+        self._by_parameter: dict[int | None, ScalerNumbers] = {}  # by id; None: every one that is not listed
         self._unscaled: dict[int, weakref.ref[Tensor]] = {}  # gradients divided by ``unscale_``, by id of the parameter
         self._before: dict[int, tuple[Tensor, int]] | None = None
-        self._scalers = UNSCALED
+        self._in_backward = UNSCALED
         self._at_risk: set[int] = set()
 
-    def before_backward(self, scalers: Scalers, *, several: bool) -> None:
+    def before_backward(self, scalers: ScalerNumbers, *, several: bool) -> None:
         """A backward begins.
 
         Args:
             scalers: Which scaled its loss.
             several: Whether to tell apart which parameters it reaches: there may be several optimizers.
         """
-        usual = self._carried.get(None, scalers)
-        self._scalers = scalers
-        if several or usual != scalers or self._unscaled or len(self._carried) > 1:
+        usual = self._by_parameter.get(None, scalers)
+        self._in_backward = scalers
+        if several or usual != scalers or self._unscaled or len(self._by_parameter) > 1:
             self._before = self._versions()
             self._forget_cleared(scalers)
 
@@ -92,54 +92,59 @@ class CarriedScales:
         """A backward is over; returns whether it added to gradients that were unscaled already."""
         before, self._before = self._before, None
         if before is None:
-            self._carried[None] = self._scalers | self._carried.get(None, frozenset())
+            self._by_parameter[None] = self._in_backward | self._by_parameter.get(None, frozenset())
             return False
         now = self._versions()
         reached = [key for key, stamp in now.items() if key not in before or _stamp(before[key]) != _stamp(stamp)]
         for key in reached:
             added_to = key in before and before[key][0] is now[key][0]
-            self._carried[key] = self._scalers | (self.of_parameter(key) if added_to else frozenset())
+            self._by_parameter[key] = self._in_backward | (self._of_parameter(key) if added_to else frozenset())
         return any(key in self._at_risk for key in reached)
 
-    def unscaled(self, parameters: Iterable[Tensor]) -> None:
+    def were_unscaled(self, parameters: Iterable[Tensor]) -> None:
         """``unscale_`` has divided the gradients of ``parameters``."""
         self._unscaled |= {id(p): weakref.ref(p.grad) for p in parameters if p.grad is not None}
 
     def stepped(self, parameters: Iterable[Tensor]) -> None:
         """An optimizer has used the gradients of ``parameters``, or was skipped."""
         for key in (None, *map(id, parameters)):
-            self._carried.pop(key, None)
+            self._by_parameter.pop(key, None)
             if key is not None:
                 self._unscaled.pop(key, None)
 
-    def of(self, parameters: Iterable[Tensor]) -> Scalers:
+    def scalers_of(self, parameters: Iterable[Tensor]) -> ScalerNumbers:
         """The scalers whose scale is in the gradients of ``parameters``; empty where no backward was seen."""
-        return frozenset().union(*(self.of_parameter(id(p)) for p in parameters if p.grad is not None))
+        return frozenset().union(*(self._of_parameter(id(p)) for p in parameters if p.grad is not None))
 
-    def of_parameter(self, key: int) -> Scalers:
+    def _of_parameter(self, key: int) -> ScalerNumbers:
         """The same for the parameter with this ``id``."""
-        return self._carried.get(key, self._carried.get(None, frozenset()))
+        return self._by_parameter.get(key, self._by_parameter.get(None, frozenset()))
 
     def is_unscaled(self, parameters: Iterable[Tensor]) -> bool:
         """Whether ``unscale_`` has divided the gradients of any of ``parameters``."""
         return any(id(p) in self._unscaled for p in parameters)
+
+    def hold_scale(self, parameters: Iterable[Tensor]) -> bool:
+        """Whether a scaler's scale is still in the gradients of ``parameters``."""
+        parameters = list(parameters)
+        return bool(self.scalers_of(parameters) - UNSCALED) and not self.is_unscaled(parameters)
 
     def _versions(self) -> dict[int, tuple[Tensor, int]]:
         """Each parameter's gradient and its version, by id of the parameter."""
         found = self._models.parameters.values()
         return {id(p): (p.grad, p.grad._version) for _, p in found if p.grad is not None}
 
-    def _forget_cleared(self, scalers: Scalers) -> None:
-        """Gradients that were cleared since carry nothing.
+    def _forget_cleared(self, scalers: ScalerNumbers) -> None:
+        """Gradients that were cleared since hold no scale.
 
         Looks at values, but only of gradients that another scaler has scaled or that are unscaled already.
         """
         before = {key: gradient for key, (gradient, _) in (self._before or {}).items()}
         unscaled = {key for key, ref in self._unscaled.items() if ref() is before.get(key, self)}
-        others = {key for key in before if self.of_parameter(key) not in (scalers, frozenset())}
+        others = {key for key in before if self._of_parameter(key) not in (scalers, frozenset())}
         doubtful = sorted(unscaled | others)
         cleared = {key for key, zero in zip(doubtful, _all_zero([before[k] for k in doubtful]), strict=True) if zero}
-        self._carried |= dict.fromkeys(cleared, frozenset())
+        self._by_parameter |= dict.fromkeys(cleared, frozenset())
         self._at_risk = unscaled - cleared
         self._unscaled = {key: self._unscaled[key] for key in self._at_risk}
 

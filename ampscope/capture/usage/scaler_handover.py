@@ -1,4 +1,4 @@
-"""Tells a scaler that takes over in mid-run, with its scale to find all over again."""
+"""Recognises a scaler that takes over in mid-run, with its scale to find all over again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ampscope.capture.torch_support.user_line import Place
 
 
 @dataclass(slots=True)
-class Takeover:
+class Handover:
     """A scaler without a past that serves parameters which have one."""
 
     step: int
@@ -28,19 +28,19 @@ class _Scaler:
     served: bool = False
 
 
-class Succession:
+class ScalerHandovers:
     """Which scaler serves which parameters, one after another."""
 
     def __init__(self) -> None:
         self._scalers: dict[int, _Scaler] = {}
         self._serving: dict[int, int] = {}  # id of an optimizer's first parameter -> number of the scaler
-        self._pending: dict[int, Takeover] = {}  # by the same id, until the new scaler serves a second time
+        self._pending: dict[int, Handover] = {}  # by the same id, until the new scaler serves a second time
 
-    def joined(self, scaler: int, *, fresh: bool) -> None:
+    def new_scaler(self, scaler: int, *, fresh: bool) -> None:
         """The run has got a scaler; ``fresh`` when it has scaled nothing yet and no state was loaded into it."""
         self._scalers[scaler] = _Scaler(fresh)
 
-    def scales(self, scaler: int, scale: Tensor | None) -> None:
+    def scaled_by(self, scaler: int, scale: Tensor | None) -> None:
         """A scaler keeps its scale in this tensor."""
         if scaler in self._scalers:
             self._scalers[scaler].scale = scale
@@ -50,7 +50,7 @@ class Succession:
         if scaler in self._scalers:
             self._scalers[scaler].fresh = False
 
-    def serves(self, scaler: int, optimizer: Optimizer, step: int, place: Place | None) -> Takeover | None:
+    def unscales(self, scaler: int, optimizer: Optimizer, step: int, place: Place | None) -> Handover | None:
         """A scaler unscales the gradients of an optimizer.
 
         Args:
@@ -60,7 +60,7 @@ class Succession:
             place: The user's line.
 
         Returns:
-            The takeover, once it is certain: at once when the optimizer has steps behind it that this process did not
+            The handover, once it is certain: at once when the optimizer has steps behind it that this process did not
             see, at the second service when another scaler served its parameters before.
         """
         key, me = _key(optimizer), self._scalers.get(scaler)
@@ -70,13 +70,13 @@ class Succession:
         first, me.served = not me.served, True
         if before is None:
             steps = OptimizerView(optimizer).steps_made if first and me.fresh else None
-            return Takeover(step, place, {"optimizer_steps": steps}) if steps is not None else None
+            return Handover(step, place, {"optimizer_steps": steps}) if steps is not None else None
         if before != scaler:
             self._pending.pop(key, None)
             if first and me.fresh:
                 scales = {"was": _number(self._scalers[before].scale), "starts": _number(me.scale)}
                 if scales["was"] != scales["starts"]:
-                    self._pending[key] = Takeover(step, place, scales)
+                    self._pending[key] = Handover(step, place, scales)
             return None
         return self._pending.pop(key, None)
 

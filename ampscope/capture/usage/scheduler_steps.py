@@ -1,4 +1,4 @@
-"""Tells learning rate schedulers that step although the optimizer step before them was skipped."""
+"""Recognises learning rate schedulers that step although the optimizer step before them was skipped."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class _Attempts:
     skipped: bool = False
 
 
-class Schedules:
+class SchedulerSteps:
     """How often each scheduler steps, counted in attempts of its optimizer."""
 
     def __init__(self) -> None:
         self._attempts: dict[int, _Attempts] = {}  # by id of the optimizer
-        self._seen: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # at the latest step of each
 
     def attempted(self, optimizer: Optimizer, step: int, *, skipped: bool) -> None:
         """An attempt is over."""
@@ -40,6 +40,6 @@ class Schedules:
         mine = self._attempts.get(id(scheduler.optimizer))
         if mine is None:
             return None
-        since = mine.count - self._seen.get(scheduler, 0)
-        self._seen[scheduler] = mine.count
+        since = mine.count - self._counts.get(scheduler, 0)
+        self._counts[scheduler] = mine.count
         return mine.step if mine.skipped and since == 1 else None

@@ -15,7 +15,7 @@ from ampscope.capture.torch_support import call_state, tensor_tree, torch_privat
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.torch_support.user_line import user_place
-from ampscope.capture.usage.usage_watch import Report, UsageWatch
+from ampscope.capture.usage.usage_watch import ReportMistake, UsageWatch
 from ampscope.trace.vocabulary import Cause
 
 
@@ -30,7 +30,7 @@ class UsageObserver(StepObserver):
     """
 
     def __init__(
-        self, usage: UsageWatch, report: Report, step_of: Callable[[Optimizer | None], int], guard: Guard
+        self, usage: UsageWatch, report: ReportMistake, step_of: Callable[[Optimizer | None], int], guard: Guard
     ) -> None:
         self.guard = guard
         self._usage = usage

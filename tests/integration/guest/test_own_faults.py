@@ -31,14 +31,14 @@ STEPS = 5
 #: What fails, and the part that must name itself; None where the fault is told as the replay's reason instead.
 PARTS: dict[str, str | None] = {
     "tensor_tree.tensors": "the step tape",
-    "tape.Tape.module_call": "the step tape",
-    "tape.Tape.function_call": "the step tape",
-    "tape.Tape.backward_call": "the step tape",
-    "tape.Tape._hold": "the step tape",
+    "call_tape.Tape.module_call": "the step tape",
+    "call_tape.Tape.function_call": "the step tape",
+    "call_tape.Tape.backward_call": "the step tape",
+    "call_tape.Tape._arguments": "the step tape",
     "function_names.is_in_place": "the step tape",
     "call_state.current": "the step tape",
     "user_line.user_place": "",
-    "stand_ins.StateKeeper.take": "the step tape",
+    "state_snapshot.StateSnapshot.take": "the step tape",
     "tape_mode.TapeMode._note": "the step tape",
     "tracer.Tracer._note": "the op tracer",
     "tracer.Tracer.insert": "the op tracer",
@@ -51,8 +51,8 @@ PARTS: dict[str, str | None] = {
     "torch_private.storage_key": "",
     "step_replay.run": "the replay",
     "incidents.Incidents._replay": "the replay",
-    "cure_search.Counterfactuals.examine": "the trial of cures",
-    "failure.suspect": "the trial of cures",
+    "cure_search.CureSearch.examine": "the trial of cures",
+    "failure.located": "the trial of cures",
     "memory.fits": "the trial of cures",
     "step_replay.retry": "the trial of cures",
     "run_recorder.Recorder.trial": "the trial of cures",
@@ -227,7 +227,7 @@ def test_a_dead_writer_does_not_stop_training(expected: dict[str, bytes], run_fo
 
 def test_warnings_as_errors_do_not_stop_training(expected: dict[str, bytes], run_folder: Path) -> None:
     """``python -W error``: the user's choice for their own code, not a way for a guest's fault to end the run."""
-    fault, scopes = Fault("tape.Tape._hold", None), []
+    fault, scopes = Fault("call_tape.Tape._arguments", None), []
 
     def watch(model: nn.Module, scaler: Any) -> None:
         scopes.append(ampscope.watch(model, scaler, dir=run_folder, quiet=True))

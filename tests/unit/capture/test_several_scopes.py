@@ -27,7 +27,7 @@ def test_a_scaler_that_two_scopes_watch_has_its_history_in_both(tmp_path: Path) 
             scaler.step(optimizer)
         scaler.update()
     scopes[0].close()
-    assert instrumented.is_coated(scaler)
+    assert instrumented.is_instrumented(scaler)
     scopes[1].close()
     assert type(scaler) is plain
     for scope in scopes:
@@ -43,7 +43,7 @@ def test_a_second_watch_on_the_same_folder_says_that_the_first_ends(
     for _ in first.steps():
         pass
     second = Bench(lambda model, scaler: ampscope.watch(model, scaler, dir=run_folder).close())
-    assert not instrumented.is_coated(first.scaler)
+    assert not instrumented.is_instrumented(first.scaler)
     assert second.scaler is not first.scaler
     assert capsys.readouterr().err.count("watch was called again") == 1
     (note,) = ampscope.open_run(run_folder).rows(Table.EVENTS, kind=EventKind.NOTE)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ampscope.capture.events.open_step import StepAttempt
-from ampscope.capture.replay.player import Recording
+from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.step.ending import verdict
 from ampscope.capture.step.ending.verdict import Verdict
 from ampscope.capture.step.measures import gradients
@@ -14,7 +14,7 @@ from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.readback import Parcel
 from ampscope.capture.torch_support.torch_private import scaler_found_inf
 
-Judge = Callable[[StepAttempt, Verdict, Recording], None]
+Judge = Callable[[StepAttempt, Verdict, TapedStep], None]
 
 
 class _Undecided(NamedTuple):
@@ -22,7 +22,7 @@ class _Undecided(NamedTuple):
 
     attempt: StepAttempt
     decision: Parcel
-    recording: Recording
+    recording: TapedStep
 
 
 class DeviceDecisions:
@@ -54,7 +54,7 @@ class DeviceDecisions:
         attempt.norm = norm
         attempt.norms = gradients.norms_by_name(attempt.optimizer, self._models)
 
-    def postpone(self, attempt: StepAttempt, recording: Recording) -> None:
+    def postpone(self, attempt: StepAttempt, recording: TapedStep) -> None:
         """The optimizer has stepped or skipped; `decide` will tell."""
         attempt.found_inf = scaler_found_inf(attempt.scaling.scaler, attempt.optimizer) if attempt.scaling else []
         decision = Parcel({str(index): flag for index, flag in enumerate(attempt.found_inf)})

@@ -17,8 +17,8 @@ from torch.optim.optimizer import Optimizer
 from ampscope.capture.events.calls import BareStep
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.events.open_step import EndedStep, OpenStep, ScaleState, StepAttempt
-from ampscope.capture.replay.player import Recording
 from ampscope.capture.replay.step_tape import StepTape
+from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.step.cycle import Moment, State, StepCycle
 from ampscope.capture.step.ending import verdict
 from ampscope.capture.step.ending.device_decisions import DeviceDecisions
@@ -172,7 +172,7 @@ class Endings:
         if bad is not None:
             self._judge(attempt, bad, None if self._tape.broken else self._tape.recording())
 
-    def _judge(self, attempt: StepAttempt, bad: Verdict, recording: Recording | None) -> None:
+    def _judge(self, attempt: StepAttempt, bad: Verdict, recording: TapedStep | None) -> None:
         with self._cycle.inside(State.JUDGING):
             self._incidents.judge(attempt, bad, recording)
 

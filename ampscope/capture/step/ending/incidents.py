@@ -11,15 +11,15 @@ from ampscope.capture.events.open_step import EndedStep, StepAttempt
 from ampscope.capture.record.run_recorder import Evidence, Recorder
 from ampscope.capture.record.terminal import Terminal
 from ampscope.capture.replay import player, step_replay
-from ampscope.capture.replay.cure_search import Counterfactuals
-from ampscope.capture.replay.failure import Observed
-from ampscope.capture.replay.player import Recording
-from ampscope.capture.replay.step_replay import Outcome, Symptom
+from ampscope.capture.replay.cure_search import CureSearch
+from ampscope.capture.replay.results import ReplayResult, Symptom
+from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.step.ending.verdict import Verdict
 from ampscope.capture.step.live_trace import LiveTrace
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.readback import Readback
+from ampscope.capture.tracing.traced_rows import TracedRows
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.schema import Change, ReplayStatus, Source, Trial, Trigger, source_of
 
@@ -58,9 +58,9 @@ class Incidents:
         self._guard, self._trial_guard = guard_for("the replay"), guard_for("the trial of cures")
         self._terminal = terminal
         self._bad_in_a_row = 0
-        self._counterfactuals = Counterfactuals(models, recorder.sites, budgets[1], self._trial_guard)
+        self._cure_search = CureSearch(models, recorder.sites, budgets[1], self._trial_guard)
 
-    def judge(self, attempt: StepAttempt, bad: Verdict, recording: Recording | None) -> None:
+    def judge(self, attempt: StepAttempt, bad: Verdict, recording: TapedStep | None) -> None:
         """Replays the step of ``attempt``, if that can be afforded, and reports it.
 
         Args:
@@ -69,7 +69,7 @@ class Incidents:
             recording: What a replay needs; None when there is none to trust.
         """
         symptom = bad.symptom
-        outcome = Outcome(ReplayStatus.UNAVAILABLE, "replays had used up their share of the run's time")
+        outcome = ReplayResult(ReplayStatus.UNAVAILABLE, "replays had used up their share of the run's time")
         evidence = Evidence(bad_params=tuple(sorted(symptom.gradients)))
         started = time.perf_counter()
         if recording is None or self._guard.broken:
@@ -77,51 +77,53 @@ class Incidents:
         elif self._replay_budget.allows(symptom, attempt.step):
             outcome.reason = "the replay itself failed; the run's events say why"
             with self._guard:
-                outcome, seen = self._replay(attempt, symptom, recording)
+                outcome, rows = self._replay(attempt, symptom, recording)
                 evidence = replace(evidence, details={"rows": outcome.bad_rows})
-                if seen is not None:
-                    self._try_cures(attempt, recording, seen, outcome.status)
+                if rows is not None:
+                    self._try_cures(attempt, recording, rows, outcome.status)
             attempt.judging_s = time.perf_counter() - started
             self._replay_budget.judged(attempt.judging_s)
         else:
             evidence = replace(evidence, over_budget=True)
         self.report(attempt, bad.trigger, outcome, evidence)
 
-    def _replay(self, attempt: StepAttempt, symptom: Symptom, recording: Recording) -> tuple[Outcome, Observed | None]:
-        """The faithful replay, and what it saw where it was possible."""
+    def _replay(
+        self, attempt: StepAttempt, symptom: Symptom, recording: TapedStep
+    ) -> tuple[ReplayResult, TracedRows | None]:
+        """The faithful replay, and its rows where it was possible."""
         stops = (player.call_user.__code__,)
         tracer = Tracer(self._recorder.sites, self._models.names, full=True, guard=self._guard, stops=stops)
         tracer.keeper = self._recorder.operands.keeper()
         outcome = step_replay.run(recording, self._models, tracer, symptom)
         self._replay_budget.spent(outcome.seconds)
         outcome.bad_rows = tracer.bad_rows
-        seen = None
+        rows = None
         if outcome.status is not ReplayStatus.UNAVAILABLE:
             attempt.traced = source_of(Source.REPLAY, attempt.index)
-            seen = Observed(*tracer.rows(attempt.step, attempt.traced), self._recorder.sites)
-            self._recorder.trace(seen.ops, seen.edges, attempt.step, attempt.traced)
+            rows = TracedRows(*tracer.rows(attempt.step, attempt.traced), self._recorder.sites)
+            self._recorder.trace(rows.ops, rows.edges, attempt.step, attempt.traced)
             if tracer.keeper is not None:
-                self._recorder.operands.write(tracer.keeper, seen, optimizer=attempt.index)
+                self._recorder.operands.write(tracer.keeper, rows, optimizer=attempt.index)
         tracer.release()
-        return outcome, seen
+        return outcome, rows
 
-    def _try_cures(self, attempt: StepAttempt, recording: Recording, seen: Observed, status: ReplayStatus) -> None:
+    def _try_cures(self, attempt: StepAttempt, recording: TapedStep, rows: TracedRows, status: ReplayStatus) -> None:
         if self._trial_guard.broken:
             return
         with self._trial_guard:
             recording = recording._replace(scale=attempt.scale)
-            for trying in self._counterfactuals.examine(recording, seen, status):
-                self._recorder.trial(trying, step=attempt.step, optimizer=attempt.index)
-                if trying.change.kind is Change.FP32 and trying.came.outcome is not Trial.UNAVAILABLE:
+            for run in self._cure_search.examine(recording, rows, status):
+                self._recorder.trial(run.trial, step=attempt.step, optimizer=attempt.index)
+                if run.trial.change is Change.FP32 and run.trial.result.outcome is not Trial.UNAVAILABLE:
                     source = source_of(Source.REPLAY_FP32, attempt.index)
-                    self._recorder.trace(*trying.seen.labelled(attempt.step, source), attempt.step, source)
+                    self._recorder.trace(*run.rows.labelled(attempt.step, source), attempt.step, source)
 
-    def trace_by_replay(self, attempt: StepAttempt, recording: Recording) -> None:
+    def trace_by_replay(self, attempt: StepAttempt, recording: TapedStep) -> None:
         """Records the ops of a healthy step that could not be traced as it ran (compiled code)."""
         with self._guard:
             self._replay(attempt, Symptom(), recording)
 
-    def report(self, attempt: StepAttempt, trigger: Trigger, outcome: Outcome, evidence: Evidence) -> None:
+    def report(self, attempt: StepAttempt, trigger: Trigger, outcome: ReplayResult, evidence: Evidence) -> None:
         """Writes the incident's row; the live trace too, unless an exact replay makes it superfluous."""
         attempt.bad = True
         if outcome.status is not ReplayStatus.EXACT:
@@ -149,12 +151,12 @@ class Incidents:
         poisoned = [] if attempt.bad else self._live.poisoned_weights()
         if poisoned:
             reason = "an optimizer step is traced as it runs, never replayed"
-            outcome = Outcome(ReplayStatus.UNAVAILABLE, reason)
+            outcome = ReplayResult(ReplayStatus.UNAVAILABLE, reason)
             self.report(attempt, Trigger.NONFINITE_WEIGHT, outcome, Evidence(bad_params=tuple(poisoned)))
 
     def absorbed(self, attempt: StepAttempt, ops: list[int]) -> None:
         """Reports overflows, by sequence number, that vanished again before loss and gradients."""
-        outcome = Outcome(ReplayStatus.UNAVAILABLE, "seen as it happened, in the trace of the real step")
+        outcome = ReplayResult(ReplayStatus.UNAVAILABLE, "seen as it happened, in the trace of the real step")
         self.report(attempt, Trigger.ABSORBED_OVERFLOW, outcome, Evidence(details={"ops": ops}))
 
     def passed(self, ended: EndedStep) -> None:
@@ -165,7 +167,7 @@ class Incidents:
         traced = self._live.began or bool(attempt.traced)
         self._trace_budget.took(ended.number, ended.seconds - attempt.judging_s, traced=traced)
 
-    def _tell(self, attempt: StepAttempt, trigger: Trigger, outcome: Outcome) -> None:
+    def _tell(self, attempt: StepAttempt, trigger: Trigger, outcome: ReplayResult) -> None:
         """One line for each row of bad steps; a scaler's first skips are told only when they do not end."""
         self._bad_in_a_row += 1
         calibrates = trigger is Trigger.NONFINITE_GRADIENT and attempt.scaling is not None

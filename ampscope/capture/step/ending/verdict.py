@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ampscope.capture.events.open_step import StepAttempt
-from ampscope.capture.replay.step_replay import Symptom
+from ampscope.capture.replay.results import Symptom
 from ampscope.capture.step.measures import gradients
 from ampscope.capture.torch_support.models import Models
 from ampscope.trace.schema import Trigger

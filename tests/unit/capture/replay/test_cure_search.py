@@ -15,9 +15,9 @@ from torch.utils.checkpoint import checkpoint
 import ampscope
 from ampscope.capture.budgets import ALWAYS_REPLAYED, FREE_REPLAY_SECONDS, ReplayBudget
 from ampscope.capture.replay import cure_search, memory
-from ampscope.capture.replay.changes import AllIn, Change, ModulesIn32, Scale
-from ampscope.capture.replay.failure import Spot, Suspect
-from ampscope.capture.replay.step_replay import Tried
+from ampscope.capture.replay.changes import EverythingIn, ModulesInFloat32, OtherLossScale, ReplayChange
+from ampscope.capture.replay.cure_search import TrialFeedback
+from ampscope.capture.replay.failure import Failure, OpKey
 from ampscope.trace import schema
 from ampscope.trace.schema import LOSS_CODE, ReplayRow, Table, Trial
 from tests.support.training.twin_runs import Loop, Watched, train_both
@@ -434,38 +434,38 @@ def test_a_change_that_cannot_be_made_says_why(run_folder: Path) -> None:
 # -- the plan ---------------------------------------------------------------------------------------------------------
 
 
-def suspect(*, modules: tuple[str, ...] = ("a", "b"), dtypes: str = "float16", by_scale: bool = False) -> Suspect:
-    spot = Spot("aten.mm.default", modules[0], "forward", "train.py", 3, "")
-    return Suspect(spot, 0, modules, frozenset(dtypes.split()), by_scale)
+def failure(*, modules: tuple[str, ...] = ("a", "b"), dtypes: str = "float16", by_scale: bool = False) -> Failure:
+    op = OpKey("aten.mm.default", modules[0], "forward", "train.py", 3, "")
+    return Failure(op, 0, modules, frozenset(dtypes.split()), by_scale)
 
 
-def follow(found: Suspect, scale: float | None, answers: Iterator[Any]) -> list[tuple[Any, ...]]:
+def follow(located: Failure, scale: float | None, answers: Iterator[Any]) -> list[tuple[Any, ...]]:
     """What a plan tries when it is told ``answers``."""
-    plan, asked, learned = cure_search.plan(found, scale), [], None
+    plan, asked, learned = cure_search.plan(located, scale), [], None
     while True:
         try:
-            change: Change = plan.send(learned)
+            change: ReplayChange = plan.send(learned)
         except StopIteration:
             return asked
         asked.append((change.kind.value, *change.modules, *([change.scale] if change.scale else [])))
         learned = next(answers)
 
 
-def came(outcome: Trial, *modules: str, room: float | None = None) -> Any:
-    return cure_search._Seen(Tried(outcome), suspect(modules=modules) if modules else None, room)
+def shown(outcome: Trial, *modules: str, headroom: float | None = None) -> TrialFeedback:
+    return TrialFeedback(outcome, failure(modules=modules) if modules else None, headroom)
 
 
 FINITE, NOT = Trial.FINITE, Trial.NONFINITE
 
 
 def test_precision_without_a_part_in_it_ends_the_plan() -> None:
-    assert follow(suspect(), 4.0, iter([came(NOT)])) == [("fp32",)]
-    assert follow(suspect(dtypes=""), 4.0, iter([])) == []
+    assert follow(failure(), 4.0, iter([shown(NOT)])) == [("fp32",)]
+    assert follow(failure(dtypes=""), 4.0, iter([])) == []
 
 
 def test_the_modules_grow_by_those_in_which_it_fails_next() -> None:
-    answers = iter([came(FINITE), came(NOT, "a", "c"), came(NOT, "d"), came(FINITE), came(FINITE)])
-    assert follow(suspect(), None, answers) == [
+    answers = iter([shown(FINITE), shown(NOT, "a", "c"), shown(NOT, "d"), shown(FINITE), shown(FINITE)])
+    assert follow(failure(), None, answers) == [
         ("fp32",),
         ("modules_fp32", "a"),
         ("modules_fp32", "a", "c"),
@@ -475,39 +475,39 @@ def test_the_modules_grow_by_those_in_which_it_fails_next() -> None:
 
 
 def test_the_search_ends_where_nothing_new_fails_or_too_much_does() -> None:
-    nothing_new = iter([came(FINITE), came(NOT, "a"), came(NOT)])
-    assert follow(suspect(dtypes="bfloat16"), None, nothing_new) == [("fp32",), ("modules_fp32", "a")]
-    without_end = (came(FINITE) if number == 0 else came(NOT, f"m{number}") for number in range(100))
-    asked = follow(suspect(dtypes="bfloat16"), None, without_end)
+    nothing_new = iter([shown(FINITE), shown(NOT, "a"), shown(NOT)])
+    assert follow(failure(dtypes="bfloat16"), None, nothing_new) == [("fp32",), ("modules_fp32", "a")]
+    without_end = (shown(FINITE) if number == 0 else shown(NOT, f"m{number}") for number in range(100))
+    asked = follow(failure(dtypes="bfloat16"), None, without_end)
     assert len(asked) == 1 + cure_search.MOST_MODULES
 
 
 @pytest.mark.parametrize(
     ("scale", "low", "expected"),
     [
-        (2.0**16, came(FINITE, room=1000.0), [("scale", 1.0), ("scale", 512.0)]),
-        (2.0**16, came(FINITE, room=1.5), [("scale", 1.0)]),
-        (2.0**16, came(NOT), [("scale", 1.0)]),
-        (256.0, came(FINITE, room=1e6), [("scale", 1.0)]),
+        (2.0**16, shown(FINITE, headroom=1000.0), [("scale", 1.0), ("scale", 512.0)]),
+        (2.0**16, shown(FINITE, headroom=1.5), [("scale", 1.0)]),
+        (2.0**16, shown(NOT), [("scale", 1.0)]),
+        (256.0, shown(FINITE, headroom=1e6), [("scale", 1.0)]),
         (1.0, None, []),
     ],
     ids=["room", "no room", "not even at 1", "room above it", "already at 1"],
 )
 def test_the_scales(scale: float, low: Any, expected: list[Any]) -> None:
-    answers = iter([came(FINITE), *([low] if low else []), *[came(FINITE)] * 3])
-    asked = follow(suspect(by_scale=True), scale, answers)
+    answers = iter([shown(FINITE), *([low] if low else []), *[shown(FINITE)] * 3])
+    asked = follow(failure(by_scale=True), scale, answers)
     assert [change for change in asked if change[0] == "scale"] == expected
 
 
 def test_changes_say_what_they_are() -> None:
-    assert Change().kind is schema.Change.NONE
-    assert AllIn(torch.float32).kind is schema.Change.FP32
-    assert AllIn(torch.bfloat16).kind is schema.Change.BF16
-    assert ModulesIn32(("a",)).modules == ("a",)
-    assert Scale(2.0).scale == 2.0
+    assert ReplayChange().kind is schema.Change.NONE
+    assert EverythingIn(torch.float32).kind is schema.Change.FP32
+    assert EverythingIn(torch.bfloat16).kind is schema.Change.BF16
+    assert ModulesInFloat32(("a",)).modules == ("a",)
+    assert OtherLossScale(2.0).scale == 2.0
     half = torch.ones(2, dtype=torch.bfloat16)
-    assert AllIn(torch.bfloat16).leaf(half) is half
-    assert AllIn(torch.float32).leaf(half).dtype is torch.float32
+    assert EverythingIn(torch.bfloat16).leaf(half) is half
+    assert EverythingIn(torch.float32).leaf(half).dtype is torch.float32
 
 
 # -- the budget -------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A coat changes what one object does, and nothing else about it."""
+"""Instrumenting changes what one object does, and nothing else about it."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ class Greeter:
         return f"hello {self.name}"
 
 
-class Polite(instrumented.Coat):
+class Polite(instrumented.Instrumented):
     def greet(self) -> str:
         return f"{super().greet()}, says {self.ampscope_owner}"  # type: ignore[misc]
 
 
 @pytest.fixture
 def greeter() -> Greeter:
-    return instrumented.put_on(Greeter("you"), Polite, "me")
+    return instrumented.instrument(Greeter("you"), Polite, "me")
 
 
 def test_behaviour_is_added_on_top(greeter: Greeter) -> None:
     assert greeter.greet() == "hello you, says me"
-    assert instrumented.is_coated(greeter)
+    assert instrumented.is_instrumented(greeter)
     assert instrumented.plain_class(greeter) is Greeter
 
 
@@ -46,16 +46,16 @@ def test_nothing_is_stored_in_the_object(greeter: Greeter) -> None:
 
 def test_other_objects_of_the_class_are_not_concerned(greeter: Greeter) -> None:
     assert Greeter("them").greet() == "hello them"
-    assert not instrumented.is_coated(Greeter("them"))
-    other = instrumented.put_on(Greeter("them"), Polite, "another")
+    assert not instrumented.is_instrumented(Greeter("them"))
+    other = instrumented.instrument(Greeter("them"), Polite, "another")
     assert (greeter.greet(), other.greet()) == ("hello you, says me", "hello them, says another")
 
 
 def test_it_comes_off_without_a_trace(greeter: Greeter) -> None:
-    instrumented.take_off(greeter)
+    instrumented.restore(greeter)
     assert type(greeter) is Greeter
     assert greeter.greet() == "hello you"
-    instrumented.take_off(greeter)
+    instrumented.restore(greeter)
     assert type(greeter) is Greeter
 
 
@@ -79,7 +79,7 @@ def test_copies_and_pickles_are_plain(greeter: Greeter, protocol: int) -> None:
     ):
         assert type(twin) is Greeter
         assert twin.name == "you"
-    assert instrumented.is_coated(greeter)
+    assert instrumented.is_instrumented(greeter)
 
 
 class Special(Greeter):
@@ -94,7 +94,7 @@ class Special(Greeter):
 
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
 def test_also_where_the_class_has_its_own_way(protocol: int) -> None:
-    special = instrumented.put_on(Special("you"), Polite, "me")
+    special = instrumented.instrument(Special("you"), Polite, "me")
     assert type(pickle.loads(pickle.dumps(special, protocol))) is Special  # noqa: S301
     twin = copy.deepcopy(special)
     assert type(twin) is Special

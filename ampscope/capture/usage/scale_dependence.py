@@ -1,8 +1,8 @@
 """How a result grows with the loss scale, given how its operands do.
 
 A value that is proportional to the scale has degree 1 (a scaled gradient, its norm), its square 2, a ratio of two such
-values 0. What is bounded by a constant, or added to one, is no power of the scale at all: with another scale it
-would be another value.
+values 0: each is homogeneous in the scale, of that degree. What is bounded by a constant, or added to one, is no power
+of the scale at all: with another scale it would be another value.
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ from torch import Tensor
 from ampscope.trace.vocabulary import Cause
 
 
-class Power(NamedTuple):
+class ScaleDependence(NamedTuple):
     """How a value depends on the loss scale."""
 
     degree: float = 0.0
-    mixed: Cause | None = None  #: no power of the scale; what it is called to put such a value into a gradient
+    inhomogeneous: Cause | None = None  #: no power of the scale; the mistake of putting such a value into a gradient
     of_scale: bool = False  #: made of the scale and constants alone
     unscaled: bool = False  #: was scaled, and the scale was divided out
 
 
-CONSTANT = Power()
-SCALED = Power(1.0)
+DependenceOf = Callable[[Any], ScaleDependence]
 
-_BOUNDED = Power(mixed=Cause.MISUSE_CLIP_BEFORE_UNSCALE)
-_ADDED = Power(mixed=Cause.MISUSE_NO_UNSCALE)
+CONSTANT = ScaleDependence()
+SCALED = ScaleDependence(1.0)
+
+_BOUNDED = ScaleDependence(inhomogeneous=Cause.MISUSE_CLIP_BEFORE_UNSCALE)
+_ADDED = ScaleDependence(inhomogeneous=Cause.MISUSE_NO_UNSCALE)
 
 #: Below this a number only keeps a divisor away from zero; above the other it bounds nothing.
 _TINY, _HUGE = 1e-3, 1e15
@@ -65,38 +67,38 @@ def bounds(name: str) -> bool:
     return name in _BOUNDS or name in _COMPARISONS or name == "rdiv"
 
 
-def combined(name: str, args: Sequence[Any], kwargs: dict[str, Any], power_of: Callable[[Any], Power]) -> Power:
-    """The power of a function's result.
+def of_result(name: str, args: Sequence[Any], kwargs: dict[str, Any], dependence_of: DependenceOf) -> ScaleDependence:
+    """How a function's result depends on the loss scale.
 
     Args:
         name: The function's `plain_name`.
         args: Its arguments.
         kwargs: Its keyword arguments.
-        power_of: The power of one argument; of a list, that of its first tensor that depends on the scale.
+        dependence_of: How one argument depends on it; of a list, that of its first tensor that depends on the scale.
     """
     values = [*args, *(value for key, value in kwargs.items() if key != "out")]
-    powers = [power_of(value) for value in values]
-    told = [power for power in powers if power != CONSTANT]
-    if not told or name in _FREE:
+    operands = [dependence_of(value) for value in values]
+    dependent = [each for each in operands if each != CONSTANT]
+    if not dependent or name in _FREE:
         return CONSTANT
-    mixed = next((power for power in told if power.mixed), None)
-    if mixed is not None:
-        return Power(mixed=mixed.mixed)
-    power = _of_pure(name, values, powers)
-    if power.mixed or power.degree:
-        return power._replace(of_scale=not power.mixed and all(each.of_scale for each in told))
-    divided_out = any(each.of_scale for each in told) and not all(each.of_scale for each in told)
-    return power._replace(unscaled=divided_out or any(each.unscaled for each in told))
+    inhomogeneous = next((each for each in dependent if each.inhomogeneous), None)
+    if inhomogeneous is not None:
+        return ScaleDependence(inhomogeneous=inhomogeneous.inhomogeneous)
+    result = _of_homogeneous(name, values, operands)
+    if result.inhomogeneous or result.degree:
+        return result._replace(of_scale=not result.inhomogeneous and all(each.of_scale for each in dependent))
+    divided_out = any(each.of_scale for each in dependent) and not all(each.of_scale for each in dependent)
+    return result._replace(unscaled=divided_out or any(each.unscaled for each in dependent))
 
 
-def _of_pure(name: str, values: list[Any], powers: list[Power]) -> Power:
-    """The power where every operand is a power of the scale."""
-    degree = _of_ratios(name, values, [power.degree for power in powers])
+def _of_homogeneous(name: str, values: list[Any], operands: list[ScaleDependence]) -> ScaleDependence:
+    """The dependence where every operand is a power of the scale."""
+    degree = _of_ratios(name, values, [each.degree for each in operands])
     if degree is not None:
-        return Power(degree)
-    if name == "pow" or (name in _CURVES and powers[0].degree):
+        return ScaleDependence(degree)
+    if name == "pow" or (name in _CURVES and operands[0].degree):
         return _ADDED
-    return CONSTANT if name == "rdiv" or name in _CURVES else _of_alike(name, values, powers)
+    return CONSTANT if name == "rdiv" or name in _CURVES else _of_equals(name, values, operands)
 
 
 def _of_ratios(name: str, values: list[Any], degrees: list[float]) -> float | None:
@@ -114,16 +116,16 @@ def _of_ratios(name: str, values: list[Any], degrees: list[float]) -> float | No
     return first + degrees[2] if name.endswith("non_finite_check_and_unscale") else None
 
 
-def _of_alike(name: str, values: list[Any], powers: list[Power]) -> Power:
-    """The power of what is added, compared or merely passed on: its operands' own, if they agree."""
+def _of_equals(name: str, values: list[Any], operands: list[ScaleDependence]) -> ScaleDependence:
+    """The dependence of what is added, compared or merely passed on: its operands' own, if they agree."""
     bounded = bounds(name) or (name in ("min", "max") and len(values) > 1 and isinstance(values[1], Tensor))
     if bounded or name in _SUMS:
-        degrees = {power.degree for value, power in zip(values, powers, strict=True) if _matters(value)}
+        degrees = {each.degree for value, each in zip(values, operands, strict=True) if _matters(value)}
     else:
-        degrees = {power.degree for value, power in zip(values, powers, strict=True) if _is_float(value, power)}
+        degrees = {each.degree for value, each in zip(values, operands, strict=True) if _passes_on(value, each)}
     if len(degrees) > 1:
         return _BOUNDED if bounded else _ADDED
-    return Power(degrees.pop()) if degrees and name not in _COMPARISONS else CONSTANT
+    return ScaleDependence(degrees.pop()) if degrees and name not in _COMPARISONS else CONSTANT
 
 
 def _matters(value: Any) -> bool:
@@ -133,6 +135,6 @@ def _matters(value: Any) -> bool:
     return isinstance(value, (Tensor, list, tuple))
 
 
-def _is_float(value: Any, power: Power) -> bool:
+def _passes_on(value: Any, operand: ScaleDependence) -> bool:
     """Whether an operand that is passed on depends on the scale: shapes, masks and fillings do not."""
-    return power != CONSTANT and not isinstance(value, (int, float))
+    return operand != CONSTANT and not isinstance(value, (int, float))

@@ -1,4 +1,4 @@
-"""Twins of the state that user code keeps around: a replay works on them, and forgets them."""
+"""The state that user code keeps around: a replay works on copies of it, or puts it back."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ampscope.capture.torch_support.guard import Attempt
+from ampscope.capture.torch_support.guard import Suppressed
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = (list, dict, set, collections.deque)
 _DEPTH = 5
 
 
-class Twins:
+class StateCopies:
     """Copies containers, generators and plain objects, each once, so that what is shared stays shared.
 
     Args:
-        tensor: Gives the stand-in of a tensor.
+        tensor: Gives the substitute of a tensor.
     """
 
     def __init__(self, tensor: Callable[[Tensor], Tensor]) -> None:
@@ -32,7 +32,7 @@ class Twins:
         self._originals: list[Any] = []  # kept, so that an id stays that of its object
 
     def of(self, value: Any, depth: int = _DEPTH) -> Any:
-        """The twin of ``value``; itself where it cannot change.
+        """The copy of ``value``; itself where it cannot change.
 
         Raises:
             Exception: Whatever its own copying raises; there must be no replay then.
@@ -59,20 +59,20 @@ class Twins:
         return self._object(value, depth) if _is_plain_object(value) else value
 
     def _container(self, value: Any, depth: int) -> Any:
-        twin = copy.copy(value)
-        if isinstance(twin, dict):
+        copied = copy.copy(value)
+        if isinstance(copied, dict):
             for key, item in value.items():
-                dict.__setitem__(twin, key, self.of(item, depth - 1))
-        elif isinstance(twin, (list, collections.deque)):
+                dict.__setitem__(copied, key, self.of(item, depth - 1))
+        elif isinstance(copied, (list, collections.deque)):
             for index, item in enumerate(value):
-                twin[index] = self.of(item, depth - 1)
-        return twin
+                copied[index] = self.of(item, depth - 1)
+        return copied
 
     def _object(self, value: Any, depth: int) -> Any:
-        twin = copy.copy(value)
+        copied = copy.copy(value)
         for name, item in vars(value).items():
-            object.__setattr__(twin, name, self.of(item, depth - 1))
-        return twin
+            object.__setattr__(copied, name, self.of(item, depth - 1))
+        return copied
 
 
 def _is_plain_object(value: Any) -> bool:
@@ -82,7 +82,7 @@ def _is_plain_object(value: Any) -> bool:
     return type(value).__module__.split(".")[0] not in ("torch", "builtins", "logging", "threading", "weakref")
 
 
-class Surroundings:
+class FunctionState:
     """State that functions reach outside their arguments: closure cells, globals they name, the object of a method.
 
     Args:
@@ -91,7 +91,7 @@ class Surroundings:
 
     def __init__(self, functions: Iterator[Callable[..., Any]]) -> None:
         self._undo: list[Callable[[], Any]] = []
-        self._seen: set[int] = set()
+        self._kept: set[int] = set()
         for function in functions:
             self._keep_function(function)
 
@@ -110,7 +110,7 @@ class Surroundings:
         code = getattr(plain, "__code__", None)
         if code is not None:
             for cell in plain.__closure__ or ():
-                with Attempt():  # a cell may be empty
+                with Suppressed():  # a cell may be empty
                     self._keep_cell(cell, cell.cell_contents)
             for name in code.co_names:
                 if name in plain.__globals__:
@@ -128,9 +128,9 @@ class Surroundings:
 
     def _keep_value(self, value: Any) -> None:
         """Remembers the contents of a container, the state of a generator, the gradient of a leaf."""
-        if isinstance(value, _PLAIN) or id(value) in self._seen:
+        if isinstance(value, _PLAIN) or id(value) in self._kept:
             return
-        self._seen.add(id(value))
+        self._kept.add(id(value))
         if isinstance(value, _CONTAINERS):
             self._undo.append(_refill(value, copy.copy(value)))
         elif isinstance(value, torch.Generator):

@@ -1,0 +1,51 @@
+"""What was wrong with a step and what replays of it came to, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ampscope.capture.torch_support.user_line import Place
+from ampscope.trace.schema import Change, ReplayStatus, Trial
+
+
+class Symptom(NamedTuple):
+    """What was not finite in the real step; false when nothing was."""
+
+    gradients: frozenset[str] = frozenset()
+    loss: bool = False
+    judged: frozenset[str] = frozenset()  #: the parameters whose gradients were looked at; empty for all
+
+    def __bool__(self) -> bool:
+        return bool(self.gradients) or self.loss
+
+
+@dataclass(slots=True)
+class ReplayResult:
+    """What a faithful replay came to."""
+
+    status: ReplayStatus
+    reason: str = ""
+    seconds: float = 0.0
+    bad_rows: dict[str, list[int]] = field(default_factory=dict)  #: of each input that is not finite, by name
+
+
+class ChangedResult(NamedTuple):
+    """What a replay with one thing changed came to."""
+
+    outcome: Trial
+    reason: str = ""
+    loss: float | None = None
+    seconds: float = 0.0
+
+
+class TrialResult(NamedTuple):
+    """A change that was tried on a bad step, with what came out."""
+
+    change: Change
+    modules: tuple[str, ...]  #: that ran in float32
+    conversions: tuple[Place, ...]  #: the lines that asked for a half dtype by name and were given another
+    scale: float | None  #: the loss scale it ran with
+    result: ChangedResult
+    low: float | None = None  #: least value that the op gave at which the step failed
+    high: float | None = None

@@ -1,0 +1,88 @@
+"""Lets a step run again on substitutes for parameters, buffers and module attributes, so that none of them changes."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from ampscope.capture.replay.state_snapshot import StateSnapshot
+from ampscope.capture.replay.user_state import FunctionState, StateCopies, functions_of
+from ampscope.capture.torch_support.models import Models
+
+#: Tensors from outside up to this size are replayed on copies, in case the step writes into them.
+COPIED_BYTES = 64 << 20
+
+
+class Substitutes:
+    """Substitutes for the leaves of one replay: aliases of parameters that share memory but gather their own gradients.
+
+    Hooks on the real parameters (an optimizer in backward, ``DistributedDataParallel``'s reducer) never see them.
+
+    Args:
+        models: The watched models.
+        snapshot: What forward may change, as it was.
+        converted: Gives each leaf the dtype in which the replay reads it.
+    """
+
+    def __init__(self, models: Models, snapshot: StateSnapshot, converted: Callable[[Tensor], Tensor]) -> None:
+        self._models = models
+        self._snapshot = snapshot
+        self._converted = converted
+        # id -> original (kept, so that the id stays its), substitute
+        self._tensors: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The substitute of a leaf or of a tensor that a forward may change; any other tensor itself."""
+        known = self._tensors.get(id(tensor))
+        if known is None:
+            known = self._tensors[id(tensor)] = (tensor, self._make(tensor))
+        return known[1]
+
+    def _make(self, tensor: Tensor) -> Tensor:
+        copied = self._snapshot.at_start(tensor)
+        if copied is not None:
+            copied = self._converted(copied)
+            return nn.Parameter(copied, requires_grad=False) if isinstance(tensor, nn.Parameter) else copied
+        if tensor.grad_fn is not None:
+            return tensor
+        if not tensor.requires_grad:
+            small = tensor.numel() * tensor.element_size() <= COPIED_BYTES
+            return self._converted(tensor.clone() if small else tensor)
+        alias = self._converted(tensor.detach())
+        return nn.Parameter(alias) if isinstance(tensor, nn.Parameter) else alias.requires_grad_()
+
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter that took part, by name, as its substitute."""
+        for key, (name, _) in self._models.parameters.items():
+            if key in self._tensors:
+                yield name, self._tensors[key][1]
+
+    def buffers(self) -> Iterator[tuple[str, str, Tensor]]:
+        """Module, name and substitute of every buffer."""
+        for module, name, buffer in self._models.buffers():
+            yield module, name, self.of(buffer)
+
+    @contextlib.contextmanager
+    def installed(self, hooks: list[Callable[..., Any]]) -> Iterator[None]:
+        """Puts the substitutes into the modules for the body, and everything back as it was after it.
+
+        Args:
+            hooks: Functions of the user's that run in the body besides those of the modules.
+        """
+        now = [(module, dict(module.__dict__)) for module in self._models.modules]
+        outside = FunctionState(itertools.chain(functions_of(self._models.modules), hooks))
+        copies = StateCopies(self.of)
+        try:
+            for module, attributes in self._snapshot.attributes():
+                module.__dict__.clear()
+                module.__dict__.update({name: copies.of(value) for name, value in attributes.items()})
+            yield
+        finally:
+            for module, attributes in now:
+                module.__dict__.clear()
+                module.__dict__.update(attributes)
+            outside.put_back()

@@ -1,0 +1,246 @@
+"""The tape itself: takes the calls of a step down, one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ampscope.capture.hooks import process_hooks
+from ampscope.capture.replay.tape.entry import (
+    Arguments,
+    CallState,
+    EarlierResult,
+    Entry,
+    EntryKind,
+    OutsideTensor,
+    TensorReference,
+)
+from ampscope.capture.replay.tape.fingerprints import fingerprint
+from ampscope.capture.replay.tape.live_results import LiveResults
+from ampscope.capture.torch_support import call_state, tensor_tree
+from ampscope.capture.torch_support.backward_call import backward_roots
+from ampscope.capture.torch_support.call_state import RandomState
+from ampscope.capture.torch_support.function_names import is_in_place
+from ampscope.capture.torch_support.half_conversions import HALF, dtypes_asked
+from ampscope.capture.torch_support.torch_private import version_counter
+from ampscope.capture.torch_support.user_line import NOWHERE, Place
+
+#: A tape longer than this is given up: a loop that never steps would otherwise keep every batch alive.
+MAX_ENTRIES = 20_000
+
+#: Elements up to which a tensor from outside is copied before the loop overwrites it.
+SMALL_TARGET = 1 << 20
+
+
+class Tape:
+    """The calls of one optimizer step, in order.
+
+    What an entry returned is known by weak reference, so that the tape keeps alive only what came from outside.
+
+    Args:
+        device_types: Device types whose autocast state is recorded.
+    """
+
+    def __init__(self, device_types: tuple[str, ...]) -> None:
+        self.entries: list[Entry] = []
+        self.start = 0  #: number of the first entry that is still there
+        self.full = False
+        self.obstacle = ""  #: why this step cannot be replayed, in words
+        self._types = device_types
+        self._results = LiveResults()
+
+    @property
+    def end(self) -> int:
+        """Number that the next entry will get."""
+        return self.start + len(self.entries)
+
+    def __getitem__(self, number: int) -> Entry:
+        return self.entries[number - self.start]
+
+    # -- forgetting ---------------------------------------------------------------------------------------------
+
+    def forget_before(self, number: int) -> None:
+        """Lets go of the entries before ``number`` and of what they kept alive."""
+        del self.entries[: max(0, number - self.start)]
+        self.start = max(self.start, number)
+        self._results.forget_before(self.start)
+        self.obstacle = ""
+
+    def take_back(self, entry: Entry | None) -> None:
+        """Takes back the newest entry, whose call was left by an exception."""
+        if entry is not None and self.entries and self.entries[-1] is entry:
+            self.entries.pop()
+
+    def clear(self) -> None:
+        """Forgets everything and lets go of what came from outside."""
+        self.start = self.end
+        self.entries.clear()
+        self._results.clear()
+        self.full = False
+        self.obstacle = ""
+
+    # -- the calls ----------------------------------------------------------------------------------------------
+
+    def module_call(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place, *, host_random: bool
+    ) -> Entry:
+        """Opens the entry of a watched module's call; `returned` completes it.
+
+        Args:
+            module: The module.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
+            place: The user's line.
+            host_random: Whether the call may draw from Python's or NumPy's global generator.
+        """
+        entry = self._entry(EntryKind.MODULE, module, self._arguments(args, kwargs), place)
+        entry.state.random = RandomState.take(host=host_random)
+        return self._append(entry)
+
+    def returned(self, entry: Entry, result: Any) -> None:
+        """Completes the entry of a module's call with what it returned."""
+        entry.fingerprint = fingerprint(result)
+        self._add_results(result)
+
+    def function_call(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        *,
+        place: Place,
+        random: RandomState | None,
+        originals: dict[int, Tensor],
+    ) -> None:
+        """Adds a torch function that ran outside the watched modules, after it ran.
+
+        Args:
+            func: The function.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
+            result: What it returned.
+            place: The user's line.
+            random: The generators' states before it, where it draws.
+            originals: What it has overwritten, as it was before (`overwritten_unknown`), by ``id``.
+        """
+        in_place = is_in_place(func, kwargs)
+        arguments = self._arguments(args, kwargs, originals, overwrites=in_place)
+        entry = self._entry(EntryKind.FUNCTION, func, arguments, place)
+        entry.state.random = random
+        entry.in_place = in_place
+        self._append(entry)
+        if in_place:
+            self._add_written(in_place_results(args, kwargs, result))
+        else:
+            self._add_results(result)
+
+    def overwritten_unknown(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Tensor]:
+        """Copies of small tensors from outside that an in-place function is about to overwrite, by ``id``."""
+        return {
+            id(tensor): tensor.detach().clone()
+            for tensor in _targets(args, kwargs)
+            if self._results.find(tensor) is None and not tensor.requires_grad and tensor.numel() <= SMALL_TARGET
+        }
+
+    def backward_call(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+        """Adds a backward, before it runs."""
+        entry = self._entry(EntryKind.BACKWARD, call, self._arguments(args, kwargs), NOWHERE)
+        entry.fingerprint = [loss.detach().clone() for loss in backward_roots(args, kwargs)]
+        return self._append(entry)
+
+    def mark_scaled(self, outputs: list[Tensor]) -> None:
+        """Notes that the entries which made ``outputs`` multiply with the loss scale."""
+        for tensor in outputs:
+            known = self._results.find(tensor)
+            if known is not None and known.source.entry >= self.start:
+                self[known.source.entry].scales = True
+
+    # -- entries and what they return ---------------------------------------------------------------------------
+
+    def _entry(self, kind: EntryKind, call: Any, arguments: Arguments, place: Place) -> Entry:
+        state = CallState(call_state.current(self._types), process_hooks.autocast_epoch())
+        return Entry(kind, call, arguments, state, place)
+
+    def _append(self, entry: Entry) -> Entry:
+        if len(self.entries) >= MAX_ENTRIES:
+            self.clear()
+            self.full = True
+        if not self.full:
+            self.entries.append(entry)
+        return entry
+
+    def _arguments(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        originals: dict[int, Tensor] | None = None,
+        *,
+        overwrites: bool = False,
+    ) -> Arguments:
+        def refer(tensor: Tensor) -> TensorReference:
+            earlier = self._earlier_result(tensor, overwrites=overwrites)
+            return earlier or _outside((originals or {}).get(id(tensor), tensor), id(tensor))
+
+        return Arguments.of(args, kwargs, refer)
+
+    def _earlier_result(self, tensor: Tensor, *, overwrites: bool) -> EarlierResult | None:
+        """The entry that returned an argument; None where what it returned is not what the call got."""
+        known = self._results.find(tensor)
+        if known is None:
+            return None
+        # a custom autograd function computes without grad and gives its result a history then
+        inside_function = tensor.requires_grad and not self[known.source.entry].state.ambient.grad
+        rewritten = not overwrites and not tensor.requires_grad and known.was_written
+        return None if inside_function or rewritten else known.source
+
+    def _add_results(self, value: Any) -> None:
+        """Remembers the tensors of ``value`` as results of the newest entry."""
+        if self.full or not self.entries:
+            return
+        for leaf, tensor in enumerate(tensor_tree.tensors(value)):
+            if self.entries[-1].in_place or not self._handed_back(tensor):
+                self._results.add(tensor, EarlierResult(self.end - 1, leaf))
+
+    def _add_written(self, written: list[Tensor]) -> None:
+        """Remembers what an in-place call left, and makes results that share its memory depend on it."""
+        if self.full or not self.entries:
+            return
+        self.entries[-1].also_writes = self._results.sharing_memory(written)
+        self._add_results(written)
+
+    def _handed_back(self, tensor: Tensor) -> bool:
+        """Whether the newest entry merely returned one of its arguments (``x.to(x.device)``).
+
+        One that asks for a half dtype by name returns another tensor as soon as its argument is none.
+        """
+        newest = self.entries[-1]
+        if HALF & dtypes_asked(newest.call, newest.arguments.args, newest.arguments.kwargs):
+            return False
+        known = self._results.find(tensor)
+        source = known.source if known is not None else None
+        return any(
+            reference.identity == id(tensor) if isinstance(reference, OutsideTensor) else reference == source
+            for reference in newest.arguments.tensors
+        )
+
+
+def _outside(tensor: Tensor, identity: int) -> OutsideTensor:
+    if id(tensor) == identity and not tensor.dim() and not tensor.requires_grad and tensor.layout is torch.strided:
+        tensor = tensor.clone()  # a number such as the loss scale: kept by value, for whoever writes into it next
+    return OutsideTensor(tensor, version_counter(tensor), identity)
+
+
+def _targets(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors that an in-place function writes."""
+    return list(tensor_tree.tensors(kwargs.get("out", args[0] if args else None)))
+
+
+def in_place_results(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> list[Tensor]:
+    """What an in-place call left behind: the tensors it wrote, what they are views of, and what it returned."""
+    written = _targets(args, kwargs)
+    bases = [tensor._base for tensor in written if tensor._is_view() and tensor._base is not None]
+    return [*written, *bases, *tensor_tree.tensors(result)]

@@ -1,0 +1,36 @@
+"""Which entries of a tape a step is made of: what it calls, and whatever that depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ampscope.capture.replay.tape.entry import Entry, EntryKind
+
+
+def needed(entries: Sequence[Entry], start: int, since: int) -> list[int]:
+    """Numbers of the entries that make the step which begins at ``since``.
+
+    These are its backward passes, its differentiable module calls (they may change buffers), and whatever those
+    depend on, before ``since`` too.
+
+    Args:
+        entries: The entries of the tape.
+        start: Number of the first of them.
+        since: Number of the first entry of the step.
+    """
+    writers: dict[int, list[int]] = {}  # entry -> the in-place entries that change its results later
+    front = []
+    for number, entry in enumerate(entries, start):
+        if number >= since and (entry.kind is EntryKind.BACKWARD or entry.is_training_call):
+            front.append(number)
+        for result in entry.also_writes:
+            writers.setdefault(result.entry, []).append(number)
+    wanted = set(front)
+    while front:
+        number = front.pop()
+        read = [result.entry for result in entries[number - start].arguments.earlier]
+        for other in (*read, *writers.get(number, ())):
+            if other not in wanted and other >= start:
+                wanted.add(other)
+                front.append(other)
+    return sorted(wanted)

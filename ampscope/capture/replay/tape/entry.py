@@ -1,0 +1,118 @@
+"""One call on the step tape: what was called, on which arguments and in which state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+from torch import Tensor, nn
+
+from ampscope.capture.torch_support import tensor_tree
+from ampscope.capture.torch_support.call_state import Ambient, RandomState
+from ampscope.capture.torch_support.user_line import Place
+
+
+class EntryKind(Enum):
+    """What an entry calls."""
+
+    MODULE = auto()
+    FUNCTION = auto()
+    BACKWARD = auto()
+
+
+class TensorReference:
+    """Stands for a tensor among an entry's arguments."""
+
+    __slots__ = ()
+
+
+@dataclass(slots=True)
+class EarlierResult(TensorReference):
+    """A tensor that an earlier entry returned."""
+
+    entry: int
+    leaf: int
+
+
+@dataclass(slots=True)
+class OutsideTensor(TensorReference):
+    """A tensor that came from outside the tape: a batch, a target, a parameter used in the loss."""
+
+    tensor: Tensor
+    version: int
+    identity: int  #: ``id`` of the tensor the call was given; ``tensor`` may be a copy of it
+
+
+@dataclass(slots=True)
+class Arguments:
+    """The arguments of a call, with a reference in the place of each tensor."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    tensors: list[TensorReference]  #: those references, in order
+
+    @staticmethod
+    def of(args: tuple[Any, ...], kwargs: dict[str, Any], refer: Callable[[Tensor], TensorReference]) -> Arguments:
+        """The arguments with ``refer(tensor)`` in the place of every tensor."""
+        references: list[TensorReference] = []
+
+        def replaced(tensor: Tensor) -> TensorReference:
+            references.append(refer(tensor))
+            return references[-1]
+
+        args, kwargs = tensor_tree.rebuild((args, kwargs), replaced)
+        return Arguments(args, kwargs, references)
+
+    @property
+    def earlier(self) -> list[EarlierResult]:
+        """The tensors among them that earlier entries returned."""
+        return [reference for reference in self.tensors if isinstance(reference, EarlierResult)]
+
+    @property
+    def outside(self) -> list[OutsideTensor]:
+        """The tensors among them that came from outside the tape."""
+        return [reference for reference in self.tensors if isinstance(reference, OutsideTensor)]
+
+    def resolved(self, tensor_of: Callable[[Any], Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with ``tensor_of(reference)`` in the place of every reference."""
+        args, kwargs = tensor_tree.rebuild((self.args, self.kwargs), tensor_of, TensorReference)
+        return args, kwargs
+
+
+@dataclass(slots=True)
+class CallState:
+    """The state around a call that decides its numbers."""
+
+    ambient: Ambient
+    autocast_epoch: int  #: which cache of cast weights it used
+    random: RandomState | None = None  #: where the call may draw
+    training: list[bool] = field(default_factory=list)  #: ``training`` of each watched module, at a module's call
+
+
+@dataclass(slots=True)
+class Entry:
+    """One call."""
+
+    kind: EntryKind
+    call: Callable[..., Any]
+    arguments: Arguments
+    state: CallState
+    place: Place
+    versions: list[int] = field(default_factory=list)  #: change counters of a module's weights
+    fingerprint: list[Tensor] = field(default_factory=list)  #: of what a module returned, of what a backward began from
+    in_place: bool = False
+    also_writes: list[EarlierResult] = field(default_factory=list)  #: those that share the memory it overwrites
+    scales: bool = False  #: it multiplies a loss with the loss scale
+
+    @property
+    def module(self) -> nn.Module:
+        """The module that a MODULE entry calls."""
+        assert isinstance(self.call, nn.Module)
+        return self.call
+
+    @property
+    def is_training_call(self) -> bool:
+        """Whether it is a module's call that autograd follows."""
+        return self.kind is EntryKind.MODULE and self.state.ambient.grad

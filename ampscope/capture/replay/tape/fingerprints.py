@@ -1,0 +1,32 @@
+"""A few elements of what a call returned: enough to tell whether a replay of it gives the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ampscope.capture.torch_support import tensor_tree
+
+
+def fingerprint(value: Any, leaves: int = 4) -> list[Tensor]:
+    """A few elements of each of the first floating tensors in ``value``, spread over their extent; no sync."""
+    taken = []
+    for tensor in tensor_tree.tensors(value):
+        if tensor.is_floating_point() and tensor.numel() and tensor.layout is torch.strided:
+            spread = tuple(slice(None, None, max(1, size // 4)) for size in tensor.shape)
+            taken.append(tensor.detach()[spread].clone())
+        if len(taken) == leaves:
+            break
+    return taken
+
+
+def alike(ours: list[Tensor], theirs: list[Tensor]) -> bool:
+    """Whether two lists of tensors hold the same values, NaN equal to NaN."""
+    if len(ours) != len(theirs):
+        return False
+    return all(
+        a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | (a.isnan() & b.isnan())).all())
+        for a, b in zip(ours, theirs, strict=True)
+    )

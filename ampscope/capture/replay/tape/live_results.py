@@ -1,0 +1,64 @@
+"""Which results of taped calls are still alive: known by weak reference, so that the tape keeps none of them alive."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ampscope.capture.replay.tape.entry import EarlierResult
+from ampscope.capture.torch_support.torch_private import storage_key, version_counter
+
+
+class LiveResult(NamedTuple):
+    """A tensor that an entry returned."""
+
+    tensor: weakref.ref[Tensor]
+    source: EarlierResult
+    version: int  #: of the tensor when the entry had made it
+
+    @property
+    def was_written(self) -> bool:
+        """Whether it was changed in place since."""
+        tensor = self.tensor()
+        return tensor is not None and version_counter(tensor) != self.version
+
+
+class LiveResults:
+    """The results of the entries on a tape, by the tensor."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, LiveResult] = {}
+
+    def add(self, tensor: Tensor, source: EarlierResult) -> None:
+        """An entry has returned ``tensor``."""
+        self._by_id[id(tensor)] = LiveResult(weakref.ref(tensor), source, version_counter(tensor))
+
+    def find(self, tensor: Tensor) -> LiveResult | None:
+        """What is known of ``tensor``; None where no entry returned it."""
+        known = self._by_id.get(id(tensor))
+        return known if known is not None and known.tensor() is tensor else None
+
+    def sharing_memory(self, tensors: Iterable[Tensor]) -> list[EarlierResult]:
+        """The results that live in the memory of any of ``tensors``."""
+        storages = {storage_key(tensor) for tensor in tensors if _has_memory(tensor)}
+        return [
+            known.source
+            for known in self._by_id.values()
+            if (other := known.tensor()) is not None and _has_memory(other) and storage_key(other) in storages
+        ]
+
+    def forget_before(self, number: int) -> None:
+        """Forgets the results of the entries before ``number``."""
+        self._by_id = {key: known for key, known in self._by_id.items() if known.source.entry >= number}
+
+    def clear(self) -> None:
+        """Forgets all."""
+        self._by_id.clear()
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.numel() > 0

@@ -1,0 +1,165 @@
+"""Which of a loop's values depend on the loss scale, and how: its gradients, and what it computes from them."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ampscope.capture.torch_support.torch_private import storage_key
+from ampscope.capture.usage.scale_dependence import CONSTANT, SCALED, ScaleDependence
+
+#: A scale below this is too easily a number of the loop's own.
+_SMALLEST_SCALE = 64
+#: Micro-batches by which a loop may divide together with the scale.
+_MOST_PARTS = 4096
+_ROUNDING = 1e-6
+_LARGEST_INT = 1 << 62
+
+Memory = tuple[int, int]  #: a storage and the offset in it
+
+
+class FollowedValues:
+    """How each value depends on the loss scale, as far as it was followed.
+
+    Args:
+        gradients: Gives the gradients as they are now.
+    """
+
+    def __init__(self, gradients: Callable[[], Iterable[Tensor]]) -> None:
+        self._present = gradients
+        self._gradients: dict[Memory, ScaleDependence] | None = None  # None: not looked at since backward
+        self._storages: set[int] = set()
+        self._ids: set[int] = set()
+        self._tensors: dict[int, tuple[weakref.ref[Tensor], ScaleDependence]] = {}
+        self.scales: deque[float] = deque(maxlen=8)  #: numbers the loop got by asking for the scale
+
+    # -- what becomes known -------------------------------------------------------------------------------------
+
+    def scale_read(self, scale: float) -> None:
+        """The loop asked for the scale, and may calculate with it."""
+        if scale >= _SMALLEST_SCALE and scale not in self.scales:
+            self.scales.append(scale)
+
+    def scale_tensor(self, scale: Tensor | None) -> None:
+        """The scaler keeps its scale in this tensor."""
+        if scale is not None and id(scale) not in self._tensors:
+            self.follow(scale, ScaleDependence(1.0, of_scale=True))
+
+    def follow(self, tensor: Tensor, dependence: ScaleDependence) -> None:
+        """A tensor depends on the scale like this."""
+        self._tensors[id(tensor)] = (weakref.ref(tensor), dependence)
+
+    def backward_done(self) -> None:
+        """Gradients are scaled ones again, and may be other tensors."""
+        self._gradients = None
+        self._storages.clear()
+        self._ids.clear()
+
+    def new_iteration(self) -> None:
+        """What was computed from the old gradients is history."""
+        self.backward_done()
+        self._tensors = {key: (ref, how) for key, (ref, how) in self._tensors.items() if how.of_scale and ref()}
+
+    # -- gradients ----------------------------------------------------------------------------------------------
+
+    def find_gradients(self) -> None:
+        """Notes where the gradients lie, at the first call after a backward."""
+        if self._gradients is None:
+            self._gradients = {}
+            present = [gradient for gradient in self._present() if gradient.layout is torch.strided]
+            self._storages, self._ids = {storage_key(each) for each in present}, {id(each) for each in present}
+
+    def is_in_gradient(self, tensor: Tensor) -> bool:
+        """Whether a tensor is a gradient, or a view of one: it is looked up by its memory."""
+        return self._memory(tensor) is not None
+
+    def is_gradient_object(self, thing: Any) -> bool:
+        """Whether this very object was the gradient of a parameter after backward."""
+        return id(thing) in self._ids
+
+    def gradient_assigned(self, source: Tensor) -> None:
+        """A parameter was given ``source`` for its gradient, or a gradient its memory."""
+        self._storages.add(storage_key(source))
+
+    def gradient_written(self, tensor: Tensor, dependence: ScaleDependence) -> None:
+        """A gradient, or a view of one, was overwritten with a value that depends on the scale like this."""
+        self._tensors.pop(id(tensor), None)
+        memory = self._memory(tensor)
+        if self._gradients is not None and memory is not None and not dependence.inhomogeneous:
+            self._gradients[memory] = dependence
+
+    def any_unscaled(self, gradients: Iterable[Tensor]) -> bool:
+        """Whether the loop itself has divided the scale out of any of ``gradients``."""
+        return bool(self._gradients) and any(self.dependence_of(gradient).unscaled for gradient in gradients)
+
+    # -- asking -------------------------------------------------------------------------------------------------
+
+    def may_depend(self, values: Iterable[Any]) -> bool:
+        """A quick look at a function's arguments, for the many that have nothing to do with the scale."""
+        if self._storages:
+            return True
+        for value in values:
+            if id(value) in self._tensors or isinstance(value, (list, tuple)):
+                return True
+            if self.scales and _is_number(value) and self._of_number(float(value)) != CONSTANT:
+                return True
+        return False
+
+    def dependence_of(self, value: Any) -> ScaleDependence:
+        """How ``value`` depends on the loss scale; of a list, its first item that does."""
+        if isinstance(value, Tensor):
+            known = self._tensors.get(id(value))
+            if known is not None and known[0]() is value:
+                return known[1]
+            return self._of_gradient(value)
+        if isinstance(value, (list, tuple)):
+            return next((found for found in map(self.dependence_of, value) if found != CONSTANT), CONSTANT)
+        return self._of_number(float(value)) if _is_number(value) else CONSTANT
+
+    def dependence_of_threshold(self, value: Any) -> ScaleDependence:
+        """The same for a threshold, which counts as scaled too when it is a round number times the scale."""
+        found = self.dependence_of(value)
+        if found == CONSTANT and isinstance(value, float) and any(_is_round(value / scale) for scale in self.scales):
+            return SCALED
+        return found
+
+    def _of_gradient(self, tensor: Tensor) -> ScaleDependence:
+        memory = self._memory(tensor)
+        return (self._gradients or {}).get(memory, SCALED) if memory else CONSTANT
+
+    def _memory(self, tensor: Tensor) -> Memory | None:
+        """Where a gradient, or a view of one, lies; None for any other tensor."""
+        if not self._storages or tensor.layout is not torch.strided:
+            return None
+        key = storage_key(tensor)
+        return (key, int(tensor.storage_offset())) if key in self._storages else None
+
+    def _of_number(self, number: float) -> ScaleDependence:
+        """A multiple of the scale, or one over such a multiple; every other number is a constant."""
+        for scale in self.scales if math.isfinite(number) else ():
+            ratio = number / scale
+            if _is_count(ratio):
+                return ScaleDependence(1.0, of_scale=True)
+            if number and _is_count(1.0 / (number * scale)):
+                return ScaleDependence(-1.0, of_scale=True)
+        return CONSTANT
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < _LARGEST_INT and value is not True)
+
+
+def _is_count(ratio: float) -> bool:
+    whole = round(ratio) if 0.5 < ratio < _MOST_PARTS + 1 else 0
+    return whole >= 1 and abs(ratio - whole) <= _ROUNDING * ratio
+
+
+def _is_round(number: float) -> bool:
+    """Whether a number has three digits at most."""
+    return 0 < number < math.inf and abs(float(f"{number:.3g}") - number) <= _ROUNDING * number
