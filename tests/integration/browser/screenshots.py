@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "app")]
 
 from playwright.sync_api import Browser  # noqa: E402  the checkout must be importable first
 
