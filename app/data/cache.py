@@ -7,6 +7,7 @@ call, so they have no defaults: left out and given, they would be two results.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
 import streamlit as st
@@ -32,7 +33,8 @@ def cached(
     """
 
     def key(run: RunSnapshot) -> tuple[RunIdentity, object]:
-        return run.identity, depends_on(run)
+        # Of a copy: a cached result that is asked for here would find its own run being hashed, and so in a cycle.
+        return run.identity, depends_on(replace(run))
 
     return st.cache_resource(max_entries=entries, show_spinner=spinner, hash_funcs={RunSnapshot: key})
 
