@@ -33,8 +33,9 @@ def shoot_all(address: str, keys: list[str], out: Path, command: Browser) -> int
 
 def shoot(browser: Browser, address: str, file: Path, *, run: str, place: str, theme: str, width: int) -> None:
     """One picture of a whole page."""
-    scheme = "dark" if theme == "dark" else "light"
-    page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 900})
+    page = browser.new_page(
+        color_scheme="dark" if theme == "dark" else "light", viewport={"width": width, "height": 900}
+    )
     goto(page, address, place, run=run)
     stretch(page, width)
     page.screenshot(path=file)

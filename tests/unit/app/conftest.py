@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import app_verdicts
 from tests.support.page_reading import Show, Shown
 from tests.support.scenes import write_scenes
+from tests.support.verdicts.of_scenes import diagnosis_of
 
 st = pytest.importorskip("streamlit", reason="needs the app's extra: pip install 'ampscope[app]'")
 
@@ -29,7 +29,7 @@ def show(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Show:
 
     def page(run: str | None = None, page: str = "overview", *, real: bool = False, **query: str) -> Shown:
         if not real:
-            monkeypatch.setattr(run_results, "diagnose", lambda run: app_verdicts.diagnosis_of(run.path))
+            monkeypatch.setattr(run_results, "diagnose", lambda run: diagnosis_of(run.path))
         return Shown.of(page, {**query, **({"run": run} if run else {})})
 
     return page

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from ampscope.trace.schema import Change, Trial
-from tests.support.app_verdicts import CALIBRATION, OVERFLOW
 from tests.support.page_reading import Show
 from tests.support.saved_operands import MM, content, save
 from tests.support.scenes import HOSTILE
 from tests.support.trace_builder import TraceBuilder
+from tests.support.verdicts.of_scenes import CALIBRATION, OVERFLOW
 
 
 def test_a_harmless_incident_is_told_calmly(show: Show) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import streamlit as st
@@ -11,7 +12,7 @@ from tests.support.page_reading import Show, Shown
 from tests.support.trace_builder import TraceBuilder
 
 
-def rows_of(shown: Shown) -> list[dict[str, object]]:
+def rows_of(shown: Shown) -> list[dict[str, Any]]:
     """The rows of the table, as the page has them now."""
     return list(shown.test.dataframe[0].value.to_dict("records"))
 

@@ -5,7 +5,7 @@ import pytest
 from tests.support.page_reading import Show, Shown
 
 
-def test_the_scale_page_tells_the_story_and_the_lines(show: Show) -> None:
+def test_the_history_stands_in_sentences_and_with_its_lines(show: Show) -> None:
     words = show("healthy", "scale").words
     assert "It calibrated from 65,536 (2^16) to 8,192 (2^13) in 3 skipped steps." in words
     assert "multiplies by 2 after 200 good steps in a row, by 0.5 after a skipped step" in words
@@ -30,7 +30,7 @@ def test_the_simulator_answers_when_a_slider_moves(show: Show) -> None:
     assert "Move a slider" in show("healthy", "scale", init_scale="a lot").words
 
 
-def test_a_step_on_the_scale_page_is_marked_and_told(show: Show) -> None:
+def test_a_step_on_the_scale_page_is_marked_and_described(show: Show) -> None:
     shown = show("overflow", "scale", step="264")
     assert "At step 264" in shown.words
     assert "skipped optimizer step" in " ".join(shown.words.split())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import streamlit as st
 
 from blocks.frame import new_runs
 
@@ -19,7 +20,7 @@ def test_the_page_is_drawn_again_when_other_runs_are_there(
         assert run_every == new_runs.LOOK_EVERY
         return function
 
-    monkeypatch.setattr(new_runs.st, "fragment", fragment)
-    monkeypatch.setattr(new_runs.st, "rerun", lambda: reruns.append(None))
+    monkeypatch.setattr(st, "fragment", fragment)
+    monkeypatch.setattr(st, "rerun", lambda: reruns.append(None))
     new_runs.await_runs({"one": 0}, lambda: now)
     assert len(reruns) == drawn

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from data.named_items import incident_at, named_items
-from tests.support.app_verdicts import CALIBRATION, CLIPPED, OVERFLOW, diagnosis_of
 from tests.support.paths import ROOT
+from tests.support.verdicts.of_scenes import CALIBRATION, CLIPPED, OVERFLOW, diagnosis_of
 
 DIAGNOSIS = diagnosis_of(ROOT / "overflow")
 

@@ -30,7 +30,7 @@ def test_the_verdict_leads_to_the_incident_the_incident_to_its_op_and_the_op_to_
     assert "op=" in shown.links["Replay from its first op"]
 
 
-def test_the_side_bar_drops_the_address_and_the_step_stays_in_mind(show: Show) -> None:
+def test_the_side_bar_drops_the_address_and_the_step_is_remembered(show: Show) -> None:
     shown = show("overflow", "replay", step="260", op="7")
     shown = go(shown, "scale")
     assert "At step 260" in shown.words
@@ -44,7 +44,7 @@ def test_the_incident_that_was_looked_at_decides_the_step_of_the_other_pages(sho
     assert "At step 0" in go(shown, "scale").words
 
 
-def test_another_run_starts_another_story(show: Show) -> None:
+def test_nothing_is_remembered_of_another_run(show: Show) -> None:
     shown = show("overflow", "replay", step="260", op="7")
     shown.test.selectbox(key="run").set_value("healthy").run()
     assert shown.address["step"] == "100"

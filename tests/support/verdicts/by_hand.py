@@ -1,11 +1,13 @@
-"""Diagnoses made by hand, for the views that show them."""
+"""Diagnoses of one run, healthy, broken, misused and empty, and the parts that they are made of."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from ampscope.analysis.results import Diagnosis, Finding, Incident, Operand, PathNode, Remedy, RunInfo, SourceLine
+from ampscope.trace.schema import ReplayStatus, Trigger
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
 
 RUN = RunInfo(
@@ -44,18 +46,24 @@ QUERY = Operand(
 PRODUCT = replace(QUERY, role="output 0", min=-59648.0, max=math.inf, posinf=4, max_finite=60640.0)
 
 
-def node(seq: int, op: str, low: float | None = math.nan, high: float | None = math.nan, name: str = "") -> PathNode:
-    return PathNode(
-        seq=seq,
-        op=op,
-        name=name,
-        module="blocks.0.attention",
-        phase="forward",
-        dtype="float16",
-        shape="32x32x32",
-        min=low,
-        max=high,
-        source=LINE,
+def node(
+    seq: int, op: str, low: float | None = math.nan, high: float | None = math.nan, name: str = "", **columns: Any
+) -> PathNode:
+    """An op on the way of a bad value."""
+    here = {"module": "blocks.0.attention", "phase": "forward", "dtype": "float16", "shape": "32x32x32", "source": LINE}
+    return PathNode(seq=seq, op=op, name=name, min=low, max=high, **{**here, **columns})
+
+
+def verdict(run: RunInfo, summary: str, *items: Incident | Finding) -> Diagnosis:
+    """A diagnosis whose primary item is the first that is not harmless."""
+    primary = next((item for item in items if item.severity != Severity.INFO), None)
+    return Diagnosis(
+        run=run,
+        verdict=Verdict.PROBLEM if primary else Verdict.HEALTHY,
+        summary=summary,
+        primary=primary,
+        incidents=tuple(item for item in items if isinstance(item, Incident)),
+        findings=tuple(item for item in items if isinstance(item, Finding)),
     )
 
 
@@ -77,10 +85,10 @@ OVERFLOW = Incident(
         *(node(11 + i, f"aten.op{i}.default") for i in range(12)),
         node(40, "loss", name="loss"),
     ),
-    replay="exact",
+    replay=ReplayStatus.EXACT,
     traced="replay",
     fp32_ok=True,
-    trigger="nonfinite_loss",
+    trigger=Trigger.NONFINITE_LOSS,
     tripped=("head.weight",),
     explanation="The product is too large for float16, which ends at 65504.",
     remedies=(
@@ -113,27 +121,17 @@ CLIPPED = Finding(
     remedies=(Remedy(text="Unscale before clipping.", code="scaler.unscale_(optimizer)"),),
 )
 
-BROKEN = Diagnosis(
-    run=RUN,
-    verdict=Verdict.PROBLEM,
-    summary="Step 294 had a non-finite loss: bmm in blocks.0.attention overflowed float16.",
-    primary=OVERFLOW,
-    incidents=(CALIBRATION, OVERFLOW),
-    findings=(CLIPPED,),
+BROKEN = verdict(
+    RUN,
+    "Step 294 had a non-finite loss: bmm in blocks.0.attention overflowed float16.",
+    CALIBRATION,
+    OVERFLOW,
+    CLIPPED,
 )
-HEALTHY = Diagnosis(
-    run=replace(RUN, name="digits", skipped=1, segments=1),
-    verdict=Verdict.HEALTHY,
-    summary="Nothing is wrong in 41,900 steps.",
-    primary=None,
-    incidents=(CALIBRATION,),
-)
-MISUSED = replace(BROKEN, primary=CLIPPED, incidents=(), summary="Gradients are clipped while scaled.")
-EMPTY = Diagnosis(
-    run=replace(RUN, steps=0, skipped=0, model="", parameters=0, device="", segments=1),
-    verdict=Verdict.HEALTHY,
-    summary="The run has no steps yet.",
-    primary=None,
+HEALTHY = verdict(replace(RUN, name="digits", skipped=1, segments=1), "Nothing is wrong in 41,900 steps.", CALIBRATION)
+MISUSED = verdict(RUN, "Gradients are clipped while scaled.", CLIPPED)
+EMPTY = verdict(
+    replace(RUN, steps=0, skipped=0, model="", parameters=0, device="", segments=1), "The run has no steps yet."
 )
 
 #: What a hostile or careless trace may hold where a name is expected.
@@ -159,4 +157,4 @@ def hostile() -> Diagnosis:
     )
     other = replace(CLIPPED, source=line, explanation=HOSTILE)
     run = replace(RUN, name=HOSTILE, model=HOSTILE, device=HOSTILE)
-    return replace(BROKEN, run=run, summary=HOSTILE, primary=incident, incidents=(incident,), findings=(other,))
+    return verdict(run, HOSTILE, incident, other)
