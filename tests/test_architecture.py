@@ -66,7 +66,7 @@ FLOORS = {
     "ampscope.report": "safe_text source_place numbers palette diagnosis_json repro figures terminal html",
     "ampscope.report.html": "markup sheet source document figures parts report_page notebook",
     "app": "state data charts blocks app_pages streamlit_app",
-    "app.blocks": "components basics verdict replay scale frame",
+    "app.blocks": "components basics choices verdict debugger scaler frame",
 }
 #: Files and folders in one folder, at most.
 MOST_ENTRIES = 14

@@ -2,19 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import streamlit as st
-from blocks.basics.links import link_row, to_overview, to_precision, to_replay, to_scale, to_usage
-from blocks.basics.notes import heading, page_head, paragraph
-from blocks.verdict.card import item_card
-from blocks.verdict.items import item_line, items
-from blocks.verdict.remedies import remedies
-from blocks.verdict.repro import repro
-from data import loader
-from data.takeaways import surroundings
-from state.address import remember
-from state.choice import choose
 
 from ampscope.analysis.origin.closeup import Closeup
 from ampscope.analysis.results import Finding, Incident
@@ -27,26 +15,43 @@ from ampscope.report.html.parts.incident import tripped_html
 from ampscope.report.html.parts.replays import replay_table
 from ampscope.report.html.source import listing
 from ampscope.trace.vocabulary import Cause, Severity
+from blocks.basics.page_links import link_row, to_overview, to_precision, to_replay, to_scale, to_usage
+from blocks.basics.text import heading, page_head, paragraph
+from blocks.choices.select_box import choose
+from blocks.verdict.diagnosis_card import item_card
+from blocks.verdict.item_list import item_line
+from blocks.verdict.remedy_list import remedy_list
+from blocks.verdict.repro_download import repro_download
+from data.current_run import current_run
+from data.named_items import Item, named_items
+from data.run_results import closeup_of, diagnosis_of
+from state.query_params import remember_params
 
 
-def show_cure(item: Incident | Finding, seen: Closeup) -> None:
-    """What to change, beside the line it is about."""
-    has_lines = item.source is not None and len(seen.lines) > 1
-    if not item.remedies and not has_lines:
+def incident_page() -> None:
+    run = current_run()
+    diagnosis = diagnosis_of(run)
+    page_head("Incident", diagnosis.run.name)
+    items = named_items(diagnosis)
+    if not items:
+        paragraph("Nothing went wrong in this run, and no mistake in its loop was found.")
         return
-    left, right = st.columns([1, 1], gap="large") if item.remedies and has_lines else (st.container(), st.container())
-    if item.remedies:
-        with left:
-            heading("What to change")
-            remedies(item)
-    if item.source is not None and has_lines:
-        with right:
-            heading("Your line")
-            st.html(listing(seen.lines, item.source, calm=item.severity is Severity.INFO))
-            st.caption("The lines around it are those whose ops were traced.")
+    name = choose("incident", "What to look at", list(items), lambda name: item_line(items[name]))
+    item, closeup = items[name], closeup_of(run, name)
+    remember_params(step=item.step)
+    item_card(item)
+    ways_onward(item)
+    cure_beside_line(item, closeup)
+    if isinstance(item, Incident):
+        if item.cause is Cause.UNKNOWN and not item.path:
+            how_to_see_its_origin()
+        evidence(item, closeup)
+        if item.op and not item.cause.is_benign:
+            heading("Take it along")
+            repro_download(run, item)
 
 
-def show_ways(item: Incident | Finding) -> None:
+def ways_onward(item: Item) -> None:
     """Links to what else there is to see of it."""
     with link_row():
         if isinstance(item, Finding):
@@ -58,56 +63,48 @@ def show_ways(item: Incident | Finding) -> None:
         to_overview()
 
 
-def show_block(title: str, html: str) -> None:
-    """A section, where there is something to show in it."""
-    if html:
-        heading(title)
-        st.html(html)
+def cure_beside_line(item: Item, closeup: Closeup) -> None:
+    """What to change, beside the line it is about."""
+    has_lines = item.source is not None and len(closeup.lines) > 1
+    if not item.remedies and not has_lines:
+        return
+    left, right = st.columns([1, 1], gap="large") if item.remedies and has_lines else (st.container(), st.container())
+    if item.remedies:
+        with left:
+            heading("What to change")
+            remedy_list(item)
+    if item.source is not None and has_lines:
+        with right:
+            heading("Your line")
+            st.html(listing(closeup.lines, item.source, calm=item.severity is Severity.INFO))
+            st.caption("The lines around it are those whose ops were traced.")
 
 
-def show_evidence(incident: Incident, seen: Closeup) -> None:
-    """The way of the bad value, what was tried, and what the op read and wrote."""
-    operands = (*incident.inputs, *incident.outputs)
-    show_block("From the origin to what it reached", path_graph_html(path_graph(incident, seen)))
-    show_block("What was tried on this step", replay_table(incident.tried))
-    show_block("Magnitudes against what each dtype can hold", magnitudes_html(magnitudes(operands, incident.tried)))
-    show_block("What the op read and wrote", operand_table(operands))
-    show_found(list(found(incident)))
-    show_block("Gradients that were not finite", tripped_html(incident.tripped))
-
-
-def show_how_to_see_more() -> None:
+def how_to_see_its_origin() -> None:
     """What to do where no trace shows the origin."""
     heading("How to see where it begins")
     paragraph("Trace the steps as they run, so that the next such step is seen op by op whatever its replay does:")
     st.code("ampscope.watch(model, scaler, every=1)", language="python")
 
 
-def show_found(sentences: Sequence[str]) -> None:
-    """How it was noticed, and how far what is shown can be trusted."""
-    if sentences:
+def evidence(incident: Incident, closeup: Closeup) -> None:
+    """The way of the bad value, what was tried, what the op read and wrote, and how far all this can be trusted."""
+    operands = (*incident.inputs, *incident.outputs)
+    section("From the origin to what it reached", path_graph_html(path_graph(incident, closeup)))
+    section("What was tried on this step", replay_table(incident.tried))
+    section("Magnitudes against what each dtype can hold", magnitudes_html(magnitudes(operands, incident.tried)))
+    section("What the op read and wrote", operand_table(operands))
+    if sentences := list(found(incident)):
         heading("How it was found")
         paragraph(" ".join(sentences))
+    section("Gradients that were not finite", tripped_html(incident.tripped))
 
 
-run = loader.current()
-diagnosis = run.diagnosis()
-named = items(diagnosis)
-page_head("Incident", diagnosis.run.name)
-if not named:
-    paragraph("Nothing went wrong in this run, and no mistake in its loop was found.")
-    st.stop()
-name = choose("incident", "What to look at", list(named), lambda name: item_line(named[name]))
-item = named[name]
-remember(step=item.step)
-seen = surroundings(run, name, item)
-item_card(item)
-show_ways(item)
-show_cure(item, seen)
-if isinstance(item, Incident):
-    if item.cause is Cause.UNKNOWN and not item.path:
-        show_how_to_see_more()
-    show_evidence(item, seen)
-    if item.op and not item.cause.is_benign:
-        heading("Take it along")
-        repro(run, item)
+def section(title: str, html: str) -> None:
+    """A section, where there is something to show in it."""
+    if html:
+        heading(title)
+        st.html(html)
+
+
+incident_page()

@@ -5,42 +5,51 @@ from __future__ import annotations
 from functools import partial
 
 import streamlit as st
-from blocks.basics.links import to_replay, to_scale, to_usage
-from blocks.basics.notes import heading, page_head, paragraph
-from blocks.basics.plot import plot_of_steps
-from blocks.basics.tiles import tiles
-from blocks.frame import live
-from blocks.verdict.card import verdict_card
-from blocks.verdict.items import item_link, item_list, items
-from charts.stack import stack_figure
-from data import loader
-from data.takeaways import report
-from state.address import told
-from state.choice import choose_optimizer
-from state.pages import Page
 
 from ampscope.analysis.results import Incident
 from ampscope.report.figures.over_steps import timeline_stack
 from ampscope.report.html.parts.tiles import run_tiles
+from blocks.basics.figure import clickable_figure
+from blocks.basics.page_links import switch_to_scale, to_replay, to_scale, to_usage
+from blocks.basics.text import heading, page_head, paragraph
+from blocks.basics.tiles import tiles
+from blocks.choices.select_box import choose_optimizer
+from blocks.frame.live_part import live_part
+from blocks.verdict.diagnosis_card import diagnosis_card
+from blocks.verdict.item_list import item_link, item_list
+from charts.stack import stack_figure
+from data.current_run import current_run
+from data.downloads import html_report
+from data.named_items import named_items
+from data.run_results import diagnosis_of, overview_of
+from data.run_snapshot import RunSnapshot
 
 
-def verdict(run: loader.Loaded) -> None:
+def overview_page() -> None:
+    run = current_run()
+    page_head("Overview", diagnosis_of(run).run.name)
+    live_part(verdict)
+    live_part(partial(history, optimizer=choose_optimizer(overview_of(run, None).optimizers)))
+    live_part(everything_noticed)
+
+
+def verdict(run: RunSnapshot) -> None:
     """The card, and where to go from it."""
-    diagnosis = run.diagnosis()
-    verdict_card(diagnosis)
+    diagnosis = diagnosis_of(run)
+    diagnosis_card(diagnosis)
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         primary = diagnosis.primary
         if primary is not None:
-            item_link(*next(iter(items(diagnosis).items())), "**Look at it closely**")
+            item_link(*next(iter(named_items(diagnosis).items())), "**Look at it closely**")
         if isinstance(primary, Incident) and primary.path and primary.traced:
             to_replay(primary.step, primary.traced, primary.path[0].seq, "Replay it")
-        if primary is not None and run.overview().scale is not None:
+        if primary is not None and overview_of(run, None).scale is not None:
             to_scale(primary.step, "The loss scale then")
         if diagnosis.run.steps:
             to_usage()
         st.download_button(
             "Report to send on",
-            partial(report, run),
+            partial(html_report, run),
             "report.html",
             "text/html",
             type="tertiary",
@@ -50,30 +59,27 @@ def verdict(run: loader.Loaded) -> None:
         )
 
 
-def history(run: loader.Loaded, optimizer: int | None) -> None:
+def history(run: RunSnapshot, optimizer: int | None) -> None:
     """The tiles and the time line."""
-    seen, diagnosis = run.overview(optimizer), run.diagnosis()
-    tiles(run_tiles(seen, diagnosis.run))
+    overview, diagnosis = overview_of(run, optimizer), diagnosis_of(run)
+    tiles(run_tiles(overview, diagnosis.run))
     heading("Time line")
-    if seen.steps:
-        step = plot_of_steps(stack_figure(timeline_stack(seen, list(items(diagnosis).values()))), key="timeline")
-        onward = ", click a mark to see that step" if seen.scale is not None else ""
-        st.caption(f"Drag to zoom in, double-click to zoom out{onward}.")
-        if step is not None and seen.scale is not None:
-            st.switch_page(Page.SCALE.file, query_params={"run": told("run") or "", "step": str(step)})
-    else:
+    if not overview.steps:
         paragraph("No optimizer step has been recorded yet.")
+        return
+    stack = timeline_stack(overview, list(named_items(diagnosis).values()))
+    step = clickable_figure(stack_figure(stack), key="timeline")
+    onward = ", click a mark to see that step" if overview.scale is not None else ""
+    st.caption(f"Drag to zoom in, double-click to zoom out{onward}.")
+    if step is not None and overview.scale is not None:
+        switch_to_scale(step)
 
 
-def noticed(run: loader.Loaded) -> None:
-    """Everything noticed, each a link."""
-    if named := items(run.diagnosis()):
+def everything_noticed(run: RunSnapshot) -> None:
+    """Incidents and findings, each a link."""
+    if items := named_items(diagnosis_of(run)):
         heading("Everything noticed")
-        item_list(named)
+        item_list(items)
 
 
-run = loader.current()
-page_head("Overview", run.diagnosis().run.name)
-live.part(verdict)
-live.part(partial(history, optimizer=choose_optimizer(run.overview().optimizers)))
-live.part(noticed)
+overview_page()

@@ -5,36 +5,43 @@ from __future__ import annotations
 from functools import partial
 
 import streamlit as st
-from blocks.basics.links import link_row, to_precision, to_replay
-from blocks.basics.newer import newer
-from blocks.basics.notes import heading, page_head, paragraph, place
-from blocks.basics.table import table
-from blocks.frame import live
-from data import loader
-from state.address import in_address
-from state.choice import choose, choose_traced, missing
 
 from ampscope.analysis.precision.fp32_islands import Fp32Island, Reason
 from ampscope.analysis.precision.precision import CastRow, Precision, PrecisionRow, deepest, fold_modules, under
+from ampscope.analysis.tables.traced_steps import TracedStep
 from ampscope.report.figures.precision_bars import module_bars
 from ampscope.report.html.figures.share_bars import share_bars_html
 from ampscope.report.numbers import count, share, size
 from ampscope.report.safe_text import short
+from ampscope.report.source_place import place
 from ampscope.trace.schema import Cast
+from blocks.basics.how_to_trace import how_to_trace
+from blocks.basics.newer_step_link import newer_step_link
+from blocks.basics.page_links import link_row, to_precision, to_replay
+from blocks.basics.table import table
+from blocks.basics.text import heading, page_head, paragraph
+from blocks.choices.not_there import not_there
+from blocks.choices.select_box import choose
+from blocks.choices.traced_step_box import choose_traced_step
+from blocks.frame.live_part import live_part
+from data.current_run import current_run
+from data.run_results import diagnosis_of, precision_of
+from data.step_results import traced_steps_of
+from state.query_params import param_in_address
 
-REASONS = {
+_REASONS = {
     Reason.POLICY: "autocast converts its operands: this op needs float32's range or digits",
     Reason.REQUESTED: "your code converts its operands, as with .float()",
     Reason.PROMOTED: "one operand is float32, and the wider dtype wins",
     Reason.OPERANDS: "its operands are float32 already",
     Reason.OWN: "the op itself returns float32",
 }
-CASTS = {
+_CASTS = {
     Cast.AUTOCAST: "by autocast",
     Cast.EXPLICIT: "asked for in your code",
     Cast.PROMOTION: "by type promotion",
 }
-MEASURES = {"ops": "ops", "bytes": "bytes written"}
+_MEASURES = {"ops": "ops", "bytes": "bytes written"}
 #: Bars that fit on a screen, and rows of a table before the rest is left to its search box.
 _BARS, _ROWS = 24, 30
 #: Rows of the ops' table that are shown at once, and its height in pixels with more.
@@ -43,15 +50,42 @@ _SHORT, _TALL = 12, 460
 _LEVELS = 10
 
 
-def summary(seen: Precision) -> str:
+def precision_page() -> None:
+    run = current_run()
+    diagnosis = diagnosis_of(run)
+    page_head("Precision", diagnosis.run.name)
+    steps = traced_steps_of(run)
+    if not steps:
+        how_to_trace()
+        return
+    step = choose_traced_step(steps, first=diagnosis.primary.step if diagnosis.primary else None)
+    live_part(partial(newer_step_link, shown=steps[0].step, link=link_to_step))
+    precision = precision_of(run, step.step, step.source)
+    paragraph(summary(precision))
+    asked = param_in_address("module") or ""
+    modules = under(precision.modules, asked)
+    if asked:
+        asked_module(asked, modules, step)
+    if precision.modules:
+        dtypes_by_module(modules or precision.modules)
+        dtypes_by_op(precision.ops)
+    conversions(precision)
+    float32_in_autocast(precision.islands)
+
+
+def link_to_step(step: int, words: str) -> None:
+    to_precision(None, step, label=words)
+
+
+def summary(precision: Precision) -> str:
     """What the whole step ran in."""
-    told = ", ".join(f"{share(seen.total.part(one.dtype))} in {one.dtype}" for one in seen.total.shares)
-    regions = " and ".join(seen.autocast)
+    shares = ", ".join(f"{share(precision.total.part(one.dtype))} in {one.dtype}" for one in precision.total.shares)
+    regions = " and ".join(precision.autocast)
     autocast = f"Autocast was on, in {regions}." if regions else "Autocast was off."
-    return f"The ops of this step ran: {told}. {autocast}" if told else f"No floating-point op ran. {autocast}"
+    return f"The ops of this step ran: {shares}. {autocast}" if shares else f"No floating-point op ran. {autocast}"
 
 
-def show_modules(rows: tuple[PrecisionRow, ...]) -> None:
+def dtypes_by_module(rows: tuple[PrecisionRow, ...]) -> None:
     """One bar for each module, joined to its ancestors where there are too many."""
     heading("By module")
     left, right = st.columns(2)
@@ -62,7 +96,7 @@ def show_modules(rows: tuple[PrecisionRow, ...]) -> None:
         words = {str(depth): count(depth, "level") if depth < deep else "every module" for depth in depths}
         depth = int(choose("depth", "Detail", list(words), words.__getitem__))
     with right:
-        measure = choose("measure", "Measured in", list(MEASURES), MEASURES.__getitem__)
+        measure = choose("measure", "Measured in", list(_MEASURES), _MEASURES.__getitem__)
     folded = fold_modules(rows, depth)
     bars = module_bars(folded, most=4 * _BARS, by_bytes=measure == "bytes")
     st.html(share_bars_html(bars))
@@ -70,16 +104,16 @@ def show_modules(rows: tuple[PrecisionRow, ...]) -> None:
         st.caption("Choose fewer levels to see all modules.")
 
 
-def show_asked(module: str, found: tuple[PrecisionRow, ...]) -> None:
+def asked_module(module: str, found: tuple[PrecisionRow, ...], step: TracedStep) -> None:
     """Which module a link asked for, its ops in Replay, and the way back to all of them."""
     if found:
         paragraph(f"Of the modules, only {module} and what is in it.", 240)
     else:
-        missing("Module", module, "the whole model")
+        not_there("Module", module, "the whole model")
     with link_row():
         if found:
-            to_replay(chosen.step, chosen.source, found[0].first, "Replay from its first op")
-        to_precision(None, chosen.step, chosen.source, "All modules")
+            to_replay(step.step, step.source, found[0].first, "Replay from its first op")
+        to_precision(None, step.step, step.source, "All modules")
 
 
 def module_words(name: str) -> str:
@@ -87,7 +121,7 @@ def module_words(name: str) -> str:
     return short(name, 34) if name else "outside modules"
 
 
-def show_ops(rows: tuple[PrecisionRow, ...]) -> None:
+def dtypes_by_op(rows: tuple[PrecisionRow, ...]) -> None:
     """Ops by dtype, the most frequent first."""
     heading("By op")
     dtypes = sorted({one.dtype for row in rows for one in row.shares})
@@ -104,21 +138,24 @@ def op_counts(row: PrecisionRow, dtypes: list[str]) -> list[str]:
     return [counts.get(dtype, "") for dtype in dtypes]
 
 
-def show_casts(seen: Precision) -> None:
+def conversions(precision: Precision) -> None:
     """Conversions in total, then line by line."""
     heading("Conversions between dtypes")
-    if not seen.casts:
+    if not precision.casts:
         paragraph("None in this step.")
         return
     table(
         ("Inserted", "From", "To", "Times", "Elements", "Bytes written"),
-        [(CASTS.get(row.kind, row.kind), row.from_dtype, row.to_dtype, *cast_size(row)) for row in seen.cast_totals],
+        [
+            (_CASTS.get(row.kind, row.kind), row.from_dtype, row.to_dtype, *cast_size(row))
+            for row in precision.cast_totals
+        ],
         numeric=("Times", "Elements", "Bytes written"),
     )
     with st.expander("Line by line"):
         table(
             ("Inserted", "From", "To", "Module", "Phase", "Your line", "Times", "Elements", "Bytes written"),
-            [cast_row(row) for row in seen.casts[:_ROWS]],
+            [cast_row(row) for row in precision.casts[:_ROWS]],
             numeric=("Times", "Elements", "Bytes written"),
         )
 
@@ -130,12 +167,12 @@ def cast_size(row: CastRow) -> tuple[str, str, str]:
 
 def cast_row(row: CastRow) -> tuple[str, ...]:
     """Conversions at one line."""
-    kind = CASTS.get(row.kind, row.kind)
+    kind = _CASTS.get(row.kind, row.kind)
     where = (module_words(row.module), row.phase, place(row.source))
     return (kind, row.from_dtype, row.to_dtype, *where, *cast_size(row))
 
 
-def show_islands(islands: tuple[Fp32Island, ...]) -> None:
+def float32_in_autocast(islands: tuple[Fp32Island, ...]) -> None:
     """float32 inside autocast, with the reason."""
     heading("float32 inside an autocast region")
     if not islands:
@@ -151,27 +188,7 @@ def show_islands(islands: tuple[Fp32Island, ...]) -> None:
 def island_row(island: Fp32Island) -> tuple[str, ...]:
     """One kind of float32 op at one line."""
     where = (module_words(island.module), place(island.source))
-    return (island.op, *where, count(island.count), count(island.elements), REASONS[island.reason])
+    return (island.op, *where, count(island.count), count(island.elements), _REASONS[island.reason])
 
 
-run = loader.current()
-page_head("Precision", run.diagnosis().run.name)
-newest = run.precision()
-if newest.step is None:
-    paragraph("No step of this run was traced op by op. Trace one in every so many steps:")
-    st.code("ampscope.watch(model, scaler, every=500)", language="python")
-    st.stop()
-primary = run.diagnosis().primary
-chosen = choose_traced(newest.traced, first=primary.step if primary else None)
-live.part(partial(newer, shown=newest.traced[0].step, link=lambda step, words: to_precision(None, step, label=words)))
-seen = run.precision(chosen.step, chosen.source)
-paragraph(summary(seen))
-asked = in_address("module") or ""
-chosen_modules = under(seen.modules, asked)
-if asked:
-    show_asked(asked, chosen_modules)
-if seen.modules:
-    show_modules(chosen_modules or seen.modules)
-    show_ops(seen.ops)
-show_casts(seen)
-show_islands(seen.islands)
+precision_page()

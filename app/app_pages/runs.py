@@ -6,10 +6,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import streamlit as st
-from blocks.basics.notes import paragraph
-from data.run_listing import Told, listing, offered
-from data.run_places import Offer, places
-from state.pages import Page
 
 from ampscope.analysis.overview.run_list import RunSummary
 from ampscope.report.numbers import count, seconds
@@ -17,17 +13,22 @@ from ampscope.report.palette import ALARM, GOOD, SEVERITIES
 from ampscope.report.safe_text import short
 from ampscope.report.terminal.run_list import evidence
 from ampscope.trace.vocabulary import Severity, Verdict
+from blocks.basics.text import paragraph
+from data.run_folders import OfferedRun, offered_runs, run_folders
+from data.run_list import RunList, ShortVerdict, run_list
+from state.pages import Page
 
 #: Seconds between two drawings of the table, and how many of them go into diagnosing runs.
-_LOOK_EVERY, _STINT_S = 2, 0.5
-_RESTS = "_listing_rests"
-_UNTOLD = "not examined"
+_REDRAW_EVERY, _DIAGNOSE_S = 2, 0.5
+#: Whether all there is to know of the runs is known, so that the table need not be drawn again.
+_COMPLETE = "_run_list_complete"
+_NOT_EXAMINED = "not examined"
 #: What a verdict looks like; being written is no verdict, but as important.
 _COLOURS = {
     Verdict.HEALTHY.value: GOOD,
     Verdict.PROBLEM.value: ALARM,
     "unreadable": SEVERITIES[Severity.WARNING],
-    _UNTOLD: SEVERITIES[Severity.INFO],
+    _NOT_EXAMINED: SEVERITIES[Severity.INFO],
 }
 _STATES = {"open": "being written", "closed": "finished", "interrupted": "died"}
 _COLUMNS = {
@@ -46,13 +47,58 @@ _COLUMNS = {
 }
 
 
-def row(offer: Offer, one: RunSummary, told: Told | None) -> dict[str, object]:
+def runs_page() -> None:
+    st.title("Runs", anchor=False)
+    search = st.text_input(
+        "Search",
+        placeholder="words of its name, model, device, tags, state or verdict",
+        max_chars=200,
+        key="search",
+        bind="query-params",
+    )
+    is_complete = st.session_state.get(_COMPLETE, False)
+    st.fragment(found_runs, run_every=None if is_complete else _REDRAW_EVERY)(search)
+
+
+def found_runs(search: str) -> None:
+    """The table, drawn again while a run in it is being written or examined."""
+    known, offered = run_list(), offered_runs(run_folders())
+    summaries = known.summaries([run.path for run in offered.values()])
+    rows = {key: row(run, summaries[run.path], known.verdict(summaries[run.path])) for key, run in offered.items()}
+    matches = [key for key, run in offered.items() if summaries[run.path].matches(search, *searched_words(rows[key]))]
+    if matches:
+        paragraph(f"{count(len(matches), 'run')}, the newest first. Click on one to open it.")
+        table([rows[key] for key in matches], matches)
+    else:
+        paragraph(
+            f"None of the {count(len(offered))} runs has all of these words in its name, model, device or verdict."
+        )
+    unknown = examined_so_far([one for one in summaries.values() if not one.problem], known)
+    # Last of all, so that the list is on screen while it goes on, and not at the first drawing.
+    done = known.diagnose(unknown, _DIAGNOSE_S if _COMPLETE in st.session_state else 0.0)
+    is_complete = done and all(one.status != "open" for one in summaries.values())
+    before, st.session_state[_COMPLETE] = st.session_state.get(_COMPLETE, False), is_complete
+    if before != is_complete:
+        st.rerun()
+
+
+def examined_so_far(readable: Sequence[RunSummary], known: RunList) -> list[RunSummary]:
+    """Say how many of the runs are examined; those that are not."""
+    unknown = [one for one in readable if known.verdict(one) is None]
+    if unknown:
+        examined = count(len(readable) - len(unknown))
+        st.caption(f"{examined} of {count(len(readable), 'run')} examined so far; the others follow.")
+    return unknown
+
+
+def row(run: OfferedRun, one: RunSummary, verdict: ShortVerdict | None) -> dict[str, object]:
     """A run in the table."""
-    told = told or (Told("unreadable", one.problem) if one.problem else Told(_UNTOLD, evidence(one)))
+    if verdict is None:
+        verdict = ShortVerdict("unreadable", one.problem) if one.problem else ShortVerdict(_NOT_EXAMINED, evidence(one))
     return {
-        "Run": f"{short(offer.key, 70)} (sample)" if offer.is_sample else short(offer.key, 80),
-        "Verdict": [told.verdict],
-        "What": short(told.what, 160),
+        "Run": run.label,
+        "Verdict": [verdict.verdict],
+        "What": short(verdict.what, 160),
         "Steps": one.steps,
         "Skipped": one.skipped_share,
         "Started": datetime.fromtimestamp(one.created, tz=UTC) if one.created else None,
@@ -64,29 +110,9 @@ def row(offer: Offer, one: RunSummary, told: Told | None) -> dict[str, object]:
     }
 
 
-def draw(search: str) -> None:
-    """The table, drawn again while a run in it is being written or examined."""
-    known, found = listing(), offered(places())
-    summaries = known.look([offer.path for offer in found.values()])
-    rows = {
-        key: row(offer, summaries[offer.path], known.verdict(summaries[offer.path])) for key, offer in found.items()
-    }
-    chosen = [key for key, offer in found.items() if summaries[offer.path].matches(search, *_words(rows[key]))]
-    if chosen:
-        paragraph(f"{count(len(chosen), 'run')}, the newest first. Click on one to open it.")
-        table([rows[key] for key in chosen], chosen)
-    else:
-        paragraph(f"None of the {count(len(found))} runs has all of these words in its name, model, device or verdict.")
-    wanted = [one for one in summaries.values() if not one.problem]
-    if unknown := [one for one in wanted if known.verdict(one) is None]:
-        told = count(len(wanted) - len(unknown))
-        st.caption(f"{told} of {count(len(wanted), 'run')} examined so far; the others follow.")
-    # Last of all, so that the list is on screen while it goes on, and not at the first drawing.
-    done = known.diagnose(unknown, _STINT_S if _RESTS in st.session_state else 0.0)
-    rests = done and all(one.status != "open" for one in summaries.values())
-    before, st.session_state[_RESTS] = st.session_state.get(_RESTS, False), rests
-    if before != rests:
-        st.rerun()
+def searched_words(cells: dict[str, object]) -> tuple[str, ...]:
+    """What a search finds of a row beside the run's own facts: what the reader sees of its verdict."""
+    return str(cells["Verdict"]), str(cells["What"]), str(cells["State"])
 
 
 def table(rows: Sequence[dict[str, object]], keys: Sequence[str]) -> None:
@@ -104,18 +130,4 @@ def table(rows: Sequence[dict[str, object]], keys: Sequence[str]) -> None:
         st.switch_page(Page.OVERVIEW.file, query_params={"run": keys[cells[0][0]]})
 
 
-def _words(cells: dict[str, object]) -> tuple[str, ...]:
-    """What a search finds of a row beside the run's own facts: what the reader sees of its verdict."""
-    return str(cells["Verdict"]), str(cells["What"]), str(cells["State"])
-
-
-st.title("Runs", anchor=False)
-search = st.text_input(
-    "Search",
-    placeholder="words of its name, model, device, tags, state or verdict",
-    max_chars=200,
-    key="search",
-    bind="query-params",
-)
-rests = st.session_state.get(_RESTS, False)
-st.fragment(draw, run_every=None if rests else _LOOK_EVERY)(search)
+runs_page()

@@ -1,1 +1,1 @@
-"""Results of analysis for the pages, loaded once and kept."""
+"""Runs on offer, the run on screen, and results of analysis on it, each computed once and kept."""

@@ -1,1 +1,1 @@
-"""What the reader has chosen, kept in the address and the session."""
+"""The pages, and what they hand on to each other in the address and the session."""

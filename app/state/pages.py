@@ -6,27 +6,36 @@ from enum import Enum
 
 
 class Page(Enum):
-    """A page: its file below the app, its title, its icon."""
+    """A page, named as its file is: its title, and its icon, one of those that come with Streamlit."""
 
-    OVERVIEW = ("app_pages/overview.py", "Overview", ":material/monitor_heart:")
-    INCIDENT = ("app_pages/incident.py", "Incident", ":material/search:")
-    REPLAY = ("app_pages/replay.py", "Replay", ":material/play_circle:")
-    SCALE = ("app_pages/scale.py", "Scale", ":material/show_chart:")
-    PRECISION = ("app_pages/precision.py", "Precision", ":material/tune:")
-    USAGE = ("app_pages/usage.py", "Usage", ":material/fact_check:")
-    RUNS = ("app_pages/runs.py", "Runs", ":material/list:")
+    OVERVIEW = ("Overview", ":material/monitor_heart:")
+    INCIDENT = ("Incident", ":material/search:")
+    REPLAY = ("Replay", ":material/play_circle:")
+    SCALE = ("Scale", ":material/show_chart:")
+    PRECISION = ("Precision", ":material/tune:")
+    USAGE = ("Usage", ":material/fact_check:")
+    RUNS = ("Runs", ":material/list:")
+
+    def __init__(self, title: str, icon: str) -> None:
+        self.title = title
+        self.icon = icon
+
+    @property
+    def stem(self) -> str:
+        """The name of its file."""
+        return self.name.lower()
 
     @property
     def file(self) -> str:
-        """The page's file."""
-        return self.value[0]
+        """Its file, below the app."""
+        return f"app_pages/{self.stem}.py"
 
     @property
-    def title(self) -> str:
-        """Its name in the navigation."""
-        return self.value[1]
+    def is_default(self) -> bool:
+        """Whether the app opens with it."""
+        return self is Page.OVERVIEW
 
     @property
-    def icon(self) -> str:
-        """Its icon, one of those that come with Streamlit."""
-        return self.value[2]
+    def url_path(self) -> str:
+        """Its path below the app's address, as Streamlit derives it."""
+        return "" if self.is_default else self.stem

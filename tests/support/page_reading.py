@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from streamlit.testing.v1 import AppTest
@@ -53,12 +53,27 @@ class Shown:
         """The figures as JSON."""
         return [str(one.proto.spec) for one in self._of("plotly_chart")]
 
+    @property
+    def address(self) -> dict[str, str]:
+        """The query of the page's address."""
+        query = self.test.query_params.items()
+        return {name: value[0] if isinstance(value, list) else value for name, value in query}
+
+    @property
+    def links(self) -> dict[str, str]:
+        """The query of each link on the page, by its label."""
+        return {one.proto.label: one.proto.query_string for one in self._of("page_link")}
+
     def _of(self, kind: str) -> list[Any]:
         return list(self.test.get(kind))
 
     def _words(self, block: Any) -> Iterator[str]:
         for child in block:
             yield from _words_of(child)
+
+
+#: ``show("overflow", "incident", incident=...)`` runs a page.
+Show = Callable[..., Shown]
 
 
 def _words_of(element: Any) -> Iterator[str]:

@@ -1,10 +1,11 @@
-"""Runs that the pages are tried on, made by the real writer; `verdicts` has what to say of them."""
+"""Runs that the pages are tried on, made by the real writer; `verdicts.of_scenes` has what to say of them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ampscope.trace.schema import Cast, EventKind, Phase, ScalerAction, Source
 from tests.support.trace_builder import TraceBuilder
@@ -108,61 +109,9 @@ def empty(folder: Path) -> TraceBuilder:
 
 
 def traced_step(trace: TraceBuilder, *, step: int, source: str = Source.LIVE) -> None:
-    """A small transformer's ops, three blocks deep."""
+    """A small transformer's ops, four blocks and the loss."""
     for block in range(4):
-        where = {"step": step, "source": source}
-        name = f"blocks.{block}"
-        shared = {"file": "/home/me/gpt/model.py"}
-        qkv = trace.site(
-            "aten.addmm.default", module=f"{name}.attn.qkv", line=31, code="q, k, v = self.qkv(x)", **shared
-        )
-        scores = trace.site(
-            "aten.bmm.default",
-            module=f"{name}.attn",
-            module_type="Attention",
-            line=34,
-            code="scores = q @ k.transpose(-2, -1)",
-            **shared,
-        )
-        widen = trace.site(
-            "aten._to_copy.default",
-            module=f"{name}.attn",
-            cast=Cast.AUTOCAST,
-            in_dtypes=HALF,
-            out_dtypes=FULL,
-            line=35,
-            code="att = scores.softmax(-1)",
-            **shared,
-        )
-        soft = trace.site(
-            "aten._softmax.default",
-            module=f"{name}.attn",
-            in_dtypes=FULL,
-            out_dtypes=FULL,
-            line=35,
-            code="att = scores.softmax(-1)",
-            **shared,
-        )
-        norm = trace.site(
-            "aten.native_layer_norm.default",
-            module=f"{name}.norm",
-            in_dtypes=FULL,
-            out_dtypes=FULL,
-            line=44,
-            code="x = x + self.attn(self.norm(x))",
-            **shared,
-        )
-        seqs = [trace.op(site, numel=524_288, **where) for site in (norm, qkv, scores, widen, soft)]
-        trace.edge(seqs[3], seqs[4], **where)
-        back = trace.site(
-            "aten.mm.default",
-            module=f"{name}.attn.qkv",
-            phase=Phase.BACKWARD,
-            autocast="",
-            grad_fn="AddmmBackward0",
-            file="",
-        )
-        trace.op(back, numel=524_288, **where)
+        _block_ops(trace, f"blocks.{block}", step=step, source=source)
     loss = trace.site(
         "aten.nll_loss_forward.default",
         module="",
@@ -175,6 +124,38 @@ def traced_step(trace: TraceBuilder, *, step: int, source: str = Source.LIVE) ->
         code="loss = F.cross_entropy(logits, y)",
     )
     trace.op(loss, step=step, source=source, numel=1)
+
+
+def _block_ops(trace: TraceBuilder, block: str, **where: Any) -> None:
+    """A block's ops: normalized, projected, scored, and one of its backward."""
+    model = {"file": "/home/me/gpt/model.py"}
+    attention = {"module": f"{block}.attn", **model}
+    softmax = {**attention, "line": 35, "code": "att = scores.softmax(-1)", "out_dtypes": FULL}
+    qkv = trace.site("aten.addmm.default", module=f"{block}.attn.qkv", line=31, code="q, k, v = self.qkv(x)", **model)
+    code = "scores = q @ k.transpose(-2, -1)"
+    scores = trace.site("aten.bmm.default", module_type="Attention", line=34, code=code, **attention)
+    widen = trace.site("aten._to_copy.default", cast=Cast.AUTOCAST, in_dtypes=HALF, **softmax)
+    soft = trace.site("aten._softmax.default", in_dtypes=FULL, **softmax)
+    norm = trace.site(
+        "aten.native_layer_norm.default",
+        module=f"{block}.norm",
+        in_dtypes=FULL,
+        out_dtypes=FULL,
+        line=44,
+        code="x = x + self.attn(self.norm(x))",
+        **model,
+    )
+    seqs = [trace.op(site, numel=524_288, **where) for site in (norm, qkv, scores, widen, soft)]
+    trace.edge(seqs[3], seqs[4], **where)
+    back = trace.site(
+        "aten.mm.default",
+        module=f"{block}.attn.qkv",
+        phase=Phase.BACKWARD,
+        autocast="",
+        grad_fn="AddmmBackward0",
+        file="",
+    )
+    trace.op(back, numel=524_288, **where)
 
 
 SCENES: dict[str, Callable[[Path], TraceBuilder]] = {

@@ -31,7 +31,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A line of the list; ``id`` is what is told when it is picked."""
+    """A line of the list; ``id`` is what a pick of it reports."""
 
     id: int
     text: str

@@ -5,48 +5,46 @@ from __future__ import annotations
 import time
 
 import streamlit as st
-from data import loader
-from data.run_places import Offer
-from state.address import begin
-from state.choice import choose
 
 from ampscope.analysis.words.wording import cause_in_words
 from ampscope.errors import AmpscopeError
 from ampscope.report.html.markup import as_html
 from ampscope.report.numbers import since
-from ampscope.report.safe_text import short
-from blocks.frame import live
+from blocks.choices.select_box import choose
+from blocks.frame.live_part import live_part
+from blocks.frame.run_pulse import run_pulse
+from data.current_run import select_run
+from data.run_folders import OfferedRun
+from data.run_results import diagnosis_of
+from data.run_snapshot import RunSnapshot
+from state.query_params import switch_run
 
 
-def choose_run(found: dict[str, Offer], *, verdict: bool = True) -> None:
-    """Let the reader choose among ``found`` and open the choice.
+def choose_run(offered: dict[str, OfferedRun], *, with_verdict: bool) -> None:
+    """Let the reader choose among ``offered`` and open the choice.
 
     Args:
-        found: What is on offer.
-        verdict: Whether to tell what is wrong with it, which on a first look takes a while.
+        offered: The runs by key.
+        with_verdict: Whether to say what is wrong with it, which on a first look takes a while.
 
     Raises:
         RunError: the chosen run cannot be read; the others still can be chosen.
     """
     with st.sidebar:
         asked = st.query_params.get("run")
-        key = choose("run", "Run", list(found), lambda key: _label(found[key]))
-        begin(key, leaving=asked not in (None, key))
-        loader.choose(found[key].path)
-        live.part(_facts)
-        if verdict:
-            live.part(_verdict)
-        live.follow()
+        key = choose("run", "Run", list(offered), lambda key: offered[key].label)
+        switch_run(key, drop_params=asked not in (None, key))
+        select_run(offered[key].path)
+        live_part(_facts)
+        if with_verdict:
+            live_part(_verdict)
+        run_pulse()
 
 
-def _label(offer: Offer) -> str:
-    return f"{short(offer.key, 70)} (sample)" if offer.is_sample else short(offer.key, 80)
-
-
-def _verdict(run: loader.Loaded) -> None:
+def _verdict(run: RunSnapshot) -> None:
     """The verdict in a few words, on every page."""
     try:
-        diagnosis = run.diagnosis()
+        diagnosis = diagnosis_of(run)
     except AmpscopeError:
         return  # the page says so
     primary = diagnosis.primary
@@ -56,7 +54,7 @@ def _verdict(run: loader.Loaded) -> None:
     st.html(f'<span class="amp-chip {kind}">{diagnosis.verdict.value}</span> {as_html(words)}{when_judged}')
 
 
-def _facts(run: loader.Loaded) -> None:
+def _facts(run: RunSnapshot) -> None:
     words = {
         "open": "Being written now",
         "closed": "Finished",

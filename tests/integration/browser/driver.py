@@ -17,9 +17,11 @@ from urllib.parse import urlencode
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from state import pages
 from tests.support.paths import ROOT
 
-PAGES = ("", "incident", "replay", "scale", "precision", "usage", "runs")
+#: Below the app's address.
+PAGES = tuple(page.url_path for page in pages.Page)
 _START_S = 60
 _DRAWN = "[data-testid=stMain] h1, [data-testid=stMain] .amp-card"
 

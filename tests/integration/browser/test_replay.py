@@ -94,7 +94,7 @@ def test_back_leads_to_the_page_before(watched: Watched, address: str) -> None:
     assert watched.complaints == []
 
 
-def test_the_story_goes_from_the_card_to_the_op_and_on_and_back(watched: Watched, address: str) -> None:
+def test_links_lead_from_the_card_to_the_op_and_on_and_back(watched: Watched, address: str) -> None:
     page = watched.page
     goto(page, address, "", run=RUN)
     page.get_by_text("Look at it closely").click()

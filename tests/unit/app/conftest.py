@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support import app_verdicts
-from tests.support.page_reading import Shown
-from tests.support.paths import APP
+from tests.support.page_reading import Show, Shown
 from tests.support.scenes import write_scenes
+from tests.support.verdicts.of_scenes import diagnosis_of
 
 st = pytest.importorskip("streamlit", reason="needs the app's extra: pip install 'ampscope[app]'")
-
-Show = Callable[..., Shown]
 
 
 @pytest.fixture(scope="session")
@@ -27,14 +22,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def show(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Show:
     """Run a page: ``show("overflow", "incident", incident=...)``."""
+    from data import run_results
+
     monkeypatch.setenv("AMPSCOPE_RUNS", str(runs))
-    monkeypatch.syspath_prepend(APP)
     st.cache_resource.clear()
 
     def page(run: str | None = None, page: str = "overview", *, real: bool = False, **query: str) -> Shown:
         if not real:
-            loader = importlib.import_module("data.loader")
-            monkeypatch.setattr(loader, "diagnose", lambda run: app_verdicts.diagnosis_of(run.path))
+            monkeypatch.setattr(run_results, "diagnose", lambda run: diagnosis_of(run.path))
         return Shown.of(page, {**query, **({"run": run} if run else {})})
 
     return page

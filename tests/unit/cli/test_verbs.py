@@ -12,9 +12,9 @@ import pytest
 
 import ampscope.analysis.diagnosis.diagnosis
 from ampscope.errors import RunDamaged
-from tests.support.cli_verdicts import BROKEN, HEALTHY, RUN
 from tests.support.command import Command
 from tests.support.trace_builder import TraceBuilder
+from tests.support.verdicts.by_hand import BROKEN, HEALTHY, RUN
 
 
 def _diagnose(path: Path) -> object:

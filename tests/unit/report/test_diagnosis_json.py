@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ampscope.report.diagnosis_json import as_json, as_plain
-from tests.support.cli_verdicts import BROKEN, HEALTHY, OVERFLOW, QUERY, RUN
+from tests.support.verdicts.by_hand import BROKEN, HEALTHY, OVERFLOW, QUERY, RUN
 
 
 def _strict(text: str) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ampscope.report import numbers
-from tests.support.cli_verdicts import PRODUCT, QUERY
+from tests.support.verdicts.by_hand import PRODUCT, QUERY
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,10 @@ from ampscope.report.repro.script import EMBEDDED_BYTES, as_script
 from ampscope.trace.files.saved_operands import SavedCall, read_operands
 from ampscope.trace.read.run import open_run
 from ampscope.trace.vocabulary import Severity
-from tests.support.cli_verdicts import BROKEN, LINE, RUN, node
 from tests.support.command import Command
 from tests.support.saved_operands import MM, TENSORS, content, save
 from tests.support.trace_builder import TraceBuilder
+from tests.support.verdicts.by_hand import BROKEN, LINE, RUN, node
 
 assert isinstance(BROKEN.primary, Incident)
 FIRST = replace(BROKEN.primary, step=3, last_step=5, op=MM.op, module=MM.module, path=(node(7, MM.op), node(9, "loss")))

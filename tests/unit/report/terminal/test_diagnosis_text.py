@@ -9,8 +9,19 @@ from pathlib import Path
 import pytest
 
 from ampscope.report.terminal.diagnosis_text import as_text
-from tests.support.cli_verdicts import BROKEN, CLIPPED, EMPTY, HEALTHY, LINE, MISUSED, OVERFLOW, QUERY, hostile, node
 from tests.support.printed import printed
+from tests.support.verdicts.by_hand import (
+    BROKEN,
+    CLIPPED,
+    EMPTY,
+    HEALTHY,
+    LINE,
+    MISUSED,
+    OVERFLOW,
+    QUERY,
+    hostile,
+    node,
+)
 
 
 def test_a_broken_run_reads_from_verdict_to_cure() -> None:

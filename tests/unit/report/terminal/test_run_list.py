@@ -10,8 +10,8 @@ import pytest
 
 from ampscope.analysis.overview.run_list import RunSummary
 from ampscope.report.terminal.run_list import ListedRun, as_list
-from tests.support.cli_verdicts import BROKEN, EMPTY, HEALTHY, HOSTILE, MISUSED
 from tests.support.printed import printed
+from tests.support.verdicts.by_hand import BROKEN, EMPTY, HEALTHY, HOSTILE, MISUSED
 
 
 def seen(path: str, **facts: Any) -> RunSummary:

@@ -1,0 +1,72 @@
+"""Ways from one page to the next that keep the run on screen and say what to look at there.
+
+Labels are our own words, never names from a trace: Streamlit reads them as markdown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+
+import streamlit as st
+
+from state.pages import Page
+from state.query_params import get_param
+
+#: What stays the same on the way, unless the link says otherwise.
+_KEPT = ("run", "optimizer")
+#: Characters of a name that go into an address.
+_LONGEST = 300
+
+
+def link(page: Page, label: str, *, icon: str | None = None, **params: object) -> None:
+    """A link to ``page`` with query parameters, but for those that are None."""
+    st.page_link(page.file, label=label, icon=icon or page.icon, query_params=_query(params))
+
+
+def link_row() -> AbstractContextManager[object]:
+    """Links inside stand side by side and wrap where the window is narrow."""
+    return st.container(horizontal=True, gap="small", vertical_alignment="center")
+
+
+def to_incident(name: str, label: str = "The incident", *, icon: str | None = None) -> None:
+    """To an incident or finding by its name from `named_items`."""
+    link(Page.INCIDENT, label, icon=icon, incident=name)
+
+
+def to_replay(step: int, source: str = "", op: int | None = None, label: str = "Replay this step") -> None:
+    """To a traced step op by op, the cursor on the op with sequence number ``op``."""
+    link(Page.REPLAY, label, step=step, source=source or None, op=op)
+
+
+def to_scale(step: int | None, label: str = "The loss scale at this step", *, optimizer: int | None = None) -> None:
+    """To the scaler's history, ``step`` marked."""
+    link(Page.SCALE, label, step=step, optimizer=optimizer)
+
+
+def to_precision(
+    module: str | None, step: int | None = None, source: str = "", label: str = "This module's precision"
+) -> None:
+    """To what the ops of ``module`` ran in at a traced step; all modules where its name is too long for an address."""
+    known = module if module and len(module) <= _LONGEST else None
+    link(Page.PRECISION, label, step=step, source=source or None, module=known)
+
+
+def to_overview(label: str = "Back to the overview") -> None:
+    """To the verdict."""
+    link(Page.OVERVIEW, label)
+
+
+def to_usage(label: str = "How the loop uses the scaler") -> None:
+    """To the usage findings."""
+    link(Page.USAGE, label)
+
+
+def switch_to_scale(step: int) -> None:
+    """Leave this page for the scaler's history, ``step`` marked."""
+    st.switch_page(Page.SCALE.file, query_params=_query({"step": step}))
+
+
+def _query(params: Mapping[str, object]) -> dict[str, str]:
+    kept = {name: known for name in _KEPT if (known := get_param(name)) is not None}
+    return {**kept, **{name: str(value) for name, value in params.items() if value is not None}}

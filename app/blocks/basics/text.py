@@ -1,0 +1,36 @@
+"""Titles, paragraphs and cards of plain text."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from ampscope.report.html.markup import as_code, as_html
+
+
+def paragraph(text: str, limit: int = 4000) -> None:
+    """A paragraph of plain text."""
+    st.html(f"<p style='margin:0'>{as_html(text, limit)}</p>")
+
+
+def page_head(title: str, run: str) -> None:
+    """The page's title and the run it shows."""
+    st.title(title, anchor=False)
+    st.html(f'<div class="amp-place">Run: {as_html(run, 160)}</div>')
+
+
+def heading(text: str) -> None:
+    """A section's heading: our own words."""
+    st.subheader(text, anchor=False)
+
+
+def good(title: str, text: str) -> None:
+    """Good news."""
+    st.html(f'<div class="amp-card good"><div class="amp-title">{as_html(title)}</div>{as_html(text)}</div>')
+
+
+def alarm(title: str, text: str) -> None:
+    """An error that people can act on."""
+    st.html(
+        f'<div class="amp-card error"><div class="amp-title">{as_html(title)}</div>'
+        f'<div class="amp-code">{as_code(text)}</div></div>'
+    )

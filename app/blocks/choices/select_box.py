@@ -1,0 +1,35 @@
+"""A select box whose choice is a query parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import streamlit as st
+
+from blocks.choices.not_there import not_there
+from state.query_params import get_param, param_in_address, set_params
+
+
+def choose(name: str, label: str, options: Sequence[str], describe: Callable[[str], str]) -> str:
+    """A select box over ``options`` (not empty); an address that names none of them gets the first."""
+    asked = get_param(name)
+    own = st.session_state.get(f"_chosen_{name}") == asked  # what the box itself wrote, not a link
+    if asked in options and not (own and name in st.session_state):
+        st.session_state[name] = asked
+    known = st.session_state.get(name)
+    # Written even where it stays: a box of this name on the last page hands its choice on to the one of this page.
+    st.session_state[name] = known if known in options else options[0]
+    picked = st.selectbox(label, options, format_func=describe, key=name)
+    chosen = picked if picked in options else options[0]
+    if param_in_address(name) is not None and asked not in options and not own:
+        not_there(label, asked, describe(chosen))
+    set_params(**{name: chosen})
+    st.session_state[f"_chosen_{name}"] = chosen
+    return chosen
+
+
+def choose_optimizer(numbers: Sequence[int]) -> int | None:
+    """A select box over a run's optimizers where there are several."""
+    if len(numbers) < 2:
+        return None
+    return int(choose("optimizer", "Optimizer", [str(number) for number in numbers], lambda name: f"Optimizer {name}"))

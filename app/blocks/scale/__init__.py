@@ -1,1 +1,0 @@
-"""The step that the reader came for, and the scale simulator."""

@@ -1,0 +1,1 @@
+"""The scaler at one step, and as it might have been set."""

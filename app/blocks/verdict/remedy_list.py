@@ -1,0 +1,18 @@
+"""What to change: each remedy with its mark and its code, ready to copy."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from ampscope.analysis.results import Finding, Incident
+from ampscope.report.html.markup import as_html, as_source
+from ampscope.report.html.parts.card import remedy_mark
+
+
+def remedy_list(item: Incident | Finding) -> None:
+    """The remedies in the order of the diagnosis, which puts the best first."""
+    for remedy in item.remedies:
+        with st.container(gap=None):
+            st.html(f"<div>{as_html(remedy.text, 1000)} {remedy_mark(item, remedy)}</div>")
+            if remedy.code:
+                st.code(as_source(remedy.code), language="python", wrap_lines=True)

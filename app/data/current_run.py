@@ -1,0 +1,33 @@
+"""The run on screen, kept in the session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import streamlit as st
+
+from data.run_snapshot import RunSnapshot, take_snapshot
+
+_CURRENT = "_ampscope_run"
+
+
+def select_run(path: Path) -> RunSnapshot:
+    """Make ``path`` the run on screen, as it is on the disk now.
+
+    Raises:
+        RunError: it cannot be read.
+    """
+    st.session_state[_CURRENT] = take_snapshot(path)
+    return current_run()
+
+
+def current_run() -> RunSnapshot:
+    """The run on screen; pages are only drawn when there is one."""
+    run = st.session_state[_CURRENT]
+    assert isinstance(run, RunSnapshot)
+    return run
+
+
+def refreshed_run() -> RunSnapshot:
+    """The run on screen as it is on the disk now, for parts of a page that follow it."""
+    return select_run(Path(current_run().path))

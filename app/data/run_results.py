@@ -1,0 +1,84 @@
+"""Results of analysis on a whole run; each is declared once, with the tables that it is made of."""
+
+from __future__ import annotations
+
+import math
+
+from ampscope.analysis.diagnosis.diagnosis import diagnose
+from ampscope.analysis.origin.closeup import Closeup, closeup
+from ampscope.analysis.overview.overview import Overview, overview
+from ampscope.analysis.overview.pulse import Pulse, pulse
+from ampscope.analysis.precision.precision import Precision, precision
+from ampscope.analysis.results import Diagnosis
+from ampscope.analysis.scale.scale_history import ScaleHistory, scale_history
+from ampscope.analysis.scale.skipped_steps import SkippedStep, skipped_steps
+from ampscope.analysis.scale.what_if import ScaleRecord
+from ampscope.trace.schema import Table
+from data.cache import cached, rows_of
+from data.named_items import named_items
+from data.run_snapshot import RunSnapshot
+
+#: What can change the verdict at once; the rest counts once the run has grown by a fifth.
+_ALARMING = (Table.INCIDENTS, Table.REPLAYS, Table.FINDINGS)
+_HISTORY = (Table.STEPS, Table.SCALER_EVENTS, Table.EVENTS)
+_TRACED = (Table.OPS, Table.EDGES, Table.SITES)
+_GROWTHS_PER_DOUBLING = 4
+
+
+def _pulse_changes(run: RunSnapshot) -> object:
+    return run.status, run.stamps_of((Table.STEPS, *_ALARMING))
+
+
+@cached(_pulse_changes)
+def pulse_of(run: RunSnapshot) -> Pulse:
+    """Whether it is alive."""
+    return pulse(run.run)
+
+
+def _verdict_changes(run: RunSnapshot) -> object:
+    if not run.is_open:
+        return run.stamps
+    grown = math.floor(_GROWTHS_PER_DOUBLING * math.log2(1 + pulse_of(run).steps))
+    return run.stamps_of(_ALARMING), grown
+
+
+@cached(_verdict_changes)
+def diagnosis_of(run: RunSnapshot) -> Diagnosis:
+    """The verdict; on a run being written up to a fifth of it older than the rest, but for new incidents."""
+    return diagnose(run.run)
+
+
+@cached(rows_of(*_TRACED))
+def closeup_of(run: RunSnapshot, item: str) -> Closeup:
+    """What lies around an incident or finding, by its name from `named_items`."""
+    return closeup(run.run, named_items(diagnosis_of(run))[item])
+
+
+@cached(rows_of(*_HISTORY))
+def overview_of(run: RunSnapshot, optimizer: int | None) -> Overview:
+    """The time line and the tiles."""
+    return overview(run.run, optimizer=optimizer)
+
+
+@cached(rows_of(*_HISTORY))
+def scale_history_of(run: RunSnapshot, optimizer: int | None) -> ScaleHistory:
+    """The scaler's history."""
+    return scale_history(run.run, optimizer=optimizer)
+
+
+@cached(rows_of(*_HISTORY, Table.GRADS, Table.INCIDENTS))
+def skipped_steps_of(run: RunSnapshot, optimizer: int | None) -> tuple[SkippedStep, ...]:
+    """The skipped steps, the newest first."""
+    return skipped_steps(run.run, optimizer=optimizer)
+
+
+@cached(rows_of(Table.STEPS))
+def scale_record_of(run: RunSnapshot, optimizer: int | None) -> ScaleRecord:
+    """The loss scale of each step, to ask what would have been."""
+    return ScaleRecord.of(run.run, optimizer=optimizer)
+
+
+@cached(rows_of(*_TRACED))
+def precision_of(run: RunSnapshot, step: int, source: str) -> Precision:
+    """The precision of a traced step."""
+    return precision(run.run, step=step, source=source)

@@ -1,0 +1,46 @@
+"""Results of analysis on a traced step, kept while it is looked at: what was traced once does not change."""
+
+from __future__ import annotations
+
+from ampscope.analysis.replay.lockstep import Lockstep, lockstep
+from ampscope.analysis.replay.op_detail import with_histograms
+from ampscope.analysis.replay.recording import Recording, recording
+from ampscope.analysis.replay.track import Track, track
+from ampscope.analysis.results import Operand
+from ampscope.analysis.tables.traced_steps import TracedStep, traced_steps
+from ampscope.trace.schema import Table
+from data.cache import cached, identity, rows_of
+from data.run_snapshot import RunSnapshot
+
+#: Steps kept; one of 200,000 ops takes about 50 MB.
+KEPT = 6
+
+
+@cached(rows_of(Table.OPS), entries=16)
+def traced_steps_of(run: RunSnapshot) -> tuple[TracedStep, ...]:
+    """What was traced of the run, the newest first."""
+    return traced_steps(run.run)
+
+
+@cached(identity, entries=KEPT, spinner="Reading the step")
+def recording_of(run: RunSnapshot, step: TracedStep) -> Recording:
+    """A traced step op by op."""
+    return recording(run.run, step)
+
+
+@cached(identity, entries=KEPT)
+def track_of(run: RunSnapshot, step: TracedStep) -> Track:
+    """Its magnitudes from the first op to the last."""
+    return track(recording_of(run, step))
+
+
+@cached(identity, entries=KEPT, spinner="Comparing the steps")
+def lockstep_of(run: RunSnapshot, step: TracedStep, other: TracedStep) -> Lockstep:
+    """The one step against the other."""
+    return lockstep(recording_of(run, step), recording_of(run, other))
+
+
+@cached(identity)
+def histograms_of(run: RunSnapshot, step: TracedStep, position: int) -> tuple[Operand, ...]:
+    """What an op wrote, with its exponents."""
+    return with_histograms(run.run, recording_of(run, step), position)

@@ -1,0 +1,99 @@
+"""What the reader looks at - run, step, op, module - in the page's query parameters and, from page to page, in mind.
+
+A page that is opened by a link finds it in its address; one that is opened from the side bar, which drops the
+parameters, finds what was looked at last. Another run begins with nothing in mind. What a page sets is written into
+the address once, when the page is drawn: each writing is an entry of the browser's history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import streamlit as st
+from streamlit.runtime.scriptrunner import StopException
+
+_REMEMBERED = "_ampscope_remembered"
+_RUN = "_ampscope_remembered_run"
+_UNWRITTEN = "_ampscope_unwritten"
+
+
+@contextmanager
+def params_written_once() -> Iterator[None]:
+    """What is set inside goes into the address at the end, also where a page stops itself."""
+    st.session_state[_UNWRITTEN] = {}
+    try:
+        yield
+    except StopException:
+        write_params()
+        raise
+    write_params()
+
+
+def write_params() -> None:
+    """Put what was set into the address, at once."""
+    before = st.query_params.to_dict()
+    wanted: dict[str, str | None] = {**before, **_unwritten()}
+    after = {name: value for name, value in wanted.items() if value is not None}
+    st.session_state[_UNWRITTEN] = {}
+    if after != before:
+        st.query_params.from_dict(after)
+
+
+def switch_run(run: str, *, drop_params: bool) -> None:
+    """Note which run is on screen; of another run looked at before, nothing is remembered.
+
+    Args:
+        run: Its key.
+        drop_params: Whether the address is still that of another run.
+    """
+    if st.session_state.get(_RUN) != run:
+        st.session_state[_REMEMBERED] = {"run": run}
+        st.session_state[_RUN] = run
+    for name in [name for name in st.query_params if name != "run"] if drop_params else ():
+        _unwritten()[name] = None
+
+
+def get_param(name: str) -> str | None:
+    """A parameter from the address, else as it was last; None where neither has it."""
+    value = param_in_address(name)
+    return _remembered().get(name) if value is None else value
+
+
+def get_number(name: str) -> int | None:
+    """`get_param` as a number; None where there is none, or something else stands there."""
+    value = get_param(name)
+    return int(value) if value is not None and value.isascii() and value.isdigit() and len(value) < 16 else None
+
+
+def param_in_address(name: str) -> str | None:
+    """A parameter as the address has it, or will once this is drawn; None where it has none."""
+    unwritten = _unwritten()
+    return unwritten[name] if name in unwritten else st.query_params.get(name)
+
+
+def set_params(**params: object) -> None:
+    """Have parameters written into the address and remember them; None takes one away."""
+    for name, value in params.items():
+        _unwritten()[name] = None if value is None else str(value)
+        if value is None:
+            _remembered().pop(name, None)
+        else:
+            _remembered()[name] = str(value)
+
+
+def remember_params(**params: object) -> None:
+    """Keep parameters for the other pages; this page's address stays as it is."""
+    _remembered().update({name: str(value) for name, value in params.items() if value is not None})
+
+
+def _remembered() -> dict[str, str]:
+    remembered = st.session_state.setdefault(_REMEMBERED, {})
+    assert isinstance(remembered, dict)
+    return remembered
+
+
+def _unwritten() -> dict[str, str | None]:
+    unwritten = st.session_state.setdefault(_UNWRITTEN, {})
+    assert isinstance(unwritten, dict)
+    return unwritten

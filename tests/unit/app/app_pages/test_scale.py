@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.support.page_reading import Show, Shown
+
+
+def test_the_history_stands_in_sentences_and_with_its_lines(show: Show) -> None:
+    words = show("healthy", "scale").words
+    assert "It calibrated from 65,536 (2^16) to 8,192 (2^13) in 3 skipped steps." in words
+    assert "multiplies by 2 after 200 good steps in a row, by 0.5 after a skipped step" in words
+    assert "train.py:61" in words
+    assert "unscale_ called 400 0 to 399 train.py:58" in " ".join(words.split())
+
+
+def test_a_run_without_a_scaler_says_so(show: Show) -> None:
+    assert "No step of this run used a loss scale" in show("finding", "scale").words
+
+
+def test_the_simulator_answers_when_a_slider_moves(show: Show) -> None:
+    shown = show("healthy", "scale")
+    assert "Move a slider" in shown.words
+    (initial,) = (one for one in shown.test.select_slider if one.label == "Initial scale")
+    initial.set_value(8192.0).run()
+    again = Shown(shown.test)
+    assert "0 steps would have been skipped; 3 steps were." in " ".join(again.words.split())
+    assert "init_scale=8192" in again.words
+    linked = show("healthy", "scale", init_scale="8192")
+    assert "0 steps would have been skipped; 3 steps were." in " ".join(linked.words.split())
+    assert "Move a slider" in show("healthy", "scale", init_scale="a lot").words
+
+
+def test_a_step_on_the_scale_page_is_marked_and_described(show: Show) -> None:
+    shown = show("overflow", "scale", step="264")
+    assert "At step 264" in shown.words
+    assert "skipped optimizer step" in " ".join(shown.words.split())
+    assert "step 264" in shown.figures[0]
+
+
+@pytest.mark.parametrize("asked", ["5000", "minus one", "<b>x</b>"])
+def test_a_step_that_is_not_there_is_said_and_dropped(show: Show, asked: str) -> None:
+    shown = show("overflow", "scale", step=asked)
+    assert f"there is no {asked} here; this is the whole run" in shown.words
+    assert "step" not in shown.address
+    assert "<b>x</b>" not in "".join(shown.raw)
+
+
+def test_a_mark_can_be_taken_away(show: Show) -> None:
+    shown = show("overflow", "scale", step="264")
+    (close,) = [button for button in shown.test.button if button.label == "Show no step"]
+    shown = Shown(close.click().run())
+    assert "At step" not in shown.words
+    assert "step" not in shown.address

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from tests.support.page_reading import Show
+
+
+def test_a_loop_without_a_mistake_says_what_was_checked(show: Show) -> None:
+    words = show("healthy", "usage", real=True).words
+    assert "11 checks of the loop found no mistake." in words
+    assert "Gradients are unscaled before they are clipped" in words
+
+
+def test_a_mistake_stands_with_its_fix_and_among_the_checks(show: Show) -> None:
+    words = show("finding", "usage").words
+    assert "1 mistake in how the loop uses autocast and the scaler." in words
+    assert "clip_grad_norm_(model.parameters(), 1.0)" in words
+    assert "scaler.unscale_(optimizer)" in words
+    assert "The gradients are still multiplied by the loss scale" in words
+
+
+def test_checks_of_a_scaler_do_not_apply_without_one(show: Show) -> None:
+    assert "no scaler in this run" in show("finding", "usage").words

@@ -1,0 +1,58 @@
+"""Which runs are on offer, and under which names."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from data.run_folders import RunFolder, find_offered, run_folders
+from tests.support.trace_builder import TraceBuilder
+
+
+@pytest.fixture(autouse=True)
+def _no_folder_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("AMPSCOPE_RUNS", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_folder_on_the_command_line_comes_before_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("AMPSCOPE_RUNS", str(tmp_path / "environment"))
+    assert run_folders()[0].path == tmp_path / "environment"
+    monkeypatch.setattr(sys, "argv", ["/x/app/streamlit_app.py", str(tmp_path / "given")])
+    assert [folder.path for folder in run_folders() if not folder.is_sample] == [tmp_path / "given"]
+
+
+def test_without_either_the_default_folder_is_looked_in(tmp_path: Path) -> None:
+    assert run_folders()[0].path == tmp_path / "ampscope_runs"
+
+
+def test_runs_are_named_by_their_path_and_clashes_by_their_folder(tmp_path: Path) -> None:
+    for folder in ("a/run", "a/deep/run", "b/run"):
+        TraceBuilder(tmp_path / folder).close()
+    folders = (RunFolder(tmp_path / "a"), RunFolder(tmp_path / "b"))
+    assert set(find_offered(folders)) == {"run", "deep/run", "b/run"}
+
+
+def test_a_run_given_itself_is_offered_alone(tmp_path: Path) -> None:
+    run = TraceBuilder(tmp_path / "mine").close()
+    assert set(find_offered((RunFolder(run),))) == {"mine"}
+
+
+def test_a_run_that_two_folders_hold_is_offered_once(tmp_path: Path) -> None:
+    TraceBuilder(tmp_path / "all" / "mine" / "run").close()
+    folders = (RunFolder(tmp_path / "all"), RunFolder(tmp_path / "all" / "mine"))
+    assert set(find_offered(folders)) == {"mine/run"}
+
+
+def test_links_are_not_on_offer(tmp_path: Path) -> None:
+    secret = TraceBuilder(tmp_path / "secret").close()
+    inside = TraceBuilder(tmp_path / "shown" / "real").close()
+    (tmp_path / "shown" / "link").symlink_to(secret)
+    (tmp_path / "shown" / "alias").symlink_to(inside)
+    assert {"real"} == set(find_offered((RunFolder(tmp_path / "shown"),)))
+    (tmp_path / "way").symlink_to(tmp_path / "shown")
+    assert {"real"} == set(find_offered((RunFolder(tmp_path / "way"),))), "a link that was given is followed"
