@@ -80,7 +80,7 @@ def _node(
     **other: str,
 ) -> PathNode:
     told = {"name": "", "phase": "forward", "dtype": "float16", "shape": "8x12x512x512", **other}
-    return PathNode(seq=seq, op=op, module=module, min=low, max=high, source=source, **told)  # type: ignore[arg-type]
+    return PathNode(seq=seq, op=op, module=module, min=low, max=high, source=source, **told)
 
 
 OVERFLOW = Incident(

@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 
-from playwright.sync_api import Browser  # noqa: E402  the checkout must be importable first
+from playwright.sync_api import Browser  # noqa: E402  the checkout must be importable first, ViewportSize
 
 from ampscope.trace.read.run import find_runs  # noqa: E402
 from tests.integration.browser.driver import PAGES, browse, goto, serve, stretch  # noqa: E402
@@ -33,8 +33,9 @@ def shoot_all(address: str, keys: list[str], out: Path, command: Browser) -> int
 
 def shoot(browser: Browser, address: str, file: Path, *, run: str, place: str, theme: str, width: int) -> None:
     """One picture of a whole page."""
-    scheme = "dark" if theme == "dark" else "light"
-    page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 900})
+    page = browser.new_page(
+        color_scheme="dark" if theme == "dark" else "light", viewport={"width": width, "height": 900}
+    )
     goto(page, address, place, run=run)
     stretch(page, width)
     page.screenshot(path=file)

@@ -15,8 +15,9 @@ pytest.importorskip("playwright", reason="needs the dev extra: pip install 'amps
 
 from playwright.sync_api import Page, expect
 
-from tests.integration.browser.driver import PAGES, ROOT, goto, serve, settle
+from tests.integration.browser.driver import PAGES, goto, serve, settle
 from tests.integration.browser.watched import Watched
+from tests.support.paths import ROOT
 from tests.support.trace_builder import TraceBuilder
 
 pytestmark = pytest.mark.browser
@@ -32,7 +33,13 @@ class Training:
         self.runs, self.orders = folder / "runs", folder / "orders"
         self.runs.mkdir()
         self.orders.mkdir()
-        program = [sys.executable, "-m", "tests.integration.browser.training", self.runs / "train", self.orders]
+        program: list[str | Path] = [
+            sys.executable,
+            "-m",
+            "tests.integration.browser.training",
+            self.runs / "train",
+            self.orders,
+        ]
         self.process = subprocess.Popen(program, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
         deadline = time.monotonic() + 120
         while not (self.runs / "train" / "run.json").exists():

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import ampscope
 from ampscope.errors import AmpscopeError, WatchError
 from ampscope.trace.schema import EventKind, Table
+from tests.support.training.model_parts import linear
 from tests.support.training.small_loop import BATCH, WIDTH, make_scaler, mlp, mse, train
 from tests.support.training.torch_state import dress, installed
 from tests.support.training.twin_runs import Watched, train_both
@@ -83,7 +84,7 @@ def fail_in_forward(loop: Loop, error: BaseException) -> None:
     def fail(*_: Any) -> None:
         raise error
 
-    hook = loop.model.second.register_forward_hook(fail)
+    hook = loop.model.get_submodule("second").register_forward_hook(fail)
     try:
         loop.loss()
     finally:
@@ -350,46 +351,48 @@ class TestClassesOfTheUsers:
     def test_parametrized_after_the_watch_began(self, watch: Any) -> None:
         loop = Loop(mlp())
         scope = watch(loop.model, loop.scaler)
-        nn.utils.parametrizations.weight_norm(loop.model[0])
+        nn.utils.parametrizations.weight_norm(linear(loop.model, "0"))
         loop = Loop(loop.model)
         loop.step(3)
         scope.close()
         assert "ampscope" not in "".join(kind.__module__ for m in loop.model.modules() for kind in type(m).__mro__)
 
 
+#: `ampscope.watch` for calls that no type checker would let pass.
+WATCH: Callable[..., Any] = ampscope.watch
+
+
 class TestRefusals:
     """Only the user's own mistakes raise; each names what to do, and nothing is installed."""
 
     CALLS: ClassVar[dict[str, Callable[[Path, nn.Module], Any]]] = {
-        "no model": lambda folder, model: ampscope.watch(None),
-        "a class": lambda folder, model: ampscope.watch(nn.Linear),
-        "parameters": lambda folder, model: ampscope.watch(model.parameters()),
-        "an empty list": lambda folder, model: ampscope.watch([]),
-        "an empty dict": lambda folder, model: ampscope.watch({}),
-        "a mixed list": lambda folder, model: ampscope.watch([model, 3]),
-        "arguments swapped": lambda folder, model: ampscope.watch(make_scaler(), model),
-        "an optimizer as scaler": lambda folder, model: ampscope.watch(model, torch.optim.SGD(model.parameters())),
-        "a foreign scaler": lambda folder, model: ampscope.watch(model, object()),
-        "the scaler's class": lambda folder, model: ampscope.watch(model, torch.amp.GradScaler),
-        "another model's optimizer": lambda folder, model: ampscope.watch(
-            model, optimizer=torch.optim.SGD(mlp().parameters())
-        ),
-        "an optimizer's name": lambda folder, model: ampscope.watch(model, optimizer="adam"),
-        "an optimizer's class": lambda folder, model: ampscope.watch(model, optimizer=torch.optim.Adam),
-        "every=-1": lambda folder, model: ampscope.watch(model, every=-1),
-        "every=1.5": lambda folder, model: ampscope.watch(model, every=1.5),
-        "every=True": lambda folder, model: ampscope.watch(model, every=True),
-        "every='all'": lambda folder, model: ampscope.watch(model, every="all"),
-        "overhead=2": lambda folder, model: ampscope.watch(model, overhead=2),
-        "overhead=nan": lambda folder, model: ampscope.watch(model, overhead=float("nan")),
-        "overhead='low'": lambda folder, model: ampscope.watch(model, overhead="low"),
-        "disk_budget=5": lambda folder, model: ampscope.watch(model, disk_budget=5),
-        "disk_budget=2e9": lambda folder, model: ampscope.watch(model, disk_budget=2e9),
-        "a file as folder": lambda folder, model: ampscope.watch(model, dir=folder / "file"),
-        "a folder below a file": lambda folder, model: ampscope.watch(model, dir=folder / "file" / "run"),
-        "a folder that cannot be made": lambda folder, model: ampscope.watch(model, dir="/proc/no/such"),
-        "a number as folder": lambda folder, model: ampscope.watch(model, dir=5),
-        "a lazy model": lambda folder, model: ampscope.watch(nn.LazyLinear(3), dir=folder / "lazy"),
+        "no model": lambda folder, model: WATCH(None),
+        "a class": lambda folder, model: WATCH(nn.Linear),
+        "parameters": lambda folder, model: WATCH(model.parameters()),
+        "an empty list": lambda folder, model: WATCH([]),
+        "an empty dict": lambda folder, model: WATCH({}),
+        "a mixed list": lambda folder, model: WATCH([model, 3]),
+        "arguments swapped": lambda folder, model: WATCH(make_scaler(), model),
+        "an optimizer as scaler": lambda folder, model: WATCH(model, torch.optim.SGD(model.parameters())),
+        "a foreign scaler": lambda folder, model: WATCH(model, object()),
+        "the scaler's class": lambda folder, model: WATCH(model, torch.amp.GradScaler),
+        "another model's optimizer": lambda folder, model: WATCH(model, optimizer=torch.optim.SGD(mlp().parameters())),
+        "an optimizer's name": lambda folder, model: WATCH(model, optimizer="adam"),
+        "an optimizer's class": lambda folder, model: WATCH(model, optimizer=torch.optim.Adam),
+        "every=-1": lambda folder, model: WATCH(model, every=-1),
+        "every=1.5": lambda folder, model: WATCH(model, every=1.5),
+        "every=True": lambda folder, model: WATCH(model, every=True),
+        "every='all'": lambda folder, model: WATCH(model, every="all"),
+        "overhead=2": lambda folder, model: WATCH(model, overhead=2),
+        "overhead=nan": lambda folder, model: WATCH(model, overhead=float("nan")),
+        "overhead='low'": lambda folder, model: WATCH(model, overhead="low"),
+        "disk_budget=5": lambda folder, model: WATCH(model, disk_budget=5),
+        "disk_budget=2e9": lambda folder, model: WATCH(model, disk_budget=2e9),
+        "a file as folder": lambda folder, model: WATCH(model, dir=folder / "file"),
+        "a folder below a file": lambda folder, model: WATCH(model, dir=folder / "file" / "run"),
+        "a folder that cannot be made": lambda folder, model: WATCH(model, dir="/proc/no/such"),
+        "a number as folder": lambda folder, model: WATCH(model, dir=5),
+        "a lazy model": lambda folder, model: WATCH(nn.LazyLinear(3), dir=folder / "lazy"),
     }
 
     @pytest.mark.parametrize("call", CALLS)

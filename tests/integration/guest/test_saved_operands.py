@@ -97,7 +97,7 @@ def masked_out(model: nn.Module, bad: bool) -> Tensor:
 def lost_embedding(model: nn.Module, bad: bool) -> Tensor:
     if bad:
         with torch.no_grad():
-            model.embed.weight[2] = torch.inf
+            model.get_parameter("embed.weight")[2] = torch.inf
     return model(torch.tensor([0, 1, 2])).float().mean()
 
 
@@ -149,7 +149,9 @@ def test_an_operand_that_was_lost_before_the_call_is_told(
     script = tmp_path / "repro.py"
     script_of(run_of(loss, run_folder), script)
     text = script.read_text("utf-8")
-    assert ast.get_docstring(ast.parse(text)).endswith("What\nto change is upstream, not the dtype of this call.")
+    docstring = ast.get_docstring(ast.parse(text))
+    assert docstring is not None
+    assert docstring.endswith("What\nto change is upstream, not the dtype of this call.")
     assert f"# lost  An operand had already become 0 before this call, in float16 by {by}" in text
     *_, verdict, lost = said_by(script)
     assert verdict == "Reproduced: not finite in float16, not finite in float32 either."

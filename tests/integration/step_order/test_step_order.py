@@ -111,7 +111,7 @@ def test_parts_hear_of_a_step_in_this_order(
 
     torch.manual_seed(0)
     with noted(calls), contextlib.ExitStack() as stack:
-        stack.callback(lambda: [scope.close() for scope in scopes])
+        stack.callback(lambda: list(map(ampscope.Scope.close, scopes)))
         with contextlib.suppress(RuntimeError, AssertionError, ValueError):  # torch refuses some mistakes
             LOOPS[name](watch)
     if request.config.getoption("--record-order"):

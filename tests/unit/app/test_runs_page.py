@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import streamlit as st
@@ -14,7 +15,7 @@ from tests.support.trace_builder import TraceBuilder
 from tests.unit.app.conftest import Show
 
 
-def rows_of(shown: Shown) -> list[dict[str, object]]:
+def rows_of(shown: Shown) -> list[dict[str, Any]]:
     """The rows of the table, as the page has them now."""
     return list(shown.test.dataframe[0].value.to_dict("records"))
 

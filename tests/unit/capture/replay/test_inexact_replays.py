@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ampscope.trace.schema import ReplayStatus
+from tests.support.training.model_parts import linear
 from tests.support.training.small_loop import BATCH, POISONED, WIDTH, make_scaler, mlp, mse, poison, train
 from tests.support.training.twin_runs import Watched, train_both
 from tests.unit.capture.replay.test_step_replay import Net, Square
@@ -80,7 +81,7 @@ def test_a_forward_that_works_only_once(run_folder: Path, error: Any) -> None:
 def test_a_gradient_hook_on_a_parameter_that_hides_what_went_wrong(run_folder: Path) -> None:
     def loop(watch: Callable[..., object]) -> Any:
         model = mlp()
-        model[0].weight.register_hook(lambda gradient: torch.nan_to_num(gradient, 0.0, 0.0, 0.0))
+        linear(model, "0").weight.register_hook(lambda gradient: torch.nan_to_num(gradient, 0.0, 0.0, 0.0))
         return train(watch, model)
 
     status, _ = _replay_of(loop, run_folder)
@@ -91,7 +92,7 @@ def test_weights_moved_between_forward_and_backward(run_folder: Path) -> None:
     def forward(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         loss = mse(model, x, y)
         with torch.no_grad():
-            model[2].bias.add_(0.25)  # autograd does not need it
+            linear(model, "2").bias.add_(0.25)  # autograd does not need it
         return loss
 
     status, reason = _replay_of(lambda watch: train(watch, mlp(), forward), run_folder)

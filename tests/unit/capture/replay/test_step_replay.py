@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ampscope.trace.schema import ReplayStatus, Source
+from tests.support.training.model_parts import linear
 from tests.support.training.small_loop import BATCH, POISONED, WIDTH, Forward, make_scaler, mlp, mse, poison, train
 from tests.support.training.step_traces import Trace
 from tests.support.training.twin_runs import Loop, train_both
@@ -391,7 +392,7 @@ def a_training_step_in_eval_mode(model: nn.Module, x: Tensor, y: Tensor) -> Tens
 @exact
 def submodules_called_by_the_loop(watch: Callable[..., object]) -> Any:
     parts = nn.ModuleDict({"encoder": mlp(), "head": nn.Linear(WIDTH, WIDTH)})
-    return train(watch, parts, lambda m, x, y: F.mse_loss(m["head"](F.gelu(m["encoder"](x))), y))
+    return train(watch, parts, lambda _, x, y: F.mse_loss(parts["head"](F.gelu(parts["encoder"](x))), y))
 
 
 @exact
@@ -484,7 +485,7 @@ for _kind in (Output, Slotted, Frozen, Named, Plain):
 @exact
 def dicts_and_keywords(watch: Callable[..., object]) -> Any:
     class Mapped(Net):
-        def forward(self, batch: dict[str, Any], *, scale: float = 1.0, extra: Tensor | None = None) -> dict[str, Any]:
+        def forward(self, batch: dict[str, Any], *, scale: float = 1.0, extra: Any = None) -> dict[str, Any]:
             hidden = super().forward(batch["x"]) * scale
             return collections.OrderedDict(logits=hidden, rest=[hidden.float(), {"sum": hidden + extra}])
 
@@ -584,7 +585,7 @@ def a_gradient_penalty_with_the_flag_assigned(model: nn.Module, x: Tensor, y: Te
 def gradients_of_the_weights_in_the_loss(watch: Callable[..., object]) -> Any:
     def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         first = mse(model, x, y)
-        slopes = torch.autograd.grad(first, model.parameters(), create_graph=True)
+        slopes = torch.autograd.grad(first, list(model.parameters()), create_graph=True)
         return first + 0.01 * torch.stack([slope.pow(2).sum() for slope in slopes]).sum()
 
     return train(watch, nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)), loss)
@@ -691,7 +692,7 @@ def counters_and_lists() -> nn.Module:
     class Counting(Net):
         def __init__(self) -> None:
             super().__init__()
-            self.calls, self.seen, self.by_call = 0, [], {}
+            self.calls, self.seen, self.by_call = 0, list[Any](), dict[Any, Any]()
             self.recent: collections.deque[int] = collections.deque(maxlen=3)
 
         def forward(self, x: Tensor) -> Tensor:
@@ -707,6 +708,9 @@ def counters_and_lists() -> nn.Module:
 @exact_model
 def a_buffer_updated_and_another_rebound() -> nn.Module:
     class Averaging(Net):
+        mean: Tensor
+        count: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("mean", torch.ones(WIDTH))
@@ -723,6 +727,8 @@ def a_buffer_updated_and_another_rebound() -> nn.Module:
 @exact_model
 def a_large_buffer() -> nn.Module:
     class Table(Net):
+        table: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("table", torch.ones(600, 600))
@@ -788,19 +794,26 @@ def a_hidden_state_between_steps(watch: Callable[..., object]) -> Any:
 
 @exact_model
 def hooks_that_change_values() -> nn.Module:
+    def doubled(module: nn.Module, inner: Any, outer: Any) -> Any:
+        return (inner[0] * 2,)
+
     model = mlp()
     model[0].register_forward_hook(lambda module, args, out: out * 2)
     model.register_forward_pre_hook(lambda module, args: (args[0] * 0.5,))
-    model[2].register_full_backward_hook(lambda module, inner, outer: (inner[0] * 2,))
+    model[2].register_full_backward_hook(doubled)
     return model
 
 
 @exact
 def hooks_that_take_notes(watch: Callable[..., object]) -> Any:
     notes: list[float] = []
+
+    def take_note(module: nn.Module, inner: Any, outer: Any) -> None:
+        notes.append(outer[0].float().sum().item())
+
     model = mlp()
     model[0].register_forward_hook(lambda module, args, out: notes.append(out.float().sum().item()))
-    model[2].register_full_backward_hook(lambda module, inner, outer: notes.append(outer[0].float().sum().item()))
+    model[2].register_full_backward_hook(take_note)
     return train(watch, model, keep=notes)
 
 
@@ -808,8 +821,8 @@ def hooks_that_take_notes(watch: Callable[..., object]) -> Any:
 def hooks_on_parameters(watch: Callable[..., object]) -> Any:
     notes: list[float] = []
     model = mlp()
-    model[0].weight.register_post_accumulate_grad_hook(lambda weight: notes.append(1.0))
-    model[2].weight.register_hook(lambda gradient: notes.append(2.0))
+    linear(model, "0").weight.register_post_accumulate_grad_hook(lambda weight: notes.append(1.0))
+    linear(model, "2").weight.register_hook(lambda gradient: notes.append(2.0))
     return train(watch, model, keep=notes)
 
 

@@ -137,7 +137,7 @@ class Parts(nn.Module):
 
 
 def test_parts_of_a_model_called_by_the_loop_have_their_names(run_folder: Path) -> None:
-    def forward(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    def forward(model: Parts, x: Tensor, y: Tensor) -> Tensor:
         return F.mse_loss(model.head(F.gelu(model.encoder(x))), y)
 
     watched = train_both(lambda watch: train(watch, Parts(), forward), run_folder)
@@ -150,7 +150,7 @@ def test_parts_of_a_model_called_by_the_loop_have_their_names(run_folder: Path) 
 def test_a_part_first_called_late_still_replays_exactly(run_folder: Path) -> None:
     calls = iter(range(100))
 
-    def forward(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    def forward(model: Parts, x: Tensor, y: Tensor) -> Tensor:
         hidden = model.encoder(x)
         return F.mse_loss(model.late(hidden) if next(calls) % 100 >= POISONED - 1 else model.head(hidden), y)
 

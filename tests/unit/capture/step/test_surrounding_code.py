@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from ampscope.trace.schema import Table
 from tests.integration.guest.test_leaves_no_trace import Loop
+from tests.support.training.model_parts import grad_of, linear
 from tests.support.training.small_loop import BATCH, POISONED, WIDTH, make_scaler, mlp, mse, poison, train
 from tests.support.training.twin_runs import train_both
 from tests.unit.capture.step.test_user_contexts import EXACT
@@ -23,7 +24,7 @@ def test_formulas_of_backward_do_not_change(run_folder: Path) -> None:
     """Some ops have another backward formula under a dispatch mode, with other rounding."""
 
     def forward(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        out = model(x).float().masked_fill(x > 1.0, model[0].bias.mean())
+        out = model(x).float().masked_fill(x > 1.0, linear(model, "0").bias.mean())
         return (1 + 0.01 * out).prod(1).sum() + F.mse_loss(out, y)
 
     train_both(lambda watch: train(watch, mlp(), forward), run_folder)
@@ -130,7 +131,7 @@ def _steps_by_hand(loop: Loop, x: Tensor) -> None:
     loop.model(x).pow(2).mean().backward()
     with torch.no_grad():
         for parameter in loop.model.parameters():
-            parameter.sub_(0.01 * parameter.grad)
+            parameter.sub_(0.01 * grad_of(parameter))
             parameter.grad = None
 
 

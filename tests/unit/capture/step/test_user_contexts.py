@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
 from ampscope.trace.schema import ReplayStatus, Table
+from tests.support.training.model_parts import linear
 from tests.support.training.small_loop import BATCH, POISONED, WIDTH, make_scaler, mlp, mse, poison, train
 from tests.support.training.twin_runs import train_both
 
@@ -379,7 +380,8 @@ def test_tensor_subclasses(what: str, run_folder: Path) -> None:
             super().__init__()
             self.inner = mlp()
             if what == "parameter":
-                self.inner[0].weight = MarkedParameter(self.inner[0].weight.detach())
+                first = linear(self.inner, "0")
+                first.weight = MarkedParameter(first.weight.detach())
             ones = torch.ones(WIDTH)
             self.register_buffer("factor", ones.as_subclass(Marked) if what == "buffer" else ones)
 

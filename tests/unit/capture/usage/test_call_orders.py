@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -326,7 +327,7 @@ def two_forwards_to_a_step(watch: Watch) -> Any:
         bench.scaler.update()
         for sign in (1.0, -1.0):
             with torch.no_grad():
-                torch._foreach_add_(bench.parameters, moves, alpha=sign)
+                torch._foreach_add_([*bench.parameters], moves, alpha=sign)
             if sign > 0:
                 bench.scaled()
                 bench.scaler.unscale_(bench.optimizer)
@@ -389,8 +390,8 @@ def scheduled(watch: Watch, make: Callable[[torch.optim.Optimizer], Any], *, gua
 
 
 for name, make in SCHEDULERS.items():
-    RIGHT[f"{name}, waiting"] = lambda watch, make=make: scheduled(watch, make, guarded=True)
-    WRONG[f"{name}, running on"] = lambda watch, make=make: scheduled(watch, make, guarded=False), SCHEDULE, 2
+    RIGHT[f"{name}, waiting"] = partial(scheduled, make=make, guarded=True)
+    WRONG[f"{name}, running on"] = partial(scheduled, make=make, guarded=False), SCHEDULE, 2
 
 
 @right
@@ -429,9 +430,9 @@ def resumed(watch: Watch, *, restore: bool, renew: bool) -> Any:
 
 for renew in (False, True):
     told = "a new optimizer" if renew else "the old optimizer"
-    RIGHT[f"the scaler restored with {told}"] = lambda watch, renew=renew: resumed(watch, restore=True, renew=renew)
+    RIGHT[f"the scaler restored with {told}"] = partial(resumed, restore=True, renew=renew)
     WRONG[f"the scaler forgotten with {told}"] = (
-        lambda watch, renew=renew: resumed(watch, restore=False, renew=renew),
+        partial(resumed, restore=False, renew=renew),
         STATE,
         2 * STEPS,
     )
