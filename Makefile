@@ -8,7 +8,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 TORCHES ?= 2.10.0 2.15.0
-TRAINS := $(addprefix tests/integration/,loops causes guest compiled ranks step_order planted_faults)
+TRAINS := $(addprefix tests/integration/,loops causes guest user_code repro compiled ranks step_order planted_faults)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 

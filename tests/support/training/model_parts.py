@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import torch
 from torch import Tensor, nn
 
 
@@ -16,3 +19,8 @@ def grad_of(parameter: Tensor) -> Tensor:
     """The gradient that backward has left there."""
     assert parameter.grad is not None
     return parameter.grad
+
+
+def grad_norm(parameters: Iterable[Tensor]) -> float:
+    """The norm of all gradients together, computed in float64."""
+    return torch.stack([p.grad.double().norm() for p in parameters if p.grad is not None]).norm().item()

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.page_reading import Shown
+from tests.support.page_reading import Shown, address
 from tests.unit.app.conftest import Show
-from tests.unit.app.test_replay_page import address
 
 
 def links(shown: Shown) -> dict[str, str]:

@@ -6,18 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.page_reading import Shown
+from tests.support.page_reading import Shown, address
 from tests.support.scenes import HOSTILE, LONG
 from tests.support.trace_builder import TraceBuilder
 from tests.unit.app.conftest import Show
-
-
-def address(shown: Shown) -> dict[str, str]:
-    """What the page's address says."""
-    found = {}
-    for name, value in shown.test.query_params.items():
-        found[name] = value[0] if isinstance(value, list) else value
-    return found
 
 
 def press(shown: Shown, key: str) -> Shown:

@@ -14,7 +14,7 @@ from torch import nn
 import ampscope
 from ampscope.capture.torch_support import torch_private
 from ampscope.trace.schema import Table
-from tests.integration.guest.test_own_faults import STEPS, expected, tidy, training  # noqa: F401  # fixtures
+from tests.support.training.guarded_training import STEPS, training
 from tests.support.training.small_loop import make_scaler
 from tests.support.training.torch_state import installed
 from tests.support.training.twin_runs import differences, exact_state, seed_everything
@@ -69,11 +69,11 @@ def test_keyword_arguments_are_where_hooks_look_for_them() -> None:
     assert seen == [{"x": 1}]
 
 
-@pytest.mark.usefixtures("tidy")
+@pytest.mark.usefixtures("modes_removed")
 @pytest.mark.parametrize("name", torch_private.NAMES)
 def test_without_one_training_goes_on_unchanged(
     name: str,
-    expected: dict[str, bytes],  # noqa: F811  # the fixture
+    unwatched_state: dict[str, bytes],
     run_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -90,7 +90,7 @@ def test_without_one_training_goes_on_unchanged(
         seed_everything()
         state = exact_state(training(watch))
         scopes[0].close()
-    assert differences(state, expected) == []
+    assert differences(state, unwatched_state) == []
     assert installed() == before
     run = ampscope.open_run(run_folder)
     assert len(run.rows(Table.STEPS)) == STEPS
