@@ -75,7 +75,7 @@ class Run(NotebookRepr):
 
     Each access to a table looks at the folder anew, so that it sees the rows written since, of which it reads no more
     than those. A frame that was taken keeps showing the rows of its own moment. Rows in Parquet stay on the disk until
-    a query needs them.
+    a query needs them. It has many methods because it is the one door to a trace.
     """
 
     def __init__(self, path: Path) -> None:

@@ -319,7 +319,7 @@ def values_clipped_while_scaled(watch: Callable[..., object]) -> None:
         bench.step()
 
 
-@mistaken(Cause.MISUSE_CLIP_BEFORE_UNSCALE, "grad.mul_(")
+@mistaken(Cause.MISUSE_CLIP_BEFORE_UNSCALE, "grad_of(parameter).mul_(")
 def clipped_by_hand_while_scaled(watch: Callable[..., object]) -> None:
     bench = Bench(watch)
     for _ in range(STEPS):
@@ -331,7 +331,7 @@ def clipped_by_hand_while_scaled(watch: Callable[..., object]) -> None:
         bench.step()
 
 
-@mistaken(Cause.MISUSE_CLIP_BEFORE_UNSCALE, "grad.data.clamp_(")
+@mistaken(Cause.MISUSE_CLIP_BEFORE_UNSCALE, "grad_of(parameter).data.clamp_(")
 def clamped_by_hand_while_scaled(watch: Callable[..., object]) -> None:
     bench = Bench(watch)
     for _ in range(STEPS):
@@ -342,7 +342,7 @@ def clamped_by_hand_while_scaled(watch: Callable[..., object]) -> None:
         bench.step()
 
 
-@mistaken(Cause.MISUSE_CLIP_BEFORE_UNSCALE, "grad.div_(")
+@mistaken(Cause.MISUSE_CLIP_BEFORE_UNSCALE, "grad_of(parameter).div_(")
 def divided_by_a_norm_taken_to_python(watch: Callable[..., object]) -> None:
     bench = Bench(watch)
     for _ in range(STEPS):
