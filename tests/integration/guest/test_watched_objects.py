@@ -47,7 +47,7 @@ class TestWhileWatched:
         assert {TwoLayers: 1}[type(loop.model)] == 1
         assert type(loop.model) in (nn.Linear, TwoLayers)
         assert loop.model.__class__ is TwoLayers
-        assert type(loop.model).__module__ == __name__
+        assert type(loop.model).__module__ == "tests.support.training.small_models"
         assert type(loop.model).__qualname__ == "TwoLayers"
         assert "TwoLayers(" in repr(loop.model)
 

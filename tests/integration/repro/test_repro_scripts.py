@@ -157,7 +157,7 @@ def test_an_operand_that_was_lost_before_the_call_is_told(
     assert verdict == "Reproduced: not finite in float16, not finite in float32 either."
     line = loss.__code__.co_firstlineno + 2
     assert (
-        f"test_saved_operands.py:{line}: from these operands the call fails in every dtype (in float32 from the" in lost
+        f"test_repro_scripts.py:{line}: from these operands the call fails in every dtype (in float32 from the" in lost
     )
 
 
@@ -216,8 +216,8 @@ class TestScripts:
     def test_nothing_private_is_hidden_in_the_data(self, run_folder: Path) -> None:
         path = files_of(run_of(log_of_zero, run_folder))[0]
         content = path.read_bytes()
-        assert b"test_saved_operands.py" in content
-        assert b"test_saved_operands.py" not in kept.tensors_only(content)
+        assert b"test_repro_scripts.py" in content
+        assert b"test_repro_scripts.py" not in kept.tensors_only(content)
         (path.parent / "stripped.safetensors").write_bytes(kept.tensors_only(content))
         from safetensors.torch import load_file
 

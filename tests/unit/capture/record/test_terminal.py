@@ -162,8 +162,9 @@ def test_a_closed_terminal_is_no_fault(
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-def test_it_is_quiet(loop: TrainingLoop, run_folder: Path, capfd: pytest.CaptureFixture[str], quiet: bool) -> None:
+def test_it_is_quiet(run_folder: Path, capfd: pytest.CaptureFixture[str], quiet: bool) -> None:
     """One line at the start, on stderr; nothing on stdout; nothing at all when asked."""
+    loop = TrainingLoop()
     with ampscope.watch(loop.model, loop.scaler, dir=run_folder, quiet=quiet):
         loop.step(3)
     out, err = capfd.readouterr()
