@@ -1,19 +1,28 @@
-# make demo   train a small GPT until fp16 breaks it, read the diagnosis, open the app on it
-# make test   everything a change has to pass
-# make plants   every fault planted in every model, and every healthy training, with a table at the end
+# make demo             train a small GPT until fp16 breaks it, read the diagnosis, open the app on it
+# make test             everything a change has to pass: lint, types, pytest on all cores
+# make lint             ruff: rules and format
+# make types            mypy, strict, over the package, the tests and the scripts
+# make coverage         branch coverage of package and app over the default tests, the least covered files last
+# make plants           every fault planted in every model, and every healthy training, with a table at the end
+# make docs             write docs/trace-format.md anew from the schema
 # make torch-versions   what touches torch, under the oldest torch supported and the newest tested
+# make bench            what watching costs a training, and what an incident costs
+# make bench-app        how fast the app opens large runs and many runs
+# make samples          record the sample runs in sample_logs/ again
+# make screenshots      a picture of every page of the app
+# make clean            remove the environments and what tools and builds have left
 #
-# Each needs only Python 3.11 or newer with venv; both install what constraints.txt pins into .venv, once.
+# Each needs only Python 3.11 or newer with venv; what constraints.txt pins is installed into .venv, once.
 
 PYTHON ?= python3
 VENV ?= .venv
 TORCHES ?= 2.10.0 2.15.0
-TRAINS := $(addprefix tests/integration/,loops causes guest compiled ranks step_order planted_faults)
+TRAINS := $(addprefix tests/integration/,loops causes guest user_code repro compiled ranks step_order planted_faults)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types plants torch-versions bench bench-app samples docs screenshots clean
+.PHONY: help demo test lint types coverage plants docs torch-versions bench bench-app samples screenshots clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -30,6 +39,14 @@ lint: $(VENV)/.dev
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
+
+# TESTS=tests/unit/trace makes it a part.
+coverage: $(VENV)/.dev
+	@rm -rf .coverage && mkdir .coverage
+	$(BIN)/python -m coverage run -m pytest $(TESTS)
+	@$(BIN)/python -m coverage combine --quiet
+	@$(BIN)/python -m coverage report
+	@echo "Not seen: what torch calls on threads of its own, what torch.compile has compiled, and processes that are killed."
 
 plants: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/integration/planted_faults -m ""
@@ -67,7 +84,7 @@ screenshots: $(VENV)/.dev
 	$(BIN)/python tests/integration/browser/screenshots.py
 
 clean:
-	rm -rf $(VENV) .venv-torch-* build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-torch-* build dist .coverage .mypy_cache .pytest_cache .ruff_cache
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

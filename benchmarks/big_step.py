@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,7 +91,7 @@ def transformer_step(rows: int) -> Step:
     forward: list[tuple[int, str]] = []
     for number in range(max(1, (rows - 3) // (2 * len(_BLOCK) + 2 * len(_LINEAR)))):
         last = _block(step, f"blocks.{number}", last, forward)
-    loss = {"phase": Phase.LOSS, "out_dtypes": (FULL,), "out_shapes": ("",), "line": 60, "exponent": 1}
+    loss: dict[str, Any] = {"phase": Phase.LOSS, "out_dtypes": (FULL,), "out_shapes": ("",), "line": 60, "exponent": 1}
     last = step.op("aten.nll_loss_forward.default", reads=(last,), code="loss = F.cross_entropy(logits, y)", **loss)
     step.op(Node.LOSS, name="loss", reads=(last,), **loss)
     for seq, param in reversed(forward):

@@ -101,7 +101,8 @@ def measure_incident(size: str, place: Place, *, poisoned: bool, replay_budget: 
     with _watched(facts, size, place, incidents + 1, overhead=1.0, replay_budget=replay_budget) as watched:
         healthy, more = [], []
         for _ in range(WARM_UP):
-            plain.step(), watched.step()
+            plain.step()
+            watched.step()
         for number in range(incidents + 1):
             bad = {"frames": plain.poisoned()} if poisoned else {"gate": number}
             for _ in range(3):

@@ -71,7 +71,11 @@ def _stages(
     finally:
         with ExitStack() as closing:
             for name, stage in stages.items():
-                closing.callback(lambda name=name, stage=stage: into[name].facts.update(stage.close()))
+                closing.callback(_close, stage, into[name])
+
+
+def _close(stage: Stage, measured: Measured) -> None:
+    measured.facts.update(stage.close())
 
 
 def measure(names: list[str], size: str, place: Place, plan: Plan) -> dict[str, Measured]:

@@ -101,7 +101,7 @@ class Training:
         torch.manual_seed(0)
         self.place = place
         device = place.device
-        self.model = Transformer(size).to(device)
+        self.model: nn.Module = Transformer(size).to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         # Low enough to need no calibration: replays are measured apart, not among the ordinary steps.
         self.scaler = torch.amp.GradScaler(device, init_scale=2.0**10)

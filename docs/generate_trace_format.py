@@ -36,7 +36,7 @@ def meanings(module: ModuleType) -> Meanings:
 def _fields(node: ast.ClassDef) -> Iterator[tuple[str, int]]:
     """The fields of a class, each with the number of its last line."""
     for item in node.body:
-        target = item.target if isinstance(item, ast.AnnAssign) else None
+        target: ast.expr | None = item.target if isinstance(item, ast.AnnAssign) else None
         if isinstance(item, ast.Assign):
             (target,) = item.targets
         if isinstance(target, ast.Name):

@@ -8,7 +8,7 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--record-order", action="store_true", help="write the golden orders of tests/step_order anew")
+    parser.addoption("--record-order", action="store_true", help="write the golden file of step_order anew")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,21 +1,17 @@
-"""The folder listing is the architecture: imports only go down, import promises hold, and names are pinned."""
+"""The folder listing is the architecture: imports only go down, and no test module imports another."""
 
 from __future__ import annotations
 
 import ast
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
-import typer.main
 
-import ampscope
-from tests.support.paths import ROOT
-
-PACKAGE = ROOT / "ampscope"
+from tests.support.paths import PACKAGE, ROOT, modules
 
 
 @dataclass(frozen=True)
@@ -68,8 +64,6 @@ FLOORS = {
     "app": "state data charts blocks app_pages streamlit_app",
     "app.blocks": "components basics choices verdict debugger scaler frame",
 }
-#: Files and folders in one folder, at most.
-MOST_ENTRIES = 14
 
 #: Modules of the app that know no Streamlit: they turn a result into a figure.
 FIGURES = ROOT / "app" / "charts"
@@ -119,12 +113,7 @@ def _may_enter(rest: str, name: str, allowed: frozenset[str]) -> bool:
     return target == name or target in allowed or module in allowed
 
 
-def modules() -> dict[str, Path]:
-    """Every module by its full name, the app's below ``app``."""
-    files = [*PACKAGE.rglob("*.py"), *(ROOT / "app").rglob("*.py")]
-    return {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
-
-
+@cache
 def dependencies() -> dict[str, set[str]]:
     """Which of the project's modules each of them imports."""
     known = modules()
@@ -196,17 +185,6 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
         left = {name: needs for name, needs in left.items() if name not in leaves}
 
 
-@pytest.mark.parametrize("top", ["ampscope", "app", "tests", "benchmarks"])
-def test_a_folder_can_be_taken_in_at_a_glance(top: str) -> None:
-    tracked = subprocess.run(["git", "ls-files", top], capture_output=True, text=True, check=False, cwd=ROOT).stdout
-    held: dict[Path, set[str]] = {}
-    for line in tracked.splitlines():
-        parts = Path(line).parts
-        for depth in range(1, len(parts)):
-            held.setdefault(Path(*parts[:depth]), set()).add(parts[depth])
-    assert {str(folder): len(names) for folder, names in held.items() if len(names) > MOST_ENTRIES} == {}
-
-
 @pytest.mark.parametrize("file", sorted(FIGURES.glob("*.py")), ids=lambda file: file.name)
 def test_charts_know_no_streamlit(file: Path) -> None:
     assert not [name for name in imported(file.read_text("utf-8")) if name.startswith("streamlit")]
@@ -244,70 +222,18 @@ def test_no_part_is_only_on_paper() -> None:
     assert set(ROOMS) == {name for name, _ in sources()}
 
 
-HEAVY = ("torch", "plotly", "streamlit", "duckdb", "narwhals", "pandas", "pyarrow", "typer")
-NOT_IN_TRAINING = ("duckdb", "narwhals", "plotly", "streamlit", "pandas")
+def imported_tests(source: str) -> list[str]:
+    """What a source imports of test modules."""
+    return [full for full in imported(source) if full.startswith("tests.") and ".test_" in full]
 
 
-def loaded(code: str, names: tuple[str, ...]) -> list[str]:
-    """Which of ``names`` a fresh interpreter has loaded after it ran ``code``."""
-    ask = f"{code}\nimport sys\nsys.__stdout__.write(' '.join(n for n in {names!r} if n in sys.modules))"
-    answer = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True, cwd=ROOT)
-    return answer.stdout.split()
+@pytest.mark.parametrize("file", sorted((ROOT / "tests").rglob("*.py")), ids=lambda file: str(file.relative_to(ROOT)))
+def test_no_test_module_is_imported(file: Path) -> None:
+    """What tests share lies in tests/support, or beside them in a module that is no test."""
+    assert imported_tests(file.read_text("utf-8")) == []
 
 
-def modules_of(*rooms: str) -> str:
-    """Code that imports every module of the rooms."""
-    names = [name for name in modules() if name.startswith(tuple(f"ampscope.{room}." for room in rooms))]
-    return "\n".join(f"import {name}" for name in names)
-
-
-def test_the_front_door_is_light() -> None:
-    assert loaded("import ampscope; dir(ampscope); ampscope.errors", HEAVY) == []
-
-
-def test_help_is_light() -> None:
-    code = "import sys; sys.argv = ['ampscope', '--help']\nfrom ampscope.cli.main import main\n"
-    code += (
-        "import contextlib, io\nwith contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit): main()"
-    )
-    assert loaded(code, ("torch", "plotly", "streamlit", "duckdb")) == []
-
-
-def test_reading_loads_no_torch() -> None:
-    assert loaded(modules_of("trace", "analysis", "report", "cli"), ("torch", "streamlit", "plotly")) == []
-
-
-def test_training_loads_no_reader() -> None:
-    assert loaded(modules_of("capture"), NOT_IN_TRAINING) == []
-
-
-def test_a_broken_import_promise_is_found() -> None:
-    assert loaded("import ampscope.trace.read.run", NOT_IN_TRAINING)
-    assert loaded("import ampscope.capture.watch", HEAVY)
-
-
-def test_the_front_door_offers() -> None:
-    assert sorted(ampscope.__all__) == [
-        "GradScaler",
-        "Run",
-        "Scope",
-        "__version__",
-        "autocast",
-        "diagnose",
-        "errors",
-        "keep_fp32",
-        "open_run",
-        "watch",
-    ]
-    assert dir(ampscope) == sorted(ampscope.__all__)
-    for name in ampscope.__all__:
-        assert getattr(ampscope, name) is not None
-    with pytest.raises(AttributeError, match="it offers GradScaler, Run"):
-        ampscope.wacht  # noqa: B018  # the lookup is the test
-
-
-def test_the_command_offers() -> None:
-    from ampscope.cli.main import app
-
-    command = typer.main.get_command(app)
-    assert sorted(command.commands) == ["demo", "diagnose", "report", "repro", "runs", "view"]  # type: ignore[attr-defined]  # a group
+def test_an_import_of_a_test_module_is_found() -> None:
+    assert imported_tests("from tests.unit.cli.test_view import started") == ["tests.unit.cli.test_view.started"]
+    assert imported_tests("from tests.unit.cli import test_view") == ["tests.unit.cli.test_view"]
+    assert imported_tests("from tests.support.scenes import LONG") == []

@@ -106,7 +106,10 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident(NotebookRepr):
-    """A numerical failure (or a harmless oddity, severity ``info``) with its origin."""
+    """A numerical failure (or a harmless oddity, severity ``info``) with its origin.
+
+    It has many attributes because it is all that any view shows of one failure, and the JSON of one.
+    """
 
     kind: str = "incident"
     step: int

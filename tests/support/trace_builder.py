@@ -105,7 +105,7 @@ class TraceBuilder:
 
     def param(self, name: str = "fc.weight", **columns: Any) -> int:
         """Add a parameter and return its id."""
-        param = columns.get("param", self._params)
+        param: int = columns.get("param", self._params)
         self._params = max(self._params, param + 1)
         defaults = {
             "param": param,
@@ -126,7 +126,7 @@ class TraceBuilder:
 
     def site(self, op: str = "aten.mm.default", **columns: Any) -> int:
         """Add a program point and return its id."""
-        site = columns.get("site", self._sites)
+        site: int = columns.get("site", self._sites)
         self._sites = max(self._sites, site + 1)
         defaults = {
             "site": site,
@@ -152,7 +152,7 @@ class TraceBuilder:
     def op(self, site: int = 0, **columns: Any) -> int:
         """Add an executed op and return its sequence number."""
         where = (columns.get("step", 0), str(columns.get("source", Source.REPLAY)))
-        seq = columns.get("seq", self._seq.get(where, 0))
+        seq: int = columns.get("seq", self._seq.get(where, 0))
         self._seq[where] = max(self._seq.get(where, 0), seq + 1)
         defaults = {
             "step": where[0],

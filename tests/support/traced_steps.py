@@ -6,9 +6,10 @@ import json
 import math
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from ampscope.analysis.origin.step_graph import Sites, StepGraph
+from ampscope.trace.read.run import Run
 from ampscope.trace.schema import Node, Phase, Row, Source, Table
 from tests.support.trace_builder import TraceBuilder
 
@@ -39,7 +40,7 @@ class Sheet(TraceBuilder):
     def __init__(self) -> None:
         self._steps, self._segment, self._sites, self._params = {}, 0, 0, 0
         self._seq = {}
-        self._rows: dict[Table, list[Row]] = defaultdict(list)
+        self._rows: dict[Table, list[Any]] = defaultdict(list)
 
     def put(self, table: Table, row: Row) -> None:
         self._rows[table].append(row)
@@ -122,7 +123,8 @@ class Step:
 
     def graph(self) -> StepGraph:
         """What analysis sees of the step; for steps on a `Sheet`."""
-        return StepGraph(self._trace, Sites(self._trace, 0), self._where["step"], self._where["source"])
+        run = cast("Run", self._trace)  # a sheet answers as one does
+        return StepGraph(run, Sites(run, 0), self._where["step"], self._where["source"])
 
 
 def _in_json(value: Any) -> Any:

@@ -30,7 +30,10 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview(NotebookRepr):
-    """One optimizer's steps at a glance. Shares lie between 0 and 1; null means not recorded."""
+    """One optimizer's steps at a glance. Shares lie between 0 and 1; null means not recorded.
+
+    It has many attributes because each is one figure or number of the overview.
+    """
 
     rank: int = 0
     optimizer: int = 0

@@ -30,7 +30,8 @@ class Recording:
     """One execution of a step. ``n`` executed ops, inputs and parameters among them, have positions 0 to n - 1.
 
     Arrays have n elements unless said otherwise. Magnitudes and limits are exponents of 2; NaN where nothing was
-    measured, or where there is no finite value other than 0.
+    measured, or where there is no finite value other than 0. It has many attributes because each is one column of the
+    ops, as an array.
     """
 
     traced: TracedStep

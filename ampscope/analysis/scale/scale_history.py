@@ -31,7 +31,10 @@ RECENT = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleHistory(NotebookRepr):
-    """The scaler as one optimizer saw it."""
+    """The scaler as one optimizer saw it.
+
+    It has many attributes because it holds the counts and the curves of one page together.
+    """
 
     rank: int = 0
     optimizer: int = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Sequence
 from enum import StrEnum
 from functools import reduce
 from itertools import starmap
@@ -33,6 +34,7 @@ from ampscope.trace.schema import (
     OpRow,
     ParamRow,
     ReplayRow,
+    Row,
     ScalerEventRow,
     SiteRow,
     StepRow,
@@ -73,7 +75,7 @@ class Run(NotebookRepr):
 
     Each access to a table looks at the folder anew, so that it sees the rows written since, of which it reads no more
     than those. A frame that was taken keeps showing the rows of its own moment. Rows in Parquet stay on the disk until
-    a query needs them.
+    a query needs them. It has many methods because it is the one door to a trace.
     """
 
     def __init__(self, path: Path) -> None:
@@ -194,6 +196,8 @@ class Run(NotebookRepr):
     def rows(self, table: Literal[Table.FINDINGS], **equals: object) -> list[FindingRow]: ...
     @overload
     def rows(self, table: Literal[Table.EVENTS], **equals: object) -> list[EventRow]: ...
+    @overload
+    def rows(self, table: Table, **equals: object) -> Sequence[Row]: ...
 
     def rows(self, table: Table, **equals: object) -> Any:
         """The rows whose columns equal what is given (None: are null), loaded, by rank and then in natural order.

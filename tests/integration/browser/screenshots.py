@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "app")]
 
-from playwright.sync_api import Browser  # noqa: E402  the checkout must be importable first
+from playwright.sync_api import Browser  # noqa: E402  the checkout must be importable first, ViewportSize
 
 from ampscope.trace.read.run import find_runs  # noqa: E402
 from tests.integration.browser.driver import PAGES, browse, goto, serve, stretch  # noqa: E402

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from ampscope.trace.vocabulary import Cause
 from tests.integration.causes.trained import ODD, Loop, Net
 
 INF = math.inf
-_ALONE = {"scale": None, "steps": 6}
+_ALONE: dict[str, Any] = {"scale": None, "steps": 6}
 
 
 class Failure(NamedTuple):
@@ -77,6 +77,8 @@ def ctc(out: Tensor, y: Tensor) -> Tensor:
 class Centred(nn.Module):
     """Keeps a moving average that it does not use before the last steps."""
 
+    mean: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(8))
@@ -118,6 +120,8 @@ def poisoned_weight(net: Net) -> None:
 
 class Offset(nn.Module):
     """Subtracts a buffer that came bad from a checkpoint."""
+
+    mean: Tensor
 
     def __init__(self) -> None:
         super().__init__()

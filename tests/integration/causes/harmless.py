@@ -84,6 +84,8 @@ def lenient(out: Tensor, y: Tensor) -> Tensor:
 class Best(nn.Module):
     """Keeps a best value that begins at -inf, and a mask."""
 
+    best: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("best", torch.tensor(-INF))

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from tests.support.training.fixtures import quiet_process, watch
+from tests.support.training.guarded_training import modes_removed, unwatched_state
 
-__all__ = ["quiet_process", "watch"]
+__all__ = ["modes_removed", "quiet_process", "unwatched_state", "watch"]

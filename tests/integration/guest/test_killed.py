@@ -19,7 +19,7 @@ LAST = 6
 
 @pytest.mark.parametrize("moment", ["forward", "backward", "optimizer"])
 def test_every_step_before_is_there(moment: str, run_folder: Path) -> None:
-    program = [sys.executable, "-m", "tests.integration.guest.killed", run_folder, str(LAST), moment]
+    program: list[str | Path] = [sys.executable, "-m", "tests.integration.guest.killed", run_folder, str(LAST), moment]
     done = subprocess.run(program, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     run = ampscope.open_run(run_folder)

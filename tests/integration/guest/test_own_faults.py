@@ -10,26 +10,22 @@ import importlib
 import inspect
 import pkgutil
 import warnings
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 import ampscope
 import ampscope.capture
 from ampscope.trace.schema import EventKind, Table
-from tests.support.training.small_loop import BATCH, WIDTH, make_scaler, mse, poison
+from tests.support.training.guarded_training import STEPS, training
 from tests.support.training.torch_state import installed
-from tests.support.training.twin_runs import differences, exact_state, seed_everything, train_unwatched
+from tests.support.training.twin_runs import differences, exact_state, seed_everything
 
-STEPS = 5
-
-#: What fails, and the part that must name itself; None where the fault is told as the replay's reason instead.
-PARTS: dict[str, str | None] = {
+#: What fails, and the part that must name itself; empty where any part may, as several call it.
+PARTS: dict[str, str] = {
     "tensor_tree.tensors": "the step tape",
     "call_tape.Tape.module_call": "the step tape",
     "call_tape.Tape.function_call": "the step tape",
@@ -122,46 +118,12 @@ class Fault:
         self._patch.undo()
 
 
-def training(watch: Callable[..., object]) -> Any:
-    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Dropout(0.2), nn.Linear(WIDTH, WIDTH))
-    optimizer, scaler = torch.optim.SGD(model.parameters(), 0.01), make_scaler()
-    watch(model, scaler)
-    losses = []
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.float16):
-            loss = mse(model, torch.randn(BATCH, WIDTH), torch.randn(BATCH, WIDTH)) * 1.0
-        poison(step, scaler.scale(loss)).backward()
-        losses.append(model[0].weight.grad.norm().item())
-        if step % 2:
-            scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-        losses.append(loss.item())
-    return [model, optimizer, scaler, losses]
-
-
-@pytest.fixture(scope="module")
-def expected() -> dict[str, bytes]:
-    torch.set_num_threads(1)
-    return train_unwatched(training)
-
-
-@pytest.fixture
-def tidy() -> Iterator[None]:
-    """A test that fails here may leave modes behind; the next one must not suffer for it."""
-    yield
-    while torch._C._len_torch_function_stack():
-        torch._C._pop_torch_function_stack()
-    while torch._C._len_torch_dispatch_stack():
-        torch._C._pop_torch_dispatch_stack(None)
-
-
-@pytest.mark.usefixtures("tidy")
+@pytest.mark.usefixtures("modes_removed")
 @pytest.mark.parametrize("at", [None, 2], ids=["always", "once"])
 @pytest.mark.parametrize("part", PARTS)
-def test_training_goes_on_unchanged(part: str, at: int | None, expected: dict[str, bytes], run_folder: Path) -> None:
+def test_training_goes_on_unchanged(
+    part: str, at: int | None, unwatched_state: dict[str, bytes], run_folder: Path
+) -> None:
     fault, before, scopes = Fault(part, at), installed(), []
 
     def watch(model: nn.Module, scaler: Any) -> None:
@@ -177,7 +139,7 @@ def test_training_goes_on_unchanged(part: str, at: int | None, expected: dict[st
         finally:
             fault.undo()
             scopes[0].close()
-    assert differences(state, expected) == []
+    assert differences(state, unwatched_state) == []
     assert installed() == before
     if at is not None and fault.calls < at:
         pytest.skip("called once only")
@@ -196,7 +158,7 @@ def test_training_goes_on_unchanged(part: str, at: int | None, expected: dict[st
     ampscope.diagnose(run)
 
 
-def test_a_dead_writer_does_not_stop_training(expected: dict[str, bytes], run_folder: Path) -> None:
+def test_a_dead_writer_does_not_stop_training(unwatched_state: dict[str, bytes], run_folder: Path) -> None:
     """The disk is full, the writer's thread is gone: every row raises from now on, the last one in close()."""
     from ampscope.trace.write.writer import TraceWriter
 
@@ -218,14 +180,14 @@ def test_a_dead_writer_does_not_stop_training(expected: dict[str, bytes], run_fo
         finally:
             patch.undo()
             scopes[0].close()
-    assert differences(state, expected) == []
+    assert differences(state, unwatched_state) == []
     assert installed() == before
     told = [str(one.message) for one in caught if "ampscope" in str(one.message)]
     assert told
     assert all("No space left" in text for text in told)
 
 
-def test_warnings_as_errors_do_not_stop_training(expected: dict[str, bytes], run_folder: Path) -> None:
+def test_warnings_as_errors_do_not_stop_training(unwatched_state: dict[str, bytes], run_folder: Path) -> None:
     """``python -W error``: the user's choice for their own code, not a way for a guest's fault to end the run."""
     fault, scopes = Fault("call_tape.Tape._arguments", None), []
 
@@ -242,4 +204,4 @@ def test_warnings_as_errors_do_not_stop_training(expected: dict[str, bytes], run
             fault.undo()
             for scope in scopes:
                 scope.close()
-    assert differences(state, expected) == []
+    assert differences(state, unwatched_state) == []

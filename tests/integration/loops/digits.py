@@ -55,7 +55,7 @@ def train(
     *,
     epochs: int = 2,
     batch_size: int = 64,
-    samples: int = 512,
+    samples: int | None = 512,
     seed: int = 0,
     checkpoint: Path | None = None,
     resume: bool = False,

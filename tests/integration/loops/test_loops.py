@@ -37,7 +37,7 @@ def _watched(train: Callable[[Watch], Trained], folder: Path) -> tuple[Trained, 
 
 
 def _steps(run: ampscope.Run) -> list[StepRow]:
-    return [row for row in run.rows(Table.STEPS) if isinstance(row, StepRow)]
+    return run.rows(Table.STEPS)
 
 
 def _line_of(function: Callable[..., object], code: str) -> int:

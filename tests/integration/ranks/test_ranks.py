@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch was built
 def _train(folder: Path, watchers: str) -> list[str]:
     """Runs both ranks; what each printed."""
     folder.mkdir()
-    programs = [
+    programs: list[list[str | Path]] = [
         [sys.executable, "-m", "tests.integration.ranks.two_ranks", str(rank), folder, watchers]
         for rank in range(RANKS)
     ]

@@ -47,7 +47,7 @@ def test_every_sample_has_a_story_and_an_expectation() -> None:
 def test_it_opens_under_todays_schema(sample: str, run: ampscope.Run) -> None:
     assert json.loads((SAMPLES / sample / MANIFEST).read_text())["schema"] <= SCHEMA_VERSION
     rows = {table: run.rows(table) for table in Table}
-    assert [row.step for row in rows[Table.STEPS]] == list(range(len(rows[Table.STEPS])))
+    assert [row.step for row in run.rows(Table.STEPS)] == list(range(len(rows[Table.STEPS])))
     assert rows[Table.SITES]
     assert rows[Table.OPS]
 

@@ -1,6 +1,7 @@
 """The order in which capture's parts hear of a step is the one that was recorded for each loop of the tests.
 
-After a deliberate change, record anew and read the difference: ``pytest tests/step_order -n0 --record-order``.
+After a deliberate change, record anew and read the difference:
+``pytest tests/integration/step_order -n0 --record-order``.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ import ampscope
 from ampscope.capture import budgets
 from tests.integration.loops import deprecated, digits, handwritten_loss, plain, relation
 from tests.integration.step_order.seams import in_steps, noted
-from tests.support.training import small_loop
-from tests.unit.capture.usage import test_call_orders
+from tests.support.training import call_orders, small_loop
 
 GOLDEN = Path(__file__).parent / "golden.txt"
 Watch = Callable[..., Any]
@@ -77,8 +77,8 @@ LOOPS: dict[str, Callable[..., Any]] = {
     "digits": digits.train,
     "relation": relation.train,
     "relation as found": relation.train_as_found,
-    **{name.replace("_", " "): loop for name, loop in test_call_orders.RIGHT.items()},
-    **{name.replace("_", " "): loop for name, (loop, _, _) in test_call_orders.WRONG.items()},
+    **{name.replace("_", " "): loop for name, loop in call_orders.RIGHT.items()},
+    **{name.replace("_", " "): loop for name, (loop, _, _) in call_orders.WRONG.items()},
 }
 
 
@@ -111,7 +111,7 @@ def test_parts_hear_of_a_step_in_this_order(
 
     torch.manual_seed(0)
     with noted(calls), contextlib.ExitStack() as stack:
-        stack.callback(lambda: [scope.close() for scope in scopes])
+        stack.callback(lambda: list(map(ampscope.Scope.close, scopes)))
         with contextlib.suppress(RuntimeError, AssertionError, ValueError):  # torch refuses some mistakes
             LOOPS[name](watch)
     if request.config.getoption("--record-order"):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ GAIN = 2.0**20
 STEPS = 6
 
 Forward = Callable[[nn.Module, Tensor, Tensor], Tensor]
+Model = TypeVar("Model", bound=nn.Module)
 
 
 def make_batch() -> tuple[Tensor, Tensor]:
@@ -43,11 +44,11 @@ def mlp() -> nn.Sequential:
 
 def train(
     watch: Callable[..., object],
-    model: nn.Module,
-    forward: Forward = mse,
+    model: Model,
+    forward: Callable[[Model, Tensor, Tensor], Tensor] = mse,
     *,
     steps: int = STEPS,
-    parameters: list[Tensor] | None = None,
+    parameters: Sequence[Tensor] | None = None,
     keep: object = None,
 ) -> dict[str, Any]:
     """The loop of the recipe; returns its state, ``keep`` included."""

@@ -19,9 +19,12 @@ import torch
 from torch import Tensor, nn
 
 import ampscope
-from ampscope.trace.schema import EventKind, FindingRow, IncidentRow, StepRow, Table
+from ampscope.trace.schema import EventKind, FindingRow, IncidentRow, ReplayStatus, StepRow, Table
 
 Loop = Callable[[Callable[..., Any]], Any]
+
+#: What `Watched.replay_of` says of an exact replay: the status, and no reason against it.
+EXACT = (ReplayStatus.EXACT, "")
 
 #: What `torch.nn.Module` itself keeps in a module; everything else there is the user's.
 _FURNITURE = frozenset(vars(nn.Module()))

@@ -2,10 +2,20 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ampscope import open_run
+from ampscope.analysis.numerics.curve import Curve
+from ampscope.analysis.overview.overview import Overview, overview
+from ampscope.report.figures.over_steps import timeline_stack
+from ampscope.report.figures.panels import measure_panel
+from ampscope.report.figures.stack import Stack
+from ampscope.report.html.markup import as_html, as_label, as_source
+from ampscope.report.safe_text import short
 from tests.support.paths import APP
+from tests.support.scenes import overflow
 from tests.support.verdicts.of_scenes import CALIBRATION, CLIPPED, OVERFLOW
 
 pytest.importorskip("plotly", reason="needs the app's extra: pip install 'ampscope[app]'")
@@ -16,7 +26,7 @@ def _app_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(APP)
 
 
-def lanes_of(figure) -> list[str]:
+def lanes_of(figure: Any) -> list[str]:
     return [text for axis in figure.select_yaxes() for text in axis.ticktext or () if not text.startswith("2")]
 
 

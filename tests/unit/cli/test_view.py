@@ -20,7 +20,12 @@ from tests.support.command import Command
 def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The commands that were started instead of a server."""
     commands: list[list[str]] = []
-    monkeypatch.setattr(subprocess, "call", lambda command: commands.append(command) or 0)
+
+    def call(command: list[str]) -> int:
+        commands.append(command)
+        return 0
+
+    monkeypatch.setattr(subprocess, "call", call)
     return commands
 
 

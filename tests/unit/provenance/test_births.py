@@ -71,7 +71,7 @@ def test_a_long_chain_of_writes_into_parts_is_followed(step: Step) -> None:
 
 
 def harmless(step: Step) -> list[tuple[int, Harmless]]:
-    return [tuple(birth) for birth in harmless_births(step.graph())]
+    return [(birth.seq, birth.why) for birth in harmless_births(step.graph())]
 
 
 def test_a_mask_that_a_softmax_reads_is_harmless(step: Step) -> None:

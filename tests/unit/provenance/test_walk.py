@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ampscope.provenance import absorbed, origins
@@ -222,7 +224,7 @@ def test_a_parameter_is_no_mask(step: Step) -> None:
 
 def test_what_checkpointing_computes_again_is_told_as_the_forward_op(step: Step) -> None:
     x = step.entry()
-    place = {"module": "block", "line": 7}
+    place: dict[str, Any] = {"module": "block", "line": 7}
     forward = step.op("exp", x, out=OVERFLOWN, **place)
     again = step.op("exp", x, out=OVERFLOWN, phase=Phase.RECOMPUTE, **place)
     gradient = step.backward("mul.Tensor", again, x, out=NOTANUMBER)
@@ -234,7 +236,7 @@ def test_what_checkpointing_computes_again_is_told_as_the_forward_op(step: Step)
 
 def test_a_recomputed_op_and_its_twin_are_one_origin(step: Step) -> None:
     x = step.entry()
-    place = {"module": "block", "line": 7}
+    place: dict[str, Any] = {"module": "block", "line": 7}
     forward = step.op("exp", x, out=OVERFLOWN, **place)
     again = step.op("exp", x, out=OVERFLOWN, phase=Phase.RECOMPUTE, **place)
     step.loss(forward)
@@ -244,7 +246,7 @@ def test_a_recomputed_op_and_its_twin_are_one_origin(step: Step) -> None:
 
 def test_a_recomputed_op_whose_first_run_was_finite_stands_for_itself(step: Step) -> None:
     x = step.entry()
-    place = {"module": "block", "line": 7}
+    place: dict[str, Any] = {"module": "block", "line": 7}
     step.op("exp", x, out=FINE, **place)
     again = step.op("exp", x, out=OVERFLOWN, phase=Phase.RECOMPUTE, **place)
     step.gradient(again)

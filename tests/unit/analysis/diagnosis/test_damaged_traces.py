@@ -9,8 +9,10 @@ import pytest
 
 from ampscope.analysis.diagnosis.diagnosis import diagnose
 from ampscope.analysis.results import Diagnosis
+from ampscope.trace.read.run import open_run
 from ampscope.trace.schema import Node, Phase, Source, Table
 from ampscope.trace.vocabulary import Cause, Verdict
+from tests.support.primary import primary_incident
 from tests.support.trace_builder import TraceBuilder
 from tests.support.traced_steps import INF
 
@@ -38,8 +40,7 @@ def without(run: Path, table: Table) -> Diagnosis:
 
 
 def test_whole_it_names_the_op(run_folder: Path) -> None:
-    primary = diagnose(overflowing(run_folder)).primary
-    assert primary is not None
+    primary = primary_incident(open_run(overflowing(run_folder)))
     assert (primary.cause, primary.op, primary.module) == (Cause.FP16_OVERFLOW, "aten.mm.default", "fc")
 
 
@@ -54,6 +55,5 @@ def test_without_a_table_the_step_is_told_and_the_origin_is_not_known(run_folder
 
 @pytest.mark.parametrize("broken", ["", "{", "[1]", "null"])
 def test_columns_that_do_not_parse_say_nothing(run_folder: Path, broken: str) -> None:
-    primary = diagnose(overflowing(run_folder, scalars=broken, evidence=broken)).primary
-    assert primary is not None
+    primary = primary_incident(open_run(overflowing(run_folder, scalars=broken, evidence=broken)))
     assert (primary.cause, primary.op) == (Cause.FP16_OVERFLOW, "aten.mm.default")

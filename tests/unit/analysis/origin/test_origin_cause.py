@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -95,7 +95,12 @@ ALONE = [
 def test_an_op_is_understood_by_its_operands(known: Alone) -> None:
     step = Step()
     operands = [step.entry(out=span, dtype=known.dtype, shape=known.shapes[0]) for span in known.operands]
-    columns = {"scalars": dict(known.scalars), "dtype": known.dtype, "shape": known.shapes[1], "more": known.more}
+    columns: dict[str, Any] = {
+        "scalars": dict(known.scalars),
+        "dtype": known.dtype,
+        "shape": known.shapes[1],
+        "more": known.more,
+    }
     bad = step.op(known.op, *operands, out=known.out, **columns)
     step.loss(bad)
     graph = step.graph()
@@ -325,7 +330,7 @@ def test_an_op_that_only_carries_values_points_at_whoever_wrote_them(op: str) ->
 
 def _update(step: Step, dtype: str, eps: float) -> None:
     """Adam's denominator: sqrt(v) + eps, with v flushed to zero."""
-    columns = {"dtype": dtype, "phase": Phase.OPTIMIZER}
+    columns: dict[str, Any] = {"dtype": dtype, "phase": Phase.OPTIMIZER}
     weight, gradient = step.entry(Node.PARAMETER, "w", dtype=dtype), step.entry(dtype=dtype)
     variance = step.op(
         "addcmul_", gradient, gradient, gradient, out=ZERO, zeros=64, scalars={"value": 0.001}, **columns
@@ -356,7 +361,7 @@ def test_an_update_that_is_not_finite(dtype: str, eps: float, cause: Cause) -> N
 
 def test_a_small_learning_rate_is_not_taken_for_an_eps() -> None:
     step = Step()
-    columns = {"dtype": HALF, "phase": Phase.OPTIMIZER}
+    columns: dict[str, Any] = {"dtype": HALF, "phase": Phase.OPTIMIZER}
     weight = step.entry(Node.PARAMETER, "w")
     operands = (Part(weight, in_place=True), step.entry(), step.entry(out=POSITIVE))
     update = step.op("addcdiv_", *operands, out=OVERFLOWN, scalars={"value": -1e-9}, **columns)

@@ -34,9 +34,9 @@ def test_a_loss_that_is_missing_differs_from_one_that_is_nan(run_folder: Path) -
     trace = TraceBuilder(run_folder)
     for loss in (1.0, None, math.nan, -math.inf):
         trace.step(loss=loss)
-    loss = overview(open_run(trace.close())).loss
-    assert loss.steps == (0,)
-    assert loss.nonfinite == (2, 3)
+    curve = overview(open_run(trace.close())).loss
+    assert curve.steps == (0,)
+    assert curve.nonfinite == (2, 3)
 
 
 def test_a_scale_of_zero_has_no_logarithm(run_folder: Path) -> None:

@@ -16,6 +16,7 @@ import ampscope
 from ampscope.capture.record.terminal import MAX_INCIDENTS, Terminal
 from ampscope.trace.schema import ReplayStatus, Table
 from ampscope.trace.vocabulary import MISTAKES_IN_WORDS, Cause
+from tests.support.training.training_loop import TrainingLoop
 from tests.support.training.usage_bench import Bench, loss_of
 
 
@@ -158,3 +159,15 @@ def test_a_closed_terminal_is_no_fault(
         clip(said.bench)
     said.scopes[0].close()
     assert len(ampscope.open_run(run_folder).rows(Table.FINDINGS)) == 1
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_it_is_quiet(run_folder: Path, capfd: pytest.CaptureFixture[str], quiet: bool) -> None:
+    """One line at the start, on stderr; nothing on stdout; nothing at all when asked."""
+    loop = TrainingLoop()
+    with ampscope.watch(loop.model, loop.scaler, dir=run_folder, quiet=quiet):
+        loop.step(3)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.count("\n") == (0 if quiet else 1)
+    assert (str(run_folder) in err) is not quiet

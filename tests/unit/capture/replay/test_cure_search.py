@@ -20,6 +20,8 @@ from ampscope.capture.replay.cure_search import TrialFeedback
 from ampscope.capture.replay.failure import Failure, OpKey
 from ampscope.trace import schema
 from ampscope.trace.schema import LOSS_CODE, ReplayRow, Table, Trial
+from tests.support.primary import primary_incident
+from tests.support.training.small_loop import Model
 from tests.support.training.twin_runs import Loop, Watched, train_both
 
 LARGE = 1000.0  #: its square is past 65504
@@ -51,8 +53,8 @@ class Net(nn.Module):
 
 
 def loop(
-    model: nn.Module,
-    loss_of: Callable[[nn.Module, Tensor, int], Tensor],
+    model: Model,
+    loss_of: Callable[[Model, Tensor, int], Tensor],
     *,
     steps: int = 3,
     dtype: torch.dtype = torch.float16,
@@ -78,7 +80,7 @@ def loop(
     return run
 
 
-def fresh(make: Callable[[], nn.Module], loss_of: Callable[[nn.Module, Tensor, int], Tensor], **options: Any) -> Loop:
+def fresh(make: Callable[[], Model], loss_of: Callable[[Model, Tensor, int], Tensor], **options: Any) -> Loop:
     """The same with a model made anew each time it is run."""
 
     def run(watch: Callable[..., Any]) -> Any:
@@ -87,8 +89,10 @@ def fresh(make: Callable[[], nn.Module], loss_of: Callable[[nn.Module, Tensor, i
     return run
 
 
-def overflow_at(bad: int | None) -> Callable[[nn.Module, Tensor, int], Tensor]:
-    def loss_of(model: nn.Module, x: Tensor, step: int) -> Tensor:
+def overflow_at(bad: int | None) -> Callable[[Any, Tensor, int], Tensor]:
+    """For a model that has a gain."""
+
+    def loss_of(model: Any, x: Tensor, step: int) -> Tensor:
         model.gain = LARGE if bad is None or step == bad else 1.0
         return model(x).float().square().mean()
 
@@ -115,6 +119,8 @@ def test_the_cure_of_an_overflow_is_found_and_training_is_the_same(run_folder: P
     in_fp32 = watched.run.rows(Table.OPS, step=1, source="replay:fp32")
     assert not any("float16" in dtypes[row.site] for row in in_fp32)
     fp32 = tried(watched)[0]
+    assert fp32.op_min is not None
+    assert fp32.op_max is not None
     assert 65504 < max(abs(fp32.op_min), fp32.op_max) < 8 * LARGE**2
     assert watched.warnings == []
 
@@ -125,7 +131,7 @@ def test_the_remedy_that_is_called_verified_keeps_the_loop_from_failing(run_fold
 
     failing = bad(Net())
     assert failing.steps[1].skipped
-    primary = ampscope.diagnose(failing.run).primary
+    primary = primary_incident(failing.run)
     (remedy,) = (each for each in primary.remedies if each.verified and "keep_fp32" in each.code)
     cured = Net()
     exec(remedy.code, {"ampscope": ampscope, "model": cured})  # noqa: S102  # as a reader of the diagnosis would paste it
@@ -139,7 +145,7 @@ def test_what_fails_in_float32_too_is_not_blamed_on_precision(run_folder: Path) 
 
     watched = train_both(fresh(Net, zero), run_folder)
     assert in_short(tried(watched)) == [("fp32", (), "nonfinite")]
-    assert ampscope.diagnose(watched.run).primary.fp32_ok is False
+    assert primary_incident(watched.run).fp32_ok is False
 
 
 def test_the_largest_scale_is_the_largest(run_folder: Path) -> None:
@@ -159,6 +165,7 @@ def test_the_largest_scale_is_the_largest(run_folder: Path) -> None:
     assert rows[1].scale == 1.0
     assert [row.loss for row in rows] == pytest.approx([watched.steps[0].loss] * 3, rel=0.01)  # none of them scaled
     best = rows[2].scale
+    assert best is not None
     assert not first_step_skipped(best)
     assert first_step_skipped(2 * best)
 
@@ -168,7 +175,7 @@ def test_a_failure_that_comes_again_goes_on_where_the_last_stopped(run_folder: P
     rows = tried(watched)
     assert [row.step for row in rows] == [0, 1, 2, 3]
     assert in_short(rows)[-1] == ("bf16", (), "finite")
-    incident = ampscope.diagnose(watched.run).primary
+    incident = primary_incident(watched.run)
     assert (incident.step, incident.last_step, incident.count) == (0, 5, 6)
     assert [each.change for each in incident.tried] == ["fp32", "modules_fp32", "modules_fp32", "bf16"]
 
@@ -176,7 +183,7 @@ def test_a_failure_that_comes_again_goes_on_where_the_last_stopped(run_folder: P
 def test_no_budget_no_trials(run_folder: Path) -> None:
     watched = Watched.train(loop(Net(), overflow_at(1)), run_folder, replay_budget=0)
     assert (watched.replay_of(1)[0], tried(watched)) == ("exact", [])
-    assert ampscope.diagnose(watched.run).primary.fp32_ok is None
+    assert primary_incident(watched.run).fp32_ok is None
 
 
 def test_no_memory_no_trials_and_it_is_said(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,9 +310,9 @@ def test_a_conversion_in_the_code_is_cured_where_it_stands(run_folder: Path, con
     assert in_short(tried(watched)) == [("fp32", (), "finite"), ("conversions", (), "finite")]
     here, number = Path(__file__).name, convert.__code__.co_firstlineno
     assert [row.conversion_lines for row in tried(watched)] == [(number,), (number,)]
-    assert all(Path(file).name == here for row in tried(watched) for file in row.conversion_files)
+    assert all(Path(file).name == here for row in tried(watched) for file in row.conversion_files or ())
     line = f"{here}:{number} "
-    incident = ampscope.diagnose(watched.run).primary
+    incident = primary_incident(watched.run)
     assert line.strip() in incident.explanation
     first, *others = incident.remedies
     assert (first.verified, line.strip() in first.text) == (True, True)
@@ -317,7 +324,7 @@ def test_a_conversion_in_the_code_is_cured_where_it_stands(run_folder: Path, con
 def test_a_conversion_in_the_loss_code_is_too(run_folder: Path) -> None:
     watched = train_both(fresh(lambda: nn.Linear(8, 8), rates_in_loss, steps=1), run_folder)
     assert in_short(tried(watched)) == [("fp32", (), "finite"), ("conversions", (), "finite")]
-    assert ".half()" in ampscope.diagnose(watched.run).primary.remedies[0].code.replace(".float().exp()", ".half()")
+    assert ".half()" in primary_incident(watched.run).remedies[0].code.replace(".float().exp()", ".half()")
 
 
 def test_a_conversion_and_what_autocast_does_after_it_are_cured_together(run_folder: Path) -> None:
@@ -337,7 +344,7 @@ def test_a_conversion_and_what_autocast_does_after_it_are_cured_together(run_fol
 
 
 def test_a_conversion_that_has_no_part_in_the_failure_is_left_alone(run_folder: Path) -> None:
-    def loss_of(model: nn.Module, x: Tensor, step: int) -> Tensor:
+    def loss_of(model: Net, x: Tensor, step: int) -> Tensor:
         model.gain = LARGE
         out = model(x).float()
         return out.square().mean() + out.detach().sigmoid().half().float().mean()
@@ -345,7 +352,7 @@ def test_a_conversion_that_has_no_part_in_the_failure_is_left_alone(run_folder: 
     watched = Watched.train(fresh(Net, loss_of, steps=1), run_folder)
     assert [row[:2] for row in in_short(tried(watched))][1:] == [("conversions", ()), ("modules_fp32", ("scores",))]
     assert not tried(watched)[2].conversion_files
-    assert "converts" not in ampscope.diagnose(watched.run).primary.explanation
+    assert "converts" not in primary_incident(watched.run).explanation
 
 
 def test_a_conversion_to_the_dtype_of_another_tensor_follows_autocast(run_folder: Path) -> None:
@@ -354,7 +361,7 @@ def test_a_conversion_to_the_dtype_of_another_tensor_follows_autocast(run_folder
 
     watched = Watched.train(fresh(lambda: Rates(follow_it), rates_loss, steps=1), run_folder)
     assert "conversions" not in [row.change for row in tried(watched)]
-    assert "converts" not in ampscope.diagnose(watched.run).primary.explanation
+    assert "converts" not in primary_incident(watched.run).explanation
 
 
 class Gains(nn.Module):
@@ -373,7 +380,7 @@ def test_a_remedy_for_what_is_half_itself_reaches_it(run_folder: Path) -> None:
     def bad(model: nn.Module) -> Watched:
         return Watched.train(loop(model, rates_loss, steps=1), run_folder)
 
-    incident = ampscope.diagnose(bad(Gains()).run).primary
+    incident = primary_incident(bad(Gains()).run)
     assert "because of gain" in incident.explanation
     helped = [each for each in incident.remedies if each.verified]
     assert helped
@@ -413,7 +420,7 @@ def test_nothing_of_torch_stays_replaced(run_folder: Path) -> None:
 
 
 def test_a_change_that_cannot_be_made_says_why(run_folder: Path) -> None:
-    def loss_of(model: nn.Module, x: Tensor, step: int) -> Tensor:
+    def loss_of(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         out = model(x) * LARGE
         if out.dtype is not torch.float16:
             raise TypeError("only half precision is served here")
@@ -421,7 +428,7 @@ def test_a_change_that_cannot_be_made_says_why(run_folder: Path) -> None:
 
     class Insists(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
-            return loss_of(super().forward, x, 0)
+            return loss_of(super().forward, x)
 
     torch.manual_seed(0)
     watched = Watched.train(loop(Insists(8, 8), lambda model, x, _: model(x + LARGE), steps=1), run_folder)
@@ -441,7 +448,9 @@ def failure(*, modules: tuple[str, ...] = ("a", "b"), dtypes: str = "float16", b
 
 def follow(located: Failure, scale: float | None, answers: Iterator[Any]) -> list[tuple[Any, ...]]:
     """What a plan tries when it is told ``answers``."""
-    plan, asked, learned = cure_search.plan(located, scale), [], None
+    plan = cure_search.plan(located, scale)
+    asked: list[tuple[Any, ...]] = []
+    learned: Any = None
     while True:
         try:
             change: ReplayChange = plan.send(learned)

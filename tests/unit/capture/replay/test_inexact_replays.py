@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ampscope.trace.schema import ReplayStatus
+from tests.support.training.model_parts import linear
 from tests.support.training.small_loop import BATCH, POISONED, WIDTH, make_scaler, mlp, mse, poison, train
+from tests.support.training.small_models import Square, TwoLayers
 from tests.support.training.twin_runs import Watched, train_both
-from tests.unit.capture.replay.test_step_replay import Net, Square
 
 
 def _replay_of(loop: Callable[..., Any], folder: Path) -> tuple[str, str]:
@@ -24,7 +25,7 @@ def _replay_of(loop: Callable[..., Any], folder: Path) -> tuple[str, str]:
 
 
 def test_values_from_outside_the_process(run_folder: Path) -> None:
-    class Noisy(Net):
+    class Noisy(TwoLayers):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) * (1 + int.from_bytes(os.urandom(4), "little") / 2**32)
 
@@ -37,10 +38,10 @@ def test_values_from_outside_the_process(run_folder: Path) -> None:
 
 @pytest.mark.parametrize("through_data", [False, True], ids=["counted", "behind the counters"])
 def test_a_weight_that_forward_changes(run_folder: Path, through_data: bool) -> None:
-    class Decaying(Net):
+    class Decaying(TwoLayers):
         def forward(self, x: Tensor) -> Tensor:
             with torch.no_grad():
-                (self.a.weight.data if through_data else self.a.weight).mul_(0.99)
+                (self.first.weight.data if through_data else self.first.weight).mul_(0.99)
             return super().forward(x)
 
     status, reason = _replay_of(lambda watch: train(watch, Decaying()), run_folder)
@@ -61,7 +62,7 @@ def test_an_autograd_function_in_the_loss_that_the_tape_cannot_see(run_folder: P
 
 @pytest.mark.parametrize("error", [StopIteration, ValueError("used up"), AssertionError()], ids=repr)
 def test_a_forward_that_works_only_once(run_folder: Path, error: Any) -> None:
-    class Once(Net):
+    class Once(TwoLayers):
         def forward(self, x: Tensor, ticket: Iterator[None]) -> Tensor:
             if next(ticket, self) is self:
                 raise error
@@ -80,7 +81,7 @@ def test_a_forward_that_works_only_once(run_folder: Path, error: Any) -> None:
 def test_a_gradient_hook_on_a_parameter_that_hides_what_went_wrong(run_folder: Path) -> None:
     def loop(watch: Callable[..., object]) -> Any:
         model = mlp()
-        model[0].weight.register_hook(lambda gradient: torch.nan_to_num(gradient, 0.0, 0.0, 0.0))
+        linear(model, "0").weight.register_hook(lambda gradient: torch.nan_to_num(gradient, 0.0, 0.0, 0.0))
         return train(watch, model)
 
     status, _ = _replay_of(loop, run_folder)
@@ -91,7 +92,7 @@ def test_weights_moved_between_forward_and_backward(run_folder: Path) -> None:
     def forward(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         loss = mse(model, x, y)
         with torch.no_grad():
-            model[2].bias.add_(0.25)  # autograd does not need it
+            linear(model, "2").bias.add_(0.25)  # autograd does not need it
         return loss
 
     status, reason = _replay_of(lambda watch: train(watch, mlp(), forward), run_folder)
@@ -143,7 +144,7 @@ def test_one_region_around_the_whole_loop_keeps_stale_casts(run_folder: Path) ->
 def test_a_micro_batch_that_failed_is_missing_from_the_replay(run_folder: Path) -> None:
     """A loop that survives an exception in one micro-batch, as many do on running out of memory."""
 
-    class Failing(Net):
+    class Failing(TwoLayers):
         def forward(self, x: Tensor, fail: bool) -> Tensor:
             out = super().forward(x)
             if fail:

@@ -22,7 +22,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ampscope.trace.schema import ReplayStatus, Source
+from tests.support.training.model_parts import linear
 from tests.support.training.small_loop import BATCH, POISONED, WIDTH, Forward, make_scaler, mlp, mse, poison, train
+from tests.support.training.small_models import Square, TwoLayers
 from tests.support.training.step_traces import Trace
 from tests.support.training.twin_runs import Loop, train_both
 
@@ -45,17 +47,6 @@ def exact_model(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     """Registers the recipe's loop with this model."""
     EXACT[f"model_{make.__name__}"] = lambda watch: train(watch, make())
     return make
-
-
-class Net(nn.Module):
-    """Two layers to build on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.b(F.relu(self.a(x)))
 
 
 # -- what belongs to every training ----------------------------------------------------------------------------------
@@ -103,15 +94,15 @@ def lstm_and_gru() -> nn.Module:
 
 @exact_model
 def tied_weights() -> nn.Module:
-    net = Net()
-    net.b.weight = net.a.weight
+    net = TwoLayers()
+    net.second.weight = net.first.weight
     return net
 
 
 @exact_model
 def frozen_parameters() -> nn.Module:
-    net = Net()
-    net.a.requires_grad_(False)
+    net = TwoLayers()
+    net.first.requires_grad_(False)
     return net
 
 
@@ -391,14 +382,14 @@ def a_training_step_in_eval_mode(model: nn.Module, x: Tensor, y: Tensor) -> Tens
 @exact
 def submodules_called_by_the_loop(watch: Callable[..., object]) -> Any:
     parts = nn.ModuleDict({"encoder": mlp(), "head": nn.Linear(WIDTH, WIDTH)})
-    return train(watch, parts, lambda m, x, y: F.mse_loss(m["head"](F.gelu(m["encoder"](x))), y))
+    return train(watch, parts, lambda _, x, y: F.mse_loss(parts["head"](F.gelu(parts["encoder"](x))), y))
 
 
 @exact
 def a_method_of_the_model(watch: Callable[..., object]) -> Any:
-    class WithLoss(Net):
+    class WithLoss(TwoLayers):
         def loss(self, x: Tensor, y: Tensor) -> Tensor:
-            return F.mse_loss(self(x), y) + self.a(x).float().mean()
+            return F.mse_loss(self(x), y) + self.first(x).float().mean()
 
     return train(watch, WithLoss(), lambda model, x, y: model.loss(x, y))
 
@@ -410,7 +401,7 @@ def forward_called_directly(watch: Callable[..., object]) -> Any:
 
 @exact
 def the_loss_inside_the_model(watch: Callable[..., object]) -> Any:
-    class WithLoss(Net):
+    class WithLoss(TwoLayers):
         def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             hidden = super().forward(x)
             return F.mse_loss(hidden, y), hidden
@@ -457,7 +448,7 @@ class Plain:
 
 
 def _register_output(kind: type) -> None:
-    class Returning(Net):
+    class Returning(TwoLayers):
         def forward(self, x: Tensor) -> Any:
             hidden = super().forward(x)
             return kind(logits=hidden, extra=(hidden, [{"twice": hidden * 2}]))
@@ -466,7 +457,7 @@ def _register_output(kind: type) -> None:
         out = model(x)
         return F.mse_loss(out.logits, y) + out.extra[1][0]["twice"].float().mean()
 
-    class Taking(Net):
+    class Taking(TwoLayers):
         def forward(self, batch: Any) -> Tensor:
             return super().forward(batch.logits) + batch.extra["target"]
 
@@ -483,8 +474,8 @@ for _kind in (Output, Slotted, Frozen, Named, Plain):
 
 @exact
 def dicts_and_keywords(watch: Callable[..., object]) -> Any:
-    class Mapped(Net):
-        def forward(self, batch: dict[str, Any], *, scale: float = 1.0, extra: Tensor | None = None) -> dict[str, Any]:
+    class Mapped(TwoLayers):
+        def forward(self, batch: dict[str, Any], *, scale: float = 1.0, extra: Any = None) -> dict[str, Any]:
             hidden = super().forward(batch["x"]) * scale
             return collections.OrderedDict(logits=hidden, rest=[hidden.float(), {"sum": hidden + extra}])
 
@@ -497,7 +488,7 @@ def dicts_and_keywords(watch: Callable[..., object]) -> Any:
 
 @exact
 def a_deque_of_earlier_outputs(watch: Callable[..., object]) -> Any:
-    class Last(Net):
+    class Last(TwoLayers):
         def forward(self, seen: collections.deque[Tensor]) -> Tensor:
             return super().forward(seen[-1])
 
@@ -527,7 +518,7 @@ def a_packed_sequence(watch: Callable[..., object]) -> Any:
 def a_hugging_face_output_and_batch(watch: Callable[..., object]) -> Any:
     transformers = pytest.importorskip("transformers")
 
-    class Encoder(Net):
+    class Encoder(TwoLayers):
         def forward(self, batch: Any, y: Tensor) -> Any:
             hidden = super().forward(batch["x"]) + batch["x"]
             outputs = transformers.modeling_outputs.BaseModelOutputWithPooling
@@ -554,7 +545,7 @@ def inputs_that_gather_gradients(watch: Callable[..., object]) -> Any:
 
 @exact
 def one_of_several_inputs_handed_back(watch: Callable[..., object]) -> Any:
-    class Passing(Net):
+    class Passing(TwoLayers):
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             return x, super().forward(x)
 
@@ -584,7 +575,7 @@ def a_gradient_penalty_with_the_flag_assigned(model: nn.Module, x: Tensor, y: Te
 def gradients_of_the_weights_in_the_loss(watch: Callable[..., object]) -> Any:
     def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         first = mse(model, x, y)
-        slopes = torch.autograd.grad(first, model.parameters(), create_graph=True)
+        slopes = torch.autograd.grad(first, list(model.parameters()), create_graph=True)
         return first + 0.01 * torch.stack([slope.pow(2).sum() for slope in slopes]).sum()
 
     return train(watch, nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)), loss)
@@ -592,7 +583,7 @@ def gradients_of_the_weights_in_the_loss(watch: Callable[..., object]) -> Any:
 
 @exact_model
 def forces_from_an_energy() -> nn.Module:
-    class Forces(Net):
+    class Forces(TwoLayers):
         def forward(self, x: Tensor) -> Tensor:
             places = x.detach().requires_grad_()
             (forces,) = torch.autograd.grad(super().forward(places).float().pow(2).sum(), places, create_graph=True)
@@ -604,21 +595,9 @@ def forces_from_an_energy() -> nn.Module:
 # -- code that runs again, or that autograd does not know ------------------------------------------------------------
 
 
-class Square(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return 2 * x * gradient
-
-
 @exact_model
 def a_custom_function_in_the_model() -> nn.Module:
-    class Squared(Net):
+    class Squared(TwoLayers):
         def forward(self, x: Tensor) -> Tensor:
             return Square.apply(super().forward(x))
 
@@ -626,10 +605,10 @@ def a_custom_function_in_the_model() -> nn.Module:
 
 
 def _checkpointed(*, reentrant: bool) -> nn.Module:
-    class Checkpointed(Net):
+    class Checkpointed(TwoLayers):
         def forward(self, x: Tensor) -> Tensor:
-            hidden = checkpoint(self.a, x.requires_grad_(), use_reentrant=reentrant)
-            return checkpoint(lambda t: self.b(F.dropout(t, 0.1)), F.relu(hidden), use_reentrant=reentrant)
+            hidden = checkpoint(self.first, x.requires_grad_(), use_reentrant=reentrant)
+            return checkpoint(lambda t: self.second(F.dropout(t, 0.1)), F.relu(hidden), use_reentrant=reentrant)
 
     return Checkpointed()
 
@@ -656,20 +635,20 @@ def checkpoint_around_the_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor
 
 @exact_model
 def an_island_without_autocast() -> nn.Module:
-    class Island(Net):
+    class Island(TwoLayers):
         def forward(self, x: Tensor) -> Tensor:
-            hidden = self.a(x)
+            hidden = self.first(x)
             with torch.autocast("cpu", enabled=False):
-                return self.b(hidden.float())
+                return self.second(hidden.float())
 
     return Island()
 
 
 @exact_model
 def mapped_over_the_batch() -> nn.Module:
-    class Mapped(Net):
+    class Mapped(TwoLayers):
         def forward(self, x: Tensor) -> Tensor:
-            return torch.func.vmap(lambda row: self.b(torch.tanh(self.a(row))))(x)
+            return torch.func.vmap(lambda row: self.second(torch.tanh(self.first(row))))(x)
 
     return Mapped()
 
@@ -679,7 +658,7 @@ def mapped_over_the_batch() -> nn.Module:
 
 @exact_model
 def python_and_numpy_randomness() -> nn.Module:
-    class Random(Net):
+    class Random(TwoLayers):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) * random.random() * np.random.rand()
 
@@ -688,10 +667,10 @@ def python_and_numpy_randomness() -> nn.Module:
 
 @exact_model
 def counters_and_lists() -> nn.Module:
-    class Counting(Net):
+    class Counting(TwoLayers):
         def __init__(self) -> None:
             super().__init__()
-            self.calls, self.seen, self.by_call = 0, [], {}
+            self.calls, self.seen, self.by_call = 0, list[Any](), dict[Any, Any]()
             self.recent: collections.deque[int] = collections.deque(maxlen=3)
 
         def forward(self, x: Tensor) -> Tensor:
@@ -706,7 +685,10 @@ def counters_and_lists() -> nn.Module:
 
 @exact_model
 def a_buffer_updated_and_another_rebound() -> nn.Module:
-    class Averaging(Net):
+    class Averaging(TwoLayers):
+        mean: Tensor
+        count: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("mean", torch.ones(WIDTH))
@@ -722,7 +704,9 @@ def a_buffer_updated_and_another_rebound() -> nn.Module:
 
 @exact_model
 def a_large_buffer() -> nn.Module:
-    class Table(Net):
+    class Table(TwoLayers):
+        table: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("table", torch.ones(600, 600))
@@ -736,7 +720,7 @@ def a_large_buffer() -> nn.Module:
 
 @exact_model
 def a_tensor_that_is_no_buffer() -> nn.Module:
-    class Running(Net):
+    class Running(TwoLayers):
         def __init__(self) -> None:
             super().__init__()
             self.running, self.last = torch.ones(()), torch.zeros(BATCH, WIDTH)
@@ -753,7 +737,7 @@ def a_tensor_that_is_no_buffer() -> nn.Module:
 
 @exact_model
 def a_codebook_in_a_frozen_parameter() -> nn.Module:
-    class Codebook(Net):
+    class Codebook(TwoLayers):
         def __init__(self) -> None:
             super().__init__()
             self.code = nn.Parameter(torch.ones(WIDTH), requires_grad=False)
@@ -788,19 +772,26 @@ def a_hidden_state_between_steps(watch: Callable[..., object]) -> Any:
 
 @exact_model
 def hooks_that_change_values() -> nn.Module:
+    def doubled(module: nn.Module, inner: Any, outer: Any) -> Any:
+        return (inner[0] * 2,)
+
     model = mlp()
     model[0].register_forward_hook(lambda module, args, out: out * 2)
     model.register_forward_pre_hook(lambda module, args: (args[0] * 0.5,))
-    model[2].register_full_backward_hook(lambda module, inner, outer: (inner[0] * 2,))
+    model[2].register_full_backward_hook(doubled)
     return model
 
 
 @exact
 def hooks_that_take_notes(watch: Callable[..., object]) -> Any:
     notes: list[float] = []
+
+    def take_note(module: nn.Module, inner: Any, outer: Any) -> None:
+        notes.append(outer[0].float().sum().item())
+
     model = mlp()
     model[0].register_forward_hook(lambda module, args, out: notes.append(out.float().sum().item()))
-    model[2].register_full_backward_hook(lambda module, inner, outer: notes.append(outer[0].float().sum().item()))
+    model[2].register_full_backward_hook(take_note)
     return train(watch, model, keep=notes)
 
 
@@ -808,18 +799,18 @@ def hooks_that_take_notes(watch: Callable[..., object]) -> Any:
 def hooks_on_parameters(watch: Callable[..., object]) -> Any:
     notes: list[float] = []
     model = mlp()
-    model[0].weight.register_post_accumulate_grad_hook(lambda weight: notes.append(1.0))
-    model[2].weight.register_hook(lambda gradient: notes.append(2.0))
+    linear(model, "0").weight.register_post_accumulate_grad_hook(lambda weight: notes.append(1.0))
+    linear(model, "2").weight.register_hook(lambda gradient: notes.append(2.0))
     return train(watch, model, keep=notes)
 
 
 @exact_model
 def a_gradient_hook_on_an_activation() -> nn.Module:
-    class Hooked(Net):
+    class Hooked(TwoLayers):
         def forward(self, x: Tensor) -> Tensor:
-            hidden = self.a(x)
+            hidden = self.first(x)
             hidden.register_hook(lambda gradient: gradient * 2)
-            return self.b(hidden)
+            return self.second(hidden)
 
     return Hooked()
 
@@ -827,15 +818,15 @@ def a_gradient_hook_on_an_activation() -> nn.Module:
 @exact
 def clipping_that_spreads_to_all_gradients(watch: Callable[..., object]) -> Any:
     """Only the first layer's gradients overflow; clipping by their norm makes NaNs of the others'."""
-    model = Net()
+    model = TwoLayers()
     optimizer, scaler = torch.optim.SGD(model.parameters(), 0.01), make_scaler()
     watch(model, scaler)
     for step in range(POISONED + 2):
         optimizer.zero_grad()
         with torch.autocast("cpu", dtype=torch.float16):
-            hidden = model.a(torch.randn(BATCH, WIDTH))
+            hidden = model.first(torch.randn(BATCH, WIDTH))
             hidden.register_hook(partial(torch.mul, torch.tensor(torch.inf if step == POISONED else 1.0)))
-            loss = model.b(F.relu(hidden)).square().mean()
+            loss = model.second(F.relu(hidden)).square().mean()
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -851,7 +842,7 @@ def clipping_that_spreads_to_all_gradients(watch: Callable[..., object]) -> Any:
 def a_parameter_in_a_closure(watch: Callable[..., object]) -> Any:
     extra = nn.Parameter(torch.ones(WIDTH))
 
-    class Outer(Net):
+    class Outer(TwoLayers):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) * extra
 
@@ -862,7 +853,7 @@ def a_parameter_in_a_closure(watch: Callable[..., object]) -> Any:
 
 @exact
 def a_parameter_in_a_list(watch: Callable[..., object]) -> Any:
-    class Listed(Net):
+    class Listed(TwoLayers):
         def __init__(self) -> None:
             super().__init__()
             self.extras = [torch.ones(WIDTH, requires_grad=True)]

@@ -15,12 +15,10 @@ from torch import Tensor, nn
 
 import ampscope
 from ampscope.trace.schema import ReplayStatus, Source, Table
-from tests.support.training.small_loop import BATCH, POISONED, WIDTH, make_scaler, mlp, mse, poison, train
+from tests.support.training.model_parts import grad_norm
+from tests.support.training.small_loop import BATCH, POISONED, WIDTH, make_batch, make_scaler, mlp, mse, poison, train
 from tests.support.training.step_traces import Trace
-from tests.support.training.twin_runs import Watched, train_both
-from tests.unit.capture.step.test_step_rows import batch, norm_of
-
-EXACT = (ReplayStatus.EXACT, "")
+from tests.support.training.twin_runs import EXACT, Watched, train_both
 
 
 def gan(*, bad: str, watched: str = "both") -> Callable[..., Any]:
@@ -99,7 +97,7 @@ def two_by_two(watch: Callable[..., object], *, unscale: bool) -> Any:
     for step in range(POISONED + 2):
         for optimizer in optimizers:
             optimizer.zero_grad()
-        x, y = batch()
+        x, y = make_batch()
         with torch.autocast("cpu", dtype=torch.float16):
             one, other = models[0](x), models[1](y)
             losses = [F.mse_loss(one, other), F.l1_loss(one, y) + other.float().mean()]
@@ -109,7 +107,7 @@ def two_by_two(watch: Callable[..., object], *, unscale: bool) -> Any:
             for optimizer in optimizers:
                 scaler.unscale_(optimizer)
         scale = 1.0 if unscale else scaler.get_scale()
-        rows.append([norm_of(model.parameters()) / scale for model in models])
+        rows.append([grad_norm(model.parameters()) / scale for model in models])
         for optimizer in optimizers:
             scaler.step(optimizer)
         scaler.update()
@@ -137,7 +135,7 @@ class Parts(nn.Module):
 
 
 def test_parts_of_a_model_called_by_the_loop_have_their_names(run_folder: Path) -> None:
-    def forward(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    def forward(model: Parts, x: Tensor, y: Tensor) -> Tensor:
         return F.mse_loss(model.head(F.gelu(model.encoder(x))), y)
 
     watched = train_both(lambda watch: train(watch, Parts(), forward), run_folder)
@@ -150,7 +148,7 @@ def test_parts_of_a_model_called_by_the_loop_have_their_names(run_folder: Path) 
 def test_a_part_first_called_late_still_replays_exactly(run_folder: Path) -> None:
     calls = iter(range(100))
 
-    def forward(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    def forward(model: Parts, x: Tensor, y: Tensor) -> Tensor:
         hidden = model.encoder(x)
         return F.mse_loss(model.late(hidden) if next(calls) % 100 >= POISONED - 1 else model.head(hidden), y)
 
@@ -202,7 +200,7 @@ class TestDistributed:
                 for part in range(2):
                     with model.no_sync() if part == 0 else contextlib.nullcontext():
                         with torch.autocast("cpu", dtype=torch.float16):
-                            loss = mse(model, *batch())
+                            loss = mse(model, *make_batch())
                         poison(step, scaler.scale(loss)).backward()
                     losses.append(loss.item())
                 scaler.step(optimizer)
@@ -231,7 +229,7 @@ def test_steps_of_an_optimizer_made_anew(run_folder: Path) -> None:
             for _ in range(2):
                 optimizer.zero_grad()
                 with torch.autocast("cpu", dtype=torch.float16):
-                    loss = mse(model, *batch())
+                    loss = mse(model, *make_batch())
                 scaler.scale(loss).backward()
                 scaler.step(optimizer)
                 scaler.update()

@@ -12,16 +12,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ampscope.trace.schema import ReplayStatus, Table, Trigger
-from tests.support.training.small_loop import BATCH, GAIN, POISONED, WIDTH, make_scaler, mlp, mse, poison, train
+from tests.support.training.model_parts import grad_norm, grad_of
+from tests.support.training.small_loop import (
+    BATCH,
+    GAIN,
+    POISONED,
+    WIDTH,
+    make_batch,
+    make_scaler,
+    mlp,
+    mse,
+    poison,
+    train,
+)
 from tests.support.training.twin_runs import Watched, train_both
-
-
-def norm_of(parameters: Any) -> float:
-    return torch.stack([p.grad.double().norm() for p in parameters if p.grad is not None]).norm().item()
-
-
-def batch() -> tuple[Tensor, Tensor]:
-    return torch.randn(BATCH, WIDTH), torch.randn(BATCH, WIDTH)
 
 
 def test_loss_gradient_norm_learning_rate_and_micro_batches(run_folder: Path) -> None:
@@ -38,11 +42,11 @@ def test_loss_gradient_norm_learning_rate_and_micro_batches(run_folder: Path) ->
             losses = []
             for _ in range(step % 3 + 1):
                 with torch.autocast("cpu", dtype=torch.float16):
-                    loss = mse(model, *batch())
+                    loss = mse(model, *make_batch())
                 scaler.scale(loss).backward()
                 losses.append(loss.item())
             scaler.unscale_(optimizer)
-            norm = norm_of(model.parameters())
+            norm = grad_norm(model.parameters())
             nn.utils.clip_grad_norm_(model.parameters(), 0.01)
             rows.append((sum(losses) / len(losses), norm, optimizer.param_groups[0]["lr"], len(losses)))
             scaler.step(optimizer)
@@ -77,14 +81,14 @@ def test_an_optimizer_that_decides_on_the_device(
             if cleared == "before forward":
                 optimizer.zero_grad()
             with torch.autocast("cpu", dtype=torch.float16):
-                loss = mse(model, *batch())
+                loss = mse(model, *make_batch())
             if cleared == "after forward":
                 optimizer.zero_grad()
             poison(step, scaler.scale(loss)).backward()
             if unscale:
                 scaler.unscale_(optimizer)
             scale = scaler.get_scale()
-            norm = norm_of(model.parameters()) / (1.0 if unscale else scale)
+            norm = grad_norm(model.parameters()) / (1.0 if unscale else scale)
             scaler.step(optimizer)
             scaler.update()
             rows.append((loss.item(), scale, norm))
@@ -93,7 +97,8 @@ def test_an_optimizer_that_decides_on_the_device(
     watched = train_both(loop, run_folder)
     assert [row.skipped for row in watched.steps] == [False] * POISONED + [True, False]
     for row, (loss, scale, norm) in zip(watched.steps, watched.state[-1], strict=True):
-        assert (row.loss, row.scale) == (pytest.approx(loss, rel=1e-6), scale)
+        assert row.loss == pytest.approx(loss, rel=1e-6)
+        assert row.scale == scale
         if row.step != POISONED:
             assert row.grad_norm == pytest.approx(norm, rel=1e-4)
     (incident,) = watched.incidents
@@ -124,7 +129,7 @@ def test_the_gradients_of_a_bad_step_are_kept_one_by_one(run_folder: Path) -> No
             optimizer.zero_grad()
             loss = model(torch.full((2, WIDTH), 3.0), gain)
             scaler.scale(loss).backward()
-            gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+            gradients = {name: grad_of(p).clone() for name, p in model.named_parameters()}
             scaler.step(optimizer)
             scaler.update()
         return gradients
@@ -172,7 +177,7 @@ def test_a_loss_that_is_not_finite_is_an_incident_even_if_gradients_are(run_fold
         watch(model)
         for step in range(POISONED + 2):
             optimizer.zero_grad()
-            loss = mse(model, *batch())
+            loss = mse(model, *make_batch())
             if step == POISONED:
                 loss = loss + torch.log(torch.zeros(()))  # a constant: no gradient passes
             loss.backward()
@@ -194,13 +199,13 @@ def test_a_closure_makes_the_step_inside_the_optimizer(run_folder: Path) -> None
         watch(model)
         rows = []
         for _ in range(4):
-            x, y = batch()
+            x, y = make_batch()
 
             def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
                 optimizer.zero_grad()
                 loss = mse(model, x, y)
                 loss.backward()
-                rows.append((loss.item(), norm_of(model.parameters())))
+                rows.append((loss.item(), grad_norm(model.parameters())))
                 return loss
 
             optimizer.step(closure)
@@ -221,7 +226,7 @@ def test_lbfgs_calls_its_closure_as_often_as_it_likes(run_folder: Path) -> None:
         watch(model)
         losses = []
         for _ in range(3):
-            x, y = batch()
+            x, y = make_batch()
 
             def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
                 optimizer.zero_grad()
@@ -265,7 +270,7 @@ def test_a_loss_of_a_few_elements_counts_with_its_mean(run_folder: Path) -> None
 def test_a_second_watch_in_the_same_folder_counts_on(run_folder: Path) -> None:
     """The same process watches, closes and watches again: a second segment of one run."""
 
-    def loop(watch: Callable[..., object]) -> Any:
+    def loop(watch: Callable[..., Any]) -> Any:
         model = mlp()
         optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), make_scaler(growth_interval=100)
         for _ in range(2):
@@ -273,7 +278,7 @@ def test_a_second_watch_in_the_same_folder_counts_on(run_folder: Path) -> None:
             for step in range(2):
                 optimizer.zero_grad()
                 with torch.autocast("cpu", dtype=torch.float16):
-                    loss = mse(model, *batch())
+                    loss = mse(model, *make_batch())
                 (scaler.scale(loss) * (GAIN if step else 1.0)).backward()
                 scaler.step(optimizer)
                 scaler.update()

@@ -38,7 +38,7 @@ def test_without_a_scaler_the_norm_tells() -> None:
     assert verdict.of_unscaled_step(*attempted()) is None
     bad = verdict.of_unscaled_step(*attempted(gradient=math.nan))
     assert bad is not None
-    assert (bad.trigger, bad.symptom.gradients) == (Trigger.NONFINITE_GRADIENT, {"weight"})
+    assert (bad.trigger, bad.symptom.gradients) == (Trigger.NONFINITE_GRADIENT, frozenset({"weight"}))
 
 
 def test_a_norm_that_overflows_by_itself_is_nobodys_fault() -> None:
@@ -51,7 +51,7 @@ def test_a_norm_that_overflows_by_itself_is_nobodys_fault() -> None:
 def test_what_a_fused_optimizer_saw_is_told_by_its_norms() -> None:
     norms: dict[str, Tensor] = {"a": torch.tensor(1.0), "b": torch.tensor(math.inf)}
     bad = verdict.of_device_skip(norms)
-    assert (bad.symptom.gradients, bad.symptom.judged) == ({"b"}, {"a", "b"})
+    assert (bad.symptom.gradients, bad.symptom.judged) == (frozenset("b"), frozenset("ab"))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,7 +14,8 @@ from tests.support.paths import ROOT
 
 def test_a_view_gives_parameters_gradients_and_rate() -> None:
     one, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))
-    optimizer = torch.optim.SGD([{"params": [one], "lr": 0.5}, {"params": [other]}], lr=0.1)
+    groups: list[dict[str, Any]] = [{"params": [one], "lr": 0.5}, {"params": [other]}]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
     other.grad = torch.zeros(3)
     view = OptimizerView(optimizer)
     assert [id(each) for each in view.parameters] == [id(one), id(other)]

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ampscope.capture.torch_support import tensor_tree
+from tests.support.training.small_loop import BATCH, WIDTH
+from tests.support.training.small_models import TwoLayers
 
 A, B, C = (torch.tensor(float(n)) for n in range(3))
 
@@ -152,3 +154,30 @@ def test_a_whole_data_set_behind_a_batch_is_not_walked() -> None:
 
     list(tensor_tree.tensors(Batch(A, Many([1] * 100_000))))
     assert seen < 20_000
+
+
+def test_a_large_object_among_the_arguments_costs_little(watch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vocabulary, a reference to the data set, references that go round: the walk over arguments is bounded."""
+    looked_at = 0
+
+    class Words(dict[str, int]):
+        def values(self) -> Any:
+            nonlocal looked_at
+            for value in super().values():
+                looked_at += 1
+                yield value
+
+    class Batch:
+        def __init__(self) -> None:
+            self.x = torch.randn(BATCH, WIDTH)
+            self.words = Words((str(n), n) for n in range(20_000))
+            self.friends = [self] * 8
+
+    class Taking(TwoLayers):
+        def forward(self, batch: Batch) -> Tensor:
+            return super().forward(batch.x)
+
+    model = Taking()
+    watch(model, every=0)
+    model(Batch()).sum().backward()
+    assert looked_at < 100_000

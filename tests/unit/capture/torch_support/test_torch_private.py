@@ -14,7 +14,7 @@ from torch import nn
 import ampscope
 from ampscope.capture.torch_support import torch_private
 from ampscope.trace.schema import Table
-from tests.integration.guest.test_own_faults import STEPS, expected, tidy, training  # noqa: F401  # fixtures
+from tests.support.training.guarded_training import STEPS, training
 from tests.support.training.small_loop import make_scaler
 from tests.support.training.torch_state import installed
 from tests.support.training.twin_runs import differences, exact_state, seed_everything
@@ -38,8 +38,8 @@ def test_what_is_read_of_a_scaler_and_an_optimizer_is_there() -> None:
         "growth_interval": 2,
     }
     scaler.scale(model(torch.ones(1, 1)).sum()).backward()
-    scale, tracker = torch_private.scaler_tensors(scaler)
-    assert (scale, tracker) == (2.0**8, 0)
+    scale_and_tracker = torch_private.scaler_tensors(scaler)
+    assert [float(each) for each in scale_and_tracker if each is not None] == [2.0**8, 0.0]
     scaler.unscale_(optimizer)
     assert [float(flag) for flag in torch_private.scaler_found_inf(scaler, optimizer)] == [0.0]
 
@@ -69,11 +69,11 @@ def test_keyword_arguments_are_where_hooks_look_for_them() -> None:
     assert seen == [{"x": 1}]
 
 
-@pytest.mark.usefixtures("tidy")
+@pytest.mark.usefixtures("modes_removed")
 @pytest.mark.parametrize("name", torch_private.NAMES)
 def test_without_one_training_goes_on_unchanged(
     name: str,
-    expected: dict[str, bytes],  # noqa: F811  # the fixture
+    unwatched_state: dict[str, bytes],
     run_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -90,7 +90,7 @@ def test_without_one_training_goes_on_unchanged(
         seed_everything()
         state = exact_state(training(watch))
         scopes[0].close()
-    assert differences(state, expected) == []
+    assert differences(state, unwatched_state) == []
     assert installed() == before
     run = ampscope.open_run(run_folder)
     assert len(run.rows(Table.STEPS)) == STEPS

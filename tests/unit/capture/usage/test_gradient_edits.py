@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ampscope.trace.vocabulary import Cause
+from tests.support.training.model_parts import grad_of
 from tests.support.training.usage_bench import Bench, Watch, findings_of, found_in
 
 CLIP, RAW = Cause.MISUSE_CLIP_BEFORE_UNSCALE, Cause.MISUSE_NO_UNSCALE
@@ -48,7 +49,7 @@ def scaled_down_by_a_norm_summed_in_python(bench: Bench) -> None:
 @wrong(CLIP)
 def replaced_by_clamped_ones(bench: Bench) -> None:
     for parameter in bench.parameters:
-        parameter.grad = parameter.grad.clamp(-0.1, 0.1)
+        parameter.grad = grad_of(parameter).clamp(-0.1, 0.1)
 
 
 @wrong(CLIP)
@@ -66,8 +67,9 @@ def divided_by_their_norm(bench: Bench) -> None:
 @wrong(CLIP)
 def clipped_to_the_weights(bench: Bench) -> None:
     for parameter in bench.parameters:
-        most, norm = parameter.detach().norm().clamp(min=1e-3) * 0.01, parameter.grad.norm()
-        parameter.grad.copy_(torch.where(norm > most, parameter.grad * (most / norm), parameter.grad))
+        gradient = grad_of(parameter)
+        most, norm = parameter.detach().norm().clamp(min=1e-3) * 0.01, gradient.norm()
+        gradient.copy_(torch.where(norm > most, gradient * (most / norm), gradient))
 
 
 @wrong(CLIP)
@@ -85,7 +87,7 @@ def given_noise(bench: Bench) -> None:
 @wrong(RAW)
 def given_weight_decay(bench: Bench) -> None:
     for parameter in bench.parameters:
-        parameter.grad.add_(parameter.detach(), alpha=0.01)
+        grad_of(parameter).add_(parameter.detach(), alpha=0.01)
 
 
 @wrong(RAW)

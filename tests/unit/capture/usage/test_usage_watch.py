@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import ampscope
 from ampscope.trace.vocabulary import Cause
+from tests.support.training.model_parts import grad_of, linear
 from tests.support.training.small_loop import BATCH, WIDTH, make_scaler, mlp, mse
 from tests.support.training.step_traces import line_of
 from tests.support.training.twin_runs import Watched, train_both
@@ -96,9 +97,9 @@ def clipping_by_hand_after_unscale(watch: Callable[..., object]) -> Any:
         bench.optimizer.zero_grad()
         bench.scaled()
         bench.scaler.unscale_(bench.optimizer)
-        total = torch.stack([p.grad.norm() for p in bench.parameters]).norm()
+        total = torch.stack([grad_of(p).norm() for p in bench.parameters]).norm()
         for parameter in bench.parameters:
-            parameter.grad.mul_(min(1.0, 1.0 / float(total)))
+            grad_of(parameter).mul_(min(1.0, 1.0 / float(total)))
         bench.step()
     return bench.state
 
@@ -112,6 +113,7 @@ def scaled_gradients_divided_by_a_constant(watch: Callable[..., object]) -> Any:
         bench.scaled()
         bench.scaled()
         for parameter in bench.parameters:
+            assert parameter.grad is not None
             parameter.grad.div_(2)
             parameter.grad *= 0.5
             parameter.grad.mul_(2.0)
@@ -128,8 +130,8 @@ def scaled_gradients_masked(watch: Callable[..., object]) -> Any:
     for _ in range(STEPS):
         bench.optimizer.zero_grad()
         bench.scaled()
-        bench.model[0].weight.grad.mul_(mask)
-        bench.model[2].weight.grad[0] = 0.0
+        grad_of(linear(bench.model, "0").weight).mul_(mask)
+        grad_of(linear(bench.model, "2").weight)[0] = 0.0
         bench.step()
     return bench.state
 
@@ -141,7 +143,7 @@ def gradient_norms_logged_while_scaled(watch: Callable[..., object]) -> Any:
     for _ in range(STEPS):
         bench.optimizer.zero_grad()
         bench.scaled()
-        seen.append(torch.stack([p.grad.norm() for p in bench.parameters]).norm().item() / bench.scaler.get_scale())
+        seen.append(torch.stack([grad_of(p).norm() for p in bench.parameters]).norm().item() / bench.scaler.get_scale())
         bench.step()
     return [*bench.state, seen]
 
@@ -155,9 +157,9 @@ def gradient_norms_logged_and_gradients_averaged(watch: Callable[..., object]) -
         bench.optimizer.zero_grad()
         bench.scaled()
         bench.scaled()
-        seen.append(torch.stack([p.grad.norm() for p in bench.parameters]).norm().item())
+        seen.append(torch.stack([grad_of(p).norm() for p in bench.parameters]).norm().item())
         for parameter in bench.parameters:
-            parameter.grad.mul_(0.5)
+            grad_of(parameter).mul_(0.5)
         bench.step()
     return [*bench.state, seen]
 
@@ -317,38 +319,38 @@ def values_clipped_while_scaled(watch: Callable[..., object]) -> None:
         bench.step()
 
 
-@mistaken(Cause.MISUSE_CLIP_BEFORE_UNSCALE, "grad.mul_(")
+@mistaken(Cause.MISUSE_CLIP_BEFORE_UNSCALE, "grad_of(parameter).mul_(")
 def clipped_by_hand_while_scaled(watch: Callable[..., object]) -> None:
     bench = Bench(watch)
     for _ in range(STEPS):
         bench.optimizer.zero_grad()
         bench.scaled()
-        total = torch.stack([p.grad.norm() for p in bench.parameters]).norm()
+        total = torch.stack([grad_of(p).norm() for p in bench.parameters]).norm()
         for parameter in bench.parameters:
-            parameter.grad.mul_(torch.clamp(1.0 / total, max=1.0))
+            grad_of(parameter).mul_(torch.clamp(1.0 / total, max=1.0))
         bench.step()
 
 
-@mistaken(Cause.MISUSE_CLIP_BEFORE_UNSCALE, "grad.data.clamp_(")
+@mistaken(Cause.MISUSE_CLIP_BEFORE_UNSCALE, "grad_of(parameter).data.clamp_(")
 def clamped_by_hand_while_scaled(watch: Callable[..., object]) -> None:
     bench = Bench(watch)
     for _ in range(STEPS):
         bench.optimizer.zero_grad()
         bench.scaled()
         for parameter in bench.parameters:
-            parameter.grad.data.clamp_(-1.0, 1.0)
+            grad_of(parameter).data.clamp_(-1.0, 1.0)
         bench.step()
 
 
-@mistaken(Cause.MISUSE_CLIP_BEFORE_UNSCALE, "grad.div_(")
+@mistaken(Cause.MISUSE_CLIP_BEFORE_UNSCALE, "grad_of(parameter).div_(")
 def divided_by_a_norm_taken_to_python(watch: Callable[..., object]) -> None:
     bench = Bench(watch)
     for _ in range(STEPS):
         bench.optimizer.zero_grad()
         bench.scaled()
-        total = float(torch.stack([p.grad.norm() for p in bench.parameters]).norm())
+        total = float(torch.stack([grad_of(p).norm() for p in bench.parameters]).norm())
         for parameter in bench.parameters:
-            parameter.grad.div_(max(1.0, total))
+            grad_of(parameter).div_(max(1.0, total))
         bench.step()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import ampscope
+from ampscope.analysis.results import Finding, Incident
 from ampscope.report.html.report_page import page, page_of
 from tests.support.command import Command
 from tests.support.paths import SAMPLES
@@ -95,7 +96,8 @@ def test_a_report_says_what_the_diagnosis_says(sample: str) -> None:
         diagnosis = ampscope.diagnose(run)
         text = Page(page(run, diagnosis)).text
     assert diagnosis.summary in text
-    for item in (*diagnosis.incidents, *diagnosis.findings):
+    items: list[Incident | Finding] = [*diagnosis.incidents, *diagnosis.findings]
+    for item in items:
         assert item.explanation in text
         for remedy in item.remedies:
             assert remedy.text in text

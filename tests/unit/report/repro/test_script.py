@@ -145,7 +145,8 @@ HOSTILE = "\"\"\"\n'''\rimport os; os.abort()\u2028\\\x00\x1b[2J{0}$op\"'; raise
 class TestHostileTraces:
     def test_text_of_the_trace_stays_text(self, tmp_path: Path) -> None:
         fields = ("module", "phase", "file", "function", "code", "autocast")
-        hostile = replace(MM, **dict.fromkeys(fields, HOSTILE), args=[{"tensor": "t0"}, {"tensor": "t1"}, "x"])
+        columns: dict[str, Any] = dict.fromkeys(fields, HOSTILE)
+        hostile = replace(MM, **columns, args=[{"tensor": "t0"}, {"tensor": "t1"}, "x"])
         tame = replace(MM, args=[*MM.args, "x"])
         versions = {"torch": HOSTILE, HOSTILE: HOSTILE}
         one = script(hostile, tmp_path, versions=versions, explanation=HOSTILE)

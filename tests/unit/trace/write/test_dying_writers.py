@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -188,7 +189,7 @@ class TestInstantsOfSealing:
         journal.close()
         return journal.path
 
-    def run_with(self, run: Path, **columns: int) -> Path:
+    def run_with(self, run: Path, **columns: Any) -> Path:
         builder = TraceBuilder(run)
         builder.event(**columns)
         return builder.close()

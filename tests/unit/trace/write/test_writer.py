@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from ampscope.errors import RunTooNew
-from ampscope.trace.files import durable
 from ampscope.trace.files.journal import Journal
 from ampscope.trace.files.layout import list_table, table_folder
 from ampscope.trace.manifest import Manifest, read_manifest, write_manifest
@@ -37,13 +36,37 @@ def op(step: int, source: str = "live") -> OpRow:
     return OpRow(step, source, 0, 0, 0, 0, 8, 0.0, 1.0, *[None] * 9)
 
 
+def site(number: int) -> SiteRow:
+    return SiteRow(
+        site=number,
+        op="",
+        name="",
+        module="",
+        module_type="",
+        phase="",
+        file="",
+        line=1,
+        function="",
+        code="",
+        in_dtypes=(),
+        in_shapes=(),
+        out_dtypes=(),
+        out_shapes=(),
+        scalars="{}",
+        autocast="",
+        cast="",
+        grad_fn="",
+        forward_site=None,
+    )
+
+
 def writer(folder: Path, **arguments: Any) -> TraceWriter:
     return TraceWriter(folder, manifest=Manifest(), **arguments)
 
 
 def steps_of(folder: Path, table: Table = Table.EVENTS) -> list[int]:
     with open_run(folder) as run:
-        return [row.step for row in run.rows(table)]  # type: ignore[call-overload]  # any table with a step
+        return [row._asdict()["step"] for row in run.rows(table)]
 
 
 def numbers(folder: Path, table: Table, rank: int = 0) -> tuple[list[int], list[int]]:
@@ -115,11 +138,12 @@ class TestLife:
 
     def test_rows_put_by_several_threads_all_arrive(self, run_folder: Path) -> None:
         with writer(run_folder) as trace:
-            threads = [
-                threading.Thread(target=lambda first: [trace.put(Table.EVENTS, [event(first + i)]) for i in range(50)],
-                                 args=(first,))
-                for first in range(0, 200, 50)
-            ]  # fmt: skip
+
+            def put_one_by_one(first: int) -> None:
+                for number in range(first, first + 50):
+                    trace.put(Table.EVENTS, [event(number)])
+
+            threads = [threading.Thread(target=put_one_by_one, args=(first,)) for first in range(0, 200, 50)]
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -164,7 +188,7 @@ class TestSealing:
     def test_sealing_does_not_hold_up_the_journals(self, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         gate = threading.Event()
         real = os.fsync
-        monkeypatch.setattr(durable.os, "fsync", lambda descriptor: (gate.wait(30), real(descriptor)))
+        monkeypatch.setattr(os, "fsync", lambda descriptor: (gate.wait(30), real(descriptor)))
         gate.set()
         with writer(run_folder, seal_at=SealAt(rows=1)) as trace:
             gate.clear()
@@ -284,7 +308,7 @@ class TestTrouble:
         def full(descriptor: int) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(durable.os, "fsync", full)
+        monkeypatch.setattr(os, "fsync", full)
         trace.put(Table.EVENTS, [event(0)])
         trace.close()
         assert [type(failure) for failure in failures] == [OSError]
@@ -321,7 +345,7 @@ class TestTrouble:
         assert trace.failure is None
 
     def test_a_notice_may_put_rows(self, run_folder: Path) -> None:
-        trace = writer(run_folder, on_notice=lambda text: trace.put(Table.EVENTS, [event(9, text)]))
+        trace: TraceWriter = writer(run_folder, on_notice=lambda text: trace.put(Table.EVENTS, [event(9, text)]))
         trace.put(Table.GRADS, [grad(0)._replace(step=None)])  # type: ignore[arg-type]  # the point
         trace.flush()
         trace.flush()
@@ -342,7 +366,7 @@ class TestTrouble:
         with writer(run_folder) as trace:
             trace.put(Table.EVENTS, [event(0)])  # the journal thread waits here
             trace.put(Table.OPS, [op(0)])
-            trace.put(Table.SITES, [SiteRow(0, *[""] * 5, "", 1, "", "", (), (), (), (), "{}", "", "", "", None)])
+            trace.put(Table.SITES, [site(0)])
             gate.set()
         assert order.index("sites") < order.index("ops")
 
@@ -364,7 +388,7 @@ class TestDoor:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         with monkeypatch.context() as patch:
-            patch.setattr(durable.os, "fsync", full)
+            patch.setattr(os, "fsync", full)
             with pytest.raises(OSError, match="No space"):
                 writer(run_folder)
         writer(run_folder).close()  # and the lock was given back
@@ -394,8 +418,13 @@ class TestCatchingUp:
 
     def test_a_slow_disk_is_waited_for_once(self, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with writer(run_folder) as trace:
-            written, asked = threading.Event(), []
-            monkeypatch.setattr(trace._queue, "mark", lambda: asked.append(None) or written)
+            written, asked = threading.Event(), list[None]()
+
+            def mark() -> threading.Event:
+                asked.append(None)
+                return written
+
+            monkeypatch.setattr(trace._queue, "mark", mark)
             for _ in range(3):
                 trace.catch_up(0.001)
             assert len(asked) == 1

@@ -1,0 +1,38 @@
+"""A scope takes notes, and says so where it cannot follow the training."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+import ampscope
+from ampscope.trace.schema import EventKind, Table
+from tests.support.training.training_loop import TrainingLoop
+
+
+@pytest.fixture
+def loop() -> TrainingLoop:
+    return TrainingLoop()
+
+
+def test_a_training_in_another_thread_is_recorded_or_missed_aloud(loop: TrainingLoop, watch: Any) -> None:
+    scope = watch(loop.model, loop.scaler)
+    thread = threading.Thread(target=loop.step, args=(3,))
+    thread.start()
+    thread.join()
+    scope.close()
+    run = ampscope.open_run(scope.folder)
+    recorded = [row.loss is not None for row in run.rows(Table.STEPS)]
+    assert recorded == [True] * 3 or run.rows(Table.EVENTS, kind=EventKind.WARNING)
+
+
+def test_notes_stand_on_the_time_line(loop: TrainingLoop, watch: Any) -> None:
+    scope = watch(loop.model, loop.scaler)
+    loop.step(2)
+    scope.note("second data set")
+    loop.step()
+    scope.close()
+    (row,) = ampscope.open_run(scope.folder).rows(Table.EVENTS, kind=EventKind.NOTE)
+    assert (row.step, row.text) == (2, "second data set")
