@@ -5,7 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from ampscope import open_run
+from ampscope.analysis.numerics.curve import Curve
+from ampscope.analysis.overview.overview import Overview, overview
+from ampscope.report.figures.over_steps import timeline_stack
+from ampscope.report.figures.panels import measure_panel
+from ampscope.report.figures.stack import Stack
+from ampscope.report.html.markup import as_html, as_label, as_source
+from ampscope.report.safe_text import short
 from tests.support.paths import APP
+from tests.support.scenes import overflow
 from tests.support.verdicts.of_scenes import CALIBRATION, CLIPPED, OVERFLOW
 
 pytest.importorskip("plotly", reason="needs the app's extra: pip install 'ampscope[app]'")
