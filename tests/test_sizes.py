@@ -36,7 +36,6 @@ PENDING = {
     "ampscope.capture.usage.gradient_edits.Edits methods",
     "ampscope.capture.usage.usage_watch.UsageWatch attributes",
     "ampscope.capture.usage.usage_watch.UsageWatch methods",
-    "ampscope.report.repro_script",
 }
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
