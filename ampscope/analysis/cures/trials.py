@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+from ampscope.analysis.causes.catalogue import CATALOGUE
+from ampscope.analysis.causes.wider_dtype import USE_BFLOAT16
 from ampscope.analysis.cures import own_half
 from ampscope.analysis.cures.own_half import OwnHalf
 from ampscope.analysis.results import CodeLine, Incident, Remedy, Tried
@@ -16,10 +19,6 @@ from ampscope.trace.vocabulary import Cause
 
 #: A module of one among several watched models: ``Generator[1].head``.
 _OF_SEVERAL = re.compile(r"\w+\[(\d+)\]\.?(.*)")
-#: Causes that are the range of a dtype.
-_OF_RANGE = frozenset({Cause.FP16_OVERFLOW, Cause.FP16_UNDERFLOW, Cause.EPS_UNDERFLOW, Cause.LITERAL_OVERFLOW})
-#: Causes at which a step that comes out finite proves nothing about the cure.
-_NOT_CURED_BY_PRECISION = frozenset({Cause.DIVERGENCE, Cause.HARDWARE_TRANSIENT, Cause.UNKNOWN})
 
 
 def trials(run: Run, rank: int) -> dict[tuple[int, int], tuple[Tried, ...]]:
@@ -52,10 +51,8 @@ def _conversion_lines(row: ReplayRow) -> tuple[CodeLine, ...] | None:
 
 def by_precision(cause: Cause, tried: Sequence[Tried]) -> bool:
     """Whether a failure is one of precision: by its cause, unless float32 was tried in vain, or by that trial."""
-    cured = fp32_ok(tried)
-    if cured is None:
-        return cause in _OF_RANGE
-    return cured and cause not in _NOT_CURED_BY_PRECISION
+    cured, by_nature = fp32_ok(tried), CATALOGUE[cause].cured_by_precision
+    return bool(by_nature) if cured is None else cured and by_nature is not False
 
 
 def fp32_ok(tried: Sequence[Tried]) -> bool | None:
@@ -128,7 +125,7 @@ def remedies(cause: Cause, tried: Sequence[Tried], own: OwnHalf = _NOTHING) -> t
         tried: The replays.
         own: The half precision that the code asks for itself.
     """
-    if cause.is_benign or cause in _NOT_CURED_BY_PRECISION:
+    if CATALOGUE[cause].cured_by_precision is False:
         return ()
     advice = [*_conversions(tried), *_modules(tried, own), *_scale(tried), *_bf16(tried, own), *_fp32(tried, own)]
     return tuple(sorted(advice, key=lambda remedy: not remedy.verified))
@@ -230,16 +227,7 @@ def _scale(tried: Sequence[Tried]) -> Iterator[Remedy]:
 def _bf16(tried: Sequence[Tried], own: OwnHalf) -> Iterator[Remedy]:
     for outcome, verified in ((Trial.FINITE, True), (Trial.NONFINITE, False)):
         for each in _of(tried, Change.BF16, outcome)[:1]:
-            yield _with_own(bf16(verified=verified), "bfloat16", _converted(each, own), own.leaves)
-
-
-def bf16(*, verified: bool | None = None) -> Remedy:
-    """The advice to use bfloat16."""
-    return Remedy(
-        text="Use bfloat16, whose range is that of float32 (and which needs no GradScaler).",
-        code="with torch.autocast(device_type, dtype=torch.bfloat16):\n    loss = loss_fn(model(x), y)",
-        verified=verified,
-    )
+            yield _with_own(replace(USE_BFLOAT16, verified=verified), "bfloat16", _converted(each, own), own.leaves)
 
 
 def _fp32(tried: Sequence[Tried], own: OwnHalf) -> Iterator[Remedy]:

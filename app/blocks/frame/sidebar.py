@@ -10,7 +10,7 @@ from data.run_places import Offer
 from state.address import begin
 from state.choice import choose
 
-from ampscope.analysis.words.wording import cause_in_words
+from ampscope.analysis.causes.catalogue import cause_in_words
 from ampscope.errors import AmpscopeError
 from ampscope.report.html.markup import as_html
 from ampscope.report.numbers import since

@@ -5,8 +5,9 @@ from __future__ import annotations
 import streamlit as st
 from state.address import told
 
+from ampscope.analysis.causes.catalogue import cause_in_words
 from ampscope.analysis.results import Diagnosis, Finding, Incident
-from ampscope.analysis.words.wording import cause_in_words, steps_in_words
+from ampscope.analysis.words.wording import steps_in_words
 from ampscope.report.html.markup import as_html
 from ampscope.report.html.report_page import most_urgent_first
 from ampscope.report.safe_text import short
