@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ampscope.analysis.origin.op_facts import Executed
 from ampscope.analysis.results import Remedy
-from ampscope.analysis.words.wording import short_op
+from ampscope.analysis.words.wording import op_in_words
 from ampscope.trace.schema import Change, Phase
 from ampscope.trace.vocabulary import Cause, Severity
 
@@ -42,9 +42,9 @@ class Occurrence:
     tried: frozenset[str] = frozenset()  #: each `Change` that a replay has tried: what it says is better than advice
 
     @property
-    def short_op(self) -> str:
+    def op_in_words(self) -> str:
         """The op in words."""
-        return short_op(self.op)
+        return op_in_words(self.op)
 
     def has_tried(self, change: Change) -> bool:
         """Whether a replay has tried a change."""
@@ -107,7 +107,7 @@ class CauseEntry:
         """Why it happened, with the numbers that say so."""
         if callable(self.sentence):
             return self.sentence(occurrence)
-        return self.sentence.format(op=occurrence.short_op)
+        return self.sentence.format(op=occurrence.op_in_words)
 
     def advice(self, occurrence: Occurrence) -> tuple[Remedy, ...]:
         """What cures it, as far as it can be told without trying."""

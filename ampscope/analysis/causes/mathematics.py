@@ -10,7 +10,7 @@ from ampscope.analysis.causes.range_overflow import overflowed
 from ampscope.analysis.causes.range_underflow import Flushed, constant_lost, flushed_operand
 from ampscope.analysis.origin.op_facts import Executed, numel
 from ampscope.analysis.results import Remedy
-from ampscope.analysis.words.wording import short_op
+from ampscope.analysis.words.wording import op_in_words
 from ampscope.trace.schema import Phase
 from ampscope.trace.vocabulary import Cause
 
@@ -52,12 +52,12 @@ def _logarithm(op: Executed) -> Match | None:
 
 
 def _no_logarithm(occurrence: Occurrence) -> str:
-    reason, op = occurrence.reason, occurrence.short_op
+    reason, op = occurrence.reason, occurrence.op_in_words
     if isinstance(reason, NegativeOperand):
         return f"{op} was given a negative number ({number(reason.lowest)}), which has no logarithm."
     zero = f"{op} took the logarithm of exactly 0, which is -inf"
     if isinstance(reason, Flushed):
-        return f"{zero}: {short_op(reason.by)} had rounded a small number to 0 in {reason.dtype}."
+        return f"{zero}: {op_in_words(reason.by)} had rounded a small number to 0 in {reason.dtype}."
     return f"{zero}."
 
 
@@ -93,8 +93,8 @@ def _too_few_values(op: Executed) -> Match | None:
 
 def _by_zero(occurrence: Occurrence) -> str:
     if isinstance(occurrence.reason, TooFewValues):
-        return f"{occurrence.short_op} was taken over {occurrence.reason.of}."
-    return f"{occurrence.short_op} divided by zero."
+        return f"{occurrence.op_in_words} was taken over {occurrence.reason.of}."
+    return f"{occurrence.op_in_words} divided by zero."
 
 
 def _negative_root(op: Executed) -> Match | None:
@@ -109,7 +109,7 @@ def _negative_root(op: Executed) -> Match | None:
 def _no_root(occurrence: Occurrence) -> str:
     reason = occurrence.reason
     lowest = f" ({number(reason.lowest)})" if isinstance(reason, NegativeOperand) else ""
-    return f"{occurrence.short_op} was given a negative number{lowest}."
+    return f"{occurrence.op_in_words} was given a negative number{lowest}."
 
 
 def _slope_of_root(op: Executed) -> Match | None:

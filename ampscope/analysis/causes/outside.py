@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ampscope.analysis.causes.cause_entry import CauseEntry, Match, Occurrence, OpRule, Reason, Turn
 from ampscope.analysis.origin.op_facts import Executed
 from ampscope.analysis.results import Remedy
-from ampscope.analysis.words.wording import short_op
+from ampscope.analysis.words.wording import op_in_words
 from ampscope.trace.schema import Node
 from ampscope.trace.vocabulary import Cause
 
@@ -61,9 +61,10 @@ def _bad_buffer(occurrence: Occurrence) -> str:
 
 def _does_not_repeat(occurrence: Occurrence) -> str:
     if isinstance(occurrence.reason, ChangedSince):
+        wrote, read = occurrence.op_in_words, op_in_words(occurrence.reason.seen_in)
         return (
-            f"What {occurrence.short_op} wrote was finite, yet {short_op(occurrence.reason.seen_in)} read a non-finite "
-            "value there: something outside torch changed it."
+            f"What {wrote} wrote was finite, yet {read} read a non-finite value there: something outside torch changed "
+            "it."
         )
     return "The same calls on the same values came out finite when they were run again."
 

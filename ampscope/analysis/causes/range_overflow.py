@@ -37,7 +37,7 @@ def _float16_overflow(op: Executed) -> Match | None:
 
 
 def _too_large(occurrence: Occurrence) -> str:
-    text = f"The result of {occurrence.short_op} is too large for float16, which ends at 65504"
+    text = f"The result of {occurrence.op_in_words} is too large for float16, which ends at 65504"
     reason = occurrence.reason
     if isinstance(reason, Overflowed) and reason.largest is not None:
         return f"{text}; its operands went up to {number(reason.largest)}."
@@ -50,7 +50,7 @@ _PRODUCTS = frozenset({"mm", "bmm", "matmul", "baddbmm"})
 
 def _against_overflow(occurrence: Occurrence) -> tuple[Remedy, ...]:
     found = []
-    if occurrence.short_op in _PRODUCTS:
+    if occurrence.op_in_words in _PRODUCTS:
         found.append(
             Remedy(
                 text="If this is a product of queries and keys, scale one side before the product, not after it.",

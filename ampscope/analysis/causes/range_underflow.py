@@ -9,7 +9,7 @@ from ampscope.analysis.causes.wider_dtype import float32_region, more_range
 from ampscope.analysis.numerics import rounding
 from ampscope.analysis.origin.op_facts import Executed
 from ampscope.analysis.results import Remedy
-from ampscope.analysis.words.wording import short_op
+from ampscope.analysis.words.wording import op_in_words
 from ampscope.trace.schema import Change, Phase
 from ampscope.trace.vocabulary import Cause
 
@@ -38,14 +38,14 @@ def flushed_operand(op: Executed) -> Flushed | None:
 
 
 def _too_small(occurrence: Occurrence) -> str:
-    reason, op = occurrence.reason, occurrence.short_op
+    reason, op = occurrence.reason, occurrence.op_in_words
     if isinstance(reason, GradientFlushed):
         return (
             f"The gradient that {op} gives is below float16's smallest number and becomes 0; {reason.parameter} gets "
             "none at all."
         )
     if isinstance(reason, Flushed):
-        return f"A value that {op} needs was rounded to zero in {reason.dtype} before, by {short_op(reason.by)}."
+        return f"A value that {op} needs was rounded to zero in {reason.dtype} before, by {op_in_words(reason.by)}."
     return f"A value that {op} needs was rounded to zero before."
 
 
@@ -96,7 +96,7 @@ def _optimizer_eps(op: Executed) -> Match | None:
 
 
 def _rounded_away(occurrence: Occurrence) -> str:
-    reason, op = occurrence.reason, occurrence.short_op
+    reason, op = occurrence.reason, occurrence.op_in_words
     if not isinstance(reason, ConstantLost):
         return f"The constant that should keep the operand of {op} safe is rounded away."
     return (

@@ -50,7 +50,7 @@ def _out_of_domain(op: Executed) -> Match | None:
 def _what_is_known(occurrence: Occurrence) -> str:
     if isinstance(occurrence.reason, Observed):
         return occurrence.reason.sentence
-    return f"{occurrence.short_op} made a non-finite value of finite operands, and no rule says why."
+    return f"{occurrence.op_in_words} made a non-finite value of finite operands, and no rule says why."
 
 
 ENTRIES = (

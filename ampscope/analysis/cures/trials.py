@@ -12,7 +12,7 @@ from ampscope.analysis.causes.wider_dtype import USE_BFLOAT16
 from ampscope.analysis.cures import own_half
 from ampscope.analysis.cures.own_half import OwnHalf
 from ampscope.analysis.results import CodeLine, Incident, Remedy, Tried
-from ampscope.analysis.words.wording import short_op
+from ampscope.analysis.words.wording import op_in_words
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import LOSS_CODE, Change, ReplayRow, Table, Trial
 from ampscope.trace.vocabulary import Cause
@@ -63,7 +63,7 @@ def fp32_ok(tried: Sequence[Tried]) -> bool | None:
 
 def in_words(incident: Incident) -> str:
     """One sentence on what was tried on an incident and what came out; empty where nothing was."""
-    tried, op = incident.tried, short_op(incident.op)
+    tried, op = incident.tried, op_in_words(incident.op)
     fails = list(dict.fromkeys(_changed(each) for each in tried if each.outcome == Trial.NONFINITE))
     values = {_changed(each): _value(each, op) for each in reversed(tried) if each.outcome == Trial.FINITE}
     cures = [f"{change}{value}" for change, value in reversed(values.items()) if change not in fails]

@@ -86,29 +86,29 @@ class Examiner:
 
     def _examine(self, row: IncidentRow) -> list[Examined]:
         """An incident by its origin; where the step had several, by each, the one that matters most first."""
-        graph, born = self._origins(row)
-        if not born:
+        graph, found = self._origins(row)
+        if not found:
             return [self._without_origin(row)]
-        first = self._harmless_if_calibrating(row, self._at_origin(row, graph, born[0], recognise(graph, born[0])))
-        return [first, *self._others(row, graph, born[1:], first.incident)]
+        first = self._harmless_if_calibrating(row, self._at_origin(row, graph, found[0], recognise(graph, found[0])))
+        return [first, *self._others(row, graph, found[1:], first.incident)]
 
     def _origins(self, row: IncidentRow) -> tuple[StepGraph, list[Origin]]:
         """The origins in the best execution of the step that the trace holds, the one that matters most first."""
         for source in (Source.REPLAY, Source.LIVE):
             graph = StepGraph(self._run, self._sites, row.step, source_of(source, row.optimizer))
-            born = absorbed(graph) if row.trigger == Trigger.ABSORBED_OVERFLOW else origins(graph)
-            if born:
+            found = absorbed(graph) if row.trigger == Trigger.ABSORBED_OVERFLOW else origins(graph)
+            if found:
                 break
-        return graph, born
+        return graph, found
 
     def _others(
-        self, row: IncidentRow, graph: StepGraph, born: Sequence[Origin], first: Incident
+        self, row: IncidentRow, graph: StepGraph, further: Sequence[Origin], first: Incident
     ) -> Iterator[Examined]:
         """Further origins in the forward pass of the same step, which would have made it fail by themselves."""
         if first.phase != Phase.FORWARD or first.cause is Cause.HARDWARE_TRANSIENT:
             return
         named: set[int] = set()
-        for origin in born[:MOST_OTHERS]:
+        for origin in further[:MOST_OTHERS]:
             found = recognise(graph, origin)
             known = found.cause not in (Cause.UNKNOWN, Cause.BAD_WEIGHT, Cause.HARDWARE_TRANSIENT)
             if known and found.phase in (Phase.FORWARD, Phase.LOSS) and found.seq not in named:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ampscope.analysis.cures import trials
 from ampscope.analysis.results import Finding, Incident, SourceLine
-from ampscope.analysis.words.wording import short_op, steps_in_words
+from ampscope.analysis.words.wording import op_in_words, steps_in_words
 from ampscope.trace.schema import Trigger
 
 
@@ -25,7 +25,7 @@ def summary(primary: Incident | Finding | None, *, steps: int, skipped: int, ben
     outside = "the model itself" if primary.module_type else "the loss code"
     where = f"module {primary.module}" if primary.module else outside
     where = "the optimizer" if primary.phase == "optimizer" else where
-    lead = f"Step {primary.step} {effect}: {short_op(primary.op)} in {where}{_at(primary.source)} is the origin"
+    lead = f"Step {primary.step} {effect}: {op_in_words(primary.op)} in {where}{_at(primary.source)} is the origin"
     return f"{lead} ({primary.phase}). {primary.explanation} {trials.in_words(primary)}".rstrip()
 
 

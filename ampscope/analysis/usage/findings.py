@@ -21,7 +21,7 @@ from ampscope.trace.read.run import Run
 from ampscope.trace.schema import FindingRow, Phase, ScalerAction, ScalerEventRow, SiteRow, Table
 from ampscope.trace.vocabulary import Cause, MistakeForm
 
-#: Mistakes that bring others with them: told first.
+#: Mistakes that bring others with them: shown first.
 _ROOTS = frozenset({Cause.MISUSE_AUTOCAST_SPANS_STEP})
 
 

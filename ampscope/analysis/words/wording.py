@@ -36,9 +36,9 @@ def replay_in_words(incident: Incident) -> str:
     """How far what is shown can be trusted, in one or two sentences."""
     if not incident.replay and incident.traced:
         return "The ops of this step were being recorded as it ran."
-    told = _REPLAYS.get(incident.replay, "")
+    text = _REPLAYS.get(incident.replay, "")
     reason = incident.replay_reason.strip().rstrip(".")
-    return f"{told} Reason: {reason}." if told and reason else told
+    return f"{text} Reason: {reason}." if text and reason else text
 
 
 def trial_in_words(verified: bool | None) -> str:
@@ -55,7 +55,7 @@ def steps_in_words(item: Incident | Finding) -> str:
     return f"steps {item.step:,} to {item.last_step:,} ({item.count:,} times)"
 
 
-def short_op(op: str) -> str:
+def op_in_words(op: str) -> str:
     """``bmm`` for ``aten.bmm.default``, ``a cast`` for that to another dtype; ``an input`` for the pseudo-op."""
     if op == "aten._to_copy.default":
         return "a cast"

@@ -7,7 +7,7 @@ from data.loader import Loaded
 from data.takeaways import script
 
 from ampscope.analysis.results import Incident
-from ampscope.analysis.words.wording import short_op
+from ampscope.analysis.words.wording import op_in_words
 from blocks.basics.notes import paragraph
 
 _RECORD = "ampscope.watch(model, scaler, save_tensors=True)"
@@ -21,7 +21,7 @@ def repro(loaded: Loaded, incident: Incident) -> None:
         paragraph(f"There is no script that shows this op failing on its own: {made}.")
         st.code(_RECORD, language="python")
         return
-    paragraph(f"A script that makes this one call of {short_op(incident.op)} again, as it ran and in a wider dtype.")
+    paragraph(f"A script that makes this one call of {op_in_words(incident.op)} again, as it ran and in a wider dtype.")
     with st.container(horizontal=True):
         st.download_button("repro.py", made.text, "repro.py", "text/x-python", icon=_ICON, on_click="ignore")
         if made.data is not None:
