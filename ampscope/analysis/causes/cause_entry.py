@@ -76,6 +76,7 @@ class Turn(IntEnum):
     INFINITE_OPERAND = auto()  #: an infinity that met another one, or a zero
     KIND_OF_OP = auto()  #: what only ops of one kind can do wrong
     DIVISION = auto()  #: a division by zero; after the roots of negative numbers, which are powers too
+    DOMAIN = auto()  #: a number outside the range where an op is defined
     OVERFLOW = auto()  #: what is left: a result beyond the range of its dtype
 
 

@@ -61,7 +61,7 @@ ENTRIES = (
         rules=(
             OpRule(Turn.INFINITE_CONSTANT, _infinite_constant),
             OpRule(Turn.INFINITE_OPERAND, _infinite_operand),
-            OpRule(Turn.KIND_OF_OP, _out_of_domain),
+            OpRule(Turn.DOMAIN, _out_of_domain),
         ),
         cured_by_precision=False,
     ),

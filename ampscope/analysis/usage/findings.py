@@ -111,7 +111,7 @@ def _moved_after_skip(history: History) -> Iterator[int]:
 
 def _not_restored(events: Sequence[ScalerEventRow]) -> Iterator[tuple[ScalerEventRow, float]]:
     """Scalers of a resumed run that began at their initial scale, with the other one that the run had found."""
-    for start, before in _successions(events):
+    for start, before in _resumed_scalers(events):
         own = [e for e in events if (e.segment, e.scaler) == (start.segment, start.scaler)]
         loaded = any(event.action == ScalerAction.STATE_LOADED for event in own)
         last = next((e.scale_after for e in reversed(before) if e.scale_after is not None), None)
@@ -125,7 +125,7 @@ def _started_afresh(start: ScalerEventRow, last: float) -> Finding:
     )
 
 
-def _successions(events: Sequence[ScalerEventRow]) -> Iterator[tuple[ScalerEventRow, list[ScalerEventRow]]]:
+def _resumed_scalers(events: Sequence[ScalerEventRow]) -> Iterator[tuple[ScalerEventRow, list[ScalerEventRow]]]:
     """The beginning of each scaler of a resumed segment, with the events of the scaler whose place it takes.
 
     A segment's scalers take the places of those of the segment before in the order in which they first scaled.
@@ -133,10 +133,10 @@ def _successions(events: Sequence[ScalerEventRow]) -> Iterator[tuple[ScalerEvent
     starts = [event for event in events if event.action == ScalerAction.INIT]
     for start in starts:
         peers = [e.scaler for e in starts if e.segment == start.segment]
-        elders = [e.scaler for e in starts if e.segment == start.segment - 1]
+        predecessors = [e.scaler for e in starts if e.segment == start.segment - 1]
         place = peers.index(start.scaler)
-        if place < len(elders):
-            yield start, [e for e in events if (e.segment, e.scaler) == (start.segment - 1, elders[place])]
+        if place < len(predecessors):
+            yield start, [e for e in events if (e.segment, e.scaler) == (start.segment - 1, predecessors[place])]
 
 
 def _recomputed_otherwise(run: Run) -> list[Finding]:
