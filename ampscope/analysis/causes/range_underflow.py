@@ -79,7 +79,7 @@ class ConstantLost(LostBefore):
 
 def constant_lost(op: Executed) -> Match | None:
     """Whether a constant that was to keep the operand from zero did not survive its dtype."""
-    lost = op.lost_constant()
+    lost = op.rounded_constant()
     if lost is None:
         return None
     reason = ConstantLost(value=lost.value, becomes=lost.becomes, dtype=lost.dtype, lost_by=lost.seq)
@@ -88,7 +88,7 @@ def constant_lost(op: Executed) -> Match | None:
 
 def _optimizer_eps(op: Executed) -> Match | None:
     """The same of the optimizer's own epsilon: the op that lost it is of torch, and not shown."""
-    lost = op.lost_constant()
+    lost = op.rounded_constant()
     if lost is None:
         return None
     reason = ConstantLost(value=lost.value, becomes=lost.becomes, dtype=lost.dtype, lost_by=None)
