@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from ampscope.analysis.causes.catalogue import CATALOGUE
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Occurrence, Reason
 from ampscope.analysis.cures import trials
-from ampscope.analysis.cures.own_half import OwnHalf
+from ampscope.analysis.cures.explicit_half import ExplicitHalf
 from ampscope.analysis.results import Remedy, Tried
 from ampscope.trace.schema import Change
 from ampscope.trace.vocabulary import Cause
 
-_NOTHING = OwnHalf()
+_NOTHING = ExplicitHalf()
 
 
 def remedies(
@@ -21,7 +21,7 @@ def remedies(
     op: str = "",
     module: str = "",
     reason: Reason = NOTHING_MORE,
-    own: OwnHalf = _NOTHING,
+    explicit: ExplicitHalf = _NOTHING,
     tried: Sequence[Tried] = (),
 ) -> tuple[Remedy, ...]:
     """The cures for a cause.
@@ -31,15 +31,15 @@ def remedies(
         op: The op at the origin.
         module: The module it ran in.
         reason: What was seen.
-        own: The half precision that the code asks for itself.
+        explicit: The half precision that the code asks for itself.
         tried: The replays.
     """
     changes = frozenset(each.change for each in tried)
-    occurrence = Occurrence(op=op, module=module, reason=reason, explicit_half=own.is_cause, tried=changes)
+    occurrence = Occurrence(op=op, module=module, reason=reason, explicit_half=explicit.is_cause, tried=changes)
     advice = CATALOGUE[cause].advice(occurrence)
-    if own.conversions and not occurrence.has_tried(Change.CONVERSIONS):
-        advice = (trials.take_out(own.conversions), *advice)
-    proved = trials.remedies(cause, tried, own)
+    if explicit.conversions and not occurrence.has_tried(Change.CONVERSIONS):
+        advice = (trials.take_out(explicit.conversions), *advice)
+    proved = trials.remedies(cause, tried, explicit)
     known = {remedy.text for remedy in proved}
     helped = [remedy for remedy in proved if remedy.verified]
     untried = [remedy for remedy in advice if remedy.text not in known]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Reason
-from ampscope.analysis.cures.own_half import OwnHalf
+from ampscope.analysis.cures.explicit_half import ExplicitHalf
 from ampscope.analysis.cures.remedies import remedies
 from ampscope.analysis.results import Incident
 
@@ -17,7 +17,7 @@ class Examined(NamedTuple):
 
     incident: Incident
     reason: Reason = NOTHING_MORE
-    own: OwnHalf = OwnHalf()
+    explicit: ExplicitHalf = ExplicitHalf()
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -50,7 +50,7 @@ class Examined(NamedTuple):
             op=incident.op,
             module=incident.module,
             reason=self.reason,
-            own=self.own,
+            explicit=self.explicit,
             tried=incident.tried,
         )
         return replace(incident, remedies=advice)

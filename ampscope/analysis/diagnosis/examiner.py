@@ -13,8 +13,8 @@ from ampscope.analysis.causes.cause_entry import LostBefore, Occurrence
 from ampscope.analysis.causes.outside import CameIn
 from ampscope.analysis.causes.recognition import Recognised, first_overflow, recognise
 from ampscope.analysis.causes.unknown import Observed
-from ampscope.analysis.cures import own_half, trials
-from ampscope.analysis.cures.own_half import OwnHalf, half_weights
+from ampscope.analysis.cures import explicit_half, trials
+from ampscope.analysis.cures.explicit_half import ExplicitHalf, half_weights
 from ampscope.analysis.diagnosis.context import Context
 from ampscope.analysis.diagnosis.examined import Examined
 from ampscope.analysis.origin.step_graph import Sites, StepGraph, source_line
@@ -124,17 +124,17 @@ class Examiner:
         if found.cause is Cause.BAD_INPUT and isinstance(found.reason, CameIn):
             found = replace(found, reason=replace(found.reason, rows=_rows_of(row, found.reason.name)))
         tried = self._tried.get((row.step, row.optimizer), ())
-        own = self._own_half(graph, found, tried)
+        explicit = self._explicit_half(graph, found, tried)
         path = origin.path if found.seq == origin.seq else (found.seq, *origin.path)
-        incident = replace(_incident(row, graph, found, own, tried), path=graph.path(path))
-        return Examined(incident, found.reason, own)
+        incident = replace(_incident(row, graph, found, explicit, tried), path=graph.path(path))
+        return Examined(incident, found.reason, explicit)
 
-    def _own_half(self, graph: StepGraph, found: Recognised, tried: Sequence[Tried]) -> OwnHalf:
+    def _explicit_half(self, graph: StepGraph, found: Recognised, tried: Sequence[Tried]) -> ExplicitHalf:
         """The half precision that the code asks for itself, where precision is what failed."""
         if not trials.by_precision(found.cause, tried):
-            return OwnHalf()
+            return ExplicitHalf()
         lost_by = _lost_by(found)
-        return own_half.own_half(graph, found.seq if lost_by is None else lost_by, tried, self._half_weights)
+        return explicit_half.explicit_half(graph, found.seq if lost_by is None else lost_by, tried, self._half_weights)
 
     def _harmless_if_calibrating(self, row: IncidentRow, examined: Examined) -> Examined:
         """An overflow of scaled gradients is harmless where the scale was only calibrating."""
@@ -172,7 +172,7 @@ class Examiner:
 
 
 def _incident(
-    row: IncidentRow, graph: StepGraph, found: Recognised, own: OwnHalf, tried: tuple[Tried, ...]
+    row: IncidentRow, graph: StepGraph, found: Recognised, explicit: ExplicitHalf, tried: tuple[Tried, ...]
 ) -> Incident:
     came_in = found.cause is Cause.BAD_INPUT
     site = graph.place(found.seq) if came_in else graph.site(found.seq)
@@ -199,7 +199,7 @@ def _incident(
         tried=tried,
         trigger=row.trigger,
         tripped=row.bad_params,
-        explanation=explanation(found.cause, occurrence) + own_half.in_words(own),
+        explanation=explanation(found.cause, occurrence) + explicit_half.in_words(explicit),
     )
 
 
