@@ -58,7 +58,9 @@ FLOORS = {
     ),
     "ampscope.capture.step.ending": "verdict incidents trace_ending device_decisions endings",
     "ampscope.capture.tracing": "statistics operators operand_keeper sites traced_rows tracer",
-    "ampscope.analysis": ("results numerics tables words origin cures usage scale overview precision replay diagnosis"),
+    "ampscope.analysis": (
+        "results numerics tables words origin causes cures usage scale overview precision replay diagnosis"
+    ),
     "ampscope.report": "safe_text source_place numbers palette diagnosis_json repro figures terminal html",
     "ampscope.report.html": "markup sheet source document figures parts report_page notebook",
     "app": "state data charts blocks app_pages streamlit_app",

@@ -49,7 +49,7 @@ class Cause(StrEnum):
     BENIGN_INF_MASK = "benign_inf_mask"
     BENIGN_METRIC_NAN = "benign_metric_nan"
     BENIGN_MASKED_INTERNAL = "benign_masked_internal"
-    # not yet told
+    # no other one was found
     UNKNOWN = "unknown"
 
     @property

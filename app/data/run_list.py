@@ -9,9 +9,9 @@ from pathlib import Path
 
 import streamlit as st
 
+from ampscope.analysis.causes.catalogue import cause_in_words
 from ampscope.analysis.diagnosis.diagnosis import diagnose
 from ampscope.analysis.overview.run_list import RunSummary, run_summaries
-from ampscope.analysis.words.wording import cause_in_words
 from ampscope.errors import AmpscopeError
 from ampscope.trace.schema import MANIFEST
 

@@ -5,21 +5,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from ampscope.analysis.cures import own_half
-from ampscope.analysis.cures.own_half import OwnHalf
+from ampscope.analysis.causes.catalogue import CATALOGUE
+from ampscope.analysis.causes.wider_dtype import USE_BFLOAT16
+from ampscope.analysis.cures import explicit_half
+from ampscope.analysis.cures.explicit_half import ExplicitHalf
 from ampscope.analysis.results import CodeLine, Incident, Remedy, Tried
-from ampscope.analysis.words.wording import short_op
+from ampscope.analysis.words.wording import op_in_words
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import LOSS_CODE, Change, ReplayRow, Table, Trial
 from ampscope.trace.vocabulary import Cause
 
 #: A module of one among several watched models: ``Generator[1].head``.
 _OF_SEVERAL = re.compile(r"\w+\[(\d+)\]\.?(.*)")
-#: Causes that are the range of a dtype.
-_OF_RANGE = frozenset({Cause.FP16_OVERFLOW, Cause.FP16_UNDERFLOW, Cause.EPS_UNDERFLOW, Cause.LITERAL_OVERFLOW})
-#: Causes at which a step that comes out finite proves nothing about the cure.
-_NOT_CURED_BY_PRECISION = frozenset({Cause.DIVERGENCE, Cause.HARDWARE_TRANSIENT, Cause.UNKNOWN})
 
 
 def trials(run: Run, rank: int) -> dict[tuple[int, int], tuple[Tried, ...]]:
@@ -52,10 +51,8 @@ def _conversion_lines(row: ReplayRow) -> tuple[CodeLine, ...] | None:
 
 def by_precision(cause: Cause, tried: Sequence[Tried]) -> bool:
     """Whether a failure is one of precision: by its cause, unless float32 was tried in vain, or by that trial."""
-    cured = fp32_ok(tried)
-    if cured is None:
-        return cause in _OF_RANGE
-    return cured and cause not in _NOT_CURED_BY_PRECISION
+    cured, by_nature = fp32_ok(tried), CATALOGUE[cause].cured_by_precision
+    return bool(by_nature) if cured is None else cured and by_nature is not False
 
 
 def fp32_ok(tried: Sequence[Tried]) -> bool | None:
@@ -66,7 +63,7 @@ def fp32_ok(tried: Sequence[Tried]) -> bool | None:
 
 def in_words(incident: Incident) -> str:
     """One sentence on what was tried on an incident and what came out; empty where nothing was."""
-    tried, op = incident.tried, short_op(incident.op)
+    tried, op = incident.tried, op_in_words(incident.op)
     fails = list(dict.fromkeys(_changed(each) for each in tried if each.outcome == Trial.NONFINITE))
     values = {_changed(each): _value(each, op) for each in reversed(tried) if each.outcome == Trial.FINITE}
     cures = [f"{change}{value}" for change, value in reversed(values.items()) if change not in fails]
@@ -113,12 +110,12 @@ def _listed(parts: Sequence[str]) -> str:
     return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)
 
 
-_NOTHING = OwnHalf()
+_NOTHING = ExplicitHalf()
 
 # -- remedies ---------------------------------------------------------------------------------------------------------
 
 
-def remedies(cause: Cause, tried: Sequence[Tried], own: OwnHalf = _NOTHING) -> tuple[Remedy, ...]:
+def remedies(cause: Cause, tried: Sequence[Tried], explicit: ExplicitHalf = _NOTHING) -> tuple[Remedy, ...]:
     """What was tried, as advice: what cured the step first, what did not help after it.
 
     Each remedy says all that its replay did otherwise: what the code asks for by itself is out of autocast's reach.
@@ -126,11 +123,17 @@ def remedies(cause: Cause, tried: Sequence[Tried], own: OwnHalf = _NOTHING) -> t
     Args:
         cause: The cause.
         tried: The replays.
-        own: The half precision that the code asks for itself.
+        explicit: The half precision that the code asks for itself.
     """
-    if cause.is_benign or cause in _NOT_CURED_BY_PRECISION:
+    if CATALOGUE[cause].cured_by_precision is False:
         return ()
-    advice = [*_conversions(tried), *_modules(tried, own), *_scale(tried), *_bf16(tried, own), *_fp32(tried, own)]
+    advice = [
+        *_conversions(tried),
+        *_modules(tried, explicit),
+        *_scale(tried),
+        *_bf16(tried, explicit),
+        *_fp32(tried, explicit),
+    ]
     return tuple(sorted(advice, key=lambda remedy: not remedy.verified))
 
 
@@ -151,40 +154,42 @@ def take_out(lines: Sequence[CodeLine], *, verified: bool | None = None) -> Reme
     """The advice not to convert to half precision by hand."""
     also = " and change nothing else" if verified is False else ", or convert to float32 there"
     return Remedy(
-        text=f"Take out {own_half.places(lines)}{also}.", code=own_half.rewritten(lines, "float32"), verified=verified
+        text=f"Take out {explicit_half.places(lines)}{also}.",
+        code=explicit_half.rewritten(lines, "float32"),
+        verified=verified,
     )
 
 
-def _with_own(remedy: Remedy, dtype: str, lines: Sequence[CodeLine], leaves: Sequence[str]) -> Remedy:
+def _with_explicit(remedy: Remedy, dtype: str, lines: Sequence[CodeLine], half_values: Sequence[str]) -> Remedy:
     """A remedy together with what else its replay had in another dtype: conversions, and what was half from outside."""
     text, code = remedy.text, remedy.code
     if lines:
-        text = f"Take out {own_half.places(lines)} (or convert to {dtype}), and {text[:1].lower()}{text[1:]}"
-        code = "\n".join(filter(None, (code, own_half.rewritten(lines, dtype))))
-    if leaves:
-        text += f" What is half precision by itself has to be {dtype} too: {own_half.listed(leaves)}."
+        text = f"Take out {explicit_half.places(lines)} (or convert to {dtype}), and {text[:1].lower()}{text[1:]}"
+        code = "\n".join(filter(None, (code, explicit_half.rewritten(lines, dtype))))
+    if half_values:
+        text += f" What is half precision by itself has to be {dtype} too: {explicit_half.listed(half_values)}."
     return Remedy(text=text, code=code, verified=remedy.verified)
 
 
-def _modules(tried: Sequence[Tried], own: OwnHalf) -> Iterator[Remedy]:
+def _modules(tried: Sequence[Tried], explicit: ExplicitHalf) -> Iterator[Remedy]:
     cured = _locally(tried)
     fewest = min(cured, key=lambda each: len(each.modules), default=None)
     if fewest is not None:
-        half = [name for name in own.weights.parameters if _is_inside(name, fewest.modules)]
+        half = [name for name in explicit.weights.parameters if _is_inside(name, fewest.modules)]
         keep = Remedy(
             text=f"Keep {modules_in_words(fewest.modules)} in float32.", code=_keep(fewest.modules, half), verified=True
         )
-        lines = _converted(fewest, own) if fewest.conversions or LOSS_CODE in fewest.modules else ()
-        yield _with_own(keep, "float32", lines, half)
+        lines = _converted(fewest, explicit) if fewest.conversions or LOSS_CODE in fewest.modules else ()
+        yield _with_explicit(keep, "float32", lines, half)
     for each in _of(tried, Change.MODULES_FP32, Trial.NONFINITE)[:1]:
         alone = " alone" if len(each.modules) == 1 else ""
         keep = Remedy(text=f"Keep {modules_in_words(each.modules)}{alone} in float32.", verified=False)
-        yield _with_own(keep, "float32", each.conversions or (), ())
+        yield _with_explicit(keep, "float32", each.conversions or (), ())
 
 
-def _converted(tried: Tried, own: OwnHalf) -> tuple[CodeLine, ...]:
+def _converted(tried: Tried, explicit: ExplicitHalf) -> tuple[CodeLine, ...]:
     """The conversions that a replay replaced; where that was not recorded, the one that the failure stems from."""
-    return own.conversions if tried.conversions is None else tried.conversions
+    return explicit.conversions if tried.conversions is None else tried.conversions
 
 
 def _is_inside(name: str, modules: Sequence[str]) -> bool:
@@ -227,34 +232,27 @@ def _scale(tried: Sequence[Tried]) -> Iterator[Remedy]:
         yield Remedy(text="Lower the loss scale: even a scale of 1 does not help.", verified=False)
 
 
-def _bf16(tried: Sequence[Tried], own: OwnHalf) -> Iterator[Remedy]:
+def _bf16(tried: Sequence[Tried], explicit: ExplicitHalf) -> Iterator[Remedy]:
     for outcome, verified in ((Trial.FINITE, True), (Trial.NONFINITE, False)):
         for each in _of(tried, Change.BF16, outcome)[:1]:
-            yield _with_own(bf16(verified=verified), "bfloat16", _converted(each, own), own.leaves)
+            yield _with_explicit(
+                replace(USE_BFLOAT16, verified=verified), "bfloat16", _converted(each, explicit), explicit.half_values
+            )
 
 
-def bf16(*, verified: bool | None = None) -> Remedy:
-    """The advice to use bfloat16."""
-    return Remedy(
-        text="Use bfloat16, whose range is that of float32 (and which needs no GradScaler).",
-        code="with torch.autocast(device_type, dtype=torch.bfloat16):\n    loss = loss_fn(model(x), y)",
-        verified=verified,
-    )
-
-
-def _fp32(tried: Sequence[Tried], own: OwnHalf) -> Iterator[Remedy]:
+def _fp32(tried: Sequence[Tried], explicit: ExplicitHalf) -> Iterator[Remedy]:
     """Float32 for everything: the last of what helps, because it gives up what mixed precision is for."""
     whole = [each for each in _of(tried, Change.MODULES_FP32, Trial.FINITE) if "" in each.modules]
     cured = [*whole, *_of(tried, Change.FP32, Trial.FINITE)]
     if _of(tried, Change.FP32, Trial.NONFINITE):
         yield Remedy(text="More precision: float32 everywhere.", verified=False)
     elif cured and not _locally(tried) and not _of(tried, Change.CONVERSIONS, Trial.FINITE):
-        lines, leaves = _converted(cured[-1], own), own.leaves
-        part = "" if whole or lines or leaves else ", or switch it off around the part that fails"
-        weights = "model.float()\n" if own.weights.parameters or own.weights.buffers else ""
+        lines, half_values = _converted(cured[-1], explicit), explicit.half_values
+        part = "" if whole or lines or half_values else ", or switch it off around the part that fails"
+        weights = "model.float()\n" if explicit.weights.parameters or explicit.weights.buffers else ""
         without = Remedy(
             text=f"Compute in float32: leave autocast out{part}.",
             code=f"{weights}with torch.autocast(device_type, enabled=False):\n    loss = loss_fn(model(x.float()), y)",
             verified=True,
         )
-        yield _with_own(without, "float32", lines, leaves)
+        yield _with_explicit(without, "float32", lines, half_values)

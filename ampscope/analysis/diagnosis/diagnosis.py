@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from ampscope.analysis.diagnosis import sentences
-from ampscope.analysis.diagnosis.examiner import Examiner, merged
+from ampscope.analysis.diagnosis.examined import merged
+from ampscope.analysis.diagnosis.examiner import Examiner
 from ampscope.analysis.diagnosis.harmless_values import harmless_values
+from ampscope.analysis.diagnosis.run_summary import summary
 from ampscope.analysis.diagnosis.silent_failures import silent_failures
 from ampscope.analysis.origin.step_graph import Sites
 from ampscope.analysis.results import Diagnosis, Finding, Incident, RunInfo
@@ -52,7 +53,7 @@ def _diagnose(run: Run) -> Diagnosis:
     return Diagnosis(
         run=info,
         verdict=Verdict.PROBLEM if primary else Verdict.HEALTHY,
-        summary=sentences.summary(primary, steps=info.steps, skipped=info.skipped, benign=benign),
+        summary=summary(primary, steps=info.steps, skipped=info.skipped, benign=benign),
         primary=primary,
         incidents=tuple(incidents),
         findings=mistakes,
@@ -86,6 +87,6 @@ def run_info(run: Run, history: Mapping[int, History]) -> RunInfo:
 def _primary(incidents: Sequence[Incident], mistakes: Sequence[Finding]) -> Incident | Finding | None:
     """What to tell first: errors before warnings, then the earliest; a mistake before the failure it leads to."""
     entries: list[Incident | Finding] = [*mistakes, *incidents]
-    told = [entry for entry in entries if entry.severity is not Severity.INFO]
+    matter = [entry for entry in entries if entry.severity is not Severity.INFO]
     order = {Severity.ERROR: 0, Severity.WARNING: 1}
-    return min(told, key=lambda entry: (order[entry.severity], entry.step), default=None)
+    return min(matter, key=lambda entry: (order[entry.severity], entry.step), default=None)

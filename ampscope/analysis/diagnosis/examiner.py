@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from ampscope.analysis.cures import trials
-from ampscope.analysis.cures.own_half import half_weights, own_half
-from ampscope.analysis.cures.remedies import remedies
-from ampscope.analysis.diagnosis import sentences
-from ampscope.analysis.origin import origin_cause
-from ampscope.analysis.origin.origin_cause import Explained
+from ampscope.analysis.causes.catalogue import CATALOGUE, explanation
+from ampscope.analysis.causes.cause_entry import LostBefore, Occurrence
+from ampscope.analysis.causes.outside import CameIn
+from ampscope.analysis.causes.recognition import Recognised, first_overflow, recognise
+from ampscope.analysis.causes.unknown import Observed
+from ampscope.analysis.cures import explicit_half, trials
+from ampscope.analysis.cures.explicit_half import ExplicitHalf, half_weights
+from ampscope.analysis.diagnosis.context import Context
+from ampscope.analysis.diagnosis.examined import Examined
 from ampscope.analysis.origin.step_graph import Sites, StepGraph, source_line
-from ampscope.analysis.results import Incident, PathNode
-from ampscope.analysis.scale import skip_runs
+from ampscope.analysis.results import Incident, PathNode, Tried
 from ampscope.analysis.tables.step_history import History
 from ampscope.provenance import Origin, absorbed, origins
 from ampscope.trace.json_columns import details
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import IncidentRow, Node, Phase, ReplayStatus, Source, Table, Trigger, source_of
-from ampscope.trace.vocabulary import Cause, Severity
+from ampscope.trace.vocabulary import Cause
 
 #: Incidents examined op by op; a run with more is summed up from these.
 MAX_EXAMINED = 60
-#: Origins of one step that are told besides the first.
+#: Origins of one step that are named besides the first.
 MOST_OTHERS = 3
-#: A loss that rose at each of the last steps, by this factor in all, is running away.
-RUNAWAY_STEPS = 3
-RUNAWAY_FACTOR = 100.0
 
 
 class _Symptom(NamedTuple):
@@ -39,44 +38,6 @@ class _Symptom(NamedTuple):
     optimizer: int
     trigger: str
     tripped: tuple[str, ...]
-
-
-class Examined(NamedTuple):
-    """An incident, with the facts from which its remedies are made."""
-
-    incident: Incident
-    facts: dict[str, Any]
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """What makes two incidents one."""
-        incident = self.incident
-        if incident.cause.is_benign:
-            return (incident.cause,)
-        place = (incident.source.file, incident.source.line) if incident.source else None
-        return (incident.cause, incident.op, incident.module, incident.phase, place)
-
-    def repeated(self, step: int) -> Examined:
-        """The same at another step, at which nothing was tried."""
-        return self._replace(incident=replace(self.incident, step=step, last_step=step, tried=()))
-
-    def joined(self, later: Incident) -> Examined:
-        """With another occurrence counted in."""
-        incident = self.incident
-        known = incident.fp32_ok if incident.fp32_ok is not None else later.fp32_ok
-        both = (*incident.tried, *later.tried)
-        joined = replace(incident, last_step=later.step, count=incident.count + 1, fp32_ok=known, tried=both)
-        return self._replace(incident=joined)
-
-    def with_remedies(self) -> Incident:
-        """The incident with what cures it."""
-        incident = self.incident
-        if incident.cause.is_benign:
-            return incident
-        advice = remedies(
-            incident.cause, op=incident.op, module=incident.module, facts=self.facts, tried=incident.tried
-        )
-        return replace(incident, remedies=advice)
 
 
 class Examiner:
@@ -92,10 +53,10 @@ class Examiner:
         self._run = run
         self._rank = rank
         self._history = history
+        self._context = Context(history)
         self._sites = Sites(run, rank)
         self._tried = trials.trials(run, rank)
         self._half_weights = half_weights(run, rank)
-        self._skips = {optimizer: skip_runs.skip_runs(each) for optimizer, each in history.items()}
 
     def examined(self) -> list[Examined]:
         """Every incident row with its origin, and bad losses that no incident row speaks of."""
@@ -121,129 +82,79 @@ class Examiner:
             left = [int(step) for step in bad if step not in reported][:MAX_EXAMINED]
             for step in left:
                 position = int(np.searchsorted(history.step, step))
-                yield self._without_origin(_silent(step, optimizer, float(history.loss[position])))
+                yield self._without_origin(_unreported_row(step, optimizer, float(history.loss[position])))
 
     def _examine(self, row: IncidentRow) -> list[Examined]:
         """An incident by its origin; where the step had several, by each, the one that matters most first."""
-        graph, born = self._origins(row)
-        if not born:
+        graph, found = self._origins(row)
+        if not found:
             return [self._without_origin(row)]
-        first = self._calmed(row, self._described(row, graph, born[0], origin_cause.explain(graph, born[0])))
-        return [first, *self._others(row, graph, born[1:], first.incident)]
+        first = self._harmless_if_calibrating(row, self._at_origin(row, graph, found[0], recognise(graph, found[0])))
+        return [first, *self._others(row, graph, found[1:], first.incident)]
 
     def _origins(self, row: IncidentRow) -> tuple[StepGraph, list[Origin]]:
         """The origins in the best execution of the step that the trace holds, the one that matters most first."""
         for source in (Source.REPLAY, Source.LIVE):
             graph = StepGraph(self._run, self._sites, row.step, source_of(source, row.optimizer))
-            born = absorbed(graph) if row.trigger == Trigger.ABSORBED_OVERFLOW else origins(graph)
-            if born:
+            found = absorbed(graph) if row.trigger == Trigger.ABSORBED_OVERFLOW else origins(graph)
+            if found:
                 break
-        return graph, born
+        return graph, found
 
     def _others(
-        self, row: IncidentRow, graph: StepGraph, born: Sequence[Origin], first: Incident
+        self, row: IncidentRow, graph: StepGraph, further: Sequence[Origin], first: Incident
     ) -> Iterator[Examined]:
         """Further origins in the forward pass of the same step, which would have made it fail by themselves."""
         if first.phase != Phase.FORWARD or first.cause is Cause.HARDWARE_TRANSIENT:
             return
-        told: set[int] = set()
-        for origin in born[:MOST_OTHERS]:
-            explained = origin_cause.explain(graph, origin)
-            known = explained.cause not in (Cause.UNKNOWN, Cause.BAD_WEIGHT, Cause.HARDWARE_TRANSIENT)
-            if known and explained.phase in (Phase.FORWARD, Phase.LOSS) and explained.seq not in told:
-                told.add(explained.seq)
-                other = self._described(row, graph, origin, explained)
+        named: set[int] = set()
+        for origin in further[:MOST_OTHERS]:
+            found = recognise(graph, origin)
+            known = found.cause not in (Cause.UNKNOWN, Cause.BAD_WEIGHT, Cause.HARDWARE_TRANSIENT)
+            if known and found.phase in (Phase.FORWARD, Phase.LOSS) and found.seq not in named:
+                named.add(found.seq)
+                other = self._at_origin(row, graph, origin, found)
                 yield other._replace(incident=replace(other.incident, tried=()))
 
-    def _described(self, row: IncidentRow, graph: StepGraph, origin: Origin, explained: Explained) -> Examined:
-        cause, facts = self._in_context(row, explained)
-        if cause is Cause.BAD_INPUT:
-            facts = facts | _rows_of(row, str(facts.get("name")))
-        if cause is Cause.DIVERGENCE:
-            explained = origin_cause.first_overflow(graph) or explained
-        site = graph.place(explained.seq) if cause is Cause.BAD_INPUT else graph.site(explained.seq)
-        op, module = Node.INPUT if cause is Cause.BAD_INPUT else site.op, site.module
+    def _at_origin(self, row: IncidentRow, graph: StepGraph, origin: Origin, found: Recognised) -> Examined:
+        """An incident with its origin, the cause judged by its context."""
+        found = self._context.judged(row, found)
+        if found.cause is Cause.DIVERGENCE and (first := first_overflow(graph)) is not None:
+            found = replace(found, seq=first.seq, phase=first.phase)
+        if found.cause is Cause.BAD_INPUT and isinstance(found.reason, CameIn):
+            found = replace(found, reason=replace(found.reason, rows=_rows_of(row, found.reason.name)))
         tried = self._tried.get((row.step, row.optimizer), ())
-        if trials.by_precision(cause, tried):
-            own = own_half(graph, facts.get("lost_by", explained.seq), tried, self._half_weights)
-            facts = facts | {"own": own}
-        path = origin.path if explained.seq == origin.seq else (explained.seq, *origin.path)
-        incident = Incident(
-            step=row.step,
-            last_step=row.step,
-            count=1,
-            severity=Severity.ERROR,
-            cause=cause,
-            phase=Phase.FORWARD if explained.phase == Phase.LOSS else explained.phase,
-            op=op,
-            module=module,
-            module_type=graph.module_type(site),
-            source=source_line(site),
-            inputs=graph.operands(explained.seq),
-            outputs=graph.results(explained.seq),
-            path=graph.path(path),
-            lost=_lost(graph, explained.seq, facts.get("lost_by")),
-            replay=row.replay,
-            replay_reason=row.replay_reason,
-            traced=graph.source,
-            fp32_ok=trials.fp32_ok(tried) if graph.half else False,
-            tried=tried,
-            trigger=row.trigger,
-            tripped=row.bad_params,
-            explanation=sentences.explanation(cause, op, facts),
-        )
-        return Examined(incident, facts)
+        explicit = self._explicit_half(graph, found, tried)
+        path = origin.path if found.seq == origin.seq else (found.seq, *origin.path)
+        incident = replace(_incident(row, graph, found, explicit, tried), path=graph.path(path))
+        return Examined(incident, found.reason, explicit)
 
-    def _in_context(self, row: IncidentRow, explained: Explained) -> tuple[Cause, dict[str, Any]]:
-        """The cause in the light of what else is known of the run.
+    def _explicit_half(self, graph: StepGraph, found: Recognised, tried: Sequence[Tried]) -> ExplicitHalf:
+        """The half precision that the code asks for itself, where precision is what failed."""
+        if not trials.by_precision(found.cause, tried):
+            return ExplicitHalf()
+        lost_by = _lost_by(found)
+        return explicit_half.explicit_half(graph, found.seq if lost_by is None else lost_by, tried, self._half_weights)
 
-        An overflow at the end of a runaway loss is divergence; what an identical second run did not do is transient;
-        without a scaler, no loss scale is to blame.
-        """
-        if row.replay == ReplayStatus.NOT_REPRODUCED:
-            return Cause.HARDWARE_TRANSIENT, {}
-        overflow = explained.cause in (Cause.FP16_OVERFLOW, Cause.SCALE_OVERFLOW)
-        if overflow and self._ran_away(row):
-            return Cause.DIVERGENCE, {}
-        if explained.cause is Cause.SCALE_OVERFLOW and row.scale is None:
-            return Cause.FP16_OVERFLOW, explained.facts
-        return explained.cause, explained.facts
-
-    def _ran_away(self, row: IncidentRow) -> bool:
-        history = self._history.get(row.optimizer)
-        losses = history.before(row.step, RUNAWAY_STEPS) if history is not None else np.empty(0)
-        rising = losses.size > 1 and (np.diff(losses) > 0).all()
-        return bool(rising and losses[-1] / losses[0] >= RUNAWAY_FACTOR)
-
-    def _calmed(self, row: IncidentRow, examined: Examined) -> Examined:
+    def _harmless_if_calibrating(self, row: IncidentRow, examined: Examined) -> Examined:
         """An overflow of scaled gradients is harmless where the scale was only calibrating."""
-        incident = examined.incident
-        if incident.cause is not Cause.SCALE_OVERFLOW or incident.trigger != Trigger.NONFINITE_GRADIENT:
-            return examined
-        run = next((r for r in self._skips.get(row.optimizer, ()) if r.first <= row.step <= r.last), None)
-        if run is None or not run.calibrates:
+        incident, run = examined.incident, self._context.calibration(row)
+        if incident.cause is not Cause.SCALE_OVERFLOW or run is None:
             return examined
         cause = run.benign_cause
-        explanation = sentences.explanation(cause, incident.op, {})
-        return Examined(replace(incident, severity=Severity.INFO, cause=cause, explanation=explanation), {})
-
-    def _adjusts(self, row: IncidentRow) -> Cause | None:
-        """What to call a skip that could not be run again, where a smaller scale was all that the next steps took."""
-        if row.replay != ReplayStatus.UNAVAILABLE or row.trigger != Trigger.NONFINITE_GRADIENT or row.scale is None:
-            return None
-        run = next((r for r in self._skips.get(row.optimizer, ()) if r.first <= row.step <= r.last), None)
-        return run.benign_cause if run is not None and run.calibrates and run.recovered else None
+        text = explanation(cause, Occurrence(op=incident.op))
+        return Examined(replace(incident, severity=CATALOGUE[cause].severity, cause=cause, explanation=text))
 
     def _without_origin(self, row: IncidentRow) -> Examined:
         """What can be said when no trace of the step shows an origin."""
-        transient = row.replay == ReplayStatus.NOT_REPRODUCED
-        cause = Cause.HARDWARE_TRANSIENT if transient else self._adjusts(row) or Cause.UNKNOWN
+        cause = self._context.cause_without_origin(row)
         why = row.replay_reason or "no trace of this step shows where the value was born"
+        occurrence = Occurrence(reason=Observed(sentence=f"The origin is not known: {why}."))
         incident = Incident(
             step=row.step,
             last_step=row.step,
             count=1,
-            severity=Severity.INFO if cause.is_benign else Severity.ERROR,
+            severity=CATALOGUE[cause].severity,
             cause=cause,
             phase=Phase.FORWARD if row.trigger == Trigger.NONFINITE_LOSS else Phase.BACKWARD,
             op="",
@@ -255,17 +166,54 @@ class Examiner:
             tried=self._tried.get((row.step, row.optimizer), ()),
             trigger=row.trigger,
             tripped=row.bad_params,
-            explanation=sentences.explanation(cause, "", {"why": f"The origin is not known: {why}."}),
+            explanation=explanation(cause, occurrence),
         )
-        return Examined(incident, {})
+        return Examined(incident)
 
 
-def _lost(graph: StepGraph, seq: int, by: int | None) -> PathNode | None:
-    """The op that lost an operand of ``seq``, unless that is the op itself."""
-    return graph.path((by,))[0] if by is not None and by != seq else None
+def _incident(
+    row: IncidentRow, graph: StepGraph, found: Recognised, explicit: ExplicitHalf, tried: tuple[Tried, ...]
+) -> Incident:
+    came_in = found.cause is Cause.BAD_INPUT
+    site = graph.place(found.seq) if came_in else graph.site(found.seq)
+    op = Node.INPUT if came_in else site.op
+    occurrence = Occurrence(op=op, reason=found.reason, masked=found.masked)
+    return Incident(
+        step=row.step,
+        last_step=row.step,
+        count=1,
+        severity=CATALOGUE[found.cause].severity,
+        cause=found.cause,
+        phase=Phase.FORWARD if found.phase == Phase.LOSS else found.phase,
+        op=op,
+        module=site.module,
+        module_type=graph.module_type(site),
+        source=source_line(site),
+        inputs=graph.operands(found.seq),
+        outputs=graph.results(found.seq),
+        lost=_lost(graph, found),
+        replay=row.replay,
+        replay_reason=row.replay_reason,
+        traced=graph.source,
+        fp32_ok=trials.fp32_ok(tried) if graph.half else False,
+        tried=tried,
+        trigger=row.trigger,
+        tripped=row.bad_params,
+        explanation=explanation(found.cause, occurrence) + explicit_half.in_words(explicit),
+    )
 
 
-def _silent(step: int, optimizer: int, loss: float) -> IncidentRow:
+def _lost(graph: StepGraph, found: Recognised) -> PathNode | None:
+    """The op that lost what the op at the origin needs, unless that is the op itself."""
+    by = _lost_by(found)
+    return graph.path((by,))[0] if by is not None and by != found.seq else None
+
+
+def _lost_by(found: Recognised) -> int | None:
+    return found.reason.lost_by if isinstance(found.reason, LostBefore) else None
+
+
+def _unreported_row(step: int, optimizer: int, loss: float) -> IncidentRow:
     """The row that a step without one would have."""
     return IncidentRow(
         step=step,
@@ -284,20 +232,7 @@ def _silent(step: int, optimizer: int, loss: float) -> IncidentRow:
     )
 
 
-def _rows_of(row: IncidentRow, name: str) -> dict[str, str]:
-    """Which rows of an input were bad, as a fact to tell; empty where capture did not look."""
+def _rows_of(row: IncidentRow, name: str) -> tuple[int, ...]:
+    """Which rows of an input were bad; none where capture did not look."""
     rows = details(row.evidence).get("rows")
-    found = rows.get(name, ()) if isinstance(rows, dict) else ()
-    return {"rows": ", ".join(map(str, found))} if found else {}
-
-
-def merged(examined: Iterable[Examined]) -> list[Incident]:
-    """Repeats of one origin as one incident with count and span, in the order of their steps, with their remedies.
-
-    The first keeps its details; what was tried on any of them counts for all.
-    """
-    kept: dict[tuple[Any, ...], Examined] = {}
-    for each in sorted(examined, key=lambda each: each.incident.step):
-        first = kept.get(each.key)
-        kept[each.key] = first.joined(each.incident) if first else each
-    return [each.with_remedies() for each in kept.values()]
+    return tuple(rows.get(name, ())) if isinstance(rows, dict) else ()

@@ -1,15 +1,16 @@
-"""The non-finite values of a run that harm nothing, each kind told once with the reason why it is left alone."""
+"""The non-finite values of a run that harm nothing, each kind once, with the reason why it is left alone."""
 
 from __future__ import annotations
 
-from ampscope.analysis.diagnosis import sentences
+from ampscope.analysis.causes.catalogue import CATALOGUE, explanation
+from ampscope.analysis.causes.cause_entry import Occurrence
 from ampscope.analysis.origin.step_graph import Sites, StepGraph, public_phase, source_line
 from ampscope.analysis.results import Incident
 from ampscope.analysis.tables.traced_steps import first_traced_steps
 from ampscope.provenance import Harmless, harmless_births
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import Source, execution_of
-from ampscope.trace.vocabulary import Cause, Severity
+from ampscope.trace.vocabulary import Cause
 
 #: Traced steps that are looked through: what is harmless is so in every step.
 LOOKED_THROUGH = 3
@@ -34,18 +35,18 @@ def harmless_values(run: Run, sites: Sites) -> list[Incident]:
             continue
         graph = StepGraph(run, sites, each.step, each.source)
         for seq, why in harmless_births(graph):
-            found.setdefault(_CAUSES[why], _told(graph, seq, _CAUSES[why]))
+            found.setdefault(_CAUSES[why], _incident(graph, seq, _CAUSES[why]))
     return list(found.values())
 
 
-def _told(graph: StepGraph, seq: int, cause: Cause) -> Incident:
+def _incident(graph: StepGraph, seq: int, cause: Cause) -> Incident:
     site = graph.place(seq)
     op = graph.site(seq).op
     return Incident(
         step=graph.step,
         last_step=graph.step,
         count=1,
-        severity=Severity.INFO,
+        severity=CATALOGUE[cause].severity,
         cause=cause,
         phase=public_phase(site.phase),
         op=op,
@@ -55,5 +56,5 @@ def _told(graph: StepGraph, seq: int, cause: Cause) -> Incident:
         inputs=graph.operands(seq),
         outputs=graph.results(seq),
         traced=graph.source,
-        explanation=sentences.explanation(cause, op, {}),
+        explanation=explanation(cause, Occurrence(op=op)),
     )

@@ -6,13 +6,14 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import narwhals as nw
 import numpy as np
 
+from ampscope.analysis.causes.catalogue import CATALOGUE, explanation
+from ampscope.analysis.causes.cause_entry import Occurrence, Reason
+from ampscope.analysis.causes.range_underflow import GradientFlushed, UpdatesLost
 from ampscope.analysis.cures.remedies import remedies
-from ampscope.analysis.diagnosis import sentences
 from ampscope.analysis.numerics import rounding
 from ampscope.analysis.origin.op_facts import Executed, numel
 from ampscope.analysis.origin.step_graph import Sites, StepGraph, public_phase, source_line
@@ -22,7 +23,7 @@ from ampscope.analysis.tables.step_history import History
 from ampscope.analysis.tables.traced_steps import traced_steps
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import Node, Phase, Source, Table, source_of
-from ampscope.trace.vocabulary import Cause, Severity
+from ampscope.trace.vocabulary import Cause
 
 #: Weights of which this share does not move in an optimizer step do not train.
 LOST_SHARE = 0.9
@@ -89,9 +90,9 @@ def _at_full_rate(history: History | None, step: int) -> bool:
 def _lost(run: Run, sites: Sites, optimizer: int, readings: list[_Reading]) -> Incident:
     first = readings[0]
     cause = Cause.BF16_PRECISION if first.dtype == "bfloat16" else Cause.HALF_PARAMS
-    facts = {"dtype": first.dtype, "share": f"{first.share:.0%}"}
+    reason = UpdatesLost(dtype=first.dtype, share=first.share)
     graph = StepGraph(run, sites, first.step, source_of(Source.LIVE, optimizer))
-    found = _incident(first.step, cause, facts, graph, _last_update(graph))
+    found = _incident(first.step, cause, reason, graph, _last_update(graph))
     return replace(found, last_step=readings[-1].step, count=len(readings))
 
 
@@ -118,8 +119,8 @@ def _flushed_gradients(run: Run, sites: Sites) -> Iterator[Incident]:
         graph = StepGraph(run, sites, traced.step, traced.source)
         flush = next((seq for seq in sorted(graph.outputs) if flushes_all(Executed(graph, seq))), None)
         if flush is not None:
-            facts = {"dtype": "float16", "parameter": dead[0]}
-            yield _incident(traced.step, Cause.FP16_UNDERFLOW, facts, graph, flush)
+            reason = GradientFlushed(parameter=dead[0])
+            yield _incident(traced.step, Cause.FP16_UNDERFLOW, reason, graph, flush)
             return
 
 
@@ -149,7 +150,7 @@ def flushes_all(op: Executed) -> bool:
     return product * terms < rounding.SMALLEST["float16"] / 2
 
 
-def _incident(step: int, cause: Cause, facts: dict[str, Any], graph: StepGraph, seq: int | None) -> Incident:
+def _incident(step: int, cause: Cause, reason: Reason, graph: StepGraph, seq: int | None) -> Incident:
     site = graph.site(seq) if seq is not None else None
     phase = public_phase(site.phase) if site else Phase.OPTIMIZER
     optimizer = phase == Phase.OPTIMIZER
@@ -158,7 +159,7 @@ def _incident(step: int, cause: Cause, facts: dict[str, Any], graph: StepGraph, 
         step=step,
         last_step=step,
         count=1,
-        severity=Severity.ERROR,
+        severity=CATALOGUE[cause].severity,
         cause=cause,
         phase=phase,
         op=op,
@@ -169,6 +170,6 @@ def _incident(step: int, cause: Cause, facts: dict[str, Any], graph: StepGraph, 
         outputs=graph.results(seq) if seq is not None else (),
         path=graph.path((seq,)) if seq is not None else (),
         traced=graph.source if seq is not None else "",
-        explanation=sentences.explanation(cause, op, facts),
-        remedies=remedies(cause, op=op, facts=facts),
+        explanation=explanation(cause, Occurrence(op=op, reason=reason)),
+        remedies=remedies(cause, op=op, reason=reason),
     )

@@ -11,7 +11,7 @@ from ampscope.analysis.tables.lazy_tables import first_rank
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import SINK_NODES, EdgeRow, SiteRow
 
-#: Healthy operands and other readers that are told one by one; the rest is counted.
+#: Healthy operands and other readers that are named one by one; the rest is counted.
 MAX_NEIGHBOURS = 4
 #: Lines of the user's program before and after the one that is meant.
 AROUND = 6

@@ -39,7 +39,7 @@ class Range(NamedTuple):
         return max(ends, default=None)
 
 
-class LostConstant(NamedTuple):
+class RoundedConstant(NamedTuple):
     """A constant that its dtype rounded away."""
 
     value: float
@@ -178,9 +178,9 @@ class Executed:
         mine, theirs = self.site, other.site
         return (mine.grad_fn, mine.forward_site) == (theirs.grad_fn, theirs.forward_site)
 
-    def lost_constant(self) -> LostConstant | None:
+    def rounded_constant(self) -> RoundedConstant | None:
         """A small constant (or a bound just below 1) that was to keep the divisor from zero and was rounded away."""
-        return next((lost for op in self.upstream() if (lost := op._loses())), None)
+        return next((lost for op in self.upstream() if (lost := op._rounded_here())), None)
 
     def flushed(self) -> Executed | None:
         """The nearest op upstream that made a zero of operands without any, in a dtype too small for the result."""
@@ -197,25 +197,25 @@ class Executed:
             yield from (Executed(self.graph, seq) for seq in front)
             front = [edge.from_seq for seq in front for edge in self.graph.inputs[seq]]
 
-    def _loses(self) -> LostConstant | None:
+    def _rounded_here(self) -> RoundedConstant | None:
         if self.dtype not in rounding.EPSILON:
             return None
         if self.site.cast and self.result.numel == 1:
-            return self._casts_away()
+            return self._cast_here()
         if self.name not in _KEEPS_AWAY:
             return None
         for name, value in self.numbers():
             if name != "alpha" and rounding.vanishes(value, self.dtype) and self._spans(0.0):
-                return LostConstant(value, 0.0, self.dtype, self.seq)
+                return RoundedConstant(value, 0.0, self.dtype, self.seq)
             if self.name.startswith("clamp") and rounding.rounds_to_one(value, self.dtype) and self._spans(1.0):
-                return LostConstant(value, 1.0, self.dtype, self.seq)
+                return RoundedConstant(value, 1.0, self.dtype, self.seq)
         return None
 
-    def _casts_away(self) -> LostConstant | None:
+    def _cast_here(self) -> RoundedConstant | None:
         """A constant kept in a tensor of one element, which the cast to a smaller dtype makes zero."""
         value = self.largest_operand
         lost = value is not None and rounding.vanishes(value, self.dtype)
-        return LostConstant(value, 0.0, self.dtype, self.seq) if lost and value is not None else None
+        return RoundedConstant(value, 0.0, self.dtype, self.seq) if lost and value is not None else None
 
     def _spans(self, value: float) -> bool:
         """Whether the result may hold ``value``; what was not measured may."""

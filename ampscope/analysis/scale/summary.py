@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from ampscope.analysis.scale.moves import Direction, Move
 from ampscope.analysis.scale.scale_history import ScaleHistory
+from ampscope.analysis.scale.skip_runs import CALIBRATION_STEPS
 from ampscope.analysis.words.scale_words import in_words, times
 
-#: Attempts within which calibration begins, and the halvings it may take: 65536 halves 16 times on its way to 1.
-CALIBRATION_STEPS = 20
+#: The halvings that calibration may take: 65536 halves 16 times on its way to 1.
 CALIBRATION_CHANGES = 16
 #: Halvings in a row after calibration that are a fall rather than a probe.
 FALL = 3

@@ -8,16 +8,20 @@ from typing import Any
 
 import numpy as np
 
+from ampscope.analysis.causes.catalogue import CATALOGUE
+from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Reason
+from ampscope.analysis.causes.unknown import Observed
+from ampscope.analysis.causes.usage import LearningRateMoved, OptimizerRestored, ScaleForgotten
 from ampscope.analysis.origin.step_graph import source_line
 from ampscope.analysis.results import Finding, SourceLine
 from ampscope.analysis.tables.step_history import History
-from ampscope.analysis.usage.mistakes import explained, fixes, happens_once, severity
+from ampscope.analysis.usage.mistakes import explained, fixes, happens_once
 from ampscope.trace.json_columns import details
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import FindingRow, Phase, ScalerAction, ScalerEventRow, SiteRow, Table
 from ampscope.trace.vocabulary import Cause, MistakeForm
 
-#: Mistakes that bring others with them: told first.
+#: Mistakes that bring others with them: shown first.
 _ROOTS = frozenset({Cause.MISUSE_AUTOCAST_SPANS_STEP})
 
 
@@ -32,32 +36,46 @@ def findings(run: Run, history: Mapping[int, History]) -> tuple[Finding, ...]:
     rows = [row for row in run.rows(Table.FINDINGS) if _costs_steps(row, history)]
     forgotten = {start.segment: _started_afresh(start, last) for start, last in _not_restored(events)}
     rows = [row for row in rows if row.cause != _FORGOTTEN or row.segment not in forgotten]
-    found = [*(_told(_seen(row), history) for row in rows), *forgotten.values(), *_recomputed_otherwise(run)]
+    found = [*(_with_count(_recorded(row), history) for row in rows), *forgotten.values(), *_recomputed_otherwise(run)]
     return tuple(sorted(found, key=lambda finding: (finding.step, finding.cause not in _ROOTS)))
 
 
 _FORGOTTEN = Cause.MISUSE_SCALER_STATE_NOT_RESTORED
 
 
-def _seen(row: FindingRow) -> Finding:
+def _recorded(row: FindingRow) -> Finding:
+    """A mistake as capture took it down."""
+    evidence = details(row.evidence)
     cause = Cause(row.cause) if row.cause in Cause._value2member_map_ else Cause.UNKNOWN
     form = MistakeForm(row.form) if row.form in MistakeForm._value2member_map_ else None
-    return _finding(cause, row.step, source_line(row), details(row.evidence), form)
+    return _finding(cause, row.step, source_line(row), form=form, reason=_reason(cause, evidence))
+
+
+def _reason(cause: Cause, evidence: dict[str, Any]) -> Reason:
+    """What capture saw of a mistake, apart from its form."""
+    if evidence.get("optimizer_steps"):
+        return OptimizerRestored(steps=evidence["optimizer_steps"])
+    return Observed(sentence=f"evidence: {evidence}") if cause is Cause.UNKNOWN else NOTHING_MORE
 
 
 def _finding(
-    cause: Cause, step: int, source: SourceLine | None, evidence: dict[str, Any], form: MistakeForm | None = None
+    cause: Cause,
+    step: int,
+    source: SourceLine | None,
+    *,
+    form: MistakeForm | None = None,
+    reason: Reason = NOTHING_MORE,
 ) -> Finding:
     return Finding(
         step=step,
         last_step=step,
         count=1,
         counted=happens_once(cause, form),
-        severity=severity(cause),
+        severity=CATALOGUE[cause].severity,
         cause=cause,
         source=source,
-        explanation=explained(cause, form, evidence),
-        remedies=fixes(cause, form, evidence),
+        explanation=explained(cause, form, reason),
+        remedies=fixes(cause, form),
     )
 
 
@@ -68,23 +86,19 @@ def _costs_steps(row: FindingRow, history: Mapping[int, History]) -> bool:
     return any(bool(each.skipped[each.step == row.step].any()) for each in history.values())
 
 
-def _told(finding: Finding, history: Mapping[int, History]) -> Finding:
+def _with_count(finding: Finding, history: Mapping[int, History]) -> Finding:
     """A scheduler's mistake with the number of steps on which the learning rate moved for nothing."""
     if finding.cause is not Cause.MISUSE_SCHEDULER_ORDER:
         return finding
     for_nothing = [step for each in history.values() for step in _moved_after_skip(each) if step >= finding.step]
     if not for_nothing:
         return finding
-    times = "once" if len(for_nothing) == 1 else f"{len(for_nothing)} times"
     return replace(
         finding,
         last_step=max(for_nothing),
         count=len(for_nothing),
         counted=True,
-        explanation=(
-            f"The learning rate moved on {times} although the optimizer step before had been skipped: the schedule "
-            "advances without training."
-        ),
+        explanation=explained(finding.cause, None, LearningRateMoved(steps=len(for_nothing))),
     )
 
 
@@ -97,7 +111,7 @@ def _moved_after_skip(history: History) -> Iterator[int]:
 
 def _not_restored(events: Sequence[ScalerEventRow]) -> Iterator[tuple[ScalerEventRow, float]]:
     """Scalers of a resumed run that began at their initial scale, with the other one that the run had found."""
-    for start, before in _successions(events):
+    for start, before in _resumed_scalers(events):
         own = [e for e in events if (e.segment, e.scaler) == (start.segment, start.scaler)]
         loaded = any(event.action == ScalerAction.STATE_LOADED for event in own)
         last = next((e.scale_after for e in reversed(before) if e.scale_after is not None), None)
@@ -106,10 +120,12 @@ def _not_restored(events: Sequence[ScalerEventRow]) -> Iterator[tuple[ScalerEven
 
 
 def _started_afresh(start: ScalerEventRow, last: float) -> Finding:
-    return _finding(_FORGOTTEN, start.step, source_line(start), {"was": last, "starts": start.scale_after})
+    return _finding(
+        _FORGOTTEN, start.step, source_line(start), reason=ScaleForgotten(was=last, starts=start.scale_after)
+    )
 
 
-def _successions(events: Sequence[ScalerEventRow]) -> Iterator[tuple[ScalerEventRow, list[ScalerEventRow]]]:
+def _resumed_scalers(events: Sequence[ScalerEventRow]) -> Iterator[tuple[ScalerEventRow, list[ScalerEventRow]]]:
     """The beginning of each scaler of a resumed segment, with the events of the scaler whose place it takes.
 
     A segment's scalers take the places of those of the segment before in the order in which they first scaled.
@@ -117,10 +133,10 @@ def _successions(events: Sequence[ScalerEventRow]) -> Iterator[tuple[ScalerEvent
     starts = [event for event in events if event.action == ScalerAction.INIT]
     for start in starts:
         peers = [e.scaler for e in starts if e.segment == start.segment]
-        elders = [e.scaler for e in starts if e.segment == start.segment - 1]
+        predecessors = [e.scaler for e in starts if e.segment == start.segment - 1]
         place = peers.index(start.scaler)
-        if place < len(elders):
-            yield start, [e for e in events if (e.segment, e.scaler) == (start.segment - 1, elders[place])]
+        if place < len(predecessors):
+            yield start, [e for e in events if (e.segment, e.scaler) == (start.segment - 1, predecessors[place])]
 
 
 def _recomputed_otherwise(run: Run) -> list[Finding]:
@@ -132,7 +148,7 @@ def _recomputed_otherwise(run: Run) -> list[Finding]:
             forward.setdefault(_place(site), set()).add(site.autocast)
     again = [site for site in sites if site.phase == Phase.RECOMPUTE]
     other = next((site for site in again if site.autocast not in forward.get(_place(site), {site.autocast})), None)
-    return [_finding(Cause.MISUSE_CHECKPOINT_AUTOCAST_MISMATCH, 0, source_line(other), {})] if other else []
+    return [_finding(Cause.MISUSE_CHECKPOINT_AUTOCAST_MISMATCH, 0, source_line(other))] if other else []
 
 
 def _place(site: SiteRow) -> tuple[str, ...]:

@@ -4,37 +4,6 @@ from __future__ import annotations
 
 from ampscope.analysis.results import Finding, Incident
 from ampscope.trace.schema import ReplayStatus, Trigger
-from ampscope.trace.vocabulary import MISTAKES_IN_WORDS, Cause
-
-_CAUSES: dict[Cause, str] = {
-    **MISTAKES_IN_WORDS,
-    Cause.FP16_OVERFLOW: "a value too large for float16",
-    Cause.FP16_UNDERFLOW: "a value too small for float16",
-    Cause.EPS_UNDERFLOW: "an epsilon that vanished in float16",
-    Cause.SCALE_OVERFLOW: "a loss scale that is too large",
-    Cause.LITERAL_OVERFLOW: "a constant that does not fit the dtype",
-    Cause.BF16_PRECISION: "updates too fine for bfloat16",
-    Cause.LOG_ZERO: "the logarithm of zero",
-    Cause.DIV_ZERO: "a division by zero",
-    Cause.SQRT_NEGATIVE: "the square root of a negative number",
-    Cause.SQRT_GRAD_ZERO: "the gradient of a square root at zero",
-    Cause.POW_GRAD_ZERO: "the gradient of a power at zero",
-    Cause.WHERE_GRAD_TRAP: "a gradient from the branch that torch.where did not choose",
-    Cause.ALL_MASKED_SOFTMAX: "a softmax over a row that is masked entirely",
-    Cause.CTC_INFEASIBLE: "a CTC target that does not fit its input",
-    Cause.DIVERGENCE: "training that diverges",
-    Cause.BAD_INPUT: "a batch that was already bad",
-    Cause.BAD_WEIGHT: "a weight that was already bad",
-    Cause.BAD_BUFFER: "a buffer that was already bad",
-    Cause.HARDWARE_TRANSIENT: "a fault that does not repeat",
-    Cause.BENIGN_INITIAL_CALIBRATION: "the scale finding its place",
-    Cause.BENIGN_PERIODIC_GROWTH: "the scale probing for room to grow",
-    Cause.BENIGN_SCALE_ADJUSTMENT: "the scale making room for larger gradients",
-    Cause.BENIGN_INF_MASK: "a mask of -inf, as intended",
-    Cause.BENIGN_METRIC_NAN: "a metric that is NaN and reaches no weight",
-    Cause.BENIGN_MASKED_INTERNAL: "an internal NaN that is masked again",
-    Cause.UNKNOWN: "a cause not told yet",
-}
 
 _TRIGGERS: dict[str, str] = {
     Trigger.NONFINITE_GRADIENT: "gradients were not finite",
@@ -58,11 +27,6 @@ _TRIALS: dict[bool | None, str] = {
 }
 
 
-def cause_in_words(cause: Cause) -> str:
-    """The cause as a noun phrase without article capital or full stop."""
-    return _CAUSES.get(cause, cause.value.replace("_", " "))
-
-
 def trigger_in_words(trigger: str) -> str:
     """What was noticed first; empty for a trigger that this version does not know."""
     return _TRIGGERS.get(trigger, "")
@@ -72,9 +36,9 @@ def replay_in_words(incident: Incident) -> str:
     """How far what is shown can be trusted, in one or two sentences."""
     if not incident.replay and incident.traced:
         return "The ops of this step were being recorded as it ran."
-    told = _REPLAYS.get(incident.replay, "")
+    text = _REPLAYS.get(incident.replay, "")
     reason = incident.replay_reason.strip().rstrip(".")
-    return f"{told} Reason: {reason}." if told and reason else told
+    return f"{text} Reason: {reason}." if text and reason else text
 
 
 def trial_in_words(verified: bool | None) -> str:
@@ -91,7 +55,7 @@ def steps_in_words(item: Incident | Finding) -> str:
     return f"steps {item.step:,} to {item.last_step:,} ({item.count:,} times)"
 
 
-def short_op(op: str) -> str:
+def op_in_words(op: str) -> str:
     """``bmm`` for ``aten.bmm.default``, ``a cast`` for that to another dtype; ``an input`` for the pseudo-op."""
     if op == "aten._to_copy.default":
         return "a cast"

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from ampscope.analysis.causes.catalogue import cause_in_words
 from ampscope.analysis.numerics.curve import Curve
 from ampscope.analysis.overview.overview import Moment, Overview
 from ampscope.analysis.results import Finding, Incident
 from ampscope.analysis.scale.scale_history import ScaleHistory
 from ampscope.analysis.scale.what_if import WhatIf
-from ampscope.analysis.words.wording import cause_in_words, steps_in_words
+from ampscope.analysis.words.wording import steps_in_words
 from ampscope.report.figures.axis import scale_axis
 from ampscope.report.figures.panels import counter_panel, measure_panel, scale_panel
 from ampscope.report.figures.stack import Lane, Panel, Stack, Symbol, at_every_step

@@ -9,7 +9,7 @@ from itertools import groupby
 
 from ampscope.analysis.origin.closeup import Closeup, Neighbour
 from ampscope.analysis.results import Incident, PathNode
-from ampscope.analysis.words.wording import short_op
+from ampscope.analysis.words.wording import op_in_words
 from ampscope.report.numbers import UNMEASURED, count, span
 from ampscope.report.palette import dtype_color
 from ampscope.report.source_place import place
@@ -168,7 +168,7 @@ def _name(op: PathNode) -> str:
     if op.op in SINK_NODES or op.op in ENTRY_NODES:
         kind = op.op.replace("_", " ")
         return kind if op.name in ("", op.op) else f"{kind} {op.name}"
-    return short_op(op.op)
+    return op_in_words(op.op)
 
 
 def _line(op: PathNode) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ampscope.analysis.causes.catalogue import cause_in_words
 from ampscope.analysis.diagnosis.diagnosis import diagnose
 from ampscope.analysis.origin.closeup import Closeup, closeup
 from ampscope.analysis.overview.overview import Overview, overview
@@ -12,7 +13,7 @@ from ampscope.analysis.precision.precision import Precision
 from ampscope.analysis.results import Diagnosis, Finding, Incident
 from ampscope.analysis.scale.scale_history import ScaleHistory
 from ampscope.analysis.scale.summary import scale_story
-from ampscope.analysis.words.wording import cause_in_words, steps_in_words
+from ampscope.analysis.words.wording import steps_in_words
 from ampscope.errors import AmpscopeError
 from ampscope.report.figures.over_steps import scale_stack, timeline_stack
 from ampscope.report.html.document import paragraph, section

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
+from ampscope.analysis.causes.catalogue import cause_in_words
 from ampscope.analysis.diagnosis.diagnosis import diagnose
 from ampscope.analysis.origin.closeup import closeup
 from ampscope.analysis.overview.overview import Overview, overview
@@ -12,7 +13,7 @@ from ampscope.analysis.precision.precision import precision
 from ampscope.analysis.results import Diagnosis
 from ampscope.analysis.scale.scale_history import ScaleHistory, scale_history
 from ampscope.analysis.scale.summary import scale_story
-from ampscope.analysis.words.wording import cause_in_words, steps_in_words
+from ampscope.analysis.words.wording import steps_in_words
 from ampscope.report import numbers
 from ampscope.report.figures.over_steps import scale_stack, timeline_stack
 from ampscope.report.html.document import document, paragraph, section

@@ -9,9 +9,10 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from ampscope.analysis.causes.catalogue import cause_in_words
 from ampscope.analysis.cures import trials
 from ampscope.analysis.results import Diagnosis, Finding, Incident, Remedy, RunInfo, ScaleHealth, SourceLine
-from ampscope.analysis.words.wording import cause_in_words, replay_in_words, steps_in_words, trial_in_words
+from ampscope.analysis.words.wording import replay_in_words, steps_in_words, trial_in_words
 from ampscope.report import numbers
 from ampscope.report.safe_text import visible
 from ampscope.report.terminal.evidence import operand_table, path_table

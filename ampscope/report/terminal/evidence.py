@@ -10,6 +10,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ampscope.analysis.results import Operand, PathNode
+from ampscope.analysis.words.wording import op_in_words
 from ampscope.report import numbers
 from ampscope.report.safe_text import visible
 from ampscope.report.terminal.layout import Fitting
@@ -67,17 +68,12 @@ def path_table(path: Sequence[PathNode]) -> RenderableType:
     return Fitting(draw, tuple(_NODE), ("range", "module"))
 
 
-def short_op(op: str) -> str:
-    """``bmm`` for ``aten.bmm.default``."""
-    return op.removeprefix("aten.").removesuffix(".default")
-
-
 def _rows(nodes: Sequence[PathNode], columns: Sequence[str]) -> list[tuple[Text, ...]]:
     return [tuple(Text(visible(_NODE[column](node))) for column in columns) for node in nodes]
 
 
 def _what(node: PathNode) -> str:
-    return short_op(node.op) if node.name in ("", node.op) else f"{short_op(node.op)} {node.name}"
+    return op_in_words(node.op) if node.name in ("", node.op) else f"{op_in_words(node.op)} {node.name}"
 
 
 def _place(node: PathNode) -> str:

@@ -10,9 +10,10 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
+from ampscope.analysis.causes.catalogue import cause_in_words
 from ampscope.analysis.overview.run_list import RunSummary
 from ampscope.analysis.results import Diagnosis, Finding, Incident
-from ampscope.analysis.words.wording import cause_in_words, steps_in_words
+from ampscope.analysis.words.wording import steps_in_words
 from ampscope.report import numbers
 from ampscope.report.safe_text import visible
 from ampscope.report.terminal.layout import indented

@@ -6,7 +6,7 @@ import time
 
 import streamlit as st
 
-from ampscope.analysis.words.wording import cause_in_words
+from ampscope.analysis.causes.catalogue import cause_in_words
 from ampscope.errors import AmpscopeError
 from ampscope.report.html.markup import as_html
 from ampscope.report.numbers import since

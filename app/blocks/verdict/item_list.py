@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import streamlit as st
 
+from ampscope.analysis.causes.catalogue import cause_in_words
 from ampscope.analysis.results import Incident
-from ampscope.analysis.words.wording import cause_in_words, steps_in_words
+from ampscope.analysis.words.wording import steps_in_words
 from ampscope.report.html.markup import as_html
 from ampscope.report.safe_text import short
 from ampscope.trace.vocabulary import Severity

@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from ampscope.analysis.results import Incident
-from ampscope.analysis.words.wording import short_op
+from ampscope.analysis.words.wording import op_in_words
 from blocks.basics.text import paragraph
 from data.downloads import repro_script
 from data.run_snapshot import RunSnapshot
@@ -21,7 +21,7 @@ def repro_download(run: RunSnapshot, incident: Incident) -> None:
         paragraph(f"There is no script that shows this op failing on its own: {script}.")
         st.code(_RECORD, language="python")
         return
-    paragraph(f"A script that makes this one call of {short_op(incident.op)} again, as it ran and in a wider dtype.")
+    paragraph(f"A script that makes this one call of {op_in_words(incident.op)} again, as it ran and in a wider dtype.")
     with st.container(horizontal=True):
         st.download_button("repro.py", script.text, "repro.py", "text/x-python", icon=_ICON, on_click="ignore")
         if script.data is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from ampscope.analysis.causes.catalogue import cause_in_words
 from ampscope.analysis.results import Diagnosis, Finding, Incident, Remedy
-from ampscope.analysis.words.wording import cause_in_words, steps_in_words, trial_in_words
+from ampscope.analysis.words.wording import steps_in_words, trial_in_words
 from ampscope.report import numbers
 from ampscope.report.html.markup import as_code, as_html
 from ampscope.report.html.source import source_html

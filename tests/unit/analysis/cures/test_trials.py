@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ampscope.analysis.cures import own_half, trials
-from ampscope.analysis.cures.own_half import HalfWeights, OwnHalf
+from ampscope.analysis.cures import explicit_half, trials
+from ampscope.analysis.cures.explicit_half import ExplicitHalf, HalfWeights
 from ampscope.analysis.results import CodeLine, Tried
 from ampscope.trace.schema import LOSS_CODE, Change, Trial
 from ampscope.trace.vocabulary import Cause
@@ -73,14 +73,14 @@ def test_loss_code_is_switched_off_by_hand() -> None:
 
 
 LINE = CodeLine("net.py", 8, "y = x.half().exp()")
-BY_ITSELF = OwnHalf(conversions=(LINE,), stems=True)
+BY_ITSELF = ExplicitHalf(conversions=(LINE,), from_conversion=True)
 
 
-@pytest.mark.parametrize("own", [BY_ITSELF, OwnHalf()], ids=["read off the step", "recorded"])
-def test_a_remedy_says_what_else_its_replay_changed(own: OwnHalf) -> None:
-    recorded = None if own.conversions else (LINE,)
+@pytest.mark.parametrize("explicit", [BY_ITSELF, ExplicitHalf()], ids=["read off the step", "recorded"])
+def test_a_remedy_says_what_else_its_replay_changed(explicit: ExplicitHalf) -> None:
+    recorded = None if explicit.conversions else (LINE,)
     everything = [tried(change, Trial.FINITE, conversions=recorded) for change in (Change.BF16, Change.FP32)]
-    bf16, fp32 = trials.remedies(Cause.FP16_OVERFLOW, everything, own)
+    bf16, fp32 = trials.remedies(Cause.FP16_OVERFLOW, everything, explicit)
     for remedy, code in ((bf16, "y = x.bfloat16().exp()  # net.py:8"), (fp32, "y = x.float().exp()  # net.py:8")):
         assert remedy.verified
         assert remedy.text.startswith("Take out the conversion to half precision at net.py:8")
@@ -94,8 +94,8 @@ def test_loss_code_in_float32_does_not_take_its_conversions_out() -> None:
 
 
 def test_modules_with_half_parameters_are_widened_before_they_are_kept() -> None:
-    own = OwnHalf(weights=HalfWeights(("a.w", "b.w")))
-    (remedy,) = trials.remedies(Cause.FP16_OVERFLOW, [tried(Change.MODULES_FP32, Trial.FINITE, "a")], own)
+    explicit = ExplicitHalf(weights=HalfWeights(("a.w", "b.w")))
+    (remedy,) = trials.remedies(Cause.FP16_OVERFLOW, [tried(Change.MODULES_FP32, Trial.FINITE, "a")], explicit)
     assert remedy.code == f'model.float()\nampscope.keep_fp32(model, ["a"]){ONCE}'
     assert "a.w" in remedy.text
     assert "b.w" not in remedy.text
@@ -103,9 +103,11 @@ def test_modules_with_half_parameters_are_widened_before_they_are_kept() -> None
 
 def test_many_conversions_are_counted() -> None:
     lines = [CodeLine("net.py", number, "x.to(dtype=torch.float16)") for number in range(5)]
-    assert own_half.places(lines).endswith("conversions to half precision at net.py:0, net.py:1, net.py:2 and 2 more")
-    assert own_half.rewritten(lines[:1], "bfloat16") == "x.to(dtype=torch.bfloat16)  # net.py:0"
-    assert own_half.rewritten([CodeLine("net.py", 9, "x.type_as(y)")], "float32") == ""
+    assert explicit_half.places(lines).endswith(
+        "conversions to half precision at net.py:0, net.py:1, net.py:2 and 2 more"
+    )
+    assert explicit_half.rewritten(lines[:1], "bfloat16") == "x.to(dtype=torch.bfloat16)  # net.py:0"
+    assert explicit_half.rewritten([CodeLine("net.py", 9, "x.type_as(y)")], "float32") == ""
 
 
 def test_the_scale_has_its_number() -> None:

@@ -30,27 +30,27 @@ def half_weights(run: Run, rank: int) -> HalfWeights:
     return HalfWeights(parameters, tuple(row.name for row in half if row.kind != Node.PARAMETER))
 
 
-class OwnHalf(NamedTuple):
+class ExplicitHalf(NamedTuple):
     """What of a step is half precision whatever autocast does."""
 
     conversions: tuple[CodeLine, ...] = ()  #: the lines that matter to the failure
-    stems: bool = False  #: the failed op has its half precision from there, and not from autocast
-    leaf: str = ""  #: the parameter, buffer or input from which it has it
+    from_conversion: bool = False  #: the failed op has its half precision from there, and not from autocast
+    from_value: str = ""  #: the parameter, buffer or input from which it has it
     inputs: tuple[str, ...] = ()  #: what came in half from outside the step
     weights: HalfWeights = HalfWeights()
 
     @property
-    def leaves(self) -> tuple[str, ...]:
+    def half_values(self) -> tuple[str, ...]:
         """All that was half before the step computed anything."""
         return (*self.weights.parameters, *self.weights.buffers, *self.inputs)
 
     @property
     def is_cause(self) -> bool:
         """Whether the failed op would be half precision without autocast too."""
-        return bool(self.conversions or self.leaf)
+        return bool(self.conversions or self.from_value)
 
 
-def own_half(graph: StepGraph, seq: int, tried: Sequence[Tried], weights: HalfWeights) -> OwnHalf:
+def explicit_half(graph: StepGraph, seq: int, tried: Sequence[Tried], weights: HalfWeights) -> ExplicitHalf:
     """What a program asked for itself in a step.
 
     Args:
@@ -59,15 +59,15 @@ def own_half(graph: StepGraph, seq: int, tried: Sequence[Tried], weights: HalfWe
         tried: What was tried on the step: a conversion that no replay replaced follows the dtype of something else.
         weights: The half parameters and buffers.
     """
-    stem = _stem(graph, seq)
-    converts = stem is not None and stem.op not in ENTRY_NODES
-    line = CodeLine(stem.file, stem.line, stem.code) if stem is not None and converts else None
+    source = _nearest_source(graph, seq)
+    converts = source is not None and source.op not in ENTRY_NODES
+    line = CodeLine(source.file, source.line, source.code) if source is not None and converts else None
     replaced = [each.conversions for each in tried if each.change in (Change.FP32, Change.CONVERSIONS)]
-    stems = line is not None and (not replaced or any(each is None or line in each for each in replaced))
-    return OwnHalf(
-        conversions=(line,) if stems and line is not None else _that_mattered(tried),
-        stems=stems,
-        leaf=_leaf(stem, weights) if stem is not None and not converts else "",
+    from_conversion = line is not None and (not replaced or any(each is None or line in each for each in replaced))
+    return ExplicitHalf(
+        conversions=(line,) if from_conversion and line is not None else _that_mattered(tried),
+        from_conversion=from_conversion,
+        from_value=_value_name(source, weights) if source is not None and not converts else "",
         inputs=tuple(_half_inputs(graph, weights)),
         weights=weights,
     )
@@ -83,7 +83,7 @@ def _that_mattered(tried: Sequence[Tried]) -> tuple[CodeLine, ...]:
     return next((each.conversions for each in (*without, *moved) if each.conversions), ())
 
 
-def _leaf(site: SiteRow, weights: HalfWeights) -> str:
+def _value_name(site: SiteRow, weights: HalfWeights) -> str:
     """The name of a value from outside; frozen weights are told by the module that reads them."""
     if site.op != Node.INPUT:
         return site.name
@@ -95,10 +95,10 @@ def _half_inputs(graph: StepGraph, weights: HalfWeights) -> Iterator[str]:
     """The names of inputs that are half, each once; without those by which frozen weights go."""
     sites = {row.site: graph.site(seq) for seq in sorted(graph.outputs) for row in graph.outputs[seq][:1]}
     half = [site for site in sites.values() if site.op == Node.INPUT and _is_half(site)]
-    return iter(dict.fromkeys(site.name for site in half if _leaf(site, weights) == site.name))
+    return iter(dict.fromkeys(site.name for site in half if _value_name(site, weights) == site.name))
 
 
-def _stem(graph: StepGraph, seq: int) -> SiteRow | None:
+def _nearest_source(graph: StepGraph, seq: int) -> SiteRow | None:
     """The nearest program point upstream that made a value half by itself; None where autocast did."""
     seen: set[int] = set()
     front = [_forward_of(graph, seq)]
@@ -176,10 +176,12 @@ def _rewritten(lines: Sequence[CodeLine], dtype: str) -> Iterator[str]:
             yield f"{other}  # {line.place}"
 
 
-def in_words(own: OwnHalf) -> str:
+def in_words(explicit: ExplicitHalf) -> str:
     """Where a failed op has its half precision from, with a space before it; empty where autocast is the reason."""
-    if own.conversions:
-        place, code = own.conversions[0].place, own.conversions[0].code
-        said = "The op runs in half precision because" if own.stems else "Whatever autocast does,"
+    if explicit.conversions:
+        place, code = explicit.conversions[0].place, explicit.conversions[0].code
+        said = "The op runs in half precision because" if explicit.from_conversion else "Whatever autocast does,"
         return f" {said} the code itself converts to half precision at {place}{f': {code}' if code else ''}."
-    return f" The op runs in half precision because of {own.leaf}, which autocast does not rule." if own.leaf else ""
+    if explicit.from_value:
+        return f" The op runs in half precision because of {explicit.from_value}, which autocast does not rule."
+    return ""

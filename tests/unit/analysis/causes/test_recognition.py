@@ -8,8 +8,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ampscope.analysis.diagnosis.sentences import explanation
-from ampscope.analysis.origin.origin_cause import Explained, explain, first_overflow
+from ampscope.analysis.causes.catalogue import OP_RULES, explanation
+from ampscope.analysis.causes.cause_entry import Occurrence
+from ampscope.analysis.causes.outside import CameIn
+from ampscope.analysis.causes.range_underflow import ConstantLost
+from ampscope.analysis.causes.recognition import Recognised, first_overflow, recognise
+from ampscope.analysis.origin.op_facts import Executed
 from ampscope.provenance import origins
 from ampscope.trace.schema import Cast, Node, Phase
 from ampscope.trace.vocabulary import Cause
@@ -19,10 +23,10 @@ POSITIVE, ZERO = (0.0, 1.0), (0.0, 0.0)
 BF16 = "bfloat16"
 
 
-def told(step: Step) -> tuple[Cause, str, str]:
+def named(step: Step) -> tuple[Cause, str, str]:
     """Cause, phase and the op named, for the origin that matters most."""
     graph = step.graph()
-    found = explain(graph, origins(graph)[0])
+    found = recognise(graph, origins(graph)[0])
     return found.cause, found.phase, graph.site(found.seq).op
 
 
@@ -91,8 +95,8 @@ ALONE = [
 ]
 
 
-@pytest.mark.parametrize("known", ALONE, ids=[f"{row.op}-{row.cause}-{row.dtype}" for row in ALONE])
-def test_an_op_is_understood_by_its_operands(known: Alone) -> None:
+def alone(known: Alone) -> tuple[Step, int]:
+    """A step in which the op reads its operands, the first of which is number 0, and the loss reads the op."""
     step = Step()
     operands = [step.entry(out=span, dtype=known.dtype, shape=known.shapes[0]) for span in known.operands]
     columns: dict[str, Any] = {
@@ -103,12 +107,26 @@ def test_an_op_is_understood_by_its_operands(known: Alone) -> None:
     }
     bad = step.op(known.op, *operands, out=known.out, **columns)
     step.loss(bad)
+    return step, bad
+
+
+@pytest.mark.parametrize("known", ALONE, ids=[f"{row.op}-{row.cause}-{row.dtype}" for row in ALONE])
+def test_an_op_is_understood_by_its_operands(known: Alone) -> None:
+    step, bad = alone(known)
     graph = step.graph()
     (origin,) = origins(graph)
     assert origin.seq == bad
-    found = explain(graph, origin)
-    named = operands[0] if known.cause is Cause.HARDWARE_TRANSIENT else bad
-    assert (found.cause, found.phase, found.seq) == (known.cause, Phase.FORWARD, named)
+    found = recognise(graph, origin)
+    at = 0 if known.cause is Cause.HARDWARE_TRANSIENT else bad
+    assert (found.cause, found.phase, found.seq) == (known.cause, Phase.FORWARD, at)
+
+
+@pytest.mark.parametrize("known", ALONE, ids=[f"{row.op}-{row.cause}-{row.dtype}" for row in ALONE])
+def test_rules_of_one_turn_exclude_each_other(known: Alone) -> None:
+    step, bad = alone(known)
+    op = Executed(step.graph(), bad)
+    turns = [rule.turn for rule in OP_RULES if rule.phase in (None, Phase.FORWARD) and rule.match(op) is not None]
+    assert len(turns) == len(set(turns))
 
 
 # -- constants that their dtype rounds away -------------------------------------------------------------------------
@@ -153,11 +171,12 @@ def test_a_constant_that_vanished_is_blamed(build: Callable[[Step], int], consta
     bad = build(step)
     step.loss(bad)
     graph = step.graph()
-    found = explain(graph, origins(graph)[0])
+    found = recognise(graph, origins(graph)[0])
     assert (found.cause, found.seq) == (Cause.EPS_UNDERFLOW, bad)
-    lost_by = found.facts.pop("lost_by")
-    assert found.facts == {"constant": constant, "becomes": becomes, "dtype": HALF}
-    assert graph.outputs[lost_by][0].min in (0.0, becomes)
+    assert isinstance(found.reason, ConstantLost)
+    assert (found.reason.value, found.reason.becomes, found.reason.dtype) == (constant, becomes, HALF)
+    assert found.reason.lost_by is not None
+    assert graph.outputs[found.reason.lost_by][0].min in (0.0, becomes)
 
 
 @pytest.mark.parametrize(("eps", "dtype"), [(1e-8, BF16), (1e-8, FULL), (1e-4, HALF)])
@@ -166,7 +185,7 @@ def test_a_constant_that_survived_is_not_blamed(eps: float, dtype: str) -> None:
     x = step.entry(out=(-1.0, 0.0), dtype=dtype)
     safe = step.op("add.Tensor", x, out=(-1.0, 0.0), scalars={"other": eps}, dtype=dtype)
     step.loss(step.op("div.Tensor", x, safe, out=NOTANUMBER, dtype=dtype))
-    assert told(step)[0] is Cause.DIV_ZERO
+    assert named(step)[0] is Cause.DIV_ZERO
 
 
 def test_only_constants_that_keep_an_operand_away_from_zero_are_blamed() -> None:
@@ -175,7 +194,7 @@ def test_only_constants_that_keep_an_operand_away_from_zero_are_blamed() -> None
     moved = step.op("add.Tensor", scaled, scaled, out=POSITIVE, zeros=1, scalars={"alpha": 1e-8})
     product = step.op("addcmul", moved, moved, moved, out=POSITIVE, zeros=1, scalars={"value": 1e-8})
     step.loss(step.op("log", product, out=MASKED))
-    assert told(step)[0] is Cause.LOG_ZERO
+    assert named(step)[0] is Cause.LOG_ZERO
 
 
 def test_a_constant_far_upstream_is_not_blamed() -> None:
@@ -184,7 +203,7 @@ def test_a_constant_far_upstream_is_not_blamed() -> None:
     for _ in range(10):
         value = step.op("relu", value, out=POSITIVE)
     step.loss(step.op("log", value, out=MASKED))
-    assert told(step)[0] is Cause.LOG_ZERO
+    assert named(step)[0] is Cause.LOG_ZERO
 
 
 # -- divisors that a small dtype flushed to zero --------------------------------------------------------------------
@@ -196,7 +215,7 @@ def test_a_divisor_that_was_flushed_to_zero(dtype: str, cause: Cause) -> None:
     x = step.entry(out=(1e-5, 1e-4), dtype=dtype)
     square = step.op("mul.Tensor", x, x, out=ZERO, zeros=64, dtype=dtype)
     step.loss(step.op("div.Tensor", x, square, out=(INF, INF), dtype=dtype))
-    assert told(step) == (cause, Phase.FORWARD, "aten.div.Tensor")
+    assert named(step) == (cause, Phase.FORWARD, "aten.div.Tensor")
 
 
 def test_a_divisor_made_of_zeros_was_not_flushed() -> None:
@@ -204,7 +223,7 @@ def test_a_divisor_made_of_zeros_was_not_flushed() -> None:
     x = step.entry(out=POSITIVE, zeros=3)
     square = step.op("mul.Tensor", x, x, out=POSITIVE, zeros=3)
     step.loss(step.op("div.Tensor", x, square, out=NOTANUMBER))
-    assert told(step)[0] is Cause.DIV_ZERO
+    assert named(step)[0] is Cause.DIV_ZERO
 
 
 def test_a_zero_inside_the_span_of_a_divisor_is_seen_by_its_count() -> None:
@@ -212,7 +231,7 @@ def test_a_zero_inside_the_span_of_a_divisor_is_seen_by_its_count() -> None:
         step = Step()
         divisor = step.op("sub.Tensor", step.entry(), out=FINE, zeros=zeros, dtype=FULL)
         step.loss(step.op("div.Tensor", step.entry(), divisor, out=OVERFLOWN, dtype=FULL))
-        assert told(step)[0] is cause
+        assert named(step)[0] is cause
 
 
 # -- backward -------------------------------------------------------------------------------------------------------
@@ -225,7 +244,7 @@ def test_a_square_root_at_zero_has_no_gradient() -> None:
     twice = step.backward("mul.Scalar", root, out=POSITIVE, zeros=1, dtype=FULL, of=root, scalars={"other": 2})
     bad = step.backward("div.Tensor", step.entry(), twice, out=OVERFLOWN, dtype=FULL, of=root, grad_fn="SqrtBackward0")
     step.gradient(bad)
-    assert told(step) == (Cause.SQRT_GRAD_ZERO, Phase.BACKWARD, "aten.div.Tensor")
+    assert named(step) == (Cause.SQRT_GRAD_ZERO, Phase.BACKWARD, "aten.div.Tensor")
 
 
 def test_a_power_below_one_at_zero_has_no_gradient() -> None:
@@ -234,7 +253,7 @@ def test_a_power_below_one_at_zero_has_no_gradient() -> None:
     power = step.op("pow.Tensor_Scalar", x, out=POSITIVE, scalars={"exponent": 0.5})
     slope = {"scalars": {"exponent": -0.5}, "grad_fn": "PowBackward0"}
     step.gradient(step.backward("pow.Tensor_Scalar", x, out=(1.0, INF), of=power, **slope))
-    assert told(step) == (Cause.POW_GRAD_ZERO, Phase.BACKWARD, "aten.pow.Tensor_Scalar")
+    assert named(step) == (Cause.POW_GRAD_ZERO, Phase.BACKWARD, "aten.pow.Tensor_Scalar")
 
 
 def test_a_power_can_be_too_large_in_backward() -> None:
@@ -243,7 +262,7 @@ def test_a_power_can_be_too_large_in_backward() -> None:
     power = step.op("pow.Tensor_Scalar", x, out=POSITIVE, scalars={"exponent": 2})
     handed = step.backward("mul.Tensor", step.entry(), grad_fn="MulBackward0")
     step.gradient(step.backward("mul.Tensor", handed, x, out=(0.0, INF), of=power, grad_fn="PowBackward0"))
-    assert told(step)[0] is Cause.SCALE_OVERFLOW
+    assert named(step)[0] is Cause.SCALE_OVERFLOW
 
 
 def test_what_overflows_in_backward_before_the_gradient_comes_in_is_not_the_loss_scale() -> None:
@@ -254,7 +273,7 @@ def test_what_overflows_in_backward_before_the_gradient_comes_in_is_not_the_loss
         "pow.Tensor_Scalar", root, of=root, out=(1.0, INF), scalars={"exponent": 3}, grad_fn="RsqrtBackward0"
     )
     step.gradient(step.backward("mul.Tensor", handed, power, of=root, out=OVERFLOWN, grad_fn="RsqrtBackward0"))
-    assert told(step) == (Cause.FP16_OVERFLOW, Phase.BACKWARD, "aten.pow.Tensor_Scalar")
+    assert named(step) == (Cause.FP16_OVERFLOW, Phase.BACKWARD, "aten.pow.Tensor_Scalar")
 
 
 @pytest.mark.parametrize("op", ["mm", "mul.Tensor", "_to_copy", "_softmax_backward_data", "convolution_backward"])
@@ -264,14 +283,14 @@ def test_a_finite_forward_and_a_backward_that_leaves_half_is_the_loss_scale(op: 
     step.loss(forward)
     handed = step.backward("mul.Tensor", step.entry(), grad_fn="MulBackward0")
     step.gradient(step.backward(op, handed, forward, out=OVERFLOWN, of=forward, grad_fn="MmBackward0"))
-    assert told(step) == (Cause.SCALE_OVERFLOW, Phase.BACKWARD, f"aten.{op}" if "." in op else f"aten.{op}.default")
+    assert named(step) == (Cause.SCALE_OVERFLOW, Phase.BACKWARD, f"aten.{op}" if "." in op else f"aten.{op}.default")
 
 
 def test_a_division_by_zero_in_backward_is_not_the_loss_scale() -> None:
     step = Step()
     x = step.entry(out=POSITIVE)
     step.gradient(step.backward("div.Tensor", x, x, out=OVERFLOWN, grad_fn="SomeBackward0"))
-    assert told(step)[:2] == (Cause.DIV_ZERO, Phase.BACKWARD)
+    assert named(step)[:2] == (Cause.DIV_ZERO, Phase.BACKWARD)
 
 
 @pytest.mark.parametrize(
@@ -293,10 +312,11 @@ def test_a_value_that_a_mask_hid_in_forward_is_named_there(selects: str, cause: 
     step.gradient(bad)
     graph = step.graph()
     (origin,) = origins(graph)
-    found = explain(graph, origin)
+    found = recognise(graph, origin)
     assert origin.seq == bad
     assert (found.cause, found.seq, found.phase) == (cause, quotient, Phase.FORWARD)
-    assert "0 times an infinity is NaN" in explanation(found.cause, graph.site(found.seq).op, found.facts)
+    occurrence = Occurrence(op=graph.site(found.seq).op, reason=found.reason, masked=found.masked)
+    assert "0 times an infinity is NaN" in explanation(found.cause, occurrence)
 
 
 # -- from outside ---------------------------------------------------------------------------------------------------
@@ -311,8 +331,8 @@ def test_what_came_in_bad_is_named(node: Node, cause: Cause) -> None:
     bad = step.entry(node, "the name", out=NOTANUMBER)
     step.loss(step.op("mm", bad, out=NOTANUMBER))
     graph = step.graph()
-    found = explain(graph, origins(graph)[0])
-    assert (found.cause, found.seq, found.facts) == (cause, bad, {"name": "the name"})
+    found = recognise(graph, origins(graph)[0])
+    assert (found.cause, found.seq, found.reason) == (cause, bad, CameIn(name="the name"))
 
 
 @pytest.mark.parametrize(
@@ -322,7 +342,7 @@ def test_an_op_that_only_carries_values_points_at_whoever_wrote_them(op: str) ->
     step = Step()
     product = step.op("mm", step.entry())
     step.loss(step.op(op, product, out=NOTANUMBER))
-    assert told(step) == (Cause.HARDWARE_TRANSIENT, Phase.FORWARD, "aten.mm.default")
+    assert named(step) == (Cause.HARDWARE_TRANSIENT, Phase.FORWARD, "aten.mm.default")
 
 
 # -- the optimizer --------------------------------------------------------------------------------------------------
@@ -356,7 +376,7 @@ def _update(step: Step, dtype: str, eps: float) -> None:
 def test_an_update_that_is_not_finite(dtype: str, eps: float, cause: Cause) -> None:
     step = Step()
     _update(step, dtype, eps)
-    assert told(step) == (cause, Phase.OPTIMIZER, "aten.addcdiv_.default")
+    assert named(step) == (cause, Phase.OPTIMIZER, "aten.addcdiv_.default")
 
 
 def test_a_small_learning_rate_is_not_taken_for_an_eps() -> None:
@@ -366,7 +386,7 @@ def test_a_small_learning_rate_is_not_taken_for_an_eps() -> None:
     operands = (Part(weight, in_place=True), step.entry(), step.entry(out=POSITIVE))
     update = step.op("addcdiv_", *operands, out=OVERFLOWN, scalars={"value": -1e-9}, **columns)
     step.sink(update, Node.WEIGHT_AFTER, "w")
-    assert told(step)[0] is Cause.HALF_PARAMS
+    assert named(step)[0] is Cause.HALF_PARAMS
 
 
 # -- the first overflow of a step that runs away --------------------------------------------------------------------
@@ -380,7 +400,7 @@ def test_the_first_overflow_of_a_step_is_found_whether_or_not_it_matters() -> No
     step.op("mm", first, out=NOTANUMBER)
     step.op("exp", x, out=OVERFLOWN)
     found = first_overflow(step.graph())
-    assert isinstance(found, Explained)
+    assert isinstance(found, Recognised)
     assert (found.seq, found.cause) == (first, Cause.FP16_OVERFLOW)
 
 
@@ -396,4 +416,4 @@ def test_a_cast_that_autocast_inserted_overflows_as_well() -> None:
     step = Step()
     x = step.entry(dtype=FULL, out=(0.0, 1e5))
     step.loss(step.op("_to_copy", x, out=(0.0, INF), cast=Cast.AUTOCAST))
-    assert told(step) == (Cause.FP16_OVERFLOW, Phase.FORWARD, "aten._to_copy.default")
+    assert named(step) == (Cause.FP16_OVERFLOW, Phase.FORWARD, "aten._to_copy.default")

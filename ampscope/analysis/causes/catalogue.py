@@ -1,0 +1,34 @@
+"""The catalogue of causes: the entries of every family, and what the views look up in them."""
+
+from __future__ import annotations
+
+from ampscope.analysis.causes import harmless, mathematics, outside, range_overflow, range_underflow, unknown, usage
+from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, OpRule
+from ampscope.trace.vocabulary import Cause
+
+FAMILIES = (range_overflow, range_underflow, mathematics, outside, usage, harmless, unknown)
+
+#: Every cause with its entry.
+CATALOGUE: dict[Cause, CauseEntry] = {entry.cause: entry for family in FAMILIES for entry in family.ENTRIES}
+
+#: Every rule that recognises a cause from an op, in the order in which they are asked.
+OP_RULES: tuple[OpRule, ...] = tuple(
+    sorted((rule for entry in CATALOGUE.values() for rule in entry.rules), key=lambda rule: rule.turn)
+)
+
+
+def cause_in_words(cause: Cause) -> str:
+    """The cause as a noun phrase without article capital or full stop."""
+    return CATALOGUE[cause].noun
+
+
+def explanation(cause: Cause, occurrence: Occurrence) -> str:
+    """Why the value went wrong, with the numbers that say so."""
+    text = CATALOGUE[cause].explanation(occurrence)
+    text = text[:1].upper() + text[1:] if text.startswith(("an ", "a ")) else text
+    if not occurrence.masked:
+        return text
+    return (
+        f"{text} The forward pass gets over that value, but the gradient still passes through the op, where 0 times an "
+        "infinity is NaN."
+    )

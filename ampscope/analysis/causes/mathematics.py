@@ -1,0 +1,266 @@
+"""Causes that are mathematics: what is not defined, or infinite, in every dtype. Float32 fails there too."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ampscope.analysis.causes.cause_entry import CauseEntry, Match, Occurrence, OpRule, Reason, Turn, number
+from ampscope.analysis.causes.range_overflow import overflowed
+from ampscope.analysis.causes.range_underflow import Flushed, constant_lost, flushed_operand
+from ampscope.analysis.origin.op_facts import Executed, numel
+from ampscope.analysis.results import Remedy
+from ampscope.analysis.words.wording import op_in_words
+from ampscope.trace.schema import Phase
+from ampscope.trace.vocabulary import Cause
+
+_LOGARITHMS = frozenset({"log", "log2", "log10", "log1p", "xlogy", "special_xlog1py", "logit"})
+_DIVISIONS = frozenset({"div", "true_divide", "floor_divide", "fmod", "remainder", "addcdiv", "reciprocal", "rsqrt"})
+_STATISTICS = frozenset({"std", "var", "std_mean", "var_mean", "mean", "native_batch_norm", "_native_batch_norm_legit"})
+#: Autograd nodes whose derivative is that of a square root.
+_SQUARE_ROOTS = ("SqrtBackward", "LinalgVectorNormBackward", "NormBackward", "CdistBackward", "StdBackward")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NegativeOperand(Reason):
+    """An op that is defined for positive numbers was given a negative one."""
+
+    lowest: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TooFewValues(Reason):
+    """A statistic of nothing, or the deviation of a single value."""
+
+    of: str
+
+
+# -- rules and sentences ----------------------------------------------------------------------------------------------
+
+
+def _logarithm(op: Executed) -> Match | None:
+    if op.name not in _LOGARITHMS:
+        return None
+    lowest = op.lowest_operand
+    if op.gives_nan and lowest is not None and lowest < 0:
+        return Match(Cause.LOG_ZERO, NegativeOperand(lowest=lowest))
+    lost = constant_lost(op)
+    if lost is not None:
+        return lost
+    flushed = flushed_operand(op)
+    return Match(Cause.LOG_ZERO, flushed) if flushed is not None else Match(Cause.LOG_ZERO)
+
+
+def _no_logarithm(occurrence: Occurrence) -> str:
+    reason, op = occurrence.reason, occurrence.op_in_words
+    if isinstance(reason, NegativeOperand):
+        return f"{op} was given a negative number ({number(reason.lowest)}), which has no logarithm."
+    zero = f"{op} took the logarithm of exactly 0, which is -inf"
+    if isinstance(reason, Flushed):
+        return f"{zero}: {op_in_words(reason.by)} had rounded a small number to 0 in {reason.dtype}."
+    return f"{zero}."
+
+
+def _division(op: Executed) -> Match | None:
+    divides = op.name in _DIVISIONS or (op.name == "pow" and (op.exponent is None or op.exponent < 0))
+    if not divides or not op.divides_by_zero:
+        return None
+    lost = constant_lost(op)
+    if lost is not None:
+        return lost
+    flushed = flushed_operand(op)
+    return Match(Cause.FP16_UNDERFLOW, flushed) if flushed is not None else Match(Cause.DIV_ZERO)
+
+
+def _division_in_backward(op: Executed) -> Match | None:
+    if op.name not in _DIVISIONS or not op.divides_by_zero:
+        return None
+    return constant_lost(op) or Match(Cause.DIV_ZERO)
+
+
+def _too_few_values(op: Executed) -> Match | None:
+    """A mean of nothing, a deviation of one value, an averaged loss without a single target."""
+    if op.name.startswith("nll_loss"):
+        weight = next((row.max for row in op.graph.outputs[op.seq] if row.out == 1), None)
+        return Match(Cause.DIV_ZERO, TooFewValues(of="no target at all")) if weight == 0 else None
+    shapes, results = op.site.in_shapes[:1], op.site.out_shapes[:1]
+    if op.name not in _STATISTICS or not shapes or not results:
+        return None
+    values = numel(shapes[0]) / max(1, numel(results[0]))
+    too_few = values == 0 or (values <= 1 and op.name.startswith(("std", "var")))
+    return Match(Cause.DIV_ZERO, TooFewValues(of="too few values")) if too_few else None
+
+
+def _by_zero(occurrence: Occurrence) -> str:
+    if isinstance(occurrence.reason, TooFewValues):
+        return f"{occurrence.op_in_words} was taken over {occurrence.reason.of}."
+    return f"{occurrence.op_in_words} divided by zero."
+
+
+def _negative_root(op: Executed) -> Match | None:
+    exponent = op.scalars.get("exponent")
+    fraction = op.name == "pow" and isinstance(exponent, float) and not exponent.is_integer()
+    lowest = op.lowest_operand
+    if (fraction or op.name in ("sqrt", "rsqrt")) and lowest is not None and lowest < 0:
+        return Match(Cause.SQRT_NEGATIVE, NegativeOperand(lowest=lowest))
+    return None
+
+
+def _no_root(occurrence: Occurrence) -> str:
+    reason = occurrence.reason
+    lowest = f" ({number(reason.lowest)})" if isinstance(reason, NegativeOperand) else ""
+    return f"{occurrence.op_in_words} was given a negative number{lowest}."
+
+
+def _slope_of_root(op: Executed) -> Match | None:
+    root = op.name in _DIVISIONS and op.site.grad_fn.startswith(_SQUARE_ROOTS)
+    return Match(Cause.SQRT_GRAD_ZERO) if root and op.divides_by_zero else None
+
+
+def _slope_of_power(op: Executed) -> Match | None:
+    infinite = op.name == "pow" and op.divides_by_zero and (op.exponent is None or op.exponent < 0)
+    return Match(Cause.POW_GRAD_ZERO) if infinite else None
+
+
+def _masked_row(op: Executed) -> Match | None:
+    if "softmax" not in op.name and "scaled_dot_product" not in op.name:
+        return None
+    masked = any(each.low == -math.inf for each in op.ranges)
+    return Match(Cause.ALL_MASKED_SOFTMAX) if masked else None
+
+
+def _masked_row_by_hand(op: Executed) -> Match | None:
+    """A mask's -inf met another one, as in a softmax by hand over a row without a single key left: inf - inf."""
+    differs = op.name in ("sub", "add", "rsub") and op.gives_nan
+    masked = differs and any(each.low == -math.inf for each in op.ranges)
+    return Match(Cause.ALL_MASKED_SOFTMAX) if masked else None
+
+
+def _ctc(op: Executed) -> Match | None:
+    return Match(Cause.CTC_INFEASIBLE) if "ctc_loss" in op.name else None
+
+
+def _diverged(op: Executed) -> Match | None:
+    found = overflowed(op)
+    return Match(Cause.DIVERGENCE, found) if found is not None and found.dtype != "float16" else None
+
+
+# -- the entries ------------------------------------------------------------------------------------------------------
+
+ENTRIES = (
+    CauseEntry(
+        cause=Cause.LOG_ZERO,
+        noun="the logarithm of zero",
+        sentence=_no_logarithm,
+        remedies=(
+            Remedy(
+                text="Compute the logarithm from the logits, in one step that cannot reach log(0).",
+                code="loss = F.cross_entropy(logits, target)  # or F.log_softmax, F.binary_cross_entropy_with_logits",
+            ),
+            Remedy(
+                text="Or keep the operand away from zero with a bound that survives the dtype.",
+                code="loss = -torch.log(p.float().clamp_min(1e-7))",
+            ),
+        ),
+        rules=(OpRule(Turn.KIND_OF_OP, _logarithm),),
+    ),
+    CauseEntry(
+        cause=Cause.DIV_ZERO,
+        noun="a division by zero",
+        sentence=_by_zero,
+        remedies=(
+            Remedy(text="Bound the divisor away from zero before dividing.", code="y = a / b.clamp_min(1e-6)"),
+            Remedy(text="Leave out what is empty (a mask without a single element, a batch of one) before the mean."),
+        ),
+        rules=(
+            OpRule(Turn.BACKWARD_DIVISION, _division_in_backward, Phase.BACKWARD),
+            OpRule(Turn.KIND_OF_OP, _too_few_values),
+            OpRule(Turn.DIVISION, _division),
+        ),
+    ),
+    CauseEntry(
+        cause=Cause.SQRT_NEGATIVE,
+        noun="the square root of a negative number",
+        sentence=_no_root,
+        remedies=(
+            Remedy(
+                text="Bound the operand at zero; a difference of squares can round below it.",
+                code="y = x.clamp_min(0).add(1e-6).sqrt()",
+            ),
+        ),
+        rules=(OpRule(Turn.KIND_OF_OP, _negative_root),),
+    ),
+    CauseEntry(
+        cause=Cause.SQRT_GRAD_ZERO,
+        noun="the gradient of a square root at zero",
+        sentence="The slope of a square root is infinite at zero, and its operand was exactly zero.",
+        remedies=(
+            Remedy(text="Put a small constant inside the square root.", code="d = (x.square().sum(-1) + 1e-6).sqrt()"),
+        ),
+        rules=(OpRule(Turn.SLOPE, _slope_of_root, Phase.BACKWARD),),
+    ),
+    CauseEntry(
+        cause=Cause.POW_GRAD_ZERO,
+        noun="the gradient of a power at zero",
+        sentence="The slope of x**p with p < 1 is infinite at zero, and its base was exactly zero.",
+        remedies=(
+            Remedy(
+                text="Keep the base away from zero: the slope of x**p is infinite there for p < 1.",
+                code="y = x.clamp_min(1e-4).pow(p)",
+            ),
+        ),
+        rules=(OpRule(Turn.SLOPE, _slope_of_power, Phase.BACKWARD),),
+    ),
+    CauseEntry(
+        cause=Cause.WHERE_GRAD_TRAP,
+        noun="a gradient from the branch that torch.where did not choose",
+        sentence="{op} makes non-finite values for elements that are masked right after it.",
+        remedies=(
+            Remedy(
+                text="Make the operand safe before the op, not its result after it: torch.where masks the value, but "
+                "the gradient still passes through the op and multiplies 0 by an infinity.",
+                code="safe = torch.where(ok, x, torch.ones_like(x))\ny = torch.where(ok, op(safe), 0.0)",
+            ),
+        ),
+        recognised_in="analysis.causes.recognition",
+    ),
+    CauseEntry(
+        cause=Cause.ALL_MASKED_SOFTMAX,
+        noun="a softmax over a row that is masked entirely",
+        sentence="A row is masked with -inf from end to end, and the softmax of such a row is 0/0.",
+        remedies=(
+            Remedy(
+                text="Keep at least one key in every row, or zero the rows that have none.",
+                code="empty = mask.all(-1, keepdim=True)\n"
+                "w = logits.masked_fill(mask & ~empty, -torch.inf).softmax(-1)",
+            ),
+        ),
+        rules=(OpRule(Turn.MASKED_ROW, _masked_row), OpRule(Turn.MASKED_ROW, _masked_row_by_hand)),
+    ),
+    CauseEntry(
+        cause=Cause.CTC_INFEASIBLE,
+        noun="a CTC target that does not fit its input",
+        sentence="No alignment exists: the target is longer than its input allows, so its loss is infinite.",
+        remedies=(
+            Remedy(
+                text="The target is longer than its input allows: filter such pairs, or set their loss to zero.",
+                code="torch.nn.CTCLoss(zero_infinity=True)",
+            ),
+        ),
+        rules=(OpRule(Turn.KIND_OF_OP, _ctc),),
+    ),
+    CauseEntry(
+        cause=Cause.DIVERGENCE,
+        noun="training that diverges",
+        sentence="The values have grown until they no longer fit their dtype.",
+        remedies=(
+            Remedy(text="Lower the learning rate, or warm it up; the run leaves every dtype's range."),
+            Remedy(
+                text="Clip the gradient's norm, after unscaling.",
+                code="scaler.unscale_(optimizer)\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+            ),
+        ),
+        rules=(OpRule(Turn.OVERFLOW, _diverged),),
+        cured_by_precision=False,
+    ),
+)

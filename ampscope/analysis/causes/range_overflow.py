@@ -1,0 +1,149 @@
+"""Causes in which a number is too large for its dtype: a result, a constant, a scaled gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ampscope.analysis.causes.cause_entry import CauseEntry, Match, Occurrence, OpRule, Reason, Turn, number
+from ampscope.analysis.causes.wider_dtype import USE_BFLOAT16, more_range
+from ampscope.analysis.numerics import rounding
+from ampscope.analysis.origin.op_facts import Executed
+from ampscope.analysis.results import Remedy
+from ampscope.trace.schema import Change, Phase
+from ampscope.trace.vocabulary import Cause
+
+# -- a result ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overflowed(Reason):
+    """A result left the range of its dtype."""
+
+    dtype: str
+    largest: float | None  #: largest magnitude among the operands; None where none was measured
+
+
+def overflowed(op: Executed) -> Overflowed | None:
+    """What is left: a sum, a product or a power (a NaN too: inf - inf inside a sum of products) beyond the range."""
+    foreign = op.gives_nan and not op.site.op.startswith("aten.")
+    if op.dtype not in rounding.LARGEST or foreign:
+        return None
+    return Overflowed(dtype=op.dtype, largest=op.largest_operand)
+
+
+def _float16_overflow(op: Executed) -> Match | None:
+    found = overflowed(op)
+    return Match(Cause.FP16_OVERFLOW, found) if found is not None and found.dtype == "float16" else None
+
+
+def _too_large(occurrence: Occurrence) -> str:
+    text = f"The result of {occurrence.op_in_words} is too large for float16, which ends at 65504"
+    reason = occurrence.reason
+    if isinstance(reason, Overflowed) and reason.largest is not None:
+        return f"{text}; its operands went up to {number(reason.largest)}."
+    return f"{text}."
+
+
+#: Products of two tensors of the same rank, as of queries and keys; those with a bias or a vector are none.
+_PRODUCTS = frozenset({"mm", "bmm", "matmul", "baddbmm"})
+
+
+def _against_overflow(occurrence: Occurrence) -> tuple[Remedy, ...]:
+    found = []
+    if occurrence.op_in_words in _PRODUCTS:
+        found.append(
+            Remedy(
+                text="If this is a product of queries and keys, scale one side before the product, not after it.",
+                code="logits = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)",
+            )
+        )
+    if any(word in occurrence.op for word in ("pow", "square", "norm", "mul")):
+        found.append(
+            Remedy(text="Square and average in float32, then return to the old dtype.", code="h = x.float().pow(2)")
+        )
+    if any(word in occurrence.op for word in ("sum", "cumsum", "mean")):
+        found.append(Remedy(text="Accumulate in float32.", code="total = x.sum(dtype=torch.float32)"))
+    return (*found, *more_range(occurrence))
+
+
+# -- a constant -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Literal(Reason):
+    """A constant of the code does not fit the dtype of its op."""
+
+    value: float
+    dtype: str
+
+
+def _literal(op: Executed) -> Match | None:
+    value = op.literal_too_large
+    return Match(Cause.LITERAL_OVERFLOW, Literal(value=value, dtype=op.dtype)) if value is not None else None
+
+
+def _does_not_fit(occurrence: Occurrence) -> str:
+    reason = occurrence.reason
+    if not isinstance(reason, Literal):
+        return "A constant does not fit its dtype."
+    return f"The constant {number(reason.value)} does not fit {reason.dtype}."
+
+
+def _lowest_of_dtype(occurrence: Occurrence) -> tuple[Remedy, ...]:
+    reason = occurrence.reason
+    fits = f"; {reason.value} does not fit {reason.dtype}" if isinstance(reason, Literal) else ""
+    return (
+        Remedy(text=f"Use the lowest value of the dtype in use{fits}.", code="mask_value = torch.finfo(x.dtype).min"),
+    )
+
+
+# -- a scaled gradient ------------------------------------------------------------------------------------------------
+
+
+def _scaled_gradient(op: Executed) -> Match | None:
+    return Match(Cause.SCALE_OVERFLOW) if op.dtype == "float16" and op.depends_on_gradient else None
+
+
+def _against_scale(occurrence: Occurrence) -> tuple[Remedy, ...]:
+    smaller = Remedy(
+        text="Bring the loss to an ordinary size (a mean instead of a sum, smaller weights): its gradient "
+        "overflows float16 at every loss scale that was tried.",
+        code="loss = loss / loss_weight",
+    )
+    lower = Remedy(
+        text="Or start lower, so that fewer steps are lost.",
+        code="scaler = torch.amp.GradScaler(init_scale=2.0**8)",
+    )
+    tried = occurrence.has_tried(Change.SCALE)
+    return (smaller, USE_BFLOAT16) if tried else (smaller, lower, USE_BFLOAT16)
+
+
+# -- the entries ------------------------------------------------------------------------------------------------------
+
+ENTRIES = (
+    CauseEntry(
+        cause=Cause.FP16_OVERFLOW,
+        noun="a value too large for float16",
+        sentence=_too_large,
+        remedies=_against_overflow,
+        rules=(OpRule(Turn.OVERFLOW, _float16_overflow),),
+        cured_by_precision=True,
+    ),
+    CauseEntry(
+        cause=Cause.SCALE_OVERFLOW,
+        noun="a loss scale that is too large",
+        sentence=(
+            "The gradient times the loss scale is too large for float16 in {op}, while the forward pass is fine."
+        ),
+        remedies=_against_scale,
+        rules=(OpRule(Turn.SCALED_GRADIENT, _scaled_gradient, Phase.BACKWARD),),
+    ),
+    CauseEntry(
+        cause=Cause.LITERAL_OVERFLOW,
+        noun="a constant that does not fit the dtype",
+        sentence=_does_not_fit,
+        remedies=_lowest_of_dtype,
+        rules=(OpRule(Turn.LITERAL, _literal),),
+        cured_by_precision=True,
+    ),
+)

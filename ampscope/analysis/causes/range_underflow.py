@@ -1,0 +1,179 @@
+"""Causes in which a number is too small for its dtype: a value, a constant, an update."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ampscope.analysis.causes.cause_entry import CauseEntry, LostBefore, Match, Occurrence, OpRule, Reason, Turn, number
+from ampscope.analysis.causes.wider_dtype import float32_region, more_range
+from ampscope.analysis.numerics import rounding
+from ampscope.analysis.origin.op_facts import Executed
+from ampscope.analysis.results import Remedy
+from ampscope.analysis.words.wording import op_in_words
+from ampscope.trace.schema import Change, Phase
+from ampscope.trace.vocabulary import Cause
+
+# -- a value ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flushed(LostBefore):
+    """A value that an op needs was rounded to zero before."""
+
+    dtype: str
+    by: str  #: the op that did
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientFlushed(Reason):
+    """The gradient that an op of backward gives is rounded to zero."""
+
+    parameter: str  #: which gets none
+
+
+def flushed_operand(op: Executed) -> Flushed | None:
+    """What rounded to zero the value that ``op`` divides by or takes the logarithm of."""
+    by = op.flushed()
+    return Flushed(dtype=by.dtype, by=by.site.op, lost_by=by.seq) if by is not None else None
+
+
+def _too_small(occurrence: Occurrence) -> str:
+    reason, op = occurrence.reason, occurrence.op_in_words
+    if isinstance(reason, GradientFlushed):
+        return (
+            f"The gradient that {op} gives is below float16's smallest number and becomes 0; {reason.parameter} gets "
+            "none at all."
+        )
+    if isinstance(reason, Flushed):
+        return f"A value that {op} needs was rounded to zero in {reason.dtype} before, by {op_in_words(reason.by)}."
+    return f"A value that {op} needs was rounded to zero before."
+
+
+def _against_underflow(occurrence: Occurrence) -> tuple[Remedy, ...]:
+    if not isinstance(occurrence.reason, GradientFlushed):
+        keep = Remedy(
+            text="Compute the small value and what needs it in float32, where it does not become zero.",
+            code="p = x.float().softmax(-1)  # before the product, the exponential or the division that shrinks it",
+        )
+        return keep, *more_range(occurrence)
+    scale = Remedy(
+        text="Scale the loss, or raise the scale that it has: gradients this small need the room that a loss scale "
+        "makes.",
+        code="scaler = torch.amp.GradScaler(init_scale=2.0**16)\nscaler.scale(loss).backward()",
+    )
+    factor = Remedy(text="Leave out the small factor in the loss, and lower the learning rate in its place.")
+    return scale, factor, *more_range(occurrence)
+
+
+# -- a constant -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConstantLost(LostBefore):
+    """A constant that was to keep an operand safe was rounded away."""
+
+    value: float
+    becomes: float
+    dtype: str
+
+
+def constant_lost(op: Executed) -> Match | None:
+    """Whether a constant that was to keep the operand from zero did not survive its dtype."""
+    lost = op.rounded_constant()
+    if lost is None:
+        return None
+    reason = ConstantLost(value=lost.value, becomes=lost.becomes, dtype=lost.dtype, lost_by=lost.seq)
+    return Match(Cause.EPS_UNDERFLOW, reason)
+
+
+def _optimizer_eps(op: Executed) -> Match | None:
+    """The same of the optimizer's own epsilon: the op that lost it is of torch, and not shown."""
+    lost = op.rounded_constant()
+    if lost is None:
+        return None
+    reason = ConstantLost(value=lost.value, becomes=lost.becomes, dtype=lost.dtype, lost_by=None)
+    return Match(Cause.EPS_UNDERFLOW, reason)
+
+
+def _rounded_away(occurrence: Occurrence) -> str:
+    reason, op = occurrence.reason, occurrence.op_in_words
+    if not isinstance(reason, ConstantLost):
+        return f"The constant that should keep the operand of {op} safe is rounded away."
+    return (
+        f"The constant {number(reason.value)} that should keep the operand of {op} safe becomes "
+        f"{number(reason.becomes)} in {reason.dtype}."
+    )
+
+
+def _constant_that_survives(occurrence: Occurrence) -> tuple[Remedy, ...]:
+    reason = occurrence.reason
+    dtype = reason.dtype if isinstance(reason, ConstantLost) else "float16"
+    if isinstance(reason, ConstantLost) and reason.becomes == 1.0:
+        bound = 1 - rounding.EPSILON.get(dtype, 1e-3)
+        first = Remedy(text=f"Use a bound that {dtype} can tell from 1.", code=f"p = p.clamp(max={bound!r})")
+    else:
+        eps = rounding.safe_eps(dtype)
+        first = Remedy(text=f"Use an eps that survives {dtype}: at least {eps:.3g}.", code=f"eps = {eps:.3g}")
+    if occurrence.explicit_half or occurrence.has_tried(Change.MODULES_FP32):
+        return (first,)
+    return first, float32_region(occurrence.module)
+
+
+# -- an update --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdatesLost(Reason):
+    """Weights stay where they are, because their dtype rounds the optimizer's update away."""
+
+    dtype: str
+    share: float  #: of the weights
+
+
+def updates_lost(reason: UpdatesLost) -> str:
+    """The sentence on updates that do not reach the weights."""
+    return (
+        f"{reason.share:.0%} of the weights did not move in the optimizer's step: their updates are too small for "
+        f"{reason.dtype}."
+    )
+
+
+def _updates(occurrence: Occurrence) -> str:
+    reason = occurrence.reason
+    return updates_lost(reason) if isinstance(reason, UpdatesLost) else "The updates are too small for bfloat16."
+
+
+# -- the entries ------------------------------------------------------------------------------------------------------
+
+ENTRIES = (
+    CauseEntry(
+        cause=Cause.FP16_UNDERFLOW,
+        noun="a value too small for float16",
+        sentence=_too_small,
+        remedies=_against_underflow,
+        recognised_in="analysis.causes.mathematics",
+        cured_by_precision=True,
+    ),
+    CauseEntry(
+        cause=Cause.EPS_UNDERFLOW,
+        noun="an epsilon that vanished in float16",
+        sentence=_rounded_away,
+        remedies=_constant_that_survives,
+        rules=(OpRule(Turn.OPTIMIZER_CONSTANT, _optimizer_eps, Phase.OPTIMIZER),),
+        cured_by_precision=True,
+    ),
+    CauseEntry(
+        cause=Cause.BF16_PRECISION,
+        noun="updates too fine for bfloat16",
+        sentence=_updates,
+        remedies=(
+            Remedy(
+                text="Keep the parameters in float32 and let autocast choose bfloat16 op by op; small updates "
+                "then reach weights that can hold them.",
+                code="model.float()\nwith torch.autocast(device_type, dtype=torch.bfloat16):\n    loss = step(batch)",
+            ),
+            Remedy(text="Or give the optimizer float32 master weights, or one that rounds stochastically."),
+        ),
+        recognised_in="analysis.diagnosis.silent_failures",
+    ),
+)

@@ -1,0 +1,68 @@
+"""The entry for what no cause explains: what can be said of it all the same."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ampscope.analysis.causes.cause_entry import CauseEntry, Match, Occurrence, OpRule, Reason, Turn
+from ampscope.analysis.origin.op_facts import Executed
+from ampscope.trace.vocabulary import Cause
+
+_DEFINED_ON_PART = frozenset({"acos", "asin", "atanh", "acosh", "erfinv", "lgamma", "digamma"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed(Reason):
+    """What is known without a cause, in a sentence."""
+
+    sentence: str
+
+
+def _unknown(sentence: str) -> Match:
+    return Match(Cause.UNKNOWN, Observed(sentence=sentence))
+
+
+def _infinite_constant(op: Executed) -> Match | None:
+    """A constant that is infinite on purpose, as in a mask, and reached what matters or made a NaN at once."""
+    constant = op.infinite_constant
+    if constant is None:
+        return None
+    made = f"{op.name} was given the constant {constant}"
+    if op.gives_nan:
+        return _unknown(f"{made}, and 0 times an infinity (or inf - inf) is NaN.")
+    return _unknown(f"{made}, and nothing took the infinity away before the result.")
+
+
+def _infinite_operand(op: Executed) -> Match | None:
+    infinite = any(end is not None and math.isinf(end) for each in op.ranges for end in each)
+    if not infinite or not op.gives_nan:
+        return None
+    return _unknown(f"{op.name} was given an infinity, and 0 times that (or inf - inf) is NaN.")
+
+
+def _out_of_domain(op: Executed) -> Match | None:
+    if op.name not in _DEFINED_ON_PART:
+        return None
+    return _unknown(f"{op.name} was given a number outside the range where it is defined.")
+
+
+def _what_is_known(occurrence: Occurrence) -> str:
+    if isinstance(occurrence.reason, Observed):
+        return occurrence.reason.sentence
+    return f"{occurrence.op_in_words} made a non-finite value of finite operands, and no rule says why."
+
+
+ENTRIES = (
+    CauseEntry(
+        cause=Cause.UNKNOWN,
+        noun="a cause not told yet",
+        sentence=_what_is_known,
+        rules=(
+            OpRule(Turn.INFINITE_CONSTANT, _infinite_constant),
+            OpRule(Turn.INFINITE_OPERAND, _infinite_operand),
+            OpRule(Turn.DOMAIN, _out_of_domain),
+        ),
+        cured_by_precision=False,
+    ),
+)

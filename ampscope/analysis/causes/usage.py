@@ -1,0 +1,277 @@
+"""Mistakes in how a loop uses autocast and the scaler, in the order of a step: what is wrong, what a correct loop does.
+
+Capture recognises them while the loop runs, so their noun phrases stand where capture can read them too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ampscope.analysis.causes.cause_entry import CauseEntry, Match, Occurrence, OpRule, Reason, Turn
+from ampscope.analysis.causes.range_underflow import UpdatesLost, updates_lost
+from ampscope.analysis.causes.usage_forms import UNSCALE_FIRST
+from ampscope.analysis.causes.wider_dtype import USE_BFLOAT16
+from ampscope.analysis.origin.op_facts import Executed
+from ampscope.analysis.results import Remedy
+from ampscope.analysis.words.scale_words import in_words
+from ampscope.trace.schema import Phase
+from ampscope.trace.vocabulary import MISTAKES_IN_WORDS, Cause, Severity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageEntry(CauseEntry):
+    """All that is known of one usage mistake."""
+
+    correct: str  #: what a correct loop does instead, as a sentence without full stop
+    of_scaler: bool = False  #: a loop without a scaler cannot make it
+    happens_once: bool = False  #: a single event; any other is a line of the loop, which comes round again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HalfState(Reason):
+    """Parameters and optimizer state are half precision."""
+
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningRateMoved(Reason):
+    """The learning rate moved on after skipped steps."""
+
+    steps: int  #: how many
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleForgotten(Reason):
+    """A new scaler took the place of one whose scale the run had found."""
+
+    was: float
+    starts: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerRestored(Reason):
+    """An optimizer with a past is stepped by a scaler without one."""
+
+    steps: int  #: of the optimizer's past
+
+
+def _half_state(op: Executed) -> Match | None:
+    half = op.dtype in ("float16", "bfloat16")
+    return Match(Cause.HALF_PARAMS, HalfState(dtype=op.dtype)) if half else None
+
+
+def _half_parameters(occurrence: Occurrence) -> str:
+    reason = occurrence.reason
+    if isinstance(reason, UpdatesLost):
+        return updates_lost(reason)
+    if isinstance(reason, HalfState):
+        return f"Parameters and optimizer state are kept in {reason.dtype}, which cannot hold the update's numbers."
+    return (
+        "The parameters themselves are float16, so their gradients are too, and a GradScaler cannot unscale those. "
+        "Autocast wants float32 parameters and casts them op by op."
+    )
+
+
+def _schedule_runs_ahead(occurrence: Occurrence) -> str:
+    reason = occurrence.reason
+    if isinstance(reason, LearningRateMoved):
+        times = "once" if reason.steps == 1 else f"{reason.steps} times"
+        return (
+            f"The learning rate moved on {times} although the optimizer step before had been skipped: the schedule "
+            "advances without training."
+        )
+    return (
+        "The scheduler stepped although the optimizer step before had been skipped: the schedule advances without "
+        "training."
+    )
+
+
+def _scaler_starts_afresh(occurrence: Occurrence) -> str:
+    reason = occurrence.reason
+    if isinstance(reason, ScaleForgotten) and reason.starts is not None:
+        return (
+            f"A new scaler took over without the old one's state: it starts at {in_words(reason.starts)} where "
+            f"the run had come to {in_words(reason.was)}, and loses steps to calibrate a second time."
+        )
+    if isinstance(reason, OptimizerRestored):
+        return (
+            f"The optimizer was restored after {reason.steps:,} steps, but the scaler starts afresh and "
+            "loses steps to calibrate a second time."
+        )
+    return (
+        "The optimizer goes on where it was, but its scaler starts afresh and loses steps to calibrate a second time."
+    )
+
+
+_ONCE_A_STEP = Remedy(
+    text="Unscale, step and update once per optimizer step, after the last micro-batch.",
+    code="if (i + 1) % accumulation == 0:\n    scaler.unscale_(optimizer)\n"
+    "    scaler.step(optimizer)\n    scaler.update()",
+)
+
+ENTRIES = (
+    UsageEntry(
+        cause=Cause.HALF_PARAMS,
+        noun=MISTAKES_IN_WORDS[Cause.HALF_PARAMS],
+        correct="The parameters are float32; autocast alone chooses half precision",
+        sentence=_half_parameters,
+        remedies=(
+            Remedy(
+                text="Keep the parameters in float32 and let autocast choose the precision of each op.",
+                code="model.float()\nwith torch.autocast(device_type, dtype=torch.float16):\n    loss = step(batch)",
+            ),
+        ),
+        rules=(OpRule(Turn.OPTIMIZER_DTYPE, _half_state, Phase.OPTIMIZER),),
+    ),
+    UsageEntry(
+        cause=Cause.MISUSE_AUTOCAST_SPANS_STEP,
+        noun=MISTAKES_IN_WORDS[Cause.MISUSE_AUTOCAST_SPANS_STEP],
+        correct="The autocast region ends before the optimizer steps",
+        sentence=(
+            "The autocast region is not left between optimizer steps. Autocast keeps the weights it has cast until the "
+            "region ends, so the next forward runs on half-precision copies of the old weights."
+        ),
+        remedies=(
+            Remedy(
+                text="Open the autocast block anew for each forward, and leave it before backward.",
+                code="for x, y in loader:\n    with torch.autocast(device_type, dtype=torch.float16):\n"
+                "        loss = loss_fn(model(x), y)",
+            ),
+        ),
+        recognised_in="capture",
+    ),
+    UsageEntry(
+        cause=Cause.MISUSE_CHECKPOINT_AUTOCAST_MISMATCH,
+        noun=MISTAKES_IN_WORDS[Cause.MISUSE_CHECKPOINT_AUTOCAST_MISMATCH],
+        correct="Checkpointed blocks are recomputed in the precision of their forward",
+        sentence=(
+            "A checkpointed block is recomputed in backward in another precision than it ran in forward, so the "
+            "gradients belong to other activations than the loss."
+        ),
+        remedies=(
+            Remedy(
+                text="Use torch's checkpoint, which restores the autocast state, or restore it in your own.",
+                code="from torch.utils.checkpoint import checkpoint\ny = checkpoint(block, x, use_reentrant=False)",
+            ),
+        ),
+        recognised_in="analysis.usage.findings",
+    ),
+    UsageEntry(
+        cause=Cause.MISUSE_MISSING_SCALER,
+        noun=MISTAKES_IN_WORDS[Cause.MISUSE_MISSING_SCALER],
+        correct="A loss computed in float16 is scaled",
+        sentence="The forward runs in float16 but the loss is not scaled: small gradients become 0.",
+        remedies=(
+            Remedy(
+                text="Scale the loss: small float16 gradients become zero otherwise.",
+                code="scaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.update()",
+            ),
+            USE_BFLOAT16,
+        ),
+        recognised_in="capture",
+    ),
+    UsageEntry(
+        cause=Cause.MISUSE_BACKWARD_UNDER_AUTOCAST,
+        noun=MISTAKES_IN_WORDS[Cause.MISUSE_BACKWARD_UNDER_AUTOCAST],
+        correct="backward() runs outside the autocast region",
+        sentence=(
+            "backward ran inside the autocast block, so backward ops whose forward was kept in float32 are cast to "
+            "half precision too, with the scaled gradient as operand."
+        ),
+        remedies=(
+            Remedy(
+                text="End the autocast block before backward.",
+                code="with torch.autocast(device_type, dtype=torch.float16):\n    loss = loss_fn(model(x), y)\n"
+                "scaler.scale(loss).backward()",
+            ),
+        ),
+        recognised_in="capture",
+    ),
+    UsageEntry(
+        cause=Cause.MISUSE_CLIP_BEFORE_UNSCALE,
+        noun=MISTAKES_IN_WORDS[Cause.MISUSE_CLIP_BEFORE_UNSCALE],
+        correct="Gradients are unscaled before they are clipped",
+        sentence=(
+            "The gradients still carry the loss scale here, so the clipping threshold is compared with a norm that is "
+            "too large by that factor, and the update shrinks by as much."
+        ),
+        remedies=(
+            Remedy(
+                text="Unscale before clipping.",
+                code="scaler.unscale_(optimizer)\ntorch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)",
+            ),
+        ),
+        recognised_in="capture",
+        of_scaler=True,
+    ),
+    UsageEntry(
+        cause=Cause.MISUSE_NO_UNSCALE,
+        noun=MISTAKES_IN_WORDS[Cause.MISUSE_NO_UNSCALE],
+        correct="Nothing else reads or changes gradients that still carry the loss scale",
+        sentence=(
+            "The gradients still carry the loss scale here, so what is done with them depends on it: the same line "
+            "does something else whenever the scale moves."
+        ),
+        remedies=(UNSCALE_FIRST,),
+        recognised_in="capture",
+        of_scaler=True,
+    ),
+    UsageEntry(
+        cause=Cause.MISUSE_UPDATE_EACH_MICROBATCH,
+        noun=MISTAKES_IN_WORDS[Cause.MISUSE_UPDATE_EACH_MICROBATCH],
+        correct="scaler.update() comes once for each optimizer step",
+        sentence=(
+            "update() ends an optimizer step. Called for every micro-batch, the next backward adds scaled gradients to "
+            "gradients that are already unscaled, and unscale_ divides the older ones again."
+        ),
+        remedies=(_ONCE_A_STEP,),
+        recognised_in="capture",
+        of_scaler=True,
+    ),
+    UsageEntry(
+        cause=Cause.MISUSE_MULTIPLE_SCALERS_UPDATE,
+        noun=MISTAKES_IN_WORDS[Cause.MISUSE_MULTIPLE_SCALERS_UPDATE],
+        correct="A step's loss and gradients are scaled and unscaled by the same factor",
+        sentence=(
+            "Gradients are unscaled with another scale than their loss was scaled with: update() changed it in "
+            "between, or another scaler did the scaling. Call update() once, after every optimizer has stepped, on "
+            "the one scaler."
+        ),
+        remedies=(_ONCE_A_STEP,),
+        recognised_in="capture",
+        of_scaler=True,
+    ),
+    UsageEntry(
+        cause=Cause.MISUSE_SCHEDULER_ORDER,
+        noun=MISTAKES_IN_WORDS[Cause.MISUSE_SCHEDULER_ORDER],
+        correct="The learning rate stands still when a step is skipped",
+        sentence=_schedule_runs_ahead,
+        remedies=(
+            Remedy(
+                text="Step the scheduler only when the optimizer stepped: the scale drops when it did not.",
+                code="before = scaler.get_scale()\nscaler.step(optimizer)\nscaler.update()\n"
+                "if scaler.get_scale() >= before:\n    scheduler.step()",
+            ),
+        ),
+        severity=Severity.WARNING,  # costs steps, and spoils nothing that was learnt
+        recognised_in="capture",
+        of_scaler=True,
+    ),
+    UsageEntry(
+        cause=Cause.MISUSE_SCALER_STATE_NOT_RESTORED,
+        noun=MISTAKES_IN_WORDS[Cause.MISUSE_SCALER_STATE_NOT_RESTORED],
+        correct="A resumed run goes on with the scale that it had",
+        sentence=_scaler_starts_afresh,
+        remedies=(
+            Remedy(
+                text="Save and load the scaler with the model and the optimizer.",
+                code='checkpoint["scaler"] = scaler.state_dict()\n...\nscaler.load_state_dict(checkpoint["scaler"])',
+            ),
+        ),
+        severity=Severity.WARNING,  # costs steps, and spoils nothing that was learnt
+        recognised_in="capture",
+        of_scaler=True,
+        happens_once=True,
+    ),
+)

@@ -1,0 +1,115 @@
+"""The forms in which usage mistakes show: what is said where the form is known, and the fix that fits it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ampscope.analysis.results import Remedy
+from ampscope.trace.vocabulary import MistakeForm
+
+UNSCALE_FIRST = Remedy(
+    text="Unscale first, then look at the gradients or change them.",
+    code="scaler.unscale_(optimizer)\n...  # edit the gradients here\nscaler.step(optimizer)",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormEntry:
+    """What is known of one form."""
+
+    sentence: str = ""  #: empty: that of its cause
+    fix: Remedy | None = None  #: None: those of its cause
+    refused: bool = False  #: torch refuses it with an error, which ends the loop
+
+
+FORMS: dict[MistakeForm, FormEntry] = {
+    MistakeForm.STEPPED_PAST_SCALER: FormEntry(
+        sentence="optimizer.step() ran on gradients that still carry the loss scale.",
+        fix=Remedy(
+            text="Step through the scaler, which unscales first.", code="scaler.step(optimizer)\nscaler.update()"
+        ),
+    ),
+    MistakeForm.UNSCALED_BY_HAND: FormEntry(
+        sentence=(
+            "The loop has divided the loss scale out of the gradients already; the scaler divides by it a second time."
+        ),
+        fix=Remedy(
+            text="Leave unscaling to the scaler.",
+            code="scaler.unscale_(optimizer)  # instead of dividing by scaler.get_scale()\nscaler.step(optimizer)",
+        ),
+    ),
+    MistakeForm.LOSS_OF_SCALED_GRADIENTS: FormEntry(
+        sentence=(
+            "This loss is computed from gradients of a scaled loss that were not unscaled, so its weight grows with "
+            "the loss scale."
+        ),
+        fix=Remedy(
+            text="Unscale the gradients before they enter the loss.",
+            code="inv = 1.0 / scaler.get_scale()\ngrads = [g * inv for g in grads]",
+        ),
+    ),
+    MistakeForm.DECISION_ON_SCALED: FormEntry(
+        sentence=(
+            "What is compared here is computed from gradients that still carry the loss scale, so the threshold means "
+            "something else whenever the scale moves."
+        ),
+        fix=UNSCALE_FIRST,
+    ),
+    MistakeForm.UNSCALE_EACH_MICROBATCH: FormEntry(
+        sentence=(
+            "unscale_ is called for every micro-batch: torch refuses the second call, and gradients that are unscaled "
+            "cannot be added to. It belongs once after the last backward."
+        ),
+        refused=True,
+    ),
+    MistakeForm.UNSCALE_TWICE: FormEntry(
+        sentence="unscale_ is called twice for one step of the same optimizer, which torch refuses.",
+        fix=UNSCALE_FIRST,
+        refused=True,
+    ),
+    MistakeForm.UPDATE_MISSING: FormEntry(
+        sentence=(
+            "The optimizer has stepped, and update() was not called since: torch refuses to unscale or step again "
+            "before it, also when a step was left out on purpose."
+        ),
+        fix=Remedy(
+            text="Call update() once in every iteration in which unscale_ or step ran, also when the step is left out.",
+            code="scaler.step(optimizer)\nscaler.update()",
+        ),
+        refused=True,
+    ),
+    MistakeForm.NOTHING_TO_UPDATE: FormEntry(
+        sentence=(
+            "update() was called although no gradient was unscaled since the last update, which torch refuses: it "
+            "belongs once after scaler.step(), not after every backward."
+        ),
+        refused=True,
+    ),
+    MistakeForm.UPDATE_IN_BETWEEN: FormEntry(
+        sentence=(
+            "update() changed the scale between backward and this optimizer's step, so its gradients are divided by "
+            "another scale than they were multiplied with. Call it once, after every optimizer has stepped."
+        ),
+    ),
+    MistakeForm.ANOTHER_SCALER: FormEntry(
+        sentence=(
+            "The gradients that this scaler divides were scaled by another one. A loss, the gradients that it leaves "
+            "and their optimizer belong to one scaler."
+        ),
+        fix=Remedy(
+            text="Scale, unscale, step and update with one scaler.",
+            code="scaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.update()",
+        ),
+    ),
+    MistakeForm.LOSS_NOT_SCALED: FormEntry(
+        sentence=(
+            "The scaler divides gradients of a loss that was never scaled, so they shrink by the whole scale. Every "
+            "loss whose gradients it steps has to go through scaler.scale()."
+        ),
+        fix=Remedy(
+            text="Scale every loss before its backward.",
+            code="scaler.scale(other_loss).backward()\nscaler.step(optimizer)",
+        ),
+    ),
+    MistakeForm.NO_SCALER: FormEntry(),
+}

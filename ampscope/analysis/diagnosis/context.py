@@ -1,0 +1,72 @@
+"""What the rest of a run says of an incident: a loss that ran away, a step that did not repeat, a calibrating scale."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from ampscope.analysis.causes.cause_entry import NOTHING_MORE
+from ampscope.analysis.causes.recognition import Recognised
+from ampscope.analysis.scale.skip_runs import SkipRun, skip_runs
+from ampscope.analysis.tables.step_history import History
+from ampscope.trace.schema import IncidentRow, ReplayStatus, Trigger
+from ampscope.trace.vocabulary import Cause
+
+#: A loss that rose at each of the last steps, by this factor in all, is running away.
+RUNAWAY_STEPS = 3
+RUNAWAY_FACTOR = 100.0
+
+
+class Context:
+    """The steps around the incidents of one rank.
+
+    Args:
+        history: The steps, by optimizer.
+    """
+
+    def __init__(self, history: Mapping[int, History]) -> None:
+        self._history = history
+        self._skips = {optimizer: skip_runs(each) for optimizer, each in history.items()}
+
+    def judged(self, row: IncidentRow, found: Recognised) -> Recognised:
+        """The cause in the light of what else is known of the run.
+
+        An overflow at the end of a runaway loss is divergence; what an identical second run did not do is transient;
+        without a scaler, no loss scale is to blame.
+        """
+        if row.replay == ReplayStatus.NOT_REPRODUCED:
+            return replace(found, cause=Cause.HARDWARE_TRANSIENT, reason=NOTHING_MORE, masked=False)
+        overflow = found.cause in (Cause.FP16_OVERFLOW, Cause.SCALE_OVERFLOW)
+        if overflow and self._ran_away(row):
+            return replace(found, cause=Cause.DIVERGENCE, reason=NOTHING_MORE, masked=False)
+        if found.cause is Cause.SCALE_OVERFLOW and row.scale is None:
+            return replace(found, cause=Cause.FP16_OVERFLOW)
+        return found
+
+    def _ran_away(self, row: IncidentRow) -> bool:
+        history = self._history.get(row.optimizer)
+        losses = history.before(row.step, RUNAWAY_STEPS) if history is not None else np.empty(0)
+        rising = losses.size > 1 and (np.diff(losses) > 0).all()
+        return bool(rising and losses[-1] / losses[0] >= RUNAWAY_FACTOR)
+
+    def calibration(self, row: IncidentRow) -> SkipRun | None:
+        """The skips among which a step with non-finite gradients is, where the scale was only finding its place."""
+        if row.trigger != Trigger.NONFINITE_GRADIENT:
+            return None
+        runs = self._skips.get(row.optimizer, ())
+        run = next((run for run in runs if run.first <= row.step <= run.last), None)
+        return run if run is not None and run.calibrates else None
+
+    def cause_without_origin(self, row: IncidentRow) -> Cause:
+        """What can be said of a step of which no trace shows an origin.
+
+        A skip that could not be run again is harmless where a smaller scale was all that the next steps took.
+        """
+        if row.replay == ReplayStatus.NOT_REPRODUCED:
+            return Cause.HARDWARE_TRANSIENT
+        if row.replay == ReplayStatus.UNAVAILABLE and row.scale is not None:
+            run = self.calibration(row)
+            return run.benign_cause if run is not None and run.recovered else Cause.UNKNOWN
+        return Cause.UNKNOWN

@@ -1,0 +1,45 @@
+"""The one sentence on a run."""
+
+from __future__ import annotations
+
+from ampscope.analysis.cures import trials
+from ampscope.analysis.results import Finding, Incident, SourceLine
+from ampscope.analysis.words.wording import op_in_words, steps_in_words
+from ampscope.trace.schema import Trigger
+
+
+def summary(primary: Incident | Finding | None, *, steps: int, skipped: int, benign: int) -> str:
+    """The one sentence on a run."""
+    if primary is None:
+        if not steps:
+            return "No optimizer step was recorded yet."
+        calm = f", {skipped:,} of them skipped while the loss scale found its place" if skipped and benign else ""
+        return f"Nothing is wrong in {steps:,} steps{calm}."
+    if isinstance(primary, Finding):
+        when = steps_in_words(primary)
+        where = f",{_at(primary.source)}" if primary.source else ""
+        return f"{when[:1].upper()}{when[1:]}{where}: {primary.explanation}"
+    effect = _EFFECTS.get(primary.trigger, "went wrong")
+    if not primary.op:
+        return f"Step {primary.step} {effect}. {primary.explanation}"
+    outside = "the model itself" if primary.module_type else "the loss code"
+    where = f"module {primary.module}" if primary.module else outside
+    where = "the optimizer" if primary.phase == "optimizer" else where
+    lead = f"Step {primary.step} {effect}: {op_in_words(primary.op)} in {where}{_at(primary.source)} is the origin"
+    return f"{lead} ({primary.phase}). {primary.explanation} {trials.in_words(primary)}".rstrip()
+
+
+_EFFECTS: dict[str, str] = {
+    Trigger.NONFINITE_GRADIENT: "had non-finite gradients",
+    Trigger.NONFINITE_LOSS: "had a non-finite loss",
+    Trigger.NONFINITE_WEIGHT: "left non-finite weights",
+    Trigger.NONFINITE_BUFFER: "left a non-finite buffer",
+    Trigger.ABSORBED_OVERFLOW: "computed with an overflow that nobody noticed",
+}
+
+
+def _at(source: SourceLine | None) -> str:
+    if source is None:
+        return ""
+    name = source.file.replace("\\", "/").rsplit("/", 1)[-1]
+    return f" at {name}:{source.line}"
