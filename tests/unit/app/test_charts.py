@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ def _app_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(APP)
 
 
-def lanes_of(figure) -> list[str]:
+def lanes_of(figure: Any) -> list[str]:
     return [text for axis in figure.select_yaxes() for text in axis.ticktext or () if not text.startswith("2")]
 
 
