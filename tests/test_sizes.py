@@ -26,16 +26,10 @@ MOST_ATTRIBUTES, MOST_METHODS = 15, 20
 
 #: What is still too large; an entry goes as soon as it is no longer needed.
 PENDING = {
-    "ampscope.analysis.cures.remedies",
-    "ampscope.analysis.diagnosis.examiner",
     "ampscope.analysis.origin.op_facts.Executed methods",
-    "ampscope.capture.replay.tape",
     "ampscope.capture.tracing.tracer",
     "ampscope.capture.tracing.tracer.Tracer attributes",
     "ampscope.capture.tracing.tracer.Tracer methods",
-    "ampscope.capture.usage.gradient_edits.Edits methods",
-    "ampscope.capture.usage.usage_watch.UsageWatch attributes",
-    "ampscope.capture.usage.usage_watch.UsageWatch methods",
 }
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -76,14 +76,6 @@ class Shown:
 Show = Callable[..., Shown]
 
 
-def address(shown: Shown) -> dict[str, str]:
-    """What the page's address says."""
-    found = {}
-    for name, value in shown.test.query_params.items():
-        found[name] = value[0] if isinstance(value, list) else value
-    return found
-
-
 def _words_of(element: Any) -> Iterator[str]:
     proto = getattr(element, "proto", None)
     for name in ("label", "body", "code_text"):
