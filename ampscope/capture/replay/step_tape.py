@@ -56,11 +56,14 @@ class StepTape(StepObserver):
 
     def listen(self) -> None:
         """Puts the loop's own calls onto the tape."""
-        self._mode.insert()
+        with self.guard:
+            self._mode.insert()
 
     def stop(self) -> bool:
         """Puts nothing more onto the tape; returns whether it was listening."""
-        return self._mode.remove()
+        with self.guard:
+            return self._mode.remove()
+        return False
 
     def pause(self, *, paused: bool) -> None:
         """Leaves out what AMPscope itself computes."""
