@@ -10,7 +10,6 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ampscope.analysis.results import Operand, PathNode
-from ampscope.analysis.words.wording import op_in_words
 from ampscope.report import numbers
 from ampscope.report.safe_text import visible
 from ampscope.report.terminal.layout import Fitting
@@ -73,7 +72,13 @@ def _rows(nodes: Sequence[PathNode], columns: Sequence[str]) -> list[tuple[Text,
 
 
 def _what(node: PathNode) -> str:
-    return op_in_words(node.op) if node.name in ("", node.op) else f"{op_in_words(node.op)} {node.name}"
+    name = _torch_name(node.op)
+    return name if node.name in ("", node.op) else f"{name} {node.name}"
+
+
+def _torch_name(op: str) -> str:
+    """``mul.Tensor`` for ``aten.mul.Tensor``, ``bmm`` for ``aten.bmm.default``: which overload ran is seen."""
+    return op.removeprefix("aten.").removesuffix(".default")
 
 
 def _place(node: PathNode) -> str:
