@@ -26,7 +26,6 @@ MOST_ATTRIBUTES, MOST_METHODS = 15, 20
 
 #: What is still too large; an entry goes as soon as it is no longer needed.
 PENDING = {
-    "ampscope.analysis.origin.op_facts.Executed methods",
     "ampscope.capture.tracing.tracer",
     "ampscope.capture.tracing.tracer.Tracer attributes",
     "ampscope.capture.tracing.tracer.Tracer methods",

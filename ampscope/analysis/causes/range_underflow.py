@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ampscope.analysis.causes.cause_entry import CauseEntry, LostBefore, Match, Occurrence, OpRule, Reason, Turn, number
 from ampscope.analysis.causes.wider_dtype import float32_region, more_range
 from ampscope.analysis.numerics import rounding
+from ampscope.analysis.origin.lost_upstream import flushed_by, rounded_constant
 from ampscope.analysis.origin.op_facts import Executed
 from ampscope.analysis.results import Remedy
 from ampscope.analysis.words.wording import op_in_words
@@ -33,7 +34,7 @@ class GradientFlushed(Reason):
 
 def flushed_operand(op: Executed) -> Flushed | None:
     """What rounded to zero the value that ``op`` divides by or takes the logarithm of."""
-    by = op.flushed()
+    by = flushed_by(op)
     return Flushed(dtype=by.dtype, by=by.site.op, lost_by=by.seq) if by is not None else None
 
 
@@ -79,7 +80,7 @@ class ConstantLost(LostBefore):
 
 def constant_lost(op: Executed) -> Match | None:
     """Whether a constant that was to keep the operand from zero did not survive its dtype."""
-    lost = op.rounded_constant()
+    lost = rounded_constant(op)
     if lost is None:
         return None
     reason = ConstantLost(value=lost.value, becomes=lost.becomes, dtype=lost.dtype, lost_by=lost.seq)
@@ -88,7 +89,7 @@ def constant_lost(op: Executed) -> Match | None:
 
 def _optimizer_eps(op: Executed) -> Match | None:
     """The same of the optimizer's own epsilon: the op that lost it is of torch, and not shown."""
-    lost = op.rounded_constant()
+    lost = rounded_constant(op)
     if lost is None:
         return None
     reason = ConstantLost(value=lost.value, becomes=lost.becomes, dtype=lost.dtype, lost_by=None)

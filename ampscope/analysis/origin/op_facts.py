@@ -15,10 +15,6 @@ from ampscope.trace.schema import EdgeRow, OpRow, Phase, SiteRow
 REACH = 8
 #: Position of the divisor among the operands of ops that divide by one of several.
 _DIVISOR = {"div": 1, "true_divide": 1, "floor_divide": 1, "fmod": 1, "remainder": 1, "addcdiv": 2}
-#: Ops that add a small constant or bound their operand.
-_KEEPS_AWAY = frozenset({"add", "sub", "rsub", "clamp", "clamp_min", "clamp_max", "maximum", "threshold"})
-#: Ops whose result may be smaller than any operand.
-_SHRINKS = frozenset("mul pow square exp _to_copy sigmoid _softmax div prod exp2 erfc".split())  # noqa: SIM905  # a word list
 
 
 class Range(NamedTuple):
@@ -37,15 +33,6 @@ class Range(NamedTuple):
         """Largest finite magnitude of the two ends."""
         ends = [abs(end) for end in self if end is not None and math.isfinite(end)]
         return max(ends, default=None)
-
-
-class RoundedConstant(NamedTuple):
-    """A constant that its dtype rounded away."""
-
-    value: float
-    becomes: float
-    dtype: str
-    seq: int
 
 
 def numel(shape: str) -> int:
@@ -178,14 +165,6 @@ class Executed:
         mine, theirs = self.site, other.site
         return (mine.grad_fn, mine.forward_site) == (theirs.grad_fn, theirs.forward_site)
 
-    def rounded_constant(self) -> RoundedConstant | None:
-        """A small constant (or a bound just below 1) that was to keep the divisor from zero and was rounded away."""
-        return next((lost for op in self.upstream() if (lost := op._rounded_here())), None)
-
-    def flushed(self) -> Executed | None:
-        """The nearest op upstream that made a zero of operands without any, in a dtype too small for the result."""
-        return next((op for op in self.upstream() if op._flushes()), None)
-
     def upstream(self) -> Iterator[Executed]:
         """The op itself and those that its divisor depends on, nearest first, at most `REACH` ops back."""
         yield self
@@ -196,35 +175,3 @@ class Executed:
             seen.update(front)
             yield from (Executed(self.graph, seq) for seq in front)
             front = [edge.from_seq for seq in front for edge in self.graph.inputs[seq]]
-
-    def _rounded_here(self) -> RoundedConstant | None:
-        if self.dtype not in rounding.EPSILON:
-            return None
-        if self.site.cast and self.result.numel == 1:
-            return self._cast_here()
-        if self.name not in _KEEPS_AWAY:
-            return None
-        for name, value in self.numbers():
-            if name != "alpha" and rounding.vanishes(value, self.dtype) and self._spans(0.0):
-                return RoundedConstant(value, 0.0, self.dtype, self.seq)
-            if self.name.startswith("clamp") and rounding.rounds_to_one(value, self.dtype) and self._spans(1.0):
-                return RoundedConstant(value, 1.0, self.dtype, self.seq)
-        return None
-
-    def _cast_here(self) -> RoundedConstant | None:
-        """A constant kept in a tensor of one element, which the cast to a smaller dtype makes zero."""
-        value = self.largest_operand
-        lost = value is not None and rounding.vanishes(value, self.dtype)
-        return RoundedConstant(value, 0.0, self.dtype, self.seq) if lost and value is not None else None
-
-    def _spans(self, value: float) -> bool:
-        """Whether the result may hold ``value``; what was not measured may."""
-        low, high = self.result.min, self.result.max
-        return low is None or high is None or not (low > value or high < value)
-
-    def _flushes(self) -> bool:
-        if self.name not in _SHRINKS or self.dtype != "float16" or not self.result.zeros:
-            return False
-        producers = [self.graph.producer(edge) for edge in self.edges if not edge.partial]
-        measured = [row for row in producers if row.min is not None]
-        return bool(measured) and all(row.zeros == 0 for row in measured)

@@ -1,0 +1,68 @@
+"""What an op needs and another lost upstream: a constant that its dtype rounded, a value flushed to zero."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ampscope.analysis.numerics import rounding
+from ampscope.analysis.origin.op_facts import Executed
+
+#: Ops that add a small constant or bound their operand.
+_KEEPS_AWAY = frozenset({"add", "sub", "rsub", "clamp", "clamp_min", "clamp_max", "maximum", "threshold"})
+#: Ops whose result may be smaller than any operand.
+_SHRINKS = frozenset("mul pow square exp _to_copy sigmoid _softmax div prod exp2 erfc".split())  # noqa: SIM905  # a word list
+
+
+class RoundedConstant(NamedTuple):
+    """A constant that its dtype rounded away."""
+
+    value: float
+    becomes: float
+    dtype: str
+    seq: int
+
+
+def rounded_constant(op: Executed) -> RoundedConstant | None:
+    """A small constant (or a bound just below 1) that was to keep the divisor from zero and was rounded away."""
+    return next((lost for each in op.upstream() if (lost := _rounded_here(each))), None)
+
+
+def flushed_by(op: Executed) -> Executed | None:
+    """The nearest op upstream that made a zero of operands without any, in a dtype too small for the result."""
+    return next((each for each in op.upstream() if _flushes(each)), None)
+
+
+def _rounded_here(op: Executed) -> RoundedConstant | None:
+    if op.dtype not in rounding.EPSILON:
+        return None
+    if op.site.cast and op.result.numel == 1:
+        return _cast_here(op)
+    if op.name not in _KEEPS_AWAY:
+        return None
+    for name, value in op.numbers():
+        if name != "alpha" and rounding.vanishes(value, op.dtype) and _spans(op, 0.0):
+            return RoundedConstant(value, 0.0, op.dtype, op.seq)
+        if op.name.startswith("clamp") and rounding.rounds_to_one(value, op.dtype) and _spans(op, 1.0):
+            return RoundedConstant(value, 1.0, op.dtype, op.seq)
+    return None
+
+
+def _cast_here(op: Executed) -> RoundedConstant | None:
+    """A constant kept in a tensor of one element, which the cast to a smaller dtype makes zero."""
+    value = op.largest_operand
+    lost = value is not None and rounding.vanishes(value, op.dtype)
+    return RoundedConstant(value, 0.0, op.dtype, op.seq) if lost and value is not None else None
+
+
+def _spans(op: Executed, value: float) -> bool:
+    """Whether the result may hold ``value``; what was not measured may."""
+    low, high = op.result.min, op.result.max
+    return low is None or high is None or not (low > value or high < value)
+
+
+def _flushes(op: Executed) -> bool:
+    if op.name not in _SHRINKS or op.dtype != "float16" or not op.result.zeros:
+        return False
+    producers = [op.graph.producer(edge) for edge in op.edges if not edge.partial]
+    measured = [row for row in producers if row.min is not None]
+    return bool(measured) and all(row.zeros == 0 for row in measured)
