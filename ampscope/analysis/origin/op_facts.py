@@ -150,7 +150,7 @@ class Executed:
         low, high = self._range(edge)
         if low is None or high is None or not low <= 0 <= high:
             return False
-        return 0 in (low, high) or bool(self.graph.producer(edge).zeros)
+        return 0 in (low, high) or bool(self.graph.producer(edge).statistics.zeros)
 
     @property
     def depends_on_gradient(self) -> bool:
@@ -223,8 +223,8 @@ class Executed:
         return low is None or high is None or not (low > value or high < value)
 
     def _flushes(self) -> bool:
-        if self.name not in _SHRINKS or self.dtype != "float16" or not self.result.zeros:
+        if self.name not in _SHRINKS or self.dtype != "float16" or not self.result.statistics.zeros:
             return False
         producers = [self.graph.producer(edge) for edge in self.edges if not edge.partial]
         measured = [row for row in producers if row.min is not None]
-        return bool(measured) and all(row.zeros == 0 for row in measured)
+        return bool(measured) and all(row.statistics.zeros == 0 for row in measured)

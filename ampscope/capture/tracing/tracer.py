@@ -24,8 +24,8 @@ from ampscope.capture.tracing.sites import Point, Signature, Sites
 from ampscope.capture.tracing.statistics import stats
 from ampscope.capture.tracing.statistics.bad_rows import bad_rows
 from ampscope.capture.tracing.statistics.full_statistics import Census
-from ampscope.capture.tracing.statistics.stats import UNMEASURED, Slots, Stats
-from ampscope.trace.schema import Cast, EdgeRow, Node, OpRow, Phase
+from ampscope.capture.tracing.statistics.stats import Slots
+from ampscope.trace.schema import UNMEASURED, Cast, EdgeRow, Node, OpRow, Phase, Statistics
 
 #: Frames below which code that runs in backward has no line of its own.
 _BACKWARD = (process_hooks.backward_frame, Tensor.backward.__code__)
@@ -405,11 +405,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         return ops, edges
 
 
-def _op_row(step: int, source: str, output: Output, measured: Stats) -> OpRow:
-    return OpRow(step, source, output.seq, output.out, output.site, output.micro_batch, output.numel, *measured)
+def _op_row(step: int, source: str, output: Output, measured: Statistics) -> OpRow:
+    return OpRow(step, source, output.seq, output.out, output.site, output.micro_batch, output.numel, measured)
 
 
-def _edge_row(step: int, source: str, edge: Edge, own: Stats | None) -> EdgeRow:
+def _edge_row(step: int, source: str, edge: Edge, own: Statistics | None) -> EdgeRow:
     low, high = (own.min, own.max) if own is not None else (None, None)
     return EdgeRow(step, source, *edge[:-1], own is not None, low, high)
 

@@ -85,7 +85,7 @@ def magnitudes(operands: Sequence[Operand], tried: Sequence[Tried] = ()) -> Magn
         operands: What the op read and wrote.
         tried: Replays of the step: where float32 took the op's result is marked on what it wrote.
     """
-    shown = [operand for operand in operands if any(operand.exp_counts) or operand.zeros or nonfinite(operand)]
+    shown = [operand for operand in operands if any(operand.exp_counts) or _stands_out(operand)]
     if not any(any(operand.exp_counts) for operand in shown):
         return None
     reach = _reach(tried)
@@ -98,13 +98,17 @@ def magnitudes(operands: Sequence[Operand], tried: Sequence[Tried] = ()) -> Magn
     )
 
 
+def _stands_out(operand: Operand) -> bool:
+    return bool(nonfinite(operand) or operand.statistics.zeros)
+
+
 def _is_result(operand: Operand) -> bool:
     return operand.role.startswith("output")
 
 
 def _most_telling(operands: Sequence[Operand]) -> list[Operand]:
     """As many as there is room for, in their order: results and what has something wrong before the others."""
-    ranked = sorted(operands, key=lambda one: not (_is_result(one) or nonfinite(one) or one.zeros))[:_MOST]
+    ranked = sorted(operands, key=lambda one: not (_is_result(one) or _stands_out(one)))[:_MOST]
     return [operand for operand in operands if operand in ranked]
 
 
@@ -120,7 +124,8 @@ def _reach(tried: Sequence[Tried]) -> float | None:
 def _axis(operands: Sequence[Operand], reach: float | None) -> Axis:
     """From the smallest to the largest magnitude, and float16's range in any case."""
     half = FORMATS["float16"]
-    counted = [(operand.exp_low or 0, len(operand.exp_counts)) for operand in operands if any(operand.exp_counts)]
+    drawn = [operand for operand in operands if any(operand.exp_counts)]
+    counted = [(operand.statistics.exp_low or 0, len(operand.exp_counts)) for operand in drawn]
     highs = [low + bins for low, bins in counted] + ([math.ceil(math.log2(reach))] if reach else [])
     low = min(half.lowest, *(low for low, _ in counted)) - _MARGIN
     high = max(half.top, *highs) + _MARGIN
@@ -135,7 +140,7 @@ def _histogram(operand: Operand, axis: Axis, reach: float | None) -> Histogram:
     return Histogram(
         role=operand.role,
         facts=tuple(each for each in (operand.dtype, operand.shape) if each),
-        zeros=f"{part(operand.zeros, operand.numel)} exactly zero" if operand.zeros else "",
+        zeros=f"{part(operand.statistics.zeros, operand.numel)} exactly zero" if operand.statistics.zeros else "",
         nonfinite=nonfinite(operand),
         bars=(*(_became_infinite(operand, own, axis) if own else ()), *(_bars(operand) if counted else ())),
         empty="" if counted else "no finite value other than 0",
@@ -148,7 +153,7 @@ def _histogram(operand: Operand, axis: Axis, reach: float | None) -> Histogram:
 
 def _bars(operand: Operand) -> Iterator[Bar]:
     total, most = sum(operand.exp_counts), max(operand.exp_counts)
-    for power, number in enumerate(operand.exp_counts, start=operand.exp_low or 0):
+    for power, number in enumerate(operand.exp_counts, start=operand.statistics.exp_low or 0):
         if number:
             between = f"{power_of_two(power)} to {power_of_two(power + 1)}"
             hover = f"{between}: {count(number, 'element')}, {part(number, total)}"
@@ -157,7 +162,7 @@ def _bars(operand: Operand) -> Iterator[Bar]:
 
 def _became_infinite(operand: Operand, own: Format, axis: Axis) -> Iterator[Bar]:
     """What became infinite, beyond the largest number."""
-    infinite = (operand.posinf or 0) + (operand.neginf or 0)
+    infinite = (operand.statistics.posinf or 0) + (operand.statistics.neginf or 0)
     if infinite and own.top < axis.high:
         height = max(infinite / max(operand.exp_counts, default=1), _LEAST_LOST)
         yield _bar(own.top, min(height, 1.0), ALARM, f"{count(infinite, 'element')} became infinite")
