@@ -86,7 +86,7 @@ class LiveTrace(StepObserver):
     def backward_began(self, backward: BackwardCall) -> None:
         """Goes on through the backward, unless being watched would change its bits."""
         if self._tracer is not None:
-            self._tracer.creates_graph = creates_graph(backward.args, backward.kwargs)
+            self._tracer.functions.creates_graph = creates_graph(backward.args, backward.kwargs)
             if self._tracer.backward_varies:  # the real step's bits come first: only its forward is traced
                 self._tracer.remove()
 
@@ -100,7 +100,7 @@ class LiveTrace(StepObserver):
         self.sweep()
         if self._tracer is not None:
             if self._half_parameters():
-                self._tracer.phase = Phase.OPTIMIZER
+                self._tracer.points.phase = Phase.OPTIMIZER
             else:
                 self._tracer.remove()
 
