@@ -7,6 +7,7 @@ from typing import Any
 
 from ampscope.analysis.results import Operand, PathNode, SourceLine
 from ampscope.provenance import Graph
+from ampscope.trace.dtypes import HALF_DTYPES
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import ENTRY_NODES, EdgeRow, OpRow, Phase, SiteRow, Statistics, Table
 
@@ -58,7 +59,7 @@ class StepGraph(Graph):
     def half(self) -> bool:
         """Whether any op of the step computed in half precision."""
         sites = {row.site for rows in self.outputs.values() for row in rows}
-        return any(dtype in ("float16", "bfloat16") for number in sites for dtype in self._site(number).out_dtypes)
+        return any(dtype in HALF_DTYPES for number in sites for dtype in self._site(number).out_dtypes)
 
     def producer(self, edge: EdgeRow) -> OpRow:
         """The output that an edge carries."""

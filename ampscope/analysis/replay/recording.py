@@ -8,9 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ampscope.analysis.numerics.arrays import BoolArray, Columns, FloatArray, IntArray
-from ampscope.analysis.numerics.dtypes import FORMATS, ran_in
+from ampscope.analysis.numerics.dtypes import ran_in
 from ampscope.analysis.tables.lazy_tables import collect_columns
 from ampscope.analysis.tables.traced_steps import TracedStep, of_step
+from ampscope.trace.dtypes import FINFO
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, Cast, Phase, SiteRow, Statistics, Table
 
@@ -113,7 +114,7 @@ class _Rows(NamedTuple):
 
 def _recording(rows: _Rows) -> Recording:
     traced, sites, seq, site, ops, bounds, edges = rows
-    formats = [FORMATS.get(ran_in(row)) for row in sites]
+    formats = [FINFO.get(ran_in(row)) for row in sites]
     limit = _by_site([one.top if one else np.nan for one in formats], site)
     measured = _Measured(ops)
     smallest, largest, bad = measured.joined(bounds)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from ampscope import provenance
 from ampscope.capture.budgets import TraceBudget
 from ampscope.capture.events.calls import BackwardCall, ModuleCall, StepStart
@@ -13,6 +11,7 @@ from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.replay import player
 from ampscope.capture.step.measures import gradients
 from ampscope.capture.torch_support.backward_call import creates_graph
+from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.tracing.statistics import stats
@@ -109,7 +108,7 @@ class LiveTrace(StepObserver):
         self.drop()
 
     def _half_parameters(self) -> bool:
-        return any(p.dtype in (torch.float16, torch.bfloat16) for _, p in self._models.parameters.values())
+        return any(p.dtype in HALF for _, p in self._models.parameters.values())
 
     def drop(self) -> None:
         """Stops tracing and forgets the step."""

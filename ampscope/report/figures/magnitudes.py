@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ampscope.analysis.numerics.dtypes import FORMATS, Format
 from ampscope.analysis.results import Operand, Tried
 from ampscope.report.figures.axis import Axis
 from ampscope.report.numbers import count, nonfinite, part, power_of_two, value
 from ampscope.report.palette import ALARM, dtype_color, ink_on
+from ampscope.trace.dtypes import FINFO, FloatInfo
 from ampscope.trace.schema import Change
 
 #: The dtypes whose ranges are shown, the narrowest first.
@@ -93,7 +93,7 @@ def magnitudes(operands: Sequence[Operand], tried: Sequence[Tried] = ()) -> Magn
     return Magnitudes(
         axis=axis,
         histograms=tuple(_histogram(each, axis, reach if _is_result(each) else None) for each in _most_telling(shown)),
-        bands=tuple(_band(FORMATS[name]) for name in _BANDS),
+        bands=tuple(_band(FINFO[name]) for name in _BANDS),
         left_out=count(len(shown) - _MOST, "more tensor") if len(shown) > _MOST else "",
     )
 
@@ -123,7 +123,7 @@ def _reach(tried: Sequence[Tried]) -> float | None:
 
 def _axis(operands: Sequence[Operand], reach: float | None) -> Axis:
     """From the smallest to the largest magnitude, and float16's range in any case."""
-    half = FORMATS["float16"]
+    half = FINFO["float16"]
     drawn = [operand for operand in operands if any(operand.exp_counts)]
     counted = [(operand.statistics.exp_low or 0, len(operand.exp_counts)) for operand in drawn]
     highs = [low + bins for low, bins in counted] + ([math.ceil(math.log2(reach))] if reach else [])
@@ -135,7 +135,7 @@ def _axis(operands: Sequence[Operand], reach: float | None) -> Axis:
 
 
 def _histogram(operand: Operand, axis: Axis, reach: float | None) -> Histogram:
-    own = FORMATS.get(operand.dtype)
+    own = FINFO.get(operand.dtype)
     counted = any(operand.exp_counts)
     return Histogram(
         role=operand.role,
@@ -160,7 +160,7 @@ def _bars(operand: Operand) -> Iterator[Bar]:
             yield _bar(power, max(number / most, _LEAST), dtype_color(operand.dtype), hover)
 
 
-def _became_infinite(operand: Operand, own: Format, axis: Axis) -> Iterator[Bar]:
+def _became_infinite(operand: Operand, own: FloatInfo, axis: Axis) -> Iterator[Bar]:
     """What became infinite, beyond the largest number."""
     infinite = (operand.statistics.posinf or 0) + (operand.statistics.neginf or 0)
     if infinite and own.top < axis.high:
@@ -172,7 +172,7 @@ def _bar(power: int, height: float, color: str, hover: str) -> Bar:
     return Bar(low=power + _AIR, high=power + 1 - _AIR, height=height, color=color, hover=hover)
 
 
-def _band(own: Format) -> Band:
+def _band(own: FloatInfo) -> Band:
     return Band(
         words=f"{own.name}, normal from {power_of_two(own.normal)} to {power_of_two(own.top)}",
         color=dtype_color(own.name),

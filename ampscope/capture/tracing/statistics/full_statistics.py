@@ -8,7 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ampscope.capture.torch_support.dtypes import torch_dtype
 from ampscope.capture.tracing.statistics.exponent_histogram import Histogram, histograms
+from ampscope.capture.tracing.statistics.stats import MEASURED
+from ampscope.trace.dtypes import FINFO, FloatInfo
 from ampscope.trace.schema import Statistics
 
 #: Elements looked at for zeros, subnormals and the exponent histogram; larger tensors are strided down to this.
@@ -29,18 +32,16 @@ class _Bits(NamedTuple):
     smallest: int  #: base-2 exponent of the smallest normal number
 
 
-def _bits(dtype: torch.dtype, integer: torch.dtype) -> _Bits:
-    one = torch.ones((), dtype=dtype)
-    infinity = int((one * math.inf).view(integer))
-    return _Bits(integer, torch.iinfo(integer).max, infinity, round(math.log2(torch.finfo(dtype).smallest_normal)))
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-_LAYOUTS = {
-    torch.float16: _bits(torch.float16, torch.int16),
-    torch.bfloat16: _bits(torch.bfloat16, torch.int16),
-    torch.float32: _bits(torch.float32, torch.int32),
-    torch.float64: _bits(torch.float64, torch.int64),
-}
+def _bits(info: FloatInfo) -> _Bits:
+    integer = _INTEGERS[info.bytes]
+    infinity = (info.top - info.normal + 1) << info.mantissa_bits  # all exponent bits set
+    return _Bits(integer, torch.iinfo(integer).max, infinity, info.normal)
+
+
+_LAYOUTS = {torch_dtype(name): _bits(info) for name, info in FINFO.items() if torch_dtype(name) in MEASURED}
 
 
 class Census:

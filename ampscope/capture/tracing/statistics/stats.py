@@ -7,10 +7,12 @@ import math
 import torch
 from torch import Tensor
 
+from ampscope.capture.torch_support.dtypes import torch_dtype
+from ampscope.trace.dtypes import FINFO
 from ampscope.trace.schema import Statistics
 
 #: Dtypes whose values are looked at; torch cannot yet take the minimum of an 8-bit float.
-MEASURED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+MEASURED = frozenset(torch_dtype(name) for name, info in FINFO.items() if info.bytes > 1)
 _CHUNK = 128
 
 
