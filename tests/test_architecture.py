@@ -40,14 +40,14 @@ ROOMS = {
     "cli": room(ampscope="ampscope report analysis trace errors", others="typer rich"),
     "demo": room(ampscope="ampscope", others="torch sklearn rich"),
     "app": room(
-        ampscope="analysis report errors trace.schema trace.vocabulary trace.manifest trace.read",
+        ampscope="analysis report errors trace.schema trace.dtypes trace.vocabulary trace.manifest trace.read",
         others="streamlit plotly numpy",
     ),
 }
 
 #: The rooms inside each room, from the ground up: each may import those before it, and nothing else of that room.
 FLOORS = {
-    "ampscope.trace": "schema vocabulary json_columns files manifest write read",
+    "ampscope.trace": "dtypes schema vocabulary json_columns files manifest write read",
     "ampscope.capture": (
         "torch_support autocast budgets keep_fp32 events hooks tracing replay usage record step scope watch"
     ),
@@ -57,7 +57,10 @@ FLOORS = {
         "assembly scaler_watch"
     ),
     "ampscope.capture.step.ending": "verdict incidents trace_ending device_decisions endings",
-    "ampscope.capture.tracing": "statistics operators operand_keeper sites traced_rows tracer",
+    "ampscope.capture.tracing": (
+        "statistics operators operand_keeper sites traced_rows outputs dataflow casts places function_watch "
+        "module_stack op_points tracer"
+    ),
     "ampscope.analysis": (
         "results numerics tables words origin causes cures usage scale overview precision replay diagnosis"
     ),

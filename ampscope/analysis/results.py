@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from ampscope.notebook_repr import NotebookRepr
+from ampscope.trace.schema import UNMEASURED, Statistics
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
 
 #: Version of the JSON object that ``ampscope diagnose --json`` prints.
@@ -46,18 +47,13 @@ class Operand:
     role: str  #: ``input 0``, ``output 0``, or the name of an input, parameter or buffer
     dtype: str
     shape: str
-    min: float | None = None  #: NaN where any element is NaN
-    max: float | None = None
     numel: int | None = None
-    nan: int | None = None
-    posinf: int | None = None
-    neginf: int | None = None
-    zeros: int | None = None
-    subnormals: int | None = None
-    max_finite: float | None = None
-    min_positive: float | None = None
-    exp_low: int | None = None
-    exp_counts: tuple[int, ...] = ()
+    statistics: Statistics = UNMEASURED
+
+    @property
+    def exp_counts(self) -> tuple[int, ...]:
+        """The bins of its exponent histogram; empty where there is none."""
+        return self.statistics.exp_counts or ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

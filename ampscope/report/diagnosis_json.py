@@ -8,7 +8,7 @@ import math
 from enum import Enum
 from typing import Any
 
-from ampscope.analysis.results import CodeLine, Diagnosis
+from ampscope.analysis.results import CodeLine, Diagnosis, Operand
 
 
 def as_json(diagnosis: Diagnosis) -> str:
@@ -23,7 +23,7 @@ def as_json(diagnosis: Diagnosis) -> str:
 def as_plain(value: Any) -> Any:
     """A result as dictionaries, lists, strings and finite numbers."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: as_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {name: as_plain(each) for name, each in _fields(value).items()}
     if isinstance(value, dict):
         return {str(key): as_plain(value[key]) for key in sorted(value)}
     if isinstance(value, CodeLine):
@@ -33,6 +33,15 @@ def as_plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     return _number(value) if isinstance(value, float) else value
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name; the statistics of an operand stand among its own facts."""
+    if not isinstance(value, Operand):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    own = {"role": value.role, "dtype": value.dtype, "shape": value.shape}
+    first = {"min": value.statistics.min, "max": value.statistics.max, "numel": value.numel}
+    return own | first | value.statistics._asdict() | {"exp_counts": value.exp_counts}
 
 
 def _number(value: float) -> float | str:

@@ -85,13 +85,13 @@ def part(number: int | None, total: int | None, *, missing: str = "") -> str:
 
 def nonfinite(operand: Operand) -> str:
     """What of a tensor is not finite, with counts where they were taken; empty when all of it is finite."""
-    counts = ((operand.nan, "NaN"), (operand.posinf, "inf"), (operand.neginf, "-inf"))
+    counts = ((operand.statistics.nan, "NaN"), (operand.statistics.posinf, "inf"), (operand.statistics.neginf, "-inf"))
     counted = [f"{number:,} {word}" for number, word in counts if number]
     return ", ".join(counted or dict.fromkeys(map(value, _nonfinite_bounds(operand))))
 
 
 def _nonfinite_bounds(operand: Operand) -> Iterator[float]:
-    for bound in (operand.min, operand.max):
+    for bound in (operand.statistics.min, operand.statistics.max):
         if bound is not None and not math.isfinite(bound):
             yield bound
 

@@ -10,11 +10,11 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from ampscope.analysis.numerics.arrays import FloatArray
-from ampscope.analysis.numerics.dtypes import FORMATS
 from ampscope.analysis.replay.track import Stretch, Track
 from ampscope.report.html.markup import as_label
 from ampscope.report.numbers import power_of_two
 from ampscope.report.palette import ALARM, CURVE, HAIRLINE, MARK, SEVERITIES, SHADE, dtype_color
+from ampscope.trace.dtypes import FINFO
 from ampscope.trace.vocabulary import Severity
 
 #: Pixels; the page lays its cursor over the figure by them.
@@ -25,7 +25,8 @@ PANEL, LANE = 190, 22
 _LOW, _HIGH = -28.0, 20.0
 _LOWEST, _HIGHEST = -52.0, 40.0
 _THIN = 0.8
-_NARROW = ("float16", "float8_e4m3fn", "float8_e5m2")
+#: Dtypes whose range is smaller than that of float32.
+_NARROW = tuple(name for name, info in FINFO.items() if info.top < FINFO["float32"].top)
 #: A stretch of modules narrower than this share of the step has no room for its name.
 _NAMED = 0.05
 #: Steps up to this long get a label for every op.
@@ -179,7 +180,7 @@ def _draw_other(figure: go.Figure, track: Track, other: Counterpart) -> None:
 def _draw_limits(figure: go.Figure, track: Track) -> None:
     """Lines where narrow dtypes that ran overflow and vanish, named on the spot."""
     for dtype in [name for name in _NARROW if name in track.dtype]:
-        own = FORMATS[dtype]
+        own = FINFO[dtype]
         for power, words in ((own.top, "overflows above"), (own.lowest, "vanishes below")):
             note = {
                 "text": f"{dtype} {words} {power_of_two(power)}",

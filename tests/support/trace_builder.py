@@ -23,6 +23,7 @@ from ampscope.trace.schema import (
     ScalerEventRow,
     SiteRow,
     Source,
+    Statistics,
     StepRow,
     Table,
     Trigger,
@@ -174,7 +175,7 @@ class TraceBuilder:
             "exp_low": -7,
             "exp_counts": (1, 2, 4, 8, 16, 16, 16, 1),
         }
-        self._add(Table.OPS, OpRow(**{**defaults, **columns}))
+        self._add(Table.OPS, _op_row({**defaults, **columns}))
         return seq
 
     def edge(self, from_seq: int = 0, seq: int = 1, **columns: Any) -> EdgeRow:
@@ -245,6 +246,11 @@ class TraceBuilder:
     def _add(self, table: Table, row: R) -> R:
         self.put(table, row)
         return row
+
+
+def _op_row(columns: dict[str, Any]) -> OpRow:
+    measured = {name: columns.pop(name) for name in Statistics._fields if name in columns}
+    return OpRow(**columns, statistics=Statistics(**measured))
 
 
 def _source_line() -> dict[str, Any]:

@@ -9,6 +9,7 @@ from ampscope.analysis.causes.wider_dtype import USE_BFLOAT16, more_range
 from ampscope.analysis.numerics import rounding
 from ampscope.analysis.origin.op_facts import Executed
 from ampscope.analysis.results import Remedy
+from ampscope.trace.dtypes import FINFO
 from ampscope.trace.schema import Change, Phase
 from ampscope.trace.vocabulary import Cause
 
@@ -37,7 +38,7 @@ def _float16_overflow(op: Executed) -> Match | None:
 
 
 def _too_large(occurrence: Occurrence) -> str:
-    text = f"The result of {occurrence.op_in_words} is too large for float16, which ends at 65504"
+    text = f"The result of {occurrence.op_in_words} is too large for float16, which ends at {FINFO['float16'].max:.0f}"
     reason = occurrence.reason
     if isinstance(reason, Overflowed) and reason.largest is not None:
         return f"{text}; its operands went up to {number(reason.largest)}."

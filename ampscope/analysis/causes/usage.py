@@ -14,6 +14,7 @@ from ampscope.analysis.causes.wider_dtype import USE_BFLOAT16
 from ampscope.analysis.origin.op_facts import Executed
 from ampscope.analysis.results import Remedy
 from ampscope.analysis.words.scale_words import in_words
+from ampscope.trace.dtypes import HALF_DTYPES
 from ampscope.trace.schema import Phase
 from ampscope.trace.vocabulary import MISTAKES_IN_WORDS, Cause, Severity
 
@@ -57,7 +58,7 @@ class OptimizerRestored(Reason):
 
 
 def _half_state(op: Executed) -> Match | None:
-    half = op.dtype in ("float16", "bfloat16")
+    half = op.dtype in HALF_DTYPES
     return Match(Cause.HALF_PARAMS, HalfState(dtype=op.dtype)) if half else None
 
 

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from ampscope.analysis.origin.step_graph import StepGraph
 from ampscope.analysis.results import CodeLine, Tried
+from ampscope.trace.dtypes import HALF_DTYPES
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import ENTRY_NODES, LOSS_CODE, Cast, Change, Node, Phase, SiteRow, Table, Trial
 
-_HALF = frozenset({"float16", "bfloat16"})
 #: Conversions and parameters that are named; more are counted.
 NAMED = 3
 
@@ -25,7 +25,7 @@ class HalfWeights(NamedTuple):
 
 def half_weights(run: Run, rank: int) -> HalfWeights:
     """The half-precision parameters and buffers of a run's models."""
-    half = [row for row in run.rows(Table.PARAMS, rank=rank) if row.dtype in _HALF]
+    half = [row for row in run.rows(Table.PARAMS, rank=rank) if row.dtype in HALF_DTYPES]
     parameters = tuple(row.name for row in half if row.kind == Node.PARAMETER)
     return HalfWeights(parameters, tuple(row.name for row in half if row.kind != Node.PARAMETER))
 
@@ -121,14 +121,14 @@ def _forward_of(graph: StepGraph, seq: int) -> int:
 
 
 def _is_half(site: SiteRow) -> bool:
-    return bool(_HALF & set(site.out_dtypes))
+    return bool(HALF_DTYPES & set(site.out_dtypes))
 
 
 def _asks_for_half(site: SiteRow) -> bool:
     """Whether the code names a half dtype there: a conversion, or an op that was told its dtype."""
     if site.phase == Phase.BACKWARD or site.cast in (Cast.AUTOCAST, Cast.PROMOTION):
         return False
-    return site.cast == Cast.EXPLICIT or not _HALF & set(site.in_dtypes)
+    return site.cast == Cast.EXPLICIT or not HALF_DTYPES & set(site.in_dtypes)
 
 
 def _half_sources(graph: StepGraph, seq: int) -> list[int]:
@@ -138,7 +138,7 @@ def _half_sources(graph: StepGraph, seq: int) -> list[int]:
         return [edge.from_seq for edge in graph.inputs[seq]] if not _is_half(site) else []
     found = []
     for edge in graph.inputs[seq]:
-        if set(site.in_dtypes[edge.arg : edge.arg + 1]) & _HALF:
+        if set(site.in_dtypes[edge.arg : edge.arg + 1]) & HALF_DTYPES:
             if graph.site(edge.from_seq).cast == Cast.AUTOCAST:
                 return []
             found.append(edge.from_seq)

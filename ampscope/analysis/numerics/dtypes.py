@@ -1,35 +1,10 @@
-"""Floating-point formats: their names, sizes and ranges as powers of two."""
+"""The dtypes that a trace names: their sizes, and which one an op computed in."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ampscope.trace.dtypes import FINFO
 from ampscope.trace.schema import SiteRow
 
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """The range of a floating-point dtype; exponents are base 2."""
-
-    name: str
-    bytes: int
-    lowest: int  #: exponent of the smallest subnormal
-    normal: int  #: exponent of the smallest normal number
-    top: int  #: first exponent that overflows
-
-
-#: IEEE 754 binary16, bfloat16, binary32 and binary64; OCP OFP8 E4M3 and E5M2.
-FORMATS = {
-    one.name: one
-    for one in (
-        Format("float16", 2, -24, -14, 16),
-        Format("bfloat16", 2, -133, -126, 128),
-        Format("float32", 4, -149, -126, 128),
-        Format("float64", 8, -1074, -1022, 1024),
-        Format("float8_e4m3fn", 1, -9, -6, 9),
-        Format("float8_e5m2", 1, -16, -14, 16),
-    )
-}
 _OTHER_SIZES = {
     "bool": 1,
     "uint8": 1,
@@ -50,7 +25,7 @@ def plain(dtype: str) -> str:
 def itemsize(dtype: str) -> int:
     """Bytes of one element; 8 for a dtype that is not known here."""
     name = plain(dtype)
-    return FORMATS[name].bytes if name in FORMATS else _OTHER_SIZES.get(name, 8)
+    return FINFO[name].bytes if name in FINFO else _OTHER_SIZES.get(name, 8)
 
 
 def is_floating(dtype: str) -> bool:

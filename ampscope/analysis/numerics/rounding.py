@@ -7,12 +7,15 @@ import struct
 
 import numpy as np
 
-#: Largest finite magnitude and smallest normal of the dtypes training uses. Source: IEEE 754, and bfloat16's layout.
-LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
-SMALLEST_NORMAL = {"float16": 2.0**-14, "bfloat16": 2.0**-126, "float32": 2.0**-126}
-SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float32": 2.0**-149}
+from ampscope.trace.dtypes import FINFO
+
+_TRAINING = {name: FINFO[name] for name in ("float16", "bfloat16", "float32")}
+#: Largest finite magnitude, smallest normal and smallest number of the dtypes training uses.
+LARGEST = {name: info.max for name, info in _TRAINING.items()}
+SMALLEST_NORMAL = {name: info.smallest_normal for name, info in _TRAINING.items()}
+SMALLEST = {name: info.smallest_subnormal for name, info in _TRAINING.items()}
 #: Spacing of the dtype's numbers just above 1.
-EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23}
+EPSILON = {name: info.eps for name, info in _TRAINING.items()}
 
 
 def rounded(value: float, dtype: str) -> float:

@@ -137,7 +137,7 @@ class Executed:
         low, high = self._range(edge)
         if low is None or high is None or not low <= 0 <= high:
             return False
-        return 0 in (low, high) or bool(self.graph.producer(edge).zeros)
+        return 0 in (low, high) or bool(self.graph.producer(edge).statistics.zeros)
 
     @property
     def depends_on_gradient(self) -> bool:

@@ -7,8 +7,9 @@ from typing import Any
 
 from ampscope.analysis.results import Operand, PathNode, SourceLine
 from ampscope.provenance import Graph
+from ampscope.trace.dtypes import HALF_DTYPES
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import ENTRY_NODES, EdgeRow, OpRow, Phase, SiteRow, Table
+from ampscope.trace.schema import ENTRY_NODES, EdgeRow, OpRow, Phase, SiteRow, Statistics, Table
 
 
 class Sites:
@@ -58,7 +59,7 @@ class StepGraph(Graph):
     def half(self) -> bool:
         """Whether any op of the step computed in half precision."""
         sites = {row.site for rows in self.outputs.values() for row in rows}
-        return any(dtype in ("float16", "bfloat16") for number in sites for dtype in self._site(number).out_dtypes)
+        return any(dtype in HALF_DTYPES for number in sites for dtype in self._site(number).out_dtypes)
 
     def producer(self, edge: EdgeRow) -> OpRow:
         """The output that an edge carries."""
@@ -86,20 +87,21 @@ class StepGraph(Graph):
 
     def results(self, seq: int) -> tuple[Operand, ...]:
         """What an op wrote."""
-        site = self.site(seq)
-        dtypes, shapes = site.out_dtypes, site.out_shapes
-        return tuple(
-            _described(row, f"output {row.out}", dtypes[row.out : row.out + 1], shapes[row.out : row.out + 1])
-            for row in self.outputs[seq]
-        )
+        return tuple(self._result(row) for row in self.outputs[seq])
+
+    def _result(self, row: OpRow) -> Operand:
+        site, one = self.site(row.seq), slice(row.out, row.out + 1)
+        role = f"output {row.out}"
+        return _described(role, site.out_dtypes[one], site.out_shapes[one], row.statistics, row.numel)
 
     def _operand(self, edge: EdgeRow) -> Operand:
         site, producer = self.site(edge.seq), self.site(edge.from_seq)
         role = producer.name if producer.op in ENTRY_NODES and producer.name else f"input {edge.arg}"
         dtype, shape = site.in_dtypes[edge.arg : edge.arg + 1], site.in_shapes[edge.arg : edge.arg + 1]
         if edge.partial:
-            return _described(None, role, dtype, shape, low=edge.min, high=edge.max)
-        return _described(self.producer(edge), role, dtype, shape)
+            return _described(role, dtype, shape, Statistics(edge.min, edge.max))
+        row = self.producer(edge)
+        return _described(role, dtype, shape, row.statistics, row.numel)
 
     def path(self, seqs: tuple[int, ...]) -> tuple[PathNode, ...]:
         """The ops with these numbers, as shown to people."""
@@ -136,31 +138,7 @@ def source_line(row: Any) -> SourceLine | None:
 
 
 def _described(
-    row: OpRow | None,
-    role: str,
-    dtypes: tuple[str, ...],
-    shapes: tuple[str, ...],
-    *,
-    low: float | None = None,
-    high: float | None = None,
+    role: str, dtypes: tuple[str, ...], shapes: tuple[str, ...], statistics: Statistics, numel: int | None = None
 ) -> Operand:
     dtype, shape = next(iter(dtypes), ""), next(iter(shapes), "")
-    if row is None:
-        return Operand(role=role, dtype=dtype, shape=shape, min=low, max=high)
-    return Operand(
-        role=role,
-        dtype=dtype,
-        shape=shape,
-        min=row.min,
-        max=row.max,
-        numel=row.numel,
-        nan=row.nan,
-        posinf=row.posinf,
-        neginf=row.neginf,
-        zeros=row.zeros,
-        subnormals=row.subnormals,
-        max_finite=row.max_finite,
-        min_positive=row.min_positive,
-        exp_low=row.exp_low,
-        exp_counts=row.exp_counts or (),
-    )
+    return Operand(role=role, dtype=dtype, shape=shape, numel=numel, statistics=statistics)

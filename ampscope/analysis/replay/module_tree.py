@@ -9,12 +9,13 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from ampscope.analysis.numerics.arrays import BoolArray
-from ampscope.analysis.numerics.dtypes import FORMATS, Format, ran_in
+from ampscope.analysis.numerics.dtypes import ran_in
 from ampscope.analysis.replay.op_detail import Magnitudes, known
 from ampscope.analysis.replay.recording import Recording
+from ampscope.trace.dtypes import FINFO, FloatInfo
 
 #: Formats, that with the least range first.
-_NARROWEST = sorted(FORMATS.values(), key=lambda one: (one.top, -one.lowest))
+_NARROWEST = sorted(FINFO.values(), key=lambda one: (one.top, -one.lowest))
 _RANKS = {one.name: rank for rank, one in enumerate(_NARROWEST)}
 
 
@@ -129,7 +130,7 @@ class _Sums:
         self._rank = np.full(count, len(_NARROWEST), np.int64)
         np.minimum.at(self._rank, module, ranks[seen.site[ran]])
 
-    def narrowest(self, below: list[int]) -> Format | None:
+    def narrowest(self, below: list[int]) -> FloatInfo | None:
         """The format with the least range that one of the modules computed in."""
         rank = int(self._rank[below].min())
         return _NARROWEST[rank] if rank < len(_NARROWEST) else None

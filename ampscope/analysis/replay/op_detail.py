@@ -12,7 +12,7 @@ from ampscope.analysis.replay.seek import twins
 from ampscope.analysis.results import Operand, SourceLine
 from ampscope.trace.json_columns import details
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import ENTRY_NODES, Cast, Table
+from ampscope.trace.schema import ENTRY_NODES, UNMEASURED, Cast, Statistics, Table
 
 #: Neighbours told one by one; a weight shared by thousands of ops has more readers than anyone looks at.
 MAX_NEIGHBOURS = 40
@@ -134,8 +134,7 @@ def with_histograms(run: Run, seen: Recording, position: int) -> tuple[Operand, 
     """What the op at ``position`` wrote, with exponent histograms where the trace holds them."""
     where = {"step": seen.traced.step, "source": seen.traced.source, "rank": seen.traced.rank}
     rows = run.rows(Table.OPS, seq=int(seen.seq[position]), **where)
-    counts = {row.out: (row.exp_low, row.exp_counts or ()) for row in rows}
-    return tuple(_writes(seen, position, counts))
+    return tuple(_writes(seen, position, {row.out: row.statistics for row in rows}))
 
 
 def _reads(seen: Recording, position: int) -> Iterator[tuple[Operand, OpLine]]:
@@ -148,22 +147,21 @@ def _reads(seen: Recording, position: int) -> Iterator[tuple[Operand, OpLine]]:
         named = producer.op in ENTRY_NODES and producer.name
         role = producer.name if named else f"input {arg}"
         dtype, shape = next(iter(site.in_dtypes[arg : arg + 1]), ""), next(iter(site.in_shapes[arg : arg + 1]), "")
-        operand = Operand(role=role, dtype=dtype, shape=shape, min=edge["min"], max=edge["max"])
+        own = Statistics(edge["min"], edge["max"])
+        operand = Operand(role=role, dtype=dtype, shape=shape, statistics=own)
         if not edge["partial"]:
             operand = _described(seen, _output_row(seen, place, edge["from_out"]), operand)
         yield operand, op_line(seen, place, role)
 
 
-def _writes(
-    seen: Recording, position: int, counts: dict[int, tuple[int | None, tuple[int, ...]]] | None = None
-) -> Iterator[Operand]:
+def _writes(seen: Recording, position: int, measured: dict[int, Statistics] | None = None) -> Iterator[Operand]:
     site = seen.site_of(position)
     start, stop = int(seen.first_output[position]), int(seen.first_output[position + 1])
     for row in range(start, stop):
         out = int(seen.outputs.arrays["out"][row])
         dtype, shape = next(iter(site.out_dtypes[out : out + 1]), ""), next(iter(site.out_shapes[out : out + 1]), "")
-        low, bins = (counts or {}).get(out, (None, ()))
-        named = Operand(role=f"output {out}", dtype=dtype, shape=shape, exp_low=low, exp_counts=bins)
+        known = (measured or {}).get(out, UNMEASURED)
+        named = Operand(role=f"output {out}", dtype=dtype, shape=shape, statistics=known)
         yield _described(seen, row, named)
 
 
@@ -177,7 +175,8 @@ def _output_row(seen: Recording, place: int, out: int) -> int:
 def _described(seen: Recording, row: int, operand: Operand) -> Operand:
     """``operand`` with the statistics of a row of the outputs."""
     values = seen.outputs.row(row)
-    return replace(operand, **{name: values[name] for name in ("numel", *STATISTICS)})
+    statistics = operand.statistics._replace(**{name: values[name] for name in STATISTICS})
+    return replace(operand, numel=values["numel"], statistics=statistics)
 
 
 def _readers(seen: Recording, position: int) -> list[int]:

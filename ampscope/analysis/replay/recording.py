@@ -8,17 +8,19 @@ from typing import NamedTuple
 import numpy as np
 
 from ampscope.analysis.numerics.arrays import BoolArray, Columns, FloatArray, IntArray
-from ampscope.analysis.numerics.dtypes import FORMATS, ran_in
+from ampscope.analysis.numerics.dtypes import ran_in
 from ampscope.analysis.tables.lazy_tables import collect_columns
 from ampscope.analysis.tables.traced_steps import TracedStep, of_step
+from ampscope.trace.dtypes import FINFO
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, Cast, Phase, SiteRow, Table
+from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, Cast, Phase, SiteRow, Statistics, Table
 
 #: An op is near the limit when its largest magnitude exceeds 1/8 of what its dtype holds: one more doubling or two,
 #: as a longer sequence or a larger learning rate brings, and it overflows.
 NEAR_BITS = 3.0
 
-STATISTICS = ("min", "max", "nan", "posinf", "neginf", "zeros", "subnormals", "max_finite", "min_positive")
+#: Columns of ``ops`` that are numbers; a histogram is fetched for the one op that is looked at.
+STATISTICS = tuple(name for name in Statistics._fields if not name.startswith("exp_"))
 _OP_COLUMNS = ("seq", "out", "site", "micro_batch", "numel", *STATISTICS)
 _EDGE_COLUMNS = ("seq", "arg", "from_seq", "from_out", "in_place", "partial", "min", "max")
 _ENTRIES = frozenset(str(node) for node in ENTRY_NODES)
@@ -112,7 +114,7 @@ class _Rows(NamedTuple):
 
 def _recording(rows: _Rows) -> Recording:
     traced, sites, seq, site, ops, bounds, edges = rows
-    formats = [FORMATS.get(ran_in(row)) for row in sites]
+    formats = [FINFO.get(ran_in(row)) for row in sites]
     limit = _by_site([one.top if one else np.nan for one in formats], site)
     measured = _Measured(ops)
     smallest, largest, bad = measured.joined(bounds)

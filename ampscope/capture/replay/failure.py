@@ -6,11 +6,8 @@ from typing import NamedTuple
 
 from ampscope import provenance
 from ampscope.capture.tracing.traced_rows import TracedRows
+from ampscope.trace.dtypes import FINFO, HALF_DTYPES
 from ampscope.trace.schema import ENTRY_NODES, LOSS_CODE, OpRow, Phase, SiteRow
-
-_HALF = frozenset({"float16", "bfloat16"})
-#: What float16 ends at.
-_LARGEST = 65504.0
 
 
 class OpKey(NamedTuple):
@@ -57,7 +54,7 @@ def located(rows: TracedRows, *, scaled: bool) -> Failure | None:
         op=OpKey.of(first),
         execution=sum(row.seq < born[0].seq and OpKey.of(sites[row.site]) == OpKey.of(first) for row in rows.ops),
         modules=tuple(dict.fromkeys(_module(graph, origin.seq) for origin in born)),
-        dtypes=frozenset(dtype for site in sites.values() for dtype in site.out_dtypes if dtype in _HALF),
+        dtypes=frozenset(dtype for site in sites.values() for dtype in site.out_dtypes if dtype in HALF_DTYPES),
         by_scale=scaled and (first.phase == Phase.BACKWARD or outside),
     )
 
@@ -91,4 +88,4 @@ def scale_headroom(rows: TracedRows) -> float | None:
         if site.phase == Phase.BACKWARD and site.out_dtypes[row.out : row.out + 1] == ("float16",):
             ends = [abs(end) for end in (row.min, row.max) if end is not None and end - end == 0]
             largest = max([largest, *ends])
-    return _LARGEST / largest if largest else None
+    return FINFO["float16"].max / largest if largest else None

@@ -69,7 +69,7 @@ class Player:
             self._name_leaves()
             with self._substitutes.installed(self._hooks()):
                 self._change.change_modules(self._models)
-                with self._change.active(self._tracer.place_now), self._tracer.active():
+                with self._change.active(self._tracer.places.now), self._tracer.active():
                     self._play_entries()
             self._mark_sinks()
 
@@ -99,7 +99,7 @@ class Player:
             kwargs["generator"] = entry.arguments.kwargs["generator"].clone_state()
         if entry.state.random is not None:
             entry.state.random.put_back()
-        self._tracer.entry_place = entry.place
+        self._tracer.places.entry_place = entry.place
         for module, training in zip(self._models.modules, entry.state.training, strict=False):
             module.__dict__["training"] = training  # the module's attributes are copies, and go with the replay
         with entry.state.ambient.entered():
@@ -139,7 +139,7 @@ class Player:
             self.differences.append("the loss differs")
         self.losses += losses
         self._tracer.paused = False
-        self._tracer.creates_graph = creates_graph(args, kwargs)
+        self._tracer.functions.creates_graph = creates_graph(args, kwargs)
         call_user(torch_private.through_topmost_mode(entry.call), args, kwargs)
         self._tracer.micro_batch += 1
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from ampscope import provenance
 from ampscope.capture.budgets import TraceBudget
 from ampscope.capture.events.calls import BackwardCall, ModuleCall, StepStart
@@ -13,6 +11,7 @@ from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.replay import player
 from ampscope.capture.step.measures import gradients
 from ampscope.capture.torch_support.backward_call import creates_graph
+from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.tracing.statistics import stats
@@ -86,7 +85,7 @@ class LiveTrace(StepObserver):
     def backward_began(self, backward: BackwardCall) -> None:
         """Goes on through the backward, unless being watched would change its bits."""
         if self._tracer is not None:
-            self._tracer.creates_graph = creates_graph(backward.args, backward.kwargs)
+            self._tracer.functions.creates_graph = creates_graph(backward.args, backward.kwargs)
             if self._tracer.backward_varies:  # the real step's bits come first: only its forward is traced
                 self._tracer.remove()
 
@@ -100,7 +99,7 @@ class LiveTrace(StepObserver):
         self.sweep()
         if self._tracer is not None:
             if self._half_parameters():
-                self._tracer.phase = Phase.OPTIMIZER
+                self._tracer.points.phase = Phase.OPTIMIZER
             else:
                 self._tracer.remove()
 
@@ -109,7 +108,7 @@ class LiveTrace(StepObserver):
         self.drop()
 
     def _half_parameters(self) -> bool:
-        return any(p.dtype in (torch.float16, torch.bfloat16) for _, p in self._models.parameters.values())
+        return any(p.dtype in HALF for _, p in self._models.parameters.values())
 
     def drop(self) -> None:
         """Stops tracing and forgets the step."""

@@ -8,7 +8,8 @@ from typing import Any
 
 from ampscope.capture.replay.tape_mode import TapeMode
 from ampscope.capture.torch_support.torch_private import OthersAside
-from ampscope.capture.tracing.tracer import FunctionWatch, Tracer
+from ampscope.capture.tracing.function_watch import FunctionWatch
+from ampscope.capture.tracing.tracer import Tracer
 
 
 def _is_ours(mode: object) -> bool:

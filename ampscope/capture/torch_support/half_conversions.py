@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-HALF = frozenset({torch.float16, torch.bfloat16})
 #: Methods named after the dtype they give.
 METHODS = {Tensor.half: torch.float16, Tensor.bfloat16: torch.bfloat16}
 

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ampscope.capture.torch_support import torch_private
+
 _UNINITIALISED = ("aten::empty", "aten::new_empty", "aten::resize_", "aten::_unsafe_view", "aten::lift")
 
 #: Ops whose backward asks ATen's isTensorSubclassLike, which a dispatch mode makes true. Source: FunctionsManual.cpp.
@@ -18,10 +20,6 @@ _WRITES_SILENTLY = frozenset({"aten::native_batch_norm", "aten::cudnn_batch_norm
 _RUNNING = ("running_mean", "running_var")
 #: Libraries of ops whose results depend on what other ranks do.
 _COLLECTIVE = frozenset({"c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"})
-#: Python-level functions by which a user asks for another dtype.
-CONVERSIONS = frozenset(
-    {"to", "type", "type_as", "half", "float", "double", "bfloat16", "astype", "to_dense", "as_tensor", "tensor"}
-)
 
 
 class Operator(NamedTuple):
@@ -75,6 +73,12 @@ def flat_tensors(values: Any) -> list[Tensor]:
         elif isinstance(value, (list, tuple)):
             found.extend(item for item in value if isinstance(item, Tensor))
     return found
+
+
+def not_among(results: list[Tensor], written: list[Tensor]) -> list[Tensor]:
+    """The tensors that a call overwrote without returning them."""
+    known = {torch_private.storage_key(tensor) for tensor in results if tensor.layout is torch.strided}
+    return [tensor for tensor in written if not results or torch_private.storage_key(tensor) not in known]
 
 
 def scalar_arguments(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[str, Any], ...]:

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ampscope.analysis.numerics.dtypes import FORMATS, Format
 from ampscope.analysis.results import Operand, Tried
 from ampscope.report.figures.axis import Axis
 from ampscope.report.numbers import count, nonfinite, part, power_of_two, value
 from ampscope.report.palette import ALARM, dtype_color, ink_on
+from ampscope.trace.dtypes import FINFO, FloatInfo
 from ampscope.trace.schema import Change
 
 #: The dtypes whose ranges are shown, the narrowest first.
@@ -85,7 +85,7 @@ def magnitudes(operands: Sequence[Operand], tried: Sequence[Tried] = ()) -> Magn
         operands: What the op read and wrote.
         tried: Replays of the step: where float32 took the op's result is marked on what it wrote.
     """
-    shown = [operand for operand in operands if any(operand.exp_counts) or operand.zeros or nonfinite(operand)]
+    shown = [operand for operand in operands if any(operand.exp_counts) or _stands_out(operand)]
     if not any(any(operand.exp_counts) for operand in shown):
         return None
     reach = _reach(tried)
@@ -93,9 +93,13 @@ def magnitudes(operands: Sequence[Operand], tried: Sequence[Tried] = ()) -> Magn
     return Magnitudes(
         axis=axis,
         histograms=tuple(_histogram(each, axis, reach if _is_result(each) else None) for each in _most_telling(shown)),
-        bands=tuple(_band(FORMATS[name]) for name in _BANDS),
+        bands=tuple(_band(FINFO[name]) for name in _BANDS),
         left_out=count(len(shown) - _MOST, "more tensor") if len(shown) > _MOST else "",
     )
+
+
+def _stands_out(operand: Operand) -> bool:
+    return bool(nonfinite(operand) or operand.statistics.zeros)
 
 
 def _is_result(operand: Operand) -> bool:
@@ -104,7 +108,7 @@ def _is_result(operand: Operand) -> bool:
 
 def _most_telling(operands: Sequence[Operand]) -> list[Operand]:
     """As many as there is room for, in their order: results and what has something wrong before the others."""
-    ranked = sorted(operands, key=lambda one: not (_is_result(one) or nonfinite(one) or one.zeros))[:_MOST]
+    ranked = sorted(operands, key=lambda one: not (_is_result(one) or _stands_out(one)))[:_MOST]
     return [operand for operand in operands if operand in ranked]
 
 
@@ -119,8 +123,9 @@ def _reach(tried: Sequence[Tried]) -> float | None:
 
 def _axis(operands: Sequence[Operand], reach: float | None) -> Axis:
     """From the smallest to the largest magnitude, and float16's range in any case."""
-    half = FORMATS["float16"]
-    counted = [(operand.exp_low or 0, len(operand.exp_counts)) for operand in operands if any(operand.exp_counts)]
+    half = FINFO["float16"]
+    drawn = [operand for operand in operands if any(operand.exp_counts)]
+    counted = [(operand.statistics.exp_low or 0, len(operand.exp_counts)) for operand in drawn]
     highs = [low + bins for low, bins in counted] + ([math.ceil(math.log2(reach))] if reach else [])
     low = min(half.lowest, *(low for low, _ in counted)) - _MARGIN
     high = max(half.top, *highs) + _MARGIN
@@ -130,12 +135,12 @@ def _axis(operands: Sequence[Operand], reach: float | None) -> Axis:
 
 
 def _histogram(operand: Operand, axis: Axis, reach: float | None) -> Histogram:
-    own = FORMATS.get(operand.dtype)
+    own = FINFO.get(operand.dtype)
     counted = any(operand.exp_counts)
     return Histogram(
         role=operand.role,
         facts=tuple(each for each in (operand.dtype, operand.shape) if each),
-        zeros=f"{part(operand.zeros, operand.numel)} exactly zero" if operand.zeros else "",
+        zeros=f"{part(operand.statistics.zeros, operand.numel)} exactly zero" if operand.statistics.zeros else "",
         nonfinite=nonfinite(operand),
         bars=(*(_became_infinite(operand, own, axis) if own else ()), *(_bars(operand) if counted else ())),
         empty="" if counted else "no finite value other than 0",
@@ -148,16 +153,16 @@ def _histogram(operand: Operand, axis: Axis, reach: float | None) -> Histogram:
 
 def _bars(operand: Operand) -> Iterator[Bar]:
     total, most = sum(operand.exp_counts), max(operand.exp_counts)
-    for power, number in enumerate(operand.exp_counts, start=operand.exp_low or 0):
+    for power, number in enumerate(operand.exp_counts, start=operand.statistics.exp_low or 0):
         if number:
             between = f"{power_of_two(power)} to {power_of_two(power + 1)}"
             hover = f"{between}: {count(number, 'element')}, {part(number, total)}"
             yield _bar(power, max(number / most, _LEAST), dtype_color(operand.dtype), hover)
 
 
-def _became_infinite(operand: Operand, own: Format, axis: Axis) -> Iterator[Bar]:
+def _became_infinite(operand: Operand, own: FloatInfo, axis: Axis) -> Iterator[Bar]:
     """What became infinite, beyond the largest number."""
-    infinite = (operand.posinf or 0) + (operand.neginf or 0)
+    infinite = (operand.statistics.posinf or 0) + (operand.statistics.neginf or 0)
     if infinite and own.top < axis.high:
         height = max(infinite / max(operand.exp_counts, default=1), _LEAST_LOST)
         yield _bar(own.top, min(height, 1.0), ALARM, f"{count(infinite, 'element')} became infinite")
@@ -167,7 +172,7 @@ def _bar(power: int, height: float, color: str, hover: str) -> Bar:
     return Bar(low=power + _AIR, high=power + 1 - _AIR, height=height, color=color, hover=hover)
 
 
-def _band(own: Format) -> Band:
+def _band(own: FloatInfo) -> Band:
     return Band(
         words=f"{own.name}, normal from {power_of_two(own.normal)} to {power_of_two(own.top)}",
         color=dtype_color(own.name),

@@ -19,12 +19,11 @@ from ampscope.analysis.results import PathNode, RunInfo
 from ampscope.errors import RunDamaged
 from ampscope.report.repro.call_source import argument_sources, device_source, op_name, operator_source
 from ampscope.report.safe_text import visible
+from ampscope.trace.dtypes import HALF_DTYPES
 from ampscope.trace.files.saved_operands import SavedOperands, tensors_only
 
 #: Operands up to this size are written into the script; larger ones go into a file beside it.
 EMBEDDED_BYTES = 64 << 10
-
-_HALF = frozenset({"float16", "bfloat16"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +140,7 @@ def _data(content: bytes, data_name: str) -> str:
 def _is_half(saved: SavedOperands) -> bool:
     """Whether a half dtype takes part: as an operand, or as the dtype that is asked for."""
     asked = set(_dtypes([saved.call.args, list(saved.call.kwargs.values())]))
-    return bool(_HALF & (asked | {tensor.dtype for tensor in saved.tensors}))
+    return bool(HALF_DTYPES & (asked | {tensor.dtype for tensor in saved.tensors}))
 
 
 def _dtypes(argument: Any) -> Iterator[str]:

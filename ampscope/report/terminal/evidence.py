@@ -19,18 +19,18 @@ _HEAD, _TAIL = 5, 3
 
 
 def _zeros(operand: Operand) -> str:
-    if operand.zeros is None or not operand.numel:
+    if operand.statistics.zeros is None or not operand.numel:
         return ""
-    return numbers.share(operand.zeros / operand.numel, narrow=True)
+    return numbers.share(operand.statistics.zeros / operand.numel, narrow=True)
 
 
 _OPERAND: dict[str, Callable[[Operand], str]] = {
     "tensor": lambda operand: operand.role,
     "dtype": lambda operand: operand.dtype,
     "shape": lambda operand: operand.shape,
-    "range": lambda operand: numbers.span(operand.min, operand.max),
-    "largest finite": lambda operand: numbers.value(operand.max_finite),
-    "smallest nonzero": lambda operand: numbers.value(operand.min_positive),
+    "range": lambda operand: numbers.span(operand.statistics.min, operand.statistics.max),
+    "largest finite": lambda operand: numbers.value(operand.statistics.max_finite),
+    "smallest nonzero": lambda operand: numbers.value(operand.statistics.min_positive),
     "zeros": _zeros,
     "not finite": numbers.nonfinite,
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from ampscope.trace.files.arrow_arrays import to_array
-from ampscope.trace.schema import Row, Table, arrow_schema
+from ampscope.trace.schema import Row, Table, arrow_schema, columns_of
 
 
 def to_batch(table: Table, rows: Sequence[Row]) -> pa.RecordBatch:
@@ -22,8 +22,7 @@ def to_batch(table: Table, rows: Sequence[Row]) -> pa.RecordBatch:
         OverflowError: an integer does not fit its column.
     """
     schema = arrow_schema(table)
-    values = zip(*rows, strict=True) if rows else [()] * len(schema)
-    columns = [_column(field, column) for field, column in zip(schema, values, strict=True)]
+    columns = [_column(field, column) for field, column in zip(schema, columns_of(table, rows), strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 

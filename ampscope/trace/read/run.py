@@ -25,7 +25,6 @@ from ampscope.trace.read.find import find_runs, locate
 from ampscope.trace.read.status import Status, status_of
 from ampscope.trace.read.table_scan import Scan, Stamp
 from ampscope.trace.schema import (
-    ROW_TYPES,
     EdgeRow,
     EventRow,
     FindingRow,
@@ -39,6 +38,8 @@ from ampscope.trace.schema import (
     SiteRow,
     StepRow,
     Table,
+    arrow_schema,
+    rows_of,
 )
 
 __all__ = ["Run", "find_runs", "open_run"]
@@ -267,10 +268,9 @@ class Run(NotebookRepr):
         relation = self._relation(table, step if isinstance(step, int) else None)
         if equals:
             relation = relation.filter(reduce(and_, starmap(_equals, equals.items())))
-        row_type = ROW_TYPES[table]
         relation = relation.order(", ".join(("rank", *_ORDER[table])))
-        columns = relation.select(*map(duckdb.ColumnExpression, row_type._fields)).to_arrow_table().columns
-        return list(map(row_type, *map(_values, columns)))
+        columns = relation.select(*map(duckdb.ColumnExpression, arrow_schema(table).names)).to_arrow_table().columns
+        return rows_of(table, list(map(_values, columns)))
 
     def _relation(self, table: Table, step: int | None = None) -> duckdb.DuckDBPyRelation:
         """The table as it is now; binding hundreds of parts takes a while, so the same state is bound once a thread."""

@@ -25,6 +25,7 @@ from ampscope.trace.schema.enums import (
     source_of,
 )
 from ampscope.trace.schema.rows import (
+    UNMEASURED,
     EdgeRow,
     EventRow,
     FindingRow,
@@ -35,6 +36,7 @@ from ampscope.trace.schema.rows import (
     ReplayRow,
     ScalerEventRow,
     SiteRow,
+    Statistics,
     StepRow,
 )
 from ampscope.trace.schema.tables import (
@@ -43,6 +45,8 @@ from ampscope.trace.schema.tables import (
     Row,
     Table,
     arrow_schema,
+    columns_of,
+    rows_of,
 )
 
 SCHEMA_VERSION = 2
@@ -56,6 +60,7 @@ __all__ = [
     "ROW_TYPES",
     "SCHEMA_VERSION",
     "SINK_NODES",
+    "UNMEASURED",
     "Cast",
     "Change",
     "EdgeRow",
@@ -75,11 +80,14 @@ __all__ = [
     "ScalerEventRow",
     "SiteRow",
     "Source",
+    "Statistics",
     "StepRow",
     "Table",
     "Trial",
     "Trigger",
     "arrow_schema",
+    "columns_of",
     "execution_of",
+    "rows_of",
     "source_of",
 ]

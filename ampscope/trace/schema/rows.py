@@ -6,6 +6,7 @@ types and comments by ``make docs``.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from ampscope.trace.schema.column_types import Counts, Float32, Int16, Int32, LineNumbers, Texts
@@ -100,6 +101,36 @@ class SiteRow(NamedTuple):
     forward_site: Int32 | None  #: in backward: the site of the forward op
 
 
+class Statistics(NamedTuple):
+    """What was measured of a tensor's values; null where it was not. Each is a column of the table that holds it.
+
+    Written out here and nowhere else: to add one, declare it here, measure it in `ampscope.capture.tracing.statistics`
+    and show it where a person wants to see it.
+    """
+
+    min: Float32 | None = None  #: NaN if any element is NaN; null when not measured
+    max: Float32 | None = None  #: as ``min``
+    nan: int | None = None  #: counts; measured in replays only
+    posinf: int | None = None  #: how many elements are +inf
+    neginf: int | None = None  #: how many elements are -inf
+    zeros: int | None = None  #: how many elements are exactly zero
+    subnormals: int | None = None  #: non-zero elements below the dtype's smallest normal
+    max_finite: Float32 | None = None  #: largest finite magnitude
+    min_positive: Float32 | None = None  #: smallest non-zero magnitude
+    exp_low: Int16 | None = None  #: base-2 exponent of the first bin of ``exp_counts``
+    exp_counts: Counts | None = None  #: elements with ``2**e <= abs(x) < 2**(e+1)``, e = exp_low, exp_low + 1, ...
+
+    @property
+    def finite(self) -> bool | None:
+        """Whether every element is finite; None when not measured."""
+        if self.min is None or self.max is None:
+            return None
+        return math.isfinite(self.min) and math.isfinite(self.max)
+
+
+UNMEASURED = Statistics()
+
+
 class OpRow(NamedTuple):
     """One output of one executed op (or one `Node`) of a traced step, with its statistics."""
 
@@ -110,17 +141,17 @@ class OpRow(NamedTuple):
     site: Int32  #: the program point: ``sites.site``
     micro_batch: Int16  #: which backward of the step it led to, or belongs to, from 0
     numel: int  #: elements of the output
-    min: Float32 | None  #: NaN if any element is NaN; null when not measured
-    max: Float32 | None  #: as ``min``
-    nan: int | None  #: counts; measured in replays only
-    posinf: int | None  #: how many elements are +inf
-    neginf: int | None  #: how many elements are -inf
-    zeros: int | None  #: how many elements are exactly zero
-    subnormals: int | None  #: non-zero elements below the dtype's smallest normal
-    max_finite: Float32 | None  #: largest finite magnitude
-    min_positive: Float32 | None  #: smallest non-zero magnitude
-    exp_low: Int16 | None  #: base-2 exponent of the first bin of ``exp_counts``
-    exp_counts: Counts | None  #: elements with ``2**e <= abs(x) < 2**(e+1)``, e = exp_low, exp_low + 1, ...
+    statistics: Statistics = UNMEASURED
+
+    @property
+    def min(self) -> float | None:
+        """The smallest element; NaN if any is NaN."""
+        return self.statistics.min
+
+    @property
+    def max(self) -> float | None:
+        """The largest element; NaN if any is NaN."""
+        return self.statistics.max
 
 
 class EdgeRow(NamedTuple):

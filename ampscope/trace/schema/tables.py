@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import typing
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from functools import cache
+from typing import Any
 
 import pyarrow as pa
 
@@ -20,6 +22,7 @@ from ampscope.trace.schema.rows import (
     ReplayRow,
     ScalerEventRow,
     SiteRow,
+    Statistics,
     StepRow,
 )
 
@@ -75,5 +78,33 @@ BULK_TABLES = (Table.OPS, Table.EDGES, Table.GRADS)
 @cache
 def arrow_schema(table: Table) -> pa.Schema:
     """The Arrow schema of ``table``, derived from its row type."""
-    annotations = typing.get_type_hints(ROW_TYPES[table], include_extras=True)
-    return pa.schema([arrow_field(name, annotation) for name, annotation in annotations.items()])
+    return pa.schema(list(_arrow_fields(ROW_TYPES[table])))
+
+
+def _arrow_fields(row_type: type[Any]) -> Iterator[pa.Field]:
+    for name, annotation in typing.get_type_hints(row_type, include_extras=True).items():
+        if annotation is Statistics:
+            yield from _arrow_fields(Statistics)
+        else:
+            yield arrow_field(name, annotation)
+
+
+def columns_of(table: Table, rows: Sequence[Row]) -> list[Sequence[Any]]:
+    """The values of rows, a sequence for each column of `arrow_schema`.
+
+    Raises:
+        ValueError: a row has another length.
+        TypeError: a row holds no `Statistics` where its table has them.
+    """
+    columns: list[Sequence[Any]] = list(zip(*rows, strict=True)) or [()] * len(arrow_schema(table))
+    if rows and ROW_TYPES[table] is OpRow:
+        columns[-1:] = zip(*columns[-1], strict=True)
+    return columns
+
+
+def rows_of(table: Table, columns: Sequence[Iterable[Any]]) -> list[Any]:
+    """The rows that have these values, a sequence for each column of `arrow_schema`."""
+    if ROW_TYPES[table] is OpRow:
+        own = len(OpRow._fields) - 1
+        return list(map(OpRow, *columns[:own], map(Statistics, *columns[own:])))
+    return list(map(ROW_TYPES[table], *columns))

@@ -102,8 +102,8 @@ def _row(what: str, operand: Operand) -> tuple[str, ...]:
         what,
         short(operand.role, 60),
         f"{operand.dtype} {operand.shape or 'scalar'}".strip(),
-        span(operand.min, operand.max, missing=UNMEASURED),
+        span(operand.statistics.min, operand.statistics.max, missing=UNMEASURED),
         nonfinite(operand),
-        part(operand.zeros, operand.numel) if operand.zeros else "",
-        part(operand.subnormals, operand.numel) if operand.subnormals else "",
+        part(operand.statistics.zeros, operand.numel) if operand.statistics.zeros else "",
+        part(operand.statistics.subnormals, operand.numel) if operand.statistics.subnormals else "",
     )

@@ -6,9 +6,10 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from ampscope.analysis.results import Diagnosis, Finding, Incident, Operand, PathNode, Remedy, RunInfo, SourceLine
+from ampscope.analysis.results import Diagnosis, Finding, Incident, PathNode, Remedy, RunInfo, SourceLine
 from ampscope.trace.schema import ReplayStatus, Trigger
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
+from tests.support.operands import changed, operand
 
 RUN = RunInfo(
     path="/runs/gpt",
@@ -26,7 +27,7 @@ RUN = RunInfo(
 LINE = SourceLine(
     file="/home/me/gpt.py", line=47, function="Attention.forward", code="logits = q @ k.transpose(-2, -1)"
 )
-QUERY = Operand(
+QUERY = operand(
     role="input 0",
     dtype="float16",
     shape="32x32x32",
@@ -43,7 +44,7 @@ QUERY = Operand(
     exp_low=-10,
     exp_counts=(1, 2, 3),
 )
-PRODUCT = replace(QUERY, role="output 0", min=-59648.0, max=math.inf, posinf=4, max_finite=60640.0)
+PRODUCT = changed(QUERY, role="output 0", min=-59648.0, max=math.inf, posinf=4, max_finite=60640.0)
 
 
 def node(

@@ -10,6 +10,7 @@ from typing import Any
 
 from ampscope.analysis.results import Diagnosis, Operand, PathNode, Remedy, RunInfo, SourceLine
 from ampscope.trace.schema import ReplayStatus, Trigger
+from tests.support.operands import operand
 from tests.support.scenes import HOSTILE, LONG, VERSIONS
 from tests.support.trace_builder import START
 from tests.support.verdicts import by_hand
@@ -67,7 +68,7 @@ def _operand(role: str, low: float, high: float, counts: str, **columns: Any) ->
     """A tensor of the scores' product; ``counts`` of its exponents."""
     none = {"nan": 0, "posinf": 0, "neginf": 0, "zeros": 0, "subnormals": 0, "max_finite": None, "min_positive": None}
     exponents = tuple(int(count) for count in counts.split())
-    return Operand(role=role, dtype="float16", min=low, max=high, exp_counts=exponents, **{**none, **columns})
+    return operand(role=role, dtype="float16", min=low, max=high, exp_counts=exponents, **{**none, **columns})
 
 
 _QUERY = _operand(

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ampscope.report.diagnosis_json import as_json, as_plain
+from tests.support.operands import changed
 from tests.support.verdicts.by_hand import BROKEN, HEALTHY, OVERFLOW, QUERY, RUN
 
 
@@ -56,7 +57,7 @@ def test_a_healthy_run_has_no_primary() -> None:
 
 
 def test_what_json_cannot_say_is_a_string() -> None:
-    odd = replace(QUERY, min=-math.inf, max=math.nan, max_finite=math.inf)
+    odd = changed(QUERY, min=-math.inf, max=math.nan, max_finite=math.inf)
     told = _strict(as_json(replace(BROKEN, primary=replace(OVERFLOW, inputs=(odd,)))))["primary"]["inputs"][0]
     assert (told["min"], told["max"], told["max_finite"]) == ("-Infinity", "NaN", "Infinity")
     assert float(told["min"]) == -math.inf

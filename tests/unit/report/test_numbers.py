@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 
 from ampscope.report import numbers
+from tests.support.operands import changed
 from tests.support.verdicts.by_hand import PRODUCT, QUERY
 
 
@@ -40,9 +40,9 @@ def test_span() -> None:
 
 def test_what_is_not_finite_is_counted_or_told_from_the_bounds() -> None:
     assert numbers.nonfinite(QUERY) == ""
-    assert numbers.nonfinite(replace(PRODUCT, nan=2, neginf=1)) == "2 NaN, 4 inf, 1 -inf"
-    assert numbers.nonfinite(replace(PRODUCT, posinf=None)) == "inf"
-    assert numbers.nonfinite(replace(PRODUCT, posinf=None, min=math.nan, max=math.nan)) == "NaN"
+    assert numbers.nonfinite(changed(PRODUCT, nan=2, neginf=1)) == "2 NaN, 4 inf, 1 -inf"
+    assert numbers.nonfinite(changed(PRODUCT, posinf=None)) == "inf"
+    assert numbers.nonfinite(changed(PRODUCT, posinf=None, min=math.nan, max=math.nan)) == "NaN"
 
 
 def test_what_was_not_measured_is_said_as_the_caller_wants() -> None:

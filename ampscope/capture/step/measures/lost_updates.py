@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
+from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
 
 #: Elements of a parameter that are compared before and after the optimizer's step.
 SAMPLE = 1 << 12
-_HALF = (torch.float16, torch.bfloat16)
 
 
 class Kept(NamedTuple):
@@ -29,7 +29,7 @@ def keep(optimizer: Optimizer, models: Models) -> dict[str, Kept]:
     found = {}
     for parameter in OptimizerView(optimizer).parameters:
         known = models.parameters.get(id(parameter))
-        half = parameter.dtype in _HALF and parameter.layout is torch.strided and parameter.numel()
+        half = parameter.dtype in HALF and parameter.layout is torch.strided and parameter.numel()
         if known is not None and half and parameter.grad is not None:
             found[known[0]] = Kept(parameter, _sample(parameter).clone())
     return found

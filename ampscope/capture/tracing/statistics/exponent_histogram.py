@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ampscope.trace.dtypes import FINFO
+
 
 class Histogram(NamedTuple):
     """The finite elements of one sample, by magnitude."""
@@ -45,8 +47,8 @@ class Layout(NamedTuple):
         return exponent + self.bias + self.mantissa
 
 
-SINGLE = Layout(np.float32, np.int32, 23, 127)
-DOUBLE = Layout(np.float64, np.int64, 52, 1023)
+SINGLE = Layout(np.float32, np.int32, FINFO["float32"].mantissa_bits, 1 - FINFO["float32"].normal)
+DOUBLE = Layout(np.float64, np.int64, FINFO["float64"].mantissa_bits, 1 - FINFO["float64"].normal)
 
 
 def histograms(

@@ -8,8 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ampscope.capture.torch_support.dtypes import torch_dtype
 from ampscope.capture.tracing.statistics.exponent_histogram import Histogram, histograms
-from ampscope.capture.tracing.statistics.stats import Stats
+from ampscope.capture.tracing.statistics.stats import MEASURED
+from ampscope.trace.dtypes import FINFO, FloatInfo
+from ampscope.trace.schema import Statistics
 
 #: Elements looked at for zeros, subnormals and the exponent histogram; larger tensors are strided down to this.
 SAMPLE = 1 << 12
@@ -29,18 +32,16 @@ class _Bits(NamedTuple):
     smallest: int  #: base-2 exponent of the smallest normal number
 
 
-def _bits(dtype: torch.dtype, integer: torch.dtype) -> _Bits:
-    one = torch.ones((), dtype=dtype)
-    infinity = int((one * math.inf).view(integer))
-    return _Bits(integer, torch.iinfo(integer).max, infinity, round(math.log2(torch.finfo(dtype).smallest_normal)))
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-_LAYOUTS = {
-    torch.float16: _bits(torch.float16, torch.int16),
-    torch.bfloat16: _bits(torch.bfloat16, torch.int16),
-    torch.float32: _bits(torch.float32, torch.int32),
-    torch.float64: _bits(torch.float64, torch.int64),
-}
+def _bits(info: FloatInfo) -> _Bits:
+    integer = _INTEGERS[info.bytes]
+    infinity = (info.top - info.normal + 1) << info.mantissa_bits  # all exponent bits set
+    return _Bits(integer, torch.iinfo(integer).max, infinity, info.normal)
+
+
+_LAYOUTS = {torch_dtype(name): _bits(info) for name, info in FINFO.items() if torch_dtype(name) in MEASURED}
 
 
 class Census:
@@ -53,7 +54,7 @@ class Census:
     def __init__(self) -> None:
         self._pairs: dict[tuple[torch.device, torch.dtype], Tensor] = {}
         self._arenas: dict[tuple[torch.device, torch.dtype], _Arena] = {}
-        self._extremes: list[Stats] = []
+        self._extremes: list[Statistics] = []
         self._shapes: dict[int, Histogram] = {}
 
     def measure(self, tensor: Tensor) -> int:
@@ -69,13 +70,13 @@ class Census:
         arena.add(number, tensor)
         return number
 
-    def read(self) -> list[Stats]:
+    def read(self) -> list[Statistics]:
         """The statistics of every tensor measured, in order."""
         for arena in self._arenas.values():
             self._shapes |= arena.empty()
-        return [_joined(seen, self._shapes[number]) for number, seen in enumerate(self._extremes)]
+        return [seen._replace(**self._shapes[number]._asdict()) for number, seen in enumerate(self._extremes)]
 
-    def _look(self, tensor: Tensor) -> Stats:
+    def _look(self, tensor: Tensor) -> Statistics:
         """What is exact: the extremes, the counts of what is not finite, the largest finite magnitude."""
         key = (tensor.device, tensor.dtype)
         if key not in self._pairs:
@@ -84,27 +85,11 @@ class Census:
         torch.aminmax(tensor, out=self._pairs[key].unbind())
         low, high = self._pairs[key].tolist()
         if math.isfinite(low) and math.isfinite(high):
-            return Stats(low, high, 0, 0, 0, max_finite=max(abs(low), abs(high)))
+            return Statistics(low, high, 0, 0, 0, max_finite=max(abs(low), abs(high)))
         return _look_through(tensor, low, high)
 
 
-def _joined(seen: Stats, shape: Histogram) -> Stats:
-    return Stats(
-        seen.min,
-        seen.max,
-        seen.nan,
-        seen.posinf,
-        seen.neginf,
-        shape.zeros,
-        shape.subnormals,
-        seen.max_finite,
-        shape.min_positive,
-        shape.exp_low,
-        shape.exp_counts,
-    )
-
-
-def _look_through(tensor: Tensor, low: float, high: float) -> Stats:
+def _look_through(tensor: Tensor, low: float, high: float) -> Statistics:
     """Counts in a tensor that is not finite, by its bits: comparisons of half-precision numbers are slow on a CPU.
 
     Bits without the sign, moved up until infinity wraps around to the lowest integer, leave every finite magnitude at
@@ -122,7 +107,7 @@ def _look_through(tensor: Tensor, low: float, high: float) -> Stats:
         bad += part.numel() if highest < 0 else -int((moved >> sign_only).sum(dtype=torch.int32))
     positive, negative = (int((tensor == end).sum()) if infinite else 0 for end in (math.inf, -math.inf))
     finite = float(torch.tensor(top - shift, dtype=integer).view(tensor.dtype)) if top >= 0 else None
-    return Stats(low, high, bad - positive - negative, positive, negative, max_finite=finite)
+    return Statistics(low, high, bad - positive - negative, positive, negative, max_finite=finite)
 
 
 class _Arena:

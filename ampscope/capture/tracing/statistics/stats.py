@@ -3,40 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ampscope.capture.torch_support.dtypes import torch_dtype
+from ampscope.trace.dtypes import FINFO
+from ampscope.trace.schema import Statistics
+
 #: Dtypes whose values are looked at; torch cannot yet take the minimum of an 8-bit float.
-MEASURED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+MEASURED = frozenset(torch_dtype(name) for name, info in FINFO.items() if info.bytes > 1)
 _CHUNK = 128
-
-
-class Stats(NamedTuple):
-    """What a trace row says of a tensor's values; None where it was not measured."""
-
-    min: float | None = None
-    max: float | None = None
-    nan: int | None = None
-    posinf: int | None = None
-    neginf: int | None = None
-    zeros: int | None = None
-    subnormals: int | None = None
-    max_finite: float | None = None
-    min_positive: float | None = None
-    exp_low: int | None = None
-    exp_counts: tuple[int, ...] | None = None
-
-    @property
-    def finite(self) -> bool | None:
-        """Whether every element is finite; None when not measured."""
-        if self.min is None or self.max is None:
-            return None
-        return math.isfinite(self.min) and math.isfinite(self.max)
-
-
-UNMEASURED = Stats()
 
 
 def measurable(tensor: Tensor) -> bool:
@@ -74,10 +51,10 @@ class Slots:
         self._used.append((key, count))
         return len(self._used) - 1
 
-    def read(self) -> list[Stats]:
+    def read(self) -> list[Statistics]:
         """The statistics of every slot in use, in order; waits for the device."""
         values = {key: torch.cat(banks)[: self._counts[key]].double().tolist() for key, banks in self._banks.items()}
-        return [Stats(*values[key][index]) for key, index in self._used]
+        return [Statistics(*values[key][index]) for key, index in self._used]
 
     def _grow(self, key: tuple[torch.device, torch.dtype]) -> list[tuple[Tensor, Tensor]]:
         device, dtype = key

@@ -44,8 +44,8 @@ def _row(operand: Operand) -> tuple[str, ...]:
         short(operand.role, 60),
         operand.dtype,
         operand.shape or "scalar",
-        span(operand.min, operand.max, missing=UNMEASURED),
+        span(operand.statistics.min, operand.statistics.max, missing=UNMEASURED),
         nonfinite(operand) or "none",
-        part(operand.zeros, operand.numel, missing=UNMEASURED),
-        part(operand.subnormals, operand.numel, missing=UNMEASURED),
+        part(operand.statistics.zeros, operand.numel, missing=UNMEASURED),
+        part(operand.statistics.subnormals, operand.numel, missing=UNMEASURED),
     )

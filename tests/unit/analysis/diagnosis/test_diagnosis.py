@@ -135,7 +135,7 @@ def test_an_incident_is_told_with_its_origin_and_the_way_to_the_loss(run_folder:
     assert incident.source is not None
     assert (incident.source.file, incident.source.line) == ("train.py", 7)
     assert [each.role for each in incident.inputs] == ["x", "attn.proj.weight"]
-    assert (incident.outputs[0].dtype, incident.outputs[0].max) == ("float16", INF)
+    assert (incident.outputs[0].dtype, incident.outputs[0].statistics.max) == ("float16", INF)
     assert [node.op for node in incident.path] == ["aten.bmm.default", "aten.mean.default", "loss"]
     assert [node.phase for node in incident.path] == ["forward"] * 3
     assert (incident.replay, incident.traced) == ("exact", "replay")

@@ -199,7 +199,7 @@ def test_histograms_are_fetched_for_one_op(trace: TraceBuilder) -> None:
     trace.op(trace.site(), exp_low=3, exp_counts=(5, 6))
     seen = recorded(trace)
     (written,) = with_histograms(open_run(trace.folder), seen, 1)
-    assert (written.exp_low, written.exp_counts) == (3, (5, 6))
+    assert (written.statistics.exp_low, written.exp_counts) == (3, (5, 6))
 
 
 def test_the_tree_opens_around_the_cursor_and_grows_with_it(trace: TraceBuilder) -> None:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ampscope.capture.tracing.statistics import full_statistics, stats
 from ampscope.capture.tracing.statistics.full_statistics import SAMPLE, Census
-from ampscope.capture.tracing.statistics.stats import Slots, Stats
+from ampscope.capture.tracing.statistics.stats import Slots
+from ampscope.trace.schema import UNMEASURED, Statistics
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 NAMES = [str(dtype).removeprefix("torch.") for dtype in DTYPES]
@@ -34,7 +35,7 @@ def _as_numpy(tensor: Tensor) -> np.ndarray:
     return tensor.double().numpy().ravel()
 
 
-def _expected(tensor: Tensor) -> Stats:
+def _expected(tensor: Tensor) -> Statistics:
     """The definition in the trace's schema, in plain numpy and Python."""
     values = _as_numpy(tensor)
     finite = values[np.isfinite(values)]
@@ -42,7 +43,7 @@ def _expected(tensor: Tensor) -> Stats:
     positive = magnitudes[magnitudes > 0]
     bins = Counter(math.frexp(value)[1] - 1 for value in positive)
     lowest = min(bins, default=None)
-    return Stats(
+    return Statistics(
         min=float(values.min()),
         max=float(values.max()),
         nan=int(np.isnan(values).sum()),
@@ -57,14 +58,14 @@ def _expected(tensor: Tensor) -> Stats:
     )
 
 
-def _full(tensor: Tensor) -> Stats:
+def _full(tensor: Tensor) -> Statistics:
     every = Census()
     every.measure(tensor)
     (measured,) = every.read()
     return measured
 
 
-def _same(ours: Stats, theirs: Stats) -> bool:
+def _same(ours: Statistics, theirs: Statistics) -> bool:
     return all(a == b or repr(a) == repr(b) == "nan" for a, b in zip(ours, theirs, strict=True))
 
 
@@ -286,4 +287,4 @@ def test_finite_or_not_whatever_the_layout(tensor: Tensor, verdict: bool) -> Non
 
 
 def test_finite_is_unknown_where_nothing_was_measured() -> None:
-    assert stats.UNMEASURED.finite is None
+    assert UNMEASURED.finite is None

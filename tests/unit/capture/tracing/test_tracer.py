@@ -291,7 +291,8 @@ def test_outputs_have_the_values_the_loop_computed(run_folder: Path) -> None:
     for step in range(POISONED):
         out = Trace(run, step).find("_to_copy", cast=Cast.EXPLICIT, phase=Phase.LOSS)[0].out
         assert (out.min, out.max) == seen[step]
-    replayed = Trace(run, POISONED, Source.REPLAY).find("_to_copy", cast=Cast.EXPLICIT, phase=Phase.LOSS)[0].out
+    cast = Trace(run, POISONED, Source.REPLAY).find("_to_copy", cast=Cast.EXPLICIT, phase=Phase.LOSS)[0]
+    replayed = cast.out.statistics
     assert (replayed.min, replayed.max) == seen[POISONED]
     assert (replayed.nan, replayed.posinf, replayed.neginf) == (0, 0, 0)
     assert sum(replayed.exp_counts or ()) + (replayed.zeros or 0) == BATCH * WIDTH

@@ -22,11 +22,12 @@ from ampscope.report.html.figures.path_graph import path_graph_html
 from ampscope.report.html.figures.stack import stack_html
 from ampscope.trace.schema import Change, Trial
 from ampscope.trace.vocabulary import Cause, Severity
+from tests.support import operands
 
 
 def operand(role: str = "input 0", **facts: object) -> Operand:
     told = {"dtype": "float16", "shape": "8", "min": -4.0, "max": 3.0, "numel": 8, "exp_low": 0, "exp_counts": (2, 6)}
-    return Operand(role=role, **{**told, **facts})  # type: ignore[arg-type]  # a dict of every field's own type
+    return operands.operand(role=role, **{**told, **facts})
 
 
 OVERFLOWN = operand("output 0", min=-4.0, max=math.inf, posinf=4, neginf=0, nan=0, exp_low=14, exp_counts=(1, 3))
@@ -77,7 +78,7 @@ class TestMagnitudes:
 
     def test_of_hundreds_of_operands_those_that_matter_are_drawn(self) -> None:
         many = [operand(f"input {number}") for number in range(300)]
-        many[200] = replace(many[200], posinf=1, max=math.inf)
+        many[200] = operands.changed(many[200], posinf=1, max=math.inf)
         drawn = draw_magnitudes([*many, OVERFLOWN])
         assert drawn.count("amp-histogram") == 6
         assert "input 200" in drawn

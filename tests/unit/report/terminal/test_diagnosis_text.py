@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ampscope.report.terminal.diagnosis_text import as_text
+from tests.support.operands import changed
 from tests.support.printed import printed
 from tests.support.verdicts.by_hand import (
     BROKEN,
@@ -83,7 +84,7 @@ def test_a_run_without_steps() -> None:
 
 
 def test_what_was_not_measured_is_left_out() -> None:
-    bare = replace(QUERY, min=None, max=None, numel=None, nan=None, zeros=None, max_finite=None, min_positive=None)
+    bare = changed(QUERY, min=None, max=None, numel=None, nan=None, zeros=None, max_finite=None, min_positive=None)
     incident = replace(OVERFLOW, inputs=(bare,), outputs=(), path=(), replay="", traced="", fp32_ok=None)
     text = printed(as_text(replace(BROKEN, primary=incident)))
     assert re.search(r"^  tensor +dtype +shape$", text, re.MULTILINE)

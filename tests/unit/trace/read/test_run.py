@@ -20,7 +20,7 @@ from ampscope.trace.manifest import Manifest, read_manifest, write_manifest
 from ampscope.trace.read import table_scan
 from ampscope.trace.read.run import Run, open_run
 from ampscope.trace.read.table_scan import Scan
-from ampscope.trace.schema import ROW_TYPES, Row, Source, Table, arrow_schema
+from ampscope.trace.schema import Row, Source, Table, arrow_schema, rows_of
 from ampscope.trace.write.journal_thread import SealAt
 from ampscope.trace.write.writer import TraceWriter
 from tests.support.trace_builder import START, TraceBuilder
@@ -41,11 +41,10 @@ def samples() -> dict[Table, list[Row]]:
         pa.list_(pa.int32()): (1, 2**31 - 1),
     }
     rows: dict[Table, list[Row]] = {}
-    for table, row_type in ROW_TYPES.items():
-        first = row_type(*(extremes[field.type] for field in arrow_schema(table)))
+    for table in Table:
+        most = [extremes[field.type] for field in arrow_schema(table)]
         least: list[Any] = [None if field.nullable else extremes[field.type] for field in arrow_schema(table)]
-        second = row_type(*least)
-        rows[table] = [first, second]
+        rows[table] = rows_of(table, list(zip(most, least, strict=True)))
     return rows
 
 
@@ -122,7 +121,7 @@ class TestRows:
         assert run.steps.filter(nw.col("loss").is_nan()).collect().shape[0] == 2
 
     def test_lists_come_as_tuples(self, run: Run) -> None:
-        assert run.rows(Table.OPS)[0].exp_counts == (1, 2, 4, 8, 16, 16, 16, 1)
+        assert run.rows(Table.OPS)[0].statistics.exp_counts == (1, 2, 4, 8, 16, 16, 16, 1)
 
     def test_an_unknown_column(self, run: Run) -> None:
         with pytest.raises(duckdb.BinderException, match="colour"):

@@ -17,7 +17,7 @@ from ampscope.trace.files.journal import Journal
 from ampscope.trace.files.layout import list_table, table_folder
 from ampscope.trace.manifest import Manifest, read_manifest, write_manifest
 from ampscope.trace.read.run import open_run
-from ampscope.trace.schema import EventRow, GradRow, OpRow, SiteRow, Table
+from ampscope.trace.schema import EventRow, GradRow, OpRow, SiteRow, Statistics, Table
 from ampscope.trace.write import journal_thread, seal_thread
 from ampscope.trace.write.disk_budget import enforce
 from ampscope.trace.write.journal_thread import SealAt
@@ -33,7 +33,7 @@ def grad(step: int) -> GradRow:
 
 
 def op(step: int, source: str = "live") -> OpRow:
-    return OpRow(step, source, 0, 0, 0, 0, 8, 0.0, 1.0, *[None] * 9)
+    return OpRow(step, source, 0, 0, 0, 0, 8, Statistics(0.0, 1.0))
 
 
 def site(number: int) -> SiteRow:

@@ -1,0 +1,91 @@
+"""Follows which module is running, and takes the tracer's modes off the stacks where they would change a module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ampscope.capture.torch_support import torch_private
+
+#: Modules that in evaluation choose one fused op, which computes otherwise while a mode is active: the tracer leaves
+#: them alone. Source: the fast-path conditions in torch/nn/modules/transformer.py and activation.py.
+_FAST_PATHS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
+
+
+class ModuleStack:
+    """The modules that are running, and the two modes while they are inserted.
+
+    Args:
+        names: Qualified names of the watched modules by ``id``.
+        ops: The mode that sees every op.
+        functions: The mode that sees every torch function.
+    """
+
+    def __init__(self, names: dict[int, str], ops: TorchDispatchMode, functions: TorchFunctionMode) -> None:
+        self.innermost: str | None = None  #: qualified name; None in a module that nobody watches, and outside of all
+        self._names = names
+        self._ops = ops
+        self._functions = functions
+        self._running: list[str | None] = []
+        self._hooks: list[Any] = []
+        self._recomputed_at: int | None = None  # depth of the recomputed module at which functions are watched again
+        self._fast_paths = 0  # fused evaluation modules entered, during which nothing is observed
+
+    def insert(self) -> None:
+        """Puts the modes on the stacks, below any that the user has entered, and follows the modules."""
+        self._step_back()
+        self._hooks = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        ]
+
+    def remove(self) -> None:
+        """Takes the modes off the stacks, wherever they are; safe to call twice."""
+        self._fast_paths = 0
+        self._step_aside()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self._running.clear()
+        self.innermost = None
+
+    def _enter(self, module: nn.Module, _: Any) -> None:
+        self.innermost = self._names.get(id(module), self.innermost)
+        self._running.append(self.innermost)
+        if isinstance(module, _FAST_PATHS) and not module.training:
+            self._step_aside()
+            self._fast_paths += 1
+        elif self._recomputed_at is None and torch_private.current_backward_node() is not None:
+            self._watch_functions_again()
+
+    def _leave(self, module: nn.Module, _args: Any, _result: Any) -> None:
+        if self._recomputed_at == len(self._running):
+            torch_private.remove_function_mode(self._functions)
+            self._recomputed_at = None
+        if self._running:
+            self._running.pop()
+            self.innermost = self._running[-1] if self._running else None
+        if isinstance(module, _FAST_PATHS) and not module.training and self._fast_paths:
+            self._fast_paths -= 1
+            self._step_back()
+
+    def _watch_functions_again(self) -> None:
+        """For a module that is recomputed: backward itself has put the function mode aside."""
+        if self._functions not in torch_private.function_modes():
+            torch_private.insert_function_mode(self._functions)
+            self._recomputed_at = len(self._running)
+
+    def _step_aside(self) -> None:
+        """Leaves the stacks, outside of any op, until `_step_back`."""
+        if not self._fast_paths:
+            torch_private.remove_dispatch_mode(self._ops)
+            torch_private.remove_function_mode(self._functions)
+
+    def _step_back(self) -> None:
+        if not self._fast_paths:
+            torch_private.insert_function_mode(self._functions)
+            torch_private.insert_dispatch_mode(self._ops)

@@ -1,0 +1,93 @@
+"""Describes the program point of an op that runs now: where and under what it runs, and with what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ampscope.capture.torch_support import torch_private
+from ampscope.capture.torch_support.user_line import NOWHERE
+from ampscope.capture.tracing import operators
+from ampscope.capture.tracing.casts import cast_reason
+from ampscope.capture.tracing.function_watch import FunctionWatch
+from ampscope.capture.tracing.module_stack import ModuleStack
+from ampscope.capture.tracing.operators import Operator
+from ampscope.capture.tracing.places import Places
+from ampscope.capture.tracing.sites import Point, Signature, Sites
+from ampscope.trace.schema import Cast, Node, Phase
+
+
+class OpPoints:
+    """Describes the points of one step.
+
+    Args:
+        sites: The numbered program points.
+        places: Finds the user's line.
+        functions: Knows the torch function that is called.
+        modules: Knows the module that is running.
+    """
+
+    def __init__(self, sites: Sites, places: Places, functions: FunctionWatch, modules: ModuleStack) -> None:
+        self.phase: Phase | None = None  #: set for a part of the step that cannot be told from what runs
+        self.sites = sites
+        self._places = places
+        self._functions = functions
+        self._modules = modules
+
+    def of_op(self, operator: Operator, args: Any, kwargs: Any, operands: list[Tensor], results: list[Tensor]) -> Point:
+        """The point of an op that has just run."""
+        node = torch_private.current_backward_node()
+        phase = self._phase(node)
+        functions, module, grad_fn, forward_site, forward = self._functions, self._modules.innermost, "", None, None
+        if phase is Phase.BACKWARD:
+            if node is not None:
+                grad_fn, forward_site = node.name(), self._places.forward_site(node)
+            forward = self.sites.point(forward_site) if forward_site is not None else None
+            module, place = (forward.module, forward.place) if forward is not None else (module, NOWHERE)
+        else:
+            place = self._places.now() if node is not None or functions.place is None else functions.place
+        cast = Cast.NONE
+        if operator.is_cast and operands:
+            reason = forward.cast if forward is not None else Cast.NONE
+            ends = (operands[0].dtype, results[0].dtype)
+            cast = cast_reason(*ends, forward=reason, function=functions.function, autocast=functions.region)
+        return Point(
+            op=operator.name,
+            module=module or "",
+            phase=phase,
+            place=place,
+            inputs=signature(operands),
+            outputs=signature(results),
+            scalars=operators.scalar_arguments(operator, args, kwargs),
+            autocast=functions.region,
+            cast=cast,
+            grad_fn=grad_fn,
+            forward_site=forward_site,
+        )
+
+    def of_entry(self, node: Node, name: str, tensor: Tensor) -> Point:
+        """The point of a value from outside the step, which is read now for the first time."""
+        phase = self._phase(torch_private.current_backward_node())
+        return Point(node, self._modules.innermost or "", phase, outputs=signature([tensor]), name=name)
+
+    def _phase(self, node: Any) -> Phase:
+        """In which part of the step an op runs; ``node`` is the autograd node that is being evaluated, if any."""
+        if self.phase is not None:
+            return self.phase
+        if node is not None:
+            recomputing = torch.is_grad_enabled() and not self._functions.creates_graph
+            return Phase.RECOMPUTE if recomputing else Phase.BACKWARD
+        return Phase.FORWARD if self._modules.innermost is not None else Phase.LOSS
+
+
+def of_sink(node: Node, name: str, module: str, tensor: Tensor) -> Point:
+    """The point of a value that matters at the end of the step: a loss, a gradient, what the step left behind."""
+    inputs = signature([tensor])
+    return Point(node, module, inputs=inputs, outputs=inputs, name=name)
+
+
+def signature(tensors: list[Tensor]) -> Signature:
+    """Dtypes and shapes of tensors."""
+    return Signature(tuple([t.dtype for t in tensors]), tuple([t.shape for t in tensors]))

@@ -1,0 +1,60 @@
+"""The outputs of the ops of one step and what was measured of them, until the trace's rows are made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ampscope.capture.tracing.statistics import stats
+from ampscope.capture.tracing.statistics.full_statistics import Census
+from ampscope.capture.tracing.statistics.stats import Slots
+from ampscope.trace.schema import UNMEASURED, OpRow, Statistics
+
+
+class Output(NamedTuple):
+    """One output of an executed op."""
+
+    seq: int
+    out: int
+    site: int
+    micro_batch: int
+    numel: int
+    measurement: int | None  #: number of its measurement, None where there is none
+
+
+class Outputs:
+    """What the ops gave, in order of execution.
+
+    Args:
+        full: Take every statistic (replays) instead of min and max without a sync (the real step).
+    """
+
+    def __init__(self, *, full: bool) -> None:
+        self.full = full
+        self._outputs: list[Output] = []
+        self._measurements: Slots | Census = Census() if full else Slots()
+
+    def add(self, seq: int, site: int, micro_batch: int, tensors: Sequence[Tensor]) -> None:
+        """Notes the outputs of an op, and measures them."""
+        for out, tensor in enumerate(tensors):
+            self._outputs.append(Output(seq, out, site, micro_batch, tensor.numel(), self.measure(tensor)))
+
+    def measure(self, tensor: Tensor) -> int | None:
+        """The number of a new measurement of a tensor; None for one that has no values to look at."""
+        return self._measurements.measure(tensor) if stats.measurable(tensor) else None
+
+    def measured(self) -> list[Statistics]:
+        """What was measured, by number; waits for the device."""
+        return self._measurements.read()
+
+    def rows(self, step: int, source: str, measured: Sequence[Statistics]) -> list[OpRow]:
+        """The trace's rows."""
+        known: dict[int | None, Statistics] = {None: UNMEASURED, **dict(enumerate(measured))}
+        return [OpRow(step, source, *output[:-1], known[output.measurement]) for output in self._outputs]
+
+    def clear(self) -> None:
+        """Lets go of everything."""
+        self._outputs.clear()
+        self._measurements = Slots()
