@@ -1,0 +1,57 @@
+"""ARCHITECTURE.md and CONTRIBUTING.md name only what there is, and every room there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ampscope.capture.step.cycle import State
+from tests.support.paths import ROOT
+
+GUIDES = {name: (ROOT / name).read_text("utf-8") for name in ("ARCHITECTURE.md", "CONTRIBUTING.md")}
+#: Folders that a guide may leave out of a path.
+BASES = ("", "ampscope", "ampscope/capture", "ampscope/analysis", "app", "tests")
+
+
+def named_paths(text: str) -> set[str]:
+    """What a guide writes as code and what looks like a path."""
+    found = re.findall(r"`([\w.-]+(?:/[\w.-]+)+/?|\w+\.(?:py|md|toml))`", text)
+    return {path for path in found if "NAME" not in path and "RUN" not in path}
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_paths_exist(guide: str) -> None:
+    everywhere = {file.name for file in (ROOT / "ampscope").rglob("*.py")}
+    missing = [
+        path
+        for path in sorted(named_paths(GUIDES[guide]))
+        if path not in everywhere and not any((ROOT / base / path).exists() for base in BASES)
+    ]
+    assert missing == []
+
+
+def test_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    for text in GUIDES.values():
+        assert set(re.findall(r"`make ([\w-]+)", text)) <= targets
+
+
+@pytest.mark.parametrize("room", ["capture", "analysis"])
+def test_every_room_is_explained(room: str) -> None:
+    folders = [path for path in (ROOT / "ampscope" / room).iterdir() if (path / "__init__.py").exists()]
+    rooms = {Path(path).name for path in folders}
+    text = GUIDES["ARCHITECTURE.md"]
+    assert {name for name in rooms if f"`{name}`" not in text} == set()
+
+
+def test_every_state_is_in_the_diagram() -> None:
+    assert [state.name for state in State if state.name not in GUIDES["ARCHITECTURE.md"]] == []
+
+
+def test_a_path_that_is_not_there_is_found() -> None:
+    assert named_paths("see `step/cycle.py`, `ampscope/gone.py` and `make test`") == {
+        "step/cycle.py",
+        "ampscope/gone.py",
+    }
