@@ -21,7 +21,7 @@ ORDER: dict[str, str] = {
     "backward_ended": "live usage tape",
     "gradients_complete": "live",
     "scaler_joined": "history usage",
-    "scaler_call_began": "usage",
+    "scaler_call_began": "history usage",
     "scaler_call_ended": "tape usage history",
     "attempt_began": "buffers",
     "bare_step": "usage",

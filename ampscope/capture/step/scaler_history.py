@@ -9,6 +9,7 @@ from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.events.calls import JoinedScaler, ScalerCall, ScalerMethod
 from ampscope.capture.events.observer import StepObserver
+from ampscope.capture.events.open_step import ScaleState
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.step.optimizer_numbers import OptimizerNumbers
 from ampscope.capture.torch_support import torch_private
@@ -17,6 +18,8 @@ from ampscope.capture.torch_support.readback import Readback, Values
 from ampscope.capture.torch_support.user_line import NOWHERE
 from ampscope.trace.schema import ScalerAction
 
+#: Calls before which the scaler's tensors are copied.
+_COPIED = frozenset({ScalerMethod.STEP, ScalerMethod.UPDATE})
 #: What each setter sets.
 _SETTINGS = {
     ScalerMethod.SET_GROWTH_FACTOR: "growth_factor",
@@ -47,6 +50,11 @@ class ScalerHistory(StepObserver):
         scale = torch_private.scaler_tensors(joined.scaler)[0]
         now = float(scale) if scale is not None else initial["init_scale"]
         self._event(joined, ScalerAction.INIT, after=now, detail=initial)
+
+    def scaler_call_began(self, call: ScalerCall) -> None:
+        """Copies the scaler's tensors before a call that reads or writes them."""
+        if call.method in _COPIED:
+            call.state = ScaleState.of(call.scaler)
 
     def scaler_call_ended(self, call: ScalerCall) -> None:
         """An event for each call that changed something, or that people look for."""

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from ampscope.capture.events.calls import JoinedScaler, ScalerCall, ScalerMethod
-from ampscope.capture.events.open_step import ScaleState
 from ampscope.capture.hooks import scaler_calls
 from ampscope.capture.step.step_watch import StepWatch
 from ampscope.capture.torch_support.guard import Guard
@@ -22,8 +21,6 @@ _ALWAYS = frozenset(
         ScalerMethod.SET_GROWTH_INTERVAL,
     }
 )
-#: Calls before which the scaler's tensors are copied.
-_COPIED = frozenset({ScalerMethod.STEP, ScalerMethod.UPDATE})
 #: Calls so frequent, and so little told of, that their line is not looked for.
 _UNPLACED = frozenset({ScalerMethod.SCALE, ScalerMethod.GET_SCALE})
 
@@ -35,7 +32,7 @@ class ScalerWatch:
         scaler: The user's scaler.
         number: Its number within the run.
         steps: The step watch.
-        guard: Catches faults of looking at the scaler.
+        guard: Catches faults of looking for the user's line.
     """
 
     def __init__(self, scaler: Any, number: int, steps: StepWatch, guard: Guard) -> None:
@@ -66,8 +63,6 @@ class ScalerWatch:
 
     def _describe(self, call: ScalerCall) -> None:
         call.scaler, call.number, call.by_loop = self.scaler, self._number, not self._stepping
-        with self._guard:
-            if call.method in _COPIED:
-                call.state = ScaleState.of(self.scaler)
-            if call.method not in _UNPLACED:
+        if call.method not in _UNPLACED:
+            with self._guard:
                 call.place = user_place()
