@@ -177,8 +177,11 @@ class StepWatch:
     def scaler_step(self, call: ScalerCall, proceed: Callable[[], Any]) -> Any:
         """Runs ``scaler.step``; of the run's own optimizers it is an attempt at a step."""
         optimizer = call.argument
-        if not self.optimizers.owns(optimizer):
-            return self.scaler_call(call, proceed)
+        if not self.optimizers.owns(optimizer):  # how another model's optimizer is used is no concern of this run
+            self._endings.gradients_complete()
+            call.result = proceed()
+            self._scaler_call_ended(call)
+            return call.result
         self._scaler_call_began(call)
         state = call.state or ScaleState(call.scaler, None, None)
         call.result, call.attempt = self._endings.through_scaler(self._step, optimizer, state, proceed)
