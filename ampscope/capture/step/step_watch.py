@@ -89,15 +89,16 @@ class StepWatch:
         self._live.sweep()
         if self._cycle.is_busy or not (torch.is_grad_enabled() or self._cycle.is_open):
             return None
-        if not self._cycle.is_open:
-            self._begin()
-        self._tape.stop()
-        self._cycle.on(Moment.CALLS)
-        learning = self._cycle.attempts < LEARNED_STEPS
-        call = ModuleCall(module, args, kwargs, learning=learning, micro_batches=self._step.micro_batches)
-        if not self._tape.broken:
-            self._observers.tell(StepObserver.call_began, call)
-        return None if self._tape.broken else call
+        with self._own:
+            if not self._cycle.is_open:
+                self._begin()
+            self._tape.stop()
+            self._cycle.on(Moment.CALLS)
+            learning = self._cycle.attempts < LEARNED_STEPS
+            call = ModuleCall(module, args, kwargs, learning=learning, micro_batches=self._step.micro_batches)
+            if not self._tape.broken:
+                self._observers.tell(StepObserver.call_began, call)
+            return None if self._tape.broken else call
 
     def leave(self, call: ModuleCall | None, result: Any) -> None:
         """The call has returned."""
@@ -115,8 +116,8 @@ class StepWatch:
                 self._tape.listen()
 
     def _begin(self) -> None:
-        """The first watched forward of a step."""
-        with self._own, self._guard:
+        """The first watched forward of a step; called within AMPscope's own work."""
+        with self._guard:
             self.readback.poll()
             self._recorder.catch_up()
             self._endings.on_device.decide(wait=False)
@@ -189,31 +190,35 @@ class StepWatch:
         return call.result
 
     def _scaler_call_began(self, call: ScalerCall) -> None:
-        if call.method in _AFTER_BACKWARD:
-            self._endings.gradients_complete()
-        elif call.method is ScalerMethod.SCALE:
-            if not self._cycle.is_open and torch.is_grad_enabled():
-                self._begin()  # the forward ran without gradients, inside a reentrant checkpoint
-            with self._own, self._guard:
-                self._step.scaled(call.argument)
-        self._observers.tell(StepObserver.scaler_call_began, call)
+        with self._own:
+            if call.method in _AFTER_BACKWARD:
+                self._endings.gradients_complete()
+            elif call.method is ScalerMethod.SCALE:
+                if not self._cycle.is_open and torch.is_grad_enabled():
+                    self._begin()  # the forward ran without gradients, inside a reentrant checkpoint
+                with self._guard:
+                    self._step.scaled(call.argument)
+            self._observers.tell(StepObserver.scaler_call_began, call)
 
     def _scaler_call_ended(self, call: ScalerCall) -> None:
-        self._observers.tell(StepObserver.scaler_call_ended, call)
-        if call.method is ScalerMethod.UNSCALE:
-            with self._own, self._guard:
-                self._step.norms[id(call.argument)] = gradients.total_norm(call.argument)
+        with self._own:
+            self._observers.tell(StepObserver.scaler_call_ended, call)
+            if call.method is ScalerMethod.UNSCALE:
+                with self._guard:
+                    self._step.norms[id(call.argument)] = gradients.total_norm(call.argument)
 
     # -- the optimizer: see `process_hooks.Listener` ------------------------------------------------------------
 
     def before_optimizer(self, optimizer: Optimizer) -> None:
         """An optimizer is about to step."""
         if not self._cycle.is_busy and self.optimizers.owns(optimizer):
-            self._endings.before_optimizer(self._step, optimizer)
+            with self._own:
+                self._endings.before_optimizer(self._step, optimizer)
 
     def after_optimizer(self, optimizer: Optimizer) -> None:
         """An optimizer of the run has stepped."""
-        self._endings.after_optimizer(self._step, optimizer)
+        with self._own:
+            self._endings.after_optimizer(self._step, optimizer)
 
     def scheduled(self, scheduler: Any) -> None:
         """A learning rate scheduler steps."""

@@ -83,25 +83,27 @@ class Endings:
         Returns:
             What it returned, and the attempt; that it was skipped is known by then unless it ``on_device``.
         """
-        attempt = self._attempt = self._begin(opened, optimizer, scaling)
-        with self._own, self._guard:
-            self.on_device.decide(wait=True)
-            self.on_device.look_ahead(attempt)
+        with self._own:
+            attempt = self._attempt = self._begin(opened, optimizer, scaling)
+            with self._guard:
+                self.on_device.decide(wait=True)
+                self.on_device.look_ahead(attempt)
         try:
             result = proceed()
         finally:
             self._attempt = None
             self._cycle.leave_optimizer()
-        with self._own, self._guard:
-            if attempt.on_device:
-                self.on_device.postpone(attempt, self._tape.recording())
-            elif not attempt.stepped:
-                self._buffers.turned_bad()
-                self._found(attempt, verdict.of_skip(attempt, self._models))
-        self._end(attempt)
+        with self._own:
+            with self._guard:
+                if attempt.on_device:
+                    self.on_device.postpone(attempt, self._tape.recording())
+                elif not attempt.stepped:
+                    self._buffers.turned_bad()
+                    self._found(attempt, verdict.of_skip(attempt, self._models))
+            self._end(attempt)
         return result, attempt
 
-    # -- the optimizer's own hooks ------------------------------------------------------------------------------
+    # -- the optimizer's own hooks, within AMPscope's own work --------------------------------------------------
 
     def before_optimizer(self, opened: OpenStep, optimizer: Optimizer) -> None:
         """An optimizer is about to step: with finite gradients, or without a scaler to judge them."""
@@ -116,7 +118,7 @@ class Endings:
         if attempt.optimizer is optimizer:
             attempt.stepped = True
             self._cycle.enter_optimizer()
-            with self._own, self._guard:
+            with self._guard:
                 poisoned = self._buffers.turned_bad()
                 if not attempt.bad:
                     self._found(attempt, verdict.of_what_gradients_hide(attempt, poisoned))
@@ -130,7 +132,7 @@ class Endings:
         if attempt is None or attempt.optimizer is not optimizer:
             return
         self._cycle.leave_optimizer()
-        with self._own, self._guard:
+        with self._guard:
             self._incidents.look_at_weights(attempt)
         if attempt.scaling is None:
             self._attempt = None
@@ -142,14 +144,14 @@ class Endings:
             attempt = self._attempt = self._begin(opened, optimizer, None)
             attempt.stepped = True
             self._without_scaler(attempt)
-            with self._own, self._guard:
+            with self._guard:
                 if not attempt.bad:
                     self._found(attempt, verdict.of_what_gradients_hide(attempt, []))
 
     def _without_scaler(self, attempt: StepAttempt) -> None:
         """``optimizer.step()`` without a scaler (or past it): the one check of the gradients is ours."""
         self._observers.tell(StepObserver.bare_step, BareStep(attempt.optimizer, self._tape.half_forward))
-        with self._own, self._guard:
+        with self._guard:
             attempt.norm = gradients.total_norm(attempt.optimizer)
             self._found(attempt, verdict.of_unscaled_step(attempt, self._models))
 
