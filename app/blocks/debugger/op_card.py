@@ -10,8 +10,9 @@ from ampscope.analysis.replay.op_detail import OpDetail
 from ampscope.analysis.replay.recording import NEAR_BITS
 from ampscope.analysis.results import Operand
 from ampscope.report.html.markup import as_html
+from ampscope.report.html.parts.evidence import VALUES
 from ampscope.report.html.source import source_html
-from ampscope.report.numbers import UNMEASURED, nonfinite, part, span
+from ampscope.report.numbers import UNMEASURED
 from ampscope.report.palette import dtype_color
 from ampscope.report.safe_text import short
 from ampscope.trace.schema import Cast
@@ -22,7 +23,9 @@ _CASTS = {
     Cast.EXPLICIT: "converted by your code",
     Cast.PROMOTION: "converted by type promotion",
 }
-_COLUMNS = ("", "Tensor", "Type", "Values", "Not finite", "Zero", "Subnormal")
+_COLUMNS = ("", "Tensor", "Type", *VALUES)
+#: Cells that say nothing of interest; a column of them is left out.
+_NOTHING = {"none", UNMEASURED}
 
 
 def op_card(detail: OpDetail) -> None:
@@ -98,12 +101,6 @@ def _headroom(detail: OpDetail) -> str:
 
 
 def _row(what: str, operand: Operand) -> tuple[str, ...]:
-    return (
-        what,
-        short(operand.role, 60),
-        f"{operand.dtype} {operand.shape or 'scalar'}".strip(),
-        span(operand.statistics.min, operand.statistics.max, missing=UNMEASURED),
-        nonfinite(operand),
-        part(operand.statistics.zeros, operand.numel) if operand.statistics.zeros else "",
-        part(operand.statistics.subnormals, operand.numel) if operand.statistics.subnormals else "",
-    )
+    extent, *counts = (cell(operand) for cell in VALUES.values())
+    kind = f"{operand.dtype} {operand.shape or 'scalar'}".strip()
+    return (what, short(operand.role, 60), kind, extent, *("" if text in _NOTHING else text for text in counts))

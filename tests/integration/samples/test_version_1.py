@@ -60,7 +60,17 @@ def test_the_json_is_what_it_was(name: str) -> None:
     with ampscope.open_run(VERSION_1 / name) as run:
         said: dict[str, Any] = as_plain(ampscope.diagnose(run))
     del said["run"]["path"]
-    assert said == json.loads((VERSION_1 / f"{name}.json").read_text())
+    then = json.loads((VERSION_1 / f"{name}.json").read_text())
+    assert _where_both(said, then) == _where_both(then, said)
+
+
+def _where_both(one: Any, other: Any) -> Any:
+    """``one`` without what ``other`` does not know: an empty statistic that was not measured then."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return {key: _where_both(value, other.get(key)) for key, value in one.items() if key in other or value}
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        return [_where_both(mine, theirs) for mine, theirs in zip(one, other, strict=True)]
+    return one
 
 
 def test_every_form_of_a_mistake_is_read_from_its_english(run_folder: Path) -> None:

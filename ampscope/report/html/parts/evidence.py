@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ampscope.analysis.results import Incident, Operand
 from ampscope.analysis.words.wording import replay_in_words, trigger_in_words
@@ -10,7 +10,19 @@ from ampscope.report.html.parts.table import table_html
 from ampscope.report.numbers import UNMEASURED, count, nonfinite, part, span
 from ampscope.report.safe_text import short
 
-_COLUMNS = ("Tensor", "Type", "Shape", "Values", "Not finite", "Exactly zero", "Subnormal")
+#: What is said of a tensor's values, under its heading; the Replay page says the same of every op.
+VALUES: dict[str, Callable[[Operand], str]] = {
+    "Values": lambda operand: span(operand.statistics.min, operand.statistics.max, missing=UNMEASURED),
+    "Not finite": lambda operand: nonfinite(operand) or "none",
+    "Exactly zero": lambda operand: part(operand.statistics.zeros, operand.numel, missing=UNMEASURED),
+    "Subnormal": lambda operand: part(operand.statistics.subnormals, operand.numel, missing=UNMEASURED),
+}
+_CELLS: dict[str, Callable[[Operand], str]] = {
+    "Tensor": lambda operand: short(operand.role, 60),
+    "Type": lambda operand: operand.dtype,
+    "Shape": lambda operand: operand.shape or "scalar",
+    **VALUES,
+}
 #: Tensors named before the rest is only counted.
 _NAMED = 12
 _FP32 = {
@@ -35,17 +47,5 @@ def operand_table(operands: Sequence[Operand]) -> str:
     if not operands:
         return ""
     more = count(len(operands) - _NAMED, "more tensor") if len(operands) > _NAMED else ""
-    rows = [_row(operand) for operand in operands[:_NAMED]]
-    return f'{table_html(_COLUMNS, rows)}<div class="amp-place">{more}</div>'
-
-
-def _row(operand: Operand) -> tuple[str, ...]:
-    return (
-        short(operand.role, 60),
-        operand.dtype,
-        operand.shape or "scalar",
-        span(operand.statistics.min, operand.statistics.max, missing=UNMEASURED),
-        nonfinite(operand) or "none",
-        part(operand.statistics.zeros, operand.numel, missing=UNMEASURED),
-        part(operand.statistics.subnormals, operand.numel, missing=UNMEASURED),
-    )
+    rows = [[cell(operand) for cell in _CELLS.values()] for operand in operands[:_NAMED]]
+    return f'{table_html(tuple(_CELLS), rows)}<div class="amp-place">{more}</div>'

@@ -32,6 +32,7 @@ BMM = "aten.bmm.default"
 
 @pytest.mark.parametrize("cause", Cause)
 def test_a_cause_is_known_whole(cause: Cause) -> None:
+    assert cause in CATALOGUE, f"{cause.name} needs a CauseEntry in one of the families of ampscope/analysis/causes"
     entry = CATALOGUE[cause]
     assert entry.cause is cause
     assert _is_noun_phrase(cause_in_words(cause))

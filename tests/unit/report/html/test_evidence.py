@@ -1,0 +1,26 @@
+"""What a page says of the tensors that an op read and wrote."""
+
+from __future__ import annotations
+
+import re
+
+from ampscope.report.html.parts.evidence import operand_table
+from tests.support.operands import operand
+
+
+def cells(text: str, tag: str) -> list[str]:
+    return re.findall(rf"<{tag}\b[^>]*>(.*?)</{tag}>", text)
+
+
+def test_every_heading_has_its_cell() -> None:
+    drawn = operand_table([operand(role="input 0", dtype="float16", shape="2x3", numel=6, min=-1.0, max=2.0, zeros=3)])
+    named = dict(zip(cells(drawn, "th"), cells(drawn, "td"), strict=True))
+    assert (named["Tensor"], named["Type"], named["Shape"]) == ("input 0", "float16", "2x3")
+    assert named["Values"] == "-1 to 2"
+    assert named["Exactly zero"] == "3 (50.0 %)"
+    assert named["Subnormal"] == "not measured"
+
+
+def test_what_is_not_finite_is_counted() -> None:
+    drawn = operand_table([operand(role="output 0", dtype="float32", shape="6", numel=6, min=float("nan"), max=float("nan"), nan=2, posinf=1)])
+    assert "2 NaN, 1 inf" in cells(drawn, "td")
