@@ -17,7 +17,7 @@ def test_every_heading_has_its_cell() -> None:
     named = dict(zip(cells(drawn, "th"), cells(drawn, "td"), strict=True))
     assert (named["Tensor"], named["Type"], named["Shape"]) == ("input 0", "float16", "2x3")
     assert named["Values"] == "-1 to 2"
-    assert named["Exactly zero"] == "3 (50.0 %)"
+    assert named["Exactly zero"] == "3 (50 %)"
     assert named["Subnormal"] == "not measured"
 
 
