@@ -22,5 +22,7 @@ def test_every_heading_has_its_cell() -> None:
 
 
 def test_what_is_not_finite_is_counted() -> None:
-    drawn = operand_table([operand(role="output 0", dtype="float32", shape="6", numel=6, min=float("nan"), max=float("nan"), nan=2, posinf=1)])
+    nan = float("nan")
+    bad = operand(role="output 0", dtype="float32", shape="6", numel=6, min=nan, max=nan, nan=2, posinf=1)
+    drawn = operand_table([bad])
     assert "2 NaN, 1 inf" in cells(drawn, "td")
