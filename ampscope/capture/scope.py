@@ -137,18 +137,18 @@ class Scope:
         """Whether ``module`` belongs to this scope."""
         return id(module) in self._models.names
 
-    # -- hub.Listener -------------------------------------------------------------------------------------------
+    # -- process_hooks.Listener ---------------------------------------------------------------------------------
 
     def backward(self, call: Any, args: Any, kwargs: Any) -> Any:
-        """See `hub.Listener`."""
+        """See `process_hooks.Listener`."""
         return self._steps.backward(call, args, kwargs)
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """See `hub.Listener`."""
+        """See `process_hooks.Listener`."""
         self._steps.before_optimizer(optimizer)
 
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """See `hub.Listener`."""
+        """See `process_hooks.Listener`."""
         if self._steps.optimizers.owns(optimizer):
             self._steps.after_optimizer(optimizer)
             self._modules.stepped()
@@ -156,7 +156,7 @@ class Scope:
                 self._warn("no call of the watched model was seen; if the loop calls a compiled copy, watch that one")
 
     def scheduled(self, scheduler: Any) -> None:
-        """See `hub.Listener`."""
+        """See `process_hooks.Listener`."""
         self._steps.scheduled(scheduler)
 
     def adopt(self, scaler: Any) -> ScalerWatch | None:

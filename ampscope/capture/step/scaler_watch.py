@@ -9,7 +9,7 @@ from ampscope.capture.events.calls import JoinedScaler, ScalerCall, ScalerMethod
 from ampscope.capture.hooks import scaler_calls
 from ampscope.capture.step.step_watch import StepWatch
 from ampscope.capture.torch_support.guard import Guard
-from ampscope.capture.torch_support.user_line import user_place
+from ampscope.capture.torch_support.user_line import Place, user_place
 
 #: Calls that matter of a scaler that is switched off, too.
 _ALWAYS = frozenset(
@@ -42,7 +42,7 @@ class ScalerWatch:
         self._guard = guard
         self._stepping = False
         scaler_calls.join(scaler, self)
-        steps.scaler_joined(JoinedScaler(scaler, number, user_place()))
+        steps.scaler_joined(JoinedScaler(scaler, number, self._place()))
 
     def leave(self) -> None:
         """Leaves the scaler; the last to watch it gives it its own class back."""
@@ -63,6 +63,9 @@ class ScalerWatch:
 
     def _describe(self, call: ScalerCall) -> None:
         call.scaler, call.number, call.by_loop = self.scaler, self._number, not self._stepping
-        if call.method not in _UNPLACED:
-            with self._guard:
-                call.place = user_place()
+        call.place = self._place() if call.method not in _UNPLACED else None
+
+    def _place(self) -> Place | None:
+        with self._guard:
+            return user_place()
+        return None

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import ampscope
+from ampscope.capture.step import scaler_watch
 from ampscope.trace.schema import ScalerAction, ScalerEventRow, Table
 from tests.support.training.small_loop import BATCH, WIDTH, make_scaler, mlp, mse
 from tests.support.training.step_traces import line_of
@@ -267,3 +268,22 @@ def test_a_disabled_scaler_has_no_scale(run_folder: Path) -> None:
     ] * 3
     assert [row.loss for row in watched.steps] == watched.state[1]
     assert not ampscope.diagnose(watched.run).findings
+
+
+@pytest.mark.filterwarnings("ignore:ampscope. the scaler's history switched itself off")
+def test_a_fault_while_a_scaler_is_found_does_not_reach_the_loop(
+    monkeypatch: pytest.MonkeyPatch, run_folder: Path
+) -> None:
+    """A scaler that nobody named joins the run in the middle of the loop's own ``scale``."""
+
+    def fail(*_: Any) -> None:
+        raise ArithmeticError("on purpose")
+
+    with ampscope.watch(model := mlp(), dir=run_folder, quiet=True):
+        monkeypatch.setattr(scaler_watch, "user_place", fail)
+        optimizer, scaler = torch.optim.SGD(model.parameters(), 0.01), make_scaler()
+        loss = mse(model, torch.randn(BATCH, WIDTH), torch.randn(BATCH, WIDTH))
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert len(ampscope.open_run(run_folder).rows(Table.STEPS)) == 1
