@@ -1,5 +1,6 @@
 # make demo             train a small GPT until fp16 breaks it, read the diagnosis, open the app on it
 # make test             everything a change has to pass: lint, types, pytest on all cores
+# make slow             the tests that start several processes, compile or train with frameworks; CI runs them too
 # make lint             ruff: rules and format
 # make types            mypy, strict, over the package, the tests and the scripts
 # make coverage         branch coverage of package and app over the default tests, the least covered files last
@@ -22,7 +23,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types coverage plants docs torch-versions bench bench-app samples screenshots clean
+.PHONY: help demo test slow lint types coverage plants docs torch-versions bench bench-app samples screenshots clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -32,6 +33,9 @@ demo: $(VENV)/.all
 
 test: lint types
 	$(BIN)/python -m pytest
+
+slow: $(VENV)/.dev
+	$(BIN)/python -m pytest -m slow
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

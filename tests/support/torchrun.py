@@ -1,0 +1,52 @@
+"""Starts a program on several ranks as users do, with ``torchrun``, and ends it with all its processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.paths import ROOT
+
+#: No test waits longer than this for its ranks, in seconds.
+LIMIT = 60.0
+
+
+def torchrun(module: str, *arguments: str | Path, ranks: int, limit: float = LIMIT) -> str:
+    """Runs ``python -m module arguments...`` on several ranks of this machine.
+
+    Args:
+        module: The program, as for ``python -m``; a file that ends in ``.py`` is run as a script.
+        arguments: Its arguments, the same on every rank.
+        ranks: How many processes.
+        limit: Seconds after which all are killed.
+
+    Returns:
+        What the ranks printed on standard output and standard error.
+
+    Raises:
+        AssertionError: A rank failed, or the program was not over in time; with what was printed.
+    """
+    program = [module] if module.endswith(".py") else ["-m", module]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *program]
+    # all ranks are here, whatever network there is; more threads than cores make small models slow
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    running = subprocess.Popen(
+        [*command, *map(str, arguments)],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        printed, _ = running.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(running.pid, signal.SIGKILL)
+        printed, _ = running.communicate()
+        raise AssertionError(f"{module} was not over after {limit:.0f} s on {ranks} ranks:\n{printed}") from None
+    assert running.returncode == 0, f"{module} failed on {ranks} ranks:\n{printed}"
+    return printed
