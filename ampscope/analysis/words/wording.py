@@ -17,6 +17,7 @@ _REPLAYS: dict[str, str] = {
     ReplayStatus.EXACT: "The step was run again and came out the same, bit for bit: what is shown is what happened.",
     ReplayStatus.DIVERGED: "The step was run again but came out differently: read this with care.",
     ReplayStatus.NOT_REPRODUCED: "The step was run again and did not fail: it depends on something outside the step.",
+    ReplayStatus.RECEIVED: "The step was run again and this rank's own part of it did not fail.",
     ReplayStatus.UNAVAILABLE: "The step could not be run again.",
 }
 

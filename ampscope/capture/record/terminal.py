@@ -62,4 +62,6 @@ class Terminal:
 def _replay(status: ReplayStatus, reason: str) -> str:
     if status is ReplayStatus.UNAVAILABLE and reason:
         return f"replay unavailable: {textwrap.shorten(reason, _REASON, placeholder=' ...')}"
+    if status is ReplayStatus.RECEIVED:
+        return "from another rank: finite here when it was run again"
     return f"replay: {status.replace('_', ' ')}"

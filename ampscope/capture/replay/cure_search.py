@@ -134,6 +134,8 @@ class CureSearch:
         Returns:
             What was tried, in order.
         """
+        if status is ReplayStatus.RECEIVED:
+            return []  # nothing that this rank does otherwise changes what the others sent
         if status is ReplayStatus.NOT_REPRODUCED:
             return self._again(step, rows)
         located = failure.located(rows, scaled=step.scale is not None)

@@ -71,6 +71,8 @@ class ReplayStatus(StrEnum):
     EXACT = "exact"  #: it came out the same, bit for bit
     DIVERGED = "diverged"  #: it came out differently: ``incidents.replay_reason`` says in what
     NOT_REPRODUCED = "not_reproduced"  #: the same calls came out finite
+    RECEIVED = "received"  #: this rank's own calculation came out finite when it was run again; what is not finite came
+    #: from another rank through a collective, or out of the collective itself: ``incidents.replay_reason`` says which
     UNAVAILABLE = "unavailable"  #: the step could not be run again
 
 
