@@ -22,7 +22,8 @@ from ampscope.capture.torch_support.backward_call import backward_roots, creates
 from ampscope.capture.torch_support.call_state import random_state_kept
 from ampscope.capture.torch_support.function_names import attaches
 from ampscope.capture.torch_support.models import Models, unwrapped
-from ampscope.capture.tracing.statistics.stats import finite
+from ampscope.capture.tracing.sites import dtype_name
+from ampscope.capture.tracing.statistics.stats import finite, measurable
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.schema import Node
 
@@ -77,6 +78,28 @@ class Player:
     def finite(self) -> bool:
         """Whether losses and gradients came out finite."""
         return not self.bad_gradients and all(finite(loss) for loss in self.losses)
+
+    @property
+    def real_losses_finite(self) -> bool:
+        """Whether what the real step's backward passes began from was finite."""
+        backwards = (entry for _, entry in self._entries if entry.kind is EntryKind.BACKWARD)
+        return all(finite(loss) for entry in backwards for loss in entry.fingerprint)
+
+    def sent_gradients(self, dtype: torch.dtype | None) -> tuple[str, float, bool]:
+        """What this rank would have given into a reduction of its gradients across ranks.
+
+        Args:
+            dtype: That they are sent in; None for their own.
+
+        Returns:
+            The dtype's name (empty where they differ), the greatest magnitude, and whether all fit the dtype.
+        """
+        gradients = [p.grad for _, p in self._substitutes.parameters() if p.grad is not None]
+        dtypes = {dtype or gradient.dtype for gradient in gradients}
+        extremes = [torch.stack(torch.aminmax(each)).abs().max() for each in gradients if measurable(each)]
+        fits = dtype is None or all(finite(extreme.to(dtype)) for extreme in extremes)
+        name = dtype_name(dtypes.pop()) if len(dtypes) == 1 else ""
+        return name, max(map(float, extremes), default=0.0), fits
 
     def _play_entries(self) -> None:
         for _, entries in groupby(self._entries, key=lambda numbered: numbered[1].state.autocast_epoch):

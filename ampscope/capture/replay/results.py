@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ampscope.capture.torch_support.user_line import Place
 from ampscope.trace.schema import Change, ReplayStatus, Trial
@@ -20,6 +20,21 @@ class Symptom(NamedTuple):
         return bool(self.gradients) or self.loss
 
 
+class Reduced(NamedTuple):
+    """Gradients that were reduced across ranks, as this rank alone would have sent them."""
+
+    by: str  #: what reduced them; empty where it is not known
+    ranks: int
+    hook: str  #: communication hook; empty without one
+    dtype: str  #: in which they were sent
+    largest: float  #: greatest magnitude among them in the replay
+    overflows: bool  #: one of them does not fit the dtype
+
+    def as_evidence(self) -> dict[str, Any]:
+        """What goes into an incident's row."""
+        return self._asdict()
+
+
 @dataclass(slots=True)
 class ReplayResult:
     """What a faithful replay came to."""
@@ -28,6 +43,7 @@ class ReplayResult:
     reason: str = ""
     seconds: float = 0.0
     bad_rows: dict[str, list[int]] = field(default_factory=dict)  #: of each input that is not finite, by name
+    reduced: Reduced | None = None  #: how the real step's gradients were put together with those of other ranks
 
 
 class ChangedResult(NamedTuple):

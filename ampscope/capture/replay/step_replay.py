@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ampscope.capture.replay import memory
+from ampscope.capture.replay import comparison, memory
 from ampscope.capture.replay.changes import ReplayChange
 from ampscope.capture.replay.player import Player
 from ampscope.capture.replay.results import ChangedResult, ReplayResult, Symptom
@@ -17,7 +17,9 @@ from ampscope.capture.tracing.tracer import CommunicationError, Tracer
 from ampscope.trace.schema import ReplayStatus, Trial
 
 
-def run(step: TapedStep, models: Models, tracer: Tracer, real: Symptom) -> ReplayResult:
+def run(
+    step: TapedStep, models: Models, tracer: Tracer, real: Symptom, *, after_good_step: bool = False
+) -> ReplayResult:
     """Replays ``step`` under ``tracer`` and compares it with the real step.
 
     Args:
@@ -25,6 +27,7 @@ def run(step: TapedStep, models: Models, tracer: Tracer, real: Symptom) -> Repla
         models: The watched models.
         tracer: Observes every op; its sinks are set here.
         real: What was bad in the real step.
+        after_good_step: The step before ended with finite gradients.
 
     Returns:
         What it came to. Nothing of the model, the generators or the gradients is different afterwards.
@@ -38,7 +41,7 @@ def run(step: TapedStep, models: Models, tracer: Tracer, real: Symptom) -> Repla
     if failed:
         result = ReplayResult(ReplayStatus.UNAVAILABLE, failed)
     else:
-        result = _compared(player, real, had_gradients=step.had_gradients)
+        result = comparison.compared(player, real, step, after_good_step=after_good_step)
     result.seconds = time.perf_counter() - started
     return result
 
@@ -106,28 +109,3 @@ def _gap(entry: Entry, start: int) -> str:
 def _cuts_history(entry: Entry) -> bool:
     """Whether a call takes the values of its operands only."""
     return not entry.state.ambient.grad or getattr(entry.call, "__name__", "") == "detach"
-
-
-def _compared(player: Player, real: Symptom, *, had_gradients: bool) -> ReplayResult:
-    """Compares what the replay left with what the real step left."""
-    differences = list(player.differences)
-    if real and player.finite and had_gradients and not real.loss:
-        reason = "the step added to gradients from before it, which may be what is not finite; they are not replayed"
-        return ReplayResult(ReplayStatus.UNAVAILABLE, reason)
-    if real and player.finite:
-        reason = "the same calls on the same values came out finite this time"
-        return ReplayResult(ReplayStatus.NOT_REPRODUCED, "; ".join([reason, *dict.fromkeys(differences)]))
-    if real.gradients and not _same_gradients(real, player.bad_gradients):
-        differences.append("other parameters have non-finite gradients")
-    if differences:
-        return ReplayResult(ReplayStatus.DIVERGED, "; ".join(dict.fromkeys(differences)))
-    return ReplayResult(ReplayStatus.EXACT)
-
-
-def _same_gradients(real: Symptom, bad: frozenset[str]) -> bool:
-    """Whether the gradients that came out non-finite are those of the real step.
-
-    Those are looked at after the loop has clipped them, and a norm that is not finite spreads to all it clips.
-    """
-    bad = bad & real.judged or bad
-    return real.gradients == bad or (bool(bad) and bad < real.gradients == real.judged)

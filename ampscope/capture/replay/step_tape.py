@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,12 +17,21 @@ from ampscope.capture.replay.tape.entry import Entry
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.replay.tape_mode import FunctionListener, TapeMode
 from ampscope.capture.torch_support import call_state, tensor_tree
+from ampscope.capture.torch_support.communication.gradient_reduction import synchronising
+from ampscope.capture.torch_support.communication.process_group import collectives_so_far
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.user_line import NOWHERE, user_place
 
 #: Calls without a backward, and micro-batches without an optimizer step, whose inputs are kept alive.
 MOST_CALLS = 64
+
+
+class _BeforeBackward(NamedTuple):
+    """What there was before the first backward of the step."""
+
+    gradients: bool = False
+    collectives: int | None = 0  #: that had run
 
 
 class StepTape(StepObserver):
@@ -45,7 +54,7 @@ class StepTape(StepObserver):
         self._since = 0  # where on the tape the present step begins
         self._starts: list[int] = []  # where the latest steps began
         self._calls = 0  # of watched modules since the last backward
-        self._had_gradients = False  # before the first backward of the step
+        self._before = _BeforeBackward()
         self._entry: Entry | None = None  # of the call in progress
         self._weights_at_entry: list[Tensor] | None = None
         self._draws_on_host = False  # the forward draws from Python's or NumPy's global generator
@@ -99,6 +108,7 @@ class StepTape(StepObserver):
         place = user_place() or NOWHERE
         entry = self._tape.module_call(module, args, kwargs, place, host_random=learning or self._draws_on_host)
         entry.versions = self._models.versions(module)
+        entry.synchronised_by = synchronising(module)
         entry.state.training = [each.training for each in self._models.modules]
         self._weights_at_entry = self._models.weight_norms() if learning else None
         self.half_forward |= entry.state.ambient.autocast_dtype is torch.float16
@@ -141,7 +151,8 @@ class StepTape(StepObserver):
     def backward_began(self, backward: BackwardCall) -> None:
         """Puts a backward onto the tape."""
         if backward.first:
-            self._had_gradients = any(p.grad is not None for _, p in self._models.parameters.values())
+            had_gradients = any(p.grad is not None for _, p in self._models.parameters.values())
+            self._before = _BeforeBackward(had_gradients, collectives_so_far())
         self._tape.backward_call(process_hooks.original_backward(), backward.args, backward.kwargs)
 
     def backward_ended(self) -> None:
@@ -158,7 +169,9 @@ class StepTape(StepObserver):
 
     def recording(self) -> TapedStep:
         """What it takes to run the present step again."""
-        return TapedStep(self._tape, self._state, self._since, self._had_gradients)
+        before, now = self._before.collectives, collectives_so_far()
+        ran = now - before if now is not None and before is not None else None
+        return TapedStep(self._tape, self._state, self._since, self._before.gradients, collectives=ran)
 
     @property
     def broken(self) -> bool:

@@ -105,6 +105,7 @@ class Entry:
     in_place: bool = False
     also_writes: list[EarlierResult] = field(default_factory=list)  #: those that share the memory it overwrites
     scales: bool = False  #: it multiplies a loss with the loss scale
+    synchronised_by: nn.Module | None = None  #: the wrapper that reduces the gradients of a module's call across ranks
 
     @property
     def module(self) -> nn.Module:

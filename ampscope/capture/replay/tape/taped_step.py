@@ -8,6 +8,8 @@ from ampscope.capture.replay.state_snapshot import StateSnapshot
 from ampscope.capture.replay.tape import dependencies
 from ampscope.capture.replay.tape.call_tape import Tape
 from ampscope.capture.replay.tape.entry import Entry
+from ampscope.capture.torch_support.communication import gradient_reduction
+from ampscope.capture.torch_support.communication.gradient_reduction import GradientReduction, synchronising
 
 
 class TapedStep(NamedTuple):
@@ -18,8 +20,17 @@ class TapedStep(NamedTuple):
     since: int  #: position on the tape where the step begins; of what lies before, only what it depends on is run
     had_gradients: bool = False  #: gradients were there before its first backward
     scale: float | None = None  #: its loss scale; None without a scaler
+    collectives: int | None = 0  #: that ran since its first backward began; None: not known
 
     def entries(self) -> list[tuple[int, Entry]]:
         """The entries that make the step, each with its number, in order."""
         numbers = dependencies.needed(self.tape.entries, self.tape.start, self.since)
         return [(number, self.tape[number]) for number in numbers]
+
+    def reduction(self) -> GradientReduction | None:
+        """What put its gradients together with those of other ranks; None where nothing did."""
+        calls = [entry for _, entry in self.entries() if entry.is_training_call]
+        wrappers = [entry.synchronised_by for entry in calls]
+        inside = (synchronising(part) for entry in calls for part in entry.module.modules() if part is not entry.call)
+        found = [wrapper for wrapper in (*wrappers, *inside) if wrapper is not None]
+        return gradient_reduction.of_step(found, self.collectives)

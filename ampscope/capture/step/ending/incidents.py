@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from ampscope.capture.budgets import ReplayBudget, TraceBudget
 from ampscope.capture.events.open_step import EndedStep, StepAttempt
 from ampscope.capture.record.run_recorder import Evidence, Recorder
 from ampscope.capture.record.terminal import Terminal
 from ampscope.capture.replay import player, step_replay
-from ampscope.capture.replay.cure_search import CureSearch
+from ampscope.capture.replay.cures.cure_search import CureSearch
 from ampscope.capture.replay.results import ReplayResult, Symptom
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.step.ending.verdict import Verdict
@@ -78,7 +79,7 @@ class Incidents:
             outcome.reason = "the replay itself failed; the run's events say why"
             with self._guard:
                 outcome, rows = self._replay(attempt, symptom, recording)
-                evidence = replace(evidence, details={"rows": outcome.bad_rows})
+                evidence = replace(evidence, details=_details(outcome))
                 if rows is not None:
                     self._try_cures(attempt, recording, rows, outcome.status)
             attempt.judging_s = time.perf_counter() - started
@@ -94,11 +95,12 @@ class Incidents:
         stops = (player.call_user.__code__,)
         tracer = Tracer(self._recorder.sites, self._models.names, full=True, guard=self._guard, stops=stops)
         tracer.keeper = self._recorder.operands.keeper()
-        outcome = step_replay.run(recording, self._models, tracer, symptom)
+        after_good_step = not self._bad_in_a_row
+        outcome = step_replay.run(recording, self._models, tracer, symptom, after_good_step=after_good_step)
         self._replay_budget.spent(outcome.seconds)
         outcome.bad_rows = tracer.bad_rows
         rows = None
-        if outcome.status is not ReplayStatus.UNAVAILABLE:
+        if outcome.status is not ReplayStatus.UNAVAILABLE and not _failed_elsewhere(outcome):
             attempt.traced = source_of(Source.REPLAY, attempt.index)
             rows = TracedRows(*tracer.rows(attempt.step, attempt.traced), self._recorder.sites)
             self._recorder.trace(rows.ops, rows.edges, attempt.step, attempt.traced)
@@ -126,7 +128,7 @@ class Incidents:
     def report(self, attempt: StepAttempt, trigger: Trigger, outcome: ReplayResult, evidence: Evidence) -> None:
         """Writes the incident's row; the live trace too, unless an exact replay makes it superfluous."""
         attempt.bad = True
-        if outcome.status is not ReplayStatus.EXACT:
+        if outcome.status is not ReplayStatus.EXACT and not _failed_elsewhere(outcome):
             self._live.write_incident(attempt)
         blind = outcome.status in (ReplayStatus.NOT_REPRODUCED, ReplayStatus.UNAVAILABLE)
         if blind and not evidence.over_budget:
@@ -175,3 +177,15 @@ class Incidents:
             return
         what = trigger.replace("_", " ").replace("nonfinite", "non-finite")
         self._terminal.incident(what, attempt.step, outcome.status, outcome.reason)
+
+
+def _failed_elsewhere(outcome: ReplayResult) -> bool:
+    """Whether the ops of this rank show nothing of what went wrong: every value among them is finite."""
+    received = outcome.status is ReplayStatus.RECEIVED
+    return received and not (outcome.reduced is not None and outcome.reduced.overflows)
+
+
+def _details(outcome: ReplayResult) -> dict[str, Any]:
+    """What a replay adds to an incident's evidence."""
+    reduced = {"reduction": outcome.reduced.as_evidence()} if outcome.reduced is not None else {}
+    return {"rows": outcome.bad_rows, **reduced}

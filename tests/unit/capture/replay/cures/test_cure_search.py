@@ -14,10 +14,11 @@ from torch.utils.checkpoint import checkpoint
 
 import ampscope
 from ampscope.capture.budgets import ALWAYS_REPLAYED, FREE_REPLAY_SECONDS, ReplayBudget
-from ampscope.capture.replay import cure_search, memory
+from ampscope.capture.replay import memory
 from ampscope.capture.replay.changes import EverythingIn, ModulesInFloat32, OtherLossScale, ReplayChange
-from ampscope.capture.replay.cure_search import TrialFeedback
-from ampscope.capture.replay.failure import Failure, OpKey
+from ampscope.capture.replay.cures import cure_search
+from ampscope.capture.replay.cures.cure_search import TrialFeedback
+from ampscope.capture.replay.cures.failure import Failure, OpKey
 from ampscope.trace import schema
 from ampscope.trace.schema import LOSS_CODE, ReplayRow, Table, Trial
 from tests.support.primary import primary_incident

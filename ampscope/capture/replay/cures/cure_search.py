@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from ampscope.capture.budgets import ReplayBudget
-from ampscope.capture.replay import failure, memory, player, step_replay
+from ampscope.capture.replay import memory, player, step_replay
 from ampscope.capture.replay.changes import (
     ConversionsInFloat32,
     EverythingIn,
@@ -17,7 +17,8 @@ from ampscope.capture.replay.changes import (
     OtherLossScale,
     ReplayChange,
 )
-from ampscope.capture.replay.failure import Failure
+from ampscope.capture.replay.cures import failure
+from ampscope.capture.replay.cures.failure import Failure
 from ampscope.capture.replay.results import ChangedResult, TrialResult
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.torch_support.guard import Guard

@@ -1,0 +1,87 @@
+"""Compares what a faithful replay left with what the real step left: how far the replay can be trusted."""
+
+from __future__ import annotations
+
+from ampscope.capture.replay.player import Player
+from ampscope.capture.replay.results import Reduced, ReplayResult, Symptom
+from ampscope.capture.replay.tape.taped_step import TapedStep
+from ampscope.capture.torch_support.communication.gradient_reduction import GradientReduction
+from ampscope.trace.dtypes import FINFO
+from ampscope.trace.schema import ReplayStatus
+
+
+def compared(player: Player, real: Symptom, step: TapedStep, *, after_good_step: bool) -> ReplayResult:
+    """What a replay that could be played came to.
+
+    A replay has the gradients that this rank computed. Where the real ones were reduced across ranks, what was bad here
+    was bad in them too, but not the other way round.
+
+    Args:
+        player: Has played the step.
+        real: What was bad in the real step.
+        step: The step.
+        after_good_step: The step before ended with finite gradients, so that what it left in them is finite.
+    """
+    differences = list(dict.fromkeys(player.differences))
+    reduction = step.reduction() if real.gradients else None
+    if real and player.finite:
+        left = step.had_gradients and not (reduction is not None and after_good_step)
+        return _came_out_finite(player, real, reduction, differences, added_to_unknown=left)
+    if real.gradients and not _same_gradients(real, player.bad_gradients, reduction):
+        differences.append("other parameters have non-finite gradients")
+    if differences:
+        return ReplayResult(ReplayStatus.DIVERGED, "; ".join(differences))
+    return ReplayResult(ReplayStatus.EXACT)
+
+
+def _came_out_finite(
+    player: Player,
+    real: Symptom,
+    reduction: GradientReduction | None,
+    differences: list[str],
+    *,
+    added_to_unknown: bool,
+) -> ReplayResult:
+    own_loss = real.loss or not player.real_losses_finite
+    if added_to_unknown and not own_loss:
+        reason = "the step added to gradients from before it, which may be what is not finite; they are not replayed"
+        return ReplayResult(ReplayStatus.UNAVAILABLE, reason)
+    if reduction is None or own_loss:
+        reason = "the same calls on the same values came out finite this time"
+        return ReplayResult(ReplayStatus.NOT_REPRODUCED, "; ".join([reason, *differences]))
+    reduced = _reduced(player, reduction)
+    if differences:
+        reason = "this rank's part came out finite, and its gradients were reduced across ranks"
+        return ReplayResult(ReplayStatus.DIVERGED, "; ".join([*differences, reason]), reduced=reduced)
+    return ReplayResult(ReplayStatus.RECEIVED, _how_received(reduced), reduced=reduced)
+
+
+def _reduced(player: Player, reduction: GradientReduction) -> Reduced:
+    dtype, largest, fits = player.sent_gradients(reduction.dtype)
+    return Reduced(reduction.by, reduction.ranks, reduction.hook, dtype, largest, overflows=not fits)
+
+
+def _how_received(reduced: Reduced) -> str:
+    """Where what is not finite came from, as far as this rank can know it."""
+    own = "this rank's own gradients came out finite when they were computed again"
+    if reduced.overflows:
+        most = FINFO[reduced.dtype].max
+        return (
+            f"{own}, up to {reduced.largest:.3g}; {reduced.hook} sends them as {reduced.dtype}, which ends at {most:g}"
+        )
+    if reduced.hook:
+        return f"{own}; {reduced.by} put them together with those of the other ranks through {reduced.hook}"
+    if reduced.by:
+        return f"{own}; {reduced.by} averaged them with those of the other ranks"
+    return f"{own}; between backward and optimizer this rank exchanged values with others, which may have brought it"
+
+
+def _same_gradients(real: Symptom, bad: frozenset[str], reduction: GradientReduction | None) -> bool:
+    """Whether the gradients that came out non-finite are those of the real step, or those of this rank among them.
+
+    The real ones are looked at after the loop has clipped them, and a norm that is not finite spreads to all it clips.
+    """
+    bad = bad & real.judged or bad
+    if reduction is not None and bad:
+        return bad <= real.gradients or bool(reduction.hook)  # what a hook makes of a bad value is its own affair
+    return real.gradients == bad or (bool(bad) and bad < real.gradients == real.judged)

@@ -1,0 +1,64 @@
+"""What reduces the gradients of a step across ranks, as far as it is known here without asking another rank."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ampscope.capture.torch_support.communication import process_group
+from ampscope.capture.torch_support.guard import Suppressed
+
+#: Parts of the names of torch's own communication hooks, and the dtype to which they cast what is sent.
+_CASTS = {"fp16_compress": torch.float16, "bf16_compress": torch.bfloat16}
+
+
+class GradientReduction(NamedTuple):
+    """Gradients of a step were put together with those of other ranks."""
+
+    by: str  #: what did it, by its name; empty where collectives ran of which it is not known what they sent
+    ranks: int
+    hook: str = ""  #: the communication hook through which it went
+    dtype: torch.dtype | None = None  #: to which the hook casts what is sent; None: not known to cast
+
+
+def synchronising(module: nn.Module) -> nn.Module | None:
+    """The ``DistributedDataParallel`` whose backward will reduce the gradients of this call of ``module``.
+
+    That is the module itself, or the one in whose forward it runs; None outside of any, and within ``no_sync``.
+    """
+    kind = getattr(sys.modules.get("torch.nn.parallel.distributed"), "DistributedDataParallel", None)
+    if kind is None:
+        return None
+    outer = getattr(module, "_orig_mod", module)
+    wrapper = outer if isinstance(outer, kind) else getattr(kind, "_active_ddp_module", None)
+    return wrapper if getattr(wrapper, "require_backward_grad_sync", False) else None
+
+
+def of_step(wrappers: Iterable[nn.Module], collectives: int | None) -> GradientReduction | None:
+    """How the gradients of a step were reduced; None where they were not.
+
+    Args:
+        wrappers: What `synchronising` gave for the step's calls.
+        collectives: How many collectives ran since the step's first backward began; None: not known.
+    """
+    for wrapper in wrappers:
+        group: Any = wrapper.process_group
+        hook = _hook(wrapper)
+        dtype = next((dtype for part, dtype in _CASTS.items() if part in hook.lower()), None)
+        return GradientReduction(type(wrapper).__name__, int(group.size()), hook, dtype)
+    joined = process_group.rank_of()
+    if joined is None or joined[1] == 1 or collectives == 0:
+        return None
+    return GradientReduction("", joined[1])
+
+
+def _hook(wrapper: Any) -> str:
+    """The name of the communication hook that was registered; empty without one."""
+    with Suppressed():
+        own = [hook.__qualname__ for hook, _ in wrapper._comm_hooks]
+        return str(own[0] if own else wrapper._get_ddp_logging_data().get("comm_hook", ""))
+    return ""

@@ -1,0 +1,50 @@
+"""What the default process group tells without communicating: who this rank is, and whether anything was sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+from ampscope.capture.torch_support.guard import Suppressed
+
+
+def is_joined() -> bool:
+    """Whether there is a process group."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def rank_of() -> tuple[int, int] | None:
+    """This process's rank and how many there are; None without a process group."""
+    return (dist.get_rank(), dist.get_world_size()) if is_joined() else None
+
+
+def agreed(key: str, proposal: str) -> str | None:
+    """What the first rank that asked under ``key`` proposed, in the key-value store by which the ranks met.
+
+    One exchange with the store, which waits for no other rank.
+
+    Args:
+        key: The question.
+        proposal: What this rank would answer; not empty.
+
+    Returns:
+        The answer, the same on every rank; None where there is no store.
+    """
+    with Suppressed():  # not every backend has a store, and it may be gone with the process that held it
+        found: Any = dist.distributed_c10d._get_default_store().compare_set(key, "", proposal)
+        return str(found, "utf-8") if isinstance(found, bytes) else str(found)
+    return None
+
+
+def collectives_so_far() -> int | None:
+    """How many collectives this rank has begun, in all its groups; None where that is not known.
+
+    Only the difference between two moments means anything.
+    """
+    if not is_joined():
+        return 0
+    with Suppressed():  # not every backend counts
+        groups = list(dist.distributed_c10d._world.pg_map)
+        return sum(int(group._get_sequence_number_for_group()) for group in groups)
+    return None
