@@ -30,10 +30,13 @@ class TraceBudget:
     Args:
         every: Trace one step in this many; 0 for none; None for the default, which widens itself.
         share: Share of the time that tracing may take in default mode.
+        sampled: Whether healthy steps of this rank are wanted at all; the first steps and those after an incident are
+            traced all the same, to see what goes wrong.
     """
 
-    def __init__(self, every: int | None, share: float) -> None:
-        self._every = every
+    def __init__(self, every: int | None, share: float, *, sampled: bool = True) -> None:
+        self._every = every if sampled or every == 0 else None
+        self._sampled = sampled
         self._share = share
         self._interval = INTERVAL
         self._next = INTERVAL
@@ -49,7 +52,7 @@ class TraceBudget:
         if self._every is not None:
             return self._every > 0 and step % self._every == 0
         self._armed = max(0, self._armed - 1)
-        return step < EARLY_STEPS or step >= self._next or self._armed > 0
+        return step < EARLY_STEPS or self._due(step) or self._armed > 0
 
     def arm(self) -> None:
         """Traces the next steps as they run, if that can be afforded: a replay could not show what went wrong."""
@@ -59,7 +62,7 @@ class TraceBudget:
 
     def keeps(self, step: int) -> bool:
         """Whether a traced step is written even though nothing was born in it."""
-        return self._every is not None or step >= self._next or self._taken == 0
+        return self._every is not None or self._due(step) or (self._sampled and self._taken == 0)
 
     def kept(self) -> None:
         """A healthy step was written."""
@@ -75,6 +78,9 @@ class TraceBudget:
             if not self._within_share():
                 self._interval *= 2
             self._next = step + self._interval
+
+    def _due(self, step: int) -> bool:
+        return self._sampled and step >= self._next
 
     def _within_share(self) -> bool:
         known = self._plain_seconds > 0.0  # until an untraced step was seen, nobody knows what tracing costs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
 import weakref
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +20,7 @@ from ampscope.capture.record.terminal import Terminal
 from ampscope.capture.step.assembly import step_watch
 from ampscope.capture.step.scaler_watch import ScalerWatch
 from ampscope.capture.torch_support import torch_private
+from ampscope.capture.torch_support.communication import process_group
 from ampscope.capture.torch_support.guard import Guard, Suppressed
 from ampscope.capture.torch_support.models import Models
 from ampscope.errors import WatchError
@@ -41,6 +43,7 @@ class Scope:
         writer: TraceWriter,
         *,
         every: int | None,
+        sampled: bool,
         overhead: float,
         replay_budget: int,
         operand_budget: int,
@@ -49,14 +52,15 @@ class Scope:
         self.folder: Path = writer.folder
         self._models = models
         self._writer = writer
-        self._terminal = Terminal(writer.folder, quiet=quiet)
+        self._terminal = Terminal(writer.folder, quiet=quiet, rank=writer.rank, world_size=writer.manifest.world_size)
         operands = OperandFiles(writer.folder, writer.rank, operand_budget, self._guard("the keeping of operands"))
         self._recorder = Recorder(writer, models, operands)
-        budgets = (TraceBudget(every, overhead), ReplayBudget(overhead, replay_budget))
+        budgets = (TraceBudget(every, overhead, sampled=sampled), ReplayBudget(overhead, replay_budget))
         self._steps = step_watch(models, self._recorder, self._guard, budgets, self._terminal)
         self._modules = ModuleWatch(models, self._steps)
         self._scalers: list[ScalerWatch] = []
         self._open = False
+        self._rank_checked = False
 
     # -- opening and closing ------------------------------------------------------------------------------------
 
@@ -72,7 +76,7 @@ class Scope:
         except TypeError as error:
             self.close()
             raise WatchError(f"this model cannot be watched: {error}; watch the modules inside it instead") from error
-        self._terminal.line(f"recording to {self.folder}")
+        self._terminal.begins()
         return self
 
     def _install(self, scaler: Any | None) -> None:
@@ -100,6 +104,7 @@ class Scope:
             self._steps.close,
             self._modules.uninstall,
             *(scaler.leave for scaler in self._scalers),
+            self._terminal.close,
             lambda: self._recorder.event(EventKind.CLOSE, self._steps.optimizers.step_of(None), ""),
             self._writer.close,
         ]
@@ -151,6 +156,7 @@ class Scope:
         """See `process_hooks.Listener`."""
         if self._steps.optimizers.owns(optimizer):
             self._steps.after_optimizer(optimizer)
+            self._check_rank()
             self._modules.stepped()
             if self._modules.silent:
                 self._warn("no call of the watched model was seen; if the loop calls a compiled copy, watch that one")
@@ -191,9 +197,22 @@ class Scope:
 
         return Guard(part, failed)
 
+    def _check_rank(self) -> None:
+        """Says once where a process group that came after `ampscope.watch` knows this rank by another number."""
+        if self._rank_checked:
+            return
+        self._rank_checked = True
+        rank, world_size = self._writer.rank, self._writer.manifest.world_size
+        now = process_group.rank_of()
+        if now is not None and now != (rank, world_size):
+            self._warn(
+                f"this process is rank {now[0]} of {now[1]} by its process group, and was rank {rank} of {world_size} "
+                f"when it was watched; call ampscope.watch after init_process_group, so that all ranks share one run"
+            )
+
     def _warn(self, text: str) -> None:
         self._recorder.event(EventKind.WARNING, self._steps.optimizers.step_of(None), text)
-        self._terminal.line(text)
+        self._terminal.once(f"warning-{hashlib.sha256(text.encode()).hexdigest()[:8]}", text)
 
 
 _open_scopes: weakref.WeakSet[Scope] = weakref.WeakSet()

@@ -6,7 +6,6 @@ import importlib.util
 import os
 import platform
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,9 @@ from torch.optim import Optimizer
 
 import ampscope
 from ampscope.capture.budgets import TRIALS
+from ampscope.capture.record.job import Job, this_job
+from ampscope.capture.record.run_folder import DEFAULT_FOLDER, default_folder
+from ampscope.capture.record.sampled_ranks import sampled_ranks
 from ampscope.capture.scope import Scope, open_scopes
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView, is_optimizer
@@ -26,7 +28,6 @@ from ampscope.errors import WatchError
 from ampscope.trace.manifest import Manifest
 from ampscope.trace.write.writer import TraceWriter
 
-DEFAULT_FOLDER = "ampscope_runs"
 #: Of the disk budget, kept operands take at most one part in this many.
 OPERANDS_SHARE = 4
 
@@ -38,6 +39,7 @@ def watch(
     optimizer: Optimizer | None = None,
     dir: str | os.PathLike[str] | None = None,  # noqa: A002  # reads best at the call
     every: int | None = None,
+    ranks: int | Sequence[int] | str = 1,
     name: str | None = None,
     overhead: float = 0.02,
     replay_budget: int = TRIALS,
@@ -54,9 +56,11 @@ def watch(
             without one (bf16, fp32) is watched too.
         optimizer: Checked to hold parameters of ``model``; it is found by itself otherwise.
         dir: The run's folder. A folder that already holds a run is continued as a resumed segment. Default: a new
-            folder below ``./ampscope_runs``.
+            folder below ``./ampscope_runs``, one for all ranks of a job.
         every: Trace one step in this many op by op; 0 for none. Default: the first steps are looked at, one healthy
             step is recorded, then about one in a thousand.
+        ranks: Of a training on several ranks, those on which healthy steps are traced: ``[0, 3]``, so many spread
+            evenly (1 is rank 0), or ``"all"``. A step that goes wrong is looked at on every rank on which it did.
         name: Name of the run; the folder's by default.
         overhead: Share of the run's time that observing may take in the default mode.
         replay_budget: Counterfactual replays per incident (all in float32, another loss scale, single modules in
@@ -80,17 +84,20 @@ def watch(
     _check_can_save(save_tensors)
     _check_unwatched(roots)
     _check_initialised(roots)
-    models = Models(roots)
+    models, job = Models(roots), this_job()
+    sampled = sampled_ranks(ranks, job.world_size)
     _check_optimizer(optimizer, models)
-    folder = _folder(dir) if dir is not None else _new_folder(models)
+    folder = _folder(dir) if dir is not None else _new_folder(models, job)
     _end_earlier_run(folder)
     configuration = {"every": every, "overhead": overhead, "replay_budget": replay_budget, "save_tensors": save_tensors}
-    writer = _open_writer(folder, _manifest(models, str(name or folder.name), configuration), disk_budget)
+    manifest = _manifest(models, job, str(name or folder.name), {**configuration, "ranks": sampled})
+    writer = _open_writer(folder, manifest, job.rank, disk_budget)
     share = disk_budget // OPERANDS_SHARE // max(writer.manifest.world_size, 1)
     return Scope(
         models,
         writer,
         every=every,
+        sampled=job.rank in sampled,
         overhead=overhead,
         replay_budget=replay_budget,
         operand_budget=share if save_tensors else 0,
@@ -173,14 +180,21 @@ def _folder(path: Any) -> Path:
     return Path(path)
 
 
-def _new_folder(models: Models) -> Path:
-    stem = time.strftime("%Y%m%d-%H%M%S") + f"-{models.main_type()}"
-    base = Path(DEFAULT_FOLDER)
-    candidates = (base / (stem if n == 0 else f"{stem}-{n}") for n in range(10_000))
-    return next(path for path in candidates if not path.exists())
+def _new_folder(models: Models, job: Job) -> Path:
+    try:
+        return default_folder(job, models.main_type())
+    except OSError as error:
+        raise _cannot_write(DEFAULT_FOLDER, error) from error
 
 
-def _open_writer(folder: Path, manifest: Manifest, disk_budget: int) -> TraceWriter:
+def _cannot_write(folder: Path, error: OSError) -> WatchError:
+    return WatchError(
+        f"cannot write the run to {folder}: {error.strerror or error}; "
+        f"pass dir= a folder that this process alone can write"
+    )
+
+
+def _open_writer(folder: Path, manifest: Manifest, rank: int, disk_budget: int) -> TraceWriter:
     def complain(text: object) -> None:
         sys.stderr.write(f"ampscope: {text}\n")
 
@@ -188,19 +202,16 @@ def _open_writer(folder: Path, manifest: Manifest, disk_budget: int) -> TraceWri
         return TraceWriter(
             folder,
             manifest=manifest,
-            rank=int(os.environ.get("RANK", "0")),
+            rank=rank,
             disk_budget=disk_budget,
             on_notice=complain,
             on_failure=complain,
         )
     except OSError as error:
-        raise WatchError(
-            f"cannot write the run to {folder}: {error.strerror or error}; "
-            f"pass dir= a folder that this process alone can write"
-        ) from error
+        raise _cannot_write(folder, error) from error
 
 
-def _manifest(models: Models, name: str, configuration: dict[str, Any]) -> Manifest:
+def _manifest(models: Models, job: Job, name: str, configuration: dict[str, Any]) -> Manifest:
     device = models.main_device()
     label = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return Manifest(
@@ -212,9 +223,10 @@ def _manifest(models: Models, name: str, configuration: dict[str, Any]) -> Manif
             "platform": f"{platform.system()} {platform.machine()}",
         },
         device=label,
-        world_size=int(os.environ.get("WORLD_SIZE", "1")),
+        world_size=job.world_size,
         name=name,
         model=models.main_type(),
         parameters=sum(parameter.numel() for _, parameter in models.parameters.values()),
         configuration=configuration,
+        job=job.ids,
     )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import uuid
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from ampscope.errors import RunDamaged, RunNotFound, RunTooNew
 from ampscope.trace.files.durable import write_whole
+from ampscope.trace.files.layout import TEMPORARY_SUFFIX
 from ampscope.trace.schema import MANIFEST, SCHEMA_VERSION
 
 
@@ -35,6 +38,7 @@ class Manifest:
     model: str = ""  #: class name of the watched model
     parameters: int = 0  #: elements of all its parameters
     configuration: dict[str, Any] = field(default_factory=dict)
+    job: tuple[str, ...] = ()  #: names by which the launcher knows the job again when it starts it anew
     segments: tuple[Segment, ...] = ()
     closed: float | None = None  #: unix time at which the last segment was closed; null while open or after a crash
     tags: tuple[str, ...] = ()
@@ -50,6 +54,7 @@ _SHAPES: dict[str, type | tuple[type, ...]] = {
     "model": str,
     "parameters": int,
     "configuration": dict,
+    "job": list,
     "segments": list,
     "closed": (int, float, type(None)),
     "tags": list,
@@ -66,8 +71,36 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     Raises:
         OSError: the folder cannot be written.
     """
-    text = json.dumps(asdict(manifest), indent=2, default=str)
-    write_whole(folder / MANIFEST, lambda path: _write_text(path, text))
+    write_whole(folder / MANIFEST, lambda path: _write_text(path, _to_json(manifest)))
+
+
+def write_first_manifest(folder: Path, manifest: Manifest) -> bool:
+    """Write the manifest unless there is one, whoever else may be doing so; returns whether this one is it.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    path = folder / MANIFEST
+    whole = path.with_name(f"{MANIFEST}.{os.getpid()}-{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
+    write_whole(whole, lambda temporary: _write_text(temporary, _to_json(manifest)))
+    try:
+        os.link(whole, path)  # fails where there is one, which a rename would replace
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without links
+        return _write_new(path, _to_json(manifest))
+    finally:
+        whole.unlink(missing_ok=True)
+    return True
+
+
+def _write_new(path: Path, text: str) -> bool:
+    try:
+        with path.open("x", encoding="utf-8", errors="replace") as file:
+            file.write(text + "\n")
+    except FileExistsError:
+        return False
+    return True
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -89,6 +122,10 @@ def read_manifest(folder: Path) -> Manifest:
             "upgrade it (pip install --upgrade ampscope)."
         )
     return _from_json(path, data)
+
+
+def _to_json(manifest: Manifest) -> str:
+    return json.dumps(asdict(manifest), indent=2, default=str)
 
 
 def _write_text(path: Path, text: str) -> None:
@@ -118,7 +155,8 @@ def _from_json(path: Path, data: dict[str, Any]) -> Manifest:
     if "created" in known and not 0 <= known["created"] <= _LAST_MOMENT:  # not a number neither
         known["created"] = 0.0
     known["segments"] = tuple(_segment(path, item) for item in data.get("segments", ()))
-    known["tags"] = tuple(str(tag) for tag in data.get("tags", ()))
+    for names in ("tags", "job"):
+        known[names] = tuple(str(name) for name in data.get(names, ()))
     known["versions"] = {key: str(version) for key, version in data.get("versions", {}).items()}
     return Manifest(**known)
 

@@ -5,32 +5,40 @@ from __future__ import annotations
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ampscope.capture.torch_support.guard import Suppressed
 from ampscope.capture.torch_support.user_line import Place
+from ampscope.trace.files.layout import ranks
 from ampscope.trace.schema import ReplayStatus
 from ampscope.trace.vocabulary import MISTAKES_IN_WORDS, Cause
 
 #: How many incidents are told; all are in the trace.
 MAX_INCIDENTS = 5
+#: Where in the run's folder ranks mark what was told; dotted, so that readers pass it over.
+MARKS = ".told"
 #: Of the reason why a step could not be replayed, at most this many characters.
 _REASON = 100
 
 
 class Terminal:
-    """Prints the lines of one run.
+    """Prints the lines of one run; of a job on several ranks, each line on one of them.
 
     Args:
         folder: The run's folder.
         quiet: Print nothing.
+        rank: Of this process.
+        world_size: How many ranks there are.
     """
 
-    def __init__(self, folder: Path, *, quiet: bool) -> None:
+    def __init__(self, folder: Path, *, quiet: bool, rank: int = 0, world_size: int = 1) -> None:
         self._folder = folder
         self._quiet = quiet
+        self._rank = rank
+        self._world_size = world_size
         self._incidents = 0
         self._mistakes: set[Cause] = set()
+        self._received: _Received | None = None
 
     def line(self, text: str) -> None:
         """Prints a line of AMPscope's."""
@@ -39,13 +47,51 @@ class Terminal:
                 sys.stderr.write(f"ampscope: {text}\n")
                 sys.stderr.flush()
 
-    def incident(self, what: str, step: int, status: ReplayStatus, reason: str) -> None:
-        """Tells of a step that went wrong; the last one that is told says so."""
+    def begins(self) -> None:
+        """Says where the run goes."""
+        if self._rank == 0:
+            self.line(f"recording to {self._folder}")
+
+    def once(self, key: str, text: str) -> None:
+        """Prints a line, unless another rank of the job has said the same.
+
+        Args:
+            key: What it says, as the name of a file.
+            text: The line.
+        """
+        if self._world_size == 1 or self._is_first(key):
+            self.line(text)
+
+    def incident(self, what: str, step: int, status: ReplayStatus, reason: str, *, elsewhere: bool = False) -> None:
+        """Tells of a step that went wrong; the last one that is told says so.
+
+        Args:
+            what: What was noticed.
+            step: When.
+            status: What its replay came to.
+            reason: Why.
+            elsewhere: It did not go wrong on this rank. The rank on which it did says more, so this one waits until
+                that had its time.
+        """
         self._incidents += 1
         if self._incidents > MAX_INCIDENTS:
             return
         last = " Further incidents are recorded but not printed." if self._incidents == MAX_INCIDENTS else ""
-        self._look(f"step {step}: {what} ({_replay(status, reason)}).{last}")
+        where = f"rank {self._rank}, " if self._world_size > 1 and not elsewhere else ""
+        told = _Received(f"step-{step}", f"{where}step {step}: {what} ({_replay(status, reason)}).{last}")
+        if elsewhere:
+            self._received = told
+        else:
+            self._look(told.key, told.text)
+
+    def passed(self) -> None:
+        """A step is over. With the end of the next, every rank has judged the one before: they reduce gradients."""
+        received = self._received
+        if received is not None and received.fresh:
+            self._received = received._replace(fresh=False)
+        elif received is not None:
+            self._received = None
+            self._look(received.key, received.text)
 
     def mistake(self, cause: Cause, step: int, place: Place, evidence: dict[str, Any]) -> None:
         """Tells of a usage mistake, the first of its kind."""
@@ -53,10 +99,38 @@ class Terminal:
             return
         self._mistakes.add(cause)
         where = f" at {place.file}:{place.line}" if place.file else ""
-        self._look(f"step {step}: {MISTAKES_IN_WORDS.get(cause, cause.value)}{where}.")
+        self._look(cause.value, f"step {step}: {MISTAKES_IN_WORDS.get(cause, cause.value)}{where}.")
 
-    def _look(self, text: str) -> None:
-        self.line(f"{text} Look: ampscope diagnose {self._folder}")
+    def close(self) -> None:
+        """Nothing more will come: what another rank would have said is said here where that rank is not watched."""
+        received, self._received = self._received, None
+        if received is not None:
+            with Suppressed():  # the folder may be gone
+                if len(ranks(self._folder)) < self._world_size:
+                    self._look(received.key, received.text)
+
+    def _look(self, key: str, text: str) -> None:
+        self.once(key, f"{text} Look: ampscope diagnose {self._folder}")
+
+    def _is_first(self, key: str) -> bool:
+        """Whether no other rank has said it; the first leaves a mark in the run's folder."""
+        marks = self._folder / MARKS
+        try:
+            marks.mkdir(exist_ok=True)
+            (marks / key).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        except OSError:
+            return True  # rather twice than not at all
+        return True
+
+
+class _Received(NamedTuple):
+    """A line that waits for the rank that knows more."""
+
+    key: str
+    text: str
+    fresh: bool = True  #: the step it is about is not over
 
 
 def _replay(status: ReplayStatus, reason: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from ampscope.errors import RunNotFound
 from ampscope.trace.files.folder_lock import FolderLock
 from ampscope.trace.files.layout import rank_folder, table_folder
-from ampscope.trace.manifest import Manifest, Segment, read_manifest, write_manifest
+from ampscope.trace.manifest import Manifest, Segment, read_manifest, write_first_manifest, write_manifest
 from ampscope.trace.schema import Row, Table
 from ampscope.trace.write.journal_thread import JournalThread, SealAt
 from ampscope.trace.write.notices import Notices
@@ -24,7 +24,7 @@ from ampscope.trace.write.sealing import sweep
 
 
 class TraceWriter:
-    """Writes one rank's tables of a run, and, on rank 0, its manifest.
+    """Writes one rank's tables of a run; the manifest is rank 0's, and until it comes that of the first rank.
 
     `put` costs the training thread microseconds. What was put is in the hands of the operating system, safe from
     ``kill -9``, as soon as a background thread got to it; `flush` waits for that. When writing fails later
@@ -52,7 +52,7 @@ class TraceWriter:
         Args:
             folder: the run's folder; made if missing.
             manifest: the facts of the run; creation time and segments are filled in here.
-            rank: rank of this process; rank 0 writes the manifest.
+            rank: rank of this process.
             disk_budget: bytes the whole run may take; each of ``manifest.world_size`` ranks keeps to its share.
             on_notice: told, once per kind, what had to be dropped. Called from a background thread; must not raise.
             on_failure: told the error that ended writing. Called from a background thread; must not raise.
@@ -72,7 +72,7 @@ class TraceWriter:
         lock = FolderLock(own)
         try:
             self.resume = resume_point(self.folder, rank)
-            self.manifest = _begin_segment(self.folder, manifest, locked=lock.held, write=rank == 0)
+            self.manifest, mark_closed = _begin_segment(self.folder, manifest, rank, locked=lock.held)
             unsealed = [path for table in Table for path in sweep(table_folder(self.folder, rank, table))]
         except BaseException:
             lock.release()
@@ -80,12 +80,20 @@ class TraceWriter:
         self._queue = RowQueue(queue_rows)
         self._behind: threading.Event | None = None  #: set when what `catch_up` waited for in vain is written
         self._notices = Notices(on_notice, on_failure)
-        threads = self._start_threads(share, unsealed, seal_at=seal_at or _seal_at(share), on_end=lock.release)
+        threads = self._start_threads(
+            share, unsealed, seal_at=seal_at or _seal_at(share), on_sealed=mark_closed, on_end=lock.release
+        )
         # Runs when the writer is forgotten, and at the interpreter's exit.
         self._close = weakref.finalize(self, _close, self._queue, *threads)
 
     def _start_threads(
-        self, disk_budget: int, unsealed: list[Path], *, seal_at: SealAt, on_end: Callable[[], None]
+        self,
+        disk_budget: int,
+        unsealed: list[Path],
+        *,
+        seal_at: SealAt,
+        on_sealed: Callable[[], None],
+        on_end: Callable[[], None],
     ) -> tuple[threading.Thread, threading.Thread]:
         """The thread that writes journals and the one that seals them; they keep the writer's parts, not the writer."""
         sealer = SealThread(
@@ -96,8 +104,7 @@ class TraceWriter:
         journals = JournalThread(
             self.folder, rank=self.rank, queue=self._queue, sealer=sealer, notices=self._notices, seal_at=seal_at
         )
-        mark_closed = _MarkClosed(self.folder, self.manifest) if self.rank == 0 else _nothing
-        journals.start(on_sealed=mark_closed, on_end=on_end)
+        journals.start(on_sealed=on_sealed, on_end=on_end)
         return journals.thread, sealer.thread
 
     @property
@@ -166,34 +173,43 @@ def _close(queue: RowQueue, *threads: threading.Thread) -> None:
         threads[0].join(_CLOSE_TIMEOUT)
 
 
-def _begin_segment(folder: Path, manifest: Manifest, *, locked: bool, write: bool) -> Manifest:
-    """Enter this process into the manifest."""
+def _begin_segment(folder: Path, manifest: Manifest, rank: int, *, locked: bool) -> tuple[Manifest, Callable[[], None]]:
+    """Enter this process into the manifest: rank 0 as a segment, any other only where there is no manifest yet.
+
+    Returns:
+        The manifest, and what this process does to it when all its rows are written.
+    """
     now = time.time()
+    first = False
     try:
         before = read_manifest(folder)
         manifest = replace(manifest, created=before.created, segments=before.segments)
     except RunNotFound:
-        manifest = replace(manifest, created=manifest.created or now, segments=())
-    segment = Segment(started=now, pid=os.getpid(), locked=locked)
-    manifest = replace(manifest, segments=(*manifest.segments, segment), closed=None)
-    if write:
+        manifest = replace(manifest, created=manifest.created or now, segments=(), closed=None)
+        first = rank > 0 and write_first_manifest(folder, manifest)
+    if rank == 0:
+        segment = Segment(started=now, pid=os.getpid(), locked=locked)
+        manifest = replace(manifest, segments=(*manifest.segments, segment), closed=None)
         write_manifest(folder, manifest)
-    return manifest
+    return manifest, _MarkClosed(folder, manifest, rank) if first or rank == 0 else _nothing
 
 
 def _nothing() -> None:
-    """Only rank 0 closes the manifest."""
+    """Others close the manifest."""
 
 
 class _MarkClosed:
-    """Marks the manifest closed."""
+    """Marks the manifest closed: rank 0's own, or the first of a run to which rank 0 has never come."""
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, rank: int) -> None:
         self._folder = folder
         self._manifest = manifest
+        self._rank = rank
 
     def __call__(self) -> None:
-        write_manifest(self._folder, replace(self._manifest, closed=time.time()))
+        manifest = self._manifest if self._rank == 0 else read_manifest(self._folder)
+        if self._rank == 0 or not manifest.segments:
+            write_manifest(self._folder, replace(manifest, closed=time.time()))
 
 
 def _seal_at(disk_budget: int) -> SealAt:

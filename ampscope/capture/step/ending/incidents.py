@@ -166,6 +166,7 @@ class Incidents:
         attempt = ended.attempt
         if not attempt.bad:
             self._bad_in_a_row = 0
+        self._terminal.passed()
         traced = self._live.began or bool(attempt.traced)
         self._trace_budget.took(ended.number, ended.seconds - attempt.judging_s, traced=traced)
 
@@ -176,7 +177,8 @@ class Incidents:
         if self._bad_in_a_row != (QUIET_SKIPS + 1 if calibrates else 1):
             return
         what = trigger.replace("_", " ").replace("nonfinite", "non-finite")
-        self._terminal.incident(what, attempt.step, outcome.status, outcome.reason)
+        elsewhere = _failed_elsewhere(outcome)
+        self._terminal.incident(what, attempt.step, outcome.status, outcome.reason, elsewhere=elsewhere)
 
 
 def _failed_elsewhere(outcome: ReplayResult) -> bool:

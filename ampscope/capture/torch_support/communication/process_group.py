@@ -45,6 +45,7 @@ def collectives_so_far() -> int | None:
     if not is_joined():
         return 0
     with Suppressed():  # not every backend counts
-        groups = list(dist.distributed_c10d._world.pg_map)
-        return sum(int(group._get_sequence_number_for_group()) for group in groups)
+        groups: list[Any] = list(dist.distributed_c10d._world.pg_map)
+        counts: list[int] = [group._get_sequence_number_for_group() for group in groups]
+        return sum(counts)
     return None
