@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support.paths import ROOT
@@ -14,7 +15,7 @@ from tests.support.paths import ROOT
 LIMIT = 60.0
 
 
-def torchrun(module: str, *arguments: str | Path, ranks: int, limit: float = LIMIT) -> str:
+def torchrun(module: str, *arguments: str | Path, ranks: int, limit: float = LIMIT, options: Sequence[str] = ()) -> str:
     """Runs ``python -m module arguments...`` on several ranks of this machine.
 
     Args:
@@ -22,6 +23,7 @@ def torchrun(module: str, *arguments: str | Path, ranks: int, limit: float = LIM
         arguments: Its arguments, the same on every rank.
         ranks: How many processes.
         limit: Seconds after which all are killed.
+        options: Further options of torchrun.
 
     Returns:
         What the ranks printed on standard output and standard error.
@@ -30,7 +32,8 @@ def torchrun(module: str, *arguments: str | Path, ranks: int, limit: float = LIM
         AssertionError: A rank failed, or the program was not over in time; with what was printed.
     """
     program = [module] if module.endswith(".py") else ["-m", module]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *program]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *options]
+    command = [*launcher, *program]
     # all ranks are here, whatever network there is; more threads than cores make small models slow
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     running = subprocess.Popen(
