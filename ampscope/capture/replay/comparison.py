@@ -70,7 +70,7 @@ def _how_received(reduced: Reduced) -> str:
             f"{own}, up to {reduced.largest:.3g}; {reduced.hook} sends them as {reduced.dtype}, which ends at {most:g}"
         )
     if reduced.hook:
-        return f"{own}; {reduced.by} put them together with those of the other ranks through {reduced.hook}"
+        return f"{own}; {reduced.by} sent them to the other ranks through {reduced.hook}, and got theirs"
     if reduced.by:
         return f"{own}; {reduced.by} averaged them with those of the other ranks"
     return f"{own}; between backward and optimizer this rank exchanged values with others, which may have brought it"

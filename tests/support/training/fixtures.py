@@ -40,3 +40,14 @@ def watch(run_folder: Path) -> Iterator[Callable[..., ampscope.Scope]]:
     yield call
     for scope in scopes:
         scope.close()
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of which this process is the only rank."""
+    dist = torch.distributed
+    if not dist.is_available():
+        pytest.skip("torch was built without distributed")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()

@@ -48,6 +48,8 @@ def of_step(wrappers: Iterable[nn.Module], collectives: int | None) -> GradientR
     for wrapper in wrappers:
         group: Any = wrapper.process_group
         hook = _hook(wrapper)
+        if group.size() == 1 and not hook:
+            continue
         dtype = next((dtype for part, dtype in _CASTS.items() if part in hook.lower()), None)
         return GradientReduction(type(wrapper).__name__, int(group.size()), hook, dtype)
     joined = process_group.rank_of()

@@ -138,6 +138,81 @@ class TestIncidents:
         assert line.count("word") < 25
 
 
+class Ranks:
+    """The terminals of a job's ranks, which share a folder.
+
+    Args:
+        folder: The run's folder.
+        watched: Ranks that have a folder in it, of two.
+    """
+
+    def __init__(self, folder: Path, watched: tuple[int, ...] = (0, 1)) -> None:
+        self.terminals = [Terminal(folder, quiet=False, rank=rank, world_size=2) for rank in range(2)]
+        for rank in watched:
+            (folder / f"rank={rank}").mkdir(parents=True)
+
+    def fail(self, rank: int, *, step: int = 3, elsewhere: bool = False) -> None:
+        status = ReplayStatus.RECEIVED if elsewhere else ReplayStatus.EXACT
+        self.terminals[rank].incident("non-finite loss", step, status, "", elsewhere=elsewhere)
+
+    def pass_step(self) -> None:
+        for terminal in self.terminals:
+            terminal.passed()
+
+
+class TestRanks:
+    def test_rank_0_says_where_the_run_goes(self, run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        for terminal in Ranks(run_folder).terminals:
+            terminal.begins()
+        assert capsys.readouterr().err == f"ampscope: recording to {run_folder}\n"
+
+    def test_the_rank_that_failed_tells_and_the_one_that_received_does_not(
+        self, run_folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        ranks = Ranks(run_folder)
+        ranks.fail(0, elsewhere=True)
+        ranks.fail(1)
+        for _ in range(3):
+            ranks.pass_step()
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("ampscope: rank 1, step 3: non-finite loss (replay: exact). Look: ")
+
+    def test_of_ranks_that_failed_together_one_tells(
+        self, run_folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        ranks = Ranks(run_folder)
+        for rank in (1, 0):
+            ranks.fail(rank)
+        assert capsys.readouterr().err.count("step 3") == 1
+        ranks.fail(0, step=4)
+        assert capsys.readouterr().err.count("rank 0, step 4") == 1
+
+    def test_what_no_rank_has_told_is_told_once_by_one_that_received_it(
+        self, run_folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        ranks = Ranks(run_folder)
+        for rank in range(2):
+            ranks.fail(rank, elsewhere=True)
+        ranks.pass_step()
+        assert capsys.readouterr().err == "", "the step itself is over; the rank that failed may still be judging"
+        ranks.pass_step()
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("ampscope: step 3: non-finite loss (from another rank: finite here when")
+
+    @pytest.mark.parametrize("watched", [(0,), (0, 1)])
+    def test_at_the_end_it_is_told_where_not_all_ranks_are_watched(
+        self, watched: tuple[int, ...], run_folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        ranks = Ranks(run_folder, watched)
+        ranks.fail(0, elsewhere=True)
+        ranks.terminals[0].close()
+        assert capsys.readouterr().err.count("step 3") == (len(watched) == 1)
+
+    def test_a_folder_that_is_gone_keeps_no_line_back(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        Terminal(tmp_path / "gone", quiet=False, rank=1, world_size=2).once("key", "a line")
+        assert capsys.readouterr().err == "ampscope: a line\n"
+
+
 class Drifting(nn.Linear):
     """A model that changes its own weights."""
 
