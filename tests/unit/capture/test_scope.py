@@ -36,3 +36,18 @@ def test_notes_stand_on_the_time_line(loop: TrainingLoop, watch: Any) -> None:
     scope.close()
     (row,) = ampscope.open_run(scope.folder).rows(Table.EVENTS, kind=EventKind.NOTE)
     assert (row.step, row.text) == (2, "second data set")
+
+
+@pytest.mark.parametrize(("ranks", "told"), [("1", 0), ("2", 1)])
+def test_a_process_group_that_comes_later_and_knows_better(
+    ranks: str, told: int, loop: TrainingLoop, watch: Any, monkeypatch: pytest.MonkeyPatch, request: Any
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", ranks)
+    scope = watch(loop.model, loop.scaler)
+    request.getfixturevalue("alone")
+    loop.step(3)
+    scope.close()
+    warnings = ampscope.open_run(scope.folder).rows(Table.EVENTS, kind=EventKind.WARNING)
+    assert len(warnings) == told
+    assert all("rank 0 of 1 by its process group, and was rank 0 of 2" in row.text for row in warnings)
