@@ -17,7 +17,7 @@ from ampscope.capture.replay.tape.entry import Entry
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.replay.tape_mode import FunctionListener, TapeMode
 from ampscope.capture.torch_support import call_state, tensor_tree
-from ampscope.capture.torch_support.communication.gradient_reduction import synchronising
+from ampscope.capture.torch_support.communication.gradient_reduction import synchronising, wrapper_of
 from ampscope.capture.torch_support.communication.process_group import collectives_so_far
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
@@ -32,6 +32,7 @@ class _BeforeBackward(NamedTuple):
 
     gradients: bool = False
     collectives: int | None = 0  #: that had run
+    wrapped: bool = False  #: a call of the step ran in a wrapper that reduces gradients by itself
 
 
 class StepTape(StepObserver):
@@ -94,6 +95,7 @@ class StepTape(StepObserver):
             self._starts = [*self._starts, self._since, self._tape.end][-start.optimizers :]
             self._tape.forget_before(self._starts.pop(0) if start.optimizers > 1 else self._tape.end)
         self._since = self._tape.end
+        self._before = _BeforeBackward()
         self._mode.after_backward = False
         self._state.take()
 
@@ -108,7 +110,9 @@ class StepTape(StepObserver):
         place = user_place() or NOWHERE
         entry = self._tape.module_call(module, args, kwargs, place, host_random=learning or self._draws_on_host)
         entry.versions = self._models.versions(module)
-        entry.synchronised_by = synchronising(module)
+        wrapper = wrapper_of(module)
+        entry.synchronised_by = synchronising(wrapper)
+        self._before = self._before._replace(wrapped=self._before.wrapped or wrapper is not None)
         entry.state.training = [each.training for each in self._models.modules]
         self._weights_at_entry = self._models.weight_norms() if learning else None
         self.half_forward |= entry.state.ambient.autocast_dtype is torch.float16
@@ -152,7 +156,7 @@ class StepTape(StepObserver):
         """Puts a backward onto the tape."""
         if backward.first:
             had_gradients = any(p.grad is not None for _, p in self._models.parameters.values())
-            self._before = _BeforeBackward(had_gradients, collectives_so_far())
+            self._before = self._before._replace(gradients=had_gradients, collectives=self._collectives())
         self._tape.backward_call(process_hooks.original_backward(), backward.args, backward.kwargs)
 
     def backward_ended(self) -> None:
@@ -167,9 +171,13 @@ class StepTape(StepObserver):
         self._tape.obstacle = reason
         self._since = self._tape.end
 
+    def _collectives(self) -> int | None:
+        """How many have run; not asked where a wrapper is known to reduce gradients, for asking takes its time."""
+        return 0 if self._before.wrapped else collectives_so_far()
+
     def recording(self) -> TapedStep:
         """What it takes to run the present step again."""
-        before, now = self._before.collectives, collectives_so_far()
+        before, now = self._before.collectives, self._collectives()
         ran = now - before if now is not None and before is not None else None
         return TapedStep(self._tape, self._state, self._since, self._before.gradients, collectives=ran)
 

@@ -9,7 +9,7 @@ from ampscope.capture.replay.tape import dependencies
 from ampscope.capture.replay.tape.call_tape import Tape
 from ampscope.capture.replay.tape.entry import Entry
 from ampscope.capture.torch_support.communication import gradient_reduction
-from ampscope.capture.torch_support.communication.gradient_reduction import GradientReduction, synchronising
+from ampscope.capture.torch_support.communication.gradient_reduction import GradientReduction, synchronising, wrapper_of
 
 
 class TapedStep(NamedTuple):
@@ -31,6 +31,6 @@ class TapedStep(NamedTuple):
         """What put its gradients together with those of other ranks; None where nothing did."""
         calls = [entry for _, entry in self.entries() if entry.is_training_call]
         wrappers = [entry.synchronised_by for entry in calls]
-        inside = (synchronising(part) for entry in calls for part in entry.module.modules() if part is not entry.call)
+        inside = [synchronising(wrapper_of(part)) for entry in calls for part in list(entry.module.modules())[1:]]
         found = [wrapper for wrapper in (*wrappers, *inside) if wrapper is not None]
         return gradient_reduction.of_step(found, self.collectives)

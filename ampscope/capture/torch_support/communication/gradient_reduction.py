@@ -25,16 +25,17 @@ class GradientReduction(NamedTuple):
     dtype: torch.dtype | None = None  #: to which the hook casts what is sent; None: not known to cast
 
 
-def synchronising(module: nn.Module) -> nn.Module | None:
-    """The ``DistributedDataParallel`` whose backward will reduce the gradients of this call of ``module``.
-
-    That is the module itself, or the one in whose forward it runs; None outside of any, and within ``no_sync``.
-    """
+def wrapper_of(module: nn.Module) -> nn.Module | None:
+    """The ``DistributedDataParallel`` that a module is, or in whose forward it is called now; None outside of any."""
     kind = getattr(sys.modules.get("torch.nn.parallel.distributed"), "DistributedDataParallel", None)
     if kind is None:
         return None
     outer = getattr(module, "_orig_mod", module)
-    wrapper = outer if isinstance(outer, kind) else getattr(kind, "_active_ddp_module", None)
+    return outer if isinstance(outer, kind) else getattr(kind, "_active_ddp_module", None)
+
+
+def synchronising(wrapper: nn.Module | None) -> nn.Module | None:
+    """``wrapper`` itself where the backward of a call that is made now reduces gradients; None within ``no_sync``."""
     return wrapper if getattr(wrapper, "require_backward_grad_sync", False) else None
 
 

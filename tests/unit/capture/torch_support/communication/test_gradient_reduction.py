@@ -12,7 +12,12 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from ampscope.capture.torch_support.communication import gradient_reduction, process_group
-from ampscope.capture.torch_support.communication.gradient_reduction import GradientReduction, of_step, synchronising
+from ampscope.capture.torch_support.communication.gradient_reduction import (
+    GradientReduction,
+    of_step,
+    synchronising,
+    wrapper_of,
+)
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -25,15 +30,15 @@ class Asking(nn.Linear):
         self.seen: list[nn.Module | None] = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.seen.append(synchronising(self))
+        self.seen.append(synchronising(wrapper_of(self)))
         return super().forward(x)
 
 
 def test_the_wrapper_synchronises_its_own_call_and_the_one_inside() -> None:
     inner = Asking()
     model = DistributedDataParallel(inner)
-    assert synchronising(inner) is None
-    assert synchronising(model) is model
+    assert wrapper_of(inner) is None
+    assert synchronising(wrapper_of(model)) is model
     model(torch.ones(1, 2))
     assert inner.seen == [model]
 
@@ -42,7 +47,7 @@ def test_not_within_no_sync() -> None:
     inner = Asking()
     model = DistributedDataParallel(inner)
     with model.no_sync():
-        assert synchronising(model) is None
+        assert synchronising(wrapper_of(model)) is None
         model(torch.ones(1, 2))
     assert inner.seen == [None]
 
@@ -50,7 +55,7 @@ def test_not_within_no_sync() -> None:
 def test_a_compiled_wrapper() -> None:
     model = DistributedDataParallel(nn.Linear(2, 2))
     compiled: Any = torch.compile(model, backend="eager")
-    assert synchronising(compiled) is model
+    assert synchronising(wrapper_of(compiled)) is model
 
 
 @pytest.mark.parametrize(
