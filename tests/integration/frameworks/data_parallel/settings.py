@@ -91,8 +91,13 @@ class Setting:
     hook: Any = None  #: communication hook
     sum_by_hand: bool = False  #: the loop reduces gradients itself, without a wrapper
     compiled: bool = False
+    uneven: bool = False  #: the last rank has a batch less, within ``Join``
     zeroed: bool = False  #: gradients are kept and set to zero
     options: dict[str, Any] = field(default_factory=dict)  #: of the wrapper
+
+    def steps(self, *, last: bool) -> int:
+        """How many steps a rank makes."""
+        return STEPS - (self.uneven and last)
 
 
 SETTINGS = {
@@ -106,6 +111,7 @@ SETTINGS = {
     "unused": Setting(model=Partly, options={"find_unused_parameters": True}),
     "views": Setting(options={"gradient_as_bucket_view": True}, zeroed=True),
     "compressed": Setting(dtype=torch.float32, hook=fp16_compress_hook, scale=2.0**10, nowhere=True),
+    "uneven": Setting(uneven=True),
     "by hand": Setting(sum_by_hand=True),
     "compiled": Setting(compiled=True),
 }

@@ -14,7 +14,7 @@ import ampscope  # noqa: E402  # after the check that torch is there
 from ampscope import provenance  # noqa: E402
 from ampscope.trace.json_columns import details  # noqa: E402
 from ampscope.trace.read.run import Run  # noqa: E402
-from ampscope.trace.schema import IncidentRow, Phase, ReplayStatus, Table  # noqa: E402
+from ampscope.trace.schema import IncidentRow, Node, Phase, ReplayStatus, Table  # noqa: E402
 from tests.integration.frameworks.data_parallel.settings import BAD, SETTINGS  # noqa: E402
 from tests.support.torchrun import torchrun  # noqa: E402
 
@@ -30,7 +30,7 @@ TOGETHER = [
     (2, ("backward", "accumulated", "static")),
     (2, ("checkpointed", "unused", "views")),
     (2, ("compressed", "by hand", "compiled")),
-    (3, ("fp16", "accumulated", "compressed")),
+    (3, ("accumulated", "uneven")),
 ]
 
 
@@ -59,7 +59,7 @@ def test_ranks(ranks: int, names: tuple[str, ...], tmp_path: Path) -> None:
     for name in names:
         for kind in ("healthy", "failing"):
             identical(tmp_path / name, kind, ranks)
-        healthy(tmp_path / name / "healthy", ranks)
+        healthy(tmp_path / name / "healthy", name, ranks)
         failing(tmp_path / name / "failing", name, ranks)
         told_once(printed, tmp_path / name, name)
 
@@ -71,14 +71,14 @@ def identical(folder: Path, kind: str, ranks: int) -> None:
         assert digests["watched"] == digests["unwatched"], (folder.name, kind, rank)
 
 
-def healthy(folder: Path, ranks: int) -> None:
+def healthy(folder: Path, name: str, ranks: int) -> None:
     assert ampscope.diagnose(folder).verdict == "healthy"
     run = ampscope.open_run(folder)
     assert run.ranks == list(range(ranks))
     assert run.manifest.world_size == ranks
     assert run.rows(Table.INCIDENTS) == []
-    steps = [len(run.rows(Table.STEPS, rank=rank)) for rank in run.ranks]
-    assert len(set(steps)) == 1
+    for rank in run.ranks:
+        assert len(run.rows(Table.STEPS, rank=rank)) == SETTINGS[name].steps(last=rank == ranks - 1), (name, rank)
     assert run.rows(Table.OPS, rank=0)
     assert not any(run.rows(Table.OPS, rank=rank) for rank in range(1, ranks)), "one rank's healthy steps are enough"
 
@@ -94,8 +94,19 @@ def failing(folder: Path, name: str, ranks: int) -> None:
             assert where(run, rank) == origin, name
         else:
             received(row, name, overflows=origin is None and rank == ranks - 1, ranks=ranks)
-    assert not run.rows(Table.REPLAYS, rank=0) or setting.everywhere or setting.scale is None
+    if setting.scale is None:
+        poisoned(run, ranks)
+    elif not setting.everywhere:
+        assert run.rows(Table.REPLAYS, rank=0) == [], "nothing that a rank does otherwise cures what it received"
     assert ampscope.diagnose(folder).verdict == "problem"
+
+
+def poisoned(run: Run, ranks: int) -> None:
+    """Without a scaler the optimizer wrote what was received into the weights of all ranks."""
+    for rank in range(ranks):
+        (row,) = run.rows(Table.INCIDENTS, rank=rank, step=BAD + 1)
+        assert row.replay == ReplayStatus.EXACT
+        assert where(run, rank, BAD + 1).op == Node.PARAMETER
 
 
 def received(row: IncidentRow, name: str, *, overflows: bool, ranks: int) -> None:
@@ -109,9 +120,9 @@ def received(row: IncidentRow, name: str, *, overflows: bool, ranks: int) -> Non
     assert ("ends at 65504" in row.replay_reason) is overflows
 
 
-def where(run: Run, rank: int) -> Origin:
-    """The first origin in the replay of the bad step."""
-    rows = {"step": BAD, "source": "replay", "rank": rank}
+def where(run: Run, rank: int, step: int = BAD) -> Origin:
+    """The first origin in the replay of a step."""
+    rows = {"step": step, "source": "replay", "rank": rank}
     sites = {row.site: row for row in run.rows(Table.SITES, rank=rank)}
     graph = provenance.Graph(run.rows(Table.OPS, **rows), run.rows(Table.EDGES, **rows), sites.__getitem__)
     site = graph.site(provenance.origins(graph)[0].seq)

@@ -18,10 +18,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join
 from torch.nn import functional as F
 
 import ampscope
-from tests.integration.frameworks.data_parallel.settings import BAD, SETTINGS, STEPS, WIDTH, Setting
+from tests.integration.frameworks.data_parallel.settings import BAD, SETTINGS, WIDTH, Setting
 
 BATCH = 4
 
@@ -58,8 +59,9 @@ class Training:
     def run(self) -> str:
         """Trains; a digest of losses, weights and scale."""
         torch.manual_seed(1 + dist.get_rank())
-        for step in range(STEPS):
-            self._step(step)
+        with Join([self.model]) if self.setting.uneven else contextlib.nullcontext():  # type: ignore[list-item]
+            for step in range(self.setting.steps(last=_is_last())):
+                self._step(step)
         if self.scope is not None:
             self.scope.close()
         weights = b"".join(weight.detach().numpy().tobytes() for weight in self.model.parameters())
@@ -79,7 +81,7 @@ class Training:
         self.scaler.update()
 
     def _micro_batch(self, *, bad: bool) -> None:
-        here = bad and (self.setting.everywhere or dist.get_rank() == dist.get_world_size() - 1)
+        here = bad and (self.setting.everywhere or _is_last())
         x, y = self._batch(bad=here and not self.setting.nowhere)
         with torch.autocast("cpu", self.setting.dtype, enabled=self.setting.dtype is not torch.float32):
             loss = F.cross_entropy(self.model(x), y)
@@ -96,6 +98,10 @@ class Training:
             if weight.grad is not None:
                 dist.all_reduce(weight.grad)
                 weight.grad /= dist.get_world_size()
+
+
+def _is_last() -> bool:
+    return dist.get_rank() == dist.get_world_size() - 1
 
 
 def train(folder: Path, name: str) -> None:
