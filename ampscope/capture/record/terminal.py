@@ -78,7 +78,8 @@ class Terminal:
             return
         last = " Further incidents are recorded but not printed." if self._incidents == MAX_INCIDENTS else ""
         where = f"rank {self._rank}, " if self._world_size > 1 and not elsewhere else ""
-        told = _Received(f"step-{step}", f"{where}step {step}: {what} ({_replay(status, reason)}).{last}")
+        replay = _replay(status, reason, elsewhere=elsewhere)
+        told = _Received(f"step-{step}", f"{where}step {step}: {what} ({replay}).{last}")
         if elsewhere:
             self._received = told
         else:
@@ -133,9 +134,9 @@ class _Received(NamedTuple):
     fresh: bool = True  #: the step it is about is not over
 
 
-def _replay(status: ReplayStatus, reason: str) -> str:
+def _replay(status: ReplayStatus, reason: str, *, elsewhere: bool) -> str:
     if status is ReplayStatus.UNAVAILABLE and reason:
         return f"replay unavailable: {textwrap.shorten(reason, _REASON, placeholder=' ...')}"
     if status is ReplayStatus.RECEIVED:
-        return "from another rank: finite here when it was run again"
+        return "from another rank: finite here when it was run again" if elsewhere else "lost in the reduction itself"
     return f"replay: {status.replace('_', ' ')}"

@@ -91,6 +91,7 @@ class Setting:
     hook: Any = None  #: communication hook
     sum_by_hand: bool = False  #: the loop reduces gradients itself, without a wrapper
     compiled: bool = False
+    inner_watched: bool = False  #: what is wrapped is watched, not the wrapper that the loop calls
     uneven: bool = False  #: the last rank has a batch less, within ``Join``
     zeroed: bool = False  #: gradients are kept and set to zero
     options: dict[str, Any] = field(default_factory=dict)  #: of the wrapper
@@ -110,8 +111,9 @@ SETTINGS = {
     "checkpointed": Setting(model=checkpointed, options={"static_graph": True}),
     "unused": Setting(model=Partly, options={"find_unused_parameters": True}),
     "views": Setting(options={"gradient_as_bucket_view": True}, zeroed=True),
-    "compressed": Setting(dtype=torch.float32, hook=fp16_compress_hook, scale=2.0**10, nowhere=True),
+    "compressed": Setting(dtype=torch.float32, hook=fp16_compress_hook, scale=None, nowhere=True),
     "uneven": Setting(uneven=True),
     "by hand": Setting(sum_by_hand=True),
+    "inner": Setting(inner_watched=True, micro_batches=2),
     "compiled": Setting(compiled=True),
 }
