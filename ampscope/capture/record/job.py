@@ -50,7 +50,7 @@ def this_job(told: Mapping[str, str] = os.environ) -> Job:
 def agent_folder(told: Mapping[str, str] = os.environ) -> Path | None:
     """The folder that torchrun made for the ranks it runs on this machine; the same when it starts them again."""
     file = Path(told.get("TORCHELASTIC_ERROR_FILE", ""))  # FOLDER/attempt_N/RANK/error.json
-    return file.parents[2] if len(file.parts) > 3 else None
+    return file.parents[2] if len(file.parts) > 3 and file.parents[1].name.startswith("attempt_") else None
 
 
 def _torchrun_ids(told: Mapping[str, str]) -> tuple[str, ...]:

@@ -70,8 +70,8 @@ def _derived(job: Job, model: str, count: int) -> str:
     meets_at = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
     agent, scheduler = agent_folder(), next((each for each in job.ids if each.startswith("slurm")), "")
     here = os.environ.get("LOCAL_WORLD_SIZE") == str(job.world_size)  # one torchrun has started all ranks
-    if here and agent is not None and agent.parent.is_dir():
-        known, began = job.ids[0], _stamp(agent.parent.stat().st_mtime)
+    if here and agent is not None and agent.is_dir():
+        known, began = job.ids[0], _stamp(agent.stat().st_mtime)  # nothing is added to it while the ranks run
     else:
         known, began = scheduler or (job.ids[-1] if job.ids else meets_at), ""
     digest = hashlib.sha256(f"{known} {meets_at} {model} {count}".encode()).hexdigest()

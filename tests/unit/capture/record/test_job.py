@@ -59,3 +59,4 @@ def test_the_agents_folder_is_that_of_all_attempts_and_ranks() -> None:
     again = ERROR_FILE.replace("attempt_0/1", "attempt_3/0")
     assert agent_folder({"TORCHELASTIC_ERROR_FILE": ERROR_FILE}) == agent_folder({"TORCHELASTIC_ERROR_FILE": again})
     assert agent_folder({}) is None
+    assert agent_folder({"TORCHELASTIC_ERROR_FILE": "/home/me/errors/of/training.json"}) is None

@@ -73,7 +73,7 @@ def test_the_agents_start_is_in_the_name(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(agent / "attempt_0" / str(rank) / "error.json"))
         names.add(in_new_process(RANKS[rank]).name)
     (name,) = names
-    assert run_folder._stamp(agent.parent.stat().st_mtime) in name
+    assert run_folder._stamp(agent.stat().st_mtime) in name
 
 
 def test_a_second_run_of_a_process_has_a_folder_of_its_own() -> None:
