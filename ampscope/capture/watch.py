@@ -22,6 +22,7 @@ from ampscope.capture.record.job import Job, this_job
 from ampscope.capture.record.run_folder import DEFAULT_FOLDER, default_folder
 from ampscope.capture.record.sampled_ranks import sampled_ranks
 from ampscope.capture.scope import Scope, open_scopes
+from ampscope.capture.torch_support.accelerator import Accelerator, is_accelerator, prepared
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView, is_optimizer
 from ampscope.errors import WatchError
@@ -33,7 +34,7 @@ OPERANDS_SHARE = 4
 
 
 def watch(
-    model: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module],
+    model: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module] | Accelerator,
     scaler: Any | None = None,
     *,
     optimizer: Optimizer | None = None,
@@ -51,7 +52,8 @@ def watch(
 
     Args:
         model: The model the loop calls, or several of them. Wrapped ones (``DistributedDataParallel``,
-            ``torch.compile``) are fine.
+            ``torch.compile``) are fine. Or an `accelerate.Accelerator`, after its ``prepare``: its models and its
+            scaler are watched.
         scaler: The loop's ``GradScaler``. Without it, the scaler is noticed when it first scales a loss; a loop
             without one (bf16, fp32) is watched too.
         optimizer: Checked to hold parameters of ``model``; it is found by itself otherwise.
@@ -78,6 +80,8 @@ def watch(
         WatchError: The call cannot be honoured; nothing was installed.
         RunError: ``dir`` holds a run that cannot be continued.
     """
+    if is_accelerator(model):
+        model, scaler = _prepared(model, scaler)
     roots = _models(model)
     _check_scaler(scaler)
     _check_numbers(every, overhead, replay_budget, disk_budget)
@@ -103,6 +107,13 @@ def watch(
         operand_budget=share if save_tensors else 0,
         quiet=quiet,
     ).open(scaler)
+
+
+def _prepared(accelerator: Any, scaler: Any) -> tuple[list[nn.Module], Any]:
+    models, own = prepared(accelerator)
+    if not models:
+        raise WatchError("this accelerator has prepared no model yet; call ampscope.watch after accelerator.prepare")
+    return models, own if scaler is None else scaler
 
 
 def _models(model: Any) -> list[nn.Module]:

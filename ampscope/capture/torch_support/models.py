@@ -32,6 +32,11 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return unwrapped(getattr(module, name)) if name else module
 
 
+def is_wrapper(module: nn.Module) -> bool:
+    """Whether ``module`` only wraps the module that computes."""
+    return _inner_name(module) is not None
+
+
 def is_compiled(module: nn.Module) -> bool:
     """Whether ``torch.compile`` was applied to this very module."""
     return _inner_name(module) == "_orig_mod" or getattr(module, "_compiled_call_impl", None) is not None
