@@ -50,7 +50,9 @@ def as_called(model: nn.Module) -> nn.Module:
     if not (distributed.is_available() and distributed.is_initialized()) and "torch._dynamo" not in sys.modules:
         return model
     inner = unwrapped(model)
-    modules = (thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module) and vars(thing).get("_modules"))
+    modules = (
+        thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module) and vars(thing).get("_modules")
+    )
     around = [module for module in modules if is_wrapper(module) and unwrapped(module) is inner]
     outermost = [each for each in around if not any(other is not each and _lies_in(each, other) for other in around)]
     return outermost[0] if len(outermost) == 1 else model
