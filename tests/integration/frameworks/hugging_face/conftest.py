@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState, GradientState, PartialState
 
+from tests.integration.frameworks.hugging_face.small_accelerator import forget_accelerate
 from tests.support.training.fixtures import quiet_process, watch
 
 __all__ = ["own_accelerate", "quiet_process", "watch"]
@@ -17,6 +17,5 @@ __all__ = ["own_accelerate", "quiet_process", "watch"]
 def own_accelerate() -> Iterator[None]:
     """Accelerate shares one state among all accelerators of a process, precision and compiler included."""
     yield
-    for state in (AcceleratorState, GradientState, PartialState):
-        state._reset_state()
+    forget_accelerate()
     torch._dynamo.reset()
