@@ -96,4 +96,4 @@ def train(
     if end:
         accelerator.end_training()
     plain = accelerator.unwrap_model(network, keep_fp32_wrapper=False)
-    return exact_state([plain, optimizer, accelerator.scaler, losses])
+    return exact_state([plain.state_dict(), optimizer, accelerator.scaler, losses])

@@ -110,4 +110,4 @@ def train(made: Trainer, **options: Any) -> dict[str, bytes]:
     seed_everything()
     made.train(**options)
     losses = [entry["loss"] for entry in made.state.log_history if "loss" in entry]
-    return exact_state([made.model, made.optimizer, made.accelerator.scaler, losses])
+    return exact_state([made.model.state_dict(), made.optimizer, made.accelerator.scaler, losses])
