@@ -18,11 +18,11 @@ from torch.optim import Optimizer
 
 import ampscope
 from ampscope.capture.budgets import TRIALS
+from ampscope.capture.hooks.accelerator import Accelerator, is_accelerator, prepared
 from ampscope.capture.record.job import Job, this_job
 from ampscope.capture.record.run_folder import DEFAULT_FOLDER, default_folder
 from ampscope.capture.record.sampled_ranks import sampled_ranks
 from ampscope.capture.scope import Scope, open_scopes
-from ampscope.capture.torch_support.accelerator import Accelerator, is_accelerator, prepared
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView, is_optimizer
 from ampscope.errors import WatchError

@@ -10,7 +10,7 @@ from accelerate.tracking import GeneralTracker
 
 import ampscope
 from ampscope.capture.record.terminal import Terminal
-from ampscope.capture.torch_support.guard import Suppressed
+from ampscope.capture.torch_support.guard import Guard
 from ampscope.errors import WatchError
 from ampscope.integrations._calling import calling
 from ampscope.integrations._logged_figures import logged
@@ -46,6 +46,7 @@ class WatchTracker(GeneralTracker):  # type: ignore[misc]  # accelerate ships no
         self.scope: ampscope.Scope | None = None
         self._options = options
         self._accelerator: Any = None
+        self._guard = Guard("what the accelerator's trackers are told", self._note)
 
     @property
     def tracker(self) -> ampscope.Scope | None:
@@ -67,13 +68,14 @@ class WatchTracker(GeneralTracker):  # type: ignore[misc]  # accelerate ships no
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Notes the configuration on the run's time line."""
-        if self.scope is not None:
-            with Suppressed():
-                self.scope.note(f"configuration: {json.dumps(values, default=str)}")
+        with self._guard:
+            self._note(f"configuration: {json.dumps(values, default=str)}")
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Has the accelerator's other trackers log the run's figures at this step."""
-        if self.scope is not None:
+        if self.scope is None or self._guard.broken:
+            return
+        with self._guard:
             figures = logged(self.scope.figures())
             for other in self._accelerator.trackers:
                 if other is not self:
@@ -87,3 +89,7 @@ class WatchTracker(GeneralTracker):  # type: ignore[misc]  # accelerate ships no
         if self._accelerator.is_main_process and not self._options.get("quiet", False):
             Terminal(self.scope.folder, quiet=False).line(verdict_line(self.scope.folder))
         self.scope = None
+
+    def _note(self, text: str) -> None:
+        if self.scope is not None:
+            self.scope.note(text)

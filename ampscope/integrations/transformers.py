@@ -8,9 +8,9 @@ from typing import Any
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 import ampscope
+from ampscope.capture.hooks.accelerator import as_called
 from ampscope.capture.record.terminal import Terminal
-from ampscope.capture.torch_support.accelerator import as_called
-from ampscope.capture.torch_support.guard import Suppressed
+from ampscope.capture.torch_support.guard import Guard
 from ampscope.integrations._calling import calling
 from ampscope.integrations._logged_figures import logged
 from ampscope.integrations._run_folder import run_folder
@@ -43,6 +43,7 @@ class WatchCallback(TrainerCallback):
         self._log = log
         self._options = options
         self._open: ampscope.Scope | None = None
+        self._guard = Guard("the figures in the trainer's log", self._note)
 
     def on_train_begin(
         self,
@@ -81,7 +82,7 @@ class WatchCallback(TrainerCallback):
         """Adds the run's figures to the log of a training step."""
         if not self._log or self._open is None or logs is None or "loss" not in logs:
             return
-        with Suppressed():
+        with self._guard:
             figures = logged(self._open.figures())
             logs.update(figures)
             if state.log_history:
@@ -106,8 +107,8 @@ class WatchCallback(TrainerCallback):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if error is not None and self._open is not None:
-            self._open.note(f"left by {type(error).__name__}: {error}")
+        if error is not None:
+            self._note(f"left by {type(error).__name__}: {error}")
         self.close()
 
     def _is_called_by(self, thing: object) -> bool:
@@ -118,3 +119,7 @@ class WatchCallback(TrainerCallback):
         callbacks = trainer.callback_handler.callbacks
         callbacks.remove(self)
         callbacks.insert(0, self)
+
+    def _note(self, text: str) -> None:
+        if self._open is not None:
+            self._open.note(text)

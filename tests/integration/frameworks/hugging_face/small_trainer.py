@@ -58,17 +58,9 @@ def overflowing(precision: str) -> Overflowing:
 
 def small_gpt2() -> nn.Module:
     torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        vocab_size=VOCABULARY,
-        n_embd=WIDTH,
-        n_layer=2,
-        n_head=2,
-        n_positions=2 * TOKENS,
-        bos_token_id=0,
-        eos_token_id=0,
-        loss_type="ForCausalLM",
-        use_cache=False,
-    )
+    shape: dict[str, Any] = {"n_embd": WIDTH, "n_layer": 2, "n_head": 2, "n_positions": 2 * TOKENS}
+    rest: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 0, "loss_type": "ForCausalLM", "use_cache": False}
+    config = transformers.GPT2Config(vocab_size=VOCABULARY, **shape, **rest)
     return transformers.GPT2LMHeadModel(config)
 
 
@@ -96,6 +88,7 @@ def make_trainer(
         model=small_gpt2(),
         args=TrainingArguments(output_dir=str(folder), bf16=precision == "bf16", fp16=precision == "fp16", **chosen),
         train_dataset=Sentences(),
+        eval_dataset=Sentences(),
         callbacks=list(callbacks),
         compute_loss_func=compute_loss_func,
     )
@@ -110,4 +103,5 @@ def train(made: Trainer, **options: Any) -> dict[str, bytes]:
     seed_everything()
     made.train(**options)
     losses = [entry["loss"] for entry in made.state.log_history if "loss" in entry]
+    assert made.model is not None
     return exact_state([made.model.state_dict(), made.optimizer, made.accelerator.scaler, losses])

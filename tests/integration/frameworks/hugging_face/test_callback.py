@@ -59,7 +59,7 @@ def test_a_log_without_figures(tmp_path: Path) -> None:
 
 
 def test_resuming_goes_on_in_the_run_and_beginning_anew_does_not(tmp_path: Path) -> None:
-    saving = {"save_strategy": "steps", "save_steps": 2}
+    saving: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2}
     train(make_trainer(tmp_path, "fp16", [WatchCallback(quiet=True)], **{**saving, "max_steps": 4}))
     resumed = make_trainer(tmp_path, "fp16", [WatchCallback(quiet=True)], **saving)
     train(resumed, resume_from_checkpoint=True)
@@ -81,6 +81,7 @@ def test_the_verdict_is_told_at_the_end(tmp_path: Path, capfd: pytest.CaptureFix
 def test_nothing_is_left_in_the_process(tmp_path: Path) -> None:
     before = installed()
     made = make_trainer(tmp_path, "fp16", [callback := WatchCallback(quiet=True)], max_steps=2)
+    assert made.model is not None
     plain = [type(part) for part in (*made.model.modules(), made.accelerator.scaler)]
     train(made)
     assert installed() == before

@@ -27,6 +27,7 @@ from tests.support.training.twin_runs import differences
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "accumulation and label smoothing": {"gradient_accumulation_steps": 2, "label_smoothing_factor": 0.1},
+    "evaluation on the way": {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 16},
     "gradient checkpointing without clipping": {"activation_checkpointing": True, "max_grad_norm": 0.0},
     "compiled": {"torch_compile": True, "torch_compile_backend": "aot_eager"},
 }
@@ -85,7 +86,9 @@ def negative_log_likelihood(outputs: Any, labels: Tensor, num_items_in_batch: An
 
 
 class OwnLoss(Trainer):
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
         labels = inputs.pop("labels")
         outputs = model(**inputs)
         loss = negative_log_likelihood(outputs, labels)
