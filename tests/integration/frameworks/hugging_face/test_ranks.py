@@ -1,4 +1,4 @@
-"""A Trainer on two ranks, each watched: the same bits, one run, and the rank that went bad is told from the other."""
+"""A Trainer and an accelerator on two ranks: the same bits, one run, and which rank went bad by itself."""
 
 from __future__ import annotations
 
@@ -8,35 +8,34 @@ import pytest
 
 import ampscope
 from ampscope.trace.schema import ReplayStatus, Table
-from tests.integration.frameworks.hugging_face.small_trainer import BAD_STEP, STEPS
+from tests.integration.frameworks.hugging_face import small_accelerator, small_trainer
 from tests.support.torchrun import torchrun
 
 pytestmark = pytest.mark.slow
-PROGRAM = "tests.integration.frameworks.hugging_face.ranks_of_a_trainer"
+PROGRAM = "tests.integration.frameworks.hugging_face.two_ranks"
+RANKS = range(2)
+#: By whom they are trained, in how many steps: the loader of an accelerator shares its batches out among the ranks.
+WAYS = {"trainer": small_trainer.STEPS, "accelerator": small_accelerator.STEPS // len(RANKS)}
+BAD_STEP = small_trainer.BAD_STEP
 
 
-def trained(folder: Path, *, bad: int) -> ampscope.Run:
-    """Trains unwatched and watched, and asserts that each rank has the same bits; the run."""
-    digests = []
-    for watched in ("0", "1"):
-        home = folder / watched
-        home.mkdir()
-        torchrun(PROGRAM, home, watched, str(bad), ranks=2)
-        digests.append([(home / f"weights-{rank}").read_text() for rank in range(2)])
-    assert digests[0] == digests[1]
-    return ampscope.open_run(folder / "1" / "ampscope")
+@pytest.mark.parametrize("way", WAYS)
+def test_two_ranks(way: str, tmp_path: Path) -> None:
+    torchrun(PROGRAM, tmp_path, way, ranks=len(RANKS))
+    for home in (tmp_path / "healthy", tmp_path / "failing"):
+        digests = [[(home / f"{kind}-{rank}").read_text() for rank in RANKS] for kind in ("unwatched", "watched")]
+        assert digests[0] == digests[1], home.name
+    healthy(ampscope.open_run(tmp_path / "healthy" / "ampscope"), WAYS[way])
+    failing(ampscope.open_run(tmp_path / "failing" / "ampscope"))
 
 
-def test_healthy_ranks(tmp_path: Path) -> None:
-    run = trained(tmp_path, bad=-1)
-    assert run.ranks == [0, 1]
+def healthy(run: ampscope.Run, steps: int) -> None:
+    assert run.ranks == list(RANKS)
     assert ampscope.diagnose(run).verdict == "healthy"
-    assert [row.step for row in run.rows(Table.STEPS)] == [*range(STEPS)] * 2
+    assert [row.step for row in run.rows(Table.STEPS)] == [*range(steps)] * len(RANKS)
 
 
-def test_one_rank_overflows(tmp_path: Path) -> None:
-    run = trained(tmp_path, bad=1)
-    first, received = (run.rows(Table.INCIDENTS, rank=rank)[0] for rank in (1, 0))
-    assert (first.step, first.replay) == (BAD_STEP, ReplayStatus.EXACT)
-    assert received.step == BAD_STEP
-    assert received.replay is not ReplayStatus.EXACT
+def failing(run: ampscope.Run) -> None:
+    received, own = (run.rows(Table.INCIDENTS, rank=rank)[0] for rank in RANKS)
+    assert (own.step, own.replay) == (BAD_STEP, ReplayStatus.EXACT)
+    assert (received.step, received.replay) == (BAD_STEP, ReplayStatus.RECEIVED)
