@@ -16,8 +16,8 @@ _HERE_SINCE = time.time()
 _used: set[Path] = set()
 
 
-def run_folder(home: str | os.PathLike[str], *, resume: bool = False) -> Path:
-    """The folder of a run below ``home``: ``ampscope``, or the next number where an earlier run has that name.
+def run_folder(home: str | os.PathLike[str], *, resume: bool = False, name: str = NAME) -> Path:
+    """The folder of a run below ``home``: ``name``, or the next number where an earlier run has that name.
 
     The ranks of one job find the same folder without a word between them, for a run that began since this process did
     is the one that another rank of the job has begun.
@@ -25,8 +25,9 @@ def run_folder(home: str | os.PathLike[str], *, resume: bool = False) -> Path:
     Args:
         home: Where the framework puts its logs.
         resume: Whether the training goes on from a checkpoint of the run that is there.
+        name: What the first run is called.
     """
-    folders = [Path(home).absolute() / (NAME if number == 0 else f"{NAME}-{number}") for number in range(1000)]
+    folders = [Path(home).absolute() / (name if number == 0 else f"{name}-{number}") for number in range(1000)]
     taken = [folder for folder in folders if (folder / MANIFEST).exists()]
     if resume and taken:
         chosen = max(taken, key=lambda folder: (folder / MANIFEST).stat().st_mtime)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -16,6 +17,9 @@ from ampscope.integrations._logged_figures import logged
 from ampscope.integrations._run_folder import run_folder
 from ampscope.integrations._verdict_line import verdict_line
 
+#: Name of a run in ``output_dir``: with an underscore, it stays out of what ``push_to_hub`` uploads from there.
+NAME = "_ampscope"
+
 
 class WatchCallback(TrainerCallback):
     """Watches each training of a ``Trainer``, from ``on_train_begin`` to ``on_train_end``.
@@ -23,7 +27,7 @@ class WatchCallback(TrainerCallback):
         trainer = Trainer(model, args, train_dataset=data, callbacks=[WatchCallback()])
 
     The model as the loop calls it (compiled, ``DistributedDataParallel``) and the scaler are found. A run lies in
-    ``output_dir/ampscope``; a training that resumes from a checkpoint goes on in the newest run there, any other
+    ``output_dir/_ampscope``; a training that resumes from a checkpoint goes on in the newest run there, any other
     begins a new one. With every loss the trainer logs ``ampscope/scale``, ``ampscope/skipped_share`` and
     ``ampscope/observing_share``, and at the end the verdict is told.
 
@@ -64,7 +68,7 @@ class WatchCallback(TrainerCallback):
         if trainer is not None:
             self._log_before_others(trainer)
         called = getattr(trainer, "model_wrapped", None)
-        folder = self._options.get("dir") or run_folder(str(args.output_dir), resume=state.global_step > 0)
+        folder = self._options.get("dir") or self._run_folder(args, state)
         self.scope = self._open = ampscope.watch(
             called if called is not None else as_called(model),
             getattr(optimizer, "scaler", None),
@@ -110,6 +114,9 @@ class WatchCallback(TrainerCallback):
         if error is not None:
             self._note(f"left by {type(error).__name__}: {error}")
         self.close()
+
+    def _run_folder(self, args: TrainingArguments, state: TrainerState) -> Path:
+        return run_folder(str(args.output_dir), resume=state.global_step > 0, name=NAME)
 
     def _is_called_by(self, thing: object) -> bool:
         return isinstance(thing, Trainer) and self in thing.callback_handler.callbacks

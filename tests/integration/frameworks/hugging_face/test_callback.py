@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
+import inspect
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 import ampscope
 from ampscope.errors import WatchError
@@ -63,19 +66,28 @@ def test_resuming_goes_on_in_the_run_and_beginning_anew_does_not(tmp_path: Path)
     train(make_trainer(tmp_path, "fp16", [WatchCallback(quiet=True)], **{**saving, "max_steps": 4}))
     resumed = make_trainer(tmp_path, "fp16", [WatchCallback(quiet=True)], **saving)
     train(resumed, resume_from_checkpoint=True)
-    assert steps(tmp_path / "ampscope") == list(range(STEPS))
-    events = ampscope.open_run(tmp_path / "ampscope").rows(Table.EVENTS)
+    assert steps(tmp_path / "_ampscope") == list(range(STEPS))
+    events = ampscope.open_run(tmp_path / "_ampscope").rows(Table.EVENTS)
     assert [row.kind for row in events if row.kind in (EventKind.START, EventKind.RESUME)] == ["start", "resume"]
-    assert ampscope.diagnose(tmp_path / "ampscope").verdict == "healthy"
+    assert ampscope.diagnose(tmp_path / "_ampscope").verdict == "healthy"
     train(make_trainer(tmp_path, "fp16", [WatchCallback(quiet=True)]))
-    assert steps(tmp_path / "ampscope-1") == list(range(STEPS))
+    assert steps(tmp_path / "_ampscope-1") == list(range(STEPS))
+
+
+def test_the_run_is_not_uploaded_with_the_model(tmp_path: Path) -> None:
+    """What ``push_to_hub`` leaves out of the folder it uploads."""
+    source = inspect.getsource(Trainer.push_to_hub)
+    (left_out,) = re.findall(r'ignore_patterns=\["([^"]+)"', source)
+    train(made := make_trainer(tmp_path, "bf16", [callback := WatchCallback(quiet=True)], max_steps=1))
+    assert callback.scope is not None
+    assert fnmatch.fnmatch(str(callback.scope.folder.relative_to(str(made.args.output_dir))), left_out)
 
 
 def test_the_verdict_is_told_at_the_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     train(make_trainer(tmp_path, "bf16", [WatchCallback()], max_steps=2))
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("ampscope: ")]
     assert lines[-1].startswith("ampscope: healthy: Nothing is wrong in 2 steps.")
-    assert str(tmp_path / "ampscope") in lines[-1]
+    assert str(tmp_path / "_ampscope") in lines[-1]
 
 
 def test_nothing_is_left_in_the_process(tmp_path: Path) -> None:
@@ -94,7 +106,7 @@ def test_as_a_context_an_exception_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(KeyError), WatchCallback(quiet=True) as callback:
         train(make_trainer(tmp_path, "bf16", [callback, Stopped()]))
     assert installed() == before
-    notes = [row.text for row in ampscope.open_run(tmp_path / "ampscope").rows(Table.EVENTS, kind=EventKind.NOTE)]
+    notes = [row.text for row in ampscope.open_run(tmp_path / "_ampscope").rows(Table.EVENTS, kind=EventKind.NOTE)]
     assert notes == ["left by KeyError: 'stopped'"]
 
 
@@ -107,7 +119,7 @@ def test_the_next_training_ends_what_an_exception_left(tmp_path: Path) -> None:
     made.remove_callback(stopped)
     train(made)
     assert "closed" in repr(left)
-    assert (steps(tmp_path / "ampscope"), steps(tmp_path / "ampscope-1")) == ([0, 1], list(range(STEPS)))
+    assert (steps(tmp_path / "_ampscope"), steps(tmp_path / "_ampscope-1")) == ([0, 1], list(range(STEPS)))
 
 
 def test_options_go_to_watch(tmp_path: Path) -> None:

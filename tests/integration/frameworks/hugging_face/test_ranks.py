@@ -25,8 +25,8 @@ def test_two_ranks(way: str, tmp_path: Path) -> None:
     for home in (tmp_path / "healthy", tmp_path / "failing"):
         digests = [[(home / f"{kind}-{rank}").read_text() for rank in RANKS] for kind in ("unwatched", "watched")]
         assert digests[0] == digests[1], home.name
-    healthy(ampscope.open_run(tmp_path / "healthy" / "ampscope"), WAYS[way])
-    failing(ampscope.open_run(tmp_path / "failing" / "ampscope"))
+    healthy(ampscope.open_run(tmp_path / "healthy" / "_ampscope"), WAYS[way])
+    failing(ampscope.open_run(tmp_path / "failing" / "_ampscope"))
 
 
 def healthy(run: ampscope.Run, steps: int) -> None:

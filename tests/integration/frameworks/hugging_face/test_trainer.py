@@ -43,7 +43,7 @@ def trained(folder: Path, precision: str, callbacks: list[TrainerCallback], **ar
     expected = train(make_trainer(folder / "unwatched", precision, callbacks, **arguments))
     watched = make_trainer(folder, precision, [*callbacks, WatchCallback(quiet=True)], **arguments)
     assert differences(train(watched), expected) == []
-    return ampscope.open_run(folder / "ampscope")
+    return ampscope.open_run(folder / "_ampscope")
 
 
 @pytest.mark.parametrize("setting", EACH)
@@ -115,7 +115,7 @@ def test_on_a_cpu_without_a_scaler_fp16_is_float32(tmp_path: Path) -> None:
     made = make_trainer(tmp_path, "fp16", [WatchCallback(quiet=True)])
     made.accelerator.scaler, made.accelerator.native_amp = None, False  # as accelerate leaves them on a CPU
     made.train()
-    run = ampscope.open_run(tmp_path / "ampscope")
+    run = ampscope.open_run(tmp_path / "_ampscope")
     assert {row.scale for row in run.rows(Table.STEPS)} == {None}
     assert {row.autocast for row in run.rows(Table.SITES)} == {""}
     assert ampscope.diagnose(run).verdict == "healthy"

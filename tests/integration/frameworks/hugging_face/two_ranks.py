@@ -37,7 +37,7 @@ def by_an_accelerator(folder: Path, *, watched: bool, bad: bool) -> dict[str, by
 
     def watch(accelerator: Accelerator) -> None:
         if watched:
-            scopes.append(ampscope.watch(accelerator, dir=folder / "ampscope", quiet=True))
+            scopes.append(ampscope.watch(accelerator, dir=folder / "_ampscope", quiet=True))
 
     state = small_accelerator.train(small_accelerator.make_accelerator("fp16"), watch, bad=bad)
     for scope in scopes:
