@@ -1,4 +1,4 @@
-"""docs/frameworks.md: every row of its table names tests that exist, and its code uses what there is."""
+"""The guides to frameworks: every row of their tables names tests that exist, and their code uses what there is."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import pytest
 
 from tests.support.paths import ROOT
 
-GUIDE = (ROOT / "docs" / "frameworks.md").read_text("utf-8")
+HEADING = "## Setting by setting"
+TEXTS = [path.read_text("utf-8") for path in sorted((ROOT / "docs").glob("*.md"))]
+GUIDES = [text for text in TEXTS if HEADING in text]
 FRAMEWORKS = ROOT / "tests" / "integration" / "frameworks"
 
 
 def rows(text: str) -> list[list[str]]:
     """The table's rows, each as its cells; without the headings."""
-    table = re.findall(r"^\| .* \|$", text.partition("## Setting by setting")[2], re.MULTILINE)
+    table = re.findall(r"^\| .* \|$", text.partition(HEADING)[2], re.MULTILINE)
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in table[1:]]
 
 
@@ -31,7 +33,10 @@ def functions(file: str) -> set[str]:
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
-@pytest.mark.parametrize("row", rows(GUIDE), ids=lambda row: row[0][:40])
+ROWS = [row for guide in GUIDES for row in rows(guide)]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0][:40])
 def test_every_row_names_tests_that_exist(row: list[str]) -> None:
     assert len(row) == 4
     tests = named_tests(row[-1])
@@ -40,14 +45,14 @@ def test_every_row_names_tests_that_exist(row: list[str]) -> None:
 
 
 def test_every_framework_that_is_tested_has_a_row() -> None:
-    named = {file for row in rows(GUIDE) for file, _ in named_tests(row[-1])}
+    named = {file for row in ROWS for file, _ in named_tests(row[-1])}
     rooms = {path.parent for path in FRAMEWORKS.rglob("test_*.py")}
     untold = [room.name for room in rooms if not any((ROOT / file).parent == room for file in named)]
     assert untold == []
 
 
 def test_what_it_imports_exists() -> None:
-    imports = re.findall(r"^from (ampscope[\w.]+) import (\w+)$", GUIDE, re.MULTILINE)
+    imports = re.findall(r"^from (ampscope[\w.]+) import (\w+)$", "\n".join(GUIDES), re.MULTILINE)
     assert imports
     assert [name for home, name in imports if not hasattr(importlib.import_module(home), name)] == []
 
