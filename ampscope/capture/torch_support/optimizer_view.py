@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FrameType, SimpleNamespace
 from typing import Any, NamedTuple, Protocol, cast
 
+import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -84,6 +85,9 @@ def around_every_step(listener: StepListener) -> tuple[Any, Any]:
     """
 
     def on_begin(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # compiled code has no frame to see, and keeps the closure that it was given
+            listener.before_optimizer(optimizer, with_closure=False)
+            return None
         _STEP_FRAMES.add(sys._getframe(1).f_code)
         given = _closure(args, kwargs)
         listener.before_optimizer(optimizer, with_closure=given is not None)
