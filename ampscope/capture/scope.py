@@ -156,9 +156,13 @@ class Scope:
         """See `process_hooks.Listener`."""
         return self._steps.backward(call, args, kwargs)
 
-    def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+    def before_optimizer(self, optimizer: torch.optim.Optimizer, *, with_closure: bool) -> None:
         """See `process_hooks.Listener`."""
-        self._steps.before_optimizer(optimizer)
+        self._steps.before_optimizer(optimizer, with_closure=with_closure)
+
+    def closure(self, optimizer: torch.optim.Optimizer, call: Any) -> Any:
+        """See `process_hooks.Listener`."""
+        return self._steps.closure(optimizer, call)
 
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """See `process_hooks.Listener`."""

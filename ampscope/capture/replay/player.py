@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ampscope.capture.replay.changes import ReplayChange
+from ampscope.capture.replay.state.unlisted_modules import left_as_found
 from ampscope.capture.replay.substitutes import Substitutes
 from ampscope.capture.replay.tape.call_tape import in_place_results
 from ampscope.capture.replay.tape.entry import EarlierResult, Entry, EntryKind, OutsideTensor
@@ -68,7 +69,7 @@ class Player:
             if self._faithful:
                 self._check_versions()
             self._name_leaves()
-            with self._substitutes.installed(self._hooks()):
+            with left_as_found(self._models.names), self._substitutes.installed(self._hooks()):
                 self._change.change_modules(self._models)
                 with self._change.active(self._tracer.places.now), self._tracer.active():
                     self._play_entries()

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ampscope.capture.replay.state_snapshot import StateSnapshot
+from ampscope.capture.replay.state.state_snapshot import StateSnapshot
 from ampscope.capture.replay.user_state import FunctionState, StateCopies, functions_of
 from ampscope.capture.torch_support.models import Models
 
@@ -44,7 +44,7 @@ class Substitutes:
 
     def _make(self, tensor: Tensor) -> Tensor:
         copied = self._snapshot.at_start(tensor)
-        if copied is not None:
+        if copied is not None and not tensor.requires_grad:  # it may have been frozen until this step
             copied = self._converted(copied)
             return nn.Parameter(copied, requires_grad=False) if isinstance(tensor, nn.Parameter) else copied
         if tensor.grad_fn is not None:
