@@ -14,6 +14,7 @@ import torch
 from ampscope.capture.budgets import ReplayBudget, TraceBudget
 from ampscope.capture.hooks import process_hooks
 from ampscope.capture.hooks.module_calls import ModuleWatch
+from ampscope.capture.record.live_figures import LiveFigures
 from ampscope.capture.record.operand_files import OperandFiles
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.record.terminal import Terminal
@@ -137,6 +138,13 @@ class Scope:
         """Waits until everything recorded so far is on disk."""
         self._steps.readback.drain()
         self._writer.flush()
+
+    def figures(self) -> LiveFigures:
+        """What people watch while a run trains: the loss scale, the share of skipped steps, what observing costs.
+
+        Never waits for a device: a step counts as soon as its values have reached the host.
+        """
+        return self._recorder.figures.now
 
     def watches(self, module: torch.nn.Module) -> bool:
         """Whether ``module`` belongs to this scope."""
