@@ -16,6 +16,8 @@ _INNER = (
     ("torch.nn.parallel.data_parallel", "DataParallel", "module"),
     ("torch._dynamo.eval_frame", "OptimizedModule", "_orig_mod"),
 )
+#: Where Lightning's Fabric keeps its wrapper.
+_FABRICS = ("lightning.fabric.wrappers", "lightning_fabric.wrappers")
 
 
 def _inner_name(module: nn.Module) -> str | None:
@@ -30,6 +32,18 @@ def unwrapped(module: nn.Module) -> nn.Module:
     """The module that computes: without ``DistributedDataParallel``, ``DataParallel`` and ``torch.compile`` around."""
     name = _inner_name(module)
     return unwrapped(getattr(module, name)) if name else module
+
+
+def inside_fabric(module: nn.Module) -> nn.Module:
+    """What Fabric calls, where ``module`` is the wrapper that Fabric converts inputs and enters autocast in.
+
+    That is the model itself, perhaps in ``DistributedDataParallel``; what Fabric does around it belongs to the loop.
+    """
+    kinds = [getattr(sys.modules.get(home), "_FabricModule", None) for home in _FABRICS]
+    inner = (
+        getattr(module, "_forward_module", None) if any(kind and isinstance(module, kind) for kind in kinds) else None
+    )
+    return inner if isinstance(inner, nn.Module) else module
 
 
 def is_compiled(module: nn.Module) -> bool:

@@ -25,6 +25,7 @@ _LOOP_RUNNERS = frozenset(
         "accelerate",
         "lightning",
         "lightning_fabric",
+        "lightning_utilities",
         "pytorch_lightning",
         "transformers.trainer",
         "transformers.trainer_seq2seq",
