@@ -135,7 +135,7 @@ class Defaults(Loud, collections.defaultdict[str, int]):
 @pytest.mark.parametrize(
     "value",
     [
-        Ordered(b=1, a=2),
+        Ordered({"b": torch.zeros(1), "a": torch.ones(1)}),
         Defaults(int, a=1),
         collections.deque([1, 2], maxlen=2),
         collections.Counter("aab"),
