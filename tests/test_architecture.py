@@ -40,7 +40,7 @@ ROOMS = {
     "cli": room(ampscope="ampscope report analysis trace errors", others="typer rich"),
     "demo": room(ampscope="ampscope", others="torch sklearn rich"),
     "integrations": room(
-        ampscope="ampscope errors capture trace.manifest trace.schema",
+        ampscope="ampscope errors capture trace.schema",
         others="torch lightning pytorch_lightning transformers accelerate",
     ),
     "app": room(

@@ -58,6 +58,7 @@ class FabricRun:
         self.close()
 
     def _beside_logs(self) -> Any:
+        """Beside the first logger's files; several ranks may have numbered these differently, and meet above them."""
         for logger in self._fabric.loggers[:1]:
             home = getattr(logger, "log_dir" if self._fabric.world_size == 1 else "root_dir", None)
             if isinstance(home, (str, os.PathLike)):

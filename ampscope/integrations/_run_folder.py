@@ -1,56 +1,42 @@
-"""Where a framework's run is put: beside what the framework logs, the same folder on every rank, asking nobody."""
+"""Where a framework's run is put: beside what the framework logs, the same folder on every rank."""
 
 from __future__ import annotations
 
 import os
-import time
+from collections import Counter
 from pathlib import Path
 
-from ampscope.trace.manifest import read_manifest
+from ampscope.capture.record.job import this_job
+from ampscope.capture.torch_support.communication import process_group
 from ampscope.trace.schema import MANIFEST
 
 NAME = "ampscope"
-#: Unix time at which this process had come as far as importing an integration.
-_HERE_SINCE = time.time()
-#: Runs of this process; a new training gets a new one.
-_used: set[Path] = set()
+_begun: Counter[Path] = Counter()  # runs that this process has asked for, by where
 
 
 def run_folder(home: str | os.PathLike[str], *, resume: bool = False) -> Path:
     """The folder of a run below ``home``: ``ampscope``, or the next number where an earlier run has that name.
 
-    The ranks of one job find the same folder without a word between them, for a run that began since this process did
-    is the one that another rank of the job has begun.
+    Of several ranks, the first that asks says which, and the others find that in the store of the process group: no
+    rank waits for another, as long as all ask as often.
 
     Args:
-        home: Where the framework puts its logs.
-        resume: Whether the training goes on from a checkpoint of the run that is there.
+        home: Where the framework puts its logs; the same on every rank.
+        resume: Whether the training goes on from a checkpoint of the newest run that is there.
     """
-    folders = [Path(home).absolute() / (NAME if number == 0 else f"{NAME}-{number}") for number in range(1000)]
-    taken = [folder for folder in folders if (folder / MANIFEST).exists()]
+    home = Path(home).absolute()
+    count, _begun[home] = _begun[home], _begun[home] + 1
+    folders = [home / (f"{NAME}-{number}" if number else NAME) for number in range(1000)]
+    taken = [folder for folder in folders if holds_run(folder)]
     if resume and taken:
         chosen = max(taken, key=lambda folder: (folder / MANIFEST).stat().st_mtime)
     else:
-        chosen = next((folder for folder in folders if folder not in taken or _is_this_jobs(folder)), folders[0])
-    _used.add(chosen)
-    return chosen
+        chosen = next((folder for folder in folders if folder not in taken), folders[0])
+    if this_job().is_alone or not process_group.is_joined():
+        return chosen
+    return home / (process_group.agreed(f"ampscope/run/{home}/{count}", chosen.name) or chosen.name)
 
 
 def holds_run(folder: str | os.PathLike[str]) -> bool:
-    """Whether a run can be continued in ``folder``."""
+    """Whether there is a run in ``folder``."""
     return (Path(folder) / MANIFEST).is_file()
-
-
-def _is_this_jobs(folder: Path) -> bool:
-    """Whether another rank of this job has begun the run in ``folder``."""
-    if folder in _used or _world_size() == 1:
-        return False
-    return read_manifest(folder).created >= _HERE_SINCE
-
-
-def _world_size() -> int:
-    import torch.distributed as dist
-
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_world_size()
-    return int(os.environ.get("WORLD_SIZE", "1"))

@@ -9,8 +9,6 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
-
 import ampscope
 from ampscope.capture.record.terminal import Terminal
 from ampscope.capture.torch_support.guard import Guard
@@ -178,8 +176,8 @@ class WatchCallback(Callback):
             Terminal(self.scope.folder, quiet=False).line(verdict_line(self.scope.folder))
 
 
-def new_run_folder(trainer: Any) -> Path | None:
-    """Where a new run of a trainer goes, the same on every rank; None where the ranks cannot know without asking.
+def new_run_folder(trainer: Any) -> Path:
+    """Where a new run of a trainer goes, the same on every rank.
 
     ``trainer.log_dir`` asks the other ranks, and AMPscope never communicates within a training. Where there are
     several, the place of the checkpoints tells what they have agreed upon.
@@ -189,7 +187,7 @@ def new_run_folder(trainer: Any) -> Path | None:
     checkpoints = getattr(trainer.checkpoint_callback, "dirpath", None)
     if checkpoints is not None and Path(checkpoints).name == "checkpoints":
         return run_folder(Path(checkpoints).parent)
-    return run_folder(trainer.default_root_dir) if dist.is_available() and dist.is_initialized() else None
+    return run_folder(trainer.default_root_dir)
 
 
 def _experiment_folder(trainer: Any) -> Path | None:

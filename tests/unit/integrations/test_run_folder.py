@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 
+from ampscope.capture.torch_support.communication import process_group
 from ampscope.integrations import _run_folder
 from ampscope.integrations._run_folder import run_folder
 from ampscope.trace.manifest import Manifest, write_manifest
 
 
-@pytest.fixture(autouse=True)
-def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_run_folder, "_used", set())
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-
-
-def begin(folder: Path, *, created: float | None = None) -> None:
+def begin(folder: Path) -> None:
     folder.mkdir()
-    write_manifest(folder, Manifest(created=time.time() if created is None else created))
+    write_manifest(folder, Manifest())
 
 
 def test_a_new_training_gets_a_new_folder(tmp_path: Path) -> None:
@@ -36,10 +30,14 @@ def test_a_resumed_training_goes_on_in_the_newest(tmp_path: Path) -> None:
 
 
 def test_ranks_of_one_job_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    begin(tmp_path / "ampscope", created=1.0)  # an earlier job's
-    assert run_folder(tmp_path).name == "ampscope-1"
-    monkeypatch.setattr(_run_folder, "_used", set())
-    begin(tmp_path / "ampscope-1")  # the other rank was faster
-    assert run_folder(tmp_path).name == "ampscope-1"
-    assert run_folder(tmp_path).name == "ampscope-2", "the next training of these processes is another run"
+    store: dict[str, str] = {}
+    monkeypatch.setattr(process_group, "rank_of", lambda: (0, 2))
+    monkeypatch.setattr(process_group, "is_joined", lambda: True)
+    monkeypatch.setattr(process_group, "agreed", store.setdefault)
+    for expected in ("ampscope", "ampscope-1"):  # the second training of these processes is another run
+        for _ in range(2):
+            assert run_folder(tmp_path).name == expected, "the rank that was faster has begun already"
+            if not (tmp_path / expected).exists():
+                begin(tmp_path / expected)
+            _run_folder._begun[tmp_path] -= 1  # the other rank has its own count
+        _run_folder._begun[tmp_path] += 1
