@@ -64,13 +64,7 @@ def plain_copy(value: Any) -> Any:
     """A shallow copy of a container or a plain object, made without running any code of its class."""
     kind = container_kind(value)
     copied = (kind or _native(type(value))).__new__(type(value))
-    if kind is deque:
-        deque.__init__(copied, value, value.maxlen)
-    elif kind is not None:
-        fill = {list: list.extend, set: set.update}.get(kind, dict.update if kind is not OrderedDict else _fill_ordered)
-        fill(copied, value)
-    if kind is defaultdict:
-        copied.default_factory = value.default_factory
+    _fill(copied, value, kind)
     for home in type(value).__mro__:
         for slot in vars(home).values():
             if isinstance(slot, types.MemberDescriptorType):
@@ -81,9 +75,19 @@ def plain_copy(value: Any) -> Any:
     return copied
 
 
-def _fill_ordered(copied: Any, value: Any) -> None:
-    for key, item in dict.items(value):
-        OrderedDict.__setitem__(copied, key, item)
+def _fill(copied: Any, value: Any, kind: Any) -> None:
+    """Gives the copy of a container of this ``kind`` what the container holds."""
+    if kind is deque:
+        deque.__init__(copied, value, value.maxlen)
+    elif kind is list:
+        list.extend(copied, value)
+    elif kind is set:
+        set.update(copied, value)
+    elif kind is not None:
+        for key, item in dict.items(value):
+            kind.__setitem__(copied, key, item)
+    if kind is defaultdict:
+        copied.default_factory = value.default_factory
 
 
 def _native(kind: type) -> Any:

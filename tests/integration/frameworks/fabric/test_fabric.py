@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lightning.fabric.loggers import CSVLogger
+from lightning.fabric.loggers.csv_logs import CSVLogger
 
 import ampscope
 from ampscope.integrations.lightning import WatchCallback

@@ -33,7 +33,8 @@ class Gan(pl.LightningModule):
         self.toggles, self.clips = toggles, clips
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
-        first, second = self.optimizers()  # type: ignore[misc]  # there are two
+        both: Any = self.optimizers()
+        first, second = both
         self._turn(first, self._generator_loss(batch[0], first))
         self._turn(second, self._discriminator_loss(batch[0], second))
 
@@ -65,6 +66,6 @@ class Gan(pl.LightningModule):
         if self.toggles:
             self.untoggle_optimizer(optimizer)
 
-    def configure_optimizers(self) -> list[torch.optim.Optimizer]:  # type: ignore[override]  # what Lightning takes
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         generator = torch.optim.AdamW(self.generator.parameters(), 1e-3)
         return [generator, torch.optim.AdamW(self.discriminator.parameters(), 1e-3)]

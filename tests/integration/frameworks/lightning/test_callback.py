@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lightning.pytorch as pl
 import pytest
@@ -149,7 +149,7 @@ def test_the_other_package_of_lightning(tmp_path: Path) -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=tmp_path,
-        callbacks=[WatchCallback(quiet=True)],
+        callbacks=cast(Any, [WatchCallback(quiet=True)]),
     )
     fitted.fit(Twin(), loader(batches(3)))
     assert steps(tmp_path / "ampscope") == [0, 1, 2]
