@@ -92,3 +92,14 @@ def test_steps_after_a_skip_are_steps(tmp_path: Path) -> None:
     assert callback.scope is not None
     rows = ampscope.open_run(callback.scope.folder).rows(Table.STEPS)
     assert [row.step for row in rows if row.skipped] == [4]
+
+
+def test_on_a_cpu_without_a_scaler_of_its_own_16_mixed_is_bf16(tmp_path: Path) -> None:
+    callback = WatchCallback(quiet=True, every=1)
+    fit(tmp_path, batches(2), callback, precision="16-mixed")
+    assert callback.scope is not None
+    run = ampscope.open_run(callback.scope.folder)
+    assert [row.scale for row in run.rows(Table.STEPS)] == [None, None]
+    dtypes = {dtype for row in run.rows(Table.SITES) for dtype in row.out_dtypes}
+    assert "bfloat16" in dtypes
+    assert "float16" not in dtypes
