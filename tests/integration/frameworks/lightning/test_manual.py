@@ -84,5 +84,5 @@ def test_gradients_clipped_while_scaled_are_a_mistake_of_the_users(tmp_path: Pat
     (finding,) = ampscope.diagnose(callback.scope.folder).findings
     assert finding.cause == "misuse_clip_before_unscale"
     assert finding.source is not None
-    assert finding.source.file.endswith("test_manual.py")
+    assert finding.source.file.endswith("gan.py")
     assert "self.clip_gradients" in finding.source.code
