@@ -14,8 +14,8 @@ NAME = "ampscope"
 _begun: Counter[Path] = Counter()  # runs that this process has asked for, by where
 
 
-def run_folder(home: str | os.PathLike[str], *, resume: bool = False) -> Path:
-    """The folder of a run below ``home``: ``ampscope``, or the next number where an earlier run has that name.
+def run_folder(home: str | os.PathLike[str], *, resume: bool = False, name: str = NAME) -> Path:
+    """The folder of a run below ``home``: ``name``, or the next number where an earlier run has that name.
 
     Of several ranks, the first that asks says which, and the others find that in the store of the process group: no
     rank waits for another, as long as all ask as often.
@@ -23,10 +23,11 @@ def run_folder(home: str | os.PathLike[str], *, resume: bool = False) -> Path:
     Args:
         home: Where the framework puts its logs; the same on every rank.
         resume: Whether the training goes on from a checkpoint of the newest run that is there.
+        name: What the first run is called.
     """
     home = Path(home).absolute()
     count, _begun[home] = _begun[home], _begun[home] + 1
-    folders = [home / (f"{NAME}-{number}" if number else NAME) for number in range(1000)]
+    folders = [home / (f"{name}-{number}" if number else name) for number in range(1000)]
     taken = [folder for folder in folders if holds_run(folder)]
     if resume and taken:
         chosen = max(taken, key=lambda folder: (folder / MANIFEST).stat().st_mtime)
