@@ -96,7 +96,7 @@ class WatchCallback(Callback):
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         """Hands the run's figures to the loggers, when it is their turn."""
-        if not self._log or not self._open or self.scope is None or not trainer.loggers:
+        if not self._log or not self._open or self.scope is None or self._guard.broken:
             return
         with self._guard:
             if trainer._logger_connector.should_update_logs:
