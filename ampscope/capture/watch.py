@@ -23,7 +23,7 @@ from ampscope.capture.record.job import Job, this_job
 from ampscope.capture.record.run_folder import DEFAULT_FOLDER, default_folder
 from ampscope.capture.record.sampled_ranks import sampled_ranks
 from ampscope.capture.scope import Scope, open_scopes
-from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.models import Models, inside_fabric
 from ampscope.capture.torch_support.optimizer_view import OptimizerView, is_optimizer
 from ampscope.errors import WatchError
 from ampscope.trace.manifest import Manifest
@@ -124,7 +124,7 @@ def _models(model: Any) -> list[nn.Module]:
             f"ampscope.watch needs the model your loop calls (a torch.nn.Module, or a list of them), "
             f"not {type(model).__name__}; write ampscope.watch(model, scaler)"
         )
-    return list(roots)
+    return [inside_fabric(root) for root in roots]
 
 
 def _check_scaler(scaler: Any) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from ampscope.capture.hooks.redirection import Redirections
 from ampscope.capture.torch_support import instrumented, torch_private
 from ampscope.capture.torch_support.models import Models
 
@@ -62,6 +63,7 @@ class ModuleWatch:
 
     def __init__(self, models: Models, caller: CallListener) -> None:
         self._models = models
+        self._redirections = Redirections(models.modules)
         self._caller = caller
         self._thread: int | None = None  # of the first call; replicas in other threads are not the loop's
         self._depth = 0
@@ -101,7 +103,7 @@ class ModuleWatch:
 
     def called(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """An instrumented module was called."""
-        if not self._is_outermost(module):
+        if not self._is_outermost(module) or self._redirections.is_redirected(module):
             return forward(*args, **kwargs)
         self._was_called = True
         if self._hooks and self._models.compiled:
@@ -142,6 +144,8 @@ class ModuleWatch:
             return
         known = id(module) in self._models.names and not isinstance(module, torch.jit.ScriptModule)
         if self._depth or not known or id(module) in self._instrumented or not self._in_thread():
+            return
+        if self._redirections.is_redirected(module):
             return
         self._instrument(module)
         self._was_called = True

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ampscope.capture.replay.changes import ReplayChange
 from ampscope.capture.replay.state.unlisted_modules import left_as_found
 from ampscope.capture.replay.substitutes import Substitutes
+from ampscope.capture.replay.tape import framework_flags
 from ampscope.capture.replay.tape.call_tape import in_place_results
 from ampscope.capture.replay.tape.entry import EarlierResult, Entry, EntryKind, OutsideTensor
 from ampscope.capture.replay.tape.fingerprints import alike, fingerprint
@@ -164,7 +165,8 @@ class Player:
         self.losses += losses
         self._tracer.paused = False
         self._tracer.functions.creates_graph = creates_graph(args, kwargs)
-        call_user(torch_private.through_topmost_mode(entry.call), args, kwargs)
+        with framework_flags.set_again(entry.state.flags):
+            call_user(torch_private.through_topmost_mode(entry.call), args, kwargs)
         self._tracer.micro_batch += 1
 
     def _tensor_of(self, reference: EarlierResult | OutsideTensor) -> Tensor:

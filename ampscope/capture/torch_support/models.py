@@ -17,6 +17,8 @@ _INNER = (
     ("torch.nn.parallel.data_parallel", "DataParallel", "module"),
     ("torch._dynamo.eval_frame", "OptimizedModule", "_orig_mod"),
 )
+#: Where Lightning's Fabric keeps its wrapper.
+_FABRICS = ("lightning.fabric.wrappers", "lightning_fabric.wrappers")
 
 
 def _inner_name(module: nn.Module) -> str | None:
@@ -36,6 +38,18 @@ def unwrapped(module: nn.Module) -> nn.Module:
 def is_wrapper(module: nn.Module) -> bool:
     """Whether ``module`` only wraps the module that computes."""
     return _inner_name(module) is not None
+
+
+def inside_fabric(module: nn.Module) -> nn.Module:
+    """What Fabric calls, where ``module`` is the wrapper that Fabric converts inputs and enters autocast in.
+
+    That is the model itself, perhaps in ``DistributedDataParallel``; what Fabric does around it belongs to the loop.
+    """
+    kinds = [getattr(sys.modules.get(home), "_FabricModule", None) for home in _FABRICS]
+    inner = (
+        getattr(module, "_forward_module", None) if any(kind and isinstance(module, kind) for kind in kinds) else None
+    )
+    return inner if isinstance(inner, nn.Module) else module
 
 
 def is_compiled(module: nn.Module) -> bool:

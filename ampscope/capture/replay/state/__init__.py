@@ -1,1 +1,1 @@
-"""The state that a replay begins from, and that it leaves as it is."""
+"""The state that a replay begins from: it works on copies, or puts it back as it was."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ampscope.capture.hooks import process_hooks
+from ampscope.capture.replay.tape import framework_flags
 from ampscope.capture.replay.tape.entry import (
     Arguments,
     CallState,
@@ -160,6 +161,7 @@ class Tape:
         """Adds a backward, before it runs."""
         entry = _entry(EntryKind.BACKWARD, call, self._arguments(args, kwargs), ambient, NOWHERE)
         entry.fingerprint = [loss.detach().clone() for loss in backward_roots(args, kwargs)]
+        entry.state.flags = framework_flags.raised()
         return self._append(entry)
 
     def mark_scaled(self, outputs: list[Tensor]) -> None:
