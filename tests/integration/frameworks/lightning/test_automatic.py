@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,18 @@ def test_an_overflow_is_named_and_counted_once(setting: str, tmp_path: Path) -> 
     assert incident.source is not None
     assert incident.source.file.endswith("small_lit.py")
     assert incident.source.code == "squared = hidden * hidden"
+
+
+@pytest.mark.parametrize("setting", ["bf16-mixed", "bf16-mixed, accumulated", "32"])
+def test_a_bad_batch_without_a_scaler_is_replayed_before_the_optimizer_writes(setting: str, tmp_path: Path) -> None:
+    data = batches(12, bad=[5], value=math.nan)
+    unwatched = fit(tmp_path, data, **SETTINGS[setting])
+    callback = WatchCallback(quiet=True)
+    assert alike(fit(tmp_path, data, callback, **SETTINGS[setting]), unwatched)
+    assert callback.scope is not None
+    incident = ampscope.diagnose(callback.scope.folder).incidents[0]
+    accumulated = SETTINGS[setting].get("accumulate_grad_batches", 1)
+    assert (incident.step, incident.cause, incident.replay) == (5 // accumulated, "bad_input", "exact")
 
 
 def test_a_replay_leaves_the_classes_of_the_loop_as_they_were(tmp_path: Path) -> None:
