@@ -18,9 +18,10 @@ from ampscope.capture.replay.tape.entry import EarlierResult, Entry, EntryKind, 
 from ampscope.capture.replay.tape.fingerprints import alike, fingerprint
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.torch_support import call_state, tensor_tree, torch_private
-from ampscope.capture.torch_support.backward_call import backward_roots, creates_graph
 from ampscope.capture.torch_support.call_state import random_state_kept
-from ampscope.capture.torch_support.function_names import attaches
+from ampscope.capture.torch_support.calls.backward_call import backward_roots, creates_graph
+from ampscope.capture.torch_support.calls.function_names import attaches
+from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.models import Models, unwrapped
 from ampscope.capture.tracing.sites import dtype_name
 from ampscope.capture.tracing.statistics.stats import finite, measurable
@@ -63,7 +64,6 @@ class Player:
         Raises:
             Exception: Whatever the user's own code raises when it is run again.
         """
-        self._tracer.alone = True
         with random_state_kept(), _gradients_kept(self._models), _eager():
             if self._faithful:
                 self._check_versions()
@@ -157,7 +157,7 @@ class Player:
 
     def _backward(self, entry: Entry, args: Any, kwargs: Any) -> None:
         self._tracer.paused = True
-        losses = [loss.detach() for loss in backward_roots(args, kwargs)]
+        losses = [local(loss).detach() for loss in backward_roots(args, kwargs)]
         if self._faithful and not alike(losses, entry.fingerprint):
             self.differences.append("the loss differs")
         self.losses += losses

@@ -1,4 +1,4 @@
-"""AMPscope's own work within a step: timed, and seen neither by its own trace nor by modes of the user's."""
+"""AMPscope's own work within a step: timed, unseen by its own trace and by modes of the user's, without collectives."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from ampscope.capture.replay.tape_mode import TapeMode
+from ampscope.capture.torch_support.communication.refusal import NoCollectives
 from ampscope.capture.torch_support.torch_private import OthersAside
 from ampscope.capture.tracing.function_watch import FunctionWatch
 from ampscope.capture.tracing.tracer import Tracer
 
 
 def _is_ours(mode: object) -> bool:
-    return isinstance(mode, (TapeMode, Tracer, FunctionWatch))
+    return isinstance(mode, (TapeMode, Tracer, FunctionWatch, NoCollectives))
 
 
 class OwnWork:
@@ -26,6 +27,7 @@ class OwnWork:
     def __init__(self, pause: Callable[[bool], None]) -> None:
         self._pause = pause
         self._aside = OthersAside(_is_ours)
+        self._alone = NoCollectives()
         self._depth = 0
         self._started = 0.0
         self._taken = 0.0
@@ -45,11 +47,13 @@ class OwnWork:
             self._started = time.perf_counter()
             self._pause(True)
             self._aside.__enter__()
+            self._alone.enter()
         return self
 
     def __exit__(self, *_: Any) -> None:
         self._depth -= 1
         if not self._depth:
+            self._alone.leave()
             self._aside.__exit__()
             self._pause(False)
             self._taken += time.perf_counter() - self._started

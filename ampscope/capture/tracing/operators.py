@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ampscope.capture.torch_support import torch_private
+from ampscope.capture.torch_support.communication.refusal import communicates
 
 _UNINITIALISED = ("aten::empty", "aten::new_empty", "aten::resize_", "aten::_unsafe_view", "aten::lift")
 
@@ -18,8 +19,6 @@ _VARYING_NAMES = frozenset({"aten::prod", "aten::cumprod", "aten::masked_scatter
 #: Ops that write to arguments of which their schema does not say so.
 _WRITES_SILENTLY = frozenset({"aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm"})
 _RUNNING = ("running_mean", "running_var")
-#: Libraries of ops whose results depend on what other ranks do.
-_COLLECTIVE = frozenset({"c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"})
 
 
 class Operator(NamedTuple):
@@ -53,7 +52,7 @@ def describe(func: Any) -> Operator:
         argument_names=tuple(arg.name for arg in schema.arguments),
         is_cast=schema.name == "aten::_to_copy",
         varies=(schema.name, schema.overload_name) in _VARYING or schema.name in _VARYING_NAMES,
-        communicates=schema.name.partition("::")[0] in _COLLECTIVE,
+        communicates=communicates(func),
     )
 
 

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.guard import Guard
+from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.tracing import op_points, operators
 from ampscope.capture.tracing.dataflow import Dataflow, Writer
 from ampscope.capture.tracing.function_watch import FunctionWatch
@@ -26,10 +28,6 @@ from ampscope.capture.tracing.statistics.bad_rows import bad_rows
 from ampscope.trace.schema import EdgeRow, Node, OpRow, Phase
 
 _PLAIN = frozenset({Tensor, nn.Parameter})
-
-
-class CommunicationError(RuntimeError):
-    """A step that is run again was about to communicate, which the other ranks would take for a part of theirs."""
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
@@ -50,7 +48,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         self.micro_batch = 0
         self.backward_varies = False  #: a gradient of this step would be rounded otherwise under this mode
         self.paused = False  #: set while AMPscope's own code computes
-        self.alone = False  #: set where no other rank does the same, in replays
         self.bad_rows: dict[str, list[int]] = {}  #: of each input that is not finite, where; in replays
         self.keeper: OperandKeeper | None = None  #: holds operands of this step, where asked to
         self.places = Places(sites, stops)
@@ -91,6 +88,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
 
     def name_entry(self, tensor: Tensor, node: Node, name: str) -> None:
         """Tells where a tensor that no op of the step wrote comes from."""
+        tensor = local(tensor)
         if tensor.layout is torch.strided:
             self._dataflow.name_entry(tensor, node, name)
             if self._outputs.full and node is Node.INPUT:
@@ -105,6 +103,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
 
     def sink(self, tensor: Tensor, node: Node, name: str, module: str = "") -> None:
         """Marks a tensor from which the walk back to an origin starts: a loss, a gradient, a buffer."""
+        tensor = local(tensor)
         writer = self._dataflow.writer(tensor) if tensor.layout is torch.strided else None
         if writer is None:
             return
@@ -115,12 +114,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
     # -- every op -----------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not _PLAIN.issuperset(types):
-            return NotImplemented  # a wrapper subclass: its inner ops come by again
         kwargs = kwargs or {}
+        if not _PLAIN.issuperset(types):
+            if torch_private.are_fake(types):
+                return func(*args, **kwargs)
+            return NotImplemented  # a wrapper subclass: its inner ops come by again
         operator = operators.describe(func)
-        if self.alone and operator.communicates and torch.distributed.get_world_size() > 1:
-            raise CommunicationError(f"the step communicates with other ranks ({operator.name}); a replay must not")
         guard = self._guard
         if self.paused or guard.broken:
             return func(*args, **kwargs)

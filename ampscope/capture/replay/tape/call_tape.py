@@ -21,11 +21,12 @@ from ampscope.capture.replay.tape.entry import (
 from ampscope.capture.replay.tape.fingerprints import fingerprint
 from ampscope.capture.replay.tape.live_results import LiveResults
 from ampscope.capture.torch_support import call_state, tensor_tree
-from ampscope.capture.torch_support.backward_call import backward_roots
 from ampscope.capture.torch_support.call_state import RandomState
+from ampscope.capture.torch_support.calls.backward_call import backward_roots
+from ampscope.capture.torch_support.calls.function_names import is_in_place
+from ampscope.capture.torch_support.calls.half_conversions import dtypes_asked
 from ampscope.capture.torch_support.dtypes import HALF
-from ampscope.capture.torch_support.function_names import is_in_place
-from ampscope.capture.torch_support.half_conversions import dtypes_asked
+from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.torch_private import version_counter
 from ampscope.capture.torch_support.user_line import NOWHERE, Place
 
@@ -150,7 +151,7 @@ class Tape:
     def backward_call(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
         """Adds a backward, before it runs."""
         entry = self._entry(EntryKind.BACKWARD, call, self._arguments(args, kwargs), NOWHERE)
-        entry.fingerprint = [loss.detach().clone() for loss in backward_roots(args, kwargs)]
+        entry.fingerprint = [local(loss).detach().clone() for loss in backward_roots(args, kwargs)]
         return self._append(entry)
 
     def mark_scaled(self, outputs: list[Tensor]) -> None:

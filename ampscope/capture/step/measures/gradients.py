@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
+from ampscope.capture.torch_support.local_shards import has_arrived, local
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.tracing.statistics.stats import finite
@@ -19,11 +20,11 @@ RECORD_EVERY = 50
 
 
 def owned(optimizer: Optimizer, models: Models) -> Iterator[tuple[str, Tensor]]:
-    """Name and gradient of every watched parameter that has one in ``optimizer``."""
+    """Name and gradient of every watched parameter that has one in ``optimizer``; of a sharded one, this rank's."""
     for parameter in OptimizerView(optimizer).parameters:
         known = models.parameters.get(id(parameter))
         if known is not None and parameter.grad is not None:
-            yield known[0], parameter.grad
+            yield known[0], local(parameter.grad)
 
 
 def names(optimizer: Optimizer, models: Models) -> frozenset[str]:
@@ -32,8 +33,11 @@ def names(optimizer: Optimizer, models: Models) -> frozenset[str]:
 
 
 def total_norm(optimizer: Optimizer) -> Tensor | None:
-    """L2 norm of all dense gradients of ``optimizer`` as a device scalar (float32); None without any."""
-    dense = [gradient for gradient in OptimizerView(optimizer).gradients if _is_dense(gradient)]
+    """L2 norm of all dense gradients of ``optimizer`` as a device scalar (float32); None without any.
+
+    Where gradients are sharded, that of the shards on this rank.
+    """
+    dense = [gradient for gradient in map(local, OptimizerView(optimizer).gradients) if _is_dense(gradient)]
     if not dense:
         return None
     home = dense[0].device
@@ -58,7 +62,7 @@ def norms_by_name(optimizer: Optimizer, models: Models) -> dict[str, Tensor]:
 
 
 def _is_dense(gradient: Tensor) -> bool:
-    return gradient.layout is torch.strided
+    return gradient.layout is torch.strided and has_arrived(gradient)
 
 
 def rows(
