@@ -52,6 +52,8 @@ def recognise(graph: StepGraph, origin: Origin) -> Recognised:
     op = Executed(graph, origin.seq)
     if op.site.op in ENTRY_NODES:
         return _matched(op, Phase.FORWARD)
+    if op.communicates:
+        return _matched(op, Phase(op.site.phase))
     if graph.is_cut(op.seq):
         return Recognised(Cause.UNKNOWN, op.seq, op.site.phase, _CUT)
     if op.site.phase == Phase.BACKWARD:

@@ -94,7 +94,7 @@ class Player:
         Returns:
             The dtype's name (empty where they differ), the greatest magnitude, and whether all fit the dtype.
         """
-        gradients = [p.grad for _, p in self._substitutes.parameters() if p.grad is not None]
+        gradients = [local(p.grad) for _, p in self._substitutes.parameters() if p.grad is not None]
         dtypes = {dtype or gradient.dtype for gradient in gradients}
         extremes = [torch.stack(torch.aminmax(each)).abs().max() for each in gradients if measurable(each)]
         fits = dtype is None or all(finite(extreme.to(dtype)) for extreme in extremes)

@@ -9,7 +9,7 @@ from typing import Any
 from ampscope.capture.replay.tape_mode import TapeMode
 from ampscope.capture.torch_support.communication.refusal import NoCollectives
 from ampscope.capture.torch_support.torch_private import OthersAside
-from ampscope.capture.tracing.function_watch import FunctionWatch
+from ampscope.capture.tracing.program.function_watch import FunctionWatch
 from ampscope.capture.tracing.tracer import Tracer
 
 

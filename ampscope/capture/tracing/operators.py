@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ampscope.capture.torch_support import torch_private
-from ampscope.capture.torch_support.communication.refusal import communicates
+from ampscope.capture.torch_support.communication.refusal import communicates, only_waits
 
 _UNINITIALISED = ("aten::empty", "aten::new_empty", "aten::resize_", "aten::_unsafe_view", "aten::lift")
 
@@ -45,7 +45,7 @@ def describe(func: Any) -> Operator:
     is_view = not written and any(ret.alias_info is not None for ret in schema.returns)
     return Operator(
         name=str(func),
-        passes_through=is_view or schema.name.startswith(_UNINITIALISED),
+        passes_through=is_view or schema.name.startswith(_UNINITIALISED) or only_waits(func),
         writes=bool(written),
         written=tuple(i for i in written if not schema.arguments[i].kwarg_only),
         written_by_name=tuple(schema.arguments[i].name for i in written if schema.arguments[i].kwarg_only),
@@ -61,6 +61,11 @@ def written_tensors(operator: Operator, args: tuple[Any, ...], kwargs: dict[str,
     values = [args[i] for i in operator.written if i < len(args)]
     values += [kwargs[name] for name in operator.written_by_name if name in kwargs]
     return flat_tensors(values)
+
+
+def operands(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors that this call reads: its arguments, but for those given for ``out=``."""
+    return flat_tensors([*args, *(value for name, value in kwargs.items() if name not in operator.written_by_name)])
 
 
 def flat_tensors(values: Any) -> list[Tensor]:

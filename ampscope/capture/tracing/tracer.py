@@ -15,14 +15,15 @@ from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.tracing import op_points, operators
+from ampscope.capture.tracing.collective_ops import Exchange
 from ampscope.capture.tracing.dataflow import Dataflow, Writer
-from ampscope.capture.tracing.function_watch import FunctionWatch
-from ampscope.capture.tracing.module_stack import ModuleStack
 from ampscope.capture.tracing.op_points import OpPoints
 from ampscope.capture.tracing.operand_keeper import Executed, OperandKeeper
 from ampscope.capture.tracing.operators import Operator
 from ampscope.capture.tracing.outputs import Outputs
-from ampscope.capture.tracing.places import Places
+from ampscope.capture.tracing.program.function_watch import FunctionWatch
+from ampscope.capture.tracing.program.module_stack import ModuleStack
+from ampscope.capture.tracing.program.places import Places
 from ampscope.capture.tracing.sites import Point, Sites
 from ampscope.capture.tracing.statistics.bad_rows import bad_rows
 from ampscope.trace.schema import EdgeRow, Node, OpRow, Phase
@@ -107,6 +108,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         writer = self._dataflow.writer(tensor) if tensor.layout is torch.strided else None
         if writer is None:
             return
+        self._outputs.is_read(tensor)
         seq, site = self._number(op_points.of_sink(node, name, module, tensor))
         self._dataflow.read(seq, 0, writer, tensor, in_place=False)
         self._outputs.add(seq, site, self.micro_batch, [tensor])
@@ -125,6 +127,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
             return func(*args, **kwargs)
         self._handling += 1
         try:
+            if operator.communicates:
+                return self._exchange(operator, func, args, kwargs)
+            if self._outputs.awaits and self._is_arrival(operator, args):
+                return func(*args, **kwargs)
             if operator.writes:
                 with guard:
                     self._before_writing(operator, args, kwargs)
@@ -136,11 +142,46 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
             self._handling -= 1
         return result
 
+    def _exchange(self, operator: Operator, func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs an op that communicates, and notes it from outside: what it sent, and what came when that is read."""
+        exchange, sent, looked_at = None, [], []
+        with self._guard:
+            exchange = Exchange(operator, args, kwargs)
+            sent = exchange.sent
+            looked_at = [(self._writer(tensor, operator), self._outputs.measure(tensor)) for tensor in sent]
+        result = func(*args, **kwargs)
+        if exchange is None or self._guard.broken:
+            return result
+        with self._guard:
+            received = exchange.received(result)
+            if received:
+                point = self.points.of_op(operator, args, kwargs, sent, received)
+                seq, self._count = self._count, self._count + 1
+                site = self.points.sites.number(point._replace(scalars=exchange.facts))
+                self._outputs.add_late(seq, site, self.micro_batch, received)
+                for arg, (writer, measurement) in enumerate(looked_at):
+                    self._dataflow.sent(seq, arg, writer, measurement)
+                self._dataflow.wrote(seq, received)
+        return result
+
+    def _is_arrival(self, operator: Operator, args: Any) -> bool:
+        """Whether an op is how a collective brings its result: a copy from memory that no op of the step has written.
+
+        Backends that receive elsewhere (gloo, where ranks scatter) copy when the loop waits.
+        """
+        if operator.name != "aten.copy_.default" or not self._outputs.is_awaited(args[0]):
+            return False
+        known = self._dataflow.writer(args[1]) is not None or self._dataflow.entry(args[1]) is not None
+        return not known
+
     def _before_writing(self, operator: Operator, args: Any, kwargs: Any) -> None:
-        """What came from outside and is about to be overwritten is looked at while it still is as it came."""
+        """What came from outside and is about to be changed in place is looked at while it still is as it came.
+
+        Not what is given for ``out=``: it may be memory without values, and nothing reads it.
+        """
         if operator.passes_through:
             return
-        for tensor in operators.written_tensors(operator, args, kwargs):
+        for tensor in operators.written_tensors(operator, args, {}):
             self._writer(tensor, operator)
         if self.keeper is not None:
             self.keeper.before(operator, args, kwargs)
@@ -150,7 +191,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         self.backward_varies |= operator.varies
         if operator.passes_through:
             return
-        operands = operators.flat_tensors([*args, *kwargs.values()])
+        operands = operators.operands(operator, args, kwargs)
+        for operand in operands:
+            self._outputs.is_read(operand)
         results = operators.flat_tensors(result if isinstance(result, (tuple, list)) else (result,))
         written = operators.written_tensors(operator, args, kwargs) if operator.writes else []
         if written:
@@ -181,6 +224,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         """Who wrote an operand; what comes from outside the step gets a node of its own when first read."""
         if operand.layout is not torch.strided:
             return None
+        self._outputs.is_read(operand)
         writer = self._dataflow.writer(operand)
         if writer is None:
             node, name = self._dataflow.entry(operand) or (Node.INPUT, f"an operand of {operator.name}")

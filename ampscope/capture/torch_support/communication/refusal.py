@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampscope.capture.torch_support import torch_private
+from ampscope.capture.torch_support.communication import process_group
+from ampscope.trace.schema import COLLECTIVE_LIBRARIES
 
 _PLAIN = frozenset({Tensor, nn.Parameter})
 
@@ -49,18 +50,20 @@ class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
 
 def ranks_are_joined() -> bool:
     """Whether this process has a process group with others in it."""
-    distributed = torch.distributed
-    joined = distributed.is_available() and distributed.is_initialized()
-    return joined and distributed.get_world_size() > 1
+    joined = process_group.rank_of()
+    return joined is not None and joined[1] > 1
 
 
-#: Libraries of ops whose results depend on what other ranks do.
-_COLLECTIVE = frozenset({"c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"})
 #: Ops of these libraries that only wait for what has begun, or give it another form.
 _LOCAL = frozenset({"wait_tensor", "_wrap_tensor_autograd", "check_for_nan"})
 
 
 def communicates(func: Any) -> bool:
     """Whether an op overload exchanges something with other ranks."""
+    return func._schema.name.partition("::")[0] in COLLECTIVE_LIBRARIES and not only_waits(func)
+
+
+def only_waits(func: Any) -> bool:
+    """Whether an op overload belongs to a collective that has begun, and exchanges nothing itself."""
     home, _, name = func._schema.name.partition("::")
-    return home in _COLLECTIVE and name not in _LOCAL
+    return home in COLLECTIVE_LIBRARIES and name in _LOCAL

@@ -13,6 +13,7 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.nn import functional as F
 
 import ampscope
+from ampscope.analysis.results import Incident
 from ampscope.errors import WatchError
 from ampscope.trace.schema import Phase, ReplayStatus, ScalerAction, Table
 from ampscope.trace.vocabulary import Verdict
@@ -91,7 +92,7 @@ class TestHowItIsGiven:
         actions = [row.action for row in watched.run.rows(Table.SCALER_EVENTS)]
         assert actions[:3] == [ScalerAction.INIT, ScalerAction.SKIP, ScalerAction.BACKOFF]
         primary = ampscope.diagnose(run_folder).primary
-        assert primary is not None
+        assert isinstance(primary, Incident)
         assert (primary.step, primary.op, primary.module) == (BAD_STEP, "aten.mul.Tensor", "1")
         assert primary.phase == Phase.FORWARD
 

@@ -11,9 +11,10 @@ import pytest
 
 import ampscope
 from ampscope import provenance
+from ampscope.analysis.causes.recognition import recognise
 from ampscope.analysis.origin.step_graph import Sites, StepGraph
 from ampscope.trace.schema import EventKind, IncidentRow, ReplayStatus, Table
-from ampscope.trace.vocabulary import Verdict
+from ampscope.trace.vocabulary import Cause, Verdict
 from tests.integration.frameworks.sharded.models import BAD_MODULE, SETTINGS
 from tests.integration.frameworks.sharded.training import BAD_RANK, BAD_STEP, STEPS
 from tests.support.torchrun import torchrun
@@ -42,6 +43,12 @@ class Job(NamedTuple):
         """The incident at the bad step, by rank."""
         rows = {rank: self.run(name).rows(Table.INCIDENTS, rank=rank, step=BAD_STEP) for rank in self._ranks}
         return {rank: found[0] for rank, found in rows.items() if found}
+
+    def causes(self, name: str, rank: int) -> set[Cause]:
+        """Why the traced ops of the bad step on a rank went wrong."""
+        run = self.run(name)
+        graph = StepGraph(run, Sites(run, rank), BAD_STEP, "live")
+        return {recognise(graph, born).cause for born in provenance.origins(graph)}
 
     def origins(self, name: str, rank: int, source: str) -> list[tuple[str, str]]:
         """Op and module of each origin of the bad step on a rank."""
@@ -105,3 +112,19 @@ def test_the_trace_of_the_real_step_names_the_op(name: str, ranks: int, job: Cal
         assert (op, module) == ("aten.mul.Tensor", BAD_MODULE)
     else:
         assert op == "input"
+
+
+@pytest.mark.parametrize(("name", "ranks"), [*FSDP, ("ddp", 2)])
+def test_the_other_ranks_say_that_they_received_it(name: str, ranks: int, job: Callable[[str, int], Job]) -> None:
+    done = job(name, ranks)
+    for rank in set(range(ranks)) - {BAD_RANK}:
+        assert done.causes("traced", rank) == {Cause.RECEIVED}
+        assert all(op.startswith("c10d.") for op, _ in done.origins("traced", rank, "live"))
+
+
+def test_a_replay_ends_where_tensor_parallelism_communicates(job: Callable[[str, int], Job]) -> None:
+    done = job("tensor-parallel", 2)
+    for rank, row in done.incidents("bad").items():
+        assert row.replay == ReplayStatus.UNAVAILABLE
+        assert "communicates with other ranks" in row.replay_reason
+        assert done.origins("traced", rank, "live") == [("aten.mul.Tensor", BAD_MODULE)]
