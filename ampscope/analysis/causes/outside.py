@@ -28,6 +28,19 @@ class FromOthers(Reason):
     sender: int | None  #: the rank that sent it; None where several may have
     sums: bool  #: values of several ranks were put together by a reduction that may leave the dtype's range
     dtype: str
+    unseen: bool = False  #: the result went on through code that the trace did not see
+
+    @staticmethod
+    def of(op: Executed, *, unseen: bool = False) -> FromOthers:
+        """What is known of an op that communicates."""
+        size, reduction = op.scalars.get("group_size"), op.scalars.get("reduce")
+        return FromOthers(
+            ranks=size if isinstance(size, int) else None,
+            sender=None if unseen else _sender(op),
+            sums=reduction is not None and reduction not in ("min", "max"),
+            dtype=op.dtype,
+            unseen=unseen,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,16 +63,7 @@ def _buffer(op: Executed) -> Match | None:
 
 
 def _received(op: Executed) -> Match | None:
-    if not op.communicates:
-        return None
-    size, reduction = op.scalars.get("group_size"), op.scalars.get("reduce")
-    reason = FromOthers(
-        ranks=size if isinstance(size, int) else None,
-        sender=_sender(op),
-        sums=reduction is not None and reduction not in ("min", "max"),
-        dtype=op.dtype,
-    )
-    return Match(Cause.RECEIVED, reason)
+    return Match(Cause.RECEIVED, FromOthers.of(op)) if op.communicates else None
 
 
 def _sender(op: Executed) -> int | None:
@@ -98,7 +102,10 @@ def _from_others(occurrence: Occurrence) -> str:
     reason = occurrence.reason
     if not isinstance(reason, FromOthers):
         return f"What is not finite came from another rank, through {occurrence.op_in_words}."
-    sent = f"What this rank gave into {occurrence.op_in_words} was finite, and what it got back was not"
+    through = occurrence.op_in_words
+    sent = f"What this rank gave into {through} was finite, and what it got back was not"
+    if reason.unseen:
+        sent = f"What {through} gave back went on through code that the trace does not see, and was not finite after it"
     if reason.sender is not None:
         return f"{sent}: it came from rank {reason.sender}."
     who = f"another of the {reason.ranks} ranks" if reason.ranks is not None else "another rank"

@@ -96,6 +96,10 @@ class ModeStack:
 
     def remove(self, mode: Any) -> None:
         """Takes ``mode`` off, wherever it is; nothing happens when it is not there."""
+        top = self.length() - 1
+        if top >= 0 and self._get(top) is mode:
+            self.pop()
+            return
         stack = self.modes()
         rest = [other for other in stack if other is not mode]
         if len(rest) != len(stack):

@@ -42,7 +42,7 @@ def total_norm(optimizer: Optimizer) -> Tensor | None:
         return None
     home = dense[0].device
     with torch.no_grad():
-        norms = list(torch._foreach_norm([gradient.detach() for gradient in dense]))
+        norms = list(torch._foreach_norm(dense))
         if any(norm.device != home or norm.dtype != torch.float32 for norm in norms):
             norms = [norm.to(home, torch.float32, non_blocking=True) for norm in norms]
         total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
@@ -56,8 +56,9 @@ def non_finite(optimizer: Optimizer, models: Models) -> list[str]:
 
 def norms_by_name(optimizer: Optimizer, models: Models) -> dict[str, Tensor]:
     """L2 norm of each watched parameter's gradient as a device scalar."""
-    found = [(name, gradient.detach()) for name, gradient in owned(optimizer, models) if _is_dense(gradient)]
-    norms = torch._foreach_norm([gradient for _, gradient in found]) if found else []
+    found = [(name, gradient) for name, gradient in owned(optimizer, models) if _is_dense(gradient)]
+    with torch.no_grad():
+        norms = torch._foreach_norm([gradient for _, gradient in found]) if found else ()
     return {name: norm for (name, _), norm in zip(found, norms, strict=True)}
 
 

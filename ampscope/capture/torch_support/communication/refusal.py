@@ -26,10 +26,19 @@ class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._group: Any = None
+        self._has_others = False
+
+    def _is_joined(self) -> bool:
+        """Whether this process has a process group with others in it; asked often, so a group is looked at once."""
+        group = process_group.default_group()
+        if group is not self._group:
+            self._group, self._has_others = group, group is not None and group.size() > 1
+        return self._has_others
 
     def enter(self) -> bool:
         """Puts the mode on top of the stack, where there is anybody to communicate with; returns whether it did."""
-        if not ranks_are_joined():
+        if not self._is_joined():
             return False
         torch_private.push_dispatch_mode(self)
         return True
@@ -46,12 +55,6 @@ class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
                 f"the step communicates with other ranks ({func}); a replay, or any work of AMPscope's own, must not"
             )
         return func(*args, **(kwargs or {}))
-
-
-def ranks_are_joined() -> bool:
-    """Whether this process has a process group with others in it."""
-    joined = process_group.rank_of()
-    return joined is not None and joined[1] > 1
 
 
 #: Ops of these libraries that only wait for what has begun, or give it another form.

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
@@ -60,6 +61,12 @@ def _fsdp1(model: nn.Module) -> nn.Module:
     return FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"), mixed_precision=half)
 
 
+def _compressed(model: nn.Module) -> nn.Module:
+    wrapper = nn.parallel.DistributedDataParallel(model)
+    wrapper.register_comm_hook(None, fp16_compress_hook)
+    return wrapper
+
+
 def _tensor_parallel(model: nn.Module) -> nn.Module:
     return parallelize_module(model, _mesh(), {"0": ColwiseParallel(), "2": RowwiseParallel()})
 
@@ -74,6 +81,7 @@ def _sharded_scaler() -> ShardedGradScaler:
 
 SETTINGS = {
     "ddp": Setting(nn.parallel.DistributedDataParallel, _scaler, autocast=True),
+    "ddp-compressed": Setting(_compressed, _scaler, autocast=True),
     "fsdp1": Setting(_fsdp1, _sharded_scaler),
     "fsdp2": Setting(_fsdp2(), half=False),
     "fsdp2-bf16": Setting(_fsdp2(torch.bfloat16), half=False),
