@@ -30,6 +30,7 @@ class Cause(StrEnum):
     BAD_WEIGHT = "bad_weight"
     BAD_BUFFER = "bad_buffer"
     HALF_PARAMS = "half_params"
+    RECEIVED = "received"
     HARDWARE_TRANSIENT = "hardware_transient"
     # usage
     MISUSE_CLIP_BEFORE_UNSCALE = "misuse_clip_before_unscale"

@@ -1,4 +1,4 @@
-"""AMPscope's own work within a step: timed, outside autocast, unseen by its own trace and by modes of the user's."""
+"""AMPscope's own work in a step: timed, outside autocast, without collectives, unseen by its trace and by others."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 from ampscope.capture.replay.tape_mode import TapeMode
 from ampscope.capture.torch_support import call_state
 from ampscope.capture.torch_support.call_state import Ambient, PlainState
+from ampscope.capture.torch_support.communication.refusal import NoCollectives
 from ampscope.capture.torch_support.torch_private import OthersAside
-from ampscope.capture.tracing.function_watch import FunctionWatch
+from ampscope.capture.tracing.program.function_watch import FunctionWatch
 from ampscope.capture.tracing.tracer import Tracer
 
 
 def _is_ours(mode: object) -> bool:
-    return isinstance(mode, (TapeMode, Tracer, FunctionWatch))
+    return isinstance(mode, (TapeMode, Tracer, FunctionWatch, NoCollectives))
 
 
 class OwnWork:
@@ -29,6 +30,7 @@ class OwnWork:
         self._pause = pause
         self._aside = OthersAside(_is_ours)
         self._plain = PlainState(call_state.device_types())
+        self._alone = NoCollectives()
         self._depth = 0
         self._started = 0.0
         self._taken = 0.0
@@ -62,11 +64,13 @@ class OwnWork:
             self._pause(True)
             self._aside.__enter__()
             self._plain.enter()
+            self._alone.enter()
         return self
 
     def __exit__(self, *_: Any) -> None:
         self._depth -= 1
         if not self._depth:
+            self._alone.leave()
             self._plain.leave()
             self._aside.__exit__()
             self._pause(False)

@@ -25,7 +25,7 @@ from ampscope.capture.step.measures import gradients
 from ampscope.capture.step.observers import Observers
 from ampscope.capture.step.optimizer_numbers import OptimizerNumbers
 from ampscope.capture.step.own_work import OwnWork
-from ampscope.capture.torch_support.backward_call import backward_roots
+from ampscope.capture.torch_support.calls.backward_call import backward_roots
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.readback import Readback

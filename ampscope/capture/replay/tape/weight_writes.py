@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ampscope.capture.torch_support import tensor_tree
-from ampscope.capture.torch_support.function_names import writes_values
+from ampscope.capture.torch_support.calls.function_names import writes_values
 from ampscope.capture.torch_support.models import Models
 
 
