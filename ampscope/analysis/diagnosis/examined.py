@@ -37,7 +37,34 @@ class Examined(NamedTuple):
         incident = self.incident
         known = incident.fp32_ok if incident.fp32_ok is not None else later.fp32_ok
         both = (*incident.tried, *later.tried)
-        joined = replace(incident, last_step=later.step, count=incident.count + 1, fp32_ok=known, tried=both)
+        received = tuple(sorted({*incident.received_by, *later.received_by}))
+        joined = replace(
+            incident,
+            last_step=later.step,
+            count=incident.count + 1,
+            fp32_ok=known,
+            tried=both,
+            received_by=received,
+        )
+        return self._replace(incident=joined)
+
+    def on_rank(self, rank: int) -> Examined:
+        """The same on another rank, on which nothing was tried."""
+        return self._replace(incident=replace(self.incident, rank=rank, tried=()))
+
+    def joined_by_rank(self, other: Incident) -> Examined:
+        """With the same failure of another rank."""
+        incident = self.incident
+        both = {incident.rank, *incident.also_on, other.rank, *other.also_on}
+        joined = replace(
+            incident,
+            last_step=max(incident.last_step, other.last_step),
+            count=max(incident.count, other.count),
+            fp32_ok=incident.fp32_ok if incident.fp32_ok is not None else other.fp32_ok,
+            tried=(*incident.tried, *other.tried),
+            also_on=tuple(sorted(both - {incident.rank})),
+            received_by=tuple(sorted({*incident.received_by, *other.received_by} - both)),
+        )
         return self._replace(incident=joined)
 
     def with_remedies(self) -> Incident:
@@ -59,10 +86,16 @@ class Examined(NamedTuple):
 def merged(examined: Iterable[Examined]) -> list[Incident]:
     """Repeats of one origin as one incident with count and span, in the order of their steps, with their remedies.
 
-    The first keeps its details; what was tried on any of them counts for all.
+    The first keeps its details; what was tried on any of them counts for all. The same on several ranks is one, too, of
+    as many steps as the rank with the most has.
     """
-    kept: dict[tuple[Any, ...], Examined] = {}
+    of_rank: dict[tuple[Any, ...], Examined] = {}
     for each in sorted(examined, key=lambda each: each.incident.step):
+        key = (each.incident.rank, *each.key)
+        first = of_rank.get(key)
+        of_rank[key] = first.joined(each.incident) if first else each
+    kept: dict[tuple[Any, ...], Examined] = {}
+    for each in sorted(of_rank.values(), key=lambda each: (each.incident.step, each.incident.rank)):
         first = kept.get(each.key)
-        kept[each.key] = first.joined(each.incident) if first else each
+        kept[each.key] = first.joined_by_rank(each.incident) if first else each
     return [each.with_remedies() for each in kept.values()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ampscope.analysis.cures import trials
 from ampscope.analysis.results import Finding, Incident, SourceLine
+from ampscope.analysis.words.rank_words import received_in_words, where_ranked
 from ampscope.analysis.words.wording import op_in_words, steps_in_words
 from ampscope.trace.schema import Trigger
 
@@ -18,15 +19,18 @@ def summary(primary: Incident | Finding | None, *, steps: int, skipped: int, ben
     if isinstance(primary, Finding):
         when = steps_in_words(primary)
         where = f",{_at(primary.source)}" if primary.source else ""
-        return f"{when[:1].upper()}{when[1:]}{where}: {primary.explanation}"
-    effect = _EFFECTS.get(primary.trigger, "went wrong")
+        ranked = f" {where_ranked(primary)}" if primary.world > 1 else ""
+        return f"{when[:1].upper()}{when[1:]}{ranked}{where}: {primary.explanation}"
+    effect = " ".join(filter(None, (_EFFECTS.get(primary.trigger, "went wrong"), where_ranked(primary))))
+    received = received_in_words(primary)
     if not primary.op:
-        return f"Step {primary.step} {effect}. {primary.explanation}"
+        return " ".join(filter(None, (f"Step {primary.step} {effect}.", primary.explanation, received)))
     outside = "the model itself" if primary.module_type else "the loss code"
     where = f"module {primary.module}" if primary.module else outside
     where = "the optimizer" if primary.phase == "optimizer" else where
     lead = f"Step {primary.step} {effect}: {op_in_words(primary.op)} in {where}{_at(primary.source)} is the origin"
-    return f"{lead} ({primary.phase}). {primary.explanation} {trials.in_words(primary)}".rstrip()
+    told = (f"{lead} ({primary.phase}).", primary.explanation, trials.in_words(primary), received)
+    return " ".join(filter(None, told))
 
 
 _EFFECTS: dict[str, str] = {
