@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from big_step import Step, transformer_step
+from big_step import HALF, Step, transformer_step
 from numpy.typing import NDArray
 
 from ampscope.trace.files.journal import to_batch
@@ -37,6 +37,7 @@ from ampscope.trace.schema import (
     EventKind,
     EventRow,
     IncidentRow,
+    Phase,
     ReplayStatus,
     Row,
     ScalerAction,
@@ -242,14 +243,18 @@ def _gradients(job: Job, params: int) -> pa.RecordBatch:
 
 
 def _ops(step: Step, steps: Sequence[int], bad: tuple[int, ...]) -> pa.RecordBatch:
-    """The ops of the replayed steps; on a ``bad`` rank the scores of a block overflow, elsewhere all is finite."""
+    """The ops of the replayed steps: on all ranks the scaled gradient overflows until the scale has found its place, on
+    a ``bad`` rank the scores of a block do later, elsewhere all is finite then."""
     rows, culprit = len(step.sites), step.culprits[len(step.culprits) // 2]
     high = 2.0 ** np.array(step.exponents)
     spoilt = high.copy()
     spoilt[culprit], spoilt[culprit + 1 :] = np.inf, np.nan
     entries = [n for n, site in enumerate(step.sites) if site.op == "parameter" and n > culprit]
     spoilt[entries] = 0.2
-    largest = np.concatenate([spoilt if bad and number >= CALIBRATING else high for number in steps])
+    scaled = next(n for n, site in enumerate(step.sites) if site.phase == Phase.BACKWARD and site.out_dtypes == (HALF,))
+    calibrating = high.copy()
+    calibrating[scaled], calibrating[scaled + 1 :] = np.inf, np.nan
+    largest = np.concatenate([calibrating if n < CALIBRATING else spoilt if bad else high for n in steps])
     columns = {
         "step": np.repeat(np.array(steps), rows),
         "source": str(Source.REPLAY),

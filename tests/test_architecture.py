@@ -66,7 +66,7 @@ FLOORS = {
         "module_stack op_points tracer"
     ),
     "ampscope.analysis": (
-        "results numerics tables words origin causes cures usage scale overview precision replay ranks diagnosis"
+        "results numerics tables words origin causes cures usage scale overview precision replay diagnosis"
     ),
     "ampscope.report": "safe_text source_place numbers palette diagnosis_json repro figures terminal html",
     "ampscope.report.html": "markup sheet source document figures parts report_page notebook",

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from ampscope.analysis.diagnosis.examined import Examined
 from ampscope.analysis.diagnosis.examiner import Examiner
-from ampscope.analysis.ranks.bad_steps import BadStep, Sighting, bad_steps
-from ampscope.analysis.ranks.sightings import last_steps, sightings
-from ampscope.analysis.ranks.world import World
+from ampscope.analysis.overview.ranks.bad_steps import BadStep, Sighting, bad_steps
+from ampscope.analysis.overview.ranks.sightings import sightings
+from ampscope.analysis.overview.ranks.steps_by_rank import steps_by_rank
+from ampscope.analysis.overview.ranks.world import World
 from ampscope.analysis.tables.step_history import histories
 from ampscope.analysis.words.rank_words import ranks_in_words
 from ampscope.trace.read.run import Run
@@ -28,10 +29,10 @@ def examined_incidents(run: Run, world: World) -> list[Examined]:
         run: The run.
         world: Its ranks.
     """
-    seen = sightings(run)
-    last = last_steps(run) if world.is_shared and seen else {}
     examiners = _Examiners(run)
-    return [each for bad in bad_steps(seen, last, world.size) for each in _of_step(bad, examiners, world)]
+    last = {rank: steps.last for rank, steps in steps_by_rank(run).items()}
+    steps = bad_steps(sightings(run), last, world.size)
+    return [each for bad in steps for each in _of_step(bad, examiners, world)]
 
 
 class _Examiners:
@@ -58,8 +59,8 @@ class _Examiners:
             elif self._examined < MAX_EXAMINED:
                 found = self._of_rank(one.rank).examined(one)
                 self._known[symptom] = found[0]
+                self._examined += 1
                 yield one, found
-            self._examined += one.recorded
 
     def not_from_here(self, seen: Sighting, why: str) -> Examined:
         """What was seen but began on no rank of which anything is known."""

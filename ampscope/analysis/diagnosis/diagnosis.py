@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ampscope.analysis.diagnosis.across_ranks import examined_incidents
+from ampscope.analysis.diagnosis.apart_replicas import apart_replicas
 from ampscope.analysis.diagnosis.examined import merged
 from ampscope.analysis.diagnosis.harmless_values import harmless_values
 from ampscope.analysis.diagnosis.run_summary import summary
 from ampscope.analysis.diagnosis.silent_failures import silent_failures
 from ampscope.analysis.origin.step_graph import Sites
-from ampscope.analysis.ranks.world import World, sampled_rank, world_of
+from ampscope.analysis.overview.ranks.world import World, sampled_rank, world_of
 from ampscope.analysis.results import Diagnosis, Finding, Incident, RunInfo
 from ampscope.analysis.scale.health import healths, scale_incidents
 from ampscope.analysis.tables.step_history import History, histories
@@ -45,7 +46,8 @@ def _diagnose(run: Run) -> Diagnosis:
     history = histories(run, sampled)
     sites = Sites(run, sampled)
     silent = silent_failures(run, sites, history)
-    incidents = [*silent, *merged(examined_incidents(run, world)), *harmless_values(run, sites)]
+    examined = merged(examined_incidents(run, world))
+    incidents = [*silent, *examined, *harmless_values(run, sites), *apart_replicas(run)]
     scale = healths(run, sampled, history)
     incidents = [replace(each, world=world.size) for each in [*incidents, *scale_incidents(scale, incidents)]]
     incidents.sort(key=lambda each: (each.step, each.rank))

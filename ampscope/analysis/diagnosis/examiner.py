@@ -16,7 +16,7 @@ from ampscope.analysis.cures.explicit_half import ExplicitHalf, half_weights
 from ampscope.analysis.diagnosis.context import Context
 from ampscope.analysis.diagnosis.examined import Examined
 from ampscope.analysis.origin.step_graph import Sites, StepGraph, source_line
-from ampscope.analysis.ranks.bad_steps import Sighting
+from ampscope.analysis.overview.ranks.bad_steps import Sighting
 from ampscope.analysis.results import Incident, PathNode, Tried
 from ampscope.analysis.tables.step_history import History
 from ampscope.provenance import Origin, absorbed, origins

@@ -49,7 +49,7 @@ def collect_columns(frame: Lazy) -> Columns:
 
 
 def collect_expressions(
-    frame: Lazy, expressions: str, *, where: str = "", group: str = "", order: str = "", limit: int | None = None
+    frame: Lazy, expressions: str, *, where: str = "", order: str = "", limit: int | None = None
 ) -> list[tuple[Any, ...]]:
     """Run a query in the engine's own words, for what lazy frames have no words for, and give its rows.
 
@@ -57,8 +57,7 @@ def collect_expressions(
         frame: What is queried.
         expressions: What is selected.
         where: Which rows; all by default.
-        group: What is grouped by.
-        order: What is sorted by: columns of the frame, or of the groups.
+        order: The columns that it is sorted by.
         limit: How many rows at most.
 
     Raises:
@@ -67,10 +66,34 @@ def collect_expressions(
     with _reading():
         relation = nw.to_native(frame)
         relation = relation.filter(where) if where else relation
-        relation = relation.aggregate(expressions, group) if group else relation
         relation = relation.order(order) if order else relation
         relation = relation.limit(limit) if limit is not None else relation
-        rows: list[tuple[Any, ...]] = (relation if group else relation.select(expressions)).fetchall()
+        rows: list[tuple[Any, ...]] = relation.select(expressions).fetchall()
+        return rows
+
+
+def collect_groups(
+    frame: Lazy, expressions: str, by: str, *, where: str = "", having: str = "", order: str = ""
+) -> list[tuple[Any, ...]]:
+    """Aggregates in the engine's own words, as `collect_expressions`.
+
+    Args:
+        frame: What is queried.
+        expressions: What is selected, the columns that it is grouped ``by`` among it.
+        by: What it is grouped by.
+        where: Which rows; all by default.
+        having: Which groups, by the names of what is selected; all by default.
+        order: The names that they are sorted by.
+
+    Raises:
+        RunDamaged: a Parquet part turned out to be broken while it was read.
+    """
+    with _reading():
+        relation = nw.to_native(frame)
+        relation = relation.filter(where) if where else relation
+        relation = relation.aggregate(expressions, by)
+        relation = relation.filter(having) if having else relation
+        rows: list[tuple[Any, ...]] = (relation.order(order) if order else relation).fetchall()
         return rows
 
 

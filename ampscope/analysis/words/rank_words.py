@@ -21,13 +21,27 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
 
 
 def where_ranked(item: Incident | Finding) -> str:
-    """``on rank 1 of 2``, ``on ranks 3 and 4 of 8``, ``on all 8 ranks``; empty where there is one rank."""
+    """``on rank 1 of 2``, ``on ranks 3 and 4 of 8``, ``on all 8 ranks``; empty where there is one."""
     if item.world <= 1:
         return ""
     ranks = (item.rank, *item.also_on)
     if len(ranks) >= item.world:
-        return f"on all {item.world:,} ranks"
+        return "on both ranks" if item.world == 2 else f"on all {item.world:,} ranks"
     return f"on {ranks_in_words(ranks)} of {item.world:,}"
+
+
+def first_ranked(item: Incident | Finding) -> str:
+    """`where_ranked` without the ranks on which the same came later, which `further_in_words` tells."""
+    if item.world <= 1 or 1 + len(item.also_on) >= item.world:
+        return where_ranked(item)
+    return f"on rank {item.rank:,} of {item.world:,}"
+
+
+def further_in_words(item: Incident | Finding) -> str:
+    """On which other ranks the same failed by itself, as a sentence; empty where it did on none, or on all."""
+    if not item.also_on or 1 + len(item.also_on) >= item.world:
+        return ""
+    return f"The same failed by itself on {ranks_in_words(item.also_on)}."
 
 
 def received_in_words(incident: Incident) -> str:
@@ -42,15 +56,16 @@ def received_in_words(incident: Incident) -> str:
 
 
 def _stretch(first: int, last: int) -> str:
-    return f"{first:,}" if first == last else f"{first:,} to {last:,}" if last > first + 1 else f"{first:,}, {last:,}"
+    return f"{first:,}" if first == last else f"{first:,} to {last:,}"
 
 
 def _stretches(ranks: Sequence[int]) -> list[tuple[int, int]]:
-    """The first and the last of each stretch without a gap."""
+    """The first and the last of each stretch without a gap; two neighbours are no stretch."""
     found: list[tuple[int, int]] = []
     for rank in ranks:
         if found and rank == found[-1][1] + 1:
             found[-1] = (found[-1][0], rank)
         else:
             found.append((rank, rank))
-    return found
+    pairs = [[(first, first), (last, last)] if last == first + 1 else [(first, last)] for first, last in found]
+    return [each for pair in pairs for each in pair]

@@ -13,7 +13,7 @@ from ampscope.analysis.precision.precision import precision
 from ampscope.analysis.results import Diagnosis
 from ampscope.analysis.scale.scale_history import ScaleHistory, scale_history
 from ampscope.analysis.scale.summary import scale_story
-from ampscope.analysis.words.wording import steps_in_words
+from ampscope.analysis.words.wording import when_in_words
 from ampscope.report import numbers
 from ampscope.report.figures.over_steps import scale_stack, timeline_stack
 from ampscope.report.html.document import document, paragraph, section
@@ -118,7 +118,7 @@ def _rest(items: Sequence[Item]) -> Iterator[str]:
 
 def _line(item: Item) -> str:
     where = f" ({place(item.source)})" if item.source else ""
-    return as_html(f"{steps_in_words(item)}: {cause_in_words(item.cause)}{where}. {item.explanation}", 600)
+    return as_html(f"{when_in_words(item)}: {cause_in_words(item.cause)}{where}. {item.explanation}", 600)
 
 
 def _foot(diagnosis: Diagnosis) -> str:

@@ -6,7 +6,7 @@ import streamlit as st
 
 from ampscope.analysis.causes.catalogue import cause_in_words
 from ampscope.analysis.results import Incident
-from ampscope.analysis.words.wording import steps_in_words
+from ampscope.analysis.words.wording import when_in_words
 from ampscope.report.html.markup import as_html
 from ampscope.report.safe_text import short
 from ampscope.trace.vocabulary import Severity
@@ -41,7 +41,7 @@ def item_link(name: str, item: Item, label: str) -> None:
 
 def item_line(item: Item) -> str:
     """One line: when, what, how bad."""
-    steps = steps_in_words(item)
+    steps = when_in_words(item)
     return f"{steps[:1].upper()}{steps[1:]}: {cause_in_words(item.cause)} ({_SEVERITIES[item.severity]})"
 
 

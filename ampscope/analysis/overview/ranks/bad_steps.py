@@ -8,7 +8,7 @@ exchanged, and its replay, which exchanges nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import groupby
@@ -66,7 +66,7 @@ class BadStep:
     unheard: tuple[int, ...] = ()  #: ranks that recorded neither this step nor one after it
 
 
-def bad_steps(sightings: Iterable[Sighting], last_step: dict[int, int], size: int) -> list[BadStep]:
+def bad_steps(sightings: Iterable[Sighting], last_step: Mapping[int, int], size: int) -> list[BadStep]:
     """The bad steps in order, each with the ranks that it began on.
 
     Args:
@@ -81,7 +81,7 @@ def bad_steps(sightings: Iterable[Sighting], last_step: dict[int, int], size: in
     return [_judged(step, number, list(all_), last_step, size) for (step, number), all_ in grouped]
 
 
-def _judged(step: int, optimizer: int, seen: Sequence[Sighting], last_step: dict[int, int], size: int) -> BadStep:
+def _judged(step: int, optimizer: int, seen: Sequence[Sighting], last_step: Mapping[int, int], size: int) -> BadStep:
     own = [one for one in seen if one.part is Part.OWN]
     unclear = [one for one in seen if one.part is Part.UNCLEAR]
     cleared = [one for one in seen if one.part is Part.RECEIVED]
