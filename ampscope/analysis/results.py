@@ -231,3 +231,4 @@ class Diagnosis(NotebookRepr):
     incidents: tuple[Incident, ...] = ()
     findings: tuple[Finding, ...] = ()
     scale: tuple[ScaleHealth, ...] = ()  #: one for each optimizer that was stepped with a loss scale
+    ranks: tuple[str, ...] = ()  #: what there is to say of the ranks together, in sentences; empty where there is one

@@ -15,8 +15,9 @@ from ampscope.report.html.parts.incident import tripped_html
 from ampscope.report.html.parts.replays import replay_table
 from ampscope.report.html.source import listing
 from ampscope.trace.vocabulary import Cause, Severity
-from blocks.basics.page_links import link_row, to_overview, to_precision, to_replay, to_scale, to_usage
-from blocks.basics.text import heading, page_head, paragraph
+from blocks.basics.page_links import link_row, rank_of, to_overview, to_precision, to_replay, to_scale, to_usage
+from blocks.basics.text import heading, paragraph
+from blocks.choices.page_head import page_head
 from blocks.choices.select_box import choose
 from blocks.verdict.diagnosis_card import item_card
 from blocks.verdict.item_list import item_line
@@ -31,7 +32,7 @@ from state.query_params import remember_params
 def incident_page() -> None:
     run = current_run()
     diagnosis = diagnosis_of(run)
-    page_head("Incident", diagnosis.run.name)
+    run = page_head("Incident", run, diagnosis.run.name)
     items = named_items(diagnosis)
     if not items:
         paragraph("Nothing went wrong in this run, and no mistake in its loop was found.")
@@ -57,9 +58,9 @@ def ways_onward(item: Item) -> None:
         if isinstance(item, Finding):
             to_usage("All that was checked")
         elif item.path and item.traced:
-            to_replay(item.step, item.traced, item.path[0].seq, "Replay the step from its origin")
-            to_precision(item.module, item.step, item.traced)
-        to_scale(item.step)
+            to_replay(item.step, item.traced, item.path[0].seq, "Replay the step from its origin", rank=rank_of(item))
+            to_precision(item.module, item.step, item.traced, rank=rank_of(item))
+        to_scale(item.step, rank=rank_of(item))
         to_overview()
 
 

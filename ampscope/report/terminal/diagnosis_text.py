@@ -45,6 +45,9 @@ def _blocks(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     if diagnosis.primary is not None:
         yield from _details(diagnosis.primary)
     yield from _scale([health for health in diagnosis.scale if not health.verdict.is_calm])
+    if diagnosis.ranks:
+        yield heading("Ranks")
+        yield prose(" ".join(diagnosis.ranks))
     items: list[Incident | Finding] = [*diagnosis.incidents, *diagnosis.findings]
     others = [item for item in items if item != diagnosis.primary]
     yield from _listing("Also", [item for item in others if item.severity is not Severity.INFO])

@@ -91,7 +91,7 @@ def _state(  # noqa: PLR0917  # one value of each kind for one rank
     return RankState(
         rank=rank,
         life=life,
-        steps=steps.count,
+        steps=steps.steps,
         last_step=steps.last,
         behind=furthest - steps.last,
         silent_s=silent,

@@ -210,4 +210,4 @@ def _differs(value: Any, expected: Any, what: Shared) -> bool:
         return bool(value != expected)
     if not (math.isfinite(value) and math.isfinite(expected)):
         return math.isfinite(value) != math.isfinite(expected)
-    return abs(value - expected) > ROUNDING * max(abs(value), abs(expected))
+    return bool(abs(value - expected) > ROUNDING * max(abs(value), abs(expected)))

@@ -14,7 +14,7 @@ class RankSteps(NamedTuple):
     """The steps that one rank recorded; null means not recorded."""
 
     rank: int
-    count: int
+    steps: int  #: how many attempts
     first: int
     last: int
     skipped: int
