@@ -61,8 +61,8 @@ class Examiner:
         """
         row = self._row(seen)
         run = self._context.calibration(row)
-        cause = run.benign_cause if run is not None and run.recovered else Cause.UNKNOWN
-        return self._without_origin(row, cause, why)
+        by_itself = run is not None and run.recovered and run.benign_cause is not Cause.BENIGN_SCALE_ADJUSTMENT
+        return self._without_origin(row, run.benign_cause if run is not None and by_itself else Cause.UNKNOWN, why)
 
     def _row(self, seen: Sighting) -> IncidentRow:
         row = self._rows.get((seen.step, seen.optimizer, seen.trigger)) if seen.recorded else None
