@@ -17,7 +17,7 @@ from blocks.frame.welcome import samples_only, welcome
 from data.current_run import world_on_screen
 from data.run_folders import offered_runs, run_folders
 from state.pages import Page
-from state.query_params import params_written_once
+from state.query_params import params_written_once, write_params
 
 #: A file of ours: an icon of Material Symbols or an emoji would be fetched from outside.
 ICON = Path(__file__).with_name("icon.svg")
@@ -37,6 +37,7 @@ with params_written_once():
     try:
         choose_run(offered, with_verdict=not is_run_list)
         if Page.RANKS.is_offered(world_on_screen()) != Page.RANKS.is_offered(world):
+            write_params()
             st.rerun()  # the pages that are offered are those of the run
         if all(run.is_sample for run in offered.values()):
             samples_only(folders)
