@@ -29,9 +29,7 @@ class RunSummary:
     last_time: float | None = None  #: end of the newest step
     steps: int = 0  #: optimizer step attempts of the first rank
     skipped: int = 0
-    incidents: int = (
-        0  #: rows of the rank with the most, harmless ones among them; what only the diagnosis sees is not
-    )
+    incidents: int = 0  #: rows of the rank with the most, harmless ones among them; what only the diagnosis sees is not
     findings: int = 0
     problem: str = ""
 

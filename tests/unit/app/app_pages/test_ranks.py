@@ -27,7 +27,7 @@ def test_a_run_of_one_rank_has_no_ranks_to_compare(show: Show) -> None:
 
 
 def test_every_page_offers_the_ranks_that_are_there(show: Show) -> None:
-    for page in ("overview", "incident", "replay", "scale", "precision", "usage", "ranks"):
+    for page in ("overview", "replay", "scale", "precision", "usage", "ranks"):
         (box,) = [box for box in show("ranks", page, real=True).test.selectbox if box.key == "rank"]
         assert box.options == ["Rank 0", "Rank 1", "Rank 2"], page
 
@@ -42,6 +42,15 @@ def test_replay_it_opens_the_step_of_the_rank_where_it_began(show: Show) -> None
     assert there.address["rank"] == "1"
     assert "aten.mul.Tensor" in there.words or "mul" in there.words
     assert "inf" in there.words
+
+
+def test_the_page_after_an_incident_looks_at_its_rank(show: Show) -> None:
+    shown = show("ranks", "incident", real=True)
+    assert "step 40 on rank 1 of 4" in shown.words
+    shown.test.query_params.clear()  # as the side bar does
+    shown.test.switch_page("app_pages/replay.py").run()
+    assert shown.address["rank"] == "1"
+    assert shown.address["step"] == str(BAD_STEP)
 
 
 def test_a_page_shows_the_rank_that_was_chosen(show: Show) -> None:
