@@ -14,13 +14,14 @@ from ampscope.trace.vocabulary import Cause
 class Parted(Reason):
     """Replicas that had agreed, and no longer did."""
 
-    what: str  #: ``grad_norm``, ``scale`` or ``skipped``
+    what: str  #: ``grad_norm``, ``scale``, ``skipped`` or ``weights``
     step: int  #: the first at which they differ
     steps: int  #: how many they differ at
     ranks: tuple[int, ...]  #: those apart
     others: tuple[int, ...]  #: those that went on agreeing; empty where nobody can be said to be right
     value: float
     expected: float
+    parameter: str = ""  #: the first whose weights differ
 
 
 def _apart(occurrence: Occurrence) -> str:
@@ -29,6 +30,8 @@ def _apart(occurrence: Occurrence) -> str:
         return "Ranks that train the same weights did not agree."
     if seen.what == "skipped":
         return _skipped(seen)
+    if seen.what == "weights":
+        return _weights(seen)
     what = "loss scale" if seen.what == "scale" else "gradient norm, to the last bit,"
     times = f"at {seen.steps:,} steps since" if seen.steps > 1 else "at that step"
     values = f"{number(seen.value)} and {number(seen.expected)}"
@@ -48,6 +51,15 @@ _WHY = {
     "grad_norm": "The reduction gives all of them the same gradients: after it something changed them there.",
     "scale": "Each rank decides by itself whether to skip, and they have decided differently.",
 }
+
+
+def _weights(seen: Parted) -> str:
+    return (
+        f"At step {seen.step:,} the parameter {seen.parameter} reached {number(seen.value)} on "
+        f"{ranks_in_words(seen.ranks)} and {number(seen.expected)} on the {len(seen.others):,} others that get the "
+        "same gradients: the weights are no longer the same, by a fault of that rank, or because they were loaded or "
+        "changed there alone."
+    )
 
 
 def _skipped(seen: Parted) -> str:
@@ -81,7 +93,7 @@ def _what_to_do(occurrence: Occurrence) -> tuple[Remedy, ...]:
     compare = Remedy(
         text=f"Compare the weights of all ranks, and go on from a checkpoint{before} where they differ.", code=_COMPARE
     )
-    is_value = isinstance(seen, Parted) and seen.what == "grad_norm"
+    is_value = isinstance(seen, Parted) and seen.what in ("grad_norm", "weights")
     return (device, compare) if is_value else (together, compare)
 
 

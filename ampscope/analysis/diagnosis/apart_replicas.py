@@ -29,6 +29,7 @@ def _incident(apart: Apart) -> Incident:
         others=apart.others,
         value=apart.value,
         expected=apart.expected,
+        parameter=apart.parameter,
     )
     return Incident(
         step=apart.step,

@@ -24,7 +24,7 @@ from ampscope.trace.read.database import sealed_off
 from ampscope.trace.read.find import find_runs, locate
 from ampscope.trace.read.status import Status, status_of
 from ampscope.trace.read.table_folders import Stamp
-from ampscope.trace.read.table_scan import RANK, Scan
+from ampscope.trace.read.table_scan import RANK, OfRanks, Scan
 from ampscope.trace.schema import (
     EdgeRow,
     EventRow,
@@ -104,13 +104,13 @@ class Run(NotebookRepr):
         """The ranks that have written into the run."""
         return ranks(self.path)
 
-    def table(self, table: Table, *, step: int | None = None, rank: int | None = None) -> nw.LazyFrame[Any]:
+    def table(self, table: Table, *, step: int | None = None, rank: OfRanks = None) -> nw.LazyFrame[Any]:
         """The rows of a table, as of now, with the writing ``rank`` as last column (int32).
 
         Args:
             table: The table.
             step: Only the rows of this step: of a large table that is no more than a file or two.
-            rank: Only the rows of this rank, whose files alone are looked at; by default those of all.
+            rank: Only the rows of this rank, or of these, whose files alone are looked at; by default those of all.
 
         Raises:
             RunDamaged: a Parquet part cannot be read.
@@ -118,7 +118,7 @@ class Run(NotebookRepr):
         frame = nw.from_native(self._relation(table, step, rank))
         return frame if step is None else frame.filter(nw.col("step") == step)
 
-    def stamp(self, table: Table, *, rank: int | None = None) -> Stamp:
+    def stamp(self, table: Table, *, rank: OfRanks = None) -> Stamp:
         """What tells this moment of a table, or of one rank's, from another: the same means that no row was added."""
         return self._scan.stamp(table, rank)
 
@@ -274,7 +274,7 @@ class Run(NotebookRepr):
         columns = relation.select(*map(duckdb.ColumnExpression, arrow_schema(table).names)).to_arrow_table().columns
         return rows_of(table, list(map(_values, columns)))
 
-    def _relation(self, table: Table, step: int | None = None, rank: int | None = None) -> duckdb.DuckDBPyRelation:
+    def _relation(self, table: Table, step: int | None = None, rank: OfRanks = None) -> duckdb.DuckDBPyRelation:
         """The table as it is now; binding hundreds of parts takes a while, so the same state is bound once a thread."""
         if step is not None:
             return self._scan.relation(self._connection, table, step=step, rank=rank)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -23,6 +23,8 @@ from ampscope.trace.schema import Table, arrow_schema
 
 #: The writing rank, a column that every table gets on reading.
 RANK = "rank"
+#: One rank, several, or all.
+OfRanks = int | tuple[int, ...] | None
 
 
 class _Facts(NamedTuple):
@@ -52,15 +54,14 @@ class Scan:
         self._journals: dict[tuple[int, Table], dict[Path, JournalReader]] = {}
         self._lock = threading.Lock()
 
-    def stamp(self, table: Table, rank: int | None = None) -> Stamp:
+    def stamp(self, table: Table, rank: OfRanks = None) -> Stamp:
         """The state of ``table`` on the disk: another one whenever rows were added or parts were dropped.
 
         Args:
             table: The table.
-            rank: The rank whose rows are meant; by default those of all.
+            rank: The rank whose rows are meant, or several; by default those of all.
         """
-        meant = ranks(self._run) if rank is None else (rank,)
-        return tuple(state for each in meant for state in self._folders.stamp(each, table))
+        return tuple(state for each in self._meant(rank) for state in self._folders.stamp(each, table))
 
     def relation(
         self,
@@ -68,7 +69,7 @@ class Scan:
         table: Table,
         *,
         step: int | None = None,
-        rank: int | None = None,
+        rank: OfRanks = None,
     ) -> duckdb.DuckDBPyRelation:
         """The rows of ``table`` that can be read now, of all ranks or of one, with the schema's columns and `RANK`.
 
@@ -76,7 +77,7 @@ class Scan:
         """
         loaded: list[pa.Table] = []
         sealed: list[Path] = []
-        for each in ranks(self._run) if rank is None else (rank,):
+        for each in self._meant(rank):
             parts, journaled = self._snapshot(each, table)
             older = self._older(table, parts)
             upgrades = (_conform(upgraded(table, _read_part(part)), arrow_schema(table)) for part in older)
@@ -118,6 +119,11 @@ class Scan:
         """
         parts, journaled = self._snapshot(rank, table)
         return sum(map(_rows_of, parts)) + int(journaled.num_rows)
+
+    def _meant(self, rank: OfRanks) -> Sequence[int]:
+        if rank is None:
+            return ranks(self._run)
+        return (rank,) if isinstance(rank, int) else rank
 
     def _sealed(
         self, connection: duckdb.DuckDBPyConnection, table: Table, parts: list[Path], step: int | None

@@ -2,7 +2,8 @@
 
 After the reduction replicas have the same gradients, so their norm is the same on each, and so are the loss scale and
 the decision to skip. Which ranks are replicas is not asked but seen: those whose gradient norms were equal to the last
-bit from the first step on. Ranks that hold different parts of a model never agree, and are not compared.
+bit from the first step on. Ranks that hold different parts of a model never agree, and are not compared. Weights are
+compared at the steps that several ranks traced.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from ampscope.analysis.overview.ranks.weights import differing, extremes, traced_together
 from ampscope.analysis.tables.lazy_tables import collect_expressions, collect_groups
 from ampscope.analysis.tables.remembered import remembered
 from ampscope.trace.read.run import Run
@@ -36,6 +38,7 @@ class Shared(StrEnum):
     GRAD_NORM = "grad_norm"
     SCALE = "scale"
     SKIPPED = "skipped"
+    WEIGHTS = "weights"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,7 @@ class Apart:
     others: tuple[int, ...]  #: those that went on agreeing; empty where there is no majority
     value: float  #: on the first of `ranks` at `step`; 1 for a skip
     expected: float  #: on the `others`; without a majority, on the last of `ranks`
+    parameter: str = ""  #: for `Shared.WEIGHTS`: the first that differs; value and expected are of its extremes
 
     @property
     def is_split(self) -> bool:
@@ -72,7 +76,7 @@ class Replicas:
     apart: tuple[Apart, ...] = ()  #: the earliest first
 
 
-@remembered(Table.STEPS)
+@remembered(Table.STEPS, Table.OPS)
 def replicas(run: Run) -> Replicas:
     """Compares what replicas share, over all steps; of a run of one rank there is nothing to compare."""
     everyone = tuple(run.ranks)
@@ -85,6 +89,8 @@ def replicas(run: Run) -> Replicas:
         parted = _parted(run, groups) if groups else {}
     by_group = (_apart(run, groups[number], optimizer, steps) for (number, optimizer), steps in parted.items())
     found = [each for apart in by_group for each in apart]
+    known = {rank for each in found for rank in each.ranks}
+    found += [each for group in groups for each in _weights_apart(run, group) if not known.issuperset(each.ranks)]
     return Replicas(groups=groups, apart=tuple(sorted(found, key=lambda each: each.step)))
 
 
@@ -191,6 +197,32 @@ def _of_kind(run: Run, group: Sequence[int], optimizer: int, what: Shared, steps
         )
         first.update(dict.fromkeys(ranks, told))
     return list(dict.fromkeys(first.values()))
+
+
+def _weights_apart(run: Run, group: Sequence[int]) -> list[Apart]:
+    """The rank whose weights were the first not to be those of its replicas, at the steps that several traced."""
+    steps = traced_together(run, group)
+    for number, step in enumerate(steps):
+        for parameter, values in extremes(run, group, step).items():
+            if (parts := differing(values)) is None:
+                continue
+            ranks, others = parts
+            pairs = zip(values[ranks[0]], values[others[0]], strict=True)
+            value, expected = next((own, usual) for own, usual in pairs if repr(own) != repr(usual))
+            told = Apart(
+                what=Shared.WEIGHTS,
+                optimizer=0,
+                step=step,
+                last_step=steps[-1],
+                steps=len(steps) - number,
+                ranks=ranks,
+                others=others,
+                value=float(value or 0.0),
+                expected=float(expected or 0.0),
+                parameter=parameter,
+            )
+            return [told]
+    return []
 
 
 def _split(values: Mapping[int, Any], what: Shared) -> tuple[tuple[int, ...], tuple[int, ...]] | None:

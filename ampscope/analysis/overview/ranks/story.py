@@ -65,12 +65,16 @@ def _agreement(seen: Ranks) -> Iterator[str]:
 
 def _parted(apart: Apart) -> str:
     who = _upper(ranks_in_words(apart.ranks))
-    what = {"grad_norm": "gradient norm", "scale": "loss scale", "skipped": "decision to skip"}[apart.what]
+    what = {"grad_norm": "gradient norm", "scale": "loss scale", "skipped": "decision to skip", "weights": "weights"}[
+        apart.what
+    ]
     if apart.for_good:
         return f"{who} no longer have the same {what} since step {apart.step:,}: they train apart, by design or not."
     others = f"the {len(apart.others):,} others" if apart.others else "one another"
     verb = "differs" if len(apart.ranks) == 1 else "differ"
     times = "steps" if apart.steps > 1 else "step"
+    if apart.what == "weights":
+        return f"{who} {verb} from {others} in the weights, of steps that were looked at first at step {apart.step:,}."
     return f"{who} {verb} from {others} in the {what} at {apart.steps:,} {times}, first at step {apart.step:,}."
 
 

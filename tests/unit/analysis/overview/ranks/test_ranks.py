@@ -170,3 +170,30 @@ def test_nothing_yet(run_folder: Path) -> None:
     found = seen(TraceBuilder(run_folder).close())
     assert found.grid.is_empty
     assert ranks_story(found) == ()
+
+
+def _weights(folder: Path, ranks: int, at: Callable[[int, int], float]) -> Path:
+    """A job whose ranks trace steps 5 and 30, with the largest weight that ``at`` gives for rank and step."""
+    for rank in range(ranks):
+        trace = TraceBuilder(folder, rank=rank, world_size=ranks)
+        for _ in range(rank):
+            trace.site()  # every rank numbers its sites by itself
+        site = trace.site("parameter", name="fc.weight", in_dtypes=(), in_shapes=())
+        for step in range(40):
+            trace.step(grad_norm=1.5 + math.sin(step), traced="live" if step in (5, 30) else "")
+        for step in (5, 30):
+            trace.op(site, step=step, source="live", max=at(rank, step))
+        trace.close()
+    return folder
+
+
+def test_weights_that_are_another_rank_s_no_longer(run_folder: Path) -> None:
+    _weights(run_folder, 3, lambda rank, step: 2.5 if (rank, step) == (1, 30) else 1.0)
+    (incident,) = diagnose(run_folder).incidents
+    assert (incident.cause, incident.rank, incident.step) == (Cause.REPLICA_APART, 1, 30)
+    assert "fc.weight reached 2.5 on rank 1 and 1 on the 2 others" in incident.explanation
+
+
+def test_weights_that_are_the_same_and_those_of_which_none_is_usual(run_folder: Path) -> None:
+    assert seen(_weights(run_folder, 3, lambda rank, step: 1.0)).replicas.apart == ()
+    assert seen(_weights(run_folder.with_name("parts"), 3, lambda rank, step: float(rank))).replicas.apart == ()
