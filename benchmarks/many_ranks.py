@@ -250,7 +250,7 @@ def _ops(step: Step, steps: Sequence[int], bad: tuple[int, ...]) -> pa.RecordBat
     spoilt = high.copy()
     spoilt[culprit], spoilt[culprit + 1 :] = np.inf, np.nan
     entries = [n for n, site in enumerate(step.sites) if site.op == "parameter" and n > culprit]
-    spoilt[entries] = 0.2
+    spoilt[entries] = high[entries]
     scaled = next(n for n, site in enumerate(step.sites) if site.phase == Phase.BACKWARD and site.out_dtypes == (HALF,))
     calibrating = high.copy()
     calibrating[scaled], calibrating[scaled + 1 :] = np.inf, np.nan

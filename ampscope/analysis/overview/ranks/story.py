@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ampscope.analysis.overview.ranks.rank_states import Life
 from ampscope.analysis.overview.ranks.ranks import Ranks
-from ampscope.analysis.overview.ranks.replicas import Apart
+from ampscope.analysis.overview.ranks.replicas import Apart, Shared
 from ampscope.analysis.words.rank_words import ranks_in_words
 
 #: Ranks that lag and are named one by one.
@@ -63,17 +63,23 @@ def _agreement(seen: Ranks) -> Iterator[str]:
         yield _parted(each)
 
 
+_SHARED = {
+    Shared.GRAD_NORM: "gradient norm",
+    Shared.SCALE: "loss scale",
+    Shared.SKIPPED: "decision to skip",
+    Shared.WEIGHTS: "weights",
+}
+
+
 def _parted(apart: Apart) -> str:
     who = _upper(ranks_in_words(apart.ranks))
-    what = {"grad_norm": "gradient norm", "scale": "loss scale", "skipped": "decision to skip", "weights": "weights"}[
-        apart.what
-    ]
+    what = _SHARED[apart.what]
     if apart.for_good:
         return f"{who} no longer have the same {what} since step {apart.step:,}: they train apart, by design or not."
     others = f"the {len(apart.others):,} others" if apart.others else "one another"
     verb = "differs" if len(apart.ranks) == 1 else "differ"
     times = "steps" if apart.steps > 1 else "step"
-    if apart.what == "weights":
+    if apart.what is Shared.WEIGHTS:
         return f"{who} {verb} from {others} in the weights, of steps that were looked at first at step {apart.step:,}."
     return f"{who} {verb} from {others} in the {what} at {apart.steps:,} {times}, first at step {apart.step:,}."
 
