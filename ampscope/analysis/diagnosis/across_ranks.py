@@ -91,7 +91,8 @@ def _is_located(examined: Sequence[Examined]) -> bool:
 
 def _may_be_received(one: Sighting) -> bool:
     """Whether all that was recorded fits a rank that only got the value: its own replay has shown no origin."""
-    return one.trigger == Trigger.NONFINITE_GRADIENT and not one.has_bad_loss
+    by_itself = one.has_bad_loss or one.lost_in_reduction
+    return one.trigger == Trigger.NONFINITE_GRADIENT and not by_itself
 
 
 def _elsewhere(bad: BadStep, world: World) -> str:

@@ -137,7 +137,10 @@ class Examiner:
         """What can be said when no trace of the step shows an origin."""
         cause = cause or self._context.cause_without_origin(row)
         why = why or row.replay_reason or "no trace of this step shows where the value was born"
-        occurrence = Occurrence(reason=Observed(sentence=f"The origin is not known: {why}."))
+        lost = details(row.evidence).get("reduction")
+        known = isinstance(lost, dict) and lost.get("overflows") is True
+        lead = "It was lost on the way to the other ranks" if known else "The origin is not known"
+        occurrence = Occurrence(reason=Observed(sentence=f"{lead}: {why}."))
         incident = Incident(
             step=row.step,
             last_step=row.step,

@@ -37,6 +37,7 @@ class Sighting(NamedTuple):
     over_budget: bool = False
     recorded: bool = True  #: whether there is an incident row
     symptom: int = 0  #: the same number: the same trigger, and the same parameters were not finite
+    lost_in_reduction: bool = False  #: its own gradients were finite, and too large for the dtype that they are sent in
 
     @property
     def has_bad_loss(self) -> bool:
@@ -46,6 +47,8 @@ class Sighting(NamedTuple):
     @property
     def part(self) -> Part:
         """What the rank's own record says of its part in the step."""
+        if self.lost_in_reduction:
+            return Part.OWN
         if self.replay == ReplayStatus.RECEIVED:
             return Part.RECEIVED
         if self.has_bad_loss or self.replay in (ReplayStatus.EXACT, ReplayStatus.DIVERGED):

@@ -17,7 +17,10 @@ MOST = 100_000
 #: Losses without an incident that are told, of each rank and optimizer.
 MOST_UNREPORTED = 60
 
-_INCIDENT = 'step, optimizer, rank, "trigger", replay, loss, over_budget, true, hash("trigger", bad_params)'
+_INCIDENT = (
+    'step, optimizer, rank, "trigger", replay, loss, over_budget, true, hash("trigger", bad_params), '
+    """contains(evidence, '"overflows": true')"""
+)
 #: Of the cast value, or the engine would leave out parts by their bounds, which say nothing of NaN.
 _BAD_LOSS = "NOT isfinite(try_cast(loss AS FLOAT))"
 

@@ -124,3 +124,11 @@ def test_the_same_mistake_on_every_rank_is_one_finding(run_folder: Path) -> None
     (finding,) = diagnosis.findings
     assert (finding.rank, finding.also_on, finding.world) == (0, (1, 2), 3)
     assert diagnosis.verdict is Verdict.PROBLEM
+
+
+def test_what_the_reduction_itself_lost_is_told_as_that(run_folder: Path) -> None:
+    reason = "this rank's own gradients came out finite, up to 7e+04; a hook sends them as float16, which ends at 65504"
+    lost = {**SENT, "replay_reason": reason, "evidence": '{"reduction": {"dtype": "float16", "overflows": true}}'}
+    (incident,) = job(run_folder, {0: SENT, 1: lost}, world=2).incidents
+    assert (incident.rank, incident.received_by, incident.cause) == (1, (0,), Cause.UNKNOWN)
+    assert incident.explanation == f"It was lost on the way to the other ranks: {reason}."
