@@ -13,7 +13,7 @@ from ampscope.analysis.diagnosis.harmless_values import harmless_values
 from ampscope.analysis.diagnosis.run_summary import summary
 from ampscope.analysis.diagnosis.silent_failures import silent_failures
 from ampscope.analysis.origin.step_graph import Sites
-from ampscope.analysis.overview.ranks.ranks import ranks_at_a_glance
+from ampscope.analysis.overview.ranks.ranks import ranks_in_numbers
 from ampscope.analysis.overview.ranks.story import ranks_story
 from ampscope.analysis.overview.ranks.world import World, sampled_rank, world_of
 from ampscope.analysis.results import Diagnosis, Finding, Incident, RunInfo
@@ -65,7 +65,7 @@ def _diagnose(run: Run) -> Diagnosis:
         incidents=tuple(incidents),
         findings=mistakes,
         scale=scale,
-        ranks=ranks_story(ranks_at_a_glance(run)) if world.is_shared else (),
+        ranks=ranks_story(ranks_in_numbers(run)) if world.is_shared else (),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ampscope.analysis.overview.ranks.bad_steps import BadStep, bad_steps
 from ampscope.analysis.overview.ranks.rank_states import Life, RankState, rank_states
@@ -37,14 +37,14 @@ class Ranks(NotebookRepr):
 
 
 def ranks_at_a_glance(run: Run) -> Ranks:
-    """The ranks of ``run``; of one that has none yet, an empty one."""
+    """The ranks of ``run`` with the picture of all their steps; of one that has none yet, an empty one."""
+    seen = ranks_in_numbers(run)
+    return replace(seen, grid=step_grid(run, seen.world, seen.bad, seen.replicas.apart))
+
+
+def ranks_in_numbers(run: Run) -> Ranks:
+    """`ranks_at_a_glance` without the picture."""
     world = world_of(run)
     last = {rank: steps.last for rank, steps in steps_by_rank(run).items()}
-    bad, agreement = bad_steps(sightings(run), last, world.size), replicas(run)
-    return Ranks(
-        world=world,
-        states=rank_states(run, world, bad),
-        bad=tuple(bad),
-        replicas=agreement,
-        grid=step_grid(run, world, bad, agreement.apart),
-    )
+    bad = bad_steps(sightings(run), last, world.size)
+    return Ranks(world=world, states=rank_states(run, world, bad), bad=tuple(bad), replicas=replicas(run))

@@ -23,7 +23,8 @@ Extremes = tuple[float | None, float | None]
 
 def traced_together(run: Run, group: Sequence[int]) -> list[int]:
     """Some of the steps that more than one rank of ``group`` traced, the first and the last among them."""
-    where = f"traced <> '' AND rank IN ({', '.join(map(str, group))})"
+    members = "" if len(group) == len(run.ranks) else f" AND rank IN ({', '.join(map(str, group))})"
+    where = f"traced <> ''{members}"
     rows = collect_groups(
         run.table(Table.STEPS), "step, count(DISTINCT rank) AS n", "step", where=where, having="n > 1"
     )
