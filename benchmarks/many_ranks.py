@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -308,7 +309,7 @@ _MEASURED: dict[str, Callable[[Path], str]] = {
 
 
 def measure(folder: Path) -> None:
-    """Seconds and the most memory of each, in a process of its own."""
+    """Seconds on the wall and of the processor, and the most memory of each, in a process of its own."""
     for name in _MEASURED:
         done = subprocess.run(
             [sys.executable, __file__, "--one", name, str(folder)], capture_output=True, text=True, check=False
@@ -320,8 +321,15 @@ def _measure_one(name: str, folder: Path) -> None:
     begun = time.perf_counter()
     said = _MEASURED[name](folder)
     seconds = time.perf_counter() - begun
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # kilobytes on Linux
-    sys.stdout.write(json.dumps({name: {"seconds": round(seconds, 1), "peak_gb": round(peak, 2), "said": said}}) + "\n")
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    found = {
+        "wall": round(seconds, 1),
+        "processor": round(used.ru_utime + used.ru_stime, 1),
+        "peak_gb": round(used.ru_maxrss / 1e6, 2),  # kilobytes on Linux
+        "load": round(os.getloadavg()[0], 1),
+        "said": said[:60],
+    }
+    sys.stdout.write(json.dumps({name: found}) + "\n")
 
 
 def main() -> None:
