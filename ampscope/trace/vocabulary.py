@@ -32,6 +32,7 @@ class Cause(StrEnum):
     HALF_PARAMS = "half_params"
     RECEIVED = "received"
     HARDWARE_TRANSIENT = "hardware_transient"
+    REPLICA_APART = "replica_apart"
     # usage
     MISUSE_CLIP_BEFORE_UNSCALE = "misuse_clip_before_unscale"
     MISUSE_NO_UNSCALE = "misuse_no_unscale"

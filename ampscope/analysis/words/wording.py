@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ampscope.analysis.results import Finding, Incident
+from ampscope.analysis.words.rank_words import where_ranked
 from ampscope.trace.schema import COLLECTIVE_LIBRARIES, ReplayStatus, Trigger
 
 _TRIGGERS: dict[str, str] = {
@@ -54,6 +55,11 @@ def steps_in_words(item: Incident | Finding) -> str:
     if item.count <= 1 or item.last_step == item.step:
         return f"step {item.step:,}"
     return f"steps {item.step:,} to {item.last_step:,} ({item.count:,} times)"
+
+
+def when_in_words(item: Incident | Finding) -> str:
+    """`steps_in_words`, and on which rank where there are several: ``step 3 on rank 1 of 2``."""
+    return " ".join(filter(None, (steps_in_words(item), where_ranked(item))))
 
 
 def op_in_words(op: str) -> str:
