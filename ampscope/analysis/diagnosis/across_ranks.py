@@ -15,6 +15,7 @@ from ampscope.analysis.tables.step_history import histories
 from ampscope.analysis.words.rank_words import ranks_in_words
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import Trigger
+from ampscope.trace.vocabulary import Cause
 
 #: Incidents examined op by op; a run with more is summed up from these.
 MAX_EXAMINED = 60
@@ -78,7 +79,7 @@ def _of_step(bad: BadStep, examiners: _Examiners, world: World) -> Iterator[Exam
         return
     found = list(examiners.of_step(bad.origins))
     is_located = any(_is_located(each) for _, each in found)
-    cleared = [one for one, each in found if is_located and not _is_located(each) and _may_be_received(one)]
+    cleared = [one for one, each in found if is_located and not _is_located(each) and _may_be_received(one, each)]
     received = tuple(sorted({one.rank for one in (*bad.received, *cleared)}))
     for one, each in found:
         if one not in cleared:
@@ -86,11 +87,14 @@ def _of_step(bad: BadStep, examiners: _Examiners, world: World) -> Iterator[Exam
 
 
 def _is_located(examined: Sequence[Examined]) -> bool:
-    return any(each.incident.op for each in examined)
+    """Whether an op of this rank's own was found; one that received the value from another rank is none."""
+    return any(each.incident.op and each.incident.cause != Cause.RECEIVED for each in examined)
 
 
-def _may_be_received(one: Sighting) -> bool:
-    """Whether all that was recorded fits a rank that only got the value: its own replay has shown no origin."""
+def _may_be_received(one: Sighting, examined: Sequence[Examined]) -> bool:
+    """Whether all that was recorded fits a rank that only got the value: a collective that brought it, or no origin."""
+    if any(each.incident.cause == Cause.RECEIVED for each in examined):
+        return True
     by_itself = one.has_bad_loss or one.lost_in_reduction
     return one.trigger == Trigger.NONFINITE_GRADIENT and not by_itself
 
