@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     for item in on_gpu:
         item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def compiled_code_is_forgotten() -> Iterator[None]:
+    """A process that has compiled anything is watched otherwise, and the next test's may not be one."""
+    yield
+    if getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", None):
+        sys.modules["torch"].compiler.reset()
 
 
 @pytest.fixture
