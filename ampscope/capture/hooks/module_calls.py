@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from ampscope.capture.torch_support import instrumented, torch_private
-from ampscope.capture.torch_support.models import Models
+from ampscope.capture.hooks import compiled_modules
+from ampscope.capture.torch_support import dynamo, instrumented, torch_private
+from ampscope.capture.torch_support.models import Models, is_optimized, unwrapped
 
 #: Steps during which every module's call is looked at, to learn which submodules the loop calls by itself.
 LEARNING_STEPS = 2
@@ -72,9 +73,11 @@ class ModuleWatch:
         self._was_called = False
 
     def install(self) -> None:
-        """Instruments every model."""
+        """Instruments every model; calls of compiled ones are heard anyway, and Dynamo knows them by their class."""
         for root in self._models.roots:
-            self._instrument(root)
+            if not is_optimized(root):
+                self._instrument(root)
+        compiled_modules.join(self)
         if not self._models.compiled:
             self._hooks = [
                 register_module_forward_pre_hook(self._before),
@@ -84,6 +87,7 @@ class ModuleWatch:
     def uninstall(self) -> None:
         """Gives every module its own class back."""
         self._stop_learning()
+        compiled_modules.leave(self)
         for module in self._instrumented.values():
             instrumented.restore(module)
         self._instrumented.clear()
@@ -91,7 +95,10 @@ class ModuleWatch:
     def stepped(self) -> None:
         """A step is over."""
         self._steps += 1
-        if self._steps >= LEARNING_STEPS or torch_private.compiles():
+        if self._steps == 1 and not self._was_called:
+            self._look_inside()
+        compiled_modules.meet_dynamo()
+        if self._steps >= LEARNING_STEPS or dynamo.in_use():
             self._stop_learning()
 
     @property
@@ -101,8 +108,22 @@ class ModuleWatch:
 
     def called(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """An instrumented module was called."""
-        if not self._is_outermost(module):
+        if id(module) not in self._instrumented or not self._is_outermost():
             return forward(*args, **kwargs)
+        return self._outermost(module, forward, args, kwargs)
+
+    def compiles(self) -> None:
+        """``torch.compile`` is used: it warns of hooks on all modules."""
+        self._stop_learning()
+
+    def compiled_called(self, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A compiled module was called; it counts as a call of the watched module inside."""
+        inner = unwrapped(module)
+        if id(inner) not in self._models.names or not self._is_outermost():
+            return call(*args, **kwargs)
+        return self._outermost(inner, call, args, kwargs)
+
+    def _outermost(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         self._was_called = True
         if self._hooks and self._models.compiled:
             self._stop_learning()  # now: torch compiles again when the number of hooks on all modules changes
@@ -118,9 +139,17 @@ class ModuleWatch:
         self._caller.leave(entry, result)
         return result
 
-    def _is_outermost(self, module: nn.Module) -> bool:
-        outermost = not self._depth and id(module) in self._instrumented and self._in_thread()
-        return outermost and not torch_private.in_functorch()
+    def _is_outermost(self) -> bool:
+        return not self._depth and self._in_thread() and not torch_private.in_functorch()
+
+    def _look_inside(self) -> None:
+        """Instruments what compiled models were made of: the loop may call that.
+
+        Only where their own calls do not come, for Dynamo compiles a module anew whose class has changed.
+        """
+        for root in self._models.roots:
+            if is_optimized(root):
+                self._instrument(unwrapped(root))
 
     def _in_thread(self) -> bool:
         if self._thread is None:
@@ -138,7 +167,7 @@ class ModuleWatch:
             self._hooks.pop().remove()
 
     def _before(self, module: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling() or torch_private.compiles() or torch_private.in_functorch():
+        if torch.compiler.is_compiling() or dynamo.in_use() or torch_private.in_functorch():
             return
         known = id(module) in self._models.names and not isinstance(module, torch.jit.ScriptModule)
         if self._depth or not known or id(module) in self._instrumented or not self._in_thread():

@@ -15,6 +15,7 @@ from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.events.calls import ScalerCall, ScalerMethod
 from ampscope.capture.hooks.scaler_calls import ScalerListener, announced
+from ampscope.capture.torch_support import dynamo
 from ampscope.capture.torch_support.optimizer_view import around_every_step
 
 
@@ -90,7 +91,8 @@ def autocast_epoch() -> int:
 
 
 def _clear_autocast_cache() -> None:
-    _epoch[0] += 1
+    if not torch.compiler.is_compiling():
+        _epoch[0] += 1
     _originals["clear_autocast_cache"]()
 
 
@@ -101,6 +103,8 @@ def original_backward() -> Callable[..., Any]:
 
 def _backward(*args: Any, **kwargs: Any) -> Any:
     call: Callable[..., Any] = original_backward()
+    if torch.compiler.is_compiling():
+        return call(*args, **kwargs)
     for listener in _listeners:
         call = _through(listener, call)
     return call(*args, **kwargs)
@@ -114,6 +118,8 @@ def _through(listener: Listener, call: Callable[..., Any]) -> Callable[..., Any]
 
 
 def _scale(scaler: Any, outputs: Any) -> Any:
+    if torch.compiler.is_compiling():
+        return _originals["scale"](scaler, outputs)
     new = [joined for joined in (listener.adopt(scaler) for listener in _listeners) if joined is not None]
     return announced(new, ScalerCall(ScalerMethod.SCALE, (outputs,), {}), lambda: _originals["scale"](scaler, outputs))
 
@@ -123,18 +129,20 @@ def _announced(step: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(step)
     def announced(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        for listener in _listeners:
+        for listener in () if torch.compiler.is_compiling() else _listeners:
             listener.scheduled(scheduler)
         return step(scheduler, *args, **kwargs)
 
     return announced
 
 
+@dynamo.breaks_graph
 def _before_optimizer(optimizer: Optimizer) -> None:
     for listener in _listeners:
         listener.before_optimizer(optimizer)
 
 
+@dynamo.breaks_graph
 def _after_optimizer(optimizer: Optimizer) -> None:
     for listener in _listeners:
         listener.after_optimizer(optimizer)

@@ -64,6 +64,8 @@ def _announced(method: ScalerMethod) -> Callable[..., Any]:
     @wraps(getattr(torch.amp.GradScaler, method))
     def announced_method(self: WatchedScaler, *args: Any, **kwargs: Any) -> Any:
         original = getattr(super(WatchedScaler, self), method)
+        if torch.compiler.is_compiling():
+            return original(*args, **kwargs)
         return self.ampscope_owner.called(ScalerCall(method, args, kwargs), partial(original, *args, **kwargs))
 
     return announced_method

@@ -11,10 +11,17 @@ from ampscope.capture.replay.results import ChangedResult, ReplayResult, Symptom
 from ampscope.capture.replay.tape.call_tape import MAX_ENTRIES
 from ampscope.capture.replay.tape.entry import EarlierResult, Entry, EntryKind, OutsideTensor
 from ampscope.capture.replay.tape.taped_step import TapedStep
+from ampscope.capture.torch_support import dynamo
 from ampscope.capture.torch_support.guard import Suppressed
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.tracing.tracer import CommunicationError, Tracer
 from ampscope.trace.schema import ReplayStatus, Trial
+
+#: What hides calls from the tape, and what to do.
+COMPILED = (
+    "what runs inside a function that torch.compile compiled is not seen: compile the model itself, model.compile(), "
+    "and call it outside compiled functions"
+)
 
 
 def run(
@@ -102,7 +109,8 @@ def _gap(entry: Entry, start: int) -> str:
             return "the step builds on calls of a step before, which the tape has let go"
         if isinstance(reference, OutsideTensor) and reference.tensor.grad_fn is not None and not _cuts_history(entry):
             made_by = reference.tensor.grad_fn.name()
-            return f"the step uses a tensor whose making the tape did not see (its history ends in {made_by})"
+            gap = f"the step uses a tensor whose making the tape did not see (its history ends in {made_by})"
+            return f"{gap}; {COMPILED}" if dynamo.in_use() else gap
     return ""
 
 

@@ -1,4 +1,4 @@
-"""AMPscope's own work within a step: timed, and seen neither by its own trace nor by modes of the user's."""
+"""AMPscope's own work within a step: timed, seen neither by its trace nor by the user's modes, never compiled."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ampscope.capture.replay.tape_mode import TapeMode
+from ampscope.capture.torch_support import dynamo
 from ampscope.capture.torch_support.torch_private import OthersAside
 from ampscope.capture.tracing.function_watch import FunctionWatch
 from ampscope.capture.tracing.tracer import Tracer
@@ -29,6 +30,7 @@ class OwnWork:
         self._depth = 0
         self._started = 0.0
         self._taken = 0.0
+        self._compiler: Any = None  # what Dynamo did with the frames around this work
 
     @property
     def seconds(self) -> float:
@@ -43,6 +45,7 @@ class OwnWork:
         self._depth += 1
         if self._depth == 1:
             self._started = time.perf_counter()
+            self._compiler = dynamo.let_see(None)
             self._pause(True)
             self._aside.__enter__()
         return self
@@ -52,4 +55,5 @@ class OwnWork:
         if not self._depth:
             self._aside.__exit__()
             self._pause(False)
+            dynamo.let_see(self._compiler)
             self._taken += time.perf_counter() - self._started

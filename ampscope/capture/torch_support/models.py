@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from ampscope.capture.torch_support import torch_private
+from ampscope.capture.torch_support import dynamo
 
 #: Attributes under which wrappers keep the module that does the work.
 _INNER = (
@@ -32,9 +32,14 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return unwrapped(getattr(module, name)) if name else module
 
 
+def is_optimized(module: nn.Module) -> bool:
+    """Whether ``module`` is what ``torch.compile`` made of another one."""
+    return _inner_name(module) == "_orig_mod"
+
+
 def is_compiled(module: nn.Module) -> bool:
     """Whether ``torch.compile`` was applied to this very module."""
-    return _inner_name(module) == "_orig_mod" or getattr(module, "_compiled_call_impl", None) is not None
+    return is_optimized(module) or getattr(module, "_compiled_call_impl", None) is not None
 
 
 class Models:
@@ -86,7 +91,7 @@ class Models:
     @property
     def compiled(self) -> bool:
         """Whether any part may run as compiled code."""
-        return torch_private.compiles() or any(is_compiled(module) for module in (*self.roots, *self.modules))
+        return dynamo.in_use() or any(is_compiled(module) for module in (*self.roots, *self.modules))
 
     def owns(self, parameters: Iterator[Tensor]) -> bool:
         """Whether any of ``parameters`` belongs to a watched model."""

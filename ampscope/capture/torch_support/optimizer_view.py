@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -59,9 +60,19 @@ def around_every_step(before: Callable[[Any], None], after: Callable[[Any], None
     """
 
     def on_begin(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        before(optimizer)
+        if not torch.compiler.is_compiling() or _breaks_its_graph(optimizer):
+            before(optimizer)
 
     def on_end(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        after(optimizer)
+        if not torch.compiler.is_compiling() or _breaks_its_graph(optimizer):
+            after(optimizer)
 
     return register_optimizer_step_pre_hook(on_begin), register_optimizer_step_post_hook(on_end)
+
+
+def _breaks_its_graph(optimizer: Optimizer) -> bool:
+    """Whether a compiled ``step`` leaves compiled code by itself before it computes: torch's own do, for their no_grad.
+
+    Hooks may be called there; in any other step they would split what the user compiles as one.
+    """
+    return type(optimizer).step.__module__.startswith("torch.optim.")
