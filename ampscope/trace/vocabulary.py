@@ -31,6 +31,7 @@ class Cause(StrEnum):
     BAD_BUFFER = "bad_buffer"
     HALF_PARAMS = "half_params"
     HARDWARE_TRANSIENT = "hardware_transient"
+    COMPILED_ONLY = "compiled_only"
     # usage
     MISUSE_CLIP_BEFORE_UNSCALE = "misuse_clip_before_unscale"
     MISUSE_NO_UNSCALE = "misuse_no_unscale"

@@ -19,8 +19,8 @@ from ampscope.trace.schema import ReplayStatus, Trial
 
 #: What hides calls from the tape, and what to do.
 COMPILED = (
-    "what runs inside a function that torch.compile compiled is not seen: compile the model itself, model.compile(), "
-    "and call it outside compiled functions"
+    "what runs inside a function that torch.compile compiled is not seen: compile the model alone, model.compile(), "
+    "and call it and the loss outside compiled functions"
 )
 
 
