@@ -17,6 +17,7 @@ from ampscope.capture.hooks.module_calls import ModuleWatch
 from ampscope.capture.record.operand_files import OperandFiles
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.record.terminal import Terminal
+from ampscope.capture.record.unseen_calls import UnseenCalls
 from ampscope.capture.step.assembly import step_watch
 from ampscope.capture.step.scaler_watch import ScalerWatch
 from ampscope.capture.torch_support import torch_private
@@ -58,6 +59,7 @@ class Scope:
         budgets = (TraceBudget(every, overhead, sampled=sampled), ReplayBudget(overhead, replay_budget))
         self._steps = step_watch(models, self._recorder, self._guard, budgets, self._terminal)
         self._modules = ModuleWatch(models, self._steps)
+        self._unseen = UnseenCalls(self._recorder, self._terminal)
         self._scalers: list[ScalerWatch] = []
         self._open = False
         self._rank_checked = False
@@ -104,6 +106,7 @@ class Scope:
             self._steps.close,
             self._modules.uninstall,
             *(scaler.leave for scaler in self._scalers),
+            lambda: self._unseen.ended(self._steps.optimizers.step_of(None), called=self._modules.was_called),
             self._terminal.close,
             lambda: self._recorder.event(EventKind.CLOSE, self._steps.optimizers.step_of(None), ""),
             self._writer.close,
@@ -158,8 +161,7 @@ class Scope:
             self._steps.after_optimizer(optimizer)
             self._check_rank()
             self._modules.stepped()
-            if self._modules.silent:
-                self._warn("no call of the watched model was seen; if the loop calls a compiled copy, watch that one")
+            self._unseen.stepped(self._steps.optimizers.step_of(None), called=self._modules.was_called)
 
     def scheduled(self, scheduler: Any) -> None:
         """See `process_hooks.Listener`."""

@@ -110,3 +110,4 @@ class Verdict(StrEnum):
 
     HEALTHY = "healthy"
     PROBLEM = "problem"
+    NOT_OBSERVED = "not_observed"  #: nothing was seen that would allow a verdict

@@ -10,6 +10,7 @@ from ampscope.analysis.diagnosis.examiner import Examiner
 from ampscope.analysis.diagnosis.harmless_values import harmless_values
 from ampscope.analysis.diagnosis.run_summary import summary
 from ampscope.analysis.diagnosis.silent_failures import silent_failures
+from ampscope.analysis.diagnosis.unobserved import unobserved
 from ampscope.analysis.origin.step_graph import Sites
 from ampscope.analysis.results import Diagnosis, Finding, Incident, RunInfo
 from ampscope.analysis.scale.health import healths, scale_incidents
@@ -50,10 +51,11 @@ def _diagnose(run: Run) -> Diagnosis:
     primary = _primary(incidents, mistakes)
     info = run_info(run, by_rank[ranks[0]])
     benign = sum(incident.cause.is_benign for incident in incidents)
+    unseen = "" if primary else unobserved(run, ranks[0], info.steps)
     return Diagnosis(
         run=info,
-        verdict=Verdict.PROBLEM if primary else Verdict.HEALTHY,
-        summary=summary(primary, steps=info.steps, skipped=info.skipped, benign=benign),
+        verdict=Verdict.PROBLEM if primary else Verdict.NOT_OBSERVED if unseen else Verdict.HEALTHY,
+        summary=unseen or summary(primary, steps=info.steps, skipped=info.skipped, benign=benign),
         primary=primary,
         incidents=tuple(incidents),
         findings=mistakes,

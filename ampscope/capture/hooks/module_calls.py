@@ -70,7 +70,7 @@ class ModuleWatch:
         self._hooks: list[Any] = []
         self._hooked: _Hooked | None = None
         self._steps = 0
-        self._was_called = False
+        self.was_called = False  #: any call of a watched module was seen
 
     def install(self) -> None:
         """Instruments every model; calls of compiled ones are heard anyway, and Dynamo knows them by their class."""
@@ -95,16 +95,11 @@ class ModuleWatch:
     def stepped(self) -> None:
         """A step is over."""
         self._steps += 1
-        if self._steps == 1 and not self._was_called:
+        if self._steps == 1 and not self.was_called:
             self._look_inside()
         compiled_modules.meet_dynamo()
         if self._steps >= LEARNING_STEPS or dynamo.in_use():
             self._stop_learning()
-
-    @property
-    def silent(self) -> bool:
-        """Whether learning is over and no call of a watched module was ever seen."""
-        return self._steps == LEARNING_STEPS and not self._was_called
 
     def called(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """An instrumented module was called."""
@@ -124,7 +119,7 @@ class ModuleWatch:
         return self._outermost(inner, call, args, kwargs)
 
     def _outermost(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        self._was_called = True
+        self.was_called = True
         if self._hooks and self._models.compiled:
             self._stop_learning()  # now: torch compiles again when the number of hooks on all modules changes
         entry = self._caller.enter(module, args, kwargs)
@@ -173,7 +168,7 @@ class ModuleWatch:
         if self._depth or not known or id(module) in self._instrumented or not self._in_thread():
             return
         self._instrument(module)
-        self._was_called = True
+        self.was_called = True
         kwargs = torch_private.forward_kwargs(sys._getframe(1))
         self._hooked = _Hooked(module, self._caller.enter(module, args, kwargs))
         self._depth += 1
