@@ -5,14 +5,18 @@ A compiled module is another object than the module it was made of; a loop may c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
+from ampscope.capture.hooks.listeners import Listeners
 from ampscope.capture.torch_support import dynamo
+from ampscope.capture.torch_support.models import unwrapped
 
 
 class CompileListener(Protocol):
@@ -25,8 +29,19 @@ class CompileListener(Protocol):
         """A compiled module is called: runs it, with ``call``, and returns what that returned."""
 
 
-_listeners: list[CompileListener] = []
+_listeners: Listeners[CompileListener] = Listeners()
 _originals: dict[str, Any] = {}
+_eager_threads: list[int] = []
+
+
+@contextlib.contextmanager
+def run_eagerly() -> Iterator[None]:
+    """Has this thread run what compiled modules were made of: in a replay, all is eager, and torch need not warn."""
+    _eager_threads.append(threading.get_ident())
+    try:
+        yield
+    finally:
+        _eager_threads.remove(threading.get_ident())
 
 
 def join(listener: CompileListener) -> None:
@@ -34,16 +49,13 @@ def join(listener: CompileListener) -> None:
     if not _listeners:
         _originals["compile"] = torch.compile
         torch.compile = _heard(torch.compile)  # restored in leave
-    _listeners.append(listener)
+    _listeners.join(listener)
     meet_dynamo()
 
 
 def leave(listener: CompileListener) -> None:
     """Stops telling ``listener``; nothing of AMPscope is left in torch after the last one."""
-    if listener not in _listeners:
-        return
-    _listeners.remove(listener)
-    if not _listeners:
+    if _listeners.leave(listener):
         _restore(torch, "compile")
         _restore(_originals.pop("module", None), "__call__")
 
@@ -84,7 +96,9 @@ def _module_heard(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(original)
     def heard(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        call = partial(original, module)
+        if threading.get_ident() in _eager_threads:
+            return unwrapped(module)(*args, **kwargs)
+        call: Callable[..., Any] = partial(original, module)
         for listener in _listeners:
             call = _through(listener, module, call)
         return call(*args, **kwargs)

@@ -14,6 +14,7 @@ from torch.optim import lr_scheduler
 from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.events.calls import ScalerCall, ScalerMethod
+from ampscope.capture.hooks.listeners import Listeners
 from ampscope.capture.hooks.scaler_calls import ScalerListener, announced
 from ampscope.capture.torch_support import dynamo
 from ampscope.capture.torch_support.optimizer_view import around_every_step
@@ -38,7 +39,7 @@ class Listener(Protocol):
         """A ``GradScaler`` scales a loss; returns who listens to it from now on, None for what is known or foreign."""
 
 
-_listeners: list[Listener] = []
+_listeners: Listeners[Listener] = Listeners()
 _hooks: list[Any] = []
 _originals: dict[str, Any] = {}
 _schedulers: dict[type, Callable[..., Any]] = {}  # classes that step in their own way, with it
@@ -49,15 +50,13 @@ def join(listener: Listener) -> None:
     """Starts telling ``listener``."""
     if not _listeners:
         _install()
-    _listeners.append(listener)
+    _listeners.join(listener)
 
 
 def leave(listener: Listener) -> None:
     """Stops telling ``listener``; nothing of AMPscope is left in torch after the last one."""
-    if listener in _listeners:
-        _listeners.remove(listener)
-        if not _listeners:
-            _uninstall()
+    if _listeners.leave(listener):
+        _uninstall()
 
 
 def _install() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ampscope.capture.hooks import compiled_modules
 from ampscope.capture.replay.changes import ReplayChange
 from ampscope.capture.replay.substitutes import Substitutes
 from ampscope.capture.replay.tape.call_tape import in_place_results
@@ -18,9 +19,9 @@ from ampscope.capture.replay.tape.entry import EarlierResult, Entry, EntryKind, 
 from ampscope.capture.replay.tape.fingerprints import alike, fingerprint
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.torch_support import call_state, tensor_tree, torch_private
-from ampscope.capture.torch_support.backward_call import backward_roots, creates_graph
 from ampscope.capture.torch_support.call_state import random_state_kept
-from ampscope.capture.torch_support.function_names import attaches
+from ampscope.capture.torch_support.calls.backward_call import backward_roots, creates_graph
+from ampscope.capture.torch_support.calls.function_names import attaches
 from ampscope.capture.torch_support.models import Models, unwrapped
 from ampscope.capture.tracing.sites import dtype_name
 from ampscope.capture.tracing.statistics.stats import finite, measurable
@@ -223,7 +224,7 @@ def _eager() -> Iterator[None]:
     if "torch._dynamo" not in sys.modules:
         yield
         return
-    with torch.compiler.set_stance("force_eager"):
+    with torch.compiler.set_stance("force_eager"), compiled_modules.run_eagerly():
         yield
 
 

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from ampscope.capture.replay.tape.call_tape import Tape
 from ampscope.capture.torch_support import tensor_tree, torch_private
 from ampscope.capture.torch_support.call_state import RandomState
-from ampscope.capture.torch_support.function_names import draws_random_numbers, is_in_place
+from ampscope.capture.torch_support.calls.function_names import draws_random_numbers, is_in_place
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.user_line import NOWHERE, user_place
 

@@ -10,7 +10,7 @@ from ampscope.capture.events.open_step import StepAttempt
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.replay import player
 from ampscope.capture.step.measures import gradients
-from ampscope.capture.torch_support.backward_call import creates_graph
+from ampscope.capture.torch_support.calls.backward_call import creates_graph
 from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models

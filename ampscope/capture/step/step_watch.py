@@ -26,7 +26,7 @@ from ampscope.capture.step.observers import Observers
 from ampscope.capture.step.optimizer_numbers import OptimizerNumbers
 from ampscope.capture.step.own_work import OwnWork
 from ampscope.capture.torch_support import dynamo
-from ampscope.capture.torch_support.backward_call import backward_roots, leads_to
+from ampscope.capture.torch_support.calls.backward_call import backward_roots, leads_to
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.readback import Readback

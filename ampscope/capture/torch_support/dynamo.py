@@ -38,6 +38,18 @@ def optimized_module() -> Any | None:
     return getattr(_eval_frame(), "OptimizedModule", None)
 
 
+def tie(module: Any, watch: object) -> None:
+    """Has ``watch`` live as long as what ``torch.compile`` made of a module, which must keep its class (None: no more).
+
+    It goes to the function that runs the module, where no state, copy or pickle of the module has it.
+    """
+    forward = vars(module).get("forward")
+    if isinstance(forward, FunctionType):
+        vars(forward).pop("ampscope_watch", None)
+        if watch is not None:
+            forward.ampscope_watch = watch  # type: ignore[attr-defined]  # functions take any
+
+
 def let_see(what: Any) -> Any:
     """Says what Dynamo does with the frames of this thread from here on (None: nothing); returns what it did before."""
     change = getattr(torch._C._dynamo.eval_frame, "set_eval_frame", None)

@@ -21,10 +21,10 @@ from ampscope.capture.replay.tape.entry import (
 from ampscope.capture.replay.tape.fingerprints import fingerprint
 from ampscope.capture.replay.tape.live_results import LiveResults
 from ampscope.capture.torch_support import call_state, tensor_tree
-from ampscope.capture.torch_support.backward_call import backward_roots
 from ampscope.capture.torch_support.call_state import RandomState
+from ampscope.capture.torch_support.calls.backward_call import backward_roots
+from ampscope.capture.torch_support.calls.function_names import is_in_place
 from ampscope.capture.torch_support.dtypes import HALF, dtypes_asked
-from ampscope.capture.torch_support.function_names import is_in_place
 from ampscope.capture.torch_support.torch_private import version_counter
 from ampscope.capture.torch_support.user_line import NOWHERE, Place
 

@@ -23,6 +23,7 @@ from tests.integration.frameworks.compile_orders.loops import (
     Order,
     compiled_autograd,
 )
+from tests.support.primary import primary_incident
 from tests.support.training.twin_runs import EXACT, Watched, train_both, train_unwatched
 
 pytestmark = [  # dynamo's own, with or without a watch
@@ -51,8 +52,7 @@ def test_a_healthy_loop_stays_as_it_is(order: Order, backend: str, run_folder: P
 @pytest.mark.parametrize(("order", "backend"), EVERY)
 def test_a_bad_step_is_told(order: Order, backend: str, run_folder: Path) -> None:
     watched = train_both(Loop(order, backend, bad=True), run_folder)
-    primary = ampscope.diagnose(watched.run).primary
-    assert primary is not None
+    primary = primary_incident(watched.run)
     assert primary.step == BAD_STEP
     if order in HIDDEN:
         assert (primary.cause, primary.replay) == (Cause.UNKNOWN, ReplayStatus.UNAVAILABLE)
@@ -77,8 +77,7 @@ def test_watching_adds_neither_compilations_nor_graphs(order: Order, run_folder:
 def test_compiled_autograd_stays_as_it_is(order: Order, run_folder: Path) -> None:
     with compiled_autograd():
         watched = train_both(Loop(order, "aot_eager", bad=True), run_folder)
-    primary = ampscope.diagnose(watched.run).primary
-    assert primary is not None
+    primary = primary_incident(watched.run)
     assert primary.step == BAD_STEP
     if order not in HIDDEN:
         assert (primary.module, *watched.replay_of(BAD_STEP)) == ("norm", *EXACT)
@@ -109,8 +108,7 @@ def test_what_only_compiled_code_does_is_told_as_that(run_folder: Path) -> None:
         return Loop(Order.IN_PLACE, spoiling, bad=False)(watch)
 
     watched = train_both(loop, run_folder)
-    primary = ampscope.diagnose(watched.run).primary
-    assert primary is not None
+    primary = primary_incident(watched.run)
     assert (primary.step, primary.cause, primary.replay) == (
         BAD_STEP,
         Cause.COMPILED_ONLY,
@@ -141,7 +139,6 @@ def test_a_model_under_data_parallelism_is_known_through_its_compiled_form(run_f
         watched = train_both(Wrapped(Order.RAW_WATCHED, None, bad=True), run_folder)
     finally:
         torch.distributed.destroy_process_group()
-    primary = ampscope.diagnose(watched.run).primary
-    assert primary is not None
+    primary = primary_incident(watched.run)
     assert (primary.step, primary.op, primary.module) == (BAD_STEP, "aten.div.Tensor", "norm")
     assert watched.replay_of(BAD_STEP) == EXACT

@@ -1,0 +1,1 @@
+"""What a call is, told by its function and its arguments."""
