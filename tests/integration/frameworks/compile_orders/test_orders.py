@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -71,6 +72,19 @@ def test_watching_adds_neither_compilations_nor_graphs(order: Order, run_folder:
         Watched.train(loop, run_folder) if watch else train_unwatched(loop)
         counts.append((backend.compiled, backend.ran))
     assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("autograd", [False, True])
+@pytest.mark.parametrize("order", [Order.FORWARD_AND_BACKWARD, Order.WHOLE_STEP, Order.OPTIMIZER])
+def test_no_code_of_our_own_is_compiled(order: Order, autograd: bool, run_folder: Path) -> None:
+    """Below a compiled function that broke its graph, every frame is offered to Dynamo."""
+    torch._dynamo.reset()
+    with compiled_autograd() if autograd else contextlib.nullcontext():
+        Watched.train(Loop(order, "aot_eager", bad=True), run_folder)
+    codes = [known() for known in torch._dynamo.convert_frame.output_codes.seen]
+    assert codes, "something was compiled"
+    own = str(Path(ampscope.__file__).parent)
+    assert [code for code in codes if code is not None and code.co_filename.startswith(own)] == []
 
 
 @pytest.mark.parametrize("order", [Order.IN_PLACE, Order.RAW_WATCHED, Order.FORWARD_AND_BACKWARD])
