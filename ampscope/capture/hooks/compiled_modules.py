@@ -68,12 +68,13 @@ def _restore(owner: Any, name: str) -> None:
 
 def meet_dynamo() -> None:
     """Does what can be done only once Dynamo is loaded; costs nothing where it is not, or was met before."""
+    if "module" in _originals or not _listeners:
+        return
     module = dynamo.optimized_module()
-    if module is not None and _listeners:
+    if module is not None:
         dynamo.leave_own_code_alone()
-        if "module" not in _originals:
-            _originals["module"], _originals["__call__"] = module, module.__call__
-            module.__call__ = _module_heard(module.__call__)
+        _originals["module"], _originals["__call__"] = module, module.__call__
+        module.__call__ = _module_heard(module.__call__)
 
 
 def _heard(compiler: Callable[..., Any]) -> Callable[..., Any]:

@@ -147,7 +147,8 @@ class ModuleWatch:
         self._steps += 1
         if self._steps == 1 and not self.was_called:
             self._look_inside()
-        compiled_modules.meet_dynamo()
+        if dynamo.in_use():
+            compiled_modules.meet_dynamo()  # by another way than `torch.compile`, which says so
         if self._steps >= LEARNING_STEPS or dynamo.in_use():
             self._stop_learning()
 
