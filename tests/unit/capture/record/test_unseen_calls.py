@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -33,7 +33,7 @@ def events_of(scope: ampscope.Scope) -> list[str]:
     return [row.kind for row in ampscope.open_run(scope.folder).rows(Table.EVENTS) if row.kind in told]
 
 
-def train(folder: Path, calls: list[Call]) -> ampscope.Scope:
+def train(folder: Path, calls: Sequence[Call]) -> ampscope.Scope:
     """One step for each of ``calls``, with a scaler: its steps are seen whether or not their forward is."""
     model, scaler = nn.Linear(8, 8), torch.amp.GradScaler("cpu", init_scale=64.0)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
