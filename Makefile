@@ -7,7 +7,7 @@
 # make plants           every fault planted in every model, and every healthy training, with a table at the end
 # make docs             write docs/trace-format.md anew from the schema
 # make torch-versions   what touches torch, under the oldest torch supported and the newest tested
-# make bench            what watching costs a training, and what an incident costs
+# make bench            what watching costs a loop and a framework's training, and what an incident costs
 # make bench-app        how fast the app opens large runs and many runs
 # make samples          record the sample runs in sample_logs/ again
 # make screenshots      a picture of every page of the app
@@ -72,6 +72,7 @@ torch-versions: $(TORCHES:%=.venv-torch-%/.done)
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/incidents.py
+	$(BIN)/python benchmarks/frameworks.py
 
 bench-app: $(VENV)/.dev
 	test -d .bench/big || $(BIN)/python benchmarks/big_trace.py .bench/big/run

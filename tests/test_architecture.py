@@ -39,6 +39,10 @@ ROOMS = {
     "report": room(ampscope="analysis trace errors", others="rich"),
     "cli": room(ampscope="ampscope report analysis trace errors", others="typer rich"),
     "demo": room(ampscope="ampscope", others="torch sklearn rich"),
+    "integrations": room(
+        ampscope="ampscope errors capture trace.schema",
+        others="torch lightning pytorch_lightning transformers accelerate",
+    ),
     "app": room(
         ampscope="analysis report errors trace.schema trace.dtypes trace.vocabulary trace.manifest trace.read",
         others="streamlit plotly numpy",

@@ -17,6 +17,7 @@ import torch
 from ampscope.capture.budgets import ReplayBudget, TraceBudget
 from ampscope.capture.hooks import process_hooks
 from ampscope.capture.hooks.module_calls import ModuleWatch
+from ampscope.capture.record.live_figures import LiveFigures
 from ampscope.capture.record.operand_files import OperandFiles
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.record.terminal import Terminal
@@ -43,6 +44,7 @@ class Scope:
     """What `ampscope.watch` returns: the run being recorded.
 
     A context manager; leaving it (or `close`, or the end of the process) removes everything AMPscope installed.
+    Many methods because it is also what the hooks of the process call.
 
     Attributes:
         folder: The run's folder.
@@ -154,6 +156,13 @@ class Scope:
         self._steps.readback.drain()
         self._writer.flush()
 
+    def figures(self) -> LiveFigures:
+        """What people watch while a run trains: the loss scale, the share of skipped steps, what observing costs.
+
+        Never waits for a device: a step counts as soon as its values have reached the host.
+        """
+        return self._recorder.figures.now
+
     def watches(self, roots: Iterable[torch.nn.Module]) -> Extent | None:
         """How much of ``roots`` belongs to this scope; None where nothing does."""
         roots = list(roots)
@@ -168,9 +177,13 @@ class Scope:
         """See `process_hooks.Listener`."""
         return self._steps.backward(call, args, kwargs)
 
-    def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+    def before_optimizer(self, optimizer: torch.optim.Optimizer, *, with_closure: bool) -> None:
         """See `process_hooks.Listener`."""
-        self._steps.before_optimizer(optimizer)
+        self._steps.before_optimizer(optimizer, with_closure=with_closure)
+
+    def closure(self, optimizer: torch.optim.Optimizer, call: Any) -> Any:
+        """See `process_hooks.Listener`."""
+        return self._steps.closure(optimizer, call)
 
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """See `process_hooks.Listener`."""

@@ -18,11 +18,12 @@ from torch.optim import Optimizer
 
 import ampscope
 from ampscope.capture.budgets import TRIALS
+from ampscope.capture.hooks.accelerator import Accelerator, is_accelerator, prepared
 from ampscope.capture.record.job import Job, this_job
 from ampscope.capture.record.run_folder import DEFAULT_FOLDER, default_folder
 from ampscope.capture.record.sampled_ranks import sampled_ranks
 from ampscope.capture.scope import Extent, Scope, close_forgotten, open_scopes
-from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.models import Models, inside_fabric
 from ampscope.capture.torch_support.optimizer_view import OptimizerView, is_optimizer
 from ampscope.errors import WatchError
 from ampscope.trace.manifest import Manifest
@@ -33,7 +34,7 @@ OPERANDS_SHARE = 4
 
 
 def watch(
-    model: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module],
+    model: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module] | Accelerator,
     scaler: Any | None = None,
     *,
     optimizer: Optimizer | None = None,
@@ -51,7 +52,8 @@ def watch(
 
     Args:
         model: The model the loop calls, or several of them. Wrapped ones (``DistributedDataParallel``,
-            ``torch.compile``) are fine.
+            ``torch.compile``) are fine. Or an `accelerate.Accelerator`, after its ``prepare``: its models and its
+            scaler are watched.
         scaler: The loop's ``GradScaler``. Without it, the scaler is noticed when it first scales a loss; a loop
             without one (bf16, fp32) is watched too.
         optimizer: Checked to hold parameters of ``model``; it is found by itself otherwise.
@@ -79,6 +81,8 @@ def watch(
         WatchError: The call cannot be honoured; nothing was installed.
         RunError: ``dir`` holds a run that cannot be continued.
     """
+    if is_accelerator(model):
+        model, scaler = _prepared(model, scaler)
     roots = _models(model)
     _check_scaler(scaler)
     _check_numbers(every, overhead, replay_budget, disk_budget)
@@ -109,6 +113,13 @@ def watch(
     ).open(scaler)
 
 
+def _prepared(accelerator: Any, scaler: Any) -> tuple[list[nn.Module], Any]:
+    models, own = prepared(accelerator)
+    if not models:
+        raise WatchError("this accelerator has prepared no model yet; call ampscope.watch after accelerator.prepare")
+    return models, own if scaler is None else scaler
+
+
 def _models(model: Any) -> list[nn.Module]:
     roots = list(model.values()) if isinstance(model, Mapping) else model
     roots = [roots] if isinstance(roots, nn.Module) and not isinstance(model, Mapping) else roots
@@ -117,7 +128,7 @@ def _models(model: Any) -> list[nn.Module]:
             f"ampscope.watch needs the model your loop calls (a torch.nn.Module, or a list of them), "
             f"not {type(model).__name__}; write ampscope.watch(model, scaler)"
         )
-    return list(roots)
+    return [inside_fabric(root) for root in roots]
 
 
 def _check_scaler(scaler: Any) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.events.open_step import ScaleState, StepAttempt
+from ampscope.capture.torch_support.call_state import Ambient
 from ampscope.capture.torch_support.user_line import Place
 
 
@@ -19,6 +20,7 @@ class StepStart(NamedTuple):
     number: int  #: of the step attempts of this process
     optimizers: int  #: whose steps take turns (a GAN's), as far as is known
     apart: bool  #: the attempt before is still undecided, and what it holds is not to be touched
+    ambient: Ambient  #: the loop's autocast and grad mode
 
 
 class ModuleCall(NamedTuple):
@@ -27,8 +29,8 @@ class ModuleCall(NamedTuple):
     module: nn.Module
     args: Any
     kwargs: Any
+    ambient: Ambient  #: the loop's autocast and grad mode
     learning: bool  #: one of the first steps, in which is learned what forward does besides computing
-    micro_batches: int  #: backward passes of the step so far
 
 
 class BackwardCall(NamedTuple):
@@ -37,7 +39,7 @@ class BackwardCall(NamedTuple):
     args: Any
     kwargs: Any
     roots: list[Tensor]  #: what it starts from
-    first: bool  #: of the step
+    ambient: Ambient  #: the loop's autocast and grad mode
     several_optimizers: bool  #: there may be optimizers that it is not for
 
 

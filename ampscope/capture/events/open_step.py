@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.torch_support import tensor_tree, torch_private
+from ampscope.capture.torch_support.call_state import Ambient
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.torch_support.readback import Parcel
 
@@ -25,6 +26,8 @@ class OpenStep:
     parcels: list[Parcel] = field(default_factory=list)  #: the losses, on their way to the host
     norms: dict[int, Tensor | None] = field(default_factory=dict)  #: of unscaled gradients, by ``id`` of the optimizer
     micro_batches: int = 0
+    scaler: Any = None  #: that scaled its latest loss
+    bad: StepAttempt | None = None  #: went bad, as far as it had come, before its weights were moved
 
     def scaled(self, losses: Any) -> None:
         """A scaler was given ``losses``."""
@@ -99,3 +102,4 @@ class EndedStep(NamedTuple):
     attempt: StepAttempt
     number: int  #: as `StepStart.number`
     seconds: float  #: since the step began
+    ambient: Ambient  #: the loop's autocast and grad mode

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from ampscope.capture.hooks import compiled_modules
+from ampscope.capture.hooks.redirection import Redirections
 from ampscope.capture.torch_support import dynamo, instrumented, torch_private
 from ampscope.capture.torch_support.models import Models, is_optimized, unwrapped
 
@@ -111,6 +112,7 @@ class ModuleWatch:
 
     def __init__(self, models: Models, caller: CallListener) -> None:
         self._models = models
+        self._redirections = Redirections(models.modules)
         self._caller = caller
         self._thread: int | None = None  # of the first call; replicas in other threads are not the loop's
         self._depth = 0
@@ -154,7 +156,8 @@ class ModuleWatch:
 
     def called(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """An instrumented module was called."""
-        if id(module) not in self._instrumented or not self._is_outermost():
+        outermost = id(module) in self._instrumented and self._is_outermost()
+        if not outermost or self._redirections.is_redirected(module):
             return forward(*args, **kwargs)
         return self._outermost(module, forward, args, kwargs)
 
@@ -217,6 +220,8 @@ class ModuleWatch:
             return
         known = id(module) in self._models.names and not isinstance(module, torch.jit.ScriptModule)
         if self._depth or not known or id(module) in self._instrumented or not self._in_thread():
+            return
+        if self._redirections.is_redirected(module):
             return
         self._instrument(module)
         self.was_called = True

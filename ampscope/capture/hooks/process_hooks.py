@@ -6,7 +6,7 @@ Installed when the first scope opens, removed when the last closes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Protocol
 
 import torch
@@ -26,8 +26,11 @@ class Listener(Protocol):
     def backward(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a backward pass, with or without taking part in it."""
 
-    def before_optimizer(self, optimizer: Optimizer) -> None:
-        """An optimizer is about to change its parameters."""
+    def before_optimizer(self, optimizer: Optimizer, *, with_closure: bool) -> None:
+        """An optimizer is about to change its parameters, at once or after the closure that it was given."""
+
+    def closure(self, optimizer: Optimizer, call: Callable[[], Any]) -> Any:
+        """Runs a closure that an optimizer was given, with or without taking part in it."""
 
     def after_optimizer(self, optimizer: Optimizer) -> None:
         """An optimizer has changed its parameters."""
@@ -70,7 +73,7 @@ def _install() -> None:
         if isinstance(kind, type) and issubclass(kind, lr_scheduler.LRScheduler) and "step" in vars(kind):
             _schedulers[kind] = vars(kind)["step"]
             kind.step = _announced(vars(kind)["step"])  # type: ignore[method-assign]  # restored in _uninstall
-    _hooks.extend(around_every_step(_before_optimizer, _after_optimizer))
+    _hooks.extend(around_every_step(_EveryListener()))
 
 
 def _uninstall() -> None:
@@ -135,13 +138,20 @@ def _announced(step: Callable[..., Any]) -> Callable[..., Any]:
     return announced
 
 
-@dynamo.breaks_graph
-def _before_optimizer(optimizer: Optimizer) -> None:
-    for listener in _listeners:
-        listener.before_optimizer(optimizer)
+class _EveryListener:
+    """Passes the steps of optimizers on to all who listen."""
 
+    @dynamo.breaks_graph
+    def before_optimizer(self, optimizer: Optimizer, *, with_closure: bool) -> None:
+        for listener in _listeners:
+            listener.before_optimizer(optimizer, with_closure=with_closure)
 
-@dynamo.breaks_graph
-def _after_optimizer(optimizer: Optimizer) -> None:
-    for listener in _listeners:
-        listener.after_optimizer(optimizer)
+    def closure(self, optimizer: Optimizer, call: Callable[[], Any]) -> Any:
+        for listener in _listeners:
+            call = partial(listener.closure, optimizer, call)
+        return call()
+
+    @dynamo.breaks_graph
+    def after_optimizer(self, optimizer: Optimizer) -> None:
+        for listener in _listeners:
+            listener.after_optimizer(optimizer)

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ampscope.capture.record.live_figures import FigureKeeper
 from ampscope.capture.record.operand_files import OperandFiles
 from ampscope.capture.replay.results import ReplayResult, TrialResult
 from ampscope.capture.torch_support.models import Models
@@ -53,10 +54,14 @@ class Recorder:
         writer: The open trace.
         models: The watched models.
         operands: Where operands of failed ops go.
+
+    Attributes:
+        figures: What the steps written so far add up to.
     """
 
     def __init__(self, writer: TraceWriter, models: Models, operands: OperandFiles) -> None:
         self.operands = operands
+        self.figures = FigureKeeper()
         self._writer = writer
         self._models = models
         self._written_findings: set[tuple[str, Place]] = set()
@@ -95,6 +100,7 @@ class Recorder:
 
     def step(self, row: StepRow) -> None:
         """A step attempt is over and its values are known."""
+        self.figures.step(row)
         self._writer.put(Table.STEPS, [row])
 
     def grads(self, rows: list[GradRow]) -> None:

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from ampscope.capture.hooks import compiled_modules
 from ampscope.capture.replay.changes import ReplayChange
+from ampscope.capture.replay.state.unlisted_modules import left_as_found
 from ampscope.capture.replay.substitutes import Substitutes
+from ampscope.capture.replay.tape import framework_flags
 from ampscope.capture.replay.tape.call_tape import in_place_results
 from ampscope.capture.replay.tape.entry import EarlierResult, Entry, EntryKind, OutsideTensor
 from ampscope.capture.replay.tape.fingerprints import alike, fingerprint
@@ -69,7 +71,7 @@ class Player:
             if self._faithful:
                 self._check_versions()
             self._name_leaves()
-            with self._substitutes.installed(self._hooks()):
+            with left_as_found(self._models.names), self._substitutes.installed(self._hooks()):
                 self._change.change_modules(self._models)
                 with self._change.active(self._tracer.places.now), self._tracer.active():
                     self._play_entries()
@@ -164,7 +166,8 @@ class Player:
         self.losses += losses
         self._tracer.paused = False
         self._tracer.functions.creates_graph = creates_graph(args, kwargs)
-        call_user(torch_private.through_topmost_mode(entry.call), args, kwargs)
+        with framework_flags.set_again(entry.state.flags):
+            call_user(torch_private.through_topmost_mode(entry.call), args, kwargs)
         self._tracer.micro_batch += 1
 
     def _tensor_of(self, reference: EarlierResult | OutsideTensor) -> Tensor:

@@ -14,6 +14,7 @@ from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.torch_support import dynamo
 from ampscope.capture.torch_support.guard import Suppressed
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.tracing.statistics.stats import finite
 from ampscope.capture.tracing.tracer import CommunicationError, Tracer
 from ampscope.trace.schema import ReplayStatus, Trial
 
@@ -40,7 +41,7 @@ def run(
         What it came to. Nothing of the model, the generators or the gradients is different afterwards.
     """
     started = time.perf_counter()
-    obstacle = _obstacle(step)
+    obstacle = _obstacle(step) or _lost_weights(step, models)
     if obstacle:
         return ReplayResult(ReplayStatus.UNAVAILABLE, obstacle)
     player = Player(step, models, tracer, ReplayChange())
@@ -92,14 +93,21 @@ def _play(player: Player) -> str:
 
 def _obstacle(step: TapedStep) -> str:
     """Why a step cannot be replayed at all; empty when it can."""
-    if step.tape.obstacle:
-        return step.tape.obstacle
+    if step.tape.obstacle or step.state.gap():
+        return step.tape.obstacle or step.state.gap()
     if step.tape.full:
         return f"the step made more than {MAX_ENTRIES} calls, too many to keep"
     entries = [entry for _, entry in step.entries()]
     if not any(entry.kind is EntryKind.BACKWARD for entry in entries):
         return "no backward was seen in the step"
     return next(filter(None, (_gap(entry, step.tape.start) for entry in entries)), "")
+
+
+def _lost_weights(step: TapedStep, models: Models) -> str:
+    """Why the weights themselves cannot be told to be the origin, though they are not finite; empty where they can."""
+    if step.after_unjudged and not all(finite(weight) for _, weight in models.parameters.values()):
+        return "the weights were moved within the step before AMPscope could look, and were not finite afterwards"
+    return ""
 
 
 def _gap(entry: Entry, start: int) -> str:

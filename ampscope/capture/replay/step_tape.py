@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,28 +11,18 @@ from torch import Tensor
 from ampscope.capture.events.calls import BackwardCall, ModuleCall, ScalerCall, ScalerMethod, StepStart
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.hooks import process_hooks
-from ampscope.capture.replay.state_snapshot import StateSnapshot
+from ampscope.capture.replay.state.state_snapshot import StateSnapshot
 from ampscope.capture.replay.tape.call_tape import Tape
 from ampscope.capture.replay.tape.entry import Entry
+from ampscope.capture.replay.tape.evaluation import MOST_CALLS, Evaluation
 from ampscope.capture.replay.tape.taped_step import TapedStep
+from ampscope.capture.replay.tape.weight_writes import WeightWrites
 from ampscope.capture.replay.tape_mode import FunctionListener, TapeMode
-from ampscope.capture.torch_support import call_state, tensor_tree
+from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.communication.gradient_reduction import synchronising, wrapper_of
-from ampscope.capture.torch_support.communication.process_group import collectives_so_far
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.user_line import NOWHERE, user_place
-
-#: Calls without a backward, and micro-batches without an optimizer step, whose inputs are kept alive.
-MOST_CALLS = 64
-
-
-class _BeforeBackward(NamedTuple):
-    """What there was before the first backward of the step."""
-
-    gradients: bool = False
-    collectives: int | None = 0  #: that had run
-    wrapped: bool = False  #: a call of the step ran in a wrapper that reduces gradients by itself
 
 
 class StepTape(StepObserver):
@@ -43,19 +33,27 @@ class StepTape(StepObserver):
         listener: Is told of the functions that the loop calls.
         guard: Catches faults of the tape.
         pause: Leaves out of a live trace what the tape computes.
+        judge: Called with weights that the loop is about to move in mid-step: what the step has come to so far can be
+            run again only now.
     """
 
-    def __init__(self, models: Models, listener: FunctionListener, guard: Guard, pause: Callable[[bool], None]) -> None:
+    def __init__(
+        self,
+        models: Models,
+        listener: FunctionListener,
+        guard: Guard,
+        pause: Callable[[bool], None],
+        judge: Callable[[list[Tensor]], None],
+    ) -> None:
         self._models = models
         self.guard = guard
-        self._types = call_state.device_types()
-        self._tape = Tape(self._types)
+        self._tape = Tape()
         self._state = StateSnapshot(models)
-        self._mode = TapeMode(self._tape, listener, guard, pause)
-        self._since = 0  # where on the tape the present step begins
+        self._mode = TapeMode(self._tape, listener, guard, pause, self._before_function)
+        self._writes = WeightWrites(models)
+        self._judge = judge
+        self._evaluation = Evaluation(0)
         self._starts: list[int] = []  # where the latest steps began
-        self._calls = 0  # of watched modules since the last backward
-        self._before = _BeforeBackward()
         self._entry: Entry | None = None  # of the call in progress
         self._weights_at_entry: list[Tensor] | None = None
         self._draws_on_host = False  # the forward draws from Python's or NumPy's global generator
@@ -67,7 +65,12 @@ class StepTape(StepObserver):
     def listen(self) -> None:
         """Puts the loop's own calls onto the tape."""
         with self.guard:
+            self._mode.recording = True
             self._mode.insert()
+
+    def complete(self) -> None:
+        """Puts nothing more onto the tape, but goes on to see whether the loop moves weights by itself."""
+        self._mode.recording = False
 
     def stop(self) -> bool:
         """Puts nothing more onto the tape; returns whether it was listening."""
@@ -88,31 +91,60 @@ class StepTape(StepObserver):
         is still undecided keeps the tape so far to itself.
         """
         if start.apart:
-            self._tape = self._mode.recorded = Tape(self._types)
+            self._tape = self._mode.recorded = Tape()
             self._state = StateSnapshot(self._models)
             self._starts.clear()
         else:
-            self._starts = [*self._starts, self._since, self._tape.end][-start.optimizers :]
+            self._starts = [*self._starts, self._evaluation.since, self._tape.end][-start.optimizers :]
             self._tape.forget_before(self._starts.pop(0) if start.optimizers > 1 else self._tape.end)
-        self._since = self._tape.end
-        self._before = _BeforeBackward()
         self._mode.after_backward = False
+        self._begin(Evaluation(self._tape.end))
+
+    def _begin(self, evaluation: Evaluation) -> None:
+        self._evaluation = evaluation
+        self._models.see_what_is_trained()
+        self._writes.forget()
+        self._mode.watching = True
         self._state.take()
+
+    def weights_moved(self) -> None:
+        """An optimizer has had the weights, in mid-step; what came before was judged before it got them."""
+        self._evaluation.moved = self._evaluation.judged = True
+
+    def _before_function(self, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        """Has the step judged as far as it has come, if the loop is about to move weights by itself."""
+        weights = self._writes.written(func, args, kwargs)
+        if not weights:
+            return
+        evaluation = self._evaluation
+        self._mode.watching = False
+        evaluation.moved = True
+        if evaluation.backwards:
+            evaluation.judged = True
+            self._judge(weights)
 
     def call_began(self, call: ModuleCall) -> None:
         """Puts the call of a watched module onto the tape."""
-        module, args, kwargs, learning = call.module, call.args, call.kwargs, call.learning
-        self._calls += 1
-        if max(self._calls, call.micro_batches) > MOST_CALLS:
+        module, learning, evaluation = call.module, call.learning, self._evaluation
+        before = evaluation.versions.get(id(module))
+        if evaluation.moved or (before is not None and before != self._models.versions(module)):
+            self._tape.forget_before(self._tape.end)
+            self._begin(evaluation.another(self._tape.end))
+        if not self._evaluation.takes_call():
             self._tape.clear()
             self._tape.obstacle = f"more than {MOST_CALLS} calls or micro-batches came without an optimizer step"
-            self._calls = 0
-        place = user_place() or NOWHERE
-        entry = self._tape.module_call(module, args, kwargs, place, host_random=learning or self._draws_on_host)
+        entry = self._tape.module_call(
+            module,
+            call.args,
+            call.kwargs,
+            ambient=call.ambient,
+            place=user_place() or NOWHERE,
+            host_random=learning or self._draws_on_host,
+        )
         entry.versions = self._models.versions(module)
         wrapper = wrapper_of(module)
         entry.synchronised_by = synchronising(wrapper)
-        self._before = self._before._replace(wrapped=self._before.wrapped or wrapper is not None)
+        self._evaluation.wrapped |= wrapper is not None
         entry.state.training = [each.training for each in self._models.modules]
         self._weights_at_entry = self._models.weight_norms() if learning else None
         self.half_forward |= entry.state.ambient.autocast_dtype is torch.float16
@@ -129,7 +161,8 @@ class StepTape(StepObserver):
             self._draws_on_host |= entry.state.random is not None and not entry.state.random.host_unchanged()
             pairs = zip(self._models.weight_norms(), self._weights_at_entry, strict=True)
             self._edits_weights |= any(bool(now != before) and not bool(now.isnan()) for now, before in pairs)
-        if self._edits_weights or entry.versions != self._models.versions(entry.module):
+        versions = self._evaluation.versions[id(entry.module)] = self._models.versions(entry.module)
+        if self._edits_weights or entry.versions != versions:
             self._tape.obstacle = "a parameter is changed inside the forward pass"
 
     def call_lost(self, call: ModuleCall) -> None:
@@ -141,7 +174,7 @@ class StepTape(StepObserver):
     @property
     def is_empty(self) -> bool:
         """Whether the present step has nothing on the tape."""
-        return self._tape.end <= self._since
+        return self._tape.end <= self._evaluation.since and not self._evaluation.earlier
 
     def scaler_call_ended(self, call: ScalerCall) -> None:
         """Marks what multiplied a loss with the loss scale."""
@@ -154,14 +187,15 @@ class StepTape(StepObserver):
 
     def backward_began(self, backward: BackwardCall) -> None:
         """Puts a backward onto the tape."""
-        if backward.first:
-            had_gradients = any(p.grad is not None for _, p in self._models.parameters.values())
-            self._before = self._before._replace(gradients=had_gradients, collectives=self._collectives())
-        self._tape.backward_call(process_hooks.original_backward(), backward.args, backward.kwargs)
+        if not self._evaluation.backwards:
+            self._evaluation.had_gradients = any(p.grad is not None for _, p in self._models.parameters.values())
+            self._evaluation.collectives = self._evaluation.collectives_now()
+        self._tape.backward_call(process_hooks.original_backward(), backward.args, backward.kwargs, backward.ambient)
 
     def backward_ended(self) -> None:
         """Gradients are there to be touched."""
-        self._calls = 0
+        self._evaluation.calls = 0
+        self._evaluation.backwards += 1
         self._mode.after_backward = True
 
     def abandoned(self, reason: str) -> None:
@@ -169,17 +203,19 @@ class StepTape(StepObserver):
         self._mode.remove()
         self._tape.clear()
         self._tape.obstacle = reason
-        self._since = self._tape.end
-
-    def _collectives(self) -> int | None:
-        """How many have run; not asked where a wrapper is known to reduce gradients, for asking takes its time."""
-        return 0 if self._before.wrapped else collectives_so_far()
+        self._evaluation.since = self._tape.end
 
     def recording(self) -> TapedStep:
         """What it takes to run the present step again."""
-        before, now = self._before.collectives, self._collectives()
-        ran = now - before if now is not None and before is not None else None
-        return TapedStep(self._tape, self._state, self._since, self._before.gradients, collectives=ran)
+        evaluation = self._evaluation
+        return TapedStep(
+            self._tape,
+            self._state,
+            evaluation.since,
+            had_gradients=evaluation.had_gradients,
+            after_unjudged=evaluation.after_unjudged,
+            collectives=evaluation.collectives_run(),
+        )
 
     @property
     def broken(self) -> bool:

@@ -9,8 +9,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ampscope.capture.replay.state_snapshot import StateSnapshot
-from ampscope.capture.replay.user_state import FunctionState, StateCopies, functions_of
+from ampscope.capture.replay.state.copies import StateCopies
+from ampscope.capture.replay.state.function_state import functions_of, keep_function_state
+from ampscope.capture.replay.state.put_back import PutBack
+from ampscope.capture.replay.state.silence import silenced
+from ampscope.capture.replay.state.state_snapshot import StateSnapshot
 from ampscope.capture.torch_support.models import Models
 
 #: Tensors from outside up to this size are replayed on copies, in case the step writes into them.
@@ -44,7 +47,7 @@ class Substitutes:
 
     def _make(self, tensor: Tensor) -> Tensor:
         copied = self._snapshot.at_start(tensor)
-        if copied is not None:
+        if copied is not None and not tensor.requires_grad:  # it may have been frozen until this step
             copied = self._converted(copied)
             return nn.Parameter(copied, requires_grad=False) if isinstance(tensor, nn.Parameter) else copied
         if tensor.grad_fn is not None:
@@ -74,15 +77,17 @@ class Substitutes:
             hooks: Functions of the user's that run in the body besides those of the modules.
         """
         now = [(module, dict(module.__dict__)) for module in self._models.modules]
-        outside = FunctionState(itertools.chain(functions_of(self._models.modules), hooks))
-        copies = StateCopies(self.of)
+        put_back = PutBack()
+        keep_function_state(itertools.chain(functions_of(self._models.modules), hooks), put_back)
+        copies = StateCopies(self.of, put_back)
         try:
             for module, attributes in self._snapshot.attributes():
                 module.__dict__.clear()
                 module.__dict__.update({name: copies.of(value) for name, value in attributes.items()})
+                module.__dict__.update(silenced(module))
             yield
         finally:
             for module, attributes in now:
                 module.__dict__.clear()
                 module.__dict__.update(attributes)
-            outside.put_back()
+            put_back.all()

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ampscope.capture.replay.tape.call_tape import Tape
-from ampscope.capture.torch_support import tensor_tree, torch_private
-from ampscope.capture.torch_support.call_state import RandomState
+from ampscope.capture.torch_support import call_state, tensor_tree, torch_private
+from ampscope.capture.torch_support.call_state import Ambient, RandomState
 from ampscope.capture.torch_support.calls.function_names import draws_random_numbers, is_in_place
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.user_line import NOWHERE, user_place
@@ -28,6 +28,7 @@ def _name_draws(name: str) -> bool:
 class _Before(NamedTuple):
     """What must be known before a function runs."""
 
+    ambient: Ambient
     random: RandomState | None
     kwargs: dict[str, Any]
     originals: dict[int, Tensor]
@@ -42,6 +43,13 @@ class FunctionListener(Protocol):
         """A function has run."""
 
 
+class CallWatcher(Protocol):
+    """Looks at the torch functions that the loop calls outside watched modules, before they run."""
+
+    def __call__(self, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        """A function is about to run."""
+
+
 class TapeMode(TorchFunctionMode):
     """Active between the first watched forward of a step and its optimizer step, but not inside watched modules.
 
@@ -50,18 +58,37 @@ class TapeMode(TorchFunctionMode):
         listener: Is told of each function.
         guard: Catches faults of the tape.
         pause: Leaves out of a live trace what the tape computes.
+        watcher: Looks at each function, while ``watching``.
+
+    Attributes:
+        recorded: Where the calls go.
+        recording: Whether calls go onto the tape; if not, they are only watched.
+        watching: Whether ``watcher`` looks at the calls.
+        after_backward: A backward of the step has run.
+        paused: AMPscope's own code computes.
     """
 
-    def __init__(self, recorded: Tape, listener: FunctionListener, guard: Guard, pause: Callable[[bool], None]) -> None:
+    def __init__(
+        self,
+        recorded: Tape,
+        listener: FunctionListener,
+        guard: Guard,
+        pause: Callable[[bool], None],
+        watcher: CallWatcher,
+    ) -> None:
         super().__init__()
-        self.recorded = recorded  #: where the calls go
+        self.recorded = recorded
+        self._types = call_state.device_types()
         self._listener = listener
         self._guard = guard
         self._pause = pause
+        self._watcher = watcher
         self._inserted = False
         self._handling = 0  # inside a handled function torch has taken this mode off the stack by itself
+        self.recording = True
+        self.watching = False
         self.after_backward = False
-        self.paused = False  #: set while AMPscope's own code computes
+        self.paused = False
 
     def insert(self) -> None:
         """Starts listening."""
@@ -86,6 +113,11 @@ class TapeMode(TorchFunctionMode):
         try:
             if self.paused or self._guard.broken or torch_private.in_functorch():
                 return func(*args, **kwargs)
+            if self.watching:
+                with self._guard:
+                    self._watcher(func, args, kwargs)
+            if not self.recording:
+                return func(*args, **kwargs)
             self._pause(True)
             before = self._before(func, args, kwargs)
             self._pause(False)
@@ -108,7 +140,7 @@ class TapeMode(TorchFunctionMode):
                 kwargs = {**kwargs, "generator": generator.clone_state()}
             overwrites = not self.after_backward and is_in_place(func, kwargs)
             originals = self.recorded.overwritten_unknown(args, kwargs) if overwrites else {}
-            return _Before(random, kwargs, originals)
+            return _Before(call_state.current(self._types), random, kwargs, originals)
         return None
 
     def _note(self, func: Any, args: Any, before: _Before, result: Any) -> None:
@@ -119,5 +151,13 @@ class TapeMode(TorchFunctionMode):
         in_place = is_in_place(func, kwargs)
         if not in_place and not isinstance(result, Tensor) and next(tensor_tree.tensors(result), None) is None:
             return
-        place, originals = user_place() or NOWHERE, before.originals
-        self.recorded.function_call(func, args, kwargs, result, place=place, random=before.random, originals=originals)
+        self.recorded.function_call(
+            func,
+            args,
+            kwargs,
+            result,
+            ambient=before.ambient,
+            place=user_place() or NOWHERE,
+            random=before.random,
+            originals=before.originals,
+        )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from torch import Tensor
+
 from ampscope.capture.budgets import ReplayBudget, TraceBudget
 from ampscope.capture.record.mistakes import MistakeReport
 from ampscope.capture.record.run_recorder import Recorder
@@ -49,13 +51,16 @@ def step_watch(
         live.pause(paused)
         tape.pause(paused=paused)
 
+    def before_weights_move(weights: list[Tensor]) -> None:
+        steps.before_weights_move(weights)
+
     guard, tracing = guard_for("the step record"), guard_for("the op tracer")
     readback, cycle, own = Readback(), StepCycle(), OwnWork(pause)
     optimizers = OptimizerNumbers(models, recorder.next_step, recorder.describe_parameters, guard)
     report = MistakeReport(recorder, terminal, optimizers.step_of)
     usage = UsageWatch(models, report, optimizers.step_of)
     live = LiveTrace(models, recorder, budgets[0], tracing)
-    tape = StepTape(models, usage, guard_for("the step tape"), live.pause)
+    tape = StepTape(models, usage, guard_for("the step tape"), own.glance, before_weights_move)
     buffers = BufferWatch(models, guard)
     incidents = Incidents(models, recorder, readback, live, budgets, guard_for, terminal)
     observers = Observers(
@@ -69,4 +74,5 @@ def step_watch(
         trace=TraceEnding(models, live, incidents, tape, budgets[0], cycle, tracing),
     )
     endings = Endings(models, optimizers, cycle, observers, incidents, tape, buffers, own, guard)
-    return StepWatch(models, recorder, readback, optimizers, cycle, own, live, tape, observers, endings, guard)
+    steps = StepWatch(models, recorder, readback, optimizers, cycle, own, live, tape, observers, endings, guard)
+    return steps

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 
+from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
-from ampscope.capture.torch_support.optimizer_view import OptimizerView
+from ampscope.capture.torch_support.optimizer_view import OptimizerView, stand_in
 
 
 @dataclass(slots=True)
@@ -47,22 +48,44 @@ class OptimizerNumbers:
         """Number of an optimizer, in the order in which they first stepped; that of one that is gone is free again."""
         known = self._of(optimizer)
         if known.index is None:
-            taken = self._numbers()
-            known.index = next(number for number in count() if number not in taken)
+            known.index = self._next_number()
         return known.index
 
-    def _numbers(self) -> set[int]:
-        alive = (known for known in self._known.values() if known.optimizer() is not None)
-        return {known.index for known in alive if known.index is not None}
+    def _next_number(self) -> int:
+        taken = self._numbers()
+        return next(number for number in count() if number not in taken)
+
+    def _numbers(self) -> dict[int, Optimizer]:
+        """The optimizers that have stepped and are still there."""
+        alive = ((known.index, known.optimizer()) for known in self._known.values())
+        return {index: found for index, found in alive if index is not None and found is not None}
+
+    def of_weights(self, weights: list[Tensor]) -> tuple[Optimizer, int]:
+        """The optimizer that steps any of ``weights``, with its number; a stand-in for one that has not stepped yet."""
+        wanted = {id(weight) for weight in weights}
+        for number, optimizer in sorted(self._numbers().items(), key=lambda each: each[0]):
+            if wanted & set(map(id, OptimizerView(optimizer).parameters)):
+                return optimizer, number
+        trained = (parameter for _, parameter in self._models.parameters.values() if parameter.requires_grad)
+        return stand_in(trained), self._next_number()
+
+    def step_at(self, number: int) -> int:
+        """Number of the step that the optimizer with a number is working on."""
+        return self._next_step.get(number, 0)
 
     def step_of(self, optimizer: Optimizer | None) -> int:
         """Number of the step that ``optimizer`` (with None, the first) is working on."""
-        index = self._of(optimizer).index if optimizer is not None else 0
-        return self._next_step.get(index or 0, 0)
+        known = self._known.get(id(optimizer))
+        return self.step_at((known.index or 0) if known is not None and known.optimizer() is optimizer else 0)
 
     def stepped(self, index: int, step: int) -> None:
         """The optimizer with a number has made the attempt ``step``."""
         self._next_step[index] = step + 1
+
+    def look_again(self) -> None:
+        """The models hold other parameters than before: an optimizer that had none of them may have some now."""
+        for known in self._known.values():
+            known.owned = known.owned or None
 
     def owns(self, optimizer: Optimizer) -> bool:
         """Whether an optimizer holds a parameter of a watched model."""

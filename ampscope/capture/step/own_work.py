@@ -1,4 +1,4 @@
-"""AMPscope's own work within a step: timed, seen neither by its trace nor by the user's modes, never compiled."""
+"""AMPscope's own work within a step: timed, outside autocast, not compiled, unseen by its trace and user modes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ampscope.capture.replay.tape_mode import TapeMode
-from ampscope.capture.torch_support import dynamo
+from ampscope.capture.torch_support import call_state, dynamo
+from ampscope.capture.torch_support.call_state import Ambient, PlainState
 from ampscope.capture.torch_support.torch_private import OthersAside
 from ampscope.capture.tracing.function_watch import FunctionWatch
 from ampscope.capture.tracing.tracer import Tracer
@@ -27,15 +28,29 @@ class OwnWork:
     def __init__(self, pause: Callable[[bool], None]) -> None:
         self._pause = pause
         self._aside = OthersAside(_is_ours)
+        self._plain = PlainState(call_state.device_types())
         self._depth = 0
         self._started = 0.0
         self._taken = 0.0
+        self._glanced = 0.0
         self._compiler: Any = None  # what Dynamo did with the frames around this work
 
     @property
     def seconds(self) -> float:
         """What it has taken since `start_over`, what is running now included."""
         return self._taken + (time.perf_counter() - self._started if self._depth else 0.0)
+
+    @property
+    def ambient(self) -> Ambient:
+        """The loop's own autocast and grad mode, around the work that is being done."""
+        return self._plain.around()
+
+    def glance(self, begins: bool) -> None:
+        """A glance at one torch function of the loop's begins or ends: too short, and too often, for all the rest."""
+        self._pause(begins)
+        now = time.perf_counter()
+        self._taken += 0.0 if begins else now - self._glanced
+        self._glanced = now
 
     def start_over(self) -> None:
         """A step begins: its work is counted from here."""
@@ -48,11 +63,13 @@ class OwnWork:
             self._compiler = dynamo.let_see(None)
             self._pause(True)
             self._aside.__enter__()
+            self._plain.enter()
         return self
 
     def __exit__(self, *_: Any) -> None:
         self._depth -= 1
         if not self._depth:
+            self._plain.leave()
             self._aside.__exit__()
             self._pause(False)
             dynamo.let_see(self._compiler)

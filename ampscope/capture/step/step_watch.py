@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.events.calls import BackwardCall, JoinedScaler, ModuleCall, ScalerCall, ScalerMethod, StepStart
@@ -40,7 +40,7 @@ _AFTER_BACKWARD = frozenset({ScalerMethod.UNSCALE, ScalerMethod.STEP})
 
 
 class StepWatch:
-    """The step in progress, and whoever observes it.
+    """The step in progress, and whoever observes it; many methods because it is told of every call that matters to it.
 
     Args:
         models: The watched models.
@@ -88,7 +88,7 @@ class StepWatch:
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> ModuleCall | None:
         """An outermost call of a watched module begins; returns None where it is no part of a step."""
         self._live.sweep()
-        if self._cycle.is_busy or not (torch.is_grad_enabled() or self._cycle.is_open):
+        if self._is_busy() or not (torch.is_grad_enabled() or self._cycle.is_open):
             return None
         with self._own:
             if not self._cycle.is_open:
@@ -96,7 +96,7 @@ class StepWatch:
             self._tape.stop()
             self._cycle.on(Moment.CALLS)
             learning = self._cycle.attempts < LEARNED_STEPS
-            call = ModuleCall(module, args, kwargs, learning=learning, micro_batches=self._step.micro_batches)
+            call = ModuleCall(module, args, kwargs, self._own.ambient, learning)
             if not self._tape.broken:
                 self._observers.tell(StepObserver.call_began, call)
             return None if self._tape.broken else call
@@ -122,20 +122,27 @@ class StepWatch:
             self.readback.poll()
             self._recorder.catch_up()
             self._endings.on_device.decide(wait=False)
-            if self._cycle.attempts < LEARNED_STEPS and self._models.refresh():
+            learning = self._cycle.attempts < LEARNED_STEPS
+            if (learning or not self._models.is_current()) and self._models.refresh():
                 self._recorder.describe_parameters()
+                self.optimizers.look_again()
         self._own.start_over()
         self._step = OpenStep(time.perf_counter())
         self._cycle.on(Moment.BEGINS)
         number = self._cycle.attempts
         turns = max(len(self.optimizers), 2 if number < FIRST_TURNS else 1)
-        self._observers.tell(StepObserver.step_began, StepStart(number, turns, apart=self._endings.on_device.pending))
+        start = StepStart(number, turns, self._endings.on_device.pending, self._own.ambient)
+        self._observers.tell(StepObserver.step_began, start)
+
+    def _is_busy(self, *, optimizer_begins: bool = False) -> bool:
+        """Whether calls belong to a backward, an optimizer or a replay, and not to the loop."""
+        return self._cycle.is_busy and not self._endings.optimizer_is_lost(another_begins=optimizer_begins)
 
     # -- backward -----------------------------------------------------------------------------------------------
 
     def backward(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a backward, of the step or of no step of ours; see `process_hooks.Listener`."""
-        if self._cycle.is_busy:
+        if self._is_busy():
             return call(*args, **kwargs)
         if not self._cycle.is_open and not self._began_unseen(args, kwargs):
             with self._cycle.inside(State.BACKWARD):  # a watched module that it recomputes does not begin a step
@@ -169,8 +176,8 @@ class StepWatch:
         with self._own, self._guard:
             roots = backward_roots(args, kwargs)
             several = len(self.optimizers) > 1 or self._cycle.attempts < LEARNED_STEPS
-            first = not self._step.micro_batches
-            self._observers.tell(StepObserver.backward_began, BackwardCall(args, kwargs, roots, first, several))
+            backward = BackwardCall(args, kwargs, roots, self._own.ambient, several)
+            self._observers.tell(StepObserver.backward_began, backward)
             self._step.backward(roots)
 
     # -- the scaler ---------------------------------------------------------------------------------------------
@@ -205,8 +212,9 @@ class StepWatch:
             if call.method in _AFTER_BACKWARD:
                 self._endings.gradients_complete()
             elif call.method is ScalerMethod.SCALE:
-                if not self._cycle.is_open and torch.is_grad_enabled():
+                if not self._cycle.is_open and self._own.ambient.grad:
                     self._begin()  # the forward ran without gradients, inside a reentrant checkpoint
+                self._step.scaler = call.scaler
                 with self._guard:
                     self._step.scaled(call.argument)
             self._observers.tell(StepObserver.scaler_call_began, call)
@@ -220,11 +228,32 @@ class StepWatch:
 
     # -- the optimizer: see `process_hooks.Listener` ------------------------------------------------------------
 
-    def before_optimizer(self, optimizer: Optimizer) -> None:
+    def before_optimizer(self, optimizer: Optimizer, *, with_closure: bool) -> None:
         """An optimizer is about to step."""
-        if not self._cycle.is_busy and self.optimizers.owns(optimizer):
+        if not self._is_busy(optimizer_begins=True) and self.optimizers.owns(optimizer):
             with self._own:
-                self._endings.before_optimizer(self._step, optimizer)
+                self._endings.before_optimizer(self._step, optimizer, with_closure=with_closure)
+
+    def closure(self, optimizer: Optimizer, call: Callable[[], Any]) -> Any:
+        """Runs the closure of an optimizer; a class that hands it on to its base comes by here twice."""
+        if self._endings.in_closure:
+            return call()
+        with self._own:
+            self._endings.closure_began(optimizer)
+        try:
+            result = call()
+        except BaseException:
+            self._endings.closure_lost(optimizer)
+            raise
+        with self._own:
+            self._endings.closure_ended(self._step, optimizer)
+        return result
+
+    def before_weights_move(self, weights: list[Tensor]) -> None:
+        """The loop is about to write into weights by itself, after a backward of the step."""
+        if self._cycle.is_open and not self._is_busy():
+            with self._own:
+                self._endings.before_weights_move(self._step, weights)
 
     def after_optimizer(self, optimizer: Optimizer) -> None:
         """An optimizer of the run has stepped."""

@@ -64,6 +64,50 @@ def current(types: tuple[str, ...]) -> Ambient:
     return Ambient(regions, torch.is_autocast_cache_enabled(), torch.is_grad_enabled())
 
 
+class PlainState:
+    """Autocast and inference mode off, for AMPscope's own work; the weights that autocast has cast stay cast.
+
+    Leaving a ``torch.autocast`` region would let go of those, and what the loop casts anew has another history. So the
+    switch of each device type is turned by itself, where it is on.
+
+    Args:
+        types: The device types.
+    """
+
+    __slots__ = ("_grad", "_inference", "_switched", "_types")
+
+    def __init__(self, types: tuple[str, ...]) -> None:
+        self._types = types
+        self._switched: list[str] = []
+        self._grad = True
+        self._inference: contextlib.AbstractContextManager[None] | None = None
+
+    def enter(self) -> None:
+        """Switches off what is on."""
+        self._grad = torch.is_grad_enabled()  # leaving inference mode switches it on
+        self._switched = [kind for kind in self._types if torch.is_autocast_enabled(kind)]
+        for kind in self._switched:
+            torch.set_autocast_enabled(kind, False)
+        if torch.is_inference_mode_enabled():
+            self._inference = torch.inference_mode(False)
+            self._inference.__enter__()
+
+    def leave(self) -> None:
+        """Puts it back."""
+        if self._inference is not None:
+            self._inference.__exit__(None, None, None)
+            self._inference = None
+        for kind in self._switched:
+            torch.set_autocast_enabled(kind, True)
+        self._switched = []
+
+    def around(self) -> Ambient:
+        """The loop's own state, while this is entered."""
+        now = current(self._types)
+        regions = tuple(region._replace(enabled=region.device_type in self._switched) for region in now.regions)
+        return now._replace(regions=regions, grad=self._grad)
+
+
 def _cuda_is_in_use() -> bool:
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]  # torch leaves it untyped
 

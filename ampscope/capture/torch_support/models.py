@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,8 @@ _INNER = (
     ("torch.nn.parallel.data_parallel", "DataParallel", "module"),
     ("torch._dynamo.eval_frame", "OptimizedModule", "_orig_mod"),
 )
+#: Where Lightning's Fabric keeps its wrapper.
+_FABRICS = ("lightning.fabric.wrappers", "lightning_fabric.wrappers")
 
 
 def _inner_name(module: nn.Module) -> str | None:
@@ -37,6 +40,23 @@ def is_optimized(module: nn.Module) -> bool:
     return _inner_name(module) == "_orig_mod"
 
 
+def is_wrapper(module: nn.Module) -> bool:
+    """Whether ``module`` only wraps the module that computes."""
+    return _inner_name(module) is not None
+
+
+def inside_fabric(module: nn.Module) -> nn.Module:
+    """What Fabric calls, where ``module`` is the wrapper that Fabric converts inputs and enters autocast in.
+
+    That is the model itself, perhaps in ``DistributedDataParallel``; what Fabric does around it belongs to the loop.
+    """
+    kinds = [getattr(sys.modules.get(home), "_FabricModule", None) for home in _FABRICS]
+    inner = (
+        getattr(module, "_forward_module", None) if any(kind and isinstance(module, kind) for kind in kinds) else None
+    )
+    return inner if isinstance(inner, nn.Module) else module
+
+
 def is_compiled(module: nn.Module) -> bool:
     """Whether ``torch.compile`` was applied to this very module."""
     return is_optimized(module) or getattr(module, "_compiled_call_impl", None) is not None
@@ -55,8 +75,12 @@ class Models:
         self.types: dict[str, str] = {}
         self.modules: list[nn.Module] = []
         self.parameters: dict[int, tuple[str, nn.Parameter]] = {}  #: ``id`` -> name, parameter
-        self._plain: dict[int, list[str]] = {}
-        self._trainable: dict[int, list[nn.Parameter]] = {}
+        self.revision = 0  #: grows when `refresh` finds other layers or parameters
+        self._attribute_counts: list[int] = []
+        self._plain: list[tuple[nn.Module, list[str]]] = []  # the modules with tensors in plain attributes
+        self._own_parameters: dict[int, list[nn.Parameter]] = {}
+        self._trained: dict[int, list[nn.Parameter]] = {}
+        self._held: list[int] = []
         self.refresh()
 
     def refresh(self) -> bool:
@@ -65,14 +89,26 @@ class Models:
         if lent and self.names:
             return False  # inside torch.func.functional_call: the weights are someone's for the time of a call
         before = list(self.parameters), list(self.names)
-        for table in (self.names, self.types, self.parameters, self._plain, self._trainable):
+        for table in (self.names, self.types, self.parameters, self._own_parameters, self._trained):
             table.clear()
         self.modules.clear()
         self.types[""] = ""
         for index, root in enumerate(self.roots):
             prefix = "" if len(self.roots) == 1 else f"{type(root).__name__}[{index}]"
             self._add(root, prefix)
-        return before != (list(self.parameters), list(self.names))
+        self._held = self._held_now()
+        changed = before != (list(self.parameters), list(self.names))
+        self.revision += changed
+        return changed
+
+    def is_current(self) -> bool:
+        """Whether the models hold the layers and parameters that the latest `refresh` found; asked at every step."""
+        return self._held == self._held_now()
+
+    def _held_now(self) -> list[int]:
+        """``id`` of every layer and parameter, in order; those that are known live, so that none has another's."""
+        held = [module.__dict__ for module in (*self.roots, *self.modules)]
+        return _ids(held, "_modules") + _ids(held, "_parameters")
 
     def _add(self, root: nn.Module, prefix: str) -> None:
         wrapper = root
@@ -114,26 +150,39 @@ class Models:
         for module in self.modules:
             held = vars(module)
             frozen = [p for p in held["_parameters"].values() if p is not None and not p.requires_grad]
-            plain = [held[name] for name in self._plain_tensors(module) if isinstance(held.get(name), Tensor)]
+            plain = [value for name, value in held.items() if isinstance(value, Tensor)]
             for tensor in (*held["_buffers"].values(), *frozen, *plain):
                 if tensor is not None and id(tensor) not in yielded and tensor.is_leaf:
                     yielded.add(id(tensor))
                     yield tensor
 
-    def _plain_tensors(self, module: nn.Module) -> list[str]:
-        """Names of the attributes of ``module`` that held a tensor when it was first looked at."""
-        known = self._plain.get(id(module))
-        if known is None:
-            known = [name for name, value in vars(module).items() if isinstance(value, Tensor)]
-            self._plain[id(module)] = known
-        return known
+    def replaceable_tensors(self) -> list[int]:
+        """``id`` of every buffer and of every tensor in a plain attribute: what code replaces instead of writing it."""
+        held = [module.__dict__ for module in self.modules]
+        counts = list(map(len, held))
+        if counts != self._attribute_counts:
+            self._attribute_counts, self._plain = counts, list(self._with_plain_tensors())
+        plain = (id(vars(module).get(name)) for module, names in self._plain for name in names)
+        return [*_ids(held, "_buffers"), *plain]
+
+    def _with_plain_tensors(self) -> Iterator[tuple[nn.Module, list[str]]]:
+        for module in self.modules:
+            names = [name for name, value in vars(module).items() if isinstance(value, Tensor)]
+            if names:
+                yield module, names
+
+    def see_what_is_trained(self) -> None:
+        """A loop may freeze and thaw parameters from step to step, and within one."""
+        self._trained.clear()
 
     def versions(self, module: nn.Module) -> list[int]:
-        """The in-place change counters of a module's trainable parameters."""
-        own = self._trainable.get(id(module))
-        if own is None:
-            own = self._trainable[id(module)] = [p for p in module.parameters() if p.requires_grad]
-        return [parameter._version for parameter in own]
+        """The in-place change counters of the parameters of a module that are trained, as of `see_what_is_trained`."""
+        trained = self._trained.get(id(module))
+        if trained is None:
+            own = self._own_parameters.setdefault(id(module), [])
+            own += () if own else module.parameters()
+            trained = self._trained[id(module)] = [parameter for parameter in own if parameter.requires_grad]
+        return [parameter._version for parameter in trained]
 
     def weight_norms(self) -> list[Tensor]:
         """The L2 norm of every dense trainable parameter, as device scalars."""
@@ -147,6 +196,11 @@ class Models:
     def main_device(self) -> torch.device:
         """Where the parameters live."""
         return next((parameter.device for _, parameter in self.parameters.values()), torch.device("cpu"))
+
+
+def _ids(held: list[dict[str, Any]], table: str) -> list[int]:
+    """``id`` of everything in one table of each of the modules whose attributes are ``held``."""
+    return [id(value) for attributes in held for value in attributes[table].values()]
 
 
 def without_wrappers(name: str) -> str:

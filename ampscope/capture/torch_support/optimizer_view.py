@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+import functools
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from types import CodeType, FrameType, SimpleNamespace
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -47,25 +50,62 @@ class OptimizerView(NamedTuple):
         return int(state.get("step", 0)) if isinstance(state, dict) else None
 
 
+def stand_in(parameters: Iterable[Tensor]) -> Optimizer:
+    """What stands for the optimizer of ``parameters`` until it steps for the first time; for an `OptimizerView`."""
+    return cast(Optimizer, SimpleNamespace(param_groups=[{"params": list(parameters)}], state={}))
+
+
 def is_optimizer(thing: object) -> bool:
     """Whether ``thing`` is an optimizer that can be watched."""
     return isinstance(thing, Optimizer)
 
 
-def around_every_step(before: Callable[[Any], None], after: Callable[[Any], None]) -> tuple[Any, Any]:
-    """Has ``before`` and ``after`` called with every optimizer of the process around its ``step``.
+class StepListener(Protocol):
+    """Who is told of the steps of optimizers."""
+
+    def before_optimizer(self, optimizer: Optimizer, *, with_closure: bool) -> None:
+        """An optimizer is about to step; ``with_closure`` when it was given forward and backward to run by itself."""
+
+    def closure(self, optimizer: Optimizer, call: Callable[[], Any]) -> Any:
+        """Runs the closure that an optimizer was given."""
+
+    def after_optimizer(self, optimizer: Optimizer) -> None:
+        """An optimizer has stepped."""
+
+
+#: The frame in which torch calls the hooks of a step, and then the step itself; learned when it first calls.
+_STEP_FRAMES: set[CodeType] = set()
+
+
+def around_every_step(listener: StepListener) -> tuple[Any, Any]:
+    """Has ``listener`` told of every step of every optimizer of the process.
 
     Returns:
         Two handles, each with a ``remove``.
     """
 
-    def on_begin(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if not torch.compiler.is_compiling() or _breaks_its_graph(optimizer):
-            before(optimizer)
+    def on_begin(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # compiled code has no frame to see, and keeps the closure that it was given
+            if _breaks_its_graph(optimizer):
+                listener.before_optimizer(optimizer, with_closure=False)
+            return None
+        _STEP_FRAMES.add(sys._getframe(1).f_code)
+        given = _closure(args, kwargs)
+        listener.before_optimizer(optimizer, with_closure=given is not None)
+        if given is None:
+            return None
+
+        @functools.wraps(given)
+        def closure(*values: Any, **named: Any) -> Any:
+            return listener.closure(optimizer, functools.partial(given, *values, **named))
+
+        return tuple(closure if value is given else value for value in args), {
+            name: closure if value is given else value for name, value in kwargs.items()
+        }
 
     def on_end(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if not torch.compiler.is_compiling() or _breaks_its_graph(optimizer):
-            after(optimizer)
+            listener.after_optimizer(optimizer)
 
     return register_optimizer_step_pre_hook(on_begin), register_optimizer_step_post_hook(on_end)
 
@@ -76,3 +116,19 @@ def _breaks_its_graph(optimizer: Optimizer) -> bool:
     Hooks may be called there; in any other step they would split what the user compiles as one.
     """
     return type(optimizer).step.__module__.startswith("torch.optim.")
+
+
+def _closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any] | None:
+    """The closure among the arguments of a ``step``, its first one by torch's convention; None without."""
+    given = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    return given if callable(given) else None
+
+
+def steps_running() -> int:
+    """How many optimizers are in the middle of a ``step``, one inside the other, in the code that runs now."""
+    count = 0
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        count += frame.f_code in _STEP_FRAMES
+        frame = frame.f_back
+    return count

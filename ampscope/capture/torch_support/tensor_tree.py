@@ -1,10 +1,14 @@
-"""Walks the tensors inside whatever a model takes or returns, and rebuilds it with others in their place."""
+"""Walks the tensors inside whatever a model takes or returns, and rebuilds it with others in their place.
+
+No code of the user's runs in it: what is copied is copied by what it consists of, never by its own idea of a copy.
+"""
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import dataclasses
-from collections import deque
+import types
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,6 +18,15 @@ from torch import Tensor, nn
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, type, torch.Size)
 _LEAVES = (*_ATOMS, Tensor)
 _SEQUENCES = (tuple, list, set, frozenset, deque)
+#: Python's containers that can change; of two that fit, the first.
+_CONTAINER_KINDS = (OrderedDict, defaultdict, dict, list, set, deque)
+#: Packages whose classes are more than their attributes.
+_NOT_PLAIN = frozenset({"torch", "logging", "threading", "weakref", "io", "functools"})
+#: Classes of Python's own whose instances consist of their attributes.
+_PLAIN_NATIVES = (object, types.SimpleNamespace)
+#: In ``__flags__``: made at run time (``Py_TPFLAGS_HEAPTYPE``), and not to be changed (``Py_TPFLAGS_IMMUTABLETYPE``);
+#: a class that is written in Python has the first without the second.
+_MADE, _FIXED = 1 << 9, 1 << 8
 _DEPTH = 6
 #: Objects looked at in one walk; a batch that refers to its whole data set is not followed into it.
 _MOST = 4000
@@ -32,9 +45,67 @@ def rebuild(value: Any, change: Callable[[Any], Any], kind: type = Tensor) -> An
     return _Rebuilding(change, kind).of(value, _DEPTH)
 
 
+def is_plain_object(value: Any) -> bool:
+    """Whether ``value`` is nothing but its attributes: an instance of classes that a program wrote in Python.
+
+    What derives from a class of torch's is a thing of torch's (an optimizer, a data loader), whoever wrote it.
+    """
+    if isinstance(value, (nn.Module, type, types.ModuleType)) or callable(value) or not hasattr(value, "__dict__"):
+        return False
+    return _is_plain(type(value))
+
+
+def container_kind(value: Any) -> Any:
+    """Which of Python's own containers that can change ``value`` is, or derives from; None for anything else."""
+    return next((kind for kind in _CONTAINER_KINDS if isinstance(value, kind)), None)
+
+
+def plain_copy(value: Any) -> Any:
+    """A shallow copy of a container or a plain object, made without running any code of its class."""
+    kind = container_kind(value)
+    copied = (kind or _native(type(value))).__new__(type(value))
+    _fill(copied, value, kind)
+    for home in type(value).__mro__:
+        for slot in vars(home).values():
+            if isinstance(slot, types.MemberDescriptorType):
+                with contextlib.suppress(AttributeError):  # nothing was assigned to it
+                    slot.__set__(copied, slot.__get__(value))
+    if hasattr(value, "__dict__"):
+        vars(copied).update(vars(value))
+    return copied
+
+
+def _fill(copied: Any, value: Any, kind: Any) -> None:
+    """Gives the copy of a container of this ``kind`` what the container holds."""
+    if kind is deque:
+        deque.__init__(copied, value, value.maxlen)
+    elif kind is list:
+        list.extend(copied, value)
+    elif kind is set:
+        set.update(copied, value)
+    elif kind is not None:
+        for key, item in dict.items(value):
+            kind.__setitem__(copied, key, item)
+    if kind is defaultdict:
+        copied.default_factory = value.default_factory
+
+
+def _native(kind: type) -> Any:
+    """The class of Python's own that ``kind`` is built upon."""
+    return next(base for base in kind.__mro__ if base.__flags__ & (_MADE | _FIXED) != _MADE)
+
+
+def _is_plain(kind: type) -> bool:
+    """Whether instances of ``kind`` are made of nothing but attributes."""
+    homes = {base.__module__.partition(".")[0] for base in kind.__mro__}
+    return _native(kind) in _PLAIN_NATIVES and not homes & _NOT_PLAIN
+
+
 def _opaque_fields(value: Any) -> dict[str, Any] | None:
     """The attributes of a plain object that may hold tensors (a batch class, a cache); None for anything else."""
-    if isinstance(value, nn.Module) or callable(value) or type(value).__module__.split(".")[0] in ("torch", "builtins"):
+    if isinstance(value, (nn.Module, type)) or callable(value):
+        return None
+    if not _is_plain(type(value)):
         return None
     if dataclasses.is_dataclass(value):
         return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
@@ -109,7 +180,7 @@ class _Rebuilding:
         changed = {name: self.of(item, depth) for name, item in fields.items()}
         if all(changed[name] is item for name, item in fields.items()):
             return value
-        copied = copy.copy(value)
+        copied = plain_copy(value)
         for name, item in changed.items():
             object.__setattr__(copied, name, item)
         return copied
@@ -126,10 +197,9 @@ class _Rebuilding:
         items = {key: self.of(item, depth) for key, item in value.items()}
         if type(value) is dict:
             return items
-        copied = copy.copy(value)
-        if hasattr(copied, "__dataclass_fields__"):  # a model output: a dict and a dataclass at once
-            for name, item in items.items():
-                setattr(copied, str(name), item)
-            return copied
-        copied.update(items)
+        copied, kind = plain_copy(value), container_kind(value)
+        for key, item in items.items():
+            kind.__setitem__(copied, key, item)
+        for name in vars(copied).keys() & items.keys() if hasattr(copied, "__dict__") else ():
+            vars(copied)[name] = items[name]  # a model output: a dict and a dataclass at once
         return copied

@@ -19,6 +19,18 @@ _TORCH = str(Path(torch.__file__).parent) + os.sep
 _CAPTURE = str(Path(ampscope.capture.__file__).parent) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _SITE = sysconfig.get_paths()["purelib"] + os.sep
+#: Packages and modules that run a training loop around models and losses which others wrote.
+_LOOP_RUNNERS = frozenset(
+    {
+        "accelerate",
+        "lightning",
+        "lightning_fabric",
+        "lightning_utilities",
+        "pytorch_lightning",
+        "transformers.trainer",
+        "transformers.trainer_seq2seq",
+    }
+)
 
 
 class Place(NamedTuple):
@@ -66,8 +78,18 @@ def _is_inner(filename: str) -> bool:
     return filename.startswith(_STDLIB) and not filename.startswith(_SITE)
 
 
+@cache
+def _runs_loop(module: str) -> bool:
+    """Whether a module, by name, is part of a framework that runs the loop."""
+    parts = module.split(".")
+    return not _LOOP_RUNNERS.isdisjoint(".".join(parts[:end]) for end in range(1, len(parts) + 1))
+
+
 def user_place(*stops: CodeType) -> Place | None:
     """The innermost frame outside torch, AMPscope and the standard library.
+
+    A framework that runs the loop (Lightning, Accelerate, the Trainer of transformers) is passed over for whoever
+    called it, unless nobody else did. The models of transformers are code like the user's own.
 
     Args:
         stops: Code objects at which the search ends (the replay's own call of the user's code).
@@ -75,12 +97,16 @@ def user_place(*stops: CodeType) -> Place | None:
     Returns:
         The place, or None when the search ended without one.
     """
+    in_framework: Place | None = None
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if code in stops:
             return None
         if not _is_inner(code.co_filename):
-            return Place(code, frame.f_lineno)
+            place = Place(code, frame.f_lineno)
+            if not _runs_loop(frame.f_globals.get("__name__", "")):
+                return place
+            in_framework = in_framework or place
         frame = frame.f_back
-    return None
+    return in_framework

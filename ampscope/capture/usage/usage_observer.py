@@ -11,7 +11,7 @@ from ampscope.capture.events.calls import BackwardCall, BareStep, JoinedScaler, 
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.events.open_step import EndedStep
 from ampscope.capture.hooks import process_hooks
-from ampscope.capture.torch_support import call_state, tensor_tree, torch_private
+from ampscope.capture.torch_support import tensor_tree, torch_private
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.torch_support.user_line import user_place
@@ -36,13 +36,12 @@ class UsageObserver(StepObserver):
         self._usage = usage
         self._report = report
         self._step_of = step_of
-        self._types = call_state.device_types()
         self._stepped_in_epoch = -1  # autocast region in which the last optimizer step ran
         self._has_scaler = False  # a scaler has scaled a loss of this run
 
     def step_began(self, start: StepStart) -> None:
         """Checks that the step before ended outside of autocast: weights cast before it would be used after it."""
-        now = call_state.current(self._types)
+        now = start.ambient
         if now.cache and now.autocast_dtype is not None and self._stepped_in_epoch == process_hooks.autocast_epoch():
             step = max(self._step_of(None) - 1, 0)
             self._report(Cause.MISUSE_AUTOCAST_SPANS_STEP, user_place(), {}, step)
@@ -50,9 +49,9 @@ class UsageObserver(StepObserver):
 
     def backward_began(self, backward: BackwardCall) -> None:
         """Checks where backward runs and what it starts from."""
-        region = call_state.current(self._types).autocast_dtype
+        under = backward.ambient.autocast_dtype is not None
         several = backward.several_optimizers
-        self._usage.before_backward(backward.roots, under_autocast=region is not None, several=several)
+        self._usage.before_backward(backward.roots, under_autocast=under, several=several)
 
     def backward_ended(self) -> None:
         """Checks what was added to the gradients."""
@@ -101,7 +100,7 @@ class UsageObserver(StepObserver):
         """Takes down that the optimizer has stepped or was skipped, and under which autocast region."""
         attempt = ended.attempt
         self._usage.stepped(attempt.optimizer, skipped=attempt.scaling is not None and not attempt.stepped)
-        within = call_state.current(self._types).autocast_dtype is not None
+        within = ended.ambient.autocast_dtype is not None
         self._stepped_in_epoch = process_hooks.autocast_epoch() if within else -1
 
     def scheduler_stepped(self, scheduler: Any) -> None:

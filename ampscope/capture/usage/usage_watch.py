@@ -12,6 +12,7 @@ from torch.optim.optimizer import Optimizer
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.torch_support.user_line import Place, user_place
+from ampscope.capture.usage import framework_habits
 from ampscope.capture.usage.call_order import CallOrder
 from ampscope.capture.usage.followed_values import FollowedValues
 from ampscope.capture.usage.gradient_edits import GradientEdits
@@ -85,7 +86,7 @@ class UsageWatch:
             under_autocast: Whether an autocast region is open.
             several: Whether to tell apart which parameters it reaches: there may be optimizers without a scaler.
         """
-        if under_autocast:
+        if under_autocast and not framework_habits.holds_autocast():
             self._report(Mistake(Cause.MISUSE_BACKWARD_UNDER_AUTOCAST, user_place()))
         known, scalers = self._calls.scalers, self._losses.scalers_of(roots)
         by_hand = scalers == UNSCALED and any(self._values.dependence_of(root).degree == 1 for root in roots)

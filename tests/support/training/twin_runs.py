@@ -6,6 +6,7 @@ A loop is a function that takes ``watch`` (called with the model and its scaler 
 
 from __future__ import annotations
 
+import hashlib
 import random
 import struct
 from collections import deque
@@ -102,6 +103,11 @@ def exact_state(state: Any) -> dict[str, bytes]:
     """Every value in ``state`` and every random stream, bit for bit: NaNs compare equal, -0.0 differs from 0.0."""
     streams = {"torch": torch.get_rng_state(), "python": random.getstate(), "numpy": np.random.get_state()}
     return {name: _bits(value) for name, value in _leaves("", {"rng": streams, "state": state})}
+
+
+def digest(bits: dict[str, bytes]) -> str:
+    """An exact state in one word, for ranks to leave."""
+    return hashlib.sha256(b"".join(bits[name] for name in sorted(bits))).hexdigest()
 
 
 def differences(one: dict[str, bytes], other: dict[str, bytes]) -> list[str]:

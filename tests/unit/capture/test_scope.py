@@ -51,3 +51,16 @@ def test_a_process_group_that_comes_later_and_knows_better(
     warnings = ampscope.open_run(scope.folder).rows(Table.EVENTS, kind=EventKind.WARNING)
     assert len(warnings) == (ranks == "2")
     assert all("rank 0 of 1 by its process group, and was rank 0 of 2" in row.text for row in warnings)
+
+
+def test_the_figures_of_a_run_are_those_of_its_rows(loop: TrainingLoop, watch: Any) -> None:
+    scope = watch(loop.model, loop.scaler)
+    before = scope.figures()
+    loop.step(4)
+    scope.close()
+    rows = ampscope.open_run(scope.folder).rows(Table.STEPS)
+    figures = scope.figures()
+    assert (before.steps, before.skipped_share, before.scale, before.observing_share) == (0, None, None, 0.0)
+    assert (figures.steps, figures.scale) == (4, rows[-1].scale)
+    assert figures.skipped_share == sum(row.skipped for row in rows) / 4
+    assert figures.observing_share == pytest.approx(sum(r.observing_s for r in rows) / sum(r.duration_s for r in rows))

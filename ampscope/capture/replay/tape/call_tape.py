@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ampscope.capture.hooks import process_hooks
+from ampscope.capture.replay.tape import framework_flags
 from ampscope.capture.replay.tape.entry import (
     Arguments,
     CallState,
@@ -20,8 +21,8 @@ from ampscope.capture.replay.tape.entry import (
 )
 from ampscope.capture.replay.tape.fingerprints import fingerprint
 from ampscope.capture.replay.tape.live_results import LiveResults
-from ampscope.capture.torch_support import call_state, tensor_tree
-from ampscope.capture.torch_support.call_state import RandomState
+from ampscope.capture.torch_support import tensor_tree
+from ampscope.capture.torch_support.call_state import Ambient, RandomState
 from ampscope.capture.torch_support.calls.backward_call import backward_roots
 from ampscope.capture.torch_support.calls.function_names import is_in_place
 from ampscope.capture.torch_support.dtypes import HALF, dtypes_asked
@@ -40,16 +41,13 @@ class Tape:
 
     What an entry returned is known by weak reference, so that the tape keeps alive only what came from outside.
 
-    Args:
-        device_types: Device types whose autocast state is recorded.
     """
 
-    def __init__(self, device_types: tuple[str, ...]) -> None:
+    def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.start = 0  #: number of the first entry that is still there
         self.full = False
         self.obstacle = ""  #: why this step cannot be replayed, in words
-        self._types = device_types
         self._results = LiveResults()
 
     @property
@@ -85,7 +83,14 @@ class Tape:
     # -- the calls ----------------------------------------------------------------------------------------------
 
     def module_call(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place, *, host_random: bool
+        self,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        ambient: Ambient,
+        place: Place,
+        host_random: bool,
     ) -> Entry:
         """Opens the entry of a watched module's call; `returned` completes it.
 
@@ -93,10 +98,11 @@ class Tape:
             module: The module.
             args: Its arguments.
             kwargs: Its keyword arguments.
+            ambient: The loop's autocast and grad mode.
             place: The user's line.
             host_random: Whether the call may draw from Python's or NumPy's global generator.
         """
-        entry = self._entry(EntryKind.MODULE, module, self._arguments(args, kwargs), place)
+        entry = _entry(EntryKind.MODULE, module, self._arguments(args, kwargs), ambient, place)
         entry.state.random = RandomState.take(host=host_random)
         return self._append(entry)
 
@@ -112,6 +118,7 @@ class Tape:
         kwargs: dict[str, Any],
         result: Any,
         *,
+        ambient: Ambient,
         place: Place,
         random: RandomState | None,
         originals: dict[int, Tensor],
@@ -123,13 +130,14 @@ class Tape:
             args: Its arguments.
             kwargs: Its keyword arguments.
             result: What it returned.
+            ambient: The loop's autocast and grad mode.
             place: The user's line.
             random: The generators' states before it, where it draws.
             originals: What it has overwritten, as it was before (`overwritten_unknown`), by ``id``.
         """
         in_place = is_in_place(func, kwargs)
         arguments = self._arguments(args, kwargs, originals, overwrites=in_place)
-        entry = self._entry(EntryKind.FUNCTION, func, arguments, place)
+        entry = _entry(EntryKind.FUNCTION, func, arguments, ambient, place)
         entry.state.random = random
         entry.in_place = in_place
         self._append(entry)
@@ -146,10 +154,13 @@ class Tape:
             if self._results.find(tensor) is None and not tensor.requires_grad and tensor.numel() <= SMALL_TARGET
         }
 
-    def backward_call(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+    def backward_call(
+        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], ambient: Ambient
+    ) -> Entry:
         """Adds a backward, before it runs."""
-        entry = self._entry(EntryKind.BACKWARD, call, self._arguments(args, kwargs), NOWHERE)
+        entry = _entry(EntryKind.BACKWARD, call, self._arguments(args, kwargs), ambient, NOWHERE)
         entry.fingerprint = [loss.detach().clone() for loss in backward_roots(args, kwargs)]
+        entry.state.flags = framework_flags.raised()
         return self._append(entry)
 
     def mark_scaled(self, outputs: list[Tensor]) -> None:
@@ -160,10 +171,6 @@ class Tape:
                 self[known.source.entry].scales = True
 
     # -- entries and what they return ---------------------------------------------------------------------------
-
-    def _entry(self, kind: EntryKind, call: Any, arguments: Arguments, place: Place) -> Entry:
-        state = CallState(call_state.current(self._types), process_hooks.autocast_epoch())
-        return Entry(kind, call, arguments, state, place)
 
     def _append(self, entry: Entry) -> Entry:
         if len(self.entries) >= MAX_ENTRIES:
@@ -226,6 +233,10 @@ class Tape:
             reference.identity == id(tensor) if isinstance(reference, OutsideTensor) else reference == source
             for reference in newest.arguments.tensors
         )
+
+
+def _entry(kind: EntryKind, call: Any, arguments: Arguments, ambient: Ambient, place: Place) -> Entry:
+    return Entry(kind, call, arguments, CallState(ambient, process_hooks.autocast_epoch()), place)
 
 
 def _outside(tensor: Tensor, identity: int) -> OutsideTensor:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ampscope.capture.replay.tape.framework_flags import Flag
 from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.call_state import Ambient, RandomState
 from ampscope.capture.torch_support.user_line import Place
@@ -89,6 +90,7 @@ class CallState:
     autocast_epoch: int  #: which cache of cast weights it used
     random: RandomState | None = None  #: where the call may draw
     training: list[bool] = field(default_factory=list)  #: ``training`` of each watched module, at a module's call
+    flags: tuple[Flag, ...] = ()  #: what a framework had noted about a backward
 
 
 @dataclass(slots=True)

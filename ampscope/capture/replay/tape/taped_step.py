@@ -1,10 +1,10 @@
-"""What it takes to run one step again: its part of the tape, and the state it began from."""
+"""What it takes to run a step, or its last evaluation, again: its part of the tape, and the state it began from."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from ampscope.capture.replay.state_snapshot import StateSnapshot
+from ampscope.capture.replay.state.state_snapshot import StateSnapshot
 from ampscope.capture.replay.tape import dependencies
 from ampscope.capture.replay.tape.call_tape import Tape
 from ampscope.capture.replay.tape.entry import Entry
@@ -17,8 +17,9 @@ class TapedStep(NamedTuple):
 
     tape: Tape
     state: StateSnapshot  #: what forward may change, as it was when the step began
-    since: int  #: position on the tape where the step begins; of what lies before, only what it depends on is run
+    since: int  #: position on the tape where it begins; of what lies before, only what it depends on is run
     had_gradients: bool = False  #: gradients were there before its first backward
+    after_unjudged: bool = False  #: weights were moved within the step before, by what nobody looked at
     scale: float | None = None  #: its loss scale; None without a scaler
     collectives: int | None = 0  #: that ran since its first backward began; None: not known
 

@@ -2,8 +2,8 @@
 
 With a scaler, its own optimizer hook tells whether it skipped, for it has waited for ``found_inf`` already; a fused
 optimizer decides on the device, and `DeviceDecisions` learns of it later. Without one, AMPscope itself checks the
-gradients before the optimizer writes. ``optimizer.step(closure)`` runs forward and backward by itself and is judged
-after the fact.
+gradients before the optimizer writes: when it is called, or when the closure that it was given returns to it. A loop
+that moves weights by itself in mid-step is judged before it does.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.events.calls import BareStep
@@ -31,6 +32,7 @@ from ampscope.capture.step.optimizer_numbers import OptimizerNumbers
 from ampscope.capture.step.own_work import OwnWork
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.optimizer_view import steps_running
 
 
 class Endings:
@@ -71,7 +73,9 @@ class Endings:
         self._guard = guard
         self.on_device = DeviceDecisions(models, self._judge)
         self._attempt: StepAttempt | None = None  # between its begin and its end
-        self._with_closure: Optimizer | None = None  # an optimizer that runs forward and backward by itself
+        self._evaluating: Optimizer | None = None  # an optimizer that runs forward and backward by itself
+        self.in_closure = False  #: of an optimizer
+        self._steps_running = 0  # one inside the other, when the optimizer of the attempt began
 
     # -- with a scaler ------------------------------------------------------------------------------------------
 
@@ -90,6 +94,9 @@ class Endings:
                 self.on_device.look_ahead(attempt)
         try:
             result = proceed()
+        except BaseException:
+            self._tape.weights_moved()
+            raise
         finally:
             self._attempt = None
             self._cycle.leave_optimizer()
@@ -105,29 +112,71 @@ class Endings:
 
     # -- the optimizer's own hooks, within AMPscope's own work --------------------------------------------------
 
-    def before_optimizer(self, opened: OpenStep, optimizer: Optimizer) -> None:
+    def before_optimizer(self, opened: OpenStep, optimizer: Optimizer, *, with_closure: bool) -> None:
         """An optimizer is about to step: with finite gradients, or without a scaler to judge them."""
-        if self._attempt is None and not self._cycle.is_open:
-            self._with_closure = optimizer  # forward and backward come while it steps, or there are none
-            self._observers.tell(StepObserver.bare_step, BareStep(optimizer, late=True))
+        if self._attempt is None and (with_closure or not self._cycle.is_open):
+            self._evaluating = optimizer  # forward and backward come while it steps, or there are none
+            if not with_closure:
+                self._observers.tell(StepObserver.bare_step, BareStep(optimizer, late=True))
             return
         if self._attempt is None:
             self._attempt = self._begin(opened, optimizer, None)
             self._without_scaler(self._attempt)
-        attempt = self._attempt
-        if attempt.optimizer is optimizer:
-            attempt.stepped = True
+        if self._attempt.optimizer is optimizer:
+            self._steps(self._attempt)
+
+    def closure_began(self, optimizer: Optimizer) -> None:
+        """The closure of an optimizer is about to run forward and backward, once more if it has been run before."""
+        self.in_closure = True
+        if self._evaluating is optimizer:
+            self._cycle.leave_optimizer()
+            if self._attempt is not None:
+                self._tape.weights_moved()
+
+    def closure_ended(self, opened: OpenStep, optimizer: Optimizer) -> None:
+        """What is there now is what the optimizer will use."""
+        self.in_closure = False
+        if self._evaluating is not optimizer:
+            return
+        if not self._cycle.is_open:
+            self._observers.tell(StepObserver.bare_step, BareStep(optimizer, late=True))
+        elif self._attempt is None:
+            self._attempt = self._begin(opened, optimizer, None)
+            self._without_scaler(self._attempt)
+            self._steps(self._attempt)
+        else:
+            self.gradients_complete()
+            self._tape.stop()
+            self._check(self._attempt)
             self._cycle.enter_optimizer()
-            with self._guard:
-                poisoned = self._buffers.turned_bad()
-                if not attempt.bad:
-                    self._found(attempt, verdict.of_what_gradients_hide(attempt, poisoned))
-            self._observers.tell(StepObserver.optimizer_steps, attempt)
+
+    def closure_lost(self, optimizer: Optimizer) -> None:
+        """The closure was left by an exception, and so was the optimizer."""
+        self.in_closure = False
+        if self._evaluating is optimizer:
+            self._evaluating = self._attempt = None
+
+    def optimizer_is_lost(self, *, another_begins: bool) -> bool:
+        """Whether the optimizer that was stepping was left by an exception; the step is taken up again then.
+
+        Args:
+            another_begins: Whether the ``step`` of an optimizer is just being entered.
+        """
+        if self._cycle.state is not State.STEPPING or steps_running() - another_begins >= self._steps_running:
+            return False
+        self._cycle.leave_optimizer()
+        self._evaluating = self._attempt = None
+        self._tape.weights_moved()  # as far as it came
+        return True
 
     def after_optimizer(self, opened: OpenStep, optimizer: Optimizer) -> None:
         """An optimizer has stepped."""
-        if self._with_closure is optimizer:
-            self._after_closure(opened, optimizer)
+        if self._evaluating is optimizer:
+            self._evaluating = None
+            if self._attempt is None and self._cycle.is_open:  # it ran forward and backward, but not by a closure
+                self._attempt = self._begin(opened, optimizer, None)
+                self._attempt.stepped = True
+                self._without_scaler(self._attempt)
         attempt = self._attempt
         if attempt is None or attempt.optimizer is not optimizer:
             return
@@ -138,40 +187,60 @@ class Endings:
             self._attempt = None
             self._end(attempt)
 
-    def _after_closure(self, opened: OpenStep, optimizer: Optimizer) -> None:
-        self._with_closure = None
-        if self._cycle.is_open:
-            attempt = self._attempt = self._begin(opened, optimizer, None)
-            attempt.stepped = True
-            self._without_scaler(attempt)
-            with self._guard:
-                if not attempt.bad:
-                    self._found(attempt, verdict.of_what_gradients_hide(attempt, []))
+    def _steps(self, attempt: StepAttempt) -> None:
+        """The optimizer of an attempt is about to write into its parameters."""
+        attempt.stepped = True
+        self._cycle.enter_optimizer()
+        self._steps_running = steps_running()
+        with self._guard:
+            poisoned = self._buffers.turned_bad()
+            self._found(attempt, verdict.of_what_gradients_hide(attempt, poisoned))
+        self._observers.tell(StepObserver.optimizer_steps, attempt)
 
     def _without_scaler(self, attempt: StepAttempt) -> None:
         """``optimizer.step()`` without a scaler (or past it): the one check of the gradients is ours."""
         self._observers.tell(StepObserver.bare_step, BareStep(attempt.optimizer, self._tape.half_forward))
+        self._check(attempt)
+
+    def _check(self, attempt: StepAttempt) -> None:
         with self._guard:
             attempt.norm = gradients.total_norm(attempt.optimizer)
             self._found(attempt, verdict.of_unscaled_step(attempt, self._models))
 
     def gradients_complete(self) -> None:
         """Unscaling, clipping and stepping follow: nothing of these is ever replayed."""
-        self._tape.stop()
+        self._tape.complete()
         if self._cycle.on(Moment.HAS_GRADIENTS):
             self._observers.tell(StepObserver.gradients_complete)
+
+    # -- the loop's own writes ----------------------------------------------------------------------------------
+
+    def before_weights_move(self, opened: OpenStep, weights: list[Tensor]) -> None:
+        """The loop moves weights in mid-step (SAM): what the step has come to so far is judged before they do."""
+        if opened.bad is not None:
+            return
+        with self._guard:
+            optimizer, index = self._optimizers.of_weights(weights)
+            scaling = ScaleState.of(opened.scaler) if opened.scaler is not None else None
+            attempt = StepAttempt(optimizer, index, self._optimizers.step_at(index), scaling, opened)
+            self._check(attempt)
+            self._found(attempt, verdict.of_what_gradients_hide(attempt, []))
+            opened.bad = attempt if attempt.bad else None
 
     # -- every step ---------------------------------------------------------------------------------------------
 
     def _begin(self, opened: OpenStep, optimizer: Optimizer, scaling: ScaleState | None) -> StepAttempt:
         self.gradients_complete()
+        self._tape.stop()
         index, step = self._optimizers.index_of(optimizer), self._optimizers.step_of(optimizer)
         attempt = StepAttempt(optimizer, index, step, scaling, opened, norm=opened.norms.get(id(optimizer)))
+        if opened.bad is not None:
+            attempt.bad, attempt.traced, attempt.judging_s = True, opened.bad.traced, opened.bad.judging_s
         self._observers.tell(StepObserver.attempt_began, attempt)
         return attempt
 
     def _found(self, attempt: StepAttempt, bad: Verdict | None) -> None:
-        if bad is not None:
+        if bad is not None and not attempt.bad:
             self._judge(attempt, bad, None if self._tape.broken else self._tape.recording())
 
     def _judge(self, attempt: StepAttempt, bad: Verdict, recording: TapedStep | None) -> None:
@@ -182,7 +251,7 @@ class Endings:
         seconds = time.perf_counter() - attempt.opened.began
         if attempt.norm is None:
             attempt.norm = attempt.opened.norms.get(id(attempt.optimizer))
-        ended = EndedStep(attempt, self._cycle.attempts, seconds)
+        ended = EndedStep(attempt, self._cycle.attempts, seconds, self._own.ambient)
         self._observers.tell(StepObserver.step_ended, ended)
         with self._guard:
             self._incidents.passed(ended)

@@ -39,6 +39,7 @@ class BufferWatch(StepObserver):
         self._written: dict[str, tuple[int, int]] = {}  #: identity and change counter at the last look
         self._buffers: list[tuple[str, dict[str, Tensor | None], str]] = []
         self._looks = 0
+        self._revision = -1  # of the models when the list was drawn up
         self._parcel = Parcel({})
         self._known: set[str] = set()  #: not finite before, or told already
 
@@ -58,8 +59,8 @@ class BufferWatch(StepObserver):
 
     def send(self) -> None:
         """Measures the buffers that were written to since the last look, without waiting for the device."""
-        if self._looks % REVIEW_EVERY == 0:
-            self._buffers = list(self._floating())
+        if self._looks % REVIEW_EVERY == 0 or self._revision != self._models.revision:
+            self._buffers, self._revision = list(self._floating()), self._models.revision
         self._looks += 1
         changed: dict[str, Tensor] = {}
         for name, held, key in self._buffers:

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 #: Functions that change what backward does with their tensor, and return nothing of use.
 _ATTACHES = frozenset({"register_hook", "retain_grad"})
+
+#: Functions whose name ends as if they wrote, and that leave every value as it is.
+_LEAVES_VALUES = frozenset({"requires_grad_", "detach_", "rename_", "share_memory_", "retain_grad", "register_hook"})
 
 _RANDOM = ("rand", "dropout", "bernoulli", "normal_", "uniform_", "multinomial", "exponential_", "gumbel", "rrelu")
 
@@ -21,6 +26,14 @@ def is_in_place(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
             name.startswith("__i") and name not in ("__invert__", "__index__", "__int__")
         )
     return name.endswith("_")
+
+
+def writes_values(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a torch function writes numbers into its first argument (or ``out=``), or gives it other memory."""
+    name = getattr(func, "__name__", "")
+    if name == "__set__":
+        return getattr(func, "__self__", None) is torch.Tensor.data
+    return name not in _LEAVES_VALUES and is_in_place(func, kwargs)
 
 
 def attaches(func: Callable[..., Any]) -> bool:

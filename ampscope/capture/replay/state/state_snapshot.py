@@ -33,7 +33,9 @@ class StateSnapshot:
         self._changing: set[int] = set()
         self._attributes: list[tuple[nn.Module, dict[str, Any]]] = []
         self._candidates: list[Tensor] = []
-        self._buffer_ids: list[int] = []  # at the last look
+        self._replaceable: list[int] = []  # at the last look
+        self._revision = -1  # of the models, likewise
+        self._taken_at = -1  # revision of the models at the start of the step
         self._steps = 0
 
     def take(self) -> None:
@@ -42,6 +44,7 @@ class StateSnapshot:
             (module, {**vars(module), "_buffers": dict(vars(module)["_buffers"])}) for module in self._models.modules
         ]
         self._review()
+        self._taken_at = self._revision
         with torch.no_grad():
             live = [tensor for tensor in self._candidates if self._may_change(tensor)]
             if [id(tensor) for tensor in live] != list(self._copies):
@@ -50,11 +53,11 @@ class StateSnapshot:
                 torch._foreach_copy_([copied for _, copied in self._copies.values()], live)
 
     def _review(self) -> None:
-        """Draws up the list of what may change: every so often, and when a buffer was replaced by another tensor."""
-        buffer_ids = [id(buffer) for _, _, buffer in self._models.buffers()]
-        if self._steps % REVIEW_EVERY == 0 or buffer_ids != self._buffer_ids:
+        """Draws up the list of what may change: every so often, and when it is known to be another."""
+        replaceable, revision = self._models.replaceable_tensors(), self._models.revision
+        if self._steps % REVIEW_EVERY == 0 or (replaceable, revision) != (self._replaceable, self._revision):
             self._candidates = list(self._models.mutable_tensors())
-            self._buffer_ids = buffer_ids
+            self._replaceable, self._revision = replaceable, revision
         self._steps += 1
 
     def _may_change(self, tensor: Tensor) -> bool:
@@ -69,6 +72,21 @@ class StateSnapshot:
         """A fresh copy of a tensor as it was at the start of the step; None for those that never change."""
         known = self._copies.get(id(tensor))
         return known[1].clone() if known is not None else None
+
+    def gap(self) -> str:
+        """What of the state at the start of the step is not known any more, in words; empty when all is."""
+        if self._taken_at != self._models.revision or not self._models.is_current():
+            return "a layer or a parameter of the model was replaced within the step"
+        listed = set(map(id, self._candidates))
+        for tensor in self._candidates:
+            if id(tensor) not in self._copies and version_counter(tensor) != self._versions.get(id(tensor)):
+                return "a large buffer was changed for the first time, and what it held before was not kept"
+        for module, attributes in self._attributes:
+            for name, value in attributes.items():
+                written = isinstance(value, Tensor) and value.is_leaf and version_counter(value) > 0
+                if written and id(value) not in listed:
+                    return f"the tensor {name} of {type(module).__name__} was new, and what it held was not kept"
+        return ""
 
     def attributes(self) -> list[tuple[nn.Module, dict[str, Any]]]:
         """Every module with its attributes as they were at the start of the step."""

@@ -1,0 +1,57 @@
+"""Recognises, before it runs, a torch function that writes into the weights that a step trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ampscope.capture.torch_support import tensor_tree
+from ampscope.capture.torch_support.calls.function_names import writes_values
+from ampscope.capture.torch_support.models import Models
+
+
+class WeightWrites:
+    """The weights of the models, found by themselves and through aliases of their memory (``weight.data``).
+
+    Args:
+        models: The watched models.
+    """
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        self._memory: dict[int, Tensor] | None = None
+
+    def forget(self) -> None:
+        """Weights may have other memory from now on."""
+        self._memory = None
+
+    def written(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+        """The trainable weights that a call of ``func`` is about to write; none for most functions."""
+        if not writes_values(func, kwargs):
+            return []
+        targets = tensor_tree.tensors(kwargs.get("out", args[0] if args else None))
+        return [weight for weight in map(self._weight, targets) if weight is not None]
+
+    def _weight(self, tensor: Tensor) -> Tensor | None:
+        known = self._models.parameters.get(id(tensor))
+        if known is not None:
+            return tensor if tensor.requires_grad else None
+        if tensor.grad_fn is not None:
+            return None
+        owner = self._owner(tensor)
+        return self._owner(tensor._base) if owner is None and tensor._base is not None else owner
+
+    def _owner(self, tensor: Tensor) -> Tensor | None:
+        """The weight whose memory begins where that of ``tensor`` does."""
+        if self._memory is None:
+            weights = (weight for _, weight in self._models.parameters.values() if weight.requires_grad)
+            self._memory = {weight.data_ptr(): weight for weight in weights if _has_address(weight)}
+        return self._memory.get(tensor.data_ptr()) if _has_address(tensor) else None
+
+
+def _has_address(tensor: Tensor) -> bool:
+    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
+    return plain and tensor.device.type != "meta" and tensor.numel() > 0

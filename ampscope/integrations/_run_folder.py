@@ -1,0 +1,43 @@
+"""Where a framework's run is put: beside what the framework logs, the same folder on every rank."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+from ampscope.capture.record.job import this_job
+from ampscope.capture.torch_support.communication import process_group
+from ampscope.trace.schema import MANIFEST
+
+NAME = "ampscope"
+_begun: Counter[Path] = Counter()  # runs that this process has asked for, by where
+
+
+def run_folder(home: str | os.PathLike[str], *, resume: bool = False, name: str = NAME) -> Path:
+    """The folder of a run below ``home``: ``name``, or the next number where an earlier run has that name.
+
+    Of several ranks, the first that asks says which, and the others find that in the store of the process group: no
+    rank waits for another, as long as all ask as often.
+
+    Args:
+        home: Where the framework puts its logs; the same on every rank.
+        resume: Whether the training goes on from a checkpoint of the newest run that is there.
+        name: What the first run is called.
+    """
+    home = Path(home).absolute()
+    count, _begun[home] = _begun[home], _begun[home] + 1
+    folders = [home / (f"{name}-{number}" if number else name) for number in range(1000)]
+    taken = [folder for folder in folders if holds_run(folder)]
+    if resume and taken:
+        chosen = max(taken, key=lambda folder: (folder / MANIFEST).stat().st_mtime)
+    else:
+        chosen = next((folder for folder in folders if folder not in taken), folders[0])
+    if this_job().is_alone or not process_group.is_joined():
+        return chosen
+    return home / (process_group.agreed(f"ampscope/run/{home}/{count}", chosen.name) or chosen.name)
+
+
+def holds_run(folder: str | os.PathLike[str]) -> bool:
+    """Whether there is a run in ``folder``."""
+    return (Path(folder) / MANIFEST).is_file()

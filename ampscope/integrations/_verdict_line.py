@@ -1,0 +1,20 @@
+"""The verdict on a run in one line, for the end of a framework's training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ampscope
+from ampscope.capture.torch_support.guard import Suppressed
+
+
+def verdict_line(folder: Path) -> str:
+    """What ``ampscope diagnose`` says first of the run in ``folder``, and how to see the rest.
+
+    Where the run cannot be diagnosed, the line says why: the training has ended well all the same.
+    """
+    look = f"Look: ampscope diagnose {folder}"
+    with Suppressed() as suppressed:
+        diagnosis = ampscope.diagnose(folder)
+        return f"{diagnosis.verdict.replace('_', ' ')}: {diagnosis.summary} {look}"
+    return f"the run has no verdict ({suppressed.error}). {look}"

@@ -1,0 +1,1 @@
+"""Trainings with the Trainer of transformers and with Accelerate."""

@@ -1,0 +1,73 @@
+"""``ampscope.watch(accelerator)``: the same bits, right counts, and a failure named with the user's own line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from accelerate import Accelerator
+
+import ampscope
+from ampscope.errors import WatchError
+from ampscope.trace.schema import EventKind, ReplayStatus, Table
+from tests.integration.frameworks.hugging_face.small_accelerator import (
+    ACCUMULATE,
+    BAD_STEP,
+    STEPS,
+    forget_accelerate,
+    make_accelerator,
+    train,
+)
+from tests.support.primary import primary_incident
+from tests.support.training.twin_runs import differences
+
+COMPILED = pytest.param({"dynamo_backend": "aot_eager"}, marks=pytest.mark.slow)
+
+
+def trained(folder: Path, precision: str, *, bad: bool = False, **options: Any) -> ampscope.Run:
+    """A training that is the same, bit for bit, with and without a watch; its run."""
+    expected = train(make_accelerator(precision, **options), bad=bad)
+    forget_accelerate()
+    scopes: list[ampscope.Scope] = []
+
+    def watch(accelerator: Accelerator) -> None:
+        scopes.append(ampscope.watch(accelerator, dir=folder / "run", quiet=True))
+
+    watched = train(make_accelerator(precision, **options), watch, bad=bad)
+    for scope in scopes:
+        scope.close()
+    assert differences(watched, expected) == []
+    return ampscope.open_run(folder / "run")
+
+
+@pytest.mark.parametrize("options", [{}, COMPILED], ids=["eager", "compiled"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_healthy_training(precision: str, options: dict[str, Any], tmp_path: Path) -> None:
+    run = trained(tmp_path, precision, **options)
+    assert ampscope.diagnose(run).verdict == "healthy"
+    steps = run.rows(Table.STEPS)
+    assert [row.step for row in steps] == list(range(STEPS))
+    assert {row.micro_batches for row in steps} == {ACCUMULATE}
+    assert all((row.scale is not None) == (precision == "fp16") for row in steps)
+    assert run.rows(Table.FINDINGS) == []
+    assert run.rows(Table.EVENTS, kind=EventKind.WARNING) == []
+
+
+@pytest.mark.parametrize("options", [{}, COMPILED], ids=["eager", "compiled"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_value_that_does_not_fit(precision: str, options: dict[str, Any], tmp_path: Path) -> None:
+    run = trained(tmp_path, precision, bad=True, **options)
+    first = run.rows(Table.INCIDENTS)[0]
+    assert (first.step, first.replay, first.replay_reason) == (BAD_STEP, ReplayStatus.EXACT, "")
+    assert [row.step for row in run.rows(Table.STEPS) if row.skipped] == ([BAD_STEP] if precision == "fp16" else [])
+    assert run.rows(Table.FINDINGS) == []
+    primary = primary_incident(run)
+    assert (primary.step, primary.cause, primary.module) == (BAD_STEP, "fp16_overflow", "")
+    assert primary.source is not None
+    assert primary.source.function == "square_in_half"
+
+
+def test_an_accelerator_that_has_prepared_nothing_is_refused() -> None:
+    with pytest.raises(WatchError, match=r"after accelerator\.prepare"):
+        ampscope.watch(make_accelerator("bf16"))
