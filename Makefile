@@ -78,6 +78,8 @@ bench-app: $(VENV)/.dev
 	test -d .bench/big || $(BIN)/python benchmarks/big_trace.py .bench/big/run
 	test -d .bench/many || $(BIN)/python benchmarks/big_trace.py .bench/many --runs 500
 	$(BIN)/python benchmarks/app.py .bench/big --runs .bench/many
+	test -d .bench/ranks || $(BIN)/python benchmarks/many_ranks.py .bench/ranks
+	$(BIN)/python benchmarks/many_ranks.py --measure .bench/ranks
 
 samples: $(VENV)/.dev
 	$(BIN)/python sample_logs/generate.py

@@ -62,8 +62,8 @@ FLOORS = {
     ),
     "ampscope.capture.step.ending": "verdict incidents trace_ending device_decisions endings",
     "ampscope.capture.tracing": (
-        "statistics operators operand_keeper sites traced_rows outputs dataflow casts places function_watch "
-        "module_stack op_points tracer"
+        "statistics operators operand_keeper sites traced_rows outputs dataflow casts program collective_ops "
+        "op_points tracer"
     ),
     "ampscope.analysis": (
         "results numerics tables words origin causes cures usage scale overview precision replay diagnosis"

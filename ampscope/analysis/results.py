@@ -131,6 +131,10 @@ class Incident(NotebookRepr):
     tripped: tuple[str, ...] = ()  #: parameters whose gradients were not finite
     explanation: str = ""
     remedies: tuple[Remedy, ...] = ()
+    rank: int = 0  #: the rank whose own calculation failed; op, operands and path are its
+    also_on: tuple[int, ...] = ()  #: further ranks on which the same failed by itself
+    received_by: tuple[int, ...] = ()  #: ranks whose own calculation was finite, and that got the value from this one
+    world: int = 1  #: how many ranks train together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +152,9 @@ class Finding(NotebookRepr):
     source: SourceLine | None
     explanation: str = ""
     remedies: tuple[Remedy, ...] = ()
+    rank: int = 0  #: the rank whose loop was seen to make it
+    also_on: tuple[int, ...] = ()  #: further ranks whose loops make it, too
+    world: int = 1  #: how many ranks train together
 
 
 class ScaleVerdict(StrEnum):
@@ -208,6 +215,8 @@ class RunInfo:
     model: str  #: class name of the watched model
     parameters: int
     versions: dict[str, str] = field(default_factory=dict)
+    world: int = 1  #: how many ranks train together
+    missing: tuple[int, ...] = ()  #: ranks of which nothing is in the trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,3 +231,4 @@ class Diagnosis(NotebookRepr):
     incidents: tuple[Incident, ...] = ()
     findings: tuple[Finding, ...] = ()
     scale: tuple[ScaleHealth, ...] = ()  #: one for each optimizer that was stepped with a loss scale
+    ranks: tuple[str, ...] = ()  #: what there is to say of the ranks together, in sentences; empty where there is one

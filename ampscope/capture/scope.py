@@ -44,7 +44,7 @@ class Scope:
     """What `ampscope.watch` returns: the run being recorded.
 
     A context manager; leaving it (or `close`, or the end of the process) removes everything AMPscope installed.
-    Many methods because it is also what the hooks of the process call.
+    Many methods because it is what the user holds and what the process-wide hooks call.
 
     Attributes:
         folder: The run's folder.

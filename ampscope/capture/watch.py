@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 import ampscope
 from ampscope.capture.budgets import TRIALS
+from ampscope.capture.hooks import scaler_kinds
 from ampscope.capture.hooks.accelerator import Accelerator, is_accelerator, prepared
 from ampscope.capture.record.job import Job, this_job
 from ampscope.capture.record.run_folder import DEFAULT_FOLDER, default_folder
@@ -54,8 +55,8 @@ def watch(
         model: The model the loop calls, or several of them. Wrapped ones (``DistributedDataParallel``,
             ``torch.compile``) are fine. Or an `accelerate.Accelerator`, after its ``prepare``: its models and its
             scaler are watched.
-        scaler: The loop's ``GradScaler``. Without it, the scaler is noticed when it first scales a loss; a loop
-            without one (bf16, fp32) is watched too.
+        scaler: The loop's ``GradScaler`` (``ShardedGradScaler`` too), or what holds one. Without it, the scaler is
+            noticed when it first scales a loss; a loop without one (bf16, fp32) is watched too.
         optimizer: Checked to hold parameters of ``model``; it is found by itself otherwise.
         dir: The run's folder. A folder that already holds a run is continued as a resumed segment. Default: a new
             folder below ``./ampscope_runs``, one for all ranks of a job.
@@ -84,7 +85,7 @@ def watch(
     if is_accelerator(model):
         model, scaler = _prepared(model, scaler)
     roots = _models(model)
-    _check_scaler(scaler)
+    scaler = _scaler(scaler)
     _check_numbers(every, overhead, replay_budget, disk_budget)
     _check_can_save(save_tensors)
     close_forgotten()
@@ -131,16 +132,14 @@ def _models(model: Any) -> list[nn.Module]:
     return [inside_fabric(root) for root in roots]
 
 
-def _check_scaler(scaler: Any) -> None:
-    if scaler is None or isinstance(scaler, torch.amp.GradScaler):
-        return
-    if is_optimizer(scaler):
-        raise WatchError("ampscope.watch got an optimizer where the scaler goes; write watch(model, scaler)")
-    kind = f"{type(scaler).__module__}.{type(scaler).__qualname__}"
-    raise WatchError(
-        f"ampscope.watch understands torch.amp.GradScaler and its subclasses, not {kind}; "
-        f"leave the scaler out, watch(model), to record the model without a scale history"
-    )
+def _scaler(scaler: Any) -> Any | None:
+    """The scaler to watch; None where none was given."""
+    if scaler is None:
+        return None
+    found = scaler_kinds.torch_scaler(scaler)
+    if found is None:
+        raise WatchError(scaler_kinds.refusal(scaler))
+    return found
 
 
 def _check_numbers(every: Any, overhead: Any, replay_budget: Any, disk_budget: Any) -> None:

@@ -26,6 +26,7 @@ def repro(
     """
     from ampscope.analysis.diagnosis.diagnosis import diagnose
     from ampscope.analysis.diagnosis.reproducible import reproducible
+    from ampscope.analysis.words.rank_words import where_ranked
     from ampscope.report.repro.script import as_script
     from ampscope.trace.read.run import open_run
 
@@ -38,7 +39,10 @@ def repro(
     if script.data is not None:
         _write(beside, script.data, force=force)
     call = found.saved.call
-    typer.echo(f"Wrote {output}: {call.op} of incident {found.number}, step {call.step}. Run it: python {output}")
+    ranked = f" {where}" if (where := where_ranked(found.incident)) else ""
+    typer.echo(
+        f"Wrote {output}: {call.op} of incident {found.number}, step {call.step}{ranked}. Run it: python {output}"
+    )
     if script.data is not None:
         typer.echo(f"Its operands are in {beside}; keep the two together.")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ampscope.trace.json_columns import details
-from ampscope.trace.schema import SINK_NODES, EdgeRow, Node, OpRow, SiteRow
+from ampscope.trace.schema import COLLECTIVE_LIBRARIES, SINK_NODES, EdgeRow, Node, OpRow, SiteRow
 
 #: Sinks in the order in which their origins are told.
 _IMPORTANCE = {Node.LOSS: 0, Node.WEIGHT_AFTER: 1, Node.GRADIENT: 2, Node.BUFFER_AFTER: 3}
@@ -75,6 +75,8 @@ class Graph:
         """Whether what an op left in memory is non-finite; an op that wrote only a part leaves the rest as it was."""
         if not _row_is_finite(self.output(seq, out)):
             return True
+        if self.site(seq).op.partition(".")[0] in COLLECTIVE_LIBRARIES and self.bad_output(seq) is not None:
+            return True  # what came from each rank is an output of its own, though all may lie in one memory
         return any(not _row_is_finite(self.output(edge.from_seq, edge.from_out)) for edge in self._left_in_place(seq))
 
     def _left_in_place(self, seq: int) -> Iterator[EdgeRow]:

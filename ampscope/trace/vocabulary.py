@@ -30,8 +30,10 @@ class Cause(StrEnum):
     BAD_WEIGHT = "bad_weight"
     BAD_BUFFER = "bad_buffer"
     HALF_PARAMS = "half_params"
+    RECEIVED = "received"
     HARDWARE_TRANSIENT = "hardware_transient"
     COMPILED_ONLY = "compiled_only"
+    REPLICA_APART = "replica_apart"
     # usage
     MISUSE_CLIP_BEFORE_UNSCALE = "misuse_clip_before_unscale"
     MISUSE_NO_UNSCALE = "misuse_no_unscale"

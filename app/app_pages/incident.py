@@ -15,8 +15,8 @@ from ampscope.report.html.parts.incident import tripped_html
 from ampscope.report.html.parts.replays import replay_table
 from ampscope.report.html.source import listing
 from ampscope.trace.vocabulary import Cause, Severity
-from blocks.basics.page_links import link_row, to_overview, to_precision, to_replay, to_scale, to_usage
-from blocks.basics.text import heading, page_head, paragraph
+from blocks.basics.page_links import link_row, rank_of, to_overview, to_precision, to_replay, to_scale, to_usage
+from blocks.basics.text import heading, paragraph, title
 from blocks.choices.select_box import choose
 from blocks.verdict.diagnosis_card import item_card
 from blocks.verdict.item_list import item_line
@@ -31,14 +31,14 @@ from state.query_params import remember_params
 def incident_page() -> None:
     run = current_run()
     diagnosis = diagnosis_of(run)
-    page_head("Incident", diagnosis.run.name)
+    title("Incident", diagnosis.run.name)  # of its own rank, so there is none to choose
     items = named_items(diagnosis)
     if not items:
         paragraph("Nothing went wrong in this run, and no mistake in its loop was found.")
         return
     name = choose("incident", "What to look at", list(items), lambda name: item_line(items[name]))
     item, closeup = items[name], closeup_of(run, name)
-    remember_params(step=item.step)
+    remember_params(step=item.step, rank=rank_of(item))
     item_card(item)
     ways_onward(item)
     cure_beside_line(item, closeup)
@@ -57,9 +57,9 @@ def ways_onward(item: Item) -> None:
         if isinstance(item, Finding):
             to_usage("All that was checked")
         elif item.path and item.traced:
-            to_replay(item.step, item.traced, item.path[0].seq, "Replay the step from its origin")
-            to_precision(item.module, item.step, item.traced)
-        to_scale(item.step)
+            to_replay(item.step, item.traced, item.path[0].seq, "Replay the step from its origin", rank=rank_of(item))
+            to_precision(item.module, item.step, item.traced, rank=rank_of(item))
+        to_scale(item.step, rank=rank_of(item))
         to_overview()
 
 

@@ -10,9 +10,10 @@ from ampscope.analysis.results import Incident
 from ampscope.report.figures.over_steps import timeline_stack
 from ampscope.report.html.parts.tiles import run_tiles
 from blocks.basics.figure import clickable_figure
-from blocks.basics.page_links import switch_to_scale, to_replay, to_scale, to_usage
-from blocks.basics.text import heading, page_head, paragraph
+from blocks.basics.page_links import rank_of, switch_to_scale, to_ranks, to_replay, to_scale, to_usage
+from blocks.basics.text import heading, paragraph
 from blocks.basics.tiles import tiles
+from blocks.choices.page_head import page_head
 from blocks.choices.select_box import choose_optimizer
 from blocks.frame.live_part import live_part
 from blocks.verdict.diagnosis_card import diagnosis_card
@@ -27,7 +28,7 @@ from data.run_snapshot import RunSnapshot
 
 def overview_page() -> None:
     run = current_run()
-    page_head("Overview", diagnosis_of(run).run.name)
+    run = page_head("Overview", run, diagnosis_of(run).run.name)
     live_part(verdict)
     live_part(partial(history, optimizer=choose_optimizer(overview_of(run, None).optimizers)))
     live_part(everything_noticed)
@@ -42,11 +43,13 @@ def verdict(run: RunSnapshot) -> None:
         if primary is not None:
             item_link(*next(iter(named_items(diagnosis).items())), "**Look at it closely**")
         if isinstance(primary, Incident) and primary.path and primary.traced:
-            to_replay(primary.step, primary.traced, primary.path[0].seq, "Replay it")
+            to_replay(primary.step, primary.traced, primary.path[0].seq, "Replay it", rank=rank_of(primary))
         if primary is not None and overview_of(run, None).scale is not None:
-            to_scale(primary.step, "The loss scale then")
+            to_scale(primary.step, "The loss scale then", rank=rank_of(primary))
         if diagnosis.run.steps:
             to_usage()
+        if diagnosis.run.world > 1:
+            to_ranks()
         st.download_button(
             "Report to send on",
             partial(html_report, run),

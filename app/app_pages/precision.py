@@ -19,10 +19,11 @@ from blocks.basics.how_to_trace import how_to_trace
 from blocks.basics.newer_step_link import newer_step_link
 from blocks.basics.page_links import link_row, to_precision, to_replay
 from blocks.basics.table import table
-from blocks.basics.text import heading, page_head, paragraph
+from blocks.basics.text import heading, paragraph
 from blocks.choices.not_there import not_there
+from blocks.choices.page_head import page_head
 from blocks.choices.select_box import choose
-from blocks.choices.traced_step_box import choose_traced_step
+from blocks.choices.traced_step_box import choose_traced_step, first_step
 from blocks.frame.live_part import live_part
 from data.current_run import current_run
 from data.run_results import diagnosis_of, precision_of
@@ -53,12 +54,12 @@ _LEVELS = 10
 def precision_page() -> None:
     run = current_run()
     diagnosis = diagnosis_of(run)
-    page_head("Precision", diagnosis.run.name)
+    run = page_head("Precision", run, diagnosis.run.name)
     steps = traced_steps_of(run)
     if not steps:
         how_to_trace()
         return
-    step = choose_traced_step(steps, first=diagnosis.primary.step if diagnosis.primary else None)
+    step = choose_traced_step(steps, first=first_step(diagnosis, run.rank))
     live_part(partial(newer_step_link, shown=steps[0].step, link=link_to_step))
     precision = precision_of(run, step.step, step.source)
     paragraph(summary(precision))

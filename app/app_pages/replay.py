@@ -19,8 +19,9 @@ from ampscope.trace.vocabulary import Severity
 from blocks.basics.how_to_trace import how_to_trace
 from blocks.basics.newer_step_link import newer_step_link
 from blocks.basics.page_links import link_row, to_incident, to_precision, to_replay, to_scale
-from blocks.basics.text import heading, page_head, paragraph
-from blocks.choices.traced_step_box import choose_other_step, choose_traced_step
+from blocks.basics.text import heading, paragraph
+from blocks.choices.page_head import page_head
+from blocks.choices.traced_step_box import choose_other_step, choose_traced_step, first_step
 from blocks.components.keyboard_release import release_keyboard
 from blocks.debugger.comparison import counterpart, first_difference
 from blocks.debugger.cursor import Cursor, cursor_in
@@ -54,14 +55,14 @@ class OnScreen:
 def replay_page() -> None:
     run = current_run()
     diagnosis = diagnosis_of(run)
-    page_head("Replay", diagnosis.run.name)
+    run = page_head("Replay", run, diagnosis.run.name)
     steps = traced_steps_of(run)
     if not steps:
         how_to_trace()
         return
     left, right = st.columns(2)
     with left:
-        step = choose_traced_step(steps, first=diagnosis.primary.step if diagnosis.primary else None)
+        step = choose_traced_step(steps, first=first_step(diagnosis, run.rank))
     with right:
         other = choose_other_step(steps, step)
     live_part(partial(newer_step_link, shown=steps[0].step, link=link_to_step))
@@ -69,7 +70,7 @@ def replay_page() -> None:
     if not len(recording):
         paragraph("The disk budget of this run has dropped the ops of this step.")
         return
-    on_screen = OnScreen(run, step, recording, other, incident_at(diagnosis, step.step))
+    on_screen = OnScreen(run, step, recording, other, incident_at(diagnosis, step.step, run.rank))
     cursor = cursor_in(recording, run.path, start_position(on_screen))
     if other is not None:
         first_difference(run, step, other)
@@ -86,7 +87,7 @@ def start_position(on_screen: OnScreen) -> int:
     if on_screen.incident is None or on_screen.incident[1].severity == Severity.INFO:
         return 0
     _, incident = on_screen.incident
-    if incident.path and incident.step == on_screen.step.step:
+    if incident.path and (incident.step, incident.rank) == (on_screen.step.step, on_screen.step.rank):
         return on_screen.recording.position(incident.path[0].seq)
     return next(iter(marked(on_screen.recording, Kind.NONFINITE).tolist()), 0)
 

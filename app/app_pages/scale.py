@@ -18,8 +18,9 @@ from ampscope.report.safe_text import short
 from ampscope.report.source_place import place
 from blocks.basics.figure import show_figure
 from blocks.basics.table import table
-from blocks.basics.text import heading, page_head, paragraph
+from blocks.basics.text import heading, paragraph
 from blocks.basics.tiles import tiles
+from blocks.choices.page_head import page_head
 from blocks.choices.select_box import choose_optimizer
 from blocks.frame.live_part import live_part
 from blocks.scaler.simulator import simulator
@@ -46,7 +47,7 @@ _SHORT = 25
 
 def scale_page() -> None:
     run = current_run()
-    page_head("Scale", diagnosis_of(run).run.name)
+    run = page_head("Scale", run, diagnosis_of(run).run.name)
     optimizer = choose_optimizer(scale_history_of(run, None).optimizers)
     if not scale_history_of(run, optimizer).is_scaled:
         paragraph("No step of this run used a loss scale: it has no GradScaler, or the scaler is disabled.")

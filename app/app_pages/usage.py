@@ -10,8 +10,9 @@ from ampscope.analysis.usage.usage_checks import Check, usage_checks
 from ampscope.report.html.parts.checks import checks_html
 from ampscope.report.html.source import listing
 from ampscope.report.numbers import count
-from blocks.basics.page_links import link_row, to_incident, to_scale
-from blocks.basics.text import good, heading, page_head, paragraph
+from blocks.basics.page_links import link_row, rank_of, to_incident, to_scale
+from blocks.basics.text import good, heading, paragraph
+from blocks.choices.page_head import page_head
 from blocks.verdict.diagnosis_card import item_card
 from blocks.verdict.remedy_list import remedy_list
 from data.current_run import current_run
@@ -23,7 +24,7 @@ def usage_page() -> None:
     run = current_run()
     diagnosis = diagnosis_of(run)
     findings = {name: item for name, item in named_items(diagnosis).items() if isinstance(item, Finding)}
-    page_head("Usage", diagnosis.run.name)
+    run = page_head("Usage", run, diagnosis.run.name)
     if not diagnosis.run.steps and not findings:
         paragraph("No optimizer step has been recorded yet, so there is no loop to judge.")
         return
@@ -54,8 +55,8 @@ def mistake(name: str, finding: Finding, closeup: Closeup) -> None:
         if finding.source is not None and len(closeup.lines) > 1:
             st.html(listing(closeup.lines, finding.source))
         with link_row():
-            to_incident(name, "This mistake alone")
-            to_scale(finding.step)
+            to_incident(name, "This mistake alone", rank=rank_of(finding))
+            to_scale(finding.step, rank=rank_of(finding))
 
 
 usage_page()

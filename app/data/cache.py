@@ -22,7 +22,7 @@ DependsOn = Callable[[RunSnapshot], object]
 
 
 def cached(
-    depends_on: DependsOn, *, entries: int = 64, spinner: str | bool = False
+    depends_on: DependsOn, *, entries: int = 64, spinner: str | bool = False, of_rank: bool = True
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Compute a result once for each run, state of what it ``depends_on``, and other arguments.
 
@@ -30,11 +30,12 @@ def cached(
         depends_on: `rows_of` some tables, `identity`, or a function of the snapshot.
         entries: How many results are kept; the oldest goes first.
         spinner: What is said while it is computed.
+        of_rank: Whether it is another one for each rank of the run; else the rank must not be asked for.
     """
 
-    def key(run: RunSnapshot) -> tuple[RunIdentity, object]:
+    def key(run: RunSnapshot) -> tuple[RunIdentity, int | None, object]:
         # Of a copy: a cached result that is asked for here would find its own run being hashed, and so in a cycle.
-        return run.identity, depends_on(replace(run))
+        return run.identity, run.rank if of_rank else None, depends_on(replace(run))
 
     return st.cache_resource(max_entries=entries, show_spinner=spinner, hash_funcs={RunSnapshot: key})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import streamlit as st
@@ -12,12 +13,20 @@ _CURRENT = "_ampscope_run"
 
 
 def select_run(path: Path) -> RunSnapshot:
-    """Make ``path`` the run on screen, as it is on the disk now.
+    """Make ``path`` the run on screen, as it is on the disk now; the rank stays the one that was chosen in it.
 
     Raises:
         RunError: it cannot be read.
     """
-    st.session_state[_CURRENT] = take_snapshot(path)
+    before = st.session_state.get(_CURRENT)
+    rank = before.rank if isinstance(before, RunSnapshot) and before.path == str(path) else None
+    st.session_state[_CURRENT] = take_snapshot(path, rank=rank)
+    return current_run()
+
+
+def select_rank(rank: int) -> RunSnapshot:
+    """Make ``rank`` the one that the pages look at."""
+    st.session_state[_CURRENT] = replace(current_run(), rank=rank)
     return current_run()
 
 
@@ -26,6 +35,12 @@ def current_run() -> RunSnapshot:
     run = st.session_state[_CURRENT]
     assert isinstance(run, RunSnapshot)
     return run
+
+
+def world_on_screen() -> int:
+    """How many ranks the run on screen has; 1 before there is one."""
+    run = st.session_state.get(_CURRENT)
+    return run.world.size if isinstance(run, RunSnapshot) else 1
 
 
 def refreshed_run() -> RunSnapshot:

@@ -29,7 +29,7 @@ def repro_script(run: RunSnapshot, incident: Incident) -> ReproScript | str:
         return str(error)
 
 
-@cached(rows_of(*Table), entries=_SCRIPTS)
+@cached(rows_of(*Table), entries=_SCRIPTS, of_rank=False)
 def _script_of(run: RunSnapshot, number: int) -> ReproScript:
     """The script for the incident with this ``number``, from 1."""
     diagnosis = diagnosis_of(run)

@@ -17,9 +17,15 @@ def named_items(diagnosis: Diagnosis) -> dict[str, Item]:
     return named
 
 
-def incident_at(diagnosis: Diagnosis, step: int) -> tuple[str, Incident] | None:
-    """The incident that a step belongs to, with its name; the worst first."""
-    for name, item in named_items(diagnosis).items():
-        if isinstance(item, Incident) and item.step <= step <= item.last_step:
-            return name, item
-    return None
+def incident_at(diagnosis: Diagnosis, step: int, rank: int) -> tuple[str, Incident] | None:
+    """The incident that a step of a rank belongs to, with its name; the worst first, one of its own before others'."""
+    found = [
+        (name, item)
+        for name, item in named_items(diagnosis).items()
+        if isinstance(item, Incident) and item.step <= step <= item.last_step and rank in _ranks(item)
+    ]
+    return min(found, key=lambda one: rank in one[1].received_by, default=None)
+
+
+def _ranks(item: Incident) -> tuple[int, ...]:
+    return (item.rank, *item.also_on, *item.received_by)

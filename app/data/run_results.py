@@ -8,6 +8,7 @@ from ampscope.analysis.diagnosis.diagnosis import diagnose
 from ampscope.analysis.origin.closeup import Closeup, closeup
 from ampscope.analysis.overview.overview import Overview, overview
 from ampscope.analysis.overview.pulse import Pulse, pulse
+from ampscope.analysis.overview.ranks.ranks import Ranks, ranks_at_a_glance
 from ampscope.analysis.precision.precision import Precision, precision
 from ampscope.analysis.results import Diagnosis
 from ampscope.analysis.scale.scale_history import ScaleHistory, scale_history
@@ -32,7 +33,7 @@ def _pulse_changes(run: RunSnapshot) -> object:
 @cached(_pulse_changes)
 def pulse_of(run: RunSnapshot) -> Pulse:
     """Whether it is alive."""
-    return pulse(run.run)
+    return pulse(run.run, rank=run.rank)
 
 
 def _verdict_changes(run: RunSnapshot) -> object:
@@ -42,13 +43,13 @@ def _verdict_changes(run: RunSnapshot) -> object:
     return run.stamps_of(_ALARMING), grown
 
 
-@cached(_verdict_changes)
+@cached(_verdict_changes, of_rank=False)
 def diagnosis_of(run: RunSnapshot) -> Diagnosis:
     """The verdict; on a run being written up to a fifth of it older than the rest, but for new incidents."""
     return diagnose(run.run)
 
 
-@cached(rows_of(*_TRACED))
+@cached(rows_of(*_TRACED), of_rank=False)
 def closeup_of(run: RunSnapshot, item: str) -> Closeup:
     """What lies around an incident or finding, by its name from `named_items`."""
     return closeup(run.run, named_items(diagnosis_of(run))[item])
@@ -57,28 +58,34 @@ def closeup_of(run: RunSnapshot, item: str) -> Closeup:
 @cached(rows_of(*_HISTORY))
 def overview_of(run: RunSnapshot, optimizer: int | None) -> Overview:
     """The time line and the tiles."""
-    return overview(run.run, optimizer=optimizer)
+    return overview(run.run, optimizer=optimizer, rank=run.rank)
 
 
 @cached(rows_of(*_HISTORY))
 def scale_history_of(run: RunSnapshot, optimizer: int | None) -> ScaleHistory:
     """The scaler's history."""
-    return scale_history(run.run, optimizer=optimizer)
+    return scale_history(run.run, optimizer=optimizer, rank=run.rank)
 
 
 @cached(rows_of(*_HISTORY, Table.GRADS, Table.INCIDENTS))
 def skipped_steps_of(run: RunSnapshot, optimizer: int | None) -> tuple[SkippedStep, ...]:
     """The skipped steps, the newest first."""
-    return skipped_steps(run.run, optimizer=optimizer)
+    return skipped_steps(run.run, optimizer=optimizer, rank=run.rank)
 
 
 @cached(rows_of(Table.STEPS))
 def scale_record_of(run: RunSnapshot, optimizer: int | None) -> ScaleRecord:
     """The loss scale of each step, to ask what would have been."""
-    return ScaleRecord.of(run.run, optimizer=optimizer)
+    return ScaleRecord.of(run.run, optimizer=optimizer, rank=run.rank)
 
 
 @cached(rows_of(*_TRACED))
 def precision_of(run: RunSnapshot, step: int, source: str) -> Precision:
     """The precision of a traced step."""
-    return precision(run.run, step=step, source=source)
+    return precision(run.run, step=step, source=source, rank=run.rank)
+
+
+@cached(_verdict_changes, of_rank=False, spinner="Looking at all ranks")
+def ranks_of(run: RunSnapshot) -> Ranks:
+    """All ranks together; as old as the verdict."""
+    return ranks_at_a_glance(run.run)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import streamlit as st
 
+from ampscope.analysis.overview.ranks.world import World, sampled_rank, world_of
 from ampscope.trace.manifest import read_manifest
 from ampscope.trace.read.run import Run, open_run
 from ampscope.trace.schema import Table
@@ -26,11 +27,13 @@ class RunIdentity:
 
 @dataclass(frozen=True, slots=True)
 class RunSnapshot:
-    """A run at one moment: where it is, and a stamp for each table that changes when the table has new rows."""
+    """A run at one moment: where it is, the rank looked at, and of each table a stamp that changes with its rows."""
 
     identity: RunIdentity
     status: str  #: ``open``, ``closed`` or ``interrupted``
     stamps: tuple[tuple[Table, int], ...]
+    rank: int  #: the rank that the pages look at
+    world: World  #: its ranks
 
     @property
     def path(self) -> str:
@@ -58,8 +61,12 @@ class RunSnapshot:
         return tuple(known[table] for table in tables)
 
 
-def take_snapshot(path: Path) -> RunSnapshot:
+def take_snapshot(path: Path, *, rank: int | None = None) -> RunSnapshot:
     """The run in ``path`` at this moment.
+
+    Args:
+        path: Its folder.
+        rank: The rank to look at; by default the first whose steps were traced.
 
     Raises:
         RunError: it cannot be read.
@@ -67,7 +74,8 @@ def take_snapshot(path: Path) -> RunSnapshot:
     identity = RunIdentity(str(path), read_manifest(path).created)
     run = _opened(identity)
     stamps = tuple((table, hash(run.stamp(table))) for table in Table)
-    return RunSnapshot(identity, run.status, stamps)
+    world = world_of(run)
+    return RunSnapshot(identity, run.status, stamps, sampled_rank(run, world) if rank is None else rank, world)
 
 
 @st.cache_resource(max_entries=_OPEN, show_spinner=False)

@@ -19,7 +19,7 @@ KEPT = 6
 @cached(rows_of(Table.OPS), entries=16)
 def traced_steps_of(run: RunSnapshot) -> tuple[TracedStep, ...]:
     """What was traced of the run, the newest first."""
-    return traced_steps(run.run)
+    return traced_steps(run.run, rank=run.rank)
 
 
 @cached(identity, entries=KEPT, spinner="Reading the step")

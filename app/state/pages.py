@@ -14,6 +14,7 @@ class Page(Enum):
     SCALE = ("Scale", ":material/show_chart:")
     PRECISION = ("Precision", ":material/tune:")
     USAGE = ("Usage", ":material/fact_check:")
+    RANKS = ("Ranks", ":material/lan:")
     RUNS = ("Runs", ":material/list:")
 
     def __init__(self, title: str, icon: str) -> None:
@@ -29,6 +30,10 @@ class Page(Enum):
     def file(self) -> str:
         """Its file, below the app."""
         return f"app_pages/{self.stem}.py"
+
+    def is_offered(self, world: int) -> bool:
+        """Whether there is anything on it for a run of ``world`` ranks; by its address it is there all the same."""
+        return self is not Page.RANKS or world > 1
 
     @property
     def is_default(self) -> bool:

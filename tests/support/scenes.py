@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ampscope.trace.schema import Cast, EventKind, Phase, ScalerAction, Source
+from ampscope.trace.schema import Cast, EventKind, Phase, ReplayStatus, ScalerAction, Source, Trigger
 from tests.support.trace_builder import TraceBuilder
 
 HOSTILE = (
@@ -158,7 +158,68 @@ def _block_ops(trace: TraceBuilder, block: str, **where: Any) -> None:
     trace.op(back, numel=524_288, **where)
 
 
+def ranks(folder: Path) -> TraceBuilder:
+    """Four ranks of one job, the last missing: rank 1 overflows at step 40, rank 2 computes something else from 50 on.
+
+    What it gives is rank 0; the others are written and closed.
+    """
+    others = {rank: _rank(folder, rank) for rank in (1, 2)}
+    for trace in others.values():
+        trace.close()
+    return _rank(folder, 0)
+
+
+def _rank(folder: Path, rank: int) -> TraceBuilder:
+    trace = TraceBuilder(folder, rank=rank, device="NVIDIA H200", model="GPT", world_size=4, versions=VERSIONS)
+    trace.event(EventKind.START)
+    trace.scaler_event(ScalerAction.INIT, line=31, code="scaler = torch.amp.GradScaler()", detail=_SETTINGS)
+    for step in range(80):
+        bad = step == BAD_STEP
+        norm = 1.5 + math.sin(step / 7)
+        trace.step(
+            scale=16384.0 / (1 + (step > BAD_STEP)),
+            skipped=bad,
+            found_inf=bad,
+            loss=math.nan if bad and rank == 1 else 2.0 + math.cos(step + rank) / 9,
+            grad_norm=math.nan if bad else norm * (1.1 if rank == 2 and step >= 50 else 1.0),
+            traced="replay" if bad else "",
+        )
+    own = rank == 1
+    trace.incident(
+        step=BAD_STEP,
+        trigger=Trigger.NONFINITE_LOSS if own else Trigger.NONFINITE_GRADIENT,
+        loss=math.nan if own else 2.0,
+        scale=16384.0,
+        replay=ReplayStatus.EXACT if own else ReplayStatus.RECEIVED,
+        bad_params=("fc.weight",),
+    )
+    overflowing_step(trace, step=BAD_STEP, overflows=own)
+    trace.event(EventKind.CLOSE, step=80)
+    return trace
+
+
+#: Of the ranks' scene, the step at which rank 1 overflows.
+BAD_STEP = 40
+
+
+def overflowing_step(trace: TraceBuilder, *, step: int, overflows: bool) -> None:
+    """A replay of three ops in which a product is too large for float16, or is not."""
+    where = {"step": step, "source": Source.REPLAY}
+    batch = trace.site("input", name="x", in_dtypes=(), in_shapes=(), out_dtypes=HALF, phase=Phase.FORWARD)
+    product = trace.site("aten.mul.Tensor", module="blocks.0", module_type="Square", line=12, code="return x * x")
+    loss = trace.site("loss", name="loss", module="", phase=Phase.LOSS, in_dtypes=HALF, out_dtypes=HALF, line=20)
+    high = math.inf if overflows else 4.0
+    after = math.nan if overflows else 4.0
+    first = trace.op(batch, **where, min=-300.0, max=300.0, max_finite=300.0)
+    second = trace.op(product, **where, min=0.0, max=high, posinf=3 if overflows else 0, max_finite=6e4)
+    third = trace.op(loss, **where, numel=1, min=after, max=after, nan=int(overflows))
+    trace.edge(first, second, step=step)
+    trace.edge(first, second, step=step, arg=1)
+    trace.edge(second, third, step=step)
+
+
 SCENES: dict[str, Callable[[Path], TraceBuilder]] = {
+    "ranks": ranks,
     "healthy": healthy,
     "overflow": overflow,
     "finding": finding,

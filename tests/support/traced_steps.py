@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from ampscope.analysis.origin.step_graph import Sites, StepGraph
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import Node, Phase, Row, Source, Table
+from ampscope.trace.schema import COLLECTIVE_LIBRARIES, Node, Phase, Row, Source, Table
 from tests.support.trace_builder import TraceBuilder
 
 INF, NAN = math.inf, math.nan
@@ -133,6 +133,6 @@ def _in_json(value: Any) -> Any:
 
 
 def _full_name(name: str) -> str:
-    if name in set(Node):
+    if name in set(Node) or name.partition(".")[0] in COLLECTIVE_LIBRARIES:
         return name
     return f"aten.{name}" if "." in name else f"aten.{name}.default"

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from ampscope.analysis.causes import harmless, mathematics, outside, range_overflow, range_underflow, unknown, usage
+from ampscope.analysis.causes import (
+    harmless,
+    mathematics,
+    outside,
+    range_overflow,
+    range_underflow,
+    ranks,
+    unknown,
+    usage,
+)
 from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, OpRule
 from ampscope.trace.vocabulary import Cause
 
-FAMILIES = (range_overflow, range_underflow, mathematics, outside, usage, harmless, unknown)
+FAMILIES = (range_overflow, range_underflow, mathematics, outside, ranks, usage, harmless, unknown)
 
 #: Every cause with its entry.
 CATALOGUE: dict[Cause, CauseEntry] = {entry.cause: entry for family in FAMILIES for entry in family.ENTRIES}

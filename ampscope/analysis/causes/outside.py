@@ -21,6 +21,29 @@ class CameIn(Reason):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FromOthers(Reason):
+    """A value was finite when it was sent to other ranks, and what came back was not."""
+
+    ranks: int | None  #: that took part; None where the trace does not say
+    sender: int | None  #: the rank that sent it; None where several may have
+    sums: bool  #: values of several ranks were put together by a reduction that may leave the dtype's range
+    dtype: str
+    unseen: bool = False  #: the result went on through code that the trace did not see
+
+    @staticmethod
+    def of(op: Executed, *, unseen: bool = False) -> FromOthers:
+        """What is known of an op that communicates."""
+        size, reduction = op.scalars.get("group_size"), op.scalars.get("reduce")
+        return FromOthers(
+            ranks=size if isinstance(size, int) else None,
+            sender=None if unseen else _sender(op),
+            sums=reduction is not None and reduction not in ("min", "max"),
+            dtype=op.dtype,
+            unseen=unseen,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChangedSince(Reason):
     """A value was finite when it was written, and was not when it was read."""
 
@@ -37,6 +60,22 @@ def _weight(op: Executed) -> Match | None:
 
 def _buffer(op: Executed) -> Match | None:
     return Match(Cause.BAD_BUFFER, CameIn(name=op.site.name)) if op.site.op == Node.BUFFER else None
+
+
+def _received(op: Executed) -> Match | None:
+    return Match(Cause.RECEIVED, FromOthers.of(op)) if op.communicates else None
+
+
+def _sender(op: Executed) -> int | None:
+    """The rank whose value it is: where one rank sends to all, or each fills an output of its own."""
+    root, own = op.scalars.get("root"), op.scalars.get("rank")
+    if isinstance(root, int):
+        return root
+    size, outputs = op.scalars.get("group_size"), len(op.site.out_dtypes)
+    if op.name != "allgather" or size != outputs or op.result.out == own:
+        return None
+    ranks = op.scalars.get("ranks")
+    return ranks[op.result.out] if isinstance(ranks, list) else op.result.out
 
 
 def _name(occurrence: Occurrence, otherwise: str) -> str:
@@ -57,6 +96,22 @@ def _bad_weight(occurrence: Occurrence) -> str:
 
 def _bad_buffer(occurrence: Occurrence) -> str:
     return f"The buffer {_name(occurrence, '')} held non-finite values before the step."
+
+
+def _from_others(occurrence: Occurrence) -> str:
+    reason = occurrence.reason
+    if not isinstance(reason, FromOthers):
+        return f"What is not finite came from another rank, through {occurrence.op_in_words}."
+    through = occurrence.op_in_words
+    sent = f"What this rank gave into {through} was finite, and what it got back was not"
+    if reason.unseen:
+        sent = f"What {through} gave back went on through code that the trace does not see, and was not finite after it"
+    if reason.sender is not None:
+        return f"{sent}: it came from rank {reason.sender}."
+    who = f"another of the {reason.ranks} ranks" if reason.ranks is not None else "another rank"
+    if reason.sums:
+        return f"{sent}: it came from {who}, or what they put together left the range of {reason.dtype}."
+    return f"{sent}: it came from {who}."
 
 
 def _does_not_repeat(occurrence: Occurrence) -> str:
@@ -109,6 +164,14 @@ ENTRIES = (
         sentence=_bad_buffer,
         remedies=_CLEAN_STATE,
         rules=(OpRule(Turn.ENTRY, _buffer),),
+    ),
+    CauseEntry(
+        cause=Cause.RECEIVED,
+        noun="a value received from another rank",
+        sentence=_from_others,
+        remedies=(Remedy(text="Look at the same step on the other ranks: on one of them it began."),),
+        rules=(OpRule(Turn.ENTRY, _received),),
+        cured_by_precision=False,
     ),
     CauseEntry(
         cause=Cause.HARDWARE_TRANSIENT,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ampscope.analysis.causes.catalogue import OP_RULES
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Match, Reason
-from ampscope.analysis.causes.outside import ChangedSince
+from ampscope.analysis.causes.outside import ChangedSince, FromOthers
 from ampscope.analysis.causes.unknown import Observed
 from ampscope.analysis.numerics import rounding
 from ampscope.analysis.origin.bounds import cannot_overflow
@@ -52,6 +52,8 @@ def recognise(graph: StepGraph, origin: Origin) -> Recognised:
     op = Executed(graph, origin.seq)
     if op.site.op in ENTRY_NODES:
         return _matched(op, Phase.FORWARD)
+    if op.communicates:
+        return _matched(op, Phase(op.site.phase))
     if graph.is_cut(op.seq):
         return Recognised(Cause.UNKNOWN, op.seq, op.site.phase, _CUT)
     if op.site.phase == Phase.BACKWARD:
@@ -115,11 +117,26 @@ def _changed_since(op: Executed) -> Recognised:
     An operand was finite when it was written and was changed outside torch since, so the op to name is its writer:
     of several operands, the one that was computed, rather than a weight or the cast of one.
     """
+    exchange = _unread_exchange(op)
+    if exchange is not None:
+        reason = FromOthers.of(exchange, unseen=True)
+        return Recognised(Cause.RECEIVED, exchange.seq, exchange.site.phase, reason)
     floating = [edge for edge in op.edges if op.graph.producer(edge).min is not None]
     sites = {edge.from_seq: op.graph.site(edge.from_seq) for edge in floating}
     computed = [seq for seq, site in sites.items() if site.op not in ENTRY_NODES and not site.cast]
     writer = max(computed) if computed else next(iter(sites), op.seq)
     return Recognised(Cause.HARDWARE_TRANSIENT, writer, Phase.FORWARD, ChangedSince(seen_in=op.site.op))
+
+
+def _unread_exchange(op: Executed) -> Executed | None:
+    """The op that communicated after an operand was written, and whose result no op is seen to read.
+
+    Code that torch calls by itself took it on: ``DistributedDataParallel`` brings what its communication hook returns
+    back into the gradients.
+    """
+    written = max((edge.from_seq for edge in op.edges), default=op.seq)
+    between = (Executed(op.graph, seq) for seq in range(op.seq - 1, written, -1) if seq in op.graph.outputs)
+    return next((each for each in between if each.communicates and not op.graph.readers[each.seq]), None)
 
 
 def _in_backward(op: Executed) -> Recognised:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from ampscope.analysis.diagnosis.across_ranks import examined_incidents
+from ampscope.analysis.diagnosis.apart_replicas import apart_replicas
 from ampscope.analysis.diagnosis.examined import merged
-from ampscope.analysis.diagnosis.examiner import Examiner
 from ampscope.analysis.diagnosis.harmless_values import harmless_values
 from ampscope.analysis.diagnosis.run_summary import summary
 from ampscope.analysis.diagnosis.silent_failures import silent_failures
 from ampscope.analysis.diagnosis.unobserved import unobserved
 from ampscope.analysis.origin.step_graph import Sites
+from ampscope.analysis.overview.ranks.ranks import ranks_in_numbers
+from ampscope.analysis.overview.ranks.story import ranks_story
+from ampscope.analysis.overview.ranks.world import World, sampled_rank, world_of
 from ampscope.analysis.results import Diagnosis, Finding, Incident, RunInfo
 from ampscope.analysis.scale.health import healths, scale_incidents
 from ampscope.analysis.tables.step_history import History, histories
@@ -39,19 +44,21 @@ def diagnose(run: Run | str | os.PathLike[str]) -> Diagnosis:
 
 
 def _diagnose(run: Run) -> Diagnosis:
-    ranks = run.ranks or [0]
-    by_rank = {rank: histories(run, rank) for rank in ranks}
-    examined = [each for rank in ranks for each in Examiner(run, rank, by_rank[rank]).examined()]
-    sites = Sites(run, ranks[0])
-    silent = silent_failures(run, sites, by_rank[ranks[0]])
-    incidents = [*silent, *merged(examined), *harmless_values(run, sites)]
-    scale = healths(run, ranks[0], by_rank[ranks[0]])
-    incidents = sorted([*incidents, *scale_incidents(scale, incidents)], key=lambda each: each.step)
-    mistakes = findings(run, by_rank[ranks[0]])
+    world = world_of(run)
+    sampled = sampled_rank(run, world)
+    history = histories(run, sampled)
+    sites = Sites(run, sampled)
+    silent = silent_failures(run, sites, history)
+    examined = merged(examined_incidents(run, world))
+    incidents = [*silent, *examined, *harmless_values(run, sites), *apart_replicas(run)]
+    scale = healths(run, sampled, history)
+    incidents = [replace(each, world=world.size) for each in [*incidents, *scale_incidents(scale, incidents)]]
+    incidents.sort(key=lambda each: (each.step, each.rank))
+    mistakes = tuple(replace(each, world=world.size) for each in findings(run, sampled, history))
     primary = _primary(incidents, mistakes)
-    info = run_info(run, by_rank[ranks[0]])
+    info = run_info(run, world, history)
     benign = sum(incident.cause.is_benign for incident in incidents)
-    unseen = "" if primary else unobserved(run, ranks[0], info.steps)
+    unseen = "" if primary else unobserved(run, sampled, info.steps)
     return Diagnosis(
         run=info,
         verdict=Verdict.PROBLEM if primary else Verdict.NOT_OBSERVED if unseen else Verdict.HEALTHY,
@@ -60,15 +67,17 @@ def _diagnose(run: Run) -> Diagnosis:
         incidents=tuple(incidents),
         findings=mistakes,
         scale=scale,
+        ranks=ranks_story(ranks_in_numbers(run)) if world.is_shared else (),
     )
 
 
-def run_info(run: Run, history: Mapping[int, History]) -> RunInfo:
+def run_info(run: Run, world: World, history: Mapping[int, History]) -> RunInfo:
     """The facts of a run.
 
     Args:
         run: The run.
-        history: The steps of its first rank, by optimizer.
+        world: Its ranks.
+        history: The steps of one of them, by optimizer.
     """
     manifest = run.manifest
     return RunInfo(
@@ -83,6 +92,8 @@ def run_info(run: Run, history: Mapping[int, History]) -> RunInfo:
         model=manifest.model,
         parameters=manifest.parameters,
         versions={**manifest.versions, "ampscope": manifest.ampscope},
+        world=world.size,
+        missing=world.missing,
     )
 
 
@@ -91,4 +102,4 @@ def _primary(incidents: Sequence[Incident], mistakes: Sequence[Finding]) -> Inci
     entries: list[Incident | Finding] = [*mistakes, *incidents]
     matter = [entry for entry in entries if entry.severity is not Severity.INFO]
     order = {Severity.ERROR: 0, Severity.WARNING: 1}
-    return min(matter, key=lambda entry: (order[entry.severity], entry.step), default=None)
+    return min(matter, key=lambda entry: (order[entry.severity], entry.step, entry.rank), default=None)

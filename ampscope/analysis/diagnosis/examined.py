@@ -18,6 +18,7 @@ class Examined(NamedTuple):
     incident: Incident
     reason: Reason = NOTHING_MORE
     explicit: ExplicitHalf = ExplicitHalf()
+    steps: frozenset[int] = frozenset()  #: of all its occurrences, where there is more than one
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -37,8 +38,40 @@ class Examined(NamedTuple):
         incident = self.incident
         known = incident.fp32_ok if incident.fp32_ok is not None else later.fp32_ok
         both = (*incident.tried, *later.tried)
-        joined = replace(incident, last_step=later.step, count=incident.count + 1, fp32_ok=known, tried=both)
-        return self._replace(incident=joined)
+        received = tuple(sorted({*incident.received_by, *later.received_by}))
+        joined = replace(
+            incident,
+            last_step=later.step,
+            count=incident.count + 1,
+            fp32_ok=known,
+            tried=both,
+            received_by=received,
+        )
+        return self._replace(incident=joined, steps=self._all_steps | {later.step})
+
+    def on_rank(self, rank: int) -> Examined:
+        """The same on another rank, on which nothing was tried."""
+        return self._replace(incident=replace(self.incident, rank=rank, tried=()))
+
+    @property
+    def _all_steps(self) -> frozenset[int]:
+        return self.steps or frozenset({self.incident.step})
+
+    def joined_by_rank(self, same: Examined) -> Examined:
+        """With the same failure of another rank."""
+        incident, other = self.incident, same.incident
+        steps = self._all_steps | same._all_steps
+        both = {incident.rank, *incident.also_on, other.rank, *other.also_on}
+        joined = replace(
+            incident,
+            last_step=max(incident.last_step, other.last_step),
+            count=max(incident.count, other.count, len(steps)),
+            fp32_ok=incident.fp32_ok if incident.fp32_ok is not None else other.fp32_ok,
+            tried=(*incident.tried, *other.tried),
+            also_on=tuple(sorted(both - {incident.rank})),
+            received_by=tuple(sorted({*incident.received_by, *other.received_by} - both)),
+        )
+        return self._replace(incident=joined, steps=steps)
 
     def with_remedies(self) -> Incident:
         """The incident with what cures it."""
@@ -59,10 +92,15 @@ class Examined(NamedTuple):
 def merged(examined: Iterable[Examined]) -> list[Incident]:
     """Repeats of one origin as one incident with count and span, in the order of their steps, with their remedies.
 
-    The first keeps its details; what was tried on any of them counts for all.
+    The first keeps its details; what was tried on any of them counts for all. The same on several ranks is one, too.
     """
-    kept: dict[tuple[Any, ...], Examined] = {}
+    of_rank: dict[tuple[Any, ...], Examined] = {}
     for each in sorted(examined, key=lambda each: each.incident.step):
+        key = (each.incident.rank, *each.key)
+        first = of_rank.get(key)
+        of_rank[key] = first.joined(each.incident) if first else each
+    kept: dict[tuple[Any, ...], Examined] = {}
+    for each in sorted(of_rank.values(), key=lambda each: (each.incident.step, each.incident.rank)):
         first = kept.get(each.key)
-        kept[each.key] = first.joined(each.incident) if first else each
+        kept[each.key] = first.joined_by_rank(each) if first else each
     return [each.with_remedies() for each in kept.values()]

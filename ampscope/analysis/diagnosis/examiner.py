@@ -1,12 +1,10 @@
-"""Examines the incidents of a run one by one: the origin, the cause in its context, and what was tried on it."""
+"""Examines incidents of one rank: the origin, the cause in its context, and what was tried on it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
-
-import numpy as np
+from functools import cached_property
 
 from ampscope.analysis.causes.catalogue import CATALOGUE, explanation
 from ampscope.analysis.causes.cause_entry import LostBefore, Occurrence
@@ -18,6 +16,7 @@ from ampscope.analysis.cures.explicit_half import ExplicitHalf, half_weights
 from ampscope.analysis.diagnosis.context import Context
 from ampscope.analysis.diagnosis.examined import Examined
 from ampscope.analysis.origin.step_graph import Sites, StepGraph, source_line
+from ampscope.analysis.overview.ranks.bad_steps import Sighting
 from ampscope.analysis.results import Incident, PathNode, Tried
 from ampscope.analysis.tables.step_history import History
 from ampscope.provenance import Origin, absorbed, origins
@@ -26,22 +25,12 @@ from ampscope.trace.read.run import Run
 from ampscope.trace.schema import IncidentRow, Node, Phase, ReplayStatus, Source, Table, Trigger, source_of
 from ampscope.trace.vocabulary import Cause
 
-#: Incidents examined op by op; a run with more is summed up from these.
-MAX_EXAMINED = 60
 #: Origins of one step that are named besides the first.
 MOST_OTHERS = 3
 
 
-class _Symptom(NamedTuple):
-    """What was noticed of an incident, without looking for its origin."""
-
-    optimizer: int
-    trigger: str
-    tripped: tuple[str, ...]
-
-
 class Examiner:
-    """Examines the incidents of one rank, in order.
+    """Examines the incidents of one rank.
 
     Args:
         run: The run.
@@ -58,34 +47,33 @@ class Examiner:
         self._tried = trials.trials(run, rank)
         self._half_weights = half_weights(run, rank)
 
-    def examined(self) -> list[Examined]:
-        """Every incident row with its origin, and bad losses that no incident row speaks of."""
-        rows = self._run.rows(Table.INCIDENTS, rank=self._rank)
-        found: list[Examined] = []
-        alike: dict[_Symptom, Examined] = {}
-        for number, row in enumerate(rows):
-            symptom = _Symptom(row.optimizer, row.trigger, row.bad_params)
-            known = alike.get(symptom)
-            if known is not None and (number >= MAX_EXAMINED or row.over_budget):
-                found.append(known.repeated(row.step))
-            elif number < MAX_EXAMINED:
-                examined = self._examine(row)
-                found += examined
-                alike[symptom] = examined[0]
-        return [*found, *self._unreported(rows)]
+    def examined(self, seen: Sighting) -> list[Examined]:
+        """What was seen, by its origin; where the step had several, by each, the one that matters most first."""
+        row = self._row(seen)
+        return self._examine(row) if seen.recorded else [self._without_origin(row)]
 
-    def _unreported(self, rows: Sequence[IncidentRow]) -> Iterator[Examined]:
-        """Steps whose loss was not finite although capture reported nothing (its replay may have been off)."""
-        for optimizer, history in self._history.items():
-            reported = {row.step for row in rows if row.optimizer == optimizer}
-            bad = history.step[history.bad_loss]
-            left = [int(step) for step in bad if step not in reported][:MAX_EXAMINED]
-            for step in left:
-                position = int(np.searchsorted(history.step, step))
-                yield self._without_origin(_unreported_row(step, optimizer, float(history.loss[position])))
+    def not_from_here(self, seen: Sighting, why: str) -> Examined:
+        """What was seen but did not begin on this rank, and on no other of which anything is known.
+
+        Args:
+            seen: What was seen.
+            why: What is known of where it began.
+        """
+        row = self._row(seen)
+        run = self._context.calibration(row)
+        by_itself = run is not None and run.recovered and run.benign_cause is not Cause.BENIGN_SCALE_ADJUSTMENT
+        return self._without_origin(row, run.benign_cause if run is not None and by_itself else Cause.UNKNOWN, why)
+
+    def _row(self, seen: Sighting) -> IncidentRow:
+        row = self._rows.get((seen.step, seen.optimizer, seen.trigger)) if seen.recorded else None
+        return row or _unreported_row(seen.step, seen.optimizer, seen.loss)
+
+    @cached_property
+    def _rows(self) -> dict[tuple[int, int, str], IncidentRow]:
+        rows = self._run.rows(Table.INCIDENTS, rank=self._rank)
+        return {(row.step, row.optimizer, row.trigger): row for row in rows}
 
     def _examine(self, row: IncidentRow) -> list[Examined]:
-        """An incident by its origin; where the step had several, by each, the one that matters most first."""
         graph, found = self._origins(row)
         if not found:
             return [self._without_origin(row)]
@@ -145,11 +133,14 @@ class Examiner:
         text = explanation(cause, Occurrence(op=incident.op))
         return Examined(replace(incident, severity=CATALOGUE[cause].severity, cause=cause, explanation=text))
 
-    def _without_origin(self, row: IncidentRow) -> Examined:
+    def _without_origin(self, row: IncidentRow, cause: Cause | None = None, why: str = "") -> Examined:
         """What can be said when no trace of the step shows an origin."""
-        cause = self._context.cause_without_origin(row)
-        why = row.replay_reason or "no trace of this step shows where the value was born"
-        occurrence = Occurrence(reason=Observed(sentence=f"The origin is not known: {why}."))
+        cause = cause or self._context.cause_without_origin(row)
+        why = why or row.replay_reason or "no trace of this step shows where the value was born"
+        lost = details(row.evidence).get("reduction")
+        known = isinstance(lost, dict) and lost.get("overflows") is True
+        lead = "It was lost on the way to the other ranks" if known else "The origin is not known"
+        occurrence = Occurrence(reason=Observed(sentence=f"{lead}: {why}."))
         incident = Incident(
             step=row.step,
             last_step=row.step,
@@ -167,6 +158,7 @@ class Examiner:
             trigger=row.trigger,
             tripped=row.bad_params,
             explanation=explanation(cause, occurrence),
+            rank=self._rank,
         )
         return Examined(incident)
 
@@ -200,6 +192,7 @@ def _incident(
         trigger=row.trigger,
         tripped=row.bad_params,
         explanation=explanation(found.cause, occurrence) + explicit_half.in_words(explicit),
+        rank=graph.rank,
     )
 
 
@@ -213,7 +206,7 @@ def _lost_by(found: Recognised) -> int | None:
     return found.reason.lost_by if isinstance(found.reason, LostBefore) else None
 
 
-def _unreported_row(step: int, optimizer: int, loss: float) -> IncidentRow:
+def _unreported_row(step: int, optimizer: int, loss: float | None) -> IncidentRow:
     """The row that a step without one would have."""
     return IncidentRow(
         step=step,

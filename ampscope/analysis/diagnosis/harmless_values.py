@@ -57,4 +57,5 @@ def _incident(graph: StepGraph, seq: int, cause: Cause) -> Incident:
         outputs=graph.results(seq),
         traced=graph.source,
         explanation=explanation(cause, Occurrence(op=op)),
+        rank=graph.rank,
     )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ampscope.analysis.results import Diagnosis, Incident
+from ampscope.analysis.words.wording import when_in_words
 from ampscope.errors import NothingToReproduce
 from ampscope.trace.files.saved_operands import SavedOperands, operand_files, read_operands
 from ampscope.trace.read.run import Run
@@ -39,16 +40,25 @@ def reproducible(run: Run, diagnosis: Diagnosis, number: int | None = None) -> R
     if number is not None and not 1 <= number <= len(incidents):
         raise NothingToReproduce(f"there is no incident {number}: the run has {_listed(incidents)}")
     wanted = [number] if number is not None else _in_order(diagnosis)
-    saved = [read_operands(path) for path in operand_files(run.path)]
     for each in wanted:
-        found = operands_of(incidents[each - 1], saved)
+        found = _kept_of(run, incidents[each - 1])
         if found is not None:
             return Reproducible(number=each, incident=incidents[each - 1], saved=found)
-    raise NothingToReproduce(_why_not(run, incidents[wanted[0] - 1], saved))
+    raise NothingToReproduce(_why_not(run, incidents[wanted[0] - 1]))
+
+
+def _kept_of(run: Run, incident: Incident) -> SavedOperands | None:
+    """What was kept of an incident's call, on its own rank or on one that failed as it did."""
+    by_rank = (_saved_on(run, rank) for rank in (incident.rank, *incident.also_on))
+    return next((found for saved in by_rank if (found := operands_of(incident, saved)) is not None), None)
+
+
+def _saved_on(run: Run, rank: int) -> list[SavedOperands]:
+    return [read_operands(path) for path in operand_files(run.path, rank)]
 
 
 def operands_of(incident: Incident, saved: Sequence[SavedOperands]) -> SavedOperands | None:
-    """The kept call nearest to where the incident begins; None where none belongs to it."""
+    """The call among those kept on one rank nearest to where the incident begins; None where none belongs to it."""
     order = [node.seq for node in incident.path]
     on_path = [each for each in saved if each.call.step == incident.step and each.call.seq in order]
     if on_path:
@@ -75,7 +85,8 @@ def _listed(incidents: Sequence[Incident]) -> str:
     return f"{shown}; and {len(incidents) - 8} more" if len(incidents) > 8 else shown
 
 
-def _why_not(run: Run, incident: Incident, saved: Sequence[SavedOperands]) -> str:
+def _why_not(run: Run, incident: Incident) -> str:
+    saved = _saved_on(run, incident.rank)
     if not saved and not run.manifest.configuration.get("save_tensors"):
         return (
             f"{run.path} holds no tensor values; record the run again with ampscope.watch(..., save_tensors=True), "
@@ -83,5 +94,5 @@ def _why_not(run: Run, incident: Incident, saved: Sequence[SavedOperands]) -> st
         )
     why = f"its replay was {incident.replay}" if incident.replay != "exact" else "they were too large, or one of many"
     steps = sorted({each.call.step for each in saved})
-    kept = f"kept are those of step {', '.join(map(str, steps))}" if steps else "none were kept in this run"
-    return f"the operands of the incident at step {incident.step} were not kept ({why}); {kept}"
+    kept = f"kept are those of step {', '.join(map(str, steps))}" if steps else "none were kept there"
+    return f"the operands of the incident at {when_in_words(incident)} were not kept ({why}); {kept}"

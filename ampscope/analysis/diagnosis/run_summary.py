@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ampscope.analysis.cures import trials
 from ampscope.analysis.results import Finding, Incident, SourceLine
-from ampscope.analysis.words.wording import op_in_words, steps_in_words
+from ampscope.analysis.words.rank_words import first_ranked, further_in_words, received_in_words
+from ampscope.analysis.words.wording import op_in_words, when_in_words
 from ampscope.trace.schema import Trigger
 
 
@@ -14,17 +15,19 @@ def summary(primary: Incident | Finding | None, *, steps: int, skipped: int, ben
         calm = f", {skipped:,} of them skipped while the loss scale found its place" if skipped and benign else ""
         return f"Nothing is wrong in {steps:,} steps{calm}."
     if isinstance(primary, Finding):
-        when = steps_in_words(primary)
+        when = when_in_words(primary)
         where = f",{_at(primary.source)}" if primary.source else ""
         return f"{when[:1].upper()}{when[1:]}{where}: {primary.explanation}"
-    effect = _EFFECTS.get(primary.trigger, "went wrong")
+    effect = " ".join(filter(None, (_EFFECTS.get(primary.trigger, "went wrong"), first_ranked(primary))))
+    elsewhere = f"{further_in_words(primary)} {received_in_words(primary)}".strip()
     if not primary.op:
-        return f"Step {primary.step} {effect}. {primary.explanation}"
+        return " ".join(filter(None, (f"Step {primary.step} {effect}.", primary.explanation, elsewhere)))
     outside = "the model itself" if primary.module_type else "the loss code"
     where = f"module {primary.module}" if primary.module else outside
     where = "the optimizer" if primary.phase == "optimizer" else where
     lead = f"Step {primary.step} {effect}: {op_in_words(primary.op)} in {where}{_at(primary.source)} is the origin"
-    return f"{lead} ({primary.phase}). {primary.explanation} {trials.in_words(primary)}".rstrip()
+    told = (f"{lead} ({primary.phase}).", primary.explanation, trials.in_words(primary), elsewhere)
+    return " ".join(filter(None, told))
 
 
 _EFFECTS: dict[str, str] = {

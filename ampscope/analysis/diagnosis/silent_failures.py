@@ -172,4 +172,5 @@ def _incident(step: int, cause: Cause, reason: Reason, graph: StepGraph, seq: in
         traced=graph.source if seq is not None else "",
         explanation=explanation(cause, Occurrence(op=op, reason=reason)),
         remedies=remedies(cause, op=op, reason=reason),
+        rank=graph.rank,
     )

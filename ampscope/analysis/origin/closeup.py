@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from ampscope.analysis.origin.step_graph import Sites, StepGraph
 from ampscope.analysis.results import Finding, Incident, PathNode, SourceLine
-from ampscope.analysis.tables.lazy_tables import first_rank
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import SINK_NODES, EdgeRow, SiteRow
 
@@ -43,7 +42,7 @@ def closeup(run: Run, item: Incident | Finding) -> Closeup:
         run: The run.
         item: One of its diagnosis.
     """
-    sites = Sites(run, first_rank(run))
+    sites = Sites(run, item.rank)
     lines = _lines(sites.rows.values(), item.source)
     if not isinstance(item, Incident) or not item.path or not item.traced:
         return Closeup(lines=lines)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ampscope.analysis.numerics import rounding
 from ampscope.analysis.origin.step_graph import StepGraph
 from ampscope.provenance import op_name
-from ampscope.trace.schema import EdgeRow, OpRow, Phase, SiteRow
+from ampscope.trace.schema import COLLECTIVE_LIBRARIES, EdgeRow, OpRow, Phase, SiteRow
 
 #: How many ops back a constant is looked for that should have kept an operand away from zero.
 REACH = 8
@@ -109,6 +109,11 @@ class Executed:
     def infinite_constant(self) -> float | None:
         """A constant that is infinite on purpose; a trace writes those as text, which JSON has no number for."""
         return next((float(value) for value in self.scalars.values() if str(value) in ("inf", "-inf")), None)
+
+    @property
+    def communicates(self) -> bool:
+        """Whether its result is, in part, what other ranks have sent."""
+        return self.site.op.partition(".")[0] in COLLECTIVE_LIBRARIES
 
     @property
     def gives_nan(self) -> bool:

@@ -50,6 +50,7 @@ class StepGraph(Graph):
     def __init__(self, run: Run, sites: Sites, step: int, source: str) -> None:
         self.step = step
         self.source = source
+        self.rank = sites.rank
         self._run = run
         ops = run.rows(Table.OPS, step=step, source=source, rank=sites.rank)
         edges = run.rows(Table.EDGES, step=step, source=source, rank=sites.rank)

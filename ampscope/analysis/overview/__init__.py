@@ -1,1 +1,1 @@
-"""A run, a step or a list of runs at a glance."""
+"""A run, its ranks, a step or a list of runs at a glance."""

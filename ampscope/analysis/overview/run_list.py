@@ -29,7 +29,7 @@ class RunSummary:
     last_time: float | None = None  #: end of the newest step
     steps: int = 0  #: optimizer step attempts of the first rank
     skipped: int = 0
-    incidents: int = 0  #: rows recorded; harmless ones are among them, and what only the diagnosis sees is not
+    incidents: int = 0  #: rows of the rank with the most, harmless ones among them; what only the diagnosis sees is not
     findings: int = 0
     problem: str = ""
 
@@ -65,8 +65,8 @@ def run_summaries(paths: Iterable[Path]) -> tuple[RunSummary, ...]:
 
 def _summary(path: Path) -> RunSummary:
     manifest = read_manifest(path)
-    scan, rank = Scan(path), min(ranks(path), default=0)
-    steps = scan.read(Table.STEPS, rank, ("time", "skipped"))
+    scan, writers = Scan(path), ranks(path) or [0]
+    steps = scan.read(Table.STEPS, writers[0], ("time", "skipped"))
     return RunSummary(
         path=path,
         name=manifest.name or path.name,
@@ -78,6 +78,6 @@ def _summary(path: Path) -> RunSummary:
         last_time=finite(steps["time"][-1].as_py()) if steps.num_rows else None,
         steps=steps.num_rows,
         skipped=len(steps["skipped"].filter(steps["skipped"])),
-        incidents=scan.count(Table.INCIDENTS, rank),
-        findings=scan.count(Table.FINDINGS, rank),
+        incidents=max(scan.count(Table.INCIDENTS, each) for each in writers),
+        findings=max(scan.count(Table.FINDINGS, each) for each in writers),
     )

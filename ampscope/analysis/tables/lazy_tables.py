@@ -12,7 +12,6 @@ import narwhals as nw
 from ampscope.analysis.numerics.arrays import Columns
 from ampscope.errors import RunDamaged
 from ampscope.trace.read.run import Run
-from ampscope.trace.read.table_scan import RANK
 from ampscope.trace.schema import Table
 
 Lazy = nw.LazyFrame[Any]
@@ -25,7 +24,7 @@ def first_rank(run: Run) -> int:
 
 def rank_table(run: Run, table: Table, rank: int, *, step: int | None = None) -> Lazy:
     """The rows of ``table`` that ``rank`` wrote, all or those of one ``step``."""
-    return run.table(table, step=step).filter(nw.col(RANK) == rank)
+    return run.table(table, step=step, rank=rank)
 
 
 def collect(frame: Lazy) -> list[dict[str, Any]]:
@@ -47,6 +46,55 @@ def collect_columns(frame: Lazy) -> Columns:
     """
     with _reading():
         return Columns(nw.to_native(frame).fetchnumpy())
+
+
+def collect_expressions(
+    frame: Lazy, expressions: str, *, where: str = "", order: str = "", limit: int | None = None
+) -> list[tuple[Any, ...]]:
+    """Run a query in the engine's own words, for what lazy frames have no words for, and give its rows.
+
+    Args:
+        frame: What is queried.
+        expressions: What is selected.
+        where: Which rows; all by default.
+        order: The columns that it is sorted by.
+        limit: How many rows at most.
+
+    Raises:
+        RunDamaged: a Parquet part turned out to be broken while it was read.
+    """
+    with _reading():
+        relation = nw.to_native(frame)
+        relation = relation.filter(where) if where else relation
+        relation = relation.order(order) if order else relation
+        relation = relation.limit(limit) if limit is not None else relation
+        rows: list[tuple[Any, ...]] = relation.select(expressions).fetchall()
+        return rows
+
+
+def collect_groups(
+    frame: Lazy, expressions: str, by: str, *, where: str = "", having: str = "", order: str = ""
+) -> list[tuple[Any, ...]]:
+    """Aggregates in the engine's own words, as `collect_expressions`.
+
+    Args:
+        frame: What is queried.
+        expressions: What is selected, the columns that it is grouped ``by`` among it.
+        by: What it is grouped by.
+        where: Which rows; all by default.
+        having: Which groups, by the names of what is selected; all by default.
+        order: The names that they are sorted by.
+
+    Raises:
+        RunDamaged: a Parquet part turned out to be broken while it was read.
+    """
+    with _reading():
+        relation = nw.to_native(frame)
+        relation = relation.filter(where) if where else relation
+        relation = relation.aggregate(expressions, by)
+        relation = relation.filter(having) if having else relation
+        rows: list[tuple[Any, ...]] = (relation.order(order) if order else relation).fetchall()
+        return rows
 
 
 #: DuckDB's errors that mean a mistake in the query, not in the file.

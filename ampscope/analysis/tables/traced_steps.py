@@ -12,7 +12,7 @@ from ampscope.analysis.numerics.dtypes import itemsize
 from ampscope.analysis.results import SourceLine
 from ampscope.analysis.tables.lazy_tables import Lazy, collect, first_rank, rank_table
 from ampscope.trace.read.run import Run
-from ampscope.trace.read.table_scan import Stamp
+from ampscope.trace.read.table_folders import Stamp
 from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, SiteRow, Source, Table
 
 _NODES = frozenset(str(node) for node in ENTRY_NODES | SINK_NODES)
@@ -50,7 +50,7 @@ class Executed:
 def traced_steps(run: Run, *, rank: int | None = None) -> tuple[TracedStep, ...]:
     """What was traced, the newest step first; of one step the live trace first, then replays by name."""
     rank = first_rank(run) if rank is None else rank
-    stamp = run.stamp(Table.OPS)
+    stamp = run.stamp(Table.OPS, rank=rank)
     known = _known.setdefault(run, {})
     if rank not in known or known[rank][0] != stamp:
         known[rank] = stamp, _counted(run, rank)

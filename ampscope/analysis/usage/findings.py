@@ -25,19 +25,37 @@ from ampscope.trace.vocabulary import Cause, MistakeForm
 _ROOTS = frozenset({Cause.MISUSE_AUTOCAST_SPANS_STEP})
 
 
-def findings(run: Run, history: Mapping[int, History]) -> tuple[Finding, ...]:
-    """Every usage mistake of the run, the first first.
+def findings(run: Run, rank: int, history: Mapping[int, History]) -> tuple[Finding, ...]:
+    """Every usage mistake of the run, the first first; what several ranks do is one mistake.
 
     Args:
         run: The run.
-        history: The steps of its first rank, by optimizer.
+        rank: One of its ranks, whose history tells of mistakes that capture did not see.
+        history: The steps of that rank, by optimizer.
     """
-    events = run.rows(Table.SCALER_EVENTS, rank=min(run.ranks, default=0))
-    rows = [row for row in run.rows(Table.FINDINGS) if _costs_steps(row, history)]
+    events = run.rows(Table.SCALER_EVENTS, rank=rank)
+    writers = [each for each in run.ranks if run.stamp(Table.FINDINGS, rank=each)]
+    taken_down = [(each, row) for each in writers for row in run.rows(Table.FINDINGS, rank=each)]
+    rows = [(by, row) for by, row in taken_down if _costs_steps(row, history)]
     forgotten = {start.segment: _started_afresh(start, last) for start, last in _not_restored(events)}
-    rows = [row for row in rows if row.cause != _FORGOTTEN or row.segment not in forgotten]
-    found = [*(_with_count(_recorded(row), history) for row in rows), *forgotten.values(), *_recomputed_otherwise(run)]
+    rows = [(by, row) for by, row in rows if row.cause != _FORGOTTEN or row.segment not in forgotten]
+    recorded = [replace(_with_count(_recorded(row), history), rank=by) for by, row in rows]
+    by_history = [replace(each, rank=rank) for each in (*forgotten.values(), *_recomputed_otherwise(run, rank))]
+    found = _joined_by_rank([*recorded, *by_history])
     return tuple(sorted(found, key=lambda finding: (finding.step, finding.cause not in _ROOTS)))
+
+
+def _joined_by_rank(found: Sequence[Finding]) -> list[Finding]:
+    """The same mistake on several ranks as one, of the rank that made it first."""
+    kept: dict[tuple[object, ...], Finding] = {}
+    for each in sorted(found, key=lambda each: (each.step, each.rank)):
+        key = (each.cause, each.source, each.explanation)
+        first = kept.get(key)
+        if first is None or each.rank in (first.rank, *first.also_on):
+            kept[key if first is None else (*key, len(kept))] = each
+        else:
+            kept[key] = replace(first, also_on=tuple(sorted((*first.also_on, each.rank))))
+    return list(kept.values())
 
 
 _FORGOTTEN = Cause.MISUSE_SCALER_STATE_NOT_RESTORED
@@ -139,9 +157,9 @@ def _resumed_scalers(events: Sequence[ScalerEventRow]) -> Iterator[tuple[ScalerE
             yield start, [e for e in events if (e.segment, e.scaler) == (start.segment - 1, predecessors[place])]
 
 
-def _recomputed_otherwise(run: Run) -> list[Finding]:
+def _recomputed_otherwise(run: Run, rank: int) -> list[Finding]:
     """A checkpointed module or line whose recomputation ran under another autocast state than their forward."""
-    sites = run.rows(Table.SITES, rank=min(run.ranks, default=0))
+    sites = run.rows(Table.SITES, rank=rank)
     forward: dict[tuple[str, ...], set[str]] = {}
     for site in sites:
         if site.phase == Phase.FORWARD:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ampscope.analysis.results import Finding, Incident
-from ampscope.trace.schema import ReplayStatus, Trigger
+from ampscope.analysis.words.rank_words import where_ranked
+from ampscope.trace.schema import COLLECTIVE_LIBRARIES, ReplayStatus, Trigger
 
 _TRIGGERS: dict[str, str] = {
     Trigger.NONFINITE_GRADIENT: "gradients were not finite",
@@ -56,10 +57,18 @@ def steps_in_words(item: Incident | Finding) -> str:
     return f"steps {item.step:,} to {item.last_step:,} ({item.count:,} times)"
 
 
+def when_in_words(item: Incident | Finding) -> str:
+    """`steps_in_words`, and on which rank where there are several: ``step 3 on rank 1 of 2``."""
+    return " ".join(filter(None, (steps_in_words(item), where_ranked(item))))
+
+
 def op_in_words(op: str) -> str:
-    """``bmm`` for ``aten.bmm.default``, ``a cast`` for that to another dtype; ``an input`` for the pseudo-op."""
+    """``bmm`` for ``aten.bmm.default``, ``a cast`` for that to another dtype; ``allreduce``; ``an input``."""
     if op == "aten._to_copy.default":
         return "a cast"
     if op.startswith("aten."):
         return op.removeprefix("aten.").rsplit(".", 1)[0].strip("_")
+    library, _, name = op.partition(".")
+    if library in COLLECTIVE_LIBRARIES:
+        return name.partition(".")[0].strip("_").removesuffix("_base")
     return f"an {op}" if op[:1] in "aeiou" else f"a {op}"

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.torch_support import tensor_tree, torch_private
-from ampscope.capture.torch_support.call_state import Ambient
+from ampscope.capture.torch_support.calls.call_state import Ambient
+from ampscope.capture.torch_support.local_shards import has_arrived, local
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.torch_support.readback import Parcel
 
@@ -31,11 +32,11 @@ class OpenStep:
 
     def scaled(self, losses: Any) -> None:
         """A scaler was given ``losses``."""
-        self.waiting += [loss.detach() for loss in tensor_tree.tensors(losses)]
+        self.waiting += _values(tensor_tree.tensors(losses))
 
     def backward(self, roots: Iterable[Tensor]) -> None:
         """A backward runs: of the losses that were scaled, or of its roots where none were."""
-        losses = self.waiting or [root.detach() for root in roots]
+        losses = self.waiting or _values(roots)
         self.waiting = []
         self.losses += losses
         self.parcels += [Parcel({"loss": loss}) for loss in losses if loss.numel() == 1]
@@ -52,6 +53,11 @@ class OpenStep:
             return self.losses[0]
         means = [loss.float().mean() for loss in self.losses if loss.numel()]
         return torch.stack([mean.to(means[0].device) for mean in means]).mean() if means else None
+
+
+def _values(losses: Iterable[Tensor]) -> list[Tensor]:
+    """The losses as far as they lie on this rank, without those that a collective of the loop's still writes."""
+    return [local(loss).detach() for loss in losses if has_arrived(loss)]
 
 
 class ScaleState(NamedTuple):

@@ -5,9 +5,9 @@ Installed when the first scope opens, removed when the last closes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial, wraps
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch.optim import lr_scheduler
@@ -42,10 +42,13 @@ class Listener(Protocol):
         """A ``GradScaler`` scales a loss; returns who listens to it from now on, None for what is known or foreign."""
 
 
+T = TypeVar("T")
+
 _listeners: Listeners[Listener] = Listeners()
 _hooks: list[Any] = []
 _originals: dict[str, Any] = {}
 _schedulers: dict[type, Callable[..., Any]] = {}  # classes that step in their own way, with it
+_scalers: dict[type, Callable[..., Any]] = {}  # classes that scale in their own way, with it
 _epoch = [0]
 
 
@@ -64,9 +67,11 @@ def leave(listener: Listener) -> None:
 
 def _install() -> None:
     _originals["backward"] = torch.autograd.backward
-    _originals["scale"] = torch.amp.GradScaler.scale
     torch.autograd.backward = _backward  # restored in _uninstall
-    torch.amp.GradScaler.scale = _scale  # type: ignore[method-assign, assignment]  # restored in _uninstall
+    for scaler in _subclasses(torch.amp.GradScaler):
+        if "scale" in vars(scaler):  # ``ShardedGradScaler`` does not call the one that it inherits
+            _scalers[scaler] = vars(scaler)["scale"]
+            scaler.scale = _adopted(vars(scaler)["scale"])  # type: ignore[method-assign]  # restored in _uninstall
     _originals["clear_autocast_cache"] = torch.clear_autocast_cache
     torch.clear_autocast_cache = _clear_autocast_cache
     for kind in vars(lr_scheduler).values():
@@ -78,7 +83,9 @@ def _install() -> None:
 
 def _uninstall() -> None:
     torch.autograd.backward = _originals.pop("backward")
-    torch.amp.GradScaler.scale = _originals.pop("scale")  # type: ignore[method-assign]  # the original again
+    while _scalers:
+        scaler, scale = _scalers.popitem()
+        scaler.scale = scale  # type: ignore[attr-defined]  # the original again
     torch.clear_autocast_cache = _originals.pop("clear_autocast_cache")
     while _schedulers:
         kind, step = _schedulers.popitem()
@@ -119,11 +126,24 @@ def _through(listener: Listener, call: Callable[..., Any]) -> Callable[..., Any]
     return lambda *args, **kwargs: listener.backward(call, args, kwargs)
 
 
-def _scale(scaler: Any, outputs: Any) -> Any:
-    if torch.compiler.is_compiling():
-        return _originals["scale"](scaler, outputs)
-    new = [joined for joined in (listener.adopt(scaler) for listener in _listeners) if joined is not None]
-    return announced(new, ScalerCall(ScalerMethod.SCALE, (outputs,), {}), lambda: _originals["scale"](scaler, outputs))
+def _subclasses(kind: type[T]) -> Iterator[type[T]]:
+    """A class and all that derive from it, as far as they exist."""
+    yield kind
+    for derived in kind.__subclasses__():
+        yield from _subclasses(derived)
+
+
+def _adopted(scale: Callable[..., Any]) -> Callable[..., Any]:
+    """A scaler's ``scale`` that has the scaler adopted; one that calls another's has it done once."""
+
+    @wraps(scale)
+    def adopted(scaler: Any, outputs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return scale(scaler, outputs)
+        new = [joined for joined in (listener.adopt(scaler) for listener in _listeners) if joined is not None]
+        return announced(new, ScalerCall(ScalerMethod.SCALE, (outputs,), {}), lambda: scale(scaler, outputs))
+
+    return adopted
 
 
 def _announced(step: Callable[..., Any]) -> Callable[..., Any]:

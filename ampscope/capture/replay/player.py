@@ -20,10 +20,12 @@ from ampscope.capture.replay.tape.call_tape import in_place_results
 from ampscope.capture.replay.tape.entry import EarlierResult, Entry, EntryKind, OutsideTensor
 from ampscope.capture.replay.tape.fingerprints import alike, fingerprint
 from ampscope.capture.replay.tape.taped_step import TapedStep
-from ampscope.capture.torch_support import call_state, tensor_tree, torch_private
-from ampscope.capture.torch_support.call_state import random_state_kept
+from ampscope.capture.torch_support import tensor_tree, torch_private
+from ampscope.capture.torch_support.calls import call_state
 from ampscope.capture.torch_support.calls.backward_call import backward_roots, creates_graph
+from ampscope.capture.torch_support.calls.call_state import random_state_kept
 from ampscope.capture.torch_support.calls.function_names import attaches
+from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.models import Models, unwrapped
 from ampscope.capture.tracing.sites import dtype_name
 from ampscope.capture.tracing.statistics.stats import finite, measurable
@@ -66,7 +68,6 @@ class Player:
         Raises:
             Exception: Whatever the user's own code raises when it is run again.
         """
-        self._tracer.alone = True
         with random_state_kept(), _gradients_kept(self._models), _eager():
             if self._faithful:
                 self._check_versions()
@@ -97,7 +98,7 @@ class Player:
         Returns:
             The dtype's name (empty where they differ), the greatest magnitude, and whether all fit the dtype.
         """
-        gradients = [p.grad for _, p in self._substitutes.parameters() if p.grad is not None]
+        gradients = [local(p.grad) for _, p in self._substitutes.parameters() if p.grad is not None]
         dtypes = {dtype or gradient.dtype for gradient in gradients}
         extremes = [torch.stack(torch.aminmax(each)).abs().max() for each in gradients if measurable(each)]
         fits = dtype is None or all(finite(extreme.to(dtype)) for extreme in extremes)
@@ -160,7 +161,7 @@ class Player:
 
     def _backward(self, entry: Entry, args: Any, kwargs: Any) -> None:
         self._tracer.paused = True
-        losses = [loss.detach() for loss in backward_roots(args, kwargs)]
+        losses = [local(loss).detach() for loss in backward_roots(args, kwargs)]
         if self._faithful and not alike(losses, entry.fingerprint):
             self.differences.append("the loss differs")
         self.losses += losses

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 from ampscope.capture.replay import comparison, memory
@@ -12,10 +13,12 @@ from ampscope.capture.replay.tape.call_tape import MAX_ENTRIES
 from ampscope.capture.replay.tape.entry import EarlierResult, Entry, EntryKind, OutsideTensor
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.torch_support import dynamo
+from ampscope.capture.torch_support.communication.refusal import CommunicationError
+from ampscope.capture.torch_support.communication.sharded_models import obstacle_to_replay
 from ampscope.capture.torch_support.guard import Suppressed
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.tracing.statistics.stats import finite
-from ampscope.capture.tracing.tracer import CommunicationError, Tracer
+from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.schema import ReplayStatus, Trial
 
 #: What hides calls from the tape, and what to do.
@@ -41,7 +44,11 @@ def run(
         What it came to. Nothing of the model, the generators or the gradients is different afterwards.
     """
     started = time.perf_counter()
-    obstacle = _obstacle(step) or _lost_weights(step, models)
+    obstacle = (
+        _obstacle(step)
+        or obstacle_to_replay(itertools.chain(models.roots, models.modules))
+        or _lost_weights(step, models)
+    )
     if obstacle:
         return ReplayResult(ReplayStatus.UNAVAILABLE, obstacle)
     player = Player(step, models, tracer, ReplayChange())

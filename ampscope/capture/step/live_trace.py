@@ -116,9 +116,13 @@ class LiveTrace(StepObserver):
         if tracer is not None:
             tracer.paused = True
             tracer.remove()
-            tracer.release()
-            if tracer.handling:
-                self._dropped.append(tracer)
+            self._let_go(tracer)
+
+    def _let_go(self, tracer: Tracer) -> None:
+        tracer.release()
+        if tracer.handling:  # the loop is inside a function that it sees, and torch puts it back afterwards
+            tracer.paused = True
+            self._dropped.append(tracer)
 
     def poisoned_weights(self) -> list[str]:
         """Parameters that the traced optimizer step made non-finite; they are marked for the walk back."""
@@ -142,7 +146,7 @@ class LiveTrace(StepObserver):
             if not stats.finite(gradient):
                 tracer.sink(gradient, Node.GRADIENT, name, name.rpartition(".")[0])
         self._write(*tracer.rows(attempt.step, source_of(Source.LIVE, attempt.index)), attempt)
-        tracer.release()
+        self._let_go(tracer)
 
     def settle(self, attempt: StepAttempt, count: int) -> list[int]:
         """Writes or drops the trace of a step without incident.

@@ -1,4 +1,4 @@
-"""AMPscope's own work within a step: timed, outside autocast, not compiled, unseen by its trace and user modes."""
+"""AMPscope's own work in a step: timed, outside autocast, without collectives, not compiled, unseen by others."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 from ampscope.capture.replay.tape_mode import TapeMode
-from ampscope.capture.torch_support import call_state, dynamo
-from ampscope.capture.torch_support.call_state import Ambient, PlainState
+from ampscope.capture.torch_support import dynamo
+from ampscope.capture.torch_support.calls import call_state
+from ampscope.capture.torch_support.calls.call_state import Ambient, PlainState
+from ampscope.capture.torch_support.communication.refusal import NoCollectives
 from ampscope.capture.torch_support.torch_private import OthersAside
-from ampscope.capture.tracing.function_watch import FunctionWatch
+from ampscope.capture.tracing.program.function_watch import FunctionWatch
 from ampscope.capture.tracing.tracer import Tracer
 
 
 def _is_ours(mode: object) -> bool:
-    return isinstance(mode, (TapeMode, Tracer, FunctionWatch))
+    return isinstance(mode, (TapeMode, Tracer, FunctionWatch, NoCollectives))
 
 
 class OwnWork:
@@ -29,6 +31,7 @@ class OwnWork:
         self._pause = pause
         self._aside = OthersAside(_is_ours)
         self._plain = PlainState(call_state.device_types())
+        self._alone = NoCollectives()
         self._depth = 0
         self._started = 0.0
         self._taken = 0.0
@@ -64,11 +67,13 @@ class OwnWork:
             self._pause(True)
             self._aside.__enter__()
             self._plain.enter()
+            self._alone.enter()
         return self
 
     def __exit__(self, *_: Any) -> None:
         self._depth -= 1
         if not self._depth:
+            self._alone.leave()
             self._plain.leave()
             self._aside.__exit__()
             self._pause(False)

@@ -1,12 +1,8 @@
-"""Torch's dtypes by the names that the trace has for them, and which of them a call asks for."""
+"""Torch's dtypes by the names that the trace has for them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
-from torch import Tensor
 
 from ampscope.trace.dtypes import HALF_DTYPES
 
@@ -19,11 +15,3 @@ def torch_dtype(name: str) -> torch.dtype:
 
 #: The half-precision dtypes.
 HALF = frozenset(map(torch_dtype, HALF_DTYPES))
-#: Methods named after the dtype they give.
-METHODS = {Tensor.half: torch.float16, Tensor.bfloat16: torch.bfloat16}
-
-
-def dtypes_asked(func: Callable[..., Any], args: Any, kwargs: Any) -> set[torch.dtype]:
-    """The dtypes that a call names."""
-    asked = {value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)}
-    return asked | {METHODS[func]} if func in METHODS else asked

@@ -25,10 +25,19 @@ class Instrumented:
     def __init_subclass__(cls, **_: Any) -> None:
         """Does not tell the user's class that it has a new subclass: registries stay as they are."""
 
-    @property  # type: ignore[misc]  # read-only on purpose: `instrument` and `restore` go past it
+    @property
     def __class__(self) -> type:
         """The class the object had, for whoever asks it rather than ``type``."""
         return plain_class(self)
+
+    @__class__.setter
+    def __class__(self, kind: type) -> None:
+        """Gives the object another class of its own (``fully_shard``, ``parametrize``); the behaviour stays on top."""
+        instrumented = type(self)
+        if not is_instrumented(self):  # a copy that was made without `__reduce_ex__`
+            _real_class.__set__(self, kind)
+        else:
+            _real_class.__set__(self, _extended(self, _plain(kind), instrumented.__bases__[0], self.ampscope_owner))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         with _restored(self):
@@ -59,7 +68,10 @@ def is_instrumented(thing: object) -> bool:
 
 def plain_class(thing: object) -> type:
     """The class ``thing`` had before `instrument`; its class where it is not instrumented."""
-    kind = type(thing)
+    return _plain(type(thing))
+
+
+def _plain(kind: type) -> type:
     return kind.__bases__[1] if "ampscope_instance" in vars(kind) else kind
 
 
@@ -74,7 +86,16 @@ def instrument(thing: T, behaviour: type[Instrumented], owner: Any) -> T:
     Raises:
         TypeError: Python does not allow a subclass of this class, or another class on this object.
     """
-    plain = type(thing)
+    _real_class.__set__(thing, _extended(thing, type(thing), behaviour, owner))
+    return thing
+
+
+def _extended(thing: object, plain: type, behaviour: type, owner: Any) -> type:
+    """The class of one object: a behaviour on top of its own class.
+
+    Raises:
+        TypeError: Python does not allow a subclass of this class.
+    """
     names = {
         "ampscope_owner": owner,
         "ampscope_instance": id(thing),
@@ -83,8 +104,8 @@ def instrument(thing: T, behaviour: type[Instrumented], owner: Any) -> T:
         "__doc__": plain.__doc__,
     }
     make = type("EqualsPlain", (_EqualsPlain, type(plain)), {})
-    _real_class.__set__(thing, make(plain.__name__, (behaviour, plain), names))
-    return thing
+    made: type = make(plain.__name__, (behaviour, plain), names)
+    return made
 
 
 def restore(thing: object) -> None:

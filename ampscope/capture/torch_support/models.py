@@ -10,15 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from ampscope.capture.torch_support import dynamo
+from ampscope.capture.torch_support.communication.sharded_models import class_name, is_fully_sharded
+from ampscope.capture.torch_support.local_shards import is_sharded, local
 
 #: Attributes under which wrappers keep the module that does the work.
 _INNER = (
     ("torch.nn.parallel.distributed", "DistributedDataParallel", "module"),
     ("torch.nn.parallel.data_parallel", "DataParallel", "module"),
     ("torch._dynamo.eval_frame", "OptimizedModule", "_orig_mod"),
+    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel", "_fsdp_wrapped_module"),
 )
 #: Where Lightning's Fabric keeps its wrapper.
 _FABRICS = ("lightning.fabric.wrappers", "lightning_fabric.wrappers")
+#: The same attributes as parts of a module's qualified name, where a module inside the model is wrapped.
+_IN_NAMES = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
 
 
 def _inner_name(module: nn.Module) -> str | None:
@@ -30,7 +35,7 @@ def _inner_name(module: nn.Module) -> str | None:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The module that computes: without ``DistributedDataParallel``, ``DataParallel`` and ``torch.compile`` around."""
+    """The module that computes: without ``DistributedDataParallel``, FSDP1, ``torch.compile`` and others around it."""
     name = _inner_name(module)
     return unwrapped(getattr(module, name)) if name else module
 
@@ -85,16 +90,15 @@ class Models:
 
     def refresh(self) -> bool:
         """Looks at the models again: layers and parameters may have been replaced. Returns whether any were."""
-        lent = any(not isinstance(p, nn.Parameter) for root in self.roots for p in root.parameters())
-        if lent and self.names:
-            return False  # inside torch.func.functional_call: the weights are someone's for the time of a call
+        if self.names and self._parameters_are_lent():
+            return False
         before = list(self.parameters), list(self.names)
         for table in (self.names, self.types, self.parameters, self._own_parameters, self._trained):
             table.clear()
         self.modules.clear()
         self.types[""] = ""
         for index, root in enumerate(self.roots):
-            prefix = "" if len(self.roots) == 1 else f"{type(root).__name__}[{index}]"
+            prefix = "" if len(self.roots) == 1 else f"{class_name(root)}[{index}]"
             self._add(root, prefix)
         self._held = self._held_now()
         changed = before != (list(self.parameters), list(self.names))
@@ -110,6 +114,19 @@ class Models:
         held = [module.__dict__ for module in (*self.roots, *self.modules)]
         return _ids(held, "_modules") + _ids(held, "_parameters")
 
+    def _parameters_are_lent(self) -> bool:
+        """Whether the modules hold tensors in place of their parameters for the time of a call.
+
+        So it is inside ``torch.func.functional_call``, and between forward and backward of FSDP2, when the whole
+        weights are in the place of the shards that the optimizer has.
+        """
+        now = [parameter for root in self.roots for parameter in root.parameters()]
+        if any(not isinstance(parameter, nn.Parameter) for parameter in now):
+            return True
+        held = {id(parameter) for parameter in now}
+        away = any(is_sharded(p) and key not in held for key, (_, p) in self.parameters.items())
+        return away and any(is_fully_sharded(module) for root in self.roots for module in root.modules())
+
     def _add(self, root: nn.Module, prefix: str) -> None:
         wrapper = root
         while wrapper is not unwrapped(wrapper):
@@ -120,7 +137,8 @@ class Models:
             if id(module) not in self.names:
                 self.names[id(module)] = full
                 self.modules.append(module)
-            self.types.setdefault(full, type(module).__name__)
+            if _inner_name(module) is None:
+                self.types.setdefault(full, class_name(module))
             for leaf, parameter in module.named_parameters(recurse=False):
                 self.parameters.setdefault(id(parameter), (".".join(filter(None, (full, leaf))), parameter))
 
@@ -185,13 +203,14 @@ class Models:
         return [parameter._version for parameter in trained]
 
     def weight_norms(self) -> list[Tensor]:
-        """The L2 norm of every dense trainable parameter, as device scalars."""
-        weights = [p.detach() for _, p in self.parameters.values() if p.requires_grad and p.layout is torch.strided]
+        """The L2 norm of every dense trainable parameter, as far as it lies on this rank, as device scalars."""
+        trained = [local(p) for _, p in self.parameters.values() if p.requires_grad and p.layout is torch.strided]
+        weights = [weight.detach() for weight in trained]
         return list(torch._foreach_norm(weights)) if weights else []
 
     def main_type(self) -> str:
         """Class name of the first model."""
-        return type(unwrapped(self.roots[0])).__name__
+        return class_name(unwrapped(self.roots[0]))
 
     def main_device(self) -> torch.device:
         """Where the parameters live."""
@@ -205,4 +224,4 @@ def _ids(held: list[dict[str, Any]], table: str) -> list[int]:
 
 def without_wrappers(name: str) -> str:
     """``block.0`` for ``block._orig_mod.0``: names as in the model that the user wrote."""
-    return ".".join(part for part in name.split(".") if part not in ("_orig_mod", "_checkpoint_wrapped_module"))
+    return ".".join(part for part in name.split(".") if part not in _IN_NAMES)

@@ -6,6 +6,7 @@ test and a warning can name them.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -15,6 +16,8 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from ampscope.capture.torch_support.local_shards import local
 
 FUNCTION_STACK = (
     "_len_torch_function_stack",
@@ -94,6 +97,10 @@ class ModeStack:
 
     def remove(self, mode: Any) -> None:
         """Takes ``mode`` off, wherever it is; nothing happens when it is not there."""
+        top = self.length() - 1
+        if top >= 0 and self._get(top) is mode:
+            self.pop()
+            return
         stack = self.modes()
         rest = [other for other in stack if other is not mode]
         if len(rest) != len(stack):
@@ -129,9 +136,25 @@ def insert_dispatch_mode(mode: TorchDispatchMode) -> None:
     _dispatches.become([mode, *_dispatches.modes()])
 
 
+def dispatch_modes() -> list[Any]:
+    """The active dispatch modes, bottom first."""
+    return _dispatches.modes()
+
+
+def push_dispatch_mode(mode: TorchDispatchMode) -> None:
+    """Puts ``mode`` on top of the dispatch stack."""
+    _dispatches.push(mode)
+
+
 def remove_dispatch_mode(mode: TorchDispatchMode) -> None:
     """Takes ``mode`` off the dispatch stack, wherever it is."""
     _dispatches.remove(mode)
+
+
+def are_fake(types: Any) -> bool:
+    """Whether an op runs on tensors without values, as ``DTensor`` does to find out how its result is sharded."""
+    kind = getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensor", None)
+    return kind is not None and any(issubclass(each, kind) for each in types)
 
 
 def next_sequence_number() -> int:
@@ -230,13 +253,13 @@ def version_counter(tensor: Tensor) -> int:
 
 
 def storage_key(tensor: Tensor) -> int:
-    """Identity of the memory ``tensor`` lives in; unique only while something refers to that storage."""
-    return int(tensor.untyped_storage()._cdata)
+    """Identity of the memory ``tensor`` lives in on this rank; unique only while something refers to that storage."""
+    return int(local(tensor).untyped_storage()._cdata)
 
 
 def storage_ref(tensor: Tensor) -> StorageWeakRef:
     """A reference that keeps `storage_key` from being given to another storage, without keeping the memory."""
-    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return StorageWeakRef(local(tensor).untyped_storage())  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 def scaler_tensors(scaler: Any) -> tuple[Tensor | None, Tensor | None]:

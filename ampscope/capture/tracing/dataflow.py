@@ -74,6 +74,11 @@ class Dataflow:
             own = self._measure(operand) if partial else None
         self._edges.append(Edge(seq, arg, writer.seq, writer.out, in_place, own))
 
+    def sent(self, seq: int, arg: int, writer: Writer | None, measurement: int | None) -> None:
+        """An op that communicates has sent an operand, which was measured before it: the op may overwrite it."""
+        if writer is not None:
+            self._edges.append(Edge(seq, arg, writer.seq, writer.out, in_place=False, measurement=measurement))
+
     def rows(self, step: int, source: str, measured: Sequence[Statistics]) -> list[EdgeRow]:
         """The trace's rows."""
         return [_row(step, source, e, None if e.measurement is None else measured[e.measurement]) for e in self._edges]

@@ -11,10 +11,10 @@ from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.user_line import NOWHERE
 from ampscope.capture.tracing import operators
 from ampscope.capture.tracing.casts import cast_reason
-from ampscope.capture.tracing.function_watch import FunctionWatch
-from ampscope.capture.tracing.module_stack import ModuleStack
 from ampscope.capture.tracing.operators import Operator
-from ampscope.capture.tracing.places import Places
+from ampscope.capture.tracing.program.function_watch import FunctionWatch
+from ampscope.capture.tracing.program.module_stack import ModuleStack
+from ampscope.capture.tracing.program.places import Places
 from ampscope.capture.tracing.sites import Point, Signature, Sites
 from ampscope.trace.schema import Cast, Node, Phase
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ampscope.capture.torch_support import torch_private
+from ampscope.capture.torch_support.communication.refusal import communicates, only_waits
 
 _UNINITIALISED = ("aten::empty", "aten::new_empty", "aten::resize_", "aten::_unsafe_view", "aten::lift")
 
@@ -18,8 +19,6 @@ _VARYING_NAMES = frozenset({"aten::prod", "aten::cumprod", "aten::masked_scatter
 #: Ops that write to arguments of which their schema does not say so.
 _WRITES_SILENTLY = frozenset({"aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm"})
 _RUNNING = ("running_mean", "running_var")
-#: Libraries of ops whose results depend on what other ranks do.
-_COLLECTIVE = frozenset({"c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"})
 
 
 class Operator(NamedTuple):
@@ -46,14 +45,14 @@ def describe(func: Any) -> Operator:
     is_view = not written and any(ret.alias_info is not None for ret in schema.returns)
     return Operator(
         name=str(func),
-        passes_through=is_view or schema.name.startswith(_UNINITIALISED),
+        passes_through=is_view or schema.name.startswith(_UNINITIALISED) or only_waits(func),
         writes=bool(written),
         written=tuple(i for i in written if not schema.arguments[i].kwarg_only),
         written_by_name=tuple(schema.arguments[i].name for i in written if schema.arguments[i].kwarg_only),
         argument_names=tuple(arg.name for arg in schema.arguments),
         is_cast=schema.name == "aten::_to_copy",
         varies=(schema.name, schema.overload_name) in _VARYING or schema.name in _VARYING_NAMES,
-        communicates=schema.name.partition("::")[0] in _COLLECTIVE,
+        communicates=communicates(func),
     )
 
 
@@ -62,6 +61,11 @@ def written_tensors(operator: Operator, args: tuple[Any, ...], kwargs: dict[str,
     values = [args[i] for i in operator.written if i < len(args)]
     values += [kwargs[name] for name in operator.written_by_name if name in kwargs]
     return flat_tensors(values)
+
+
+def operands(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors that this call reads: its arguments, but for those given for ``out=``."""
+    return flat_tensors([*args, *(value for name, value in kwargs.items() if name not in operator.written_by_name)])
 
 
 def flat_tensors(values: Any) -> list[Tensor]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from ampscope.capture.torch_support.local_shards import has_arrived
+from ampscope.capture.torch_support.torch_private import storage_key
 from ampscope.capture.tracing.statistics import stats
 from ampscope.capture.tracing.statistics.full_statistics import Census
 from ampscope.capture.tracing.statistics.stats import Slots
@@ -35,11 +38,39 @@ class Outputs:
         self.full = full
         self._outputs: list[Output] = []
         self._measurements: Slots | Census = Census() if full else Slots()
+        self._late: dict[int, list[tuple[int, Tensor]]] = {}  # by storage: outputs that other ranks may still write
 
     def add(self, seq: int, site: int, micro_batch: int, tensors: Sequence[Tensor]) -> None:
         """Notes the outputs of an op, and measures them."""
         for out, tensor in enumerate(tensors):
             self._outputs.append(Output(seq, out, site, micro_batch, tensor.numel(), self.measure(tensor)))
+
+    def add_late(self, seq: int, site: int, micro_batch: int, tensors: Sequence[Tensor]) -> None:
+        """Notes outputs that may not be there yet: each is measured when the step first reads it, or never.
+
+        Whoever reads it has waited for it; AMPscope does not.
+        """
+        for out, tensor in enumerate(tensors):
+            if tensor.layout is torch.strided and has_arrived(tensor):
+                self._late.setdefault(storage_key(tensor), []).append((len(self._outputs), tensor))
+            self._outputs.append(Output(seq, out, site, micro_batch, tensor.numel(), None))
+
+    @property
+    def awaits(self) -> bool:
+        """Whether there are outputs that nothing has read yet, and that may not be there."""
+        return bool(self._late)
+
+    def is_awaited(self, tensor: Tensor) -> bool:
+        """Whether outputs in the memory of a tensor are of that kind."""
+        return tensor.layout is torch.strided and storage_key(tensor) in self._late
+
+    def is_read(self, tensor: Tensor) -> None:
+        """The step reads, or overwrites, a tensor: what was late in its memory is there."""
+        if self._late and tensor.layout is torch.strided:
+            for index, late in self._late.pop(storage_key(tensor), ()):
+                there = late.untyped_storage().nbytes() > 0  # FSDP gives memory back that it will use again
+                if there:
+                    self._outputs[index] = self._outputs[index]._replace(measurement=self.measure(late))
 
     def measure(self, tensor: Tensor) -> int | None:
         """The number of a new measurement of a tensor; None for one that has no values to look at."""
@@ -57,4 +88,5 @@ class Outputs:
     def clear(self) -> None:
         """Lets go of everything."""
         self._outputs.clear()
+        self._late.clear()
         self._measurements = Slots()

@@ -11,25 +11,24 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.guard import Guard
+from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.tracing import op_points, operators
+from ampscope.capture.tracing.collective_ops import Exchange
 from ampscope.capture.tracing.dataflow import Dataflow, Writer
-from ampscope.capture.tracing.function_watch import FunctionWatch
-from ampscope.capture.tracing.module_stack import ModuleStack
 from ampscope.capture.tracing.op_points import OpPoints
 from ampscope.capture.tracing.operand_keeper import Executed, OperandKeeper
 from ampscope.capture.tracing.operators import Operator
 from ampscope.capture.tracing.outputs import Outputs
-from ampscope.capture.tracing.places import Places
+from ampscope.capture.tracing.program.function_watch import FunctionWatch
+from ampscope.capture.tracing.program.module_stack import ModuleStack
+from ampscope.capture.tracing.program.places import Places
 from ampscope.capture.tracing.sites import Point, Sites
 from ampscope.capture.tracing.statistics.bad_rows import bad_rows
 from ampscope.trace.schema import EdgeRow, Node, OpRow, Phase
 
 _PLAIN = frozenset({Tensor, nn.Parameter})
-
-
-class CommunicationError(RuntimeError):
-    """A step that is run again was about to communicate, which the other ranks would take for a part of theirs."""
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
@@ -50,7 +49,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         self.micro_batch = 0
         self.backward_varies = False  #: a gradient of this step would be rounded otherwise under this mode
         self.paused = False  #: set while AMPscope's own code computes
-        self.alone = False  #: set where no other rank does the same, in replays
         self.bad_rows: dict[str, list[int]] = {}  #: of each input that is not finite, where; in replays
         self.keeper: OperandKeeper | None = None  #: holds operands of this step, where asked to
         self.places = Places(sites, stops)
@@ -91,6 +89,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
 
     def name_entry(self, tensor: Tensor, node: Node, name: str) -> None:
         """Tells where a tensor that no op of the step wrote comes from."""
+        tensor = local(tensor)
         if tensor.layout is torch.strided:
             self._dataflow.name_entry(tensor, node, name)
             if self._outputs.full and node is Node.INPUT:
@@ -105,9 +104,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
 
     def sink(self, tensor: Tensor, node: Node, name: str, module: str = "") -> None:
         """Marks a tensor from which the walk back to an origin starts: a loss, a gradient, a buffer."""
+        tensor = local(tensor)
         writer = self._dataflow.writer(tensor) if tensor.layout is torch.strided else None
         if writer is None:
             return
+        self._outputs.is_read(tensor)
         seq, site = self._number(op_points.of_sink(node, name, module, tensor))
         self._dataflow.read(seq, 0, writer, tensor, in_place=False)
         self._outputs.add(seq, site, self.micro_batch, [tensor])
@@ -115,17 +116,21 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
     # -- every op -----------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not _PLAIN.issuperset(types):
-            return NotImplemented  # a wrapper subclass: its inner ops come by again
         kwargs = kwargs or {}
+        if not _PLAIN.issuperset(types):
+            if torch_private.are_fake(types):
+                return func(*args, **kwargs)
+            return NotImplemented  # a wrapper subclass: its inner ops come by again
         operator = operators.describe(func)
-        if self.alone and operator.communicates and torch.distributed.get_world_size() > 1:
-            raise CommunicationError(f"the step communicates with other ranks ({operator.name}); a replay must not")
         guard = self._guard
         if self.paused or guard.broken:
             return func(*args, **kwargs)
         self._handling += 1
         try:
+            if operator.communicates:
+                return self._exchange(operator, func, args, kwargs)
+            if self._outputs.awaits and self._is_arrival(operator, args):
+                return func(*args, **kwargs)
             if operator.writes:
                 with guard:
                     self._before_writing(operator, args, kwargs)
@@ -137,11 +142,46 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
             self._handling -= 1
         return result
 
+    def _exchange(self, operator: Operator, func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs an op that communicates, and notes it from outside: what it sent, and what came when that is read."""
+        exchange, sent, looked_at = None, [], []
+        with self._guard:
+            exchange = Exchange(operator, args, kwargs)
+            sent = exchange.sent
+            looked_at = [(self._writer(tensor, operator), self._outputs.measure(tensor)) for tensor in sent]
+        result = func(*args, **kwargs)
+        if exchange is None or self._guard.broken:
+            return result
+        with self._guard:
+            received = exchange.received(result)
+            if received:
+                point = self.points.of_op(operator, args, kwargs, sent, received)
+                seq, self._count = self._count, self._count + 1
+                site = self.points.sites.number(point._replace(scalars=exchange.facts))
+                self._outputs.add_late(seq, site, self.micro_batch, received)
+                for arg, (writer, measurement) in enumerate(looked_at):
+                    self._dataflow.sent(seq, arg, writer, measurement)
+                self._dataflow.wrote(seq, received)
+        return result
+
+    def _is_arrival(self, operator: Operator, args: Any) -> bool:
+        """Whether an op is how a collective brings its result: a copy from memory that no op of the step has written.
+
+        Backends that receive elsewhere (gloo, where ranks scatter) copy when the loop waits.
+        """
+        if operator.name != "aten.copy_.default" or not self._outputs.is_awaited(args[0]):
+            return False
+        known = self._dataflow.writer(args[1]) is not None or self._dataflow.entry(args[1]) is not None
+        return not known
+
     def _before_writing(self, operator: Operator, args: Any, kwargs: Any) -> None:
-        """What came from outside and is about to be overwritten is looked at while it still is as it came."""
+        """What came from outside and is about to be changed in place is looked at while it still is as it came.
+
+        Not what is given for ``out=``: it may be memory without values, and nothing reads it.
+        """
         if operator.passes_through:
             return
-        for tensor in operators.written_tensors(operator, args, kwargs):
+        for tensor in operators.written_tensors(operator, args, {}):
             self._writer(tensor, operator)
         if self.keeper is not None:
             self.keeper.before(operator, args, kwargs)
@@ -151,7 +191,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         self.backward_varies |= operator.varies
         if operator.passes_through:
             return
-        operands = operators.flat_tensors([*args, *kwargs.values()])
+        operands = operators.operands(operator, args, kwargs)
+        for operand in operands:
+            self._outputs.is_read(operand)
         results = operators.flat_tensors(result if isinstance(result, (tuple, list)) else (result,))
         written = operators.written_tensors(operator, args, kwargs) if operator.writes else []
         if written:
@@ -182,6 +224,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         """Who wrote an operand; what comes from outside the step gets a node of its own when first read."""
         if operand.layout is not torch.strided:
             return None
+        self._outputs.is_read(operand)
         writer = self._dataflow.writer(operand)
         if writer is None:
             node, name = self._dataflow.entry(operand) or (Node.INPUT, f"an operand of {operator.name}")

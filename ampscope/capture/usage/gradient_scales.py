@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ampscope.capture.torch_support import tensor_tree
+from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.torch_private import node_sequence_number
 
@@ -153,7 +154,8 @@ def _all_zero(gradients: list[Tensor]) -> list[bool]:
     """Whether each gradient is zero throughout; the device is waited for once."""
     if not gradients:
         return []
-    norms = [gradient.detach().abs().max() if gradient.numel() else gradient.new_zeros(()) for gradient in gradients]
+    shards = [local(gradient).detach() for gradient in gradients]
+    norms = [shard.abs().max() if shard.numel() else shard.new_zeros(()) for shard in shards]
     return [value == 0 for value in torch.stack([norm.float().to(norms[0].device) for norm in norms]).tolist()]
 
 

@@ -11,7 +11,7 @@ from ampscope.analysis.overview.overview import Moment, Overview
 from ampscope.analysis.results import Finding, Incident
 from ampscope.analysis.scale.scale_history import ScaleHistory
 from ampscope.analysis.scale.what_if import WhatIf
-from ampscope.analysis.words.wording import steps_in_words
+from ampscope.analysis.words.wording import when_in_words
 from ampscope.report.figures.axis import scale_axis
 from ampscope.report.figures.panels import counter_panel, measure_panel, scale_panel
 from ampscope.report.figures.stack import Lane, Panel, Stack, Symbol, at_every_step
@@ -115,7 +115,7 @@ def _item_lanes(items: Sequence[Incident | Finding]) -> Iterator[Lane]:
                 symbol=symbol,
                 color=SEVERITIES[severity],
                 spans=tuple((item.step, item.last_step) for item in mine),
-                hovers=tuple((f"{cause_in_words(item.cause)}, {steps_in_words(item)}",) for item in mine),
+                hovers=tuple((f"{cause_in_words(item.cause)}, {when_in_words(item)}",) for item in mine),
             )
 
 

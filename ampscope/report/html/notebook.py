@@ -13,7 +13,7 @@ from ampscope.analysis.precision.precision import Precision
 from ampscope.analysis.results import Diagnosis, Finding, Incident
 from ampscope.analysis.scale.scale_history import ScaleHistory
 from ampscope.analysis.scale.summary import scale_story
-from ampscope.analysis.words.wording import steps_in_words
+from ampscope.analysis.words.wording import when_in_words
 from ampscope.errors import AmpscopeError
 from ampscope.report.figures.over_steps import scale_stack, timeline_stack
 from ampscope.report.html.document import paragraph, section
@@ -66,7 +66,7 @@ def _item(item: Item) -> str:
 def _noticed(items: Sequence[Item]) -> str:
     """All that was noticed, a row each, where there is more than one thing."""
     rows = [
-        (steps_in_words(item), cause_in_words(item.cause), item.severity.value, place(item.source)) for item in items
+        (when_in_words(item), cause_in_words(item.cause), item.severity.value, place(item.source)) for item in items
     ]
     columns = ("When", "What", "How bad", "Your line")
     return section("Everything noticed", table_html(columns, rows[:_LISTED]) if len(rows) > 1 else "", level=3)

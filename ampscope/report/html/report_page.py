@@ -9,11 +9,12 @@ from ampscope.analysis.causes.catalogue import cause_in_words
 from ampscope.analysis.diagnosis.diagnosis import diagnose
 from ampscope.analysis.origin.closeup import closeup
 from ampscope.analysis.overview.overview import Overview, overview
+from ampscope.analysis.overview.ranks.ranks import ranks_at_a_glance
 from ampscope.analysis.precision.precision import precision
 from ampscope.analysis.results import Diagnosis
 from ampscope.analysis.scale.scale_history import ScaleHistory, scale_history
 from ampscope.analysis.scale.summary import scale_story
-from ampscope.analysis.words.wording import steps_in_words
+from ampscope.analysis.words.wording import when_in_words
 from ampscope.report import numbers
 from ampscope.report.figures.over_steps import scale_stack, timeline_stack
 from ampscope.report.html.document import document, paragraph, section
@@ -22,6 +23,7 @@ from ampscope.report.html.markup import as_html
 from ampscope.report.html.parts.card import Item, item_html, verdict_html, what
 from ampscope.report.html.parts.incident import item_sections
 from ampscope.report.html.parts.precision import precision_html
+from ampscope.report.html.parts.ranks import ranks_html
 from ampscope.report.html.parts.tiles import run_tiles, tiles_html
 from ampscope.report.source_place import place
 from ampscope.report.terminal.diagnosis_text import run_facts
@@ -53,6 +55,7 @@ def page(run: Run, diagnosis: Diagnosis) -> str:
         name = f" of optimizer {optimizer}" if len(first.optimizers) > 1 else ""
         body += [_run(seen, diagnosis, items, name), _scale(history, seen, name)]
     body[2:2] = [_problem(run, item, diagnosis) for item in _problems(items)[:_IN_FULL]]
+    body.append(ranks_html(ranks_at_a_glance(run)) if diagnosis.run.world > 1 else "")
     body.append(section("What ran in which dtype", precision_html(precision(run))))
     return document(f"AMPscope: {diagnosis.run.name}", "".join([*body, *_rest(items), _foot(diagnosis)]))
 
@@ -118,7 +121,7 @@ def _rest(items: Sequence[Item]) -> Iterator[str]:
 
 def _line(item: Item) -> str:
     where = f" ({place(item.source)})" if item.source else ""
-    return as_html(f"{steps_in_words(item)}: {cause_in_words(item.cause)}{where}. {item.explanation}", 600)
+    return as_html(f"{when_in_words(item)}: {cause_in_words(item.cause)}{where}. {item.explanation}", 600)
 
 
 def _foot(diagnosis: Diagnosis) -> str:

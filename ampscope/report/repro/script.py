@@ -16,6 +16,7 @@ from typing import Any
 
 from ampscope.analysis.diagnosis.reproducible import Reproducible
 from ampscope.analysis.results import PathNode, RunInfo
+from ampscope.analysis.words.rank_words import where_ranked
 from ampscope.errors import RunDamaged
 from ampscope.report.repro.call_source import argument_sources, device_source, op_name, operator_source
 from ampscope.report.safe_text import visible
@@ -84,7 +85,8 @@ def _facts(run: RunInfo, found: Reproducible) -> Iterator[str]:
     call = found.saved.call
     module = f" in {call.module}" if call.module else ""
     region = f", under autocast to {call.autocast}" if call.autocast else ""
-    yield _comment("op", f"{call.op}, {call.phase}{module}, step {call.step}{region}")
+    ranked = f" {where}" if (where := where_ranked(found.incident)) else ""
+    yield _comment("op", f"{call.op}, {call.phase}{module}, step {call.step}{ranked}{region}")
     if call.file:
         yield _comment("line", f"{call.file}:{call.line} in {call.function}")
         yield _comment("", call.code)

@@ -12,7 +12,8 @@ from rich.text import Text
 from ampscope.analysis.causes.catalogue import cause_in_words
 from ampscope.analysis.cures import trials
 from ampscope.analysis.results import Diagnosis, Finding, Incident, Remedy, RunInfo, ScaleHealth, SourceLine
-from ampscope.analysis.words.wording import replay_in_words, steps_in_words, trial_in_words
+from ampscope.analysis.words.rank_words import ranks_in_words, received_in_words
+from ampscope.analysis.words.wording import replay_in_words, trial_in_words, when_in_words
 from ampscope.report import numbers
 from ampscope.report.safe_text import visible
 from ampscope.report.terminal.evidence import operand_table, path_table
@@ -38,7 +39,10 @@ def run_facts(run: RunInfo) -> str:
     model = f"{run.model} with {numbers.count(run.parameters, 'parameter')}" if run.model else "no model"
     extent = f"{numbers.count(run.steps, 'step')}, {run.skipped:,} skipped"
     resumed = f", resumed {numbers.count(run.segments - 1, 'time')}" if run.segments > 1 else ""
-    return f"{model} on {run.device or 'an unknown device'}; {extent}{resumed}; {run.status}"
+    ranks = f", {run.world:,} ranks" if run.world > 1 else ""
+    missing = f" (nothing of {ranks_in_words(run.missing)})" if run.missing else ""
+    device = run.device or "an unknown device"
+    return f"{model} on {device}{ranks}{missing}; {extent}{resumed}; {run.status}"
 
 
 def _blocks(diagnosis: Diagnosis) -> Iterator[RenderableType]:
@@ -46,6 +50,9 @@ def _blocks(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     if diagnosis.primary is not None:
         yield from _details(diagnosis.primary)
     yield from _scale([health for health in diagnosis.scale if not health.verdict.is_calm])
+    if diagnosis.ranks:
+        yield heading("Ranks")
+        yield prose(" ".join(diagnosis.ranks))
     items: list[Incident | Finding] = [*diagnosis.incidents, *diagnosis.findings]
     others = [item for item in items if item != diagnosis.primary]
     yield from _listing("Also", [item for item in others if item.severity is not Severity.INFO])
@@ -62,8 +69,10 @@ def _headline(diagnosis: Diagnosis) -> Iterator[RenderableType]:
 
 def _details(item: Incident | Finding) -> Iterator[RenderableType]:
     yield heading("Where")
-    yield line(f"{_place(item)}, {steps_in_words(item)}")
+    yield line(f"{_place(item)}, {when_in_words(item)}")
     yield from _source(item.source)
+    if isinstance(item, Incident) and item.received_by:
+        yield line(received_in_words(item))
     yield heading("Why")
     yield prose(item.explanation or f"{cause_in_words(item.cause).capitalize()}.")
     if isinstance(item, Incident):
@@ -138,7 +147,7 @@ def _listing(title: str, items: list[Incident | Finding]) -> Iterator[Renderable
     for item in items:
         where = f" at {_nearest(item.source.file)}:{item.source.line}" if item.source else ""
         why = f" {item.explanation}" if item.explanation else ""
-        yield line(f"- {steps_in_words(item)}: {cause_in_words(item.cause)}{where}.{why}")
+        yield line(f"- {when_in_words(item)}: {cause_in_words(item.cause)}{where}.{why}")
 
 
 def _nearest(file: str) -> str:

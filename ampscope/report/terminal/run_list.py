@@ -13,6 +13,7 @@ from rich.text import Text
 from ampscope.analysis.causes.catalogue import cause_in_words
 from ampscope.analysis.overview.run_list import RunSummary
 from ampscope.analysis.results import Diagnosis, Finding, Incident
+from ampscope.analysis.words.rank_words import where_ranked
 from ampscope.analysis.words.wording import steps_in_words
 from ampscope.report import numbers
 from ampscope.report.safe_text import visible
@@ -124,4 +125,5 @@ def _what(primary: Incident | Finding | None) -> str:
         return ""
     where = f" at {primary.source.file.rpartition('/')[2]}:{primary.source.line}" if primary.source else ""
     when = steps_in_words(primary) if isinstance(primary, Finding) else f"step {primary.step:,}"
+    when = " ".join(filter(None, (when, where_ranked(primary))))
     return f"{when}: {cause_in_words(primary.cause)}{where}"

@@ -34,6 +34,10 @@ class Listing:
         return max((*self.parts, *self.journals), default=-1) + 1
 
 
+#: What lies where there is no folder.
+NOTHING = Listing(parts={}, journals={})
+
+
 def rank_folder(run: Path, rank: int) -> Path:
     """The folder of one rank's tables."""
     return run / f"rank={rank}"
@@ -59,7 +63,8 @@ def part_path(journal: Path) -> Path:
 
 def ranks(run: Path) -> list[int]:
     """The ranks that have written into the run, ascending."""
-    matches = (_RANK.fullmatch(path.name) for path in run.iterdir())
+    with os.scandir(run) as entries:
+        matches = [_RANK.fullmatch(entry.name) for entry in entries]
     return sorted(int(match[1]) for match in matches if match)
 
 
@@ -69,7 +74,7 @@ def list_table(folder: Path) -> Listing:
         with os.scandir(folder) as entries:  # names, not paths: a table of a long run has hundreds of parts
             names = sorted(entry.name for entry in entries)
     except FileNotFoundError:
-        names = []
+        return NOTHING
     return Listing(parts=_numbered(folder, names, _PART), journals=_numbered(folder, names, _JOURNAL))
 
 

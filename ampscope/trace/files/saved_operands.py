@@ -93,9 +93,9 @@ def operands_path(run: Path, rank: int, step: int, seq: int) -> Path:
     return rank_folder(run, rank) / FOLDER / f"step={step:06d}-seq={seq:06d}.safetensors"
 
 
-def operand_files(run: Path) -> list[Path]:
-    """The files of operands that a run holds, by rank, step and execution order."""
-    folders = [rank_folder(run, rank) / FOLDER for rank in ranks(run)]
+def operand_files(run: Path, rank: int | None = None) -> list[Path]:
+    """The files of operands that a run holds, or one rank of it, by rank, step and execution order."""
+    folders = [rank_folder(run, each) / FOLDER for each in (ranks(run) if rank is None else (rank,))]
     numbered = [(index, path) for index, folder in enumerate(folders) if folder.is_dir() for path in folder.iterdir()]
     matched = [(index, match, path) for index, path in numbered if (match := _NAME.fullmatch(path.name))]
     return [path for _, _, path in sorted(matched, key=lambda one: (one[0], int(one[1][1]), int(one[1][2])))]

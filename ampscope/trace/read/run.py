@@ -23,7 +23,8 @@ from ampscope.trace.manifest import Manifest, read_manifest
 from ampscope.trace.read.database import sealed_off
 from ampscope.trace.read.find import find_runs, locate
 from ampscope.trace.read.status import Status, status_of
-from ampscope.trace.read.table_scan import Scan, Stamp
+from ampscope.trace.read.table_folders import Stamp
+from ampscope.trace.read.table_scan import RANK, OfRanks, Scan
 from ampscope.trace.schema import (
     EdgeRow,
     EventRow,
@@ -103,22 +104,23 @@ class Run(NotebookRepr):
         """The ranks that have written into the run."""
         return ranks(self.path)
 
-    def table(self, table: Table, *, step: int | None = None) -> nw.LazyFrame[Any]:
-        """All rows of a table over all ranks, as of now, with the writing ``rank`` as last column (int32).
+    def table(self, table: Table, *, step: int | None = None, rank: OfRanks = None) -> nw.LazyFrame[Any]:
+        """The rows of a table, as of now, with the writing ``rank`` as last column (int32).
 
         Args:
             table: The table.
             step: Only the rows of this step: of a large table that is no more than a file or two.
+            rank: Only the rows of this rank, or of these, whose files alone are looked at; by default those of all.
 
         Raises:
             RunDamaged: a Parquet part cannot be read.
         """
-        frame = nw.from_native(self._relation(table, step))
+        frame = nw.from_native(self._relation(table, step, rank))
         return frame if step is None else frame.filter(nw.col("step") == step)
 
-    def stamp(self, table: Table) -> Stamp:
-        """What tells this moment of a table from another, to compare: the same means that no row was added."""
-        return self._scan.stamp(table)
+    def stamp(self, table: Table, *, rank: OfRanks = None) -> Stamp:
+        """What tells this moment of a table, or of one rank's, from another: the same means that no row was added."""
+        return self._scan.stamp(table, rank)
 
     @property
     def steps(self) -> nw.LazyFrame[Any]:
@@ -264,22 +266,23 @@ class Run(NotebookRepr):
         return cast(duckdb.DuckDBPyConnection, connection)
 
     def _load(self, table: Table, equals: dict[str, object]) -> list[Any]:
-        step = equals.get("step")
-        relation = self._relation(table, step if isinstance(step, int) else None)
+        step, rank = (found if isinstance(found := equals.get(name), int) else None for name in ("step", RANK))
+        relation = self._relation(table, step, rank)
         if equals:
             relation = relation.filter(reduce(and_, starmap(_equals, equals.items())))
         relation = relation.order(", ".join(("rank", *_ORDER[table])))
         columns = relation.select(*map(duckdb.ColumnExpression, arrow_schema(table).names)).to_arrow_table().columns
         return rows_of(table, list(map(_values, columns)))
 
-    def _relation(self, table: Table, step: int | None = None) -> duckdb.DuckDBPyRelation:
+    def _relation(self, table: Table, step: int | None = None, rank: OfRanks = None) -> duckdb.DuckDBPyRelation:
         """The table as it is now; binding hundreds of parts takes a while, so the same state is bound once a thread."""
         if step is not None:
-            return self._scan.relation(self._connection, table, step)
-        connection, stamp = self._connection, self._scan.stamp(table)
-        known = self._local.relations.get(table)
+            return self._scan.relation(self._connection, table, step=step, rank=rank)
+        connection, stamp = self._connection, self._scan.stamp(table, rank)
+        known = self._local.relations.get((table, rank))
         if known is None or known[0] != stamp:
-            known = self._local.relations[table] = (stamp, self._scan.relation(connection, table))
+            known = stamp, self._scan.relation(connection, table, rank=rank)
+            self._local.relations[table, rank] = known
         return cast(duckdb.DuckDBPyRelation, known[1])
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import threading
-import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -18,18 +16,15 @@ import pyarrow.parquet as pq
 from ampscope.errors import RunDamaged
 from ampscope.trace.files.arrow_arrays import to_array
 from ampscope.trace.files.journal import JournalReader
-from ampscope.trace.files.layout import Listing, list_table, part_path, ranks, table_folder
+from ampscope.trace.files.layout import part_path, ranks
 from ampscope.trace.read.older_versions import CHANGED, is_older, upgraded
+from ampscope.trace.read.table_folders import Stamp, TableFolders
 from ampscope.trace.schema import Table, arrow_schema
 
 #: The writing rank, a column that every table gets on reading.
 RANK = "rank"
-#: Nanoseconds after which two changes of a folder cannot have the same age, on any file system.
-_SETTLED_NS = 3_000_000_000
-
-
-#: What tells one state of a table from another: name, size and age (ns) of each of its files.
-Stamp = tuple[tuple[str, int, int], ...]
+#: One rank, several, or all.
+OfRanks = int | tuple[int, ...] | None
 
 
 class _Facts(NamedTuple):
@@ -54,34 +49,44 @@ class Scan:
 
     def __init__(self, run: Path) -> None:
         self._run = run
+        self._folders = TableFolders(run)
         self._facts: dict[Path, _Facts] = {}
-        self._journals: dict[Path, JournalReader] = {}
-        self._listings: dict[Path, tuple[int, Listing]] = {}
+        self._journals: dict[tuple[int, Table], dict[Path, JournalReader]] = {}
         self._lock = threading.Lock()
 
-    def stamp(self, table: Table) -> Stamp:
-        """The state of ``table`` on the disk: another one whenever rows were added or parts were dropped."""
-        return tuple(state for rank in ranks(self._run) for state in _states(table_folder(self._run, rank, table)))
+    def stamp(self, table: Table, rank: OfRanks = None) -> Stamp:
+        """The state of ``table`` on the disk: another one whenever rows were added or parts were dropped.
+
+        Args:
+            table: The table.
+            rank: The rank whose rows are meant, or several; by default those of all.
+        """
+        return tuple(state for each in self._meant(rank) for state in self._folders.stamp(each, table))
 
     def relation(
-        self, connection: duckdb.DuckDBPyConnection, table: Table, step: int | None = None
+        self,
+        connection: duckdb.DuckDBPyConnection,
+        table: Table,
+        *,
+        step: int | None = None,
+        rank: OfRanks = None,
     ) -> duckdb.DuckDBPyRelation:
-        """All rows of ``table`` that can be read now, with the schema's columns and `RANK`.
+        """The rows of ``table`` that can be read now, of all ranks or of one, with the schema's columns and `RANK`.
 
         With a ``step``, sealed parts that cannot hold a row of it are left out; rows of others are still there.
         """
         loaded: list[pa.Table] = []
-        sealed: list[duckdb.DuckDBPyRelation] = []
-        for rank in ranks(self._run):
-            parts, journaled = self._snapshot(table_folder(self._run, rank, table), table)
+        sealed: list[Path] = []
+        for each in self._meant(rank):
+            parts, journaled = self._snapshot(each, table)
             older = self._older(table, parts)
             upgrades = (_conform(upgraded(table, _read_part(part)), arrow_schema(table)) for part in older)
-            rows = pa.concat_tables([*upgrades, journaled])
-            loaded.append(rows.append_column(RANK, to_array([rank] * rows.num_rows, pa.int32())))
-            sealed += self._sealed(connection, table, rank, [part for part in parts if part not in older], step)
-        schema = arrow_schema(table).append(pa.field(RANK, pa.int32()))
-        result = connection.from_arrow(pa.concat_tables([_empty(schema), *loaded]))
-        for part in sealed:
+            rows = pa.concat_tables([*upgrades, journaled]) if older else journaled
+            if rows.num_rows:
+                loaded.append(rows.append_column(RANK, to_array([each] * rows.num_rows, pa.int32())))
+            sealed += [part for part in parts if part not in older]
+        result = connection.from_arrow(pa.concat_tables([_empty(_with_rank(table)), *loaded]))
+        for part in self._sealed(connection, table, sealed, step):
             result = result.union(part)
         return result
 
@@ -92,7 +97,7 @@ class Scan:
             RunDamaged: one cannot be read; the message names it.
         """
         for rank in ranks(self._run):
-            for part in list_table(table_folder(self._run, rank, table)).parts.values():
+            for part in self._folders.listing(rank, table).parts.values():
                 _verify(part)
 
     def read(self, table: Table, rank: int, columns: Collection[str]) -> pa.Table:
@@ -101,7 +106,7 @@ class Scan:
         Raises:
             RunDamaged: a part cannot be read.
         """
-        parts, journaled = self._snapshot(table_folder(self._run, rank, table), table)
+        parts, journaled = self._snapshot(rank, table)
         schema = pa.schema([field for field in arrow_schema(table) if field.name in columns])
         pieces = [_conform(self._read_columns(part, table, schema.names), schema) for part in parts]
         return pa.concat_tables([*pieces, journaled.select(schema.names)])
@@ -112,12 +117,18 @@ class Scan:
         Raises:
             RunDamaged: a part cannot be read.
         """
-        parts, journaled = self._snapshot(table_folder(self._run, rank, table), table)
+        parts, journaled = self._snapshot(rank, table)
         return sum(map(_rows_of, parts)) + int(journaled.num_rows)
 
+    def _meant(self, rank: OfRanks) -> Sequence[int]:
+        if rank is None:
+            return ranks(self._run)
+        return (rank,) if isinstance(rank, int) else rank
+
     def _sealed(
-        self, connection: duckdb.DuckDBPyConnection, table: Table, rank: int, parts: list[Path], step: int | None
+        self, connection: duckdb.DuckDBPyConnection, table: Table, parts: list[Path], step: int | None
     ) -> list[duckdb.DuckDBPyRelation]:
+        """One relation for all parts that have the same columns, however many ranks wrote them."""
         by_columns: dict[tuple[str, ...], list[str]] = {}
         for part in parts:
             with suppress(FileNotFoundError):
@@ -125,43 +136,33 @@ class Scan:
                 if facts.may_hold(step):
                     by_columns.setdefault(facts.columns, []).append(str(part))
         return [
-            connection.read_parquet(paths, hive_partitioning=False).select(_selection(table, columns, rank))
+            connection.read_parquet(paths, hive_partitioning=False, filename=True).select(_selection(table, columns))
             for columns, paths in by_columns.items()
         ]
 
-    def _snapshot(self, folder: Path, table: Table) -> tuple[list[Path], pa.Table]:
+    def _snapshot(self, rank: int, table: Table) -> tuple[list[Path], pa.Table]:
         """Parts and journaled rows that belong together, though journals may be sealed while this looks.
 
         Numbers are given in order, so all up to the highest seen existed then. One that is renamed from journal to part
         during the first look can escape it; the second look sees the part.
         """
-        first, second = self._list(folder), self._list(folder)
+        first, second = self._folders.listing(rank, table), self._folders.listing(rank, table)
         parts = first.parts | {number: part for number, part in second.parts.items() if number < first.next_number}
         journaled = []
         for number, journal in first.journals.items():
             if number not in parts:
                 try:
-                    journaled.append(self._read_journal(journal))
+                    journaled.append(self._read_journal(rank, table, journal))
                 except FileNotFoundError:  # sealed since
                     parts[number] = part_path(journal)
         return [parts[number] for number in sorted(parts)], _conform_all(table, journaled)
 
-    def _list(self, folder: Path) -> Listing:
-        """What lies in a folder; one in which nothing came or went for a while is not read again."""
-        try:
-            changed = folder.stat().st_mtime_ns
-        except FileNotFoundError:
-            return list_table(folder)
-        known = self._listings.get(folder)
-        if known is None or known[0] != changed or time.time_ns() - changed < _SETTLED_NS:
-            known = self._listings[folder] = (changed, list_table(folder))
-        return known[1]
-
-    def _read_journal(self, journal: Path) -> pa.Table:
+    def _read_journal(self, rank: int, table: Table, journal: Path) -> pa.Table:
         with self._lock:
-            for other in [path for path in self._journals if path.parent == journal.parent and path < journal]:
-                del self._journals[other]  # sealed, or about to be
-            return self._journals.setdefault(journal, JournalReader(journal)).read()
+            known = self._journals.setdefault((rank, table), {})
+            for other in [path for path in known if path < journal]:
+                del known[other]  # sealed, or about to be
+            return known.setdefault(journal, JournalReader(journal)).read()
 
     def _read_columns(self, part: Path, table: Table, columns: list[str]) -> pa.Table:
         return upgraded(table, _read_part(part)) if self._older(table, [part]) else _read_part(part, columns)
@@ -176,12 +177,9 @@ class Scan:
         return self._facts[part]
 
 
-def _states(folder: Path) -> Iterator[tuple[str, int, int]]:
-    with suppress(FileNotFoundError), os.scandir(folder) as entries:
-        for entry in sorted(entries, key=lambda entry: entry.name):
-            with suppress(FileNotFoundError):  # sealed, or dropped by the budget, while this looks
-                state = entry.stat()
-                yield f"{folder.parent.name}/{entry.name}", state.st_size, state.st_mtime_ns
+@cache
+def _with_rank(table: Table) -> pa.Schema:
+    return arrow_schema(table).append(pa.field(RANK, pa.int32()))
 
 
 def _conform_all(table: Table, journaled: list[pa.Table]) -> pa.Table:
@@ -253,11 +251,11 @@ def _naming(part: Path) -> Iterator[None]:
         ) from error
 
 
-def _selection(table: Table, columns: tuple[str, ...], rank: int) -> str:
+#: The rank of a part, from the end of its path: a folder above the run may be called ``rank=3`` as well.
+_RANK_OF_PART = f"regexp_extract(filename, '[/\\\\]rank=(\\d+)[/\\\\][^/\\\\]+[/\\\\][^/\\\\]+$', 1)::INTEGER AS {RANK}"
+
+
+def _selection(table: Table, columns: tuple[str, ...]) -> str:
     """The schema's columns in their order, with null for those that the part does not have."""
-    return ", ".join(
-        [
-            *(f'"{name}"' if name in columns else f'NULL AS "{name}"' for name in arrow_schema(table).names),
-            f"{rank}::INTEGER AS {RANK}",
-        ]
-    )
+    names = (f'"{name}"' if name in columns else f'NULL AS "{name}"' for name in arrow_schema(table).names)
+    return ", ".join([*names, _RANK_OF_PART])

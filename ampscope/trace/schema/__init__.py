@@ -8,6 +8,7 @@ its meaning or disappears; adding a nullable column does not need it.
 from __future__ import annotations
 
 from ampscope.trace.schema.enums import (
+    COLLECTIVE_LIBRARIES,
     ENTRY_NODES,
     LOSS_CODE,
     SINK_NODES,
@@ -54,6 +55,7 @@ MANIFEST = "run.json"
 
 __all__ = [
     "BULK_TABLES",
+    "COLLECTIVE_LIBRARIES",
     "ENTRY_NODES",
     "LOSS_CODE",
     "MANIFEST",

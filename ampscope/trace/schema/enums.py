@@ -33,6 +33,12 @@ ENTRY_NODES = frozenset({Node.INPUT, Node.PARAMETER, Node.BUFFER})
 SINK_NODES = frozenset({Node.LOSS, Node.GRADIENT, Node.WEIGHT_AFTER, Node.BUFFER_AFTER})
 
 
+#: Libraries of ops whose results depend on what other ranks do (what comes before the first dot of ``sites.op``).
+COLLECTIVE_LIBRARIES = frozenset(
+    {"c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"}
+)
+
+
 class Cast(StrEnum):
     """Why an op that only changes the dtype ran."""
 

@@ -94,7 +94,8 @@ class SiteRow(NamedTuple):
     in_shapes: Texts  #: ``8x128x512``; empty for a scalar tensor
     out_dtypes: Texts  #: of each output
     out_shapes: Texts  #: of each output
-    scalars: str  #: JSON object of the op's non-tensor arguments by name, e.g. ``{"eps": 1e-08}``
+    scalars: str  #: JSON object of the op's non-tensor arguments by name, e.g. ``{"eps": 1e-08}``; of one that
+    #: communicates: ``group``, ``group_size``, ``rank`` (this one's place), ``ranks`` (not all), ``reduce``, ``root``
     autocast: str  #: dtype of the enclosing autocast region, empty outside
     cast: str  #: `Cast`
     grad_fn: str  #: in backward: the autograd node, e.g. ``SqrtBackward0``

@@ -10,11 +10,12 @@ from contextlib import AbstractContextManager
 
 import streamlit as st
 
+from ampscope.analysis.results import Finding, Incident
 from state.pages import Page
 from state.query_params import get_param
 
 #: What stays the same on the way, unless the link says otherwise.
-_KEPT = ("run", "optimizer")
+_KEPT = ("run", "rank", "optimizer")
 #: Characters of a name that go into an address.
 _LONGEST = 300
 
@@ -29,27 +30,50 @@ def link_row() -> AbstractContextManager[object]:
     return st.container(horizontal=True, gap="small", vertical_alignment="center")
 
 
-def to_incident(name: str, label: str = "The incident", *, icon: str | None = None) -> None:
-    """To an incident or finding by its name from `named_items`."""
-    link(Page.INCIDENT, label, icon=icon, incident=name)
+def to_incident(name: str, label: str = "The incident", *, icon: str | None = None, rank: int | None = None) -> None:
+    """To an incident or finding by its name from `named_items`; the pages after it look at ``rank``."""
+    link(Page.INCIDENT, label, icon=icon, incident=name, rank=rank)
 
 
-def to_replay(step: int, source: str = "", op: int | None = None, label: str = "Replay this step") -> None:
-    """To a traced step op by op, the cursor on the op with sequence number ``op``."""
-    link(Page.REPLAY, label, step=step, source=source or None, op=op)
+def to_replay(
+    step: int, source: str = "", op: int | None = None, label: str = "Replay this step", *, rank: int | None = None
+) -> None:
+    """To a traced step op by op, the cursor on the op with sequence number ``op``; ``rank`` where it is another's."""
+    link(Page.REPLAY, label, step=step, source=source or None, op=op, rank=rank)
 
 
-def to_scale(step: int | None, label: str = "The loss scale at this step", *, optimizer: int | None = None) -> None:
-    """To the scaler's history, ``step`` marked."""
-    link(Page.SCALE, label, step=step, optimizer=optimizer)
+def to_scale(
+    step: int | None,
+    label: str = "The loss scale at this step",
+    *,
+    optimizer: int | None = None,
+    rank: int | None = None,
+) -> None:
+    """To the scaler's history, ``step`` marked; ``rank`` where it is another's."""
+    link(Page.SCALE, label, step=step, optimizer=optimizer, rank=rank)
 
 
 def to_precision(
-    module: str | None, step: int | None = None, source: str = "", label: str = "This module's precision"
+    module: str | None,
+    step: int | None = None,
+    source: str = "",
+    label: str = "This module's precision",
+    *,
+    rank: int | None = None,
 ) -> None:
     """To what the ops of ``module`` ran in at a traced step; all modules where its name is too long for an address."""
     known = module if module and len(module) <= _LONGEST else None
-    link(Page.PRECISION, label, step=step, source=source or None, module=known)
+    link(Page.PRECISION, label, step=step, source=source or None, module=known, rank=rank)
+
+
+def to_ranks(label: str = "All ranks") -> None:
+    """To all ranks together."""
+    link(Page.RANKS, label)
+
+
+def rank_of(item: Incident | Finding) -> int | None:
+    """The rank that a link to what is seen of ``item`` names; None where there is one alone."""
+    return item.rank if item.world > 1 else None
 
 
 def to_overview(label: str = "Back to the overview") -> None:

@@ -12,9 +12,9 @@ def paragraph(text: str, limit: int = 4000) -> None:
     st.html(f"<p style='margin:0'>{as_html(text, limit)}</p>")
 
 
-def page_head(title: str, run: str) -> None:
+def title(words: str, run: str) -> None:
     """The page's title and the run it shows."""
-    st.title(title, anchor=False)
+    st.title(words, anchor=False)
     st.html(f'<div class="amp-place">Run: {as_html(run, 160)}</div>')
 
 

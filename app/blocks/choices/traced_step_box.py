@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import streamlit as st
 
+from ampscope.analysis.results import Diagnosis
 from ampscope.analysis.tables.traced_steps import TracedStep
 from ampscope.report.safe_text import short
 from ampscope.trace.schema import Source, execution_of
@@ -68,6 +69,12 @@ def choose_other_step(steps: Sequence[TracedStep], chosen: TracedStep) -> Traced
     if other is None:
         set_params(against=None)
     return other
+
+
+def first_step(diagnosis: Diagnosis, rank: int) -> int | None:
+    """The step that a page on ``rank`` begins at: that of what to tell first, where it is this rank's."""
+    primary = diagnosis.primary
+    return primary.step if primary is not None and primary.rank == rank else None
 
 
 def step_words(one: TracedStep) -> str:

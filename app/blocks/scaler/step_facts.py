@@ -20,7 +20,7 @@ from state.query_params import get_number, param_in_address, set_params, write_p
 def asked_step(run: RunSnapshot, optimizer: int | None) -> Attempt | None:
     """The attempt at the step that was looked at last; says so where an address names none."""
     step = get_number("step")
-    found = None if step is None else attempt(run.run, step, optimizer=optimizer)
+    found = None if step is None else attempt(run.run, step, optimizer=optimizer, rank=run.rank)
     asked = param_in_address("step")
     if found is None and asked is not None:
         not_there("Step", asked, "the whole run")
@@ -35,7 +35,7 @@ def step_facts(run: RunSnapshot, attempted: Attempt) -> None:
     heading(f"At step {attempted.step:,}")
     tiles([(what, words) for what, words in _facts(attempted) if words])
     with link_row():
-        if incident := incident_at(diagnosis_of(run), attempted.step):
+        if incident := incident_at(diagnosis_of(run), attempted.step, run.rank):
             to_incident(incident[0])
         if attempted.traced is not None:
             to_replay(attempted.step, attempted.traced.source)

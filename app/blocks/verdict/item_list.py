@@ -6,11 +6,11 @@ import streamlit as st
 
 from ampscope.analysis.causes.catalogue import cause_in_words
 from ampscope.analysis.results import Incident
-from ampscope.analysis.words.wording import steps_in_words
+from ampscope.analysis.words.wording import when_in_words
 from ampscope.report.html.markup import as_html
 from ampscope.report.safe_text import short
 from ampscope.trace.vocabulary import Severity
-from blocks.basics.page_links import to_incident
+from blocks.basics.page_links import rank_of, to_incident
 from data.named_items import Item
 
 _SEVERITIES = {Severity.ERROR: "problem", Severity.WARNING: "warning", Severity.INFO: "harmless"}
@@ -36,12 +36,12 @@ def item_list(items: dict[str, Item]) -> None:
 
 def item_link(name: str, item: Item, label: str) -> None:
     """A link, in our own words, to the incident page that shows ``item``."""
-    to_incident(name, label, icon=_ICONS[item.severity])
+    to_incident(name, label, icon=_ICONS[item.severity], rank=rank_of(item))
 
 
 def item_line(item: Item) -> str:
     """One line: when, what, how bad."""
-    steps = steps_in_words(item)
+    steps = when_in_words(item)
     return f"{steps[:1].upper()}{steps[1:]}: {cause_in_words(item.cause)} ({_SEVERITIES[item.severity]})"
 
 

@@ -65,9 +65,12 @@ def test_the_json_is_what_it_was(name: str) -> None:
 
 
 def _where_both(one: Any, other: Any) -> Any:
-    """``one`` without what ``other`` does not know: an empty statistic that was not measured then."""
+    """``one`` without what ``other`` does not know: what is empty, as a statistic that was not measured then, and how
+    many ranks there are.
+    """
     if isinstance(one, dict) and isinstance(other, dict):
-        return {key: _where_both(value, other.get(key)) for key, value in one.items() if key in other or value}
+        new = {key for key, value in one.items() if key not in other and (not value or key == "world")}
+        return {key: _where_both(value, other.get(key)) for key, value in one.items() if key not in new}
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         return [_where_both(mine, theirs) for mine, theirs in zip(one, other, strict=True)]
     return one

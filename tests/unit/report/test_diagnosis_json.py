@@ -21,15 +21,15 @@ def _strict(text: str) -> Any:
 
 def test_the_keys_are_the_contract() -> None:
     told = _strict(as_json(BROKEN))
-    assert list(told) == ["schema", "run", "verdict", "summary", "primary", "incidents", "findings", "scale"]
+    assert list(told) == ["schema", "run", "verdict", "summary", "primary", "incidents", "findings", "scale", "ranks"]
     incident = (
         "kind step last_step count severity cause phase op module module_type source inputs outputs path lost "
-        "replay replay_reason traced fp32_ok tried trigger tripped explanation remedies"
+        "replay replay_reason traced fp32_ok tried trigger tripped explanation remedies rank also_on received_by world"
     )
     assert list(told["primary"]) == incident.split()
-    finding = "kind step last_step count severity cause counted phase source explanation remedies"
+    finding = "kind step last_step count severity cause counted phase source explanation remedies rank also_on world"
     assert list(told["findings"][0]) == finding.split()
-    run = "path name created status steps skipped segments device model parameters versions"
+    run = "path name created status steps skipped segments device model parameters versions world missing"
     assert list(told["run"]) == run.split()
 
 

@@ -22,10 +22,12 @@ from ampscope.capture.replay.tape.entry import (
 from ampscope.capture.replay.tape.fingerprints import fingerprint
 from ampscope.capture.replay.tape.live_results import LiveResults
 from ampscope.capture.torch_support import tensor_tree
-from ampscope.capture.torch_support.call_state import Ambient, RandomState
 from ampscope.capture.torch_support.calls.backward_call import backward_roots
+from ampscope.capture.torch_support.calls.call_state import Ambient, RandomState
 from ampscope.capture.torch_support.calls.function_names import is_in_place
-from ampscope.capture.torch_support.dtypes import HALF, dtypes_asked
+from ampscope.capture.torch_support.calls.half_conversions import dtypes_asked
+from ampscope.capture.torch_support.dtypes import HALF
+from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.torch_private import version_counter
 from ampscope.capture.torch_support.user_line import NOWHERE, Place
 
@@ -159,7 +161,7 @@ class Tape:
     ) -> Entry:
         """Adds a backward, before it runs."""
         entry = _entry(EntryKind.BACKWARD, call, self._arguments(args, kwargs), ambient, NOWHERE)
-        entry.fingerprint = [loss.detach().clone() for loss in backward_roots(args, kwargs)]
+        entry.fingerprint = [local(loss).detach().clone() for loss in backward_roots(args, kwargs)]
         entry.state.flags = framework_flags.raised()
         return self._append(entry)
 

@@ -8,13 +8,18 @@ import torch
 from torch import Tensor
 
 from ampscope.capture.torch_support import tensor_tree
+from ampscope.capture.torch_support.local_shards import has_arrived, local
 
 
 def fingerprint(value: Any, leaves: int = 4) -> list[Tensor]:
-    """A few elements of each of the first floating tensors in ``value``, spread over their extent; no sync."""
+    """A few elements of each of the first floating tensors in ``value``, spread over their extent; no sync.
+
+    Of a tensor whose values another rank is still sending, none: it is not waited for.
+    """
     taken = []
-    for tensor in tensor_tree.tensors(value):
-        if tensor.is_floating_point() and tensor.numel() and tensor.layout is torch.strided:
+    for tensor in map(local, tensor_tree.tensors(value)):
+        dense = tensor.layout is torch.strided and has_arrived(tensor)
+        if dense and tensor.is_floating_point() and tensor.numel():
             spread = tuple(slice(None, None, max(1, size // 4)) for size in tensor.shape)
             taken.append(tensor.detach()[spread].clone())
         if len(taken) == leaves:

@@ -129,7 +129,7 @@ class Incidents:
     def report(self, attempt: StepAttempt, trigger: Trigger, outcome: ReplayResult, evidence: Evidence) -> None:
         """Writes the incident's row; the live trace too, unless an exact replay makes it superfluous."""
         attempt.bad = True
-        if outcome.status is not ReplayStatus.EXACT and not _failed_elsewhere(outcome):
+        if outcome.status is not ReplayStatus.EXACT:
             self._live.write_incident(attempt)
         blind = outcome.status in (ReplayStatus.NOT_REPRODUCED, ReplayStatus.UNAVAILABLE)
         if blind and not evidence.over_budget:

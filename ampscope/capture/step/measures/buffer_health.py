@@ -71,7 +71,7 @@ class BufferWatch(StepObserver):
             small = buffer.numel() <= ALWAYS_MEASURED  # batch normalisation writes without counting
             if small or self._written.get(name) != mark:
                 self._written[name] = mark
-                changed[name] = buffer.detach()
+                changed[name] = buffer
         with torch.no_grad():
             largest = torch._foreach_norm(list(changed.values()), math.inf) if changed else []
         self._parcel = Parcel(dict(zip(changed, largest, strict=True)))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
+from ampscope.capture.torch_support.local_shards import has_arrived, local
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.tracing.statistics.stats import finite
@@ -19,11 +20,11 @@ RECORD_EVERY = 50
 
 
 def owned(optimizer: Optimizer, models: Models) -> Iterator[tuple[str, Tensor]]:
-    """Name and gradient of every watched parameter that has one in ``optimizer``."""
+    """Name and gradient of every watched parameter that has one in ``optimizer``; of a sharded one, this rank's."""
     for parameter in OptimizerView(optimizer).parameters:
         known = models.parameters.get(id(parameter))
         if known is not None and parameter.grad is not None:
-            yield known[0], parameter.grad
+            yield known[0], local(parameter.grad)
 
 
 def names(optimizer: Optimizer, models: Models) -> frozenset[str]:
@@ -32,13 +33,16 @@ def names(optimizer: Optimizer, models: Models) -> frozenset[str]:
 
 
 def total_norm(optimizer: Optimizer) -> Tensor | None:
-    """L2 norm of all dense gradients of ``optimizer`` as a device scalar (float32); None without any."""
-    dense = [gradient for gradient in OptimizerView(optimizer).gradients if _is_dense(gradient)]
+    """L2 norm of all dense gradients of ``optimizer`` as a device scalar (float32); None without any.
+
+    Where gradients are sharded, that of the shards on this rank.
+    """
+    dense = [gradient for gradient in map(local, OptimizerView(optimizer).gradients) if _is_dense(gradient)]
     if not dense:
         return None
     home = dense[0].device
     with torch.no_grad():
-        norms = list(torch._foreach_norm([gradient.detach() for gradient in dense]))
+        norms = list(torch._foreach_norm(dense))
         if any(norm.device != home or norm.dtype != torch.float32 for norm in norms):
             norms = [norm.to(home, torch.float32, non_blocking=True) for norm in norms]
         total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
@@ -52,13 +56,14 @@ def non_finite(optimizer: Optimizer, models: Models) -> list[str]:
 
 def norms_by_name(optimizer: Optimizer, models: Models) -> dict[str, Tensor]:
     """L2 norm of each watched parameter's gradient as a device scalar."""
-    found = [(name, gradient.detach()) for name, gradient in owned(optimizer, models) if _is_dense(gradient)]
-    norms = torch._foreach_norm([gradient for _, gradient in found]) if found else []
+    found = [(name, gradient) for name, gradient in owned(optimizer, models) if _is_dense(gradient)]
+    with torch.no_grad():
+        norms = torch._foreach_norm([gradient for _, gradient in found]) if found else ()
     return {name: norm for (name, _), norm in zip(found, norms, strict=True)}
 
 
 def _is_dense(gradient: Tensor) -> bool:
-    return gradient.layout is torch.strided
+    return gradient.layout is torch.strided and has_arrived(gradient)
 
 
 def rows(

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.torch_support.dtypes import HALF
+from ampscope.capture.torch_support.local_shards import has_arrived, local
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
 
@@ -30,7 +31,7 @@ def keep(optimizer: Optimizer, models: Models) -> dict[str, Kept]:
     for parameter in OptimizerView(optimizer).parameters:
         known = models.parameters.get(id(parameter))
         half = parameter.dtype in HALF and parameter.layout is torch.strided and parameter.numel()
-        if known is not None and half and parameter.grad is not None:
+        if known is not None and half and parameter.grad is not None and local(parameter).numel():
             found[known[0]] = Kept(parameter, _sample(parameter).clone())
     return found
 
@@ -39,7 +40,7 @@ def unchanged(kept: Mapping[str, Kept]) -> dict[str, float]:
     """The share of elements with a gradient that the step left exactly as they were; waits for the device."""
     shares = {}
     for name, (parameter, before) in kept.items():
-        if parameter.grad is None or parameter.grad.layout is not torch.strided:
+        if parameter.grad is None or parameter.grad.layout is not torch.strided or not has_arrived(parameter.grad):
             continue
         moved = _sample(parameter.grad) != 0
         same = (_sample(parameter) == before) & moved
@@ -50,5 +51,5 @@ def unchanged(kept: Mapping[str, Kept]) -> dict[str, float]:
 
 
 def _sample(tensor: Tensor) -> Tensor:
-    flat = tensor.detach().reshape(-1)
-    return flat[:: max(1, tensor.numel() // SAMPLE)]
+    flat = local(tensor).detach().reshape(-1)
+    return flat[:: max(1, flat.numel() // SAMPLE)]

@@ -1,1 +1,1 @@
-"""What a call is, told by its function and its arguments."""
+"""What a call of a torch function does, told by its name and arguments."""

@@ -14,6 +14,11 @@ def is_joined() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
+def default_group() -> Any | None:
+    """The process group of all ranks; None where there is none."""
+    return dist.group.WORLD if dist.is_available() else None
+
+
 def rank_of() -> tuple[int, int] | None:
     """This process's rank and how many there are; None without a process group."""
     return (dist.get_rank(), dist.get_world_size()) if is_joined() else None

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ampscope.capture.torch_support.dtypes import torch_dtype
+from ampscope.capture.torch_support.local_shards import has_arrived, local
 from ampscope.trace.dtypes import FINFO
 from ampscope.trace.schema import Statistics
 
@@ -18,16 +19,17 @@ _CHUNK = 128
 
 def measurable(tensor: Tensor) -> bool:
     """Whether a tensor has floating values that can be looked at."""
-    return tensor.dtype in MEASURED and tensor.layout is torch.strided and tensor.numel() > 0 and not tensor.is_meta
+    dense = tensor.layout is torch.strided and not tensor.is_meta and has_arrived(tensor)
+    return dense and tensor.dtype in MEASURED and tensor.numel() > 0
 
 
 def finite(tensor: Tensor) -> bool:
-    """Whether every element is finite; waits for the device."""
-    values = tensor._values() if tensor.layout is torch.sparse_coo else tensor
+    """Whether every element that lies on this rank is finite; waits for the device."""
+    values = tensor._values() if tensor.layout is torch.sparse_coo else local(tensor)
     if measurable(values):  # the extremes show it, ten times faster on a CPU than a look at each element
         low, high = torch.stack(torch.aminmax(values.detach())).tolist()
         return math.isfinite(low) and math.isfinite(high)
-    return not values.is_floating_point() or bool(values.isfinite().all())
+    return not values.is_floating_point() or not has_arrived(values) or bool(values.isfinite().all())
 
 
 class Slots:

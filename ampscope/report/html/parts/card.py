@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ampscope.analysis.causes.catalogue import cause_in_words
 from ampscope.analysis.results import Diagnosis, Finding, Incident, Remedy
-from ampscope.analysis.words.wording import steps_in_words, trial_in_words
+from ampscope.analysis.words.rank_words import received_in_words
+from ampscope.analysis.words.wording import trial_in_words, when_in_words
 from ampscope.report import numbers
 from ampscope.report.html.markup import as_code, as_html
 from ampscope.report.html.source import source_html
@@ -36,7 +37,9 @@ def item_html(item: Item, *, titled: bool = True) -> str:
     """One incident or finding; a harmless one says that it is."""
     calm = [("Verdict", "Harmless: nothing needs to change.")] if item.severity == Severity.INFO else []
     title = what(item) if titled else ""
-    return _card(item.severity, title, [*calm, ("Where", _where(item)), ("Why", as_html(item.explanation, 2000))])
+    got = as_html(received_in_words(item)) if isinstance(item, Incident) else ""
+    facts = [*calm, ("Where", _where(item)), ("Why", as_html(item.explanation, 2000)), ("Ranks", got)]
+    return _card(item.severity, title, facts)
 
 
 def remedies_html(item: Item) -> str:
@@ -54,7 +57,7 @@ def remedy_mark(item: Item, remedy: Remedy) -> str:
 def what(item: Item) -> str:
     """The cause and the steps."""
     words = cause_in_words(item.cause)
-    return f"{words[:1].upper()}{words[1:]}, {steps_in_words(item)}"
+    return f"{words[:1].upper()}{words[1:]}, {when_in_words(item)}"
 
 
 def _remedy(item: Item, remedy: Remedy) -> str:

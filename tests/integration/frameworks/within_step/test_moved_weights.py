@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from ampscope import diagnose
 from ampscope.trace.schema import ReplayStatus
@@ -44,6 +45,7 @@ def test_weights_that_were_moved_unseen_are_not_blamed(run_folder: Path) -> None
     causes = [incident.cause for incident in diagnose(watched.run).incidents if incident.step == POISONED]
     assert causes
     assert Cause.BAD_WEIGHT not in causes
+    assert torch._C._len_torch_function_stack() == 0  # what was traced ended inside a function that it saw
 
 
 def test_weights_that_were_moved_unseen_do_no_harm(run_folder: Path) -> None:

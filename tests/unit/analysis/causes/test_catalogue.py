@@ -12,7 +12,7 @@ from ampscope.analysis.causes import usage
 from ampscope.analysis.causes.catalogue import CATALOGUE, FAMILIES, OP_RULES, cause_in_words, explanation
 from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, Reason, Turn
 from ampscope.analysis.causes.mathematics import NegativeOperand, TooFewValues
-from ampscope.analysis.causes.outside import CameIn, ChangedSince
+from ampscope.analysis.causes.outside import CameIn, ChangedSince, FromOthers
 from ampscope.analysis.causes.range_overflow import Literal, Overflowed
 from ampscope.analysis.causes.range_underflow import ConstantLost, Flushed, GradientFlushed, UpdatesLost
 from ampscope.analysis.causes.unknown import Observed
@@ -174,6 +174,19 @@ SENTENCES: list[tuple[Cause, Reason, str]] = [
     (Cause.BAD_INPUT, CameIn(name="args[0]"), "args[0] held non-finite values before the model touched it."),
     (Cause.BAD_WEIGHT, CameIn(name="w"), "The parameter w held non-finite values before the step."),
     (Cause.BAD_BUFFER, CameIn(name="b"), "The buffer b held non-finite values before the step."),
+    (
+        Cause.RECEIVED,
+        FromOthers(ranks=2, sender=None, sums=True, dtype="float16"),
+        (
+            "What this rank gave into bmm was finite, and what it got back was not: it came from another of the 2 "
+            "ranks, or what they put together left the range of float16."
+        ),
+    ),
+    (
+        Cause.RECEIVED,
+        FromOthers(ranks=4, sender=3, sums=False, dtype="float32"),
+        "What this rank gave into bmm was finite, and what it got back was not: it came from rank 3.",
+    ),
     (
         Cause.HARDWARE_TRANSIENT,
         ChangedSince(seen_in="aten.relu.default"),

@@ -10,7 +10,7 @@ import pytest
 
 from ampscope.analysis.causes.catalogue import OP_RULES, explanation
 from ampscope.analysis.causes.cause_entry import Occurrence
-from ampscope.analysis.causes.outside import CameIn
+from ampscope.analysis.causes.outside import CameIn, FromOthers
 from ampscope.analysis.causes.range_underflow import ConstantLost
 from ampscope.analysis.causes.recognition import Recognised, first_overflow, recognise
 from ampscope.analysis.origin.op_facts import Executed
@@ -333,6 +333,52 @@ def test_what_came_in_bad_is_named(node: Node, cause: Cause) -> None:
     graph = step.graph()
     found = recognise(graph, origins(graph)[0])
     assert (found.cause, found.seq, found.reason) == (cause, bad, CameIn(name="the name"))
+
+
+REDUCED = {"group_size": 2, "rank": 0, "reduce": "sum"}
+
+
+@pytest.mark.parametrize("phase", [Phase.FORWARD, Phase.LOSS, Phase.BACKWARD])
+def test_what_was_finite_when_it_was_sent_came_from_another_rank(phase: Phase) -> None:
+    step = Step()
+    sent = step.op("mm", step.entry())
+    back = step.op("c10d.allreduce_.default", Part(sent, span=FINE), out=NOTANUMBER, scalars=REDUCED, phase=phase)
+    step.gradient(step.op("copy_", back, out=NOTANUMBER))
+    graph = step.graph()
+    found = recognise(graph, origins(graph)[0])
+    assert (found.cause, found.seq) == (Cause.RECEIVED, back)
+    assert found.reason == FromOthers(ranks=2, sender=None, sums=True, dtype="float16")
+
+
+def test_what_was_not_finite_when_it_was_sent_began_here() -> None:
+    step = Step()
+    sent = step.op("mm", step.entry(), out=OVERFLOWN)
+    back = step.op("c10d.allreduce_.default", Part(sent, span=OVERFLOWN), out=OVERFLOWN, scalars=REDUCED)
+    step.gradient(back)
+    assert [origin.seq for origin in origins(step.graph())] == [sent]
+
+
+def test_of_what_each_rank_sent_the_one_is_named_whose_part_is_bad() -> None:
+    step = Step()
+    facts = {"group_size": 2, "rank": 0, "ranks": [4, 6]}
+    gather, dtypes = "c10d.allgather_.default", ("float16", "float16")
+    parts = step.op(gather, step.entry(), more=(NOTANUMBER,), scalars=facts, out_dtypes=dtypes)
+    step.loss(step.op("cat", Part(parts), Part(parts, out=1), out=NOTANUMBER))
+    graph = step.graph()
+    reason = recognise(graph, origins(graph)[0]).reason
+    assert reason == FromOthers(ranks=2, sender=6, sums=False, dtype="float16")
+
+
+def test_a_result_that_unseen_code_took_on_is_no_fault_of_the_device() -> None:
+    step = Step()
+    bucket = step.op("copy_", step.entry())
+    exchange = step.op("c10d.allreduce_.default", Part(bucket, span=FINE), out=(None, None), scalars=REDUCED)
+    step.gradient(step.op("copy_", bucket, out=NOTANUMBER, phase=Phase.LOSS))
+    graph = step.graph()
+    found = recognise(graph, origins(graph)[0])
+    assert (found.cause, found.seq) == (Cause.RECEIVED, exchange)
+    assert isinstance(found.reason, FromOthers)
+    assert found.reason.unseen
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,6 @@ def test_each_has_a_name_of_its_own_and_harmless_ones_come_last() -> None:
 
 
 def test_a_step_belongs_to_the_incident_that_spans_it() -> None:
-    assert incident_at(DIAGNOSIS, 262) == ("260-fp16_overflow", OVERFLOW)
-    assert incident_at(DIAGNOSIS, 2) == ("0-benign_initial_calibration", CALIBRATION)
-    assert incident_at(DIAGNOSIS, 100) is None
+    assert incident_at(DIAGNOSIS, 262, 0) == ("260-fp16_overflow", OVERFLOW)
+    assert incident_at(DIAGNOSIS, 2, 0) == ("0-benign_initial_calibration", CALIBRATION)
+    assert incident_at(DIAGNOSIS, 100, 0) is None

@@ -67,7 +67,7 @@ def test_the_class_answers_as_the_one_it_covers(greeter: Greeter) -> None:
 
 
 def test_the_users_subclass_hook_is_not_run(greeter: Greeter) -> None:
-    assert Greeter.registered == [Special]  # the one that this file defines
+    assert Greeter.registered == [Special, Loud]  # those that this file defines
 
 
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
@@ -100,3 +100,28 @@ def test_also_where_the_class_has_its_own_way(protocol: int) -> None:
     assert type(twin) is Special
     assert twin.name == "YOU"
     assert special.greet() == "hello you, says me"
+
+
+class Loud(Greeter):
+    def greet(self) -> str:
+        return super().greet().upper()
+
+
+def test_an_assigned_class_becomes_the_one_it_covers(greeter: Greeter) -> None:
+    greeter.__class__ = Loud
+    assert greeter.__class__ is Loud
+    assert greeter.greet() == "HELLO YOU, says me"
+    assert vars(greeter) == {"name": "you"}
+    instrumented.restore(greeter)
+    assert type(greeter) is Loud
+
+
+def test_the_class_of_another_instrumented_object_is_taken_without_its_behaviour(greeter: Greeter) -> None:
+    greeter.__class__ = type(instrumented.instrument(Loud("them"), Polite, "another"))
+    assert greeter.greet() == "HELLO YOU, says me"
+
+
+def test_a_class_that_cannot_be_assigned_leaves_all_as_it_was(greeter: Greeter) -> None:
+    with pytest.raises(TypeError):
+        greeter.__class__ = int  # type: ignore[assignment]  # what the test is about
+    assert greeter.greet() == "hello you, says me"

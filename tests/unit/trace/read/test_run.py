@@ -17,7 +17,7 @@ from ampscope.errors import RunDamaged, RunTooNew
 from ampscope.trace.files.journal import JournalReader
 from ampscope.trace.files.layout import Listing, list_table, table_folder
 from ampscope.trace.manifest import Manifest, read_manifest, write_manifest
-from ampscope.trace.read import table_scan
+from ampscope.trace.read import table_folders
 from ampscope.trace.read.run import Run, open_run
 from ampscope.trace.read.table_scan import Scan
 from ampscope.trace.schema import Row, Source, Table, arrow_schema, rows_of
@@ -239,8 +239,8 @@ class TestOpenRun:
             part = table_folder(run_folder, 0, Table.GRADS) / "part-000000.parquet"
             real = Scan.relation
 
-            def late(*arguments: Any) -> Any:
-                relation = real(*arguments)
+            def late(*arguments: Any, **named: Any) -> Any:
+                relation = real(*arguments, **named)
                 part.unlink(missing_ok=True)
                 return relation
 
@@ -260,7 +260,7 @@ class TestOpenRun:
             part.unlink(missing_ok=True)
             return listing
 
-        monkeypatch.setattr(table_scan, "list_table", late)
+        monkeypatch.setattr(table_folders, "list_table", late)
         with open_run(run_folder) as run:
             assert run.rows(Table.GRADS) == []
 
@@ -454,6 +454,6 @@ def test_a_journal_sealed_while_the_folder_is_listed(run_folder: Path, monkeypat
         looks.append(listing)
         return Listing({1: listing.parts[1]}, {}) if len(looks) == 1 else listing
 
-    monkeypatch.setattr(table_scan, "list_table", blind_at_first)
+    monkeypatch.setattr(table_folders, "list_table", blind_at_first)
     with open_run(run_folder) as run:
         assert [row.step for row in run.rows(Table.STEPS)] == [0, 1]

@@ -103,9 +103,8 @@ class PlainState:
 
     def around(self) -> Ambient:
         """The loop's own state, while this is entered."""
-        now = current(self._types)
-        regions = tuple(region._replace(enabled=region.device_type in self._switched) for region in now.regions)
-        return now._replace(regions=regions, grad=self._grad)
+        regions = tuple(Region(kind, kind in self._switched, torch.get_autocast_dtype(kind)) for kind in self._types)
+        return Ambient(regions, torch.is_autocast_cache_enabled(), self._grad)
 
 
 def _cuda_is_in_use() -> bool:

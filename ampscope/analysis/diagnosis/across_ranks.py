@@ -1,0 +1,113 @@
+"""The incidents of all ranks, each told of the rank that it began on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from ampscope.analysis.diagnosis.examined import Examined
+from ampscope.analysis.diagnosis.examiner import Examiner
+from ampscope.analysis.overview.ranks.bad_steps import BadStep, Sighting, bad_steps
+from ampscope.analysis.overview.ranks.sightings import sightings
+from ampscope.analysis.overview.ranks.steps_by_rank import steps_by_rank
+from ampscope.analysis.overview.ranks.world import World
+from ampscope.analysis.tables.step_history import histories
+from ampscope.analysis.words.rank_words import ranks_in_words
+from ampscope.trace.read.run import Run
+from ampscope.trace.schema import Trigger
+from ampscope.trace.vocabulary import Cause
+
+#: Incidents examined op by op; a run with more is summed up from these.
+MAX_EXAMINED = 60
+#: Ranks with the same symptom at the same step that are examined; the rest is taken for the same.
+_MOST_ALIKE = 3
+
+
+def examined_incidents(run: Run, world: World) -> list[Examined]:
+    """Every incident of every rank, by its origin; what ranks only received is told with the rank that sent it.
+
+    Args:
+        run: The run.
+        world: Its ranks.
+    """
+    examiners = _Examiners(run)
+    last = {rank: steps.last for rank, steps in steps_by_rank(run).items()}
+    steps = bad_steps(sightings(run), last, world.size)
+    return [each for bad in steps for each in _of_step(bad, examiners, world)]
+
+
+class _Examiners:
+    """One examiner a rank, made when the first of its incidents is looked at; counts what was looked at."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._by_rank: dict[int, Examiner] = {}
+        self._known: dict[tuple[int, str, int], Examined] = {}
+        self._examined = 0
+
+    def of_step(self, seen: Iterable[Sighting]) -> Iterator[tuple[Sighting, list[Examined]]]:
+        """What was seen at one step, rank by rank; very many like ones are summed up from a few."""
+        alike: dict[tuple[int, str, int], int] = {}
+        for one in seen:
+            symptom = (one.optimizer, one.trigger, one.symptom)
+            alike[symptom] = alike.get(symptom, 0) + 1
+            known = self._known.get(symptom)
+            spent = self._examined >= MAX_EXAMINED or one.over_budget or alike[symptom] > _MOST_ALIKE
+            if not one.recorded:
+                yield one, self._of_rank(one.rank).examined(one)
+            elif known is not None and spent:
+                yield one, [known.repeated(one.step).on_rank(one.rank)]
+            elif self._examined < MAX_EXAMINED:
+                found = self._of_rank(one.rank).examined(one)
+                self._known[symptom] = found[0]
+                self._examined += 1
+                yield one, found
+
+    def not_from_here(self, seen: Sighting, why: str) -> Examined:
+        """What was seen but began on no rank of which anything is known."""
+        return self._of_rank(seen.rank).not_from_here(seen, why)
+
+    def _of_rank(self, rank: int) -> Examiner:
+        if rank not in self._by_rank:
+            self._by_rank[rank] = Examiner(self._run, rank, histories(self._run, rank))
+        return self._by_rank[rank]
+
+
+def _of_step(bad: BadStep, examiners: _Examiners, world: World) -> Iterator[Examined]:
+    if not bad.origins:
+        yield examiners.not_from_here(bad.received[0], _elsewhere(bad, world))
+        return
+    found = list(examiners.of_step(bad.origins))
+    is_located = any(_is_located(each) for _, each in found)
+    cleared = [one for one, each in found if is_located and not _is_located(each) and _may_be_received(one, each)]
+    received = tuple(sorted({one.rank for one in (*bad.received, *cleared)}))
+    for one, each in found:
+        if one not in cleared:
+            yield from (other._replace(incident=replace(other.incident, received_by=received)) for other in each)
+
+
+def _is_located(examined: Sequence[Examined]) -> bool:
+    """Whether an op of this rank's own was found; one that received the value from another rank is none."""
+    return any(each.incident.op and each.incident.cause != Cause.RECEIVED for each in examined)
+
+
+def _may_be_received(one: Sighting, examined: Sequence[Examined]) -> bool:
+    """Whether all that was recorded fits a rank that only got the value: a collective that brought it, or no origin."""
+    if any(each.incident.cause == Cause.RECEIVED for each in examined):
+        return True
+    by_itself = one.has_bad_loss or one.lost_in_reduction
+    return one.trigger == Trigger.NONFINITE_GRADIENT and not by_itself
+
+
+def _elsewhere(bad: BadStep, world: World) -> str:
+    cleared = ranks_in_words([one.rank for one in bad.received])
+    came_out = f"what {cleared} of {world.size:,} computed came out finite when it was run again"
+    if bad.unheard:
+        who = ranks_in_words(bad.unheard)
+        which = "which is" if len(bad.unheard) == 1 else "one of those that are"
+        return f"{came_out}, so the value came from another rank, {which} not in this trace at that step: {who}"
+    return (
+        f"{came_out}, and no other rank recorded an incident at that step. The value came in where the ranks' "
+        "gradients were joined (a sum of theirs that overflowed, as in a reduction in half precision), or by a fault "
+        "that does not repeat"
+    )

@@ -1,0 +1,104 @@
+"""Bad steps over all ranks: on which of them the value was born, and which only received it.
+
+Ranks that train together exchange gradients, so what is not finite on one of them is a moment later not finite on all.
+A rank's own part in that is known from what it recorded alone: its loss, which is computed before anything is
+exchanged, and its replay, which exchanges nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from itertools import groupby
+from typing import NamedTuple
+
+from ampscope.trace.schema import ReplayStatus, Trigger
+
+
+class Part(Enum):
+    """A rank's part in a bad step."""
+
+    OWN = auto()  #: its own calculation was not finite
+    RECEIVED = auto()  #: its own calculation was finite
+    UNCLEAR = auto()  #: nothing recorded tells
+
+
+class Sighting(NamedTuple):
+    """A step that was not finite on one rank: an incident that it recorded, or no more than its loss."""
+
+    step: int
+    optimizer: int
+    rank: int
+    trigger: str  #: `Trigger`
+    replay: str  #: `ReplayStatus`
+    loss: float | None
+    over_budget: bool = False
+    recorded: bool = True  #: whether there is an incident row
+    symptom: int = 0  #: the same number: the same trigger, and the same parameters were not finite
+    lost_in_reduction: bool = False  #: its own gradients were finite, and too large for the dtype that they are sent in
+
+    @property
+    def has_bad_loss(self) -> bool:
+        """Whether its own loss was not finite."""
+        return self.loss is not None and not math.isfinite(self.loss)
+
+    @property
+    def part(self) -> Part:
+        """What the rank's own record says of its part in the step."""
+        if self.lost_in_reduction:
+            return Part.OWN
+        if self.replay == ReplayStatus.RECEIVED:
+            return Part.RECEIVED
+        if self.has_bad_loss or self.replay in (ReplayStatus.EXACT, ReplayStatus.DIVERGED):
+            return Part.OWN
+        if self.replay == ReplayStatus.NOT_REPRODUCED:
+            return Part.RECEIVED
+        return Part.UNCLEAR if self.trigger == Trigger.NONFINITE_GRADIENT else Part.OWN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadStep:
+    """One attempt of one optimizer that was not finite on at least one rank."""
+
+    step: int
+    optimizer: int
+    origins: tuple[Sighting, ...] = ()  #: ranks whose own calculation failed; else those that nothing clears
+    received: tuple[Sighting, ...] = ()  #: ranks that are cleared by their own record
+    unheard: tuple[int, ...] = ()  #: ranks that recorded neither this step nor one after it
+
+
+def bad_steps(sightings: Iterable[Sighting], last_step: Mapping[int, int], size: int) -> list[BadStep]:
+    """The bad steps in order, each with the ranks that it began on.
+
+    Args:
+        sightings: What was seen, on all ranks.
+        last_step: The newest step that each rank recorded.
+        size: How many ranks train together; of one alone nothing was received.
+    """
+    ordered = sorted(sightings, key=lambda one: (one.step, one.optimizer, one.rank))
+    grouped = groupby(ordered, key=lambda one: (one.step, one.optimizer))
+    if size == 1:
+        return [BadStep(step=step, optimizer=number, origins=tuple(all_)) for (step, number), all_ in grouped]
+    return [_judged(step, number, list(all_), last_step, size) for (step, number), all_ in grouped]
+
+
+def _judged(step: int, optimizer: int, seen: Sequence[Sighting], last_step: Mapping[int, int], size: int) -> BadStep:
+    own = [one for one in seen if one.part is Part.OWN]
+    unclear = [one for one in seen if one.part is Part.UNCLEAR]
+    cleared = [one for one in seen if one.part is Part.RECEIVED]
+    heard = {one.rank for one in seen}
+    unheard = tuple(rank for rank in range(size) if rank not in heard and last_step.get(rank, -1) < step)
+    if own:  # a rank of which nothing is known got what the others had in any case
+        received = sorted([*cleared, *unclear], key=lambda one: one.rank)
+        return BadStep(step=step, optimizer=optimizer, origins=tuple(own), received=tuple(received), unheard=unheard)
+    if not unclear and _stands_alone(cleared, unheard):
+        return BadStep(step=step, optimizer=optimizer, origins=tuple(cleared))
+    return BadStep(step=step, optimizer=optimizer, origins=tuple(unclear), received=tuple(cleared), unheard=unheard)
+
+
+def _stands_alone(cleared: Sequence[Sighting], unheard: Sequence[int]) -> bool:
+    """Whether one rank alone went wrong, though all others are known: then nobody can have sent it the value."""
+    ranks = {one.rank for one in cleared}
+    return len(ranks) == 1 and not unheard and all(one.replay != ReplayStatus.RECEIVED for one in cleared)

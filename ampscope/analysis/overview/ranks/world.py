@@ -1,0 +1,38 @@
+"""The ranks of a run: how many there are to be, and which have written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ampscope.trace.read.run import Run
+from ampscope.trace.schema import Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """The ranks of a run."""
+
+    size: int = 1  #: how many train together
+    present: tuple[int, ...] = (0,)  #: those that have written, ascending
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether there is more than one."""
+        return self.size > 1
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Those of which nothing is in the trace."""
+        here = set(self.present)
+        return tuple(rank for rank in range(self.size) if rank not in here)
+
+
+def world_of(run: Run) -> World:
+    """The ranks of ``run``; one of a run that has none yet."""
+    present = tuple(run.ranks) or (0,)
+    return World(size=max(run.manifest.world_size, present[-1] + 1), present=present)
+
+
+def sampled_rank(run: Run, world: World) -> int:
+    """The rank to ask what all of them do alike: the first whose steps were traced, else the first."""
+    return next((rank for rank in world.present if run.stamp(Table.OPS, rank=rank)), world.present[0])

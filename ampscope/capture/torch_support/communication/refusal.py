@@ -1,0 +1,72 @@
+"""Refuses every collective of AMPscope's own: other ranks would take it for one of theirs, or wait for ever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ampscope.capture.torch_support import torch_private
+from ampscope.capture.torch_support.communication import process_group
+from ampscope.trace.schema import COLLECTIVE_LIBRARIES
+
+_PLAIN = frozenset({Tensor, nn.Parameter})
+
+
+class CommunicationError(RuntimeError):
+    """Work of AMPscope's own, or a step that is run again, was about to communicate with other ranks."""
+
+
+class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
+    """A dispatch mode under which an op that communicates raises, before any other rank hears of it.
+
+    It is active around all of AMPscope's own work, replays included, wherever there is a process group.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._group: Any = None
+        self._has_others = False
+
+    def _is_joined(self) -> bool:
+        """Whether this process has a process group with others in it; asked often, so a group is looked at once."""
+        group = process_group.default_group()
+        if group is not self._group:
+            self._group, self._has_others = group, group is not None and group.size() > 1
+        return self._has_others
+
+    def enter(self) -> bool:
+        """Puts the mode on top of the stack, where there is anybody to communicate with; returns whether it did."""
+        if not self._is_joined():
+            return False
+        torch_private.push_dispatch_mode(self)
+        return True
+
+    def leave(self) -> None:
+        """Takes the mode off the stack, wherever it is."""
+        torch_private.remove_dispatch_mode(self)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not _PLAIN.issuperset(types) and not torch_private.are_fake(types):
+            return NotImplemented  # a wrapper subclass: its inner ops come by again
+        if communicates(func):
+            raise CommunicationError(
+                f"the step communicates with other ranks ({func}); a replay, or any work of AMPscope's own, must not"
+            )
+        return func(*args, **(kwargs or {}))
+
+
+#: Ops of these libraries that only wait for what has begun, or give it another form.
+_LOCAL = frozenset({"wait_tensor", "_wrap_tensor_autograd", "check_for_nan"})
+
+
+def communicates(func: Any) -> bool:
+    """Whether an op overload exchanges something with other ranks."""
+    return func._schema.name.partition("::")[0] in COLLECTIVE_LIBRARIES and not only_waits(func)
+
+
+def only_waits(func: Any) -> bool:
+    """Whether an op overload belongs to a collective that has begun, and exchanges nothing itself."""
+    home, _, name = func._schema.name.partition("::")
+    return home in COLLECTIVE_LIBRARIES and name in _LOCAL

@@ -1,0 +1,86 @@
+"""The ranks of a run: what there is to say of them, the picture of all their steps, and a table of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ampscope.analysis.overview.ranks.bad_steps import BadStep
+from ampscope.analysis.overview.ranks.rank_states import Life, RankState
+from ampscope.analysis.overview.ranks.ranks import Ranks
+from ampscope.analysis.overview.ranks.story import ranks_story
+from ampscope.analysis.words.rank_words import ranks_in_words
+from ampscope.report.figures.rank_grid import rank_grid
+from ampscope.report.html.document import paragraph, section
+from ampscope.report.html.figures.rank_grid import rank_grid_html
+from ampscope.report.html.parts.table import table_html
+from ampscope.report.numbers import count, seconds, value
+
+#: Rows of a table in the report.
+_MOST = 32
+
+RANK_COLUMNS = (
+    "Rank",
+    "Last step",
+    "Steps behind",
+    "Skipped",
+    "Mean loss",
+    "Newest loss",
+    "Step takes",
+    "Went wrong here",
+    "Received",
+    "Is",
+)
+BAD_COLUMNS = ("Step", "Began on", "Received by")
+_LIVES = {
+    Life.WRITING: "being written",
+    Life.CLOSED: "finished",
+    Life.DIED: "ended without being closed",
+    Life.MISSING: "not in this trace",
+}
+
+
+def ranks_html(seen: Ranks) -> str:
+    """The section of the report; empty where there is one rank."""
+    if not seen.world.is_shared:
+        return ""
+    words = paragraph(" ".join(ranks_story(seen)))
+    states = sorted(seen.states, key=_most_telling)[:_MOST]
+    rows = [rank_row(state) for state in sorted(states, key=lambda state: state.rank)]
+    left = len(seen.states) - len(rows)
+    more = paragraph(f"and {left:,} more ranks, of which there is less to tell") if left else ""
+    body = words + rank_grid_html(rank_grid(seen.grid)) + table_html(RANK_COLUMNS, rows, numeric=RANK_COLUMNS[:-1])
+    return section("The ranks", body + more)
+
+
+def rank_row(state: RankState) -> tuple[str, ...]:
+    """One rank for the table."""
+    if not state.steps:
+        return (count(state.rank), *[""] * (len(RANK_COLUMNS) - 2), _LIVES[state.life])
+    return (
+        count(state.rank),
+        count(state.last_step or 0),
+        count(state.behind or 0),
+        count(state.skipped),
+        "" if state.mean_loss is None else value(state.mean_loss),
+        "" if state.loss is None else value(state.loss),
+        seconds(state.step_seconds),
+        count(state.origins),
+        count(state.received),
+        _LIVES[state.life],
+    )
+
+
+def bad_rows(bad: Sequence[BadStep]) -> list[tuple[str, ...]]:
+    """Where each bad step began, and who received it."""
+    return [
+        (count(each.step), _ranks([one.rank for one in each.origins]), _ranks([one.rank for one in each.received]))
+        for each in bad
+    ]
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return ranks_in_words(ranks) if ranks else ""
+
+
+def _most_telling(state: RankState) -> tuple[int, int, int, int]:
+    return state.life is Life.CLOSED, -(state.behind or 0), -state.origins, state.rank

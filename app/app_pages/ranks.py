@@ -1,0 +1,79 @@
+"""Ranks: on which rank did it begin, who received it, who lags, and does one compute something else?"""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from ampscope.analysis.overview.ranks.bad_steps import BadStep
+from ampscope.analysis.overview.ranks.ranks import Ranks
+from ampscope.analysis.overview.ranks.story import ranks_story
+from ampscope.report.figures.rank_grid import rank_grid
+from ampscope.report.html.figures.rank_grid import rank_grid_html
+from ampscope.report.html.parts.ranks import BAD_COLUMNS, RANK_COLUMNS, bad_rows, rank_row
+from ampscope.report.numbers import count
+from blocks.basics.page_links import link_row, to_incident, to_overview, to_replay
+from blocks.basics.table import table
+from blocks.basics.text import heading, paragraph
+from blocks.choices.page_head import page_head
+from blocks.frame.live_part import live_part
+from data.current_run import current_run
+from data.named_items import incident_at
+from data.run_results import diagnosis_of, ranks_of
+from data.run_snapshot import RunSnapshot
+
+#: Rows before a table scrolls on its own, and its height in pixels then.
+_SHORT, _TALL = 24, 460
+
+
+def ranks_page() -> None:
+    run = current_run()
+    run = page_head("Ranks", run, diagnosis_of(run).run.name)
+    if not run.world.is_shared:
+        paragraph("This run has one rank: there is nothing to compare.")
+        to_overview()
+        return
+    live_part(whole)
+    live_part(one_by_one)
+
+
+def whole(run: RunSnapshot) -> None:
+    """All ranks in words, and in a picture with all their steps."""
+    seen = ranks_of(run)
+    paragraph(" ".join(ranks_story(seen)))
+    if not seen.grid.is_empty:
+        heading("Rank by step")
+        st.html(rank_grid_html(rank_grid(seen.grid)))
+    if seen.bad:
+        first_bad(run, seen.bad)
+
+
+def first_bad(run: RunSnapshot, bad: tuple[BadStep, ...]) -> None:
+    """Where each bad step began, with ways to the first that spread."""
+    heading("Where each bad step began")
+    long_table(BAD_COLUMNS, bad_rows(bad), numeric=BAD_COLUMNS[:1])
+    spread = next((each for each in bad if each.origins and each.received), None)
+    if spread is None:
+        return
+    rank = spread.origins[0].rank
+    with link_row():
+        if (incident := incident_at(diagnosis_of(run), spread.step, rank)) is not None:
+            to_incident(incident[0], f"The incident on rank {count(rank)}", rank=rank)
+        to_replay(spread.step, label=f"Replay step {count(spread.step)} of rank {count(rank)}", rank=rank)
+
+
+def one_by_one(run: RunSnapshot) -> None:
+    """Every rank, a row each."""
+    seen: Ranks = ranks_of(run)
+    heading("Rank by rank")
+    long_table(RANK_COLUMNS, [rank_row(state) for state in seen.states], numeric=RANK_COLUMNS[:-1])
+
+
+def long_table(columns: tuple[str, ...], rows: list[tuple[str, ...]], *, numeric: tuple[str, ...]) -> None:
+    """A table; a long one scrolls."""
+    if len(rows) <= _SHORT:
+        table(columns, rows, numeric=numeric)
+    else:
+        st.dataframe([dict(zip(columns, row, strict=True)) for row in rows], hide_index=True, height=_TALL)
+
+
+ranks_page()

@@ -1,0 +1,33 @@
+"""The head of a page: its title, the run, and where there are several ranks, which of them is looked at."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from blocks.basics.text import title
+from blocks.choices.select_box import choose
+from data.current_run import select_rank
+from data.run_snapshot import RunSnapshot
+from state.query_params import get_param
+
+
+def page_head(words: str, run: RunSnapshot, name: str) -> RunSnapshot:
+    """The page's title, and the run as seen from the rank that is chosen.
+
+    Args:
+        words: The title.
+        run: The run on screen.
+        name: Its name.
+    """
+    if not run.world.is_shared:
+        title(words, name)
+        return run
+    left, right = st.columns([4, 1], vertical_alignment="bottom")
+    with left:
+        title(words, name)
+    with right:
+        offered = [str(rank) for rank in run.world.present]
+        if get_param("rank") is None:  # of another run than the last on screen
+            st.session_state["rank"] = str(run.rank)
+        chosen = choose("rank", f"Rank, of {run.world.size:,}", offered, lambda rank: f"Rank {int(rank):,}")
+    return select_rank(int(chosen))

@@ -1,0 +1,1 @@
+"""Loss scalers other than ``torch.amp.GradScaler`` itself."""

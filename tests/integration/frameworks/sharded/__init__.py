@@ -1,0 +1,1 @@
+"""Models whose parameters, activations or gradients lie on several ranks."""

@@ -1,0 +1,36 @@
+"""Modules that ``fully_shard`` was applied to keep the names that the user gave them."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from ampscope.capture.torch_support import instrumented
+from ampscope.capture.torch_support.communication import sharded_models
+from ampscope.capture.torch_support.models import Models
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_names_are_those_of_the_model_as_it_was_written() -> None:
+    model = Block()
+    fully_shard(model.inner, mesh=init_device_mesh("cpu", (2,)))
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    instrumented.instrument(model, instrumented.Instrumented, None)
+    models = Models([model])
+    assert models.types == {"": "", "inner": "Linear"}
+    assert models.main_type() == "Block"
+    assert [name for name, _ in models.parameters.values()] == ["inner.weight", "inner.bias"]
+    assert "several ranks" in sharded_models.obstacle_to_replay(models.modules)
+
+
+def test_a_plain_model_has_no_obstacle() -> None:
+    assert sharded_models.obstacle_to_replay(Models([Block()]).modules) == ""
+    assert sharded_models.class_name(Block()) == "Block"
