@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ampscope.capture.torch_support import call_state
+from ampscope.capture.torch_support.calls import call_state
 from ampscope.capture.torch_support.models import unwrapped, without_wrappers
 from ampscope.errors import KeepError
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import hashlib
 import weakref
+from collections.abc import Iterable
+from enum import Enum, auto
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,15 +21,23 @@ from ampscope.capture.record.live_figures import LiveFigures
 from ampscope.capture.record.operand_files import OperandFiles
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.record.terminal import Terminal
+from ampscope.capture.record.unseen_calls import UnseenCalls
 from ampscope.capture.step.assembly import step_watch
 from ampscope.capture.step.scaler_watch import ScalerWatch
 from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.communication import process_group
 from ampscope.capture.torch_support.guard import Guard, Suppressed
-from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.models import Models, unwrapped
 from ampscope.errors import WatchError
 from ampscope.trace.schema import EventKind
 from ampscope.trace.write.writer import TraceWriter
+
+
+class Extent(Enum):
+    """How much of some models a scope watches."""
+
+    THE_SAME = auto()  #: all of them and no others, wrapped or not
+    OVERLAPS = auto()  #: a part of them, or more than them
 
 
 class Scope:
@@ -38,6 +49,8 @@ class Scope:
     Attributes:
         folder: The run's folder.
     """
+
+    _open = False
 
     def __init__(
         self,
@@ -60,8 +73,9 @@ class Scope:
         budgets = (TraceBudget(every, overhead, sampled=sampled), ReplayBudget(overhead, replay_budget))
         self._steps = step_watch(models, self._recorder, self._guard, budgets, self._terminal)
         self._modules = ModuleWatch(models, self._steps)
+        self._modules.keeps = self
+        self._unseen = UnseenCalls(self._recorder, self._terminal)
         self._scalers: list[ScalerWatch] = []
-        self._open = False
         self._rank_checked = False
 
     # -- opening and closing ------------------------------------------------------------------------------------
@@ -84,8 +98,7 @@ class Scope:
     def _install(self, scaler: Any | None) -> None:
         self._modules.install()
         process_hooks.join(self)
-        _open_scopes.add(self)
-        atexit.register(self.close)
+        _open_scopes[self] = None
         kind = EventKind.RESUME if self._recorder.segment else EventKind.START
         self._recorder.event(kind, self._steps.optimizers.step_of(None), f"torch {torch.__version__}")
         gone = torch_private.missing()
@@ -99,13 +112,13 @@ class Scope:
         if not self._open:
             return
         self._open = False
-        _open_scopes.discard(self)
-        atexit.unregister(self.close)
+        _open_scopes.pop(self, None)
         removals = [
             lambda: process_hooks.leave(self),
             self._steps.close,
             self._modules.uninstall,
             *(scaler.leave for scaler in self._scalers),
+            lambda: self._unseen.ended(self._steps.optimizers.step_of(None), called=self._modules.was_called),
             self._terminal.close,
             lambda: self._recorder.event(EventKind.CLOSE, self._steps.optimizers.step_of(None), ""),
             self._writer.close,
@@ -113,6 +126,9 @@ class Scope:
         for remove in removals:
             with Suppressed():  # whatever one of them meets, the others follow
                 remove()
+
+    def __del__(self) -> None:
+        self.close()
 
     def __enter__(self) -> Scope:
         return self
@@ -147,9 +163,13 @@ class Scope:
         """
         return self._recorder.figures.now
 
-    def watches(self, module: torch.nn.Module) -> bool:
-        """Whether ``module`` belongs to this scope."""
-        return id(module) in self._models.names
+    def watches(self, roots: Iterable[torch.nn.Module]) -> Extent | None:
+        """How much of ``roots`` belongs to this scope; None where nothing does."""
+        roots = list(roots)
+        if {id(unwrapped(root)) for root in roots} == {id(unwrapped(root)) for root in self._models.roots}:
+            return Extent.THE_SAME
+        held = any(id(module) in self._models.names for root in roots for module in root.modules())
+        return Extent.OVERLAPS if held else None
 
     # -- process_hooks.Listener ---------------------------------------------------------------------------------
 
@@ -171,8 +191,7 @@ class Scope:
             self._steps.after_optimizer(optimizer)
             self._check_rank()
             self._modules.stepped()
-            if self._modules.silent:
-                self._warn("no call of the watched model was seen; if the loop calls a compiled copy, watch that one")
+            self._unseen.stepped(self._steps.optimizers.step_of(None), called=self._modules.was_called)
 
     def scheduled(self, scheduler: Any) -> None:
         """See `process_hooks.Listener`."""
@@ -188,11 +207,16 @@ class Scope:
         self._scalers.append(ScalerWatch(scaler, number, self._steps, guard))
         return self._scalers[-1]
 
-    def succeeded(self) -> None:
-        """Ends the run because a newer scope of this process records into its folder."""
-        text = "watch was called again for this run's folder: this scope ends, the newer one goes on as a resumed run"
-        self._recorder.event(EventKind.NOTE, self._steps.optimizers.step_of(None), text)
-        self._terminal.line(f"{text} ({self.folder})")
+    def succeeded(self, folder: Path) -> None:
+        """Ends the run because a newer scope of this process watches the same models, or records into its folder."""
+        if folder.absolute() == self.folder.absolute():
+            text = (
+                "watch was called again for this run's folder: this scope ends, the newer one goes on as a resumed run"
+            )
+            self._terminal.line(f"{text} ({self.folder})")
+        else:
+            text = f"watch was called again for this model: this run ends, the next one is {folder}"
+        self.note(text)
         self.close()
 
     # -- faults and messages ------------------------------------------------------------------------------------
@@ -228,9 +252,29 @@ class Scope:
         self._terminal.once(f"warning-{hashlib.sha256(text.encode()).hexdigest()[:8]}", text)
 
 
-_open_scopes: weakref.WeakSet[Scope] = weakref.WeakSet()
+_open_scopes: dict[Scope, None] = {}  # in the order in which they were opened
 
 
 def open_scopes() -> list[Scope]:
     """Scopes that have not been closed."""
     return list(_open_scopes)
+
+
+def close_forgotten() -> None:
+    """Closes the scopes of models that nobody holds any more: those that a collection takes once it is let."""
+    if not _open_scopes:
+        return
+    for scope in open_scopes():
+        if scope._steps.in_progress:  # interrupted, it would keep its model; one that goes on is just not replayed
+            scope._steps.abandon("ampscope.watch was called while the step was in progress")
+    del scope
+    known = [weakref.ref(scope) for scope in _open_scopes]
+    _open_scopes.clear()
+    gc.collect()
+    _open_scopes.update((scope, None) for scope in (ref() for ref in known) if scope is not None)
+
+
+@atexit.register
+def _close_all() -> None:
+    for scope in open_scopes():
+        scope.close()

@@ -23,7 +23,7 @@ from ampscope.capture.hooks.accelerator import Accelerator, is_accelerator, prep
 from ampscope.capture.record.job import Job, this_job
 from ampscope.capture.record.run_folder import DEFAULT_FOLDER, default_folder
 from ampscope.capture.record.sampled_ranks import sampled_ranks
-from ampscope.capture.scope import Scope, open_scopes
+from ampscope.capture.scope import Extent, Scope, close_forgotten, open_scopes
 from ampscope.capture.torch_support.models import Models, inside_fabric
 from ampscope.capture.torch_support.optimizer_view import OptimizerView, is_optimizer
 from ampscope.errors import WatchError
@@ -75,7 +75,8 @@ def watch(
         quiet: Print nothing.
 
     Returns:
-        The open scope. It closes itself when the process ends.
+        The open scope. It closes itself when the process ends, when these models are watched again, or at a later
+        ``watch`` when nobody holds them any more.
 
     Raises:
         WatchError: The call cannot be honoured; nothing was installed.
@@ -87,7 +88,8 @@ def watch(
     scaler = _scaler(scaler)
     _check_numbers(every, overhead, replay_budget, disk_budget)
     _check_can_save(save_tensors)
-    _check_unwatched(roots)
+    close_forgotten()
+    earlier = _earlier_scope(roots)
     _check_initialised(roots)
     models, job = Models(roots), this_job()
     sampled = sampled_ranks(ranks, job.world_size)
@@ -97,6 +99,8 @@ def watch(
     configuration = {"every": every, "overhead": overhead, "replay_budget": replay_budget, "save_tensors": save_tensors}
     manifest = _manifest(models, job, str(name or folder.name), {**configuration, "ranks": sampled})
     writer = _open_writer(folder, manifest, job.rank, disk_budget)
+    if earlier is not None:
+        earlier.succeeded(folder)
     share = disk_budget // OPERANDS_SHARE // max(writer.manifest.world_size, 1)
     return Scope(
         models,
@@ -156,10 +160,22 @@ def _check_can_save(save_tensors: Any) -> None:
         raise WatchError("save_tensors=True needs safetensors; pip install safetensors, or leave it out")
 
 
-def _check_unwatched(roots: list[nn.Module]) -> None:
+def _earlier_scope(roots: list[nn.Module]) -> Scope | None:
+    """The open scope of the same models: a notebook's cell was run again, and the newer scope takes its place.
+
+    Raises:
+        WatchError: A scope watches a part of the models, or more than them.
+    """
     for scope in open_scopes():
-        if any(scope.watches(module) for root in roots for module in root.modules()):
-            raise WatchError(f"this model is already watched, into {scope.folder}; close() that scope first")
+        extent = scope.watches(roots)
+        if extent is Extent.THE_SAME:
+            return scope
+        if extent is Extent.OVERLAPS:
+            raise WatchError(
+                f"a part of this model is already watched, with other modules, into {scope.folder}; "
+                f"close() that scope first"
+            )
+    return None
 
 
 def _check_initialised(roots: list[nn.Module]) -> None:
@@ -181,7 +197,7 @@ def _end_earlier_run(folder: Path) -> None:
     """A loop that is started again in the same process, for the same folder, resumes the run that it left open."""
     for scope in open_scopes():
         if scope.folder.absolute() == folder.absolute():
-            scope.succeeded()
+            scope.succeeded(folder)
 
 
 def _folder(path: Any) -> Path:

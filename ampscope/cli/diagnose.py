@@ -17,17 +17,16 @@ def diagnose(
 ) -> None:
     """Say what went wrong in a run, where, why, and what to change.
 
-    The exit code is 0 for a healthy run, 1 for one with a problem, 2 if it cannot be read.
+    The exit code is 0 for a healthy run, 1 for one with a problem, 2 if nothing was observed or it cannot be read.
     """
     from ampscope.analysis.diagnosis.diagnosis import diagnose as diagnosis_of
     from ampscope.cli.terminal import show
     from ampscope.report.diagnosis_json import as_json
     from ampscope.report.terminal.diagnosis_text import as_text
-    from ampscope.trace.vocabulary import Verdict
 
     diagnosis = diagnosis_of(named_or_newest(run))
     if json:
         typer.echo(as_json(diagnosis))
     else:
         show(as_text(diagnosis))
-    raise typer.Exit(Exit.PROBLEM if diagnosis.verdict is Verdict.PROBLEM else Exit.HEALTHY)
+    raise typer.Exit(Exit[diagnosis.verdict.name])

@@ -10,4 +10,5 @@ class Exit(IntEnum):
 
     HEALTHY = 0
     PROBLEM = 1
+    NOT_OBSERVED = 2  #: the run shows nothing that would allow a verdict
     FAILED = 2  #: it could not be read or done; one line on standard error says why

@@ -45,7 +45,7 @@ def _options(
 
 
 def main() -> None:
-    """Runs the command line; exit code 0 healthy, 1 a problem was found, 2 it could not be done."""
+    """Runs the command line; exit code 0 healthy, 1 a problem was found, 2 nothing was observed or done."""
     try:
         app()
     except AmpscopeError as error:

@@ -32,6 +32,7 @@ class Cause(StrEnum):
     HALF_PARAMS = "half_params"
     RECEIVED = "received"
     HARDWARE_TRANSIENT = "hardware_transient"
+    COMPILED_ONLY = "compiled_only"
     REPLICA_APART = "replica_apart"
     # usage
     MISUSE_CLIP_BEFORE_UNSCALE = "misuse_clip_before_unscale"
@@ -111,3 +112,4 @@ class Verdict(StrEnum):
 
     HEALTHY = "healthy"
     PROBLEM = "problem"
+    NOT_OBSERVED = "not_observed"  #: nothing was seen that would allow a verdict

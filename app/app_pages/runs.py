@@ -11,7 +11,7 @@ from ampscope.analysis.overview.run_list import RunSummary
 from ampscope.report.numbers import count, seconds
 from ampscope.report.palette import ALARM, GOOD, SEVERITIES
 from ampscope.report.safe_text import short
-from ampscope.report.terminal.run_list import evidence
+from ampscope.report.terminal.run_list import evidence, verdict_in_words
 from ampscope.trace.vocabulary import Severity, Verdict
 from blocks.basics.text import paragraph
 from data.run_folders import OfferedRun, offered_runs, run_folders
@@ -27,6 +27,7 @@ _NOT_EXAMINED = "not examined"
 _COLOURS = {
     Verdict.HEALTHY.value: GOOD,
     Verdict.PROBLEM.value: ALARM,
+    verdict_in_words(Verdict.NOT_OBSERVED): SEVERITIES[Severity.WARNING],
     "unreadable": SEVERITIES[Severity.WARNING],
     _NOT_EXAMINED: SEVERITIES[Severity.INFO],
 }

@@ -13,10 +13,15 @@ from ampscope.analysis.causes.catalogue import cause_in_words
 from ampscope.analysis.diagnosis.diagnosis import diagnose
 from ampscope.analysis.overview.run_list import RunSummary, run_summaries
 from ampscope.errors import AmpscopeError
+from ampscope.report.terminal.run_list import verdict_in_words
 from ampscope.trace.schema import MANIFEST
+from ampscope.trace.vocabulary import Verdict
 
 #: A manifest with its time of modification: closing and resuming a run write it.
 ManifestVersion = tuple[Path, int]
+VerdictKey = tuple[ManifestVersion, int, int, int]
+#: Steps in which a run shows whether it is observed at all.
+FIRST_STEPS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +37,7 @@ class RunList:
     """What is known of runs so far; shared by everyone who looks at the same app."""
 
     _summaries: dict[ManifestVersion, RunSummary] = field(default_factory=dict)
-    _verdicts: dict[tuple[ManifestVersion, int, int], ShortVerdict] = field(default_factory=dict)
+    _verdicts: dict[VerdictKey, ShortVerdict] = field(default_factory=dict)
 
     def summaries(self, paths: Sequence[Path]) -> dict[Path, RunSummary]:
         """The runs' summaries; those of closed runs are kept."""
@@ -70,9 +75,9 @@ def _manifest_version(path: Path) -> ManifestVersion:
         return path, 0
 
 
-def _verdict_key(run: RunSummary) -> tuple[ManifestVersion, int, int]:
-    """What a verdict was made of: in a run being written, another one whenever something went wrong anew."""
-    return _manifest_version(run.path), run.incidents, run.findings
+def _verdict_key(run: RunSummary) -> VerdictKey:
+    """What a verdict was made of: in a run being written, another one at its first steps and whenever it went wrong."""
+    return _manifest_version(run.path), min(run.steps, FIRST_STEPS), run.incidents, run.findings
 
 
 def _short_verdict(path: Path) -> ShortVerdict:
@@ -80,4 +85,6 @@ def _short_verdict(path: Path) -> ShortVerdict:
         found = diagnose(path)
     except AmpscopeError as error:
         return ShortVerdict("unreadable", str(error))
-    return ShortVerdict(found.verdict.value, cause_in_words(found.primary.cause) if found.primary else "")
+    what = cause_in_words(found.primary.cause) if found.primary else ""
+    what = found.summary if found.verdict is Verdict.NOT_OBSERVED else what
+    return ShortVerdict(verdict_in_words(found.verdict), what)

@@ -1,4 +1,4 @@
-"""Causes from outside the step's arithmetic: what came in non-finite, and what changed values behind torch's back."""
+"""Causes from outside the step's arithmetic: what came in non-finite, and what does not repeat in a replay."""
 
 from __future__ import annotations
 
@@ -124,6 +124,13 @@ def _does_not_repeat(occurrence: Occurrence) -> str:
     return "The same calls on the same values came out finite when they were run again."
 
 
+def _eager_is_finite(_: Occurrence) -> str:
+    return (
+        "torch.compile is in use, and the same calls on the same values came out finite when they were run again as "
+        "eager code: the compiled code computes otherwise, or the fault does not repeat."
+    )
+
+
 _CLEAN_STATE = (
     Remedy(
         text="Load a checkpoint from before it went bad, and keep non-finite values out of it.",
@@ -177,6 +184,24 @@ ENTRIES = (
             ),
         ),
         recognised_in="analysis.causes.recognition",
+        cured_by_precision=False,
+    ),
+    CauseEntry(
+        cause=Cause.COMPILED_ONLY,
+        noun="compiled code that computes otherwise than eager code",
+        sentence=_eager_is_finite,
+        remedies=(
+            Remedy(
+                text="Train some steps without compiled code, on the same batches: if they stay finite, the compiler's "
+                "output is to blame.",
+                code='torch.compiler.set_stance("force_eager")',
+            ),
+            Remedy(
+                text="Have inductor round to half precision where eager code does.",
+                code="torch._inductor.config.emulate_precision_casts = True",
+            ),
+        ),
+        recognised_in="analysis.diagnosis.context",
         cured_by_precision=False,
     ),
 )

@@ -11,6 +11,7 @@ from ampscope.analysis.causes.cause_entry import NOTHING_MORE
 from ampscope.analysis.causes.recognition import Recognised
 from ampscope.analysis.scale.skip_runs import SkipRun, skip_runs
 from ampscope.analysis.tables.step_history import History
+from ampscope.trace.json_columns import details
 from ampscope.trace.schema import IncidentRow, ReplayStatus, Trigger
 from ampscope.trace.vocabulary import Cause
 
@@ -33,11 +34,11 @@ class Context:
     def judged(self, row: IncidentRow, found: Recognised) -> Recognised:
         """The cause in the light of what else is known of the run.
 
-        An overflow at the end of a runaway loss is divergence; what an identical second run did not do is transient;
-        without a scaler, no loss scale is to blame.
+        An overflow at the end of a runaway loss is divergence; what an identical second run did not do is transient, or
+        the compiler's, for that run is eager; without a scaler, no loss scale is to blame.
         """
         if row.replay == ReplayStatus.NOT_REPRODUCED:
-            return replace(found, cause=Cause.HARDWARE_TRANSIENT, reason=NOTHING_MORE, masked=False)
+            return replace(found, cause=_cause_of_one_time(row), reason=NOTHING_MORE, masked=False)
         overflow = found.cause in (Cause.FP16_OVERFLOW, Cause.SCALE_OVERFLOW)
         if overflow and self._ran_away(row):
             return replace(found, cause=Cause.DIVERGENCE, reason=NOTHING_MORE, masked=False)
@@ -65,8 +66,13 @@ class Context:
         A skip that could not be run again is harmless where a smaller scale was all that the next steps took.
         """
         if row.replay == ReplayStatus.NOT_REPRODUCED:
-            return Cause.HARDWARE_TRANSIENT
+            return _cause_of_one_time(row)
         if row.replay == ReplayStatus.UNAVAILABLE and row.scale is not None:
             run = self.calibration(row)
             return run.benign_cause if run is not None and run.recovered else Cause.UNKNOWN
         return Cause.UNKNOWN
+
+
+def _cause_of_one_time(row: IncidentRow) -> Cause:
+    """Why a step that came out finite in its replay had failed: replays run compiled code eagerly."""
+    return Cause.COMPILED_ONLY if details(row.evidence).get("compiled") is True else Cause.HARDWARE_TRANSIENT

@@ -12,6 +12,7 @@ from ampscope.analysis.diagnosis.examined import merged
 from ampscope.analysis.diagnosis.harmless_values import harmless_values
 from ampscope.analysis.diagnosis.run_summary import summary
 from ampscope.analysis.diagnosis.silent_failures import silent_failures
+from ampscope.analysis.diagnosis.unobserved import unobserved
 from ampscope.analysis.origin.step_graph import Sites
 from ampscope.analysis.overview.ranks.ranks import ranks_in_numbers
 from ampscope.analysis.overview.ranks.story import ranks_story
@@ -57,10 +58,11 @@ def _diagnose(run: Run) -> Diagnosis:
     primary = _primary(incidents, mistakes)
     info = run_info(run, world, history)
     benign = sum(incident.cause.is_benign for incident in incidents)
+    unseen = "" if primary else unobserved(run, sampled, info.steps)
     return Diagnosis(
         run=info,
-        verdict=Verdict.PROBLEM if primary else Verdict.HEALTHY,
-        summary=summary(primary, steps=info.steps, skipped=info.skipped, benign=benign),
+        verdict=Verdict.PROBLEM if primary else Verdict.NOT_OBSERVED if unseen else Verdict.HEALTHY,
+        summary=unseen or summary(primary, steps=info.steps, skipped=info.skipped, benign=benign),
         primary=primary,
         incidents=tuple(incidents),
         findings=mistakes,

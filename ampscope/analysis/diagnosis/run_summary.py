@@ -12,8 +12,6 @@ from ampscope.trace.schema import Trigger
 def summary(primary: Incident | Finding | None, *, steps: int, skipped: int, benign: int) -> str:
     """The one sentence on a run."""
     if primary is None:
-        if not steps:
-            return "No optimizer step was recorded yet."
         calm = f", {skipped:,} of them skipped while the loss scale found its place" if skipped and benign else ""
         return f"Nothing is wrong in {steps:,} steps{calm}."
     if isinstance(primary, Finding):

@@ -111,7 +111,7 @@ def _moments(run: Run, rank: int) -> tuple[Moment, ...]:
     """Saves and loads of scaler state, resumes, notes and warnings, in order."""
     states = (ScalerAction.STATE_SAVED, ScalerAction.STATE_LOADED)
     found = [_state_moment(row) for action in states for row in run.rows(Table.SCALER_EVENTS, rank=rank, action=action)]
-    for kind in (EventKind.RESUME, EventKind.NOTE, EventKind.WARNING):
+    for kind in (EventKind.RESUME, EventKind.NOTE, EventKind.WARNING, EventKind.UNSEEN):
         rows = run.rows(Table.EVENTS, rank=rank, kind=kind)
         found += [Moment(step=row.step, kind=kind, text=row.text) for row in rows]
     return tuple(sorted(found, key=lambda moment: moment.step))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.events.open_step import ScaleState, StepAttempt
-from ampscope.capture.torch_support.call_state import Ambient
+from ampscope.capture.torch_support.calls.call_state import Ambient
 from ampscope.capture.torch_support.user_line import Place
 
 

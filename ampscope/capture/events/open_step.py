@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.torch_support import tensor_tree, torch_private
-from ampscope.capture.torch_support.call_state import Ambient
+from ampscope.capture.torch_support.calls.call_state import Ambient
 from ampscope.capture.torch_support.local_shards import has_arrived, local
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.torch_support.readback import Parcel

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from ampscope.capture.hooks import compiled_modules
 from ampscope.capture.hooks.redirection import Redirections
-from ampscope.capture.torch_support import instrumented, torch_private
-from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support import dynamo, instrumented, torch_private
+from ampscope.capture.torch_support.models import Models, is_optimized, unwrapped
 
 #: Steps during which every module's call is looked at, to learn which submodules the loop calls by itself.
 LEARNING_STEPS = 2
@@ -43,6 +45,49 @@ class WatchedModule(instrumented.Instrumented):
         return self.ampscope_owner.called(self, forward, args, kwargs)
 
 
+def _weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """A hook that calls ``method`` and does not keep its object alive."""
+    known = weakref.WeakMethod(method)
+
+    def hook(*call: Any) -> None:
+        found = known()
+        if found is not None:
+            found(*call)
+
+    return hook
+
+
+class _Learning:
+    """The hooks on all modules; they do not keep alive whose methods they call."""
+
+    #: Torch's handles, by number. They know what they hook into by weak reference, and those of an object that the
+    #: collector takes are dead when it is finalised; so no object holds them.
+    _handles: ClassVar[dict[int, Any]] = {}
+
+    def __init__(self) -> None:
+        self._numbers: tuple[int, ...] = ()
+
+    @property
+    def installed(self) -> bool:
+        """Whether they are there."""
+        return bool(self._numbers)
+
+    def install(self, before: Callable[..., None], after: Callable[..., None]) -> None:
+        """Has the methods called around the call of every module."""
+        handles = (
+            register_module_forward_pre_hook(_weakly(before)),
+            register_module_forward_hook(_weakly(after), always_call=True),
+        )
+        self._numbers = tuple(handle.id for handle in handles)
+        self._handles.update(zip(self._numbers, handles, strict=True))
+
+    def remove(self) -> None:
+        """Removes them; safe to call twice."""
+        for number in self._numbers:
+            self._handles.pop(number).remove()
+        self._numbers = ()
+
+
 class _Hooked(NamedTuple):
     """An outermost call that the learning hooks noticed."""
 
@@ -59,6 +104,10 @@ class ModuleWatch:
     Args:
         models: The watched models.
         caller: Is told of outermost calls.
+
+    Attributes:
+        was_called: Any call of a watched module was seen.
+        keeps: What lives as long as the models do.
     """
 
     def __init__(self, models: Models, caller: CallListener) -> None:
@@ -68,24 +117,29 @@ class ModuleWatch:
         self._thread: int | None = None  # of the first call; replicas in other threads are not the loop's
         self._depth = 0
         self._instrumented: dict[int, nn.Module] = {}
-        self._hooks: list[Any] = []
+        self._hooks = _Learning()
         self._hooked: _Hooked | None = None
         self._steps = 0
-        self._was_called = False
+        self.was_called = False
+        self.keeps: object = None
 
     def install(self) -> None:
-        """Instruments every model."""
+        """Instruments every model; calls of compiled ones are heard anyway, and Dynamo knows them by their class."""
         for root in self._models.roots:
-            self._instrument(root)
+            if is_optimized(root):
+                dynamo.tie(root, self)
+            else:
+                self._instrument(root)
+        compiled_modules.join(self)
         if not self._models.compiled:
-            self._hooks = [
-                register_module_forward_pre_hook(self._before),
-                register_module_forward_hook(self._after, always_call=True),
-            ]
+            self._hooks.install(self._before, self._after)
 
     def uninstall(self) -> None:
         """Gives every module its own class back."""
         self._stop_learning()
+        compiled_modules.leave(self)
+        for root in filter(is_optimized, self._models.roots):
+            dynamo.tie(root, None)
         for module in self._instrumented.values():
             instrumented.restore(module)
         self._instrumented.clear()
@@ -93,20 +147,35 @@ class ModuleWatch:
     def stepped(self) -> None:
         """A step is over."""
         self._steps += 1
-        if self._steps >= LEARNING_STEPS or torch_private.compiles():
+        if self._steps == 1 and not self.was_called:
+            self._look_inside()
+        if dynamo.in_use():
+            compiled_modules.meet_dynamo()  # by another way than `torch.compile`, which says so
+        if self._steps >= LEARNING_STEPS or dynamo.in_use():
             self._stop_learning()
-
-    @property
-    def silent(self) -> bool:
-        """Whether learning is over and no call of a watched module was ever seen."""
-        return self._steps == LEARNING_STEPS and not self._was_called
 
     def called(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """An instrumented module was called."""
-        if not self._is_outermost(module) or self._redirections.is_redirected(module):
+        outermost = id(module) in self._instrumented and self._is_outermost()
+        if not outermost or self._redirections.is_redirected(module):
             return forward(*args, **kwargs)
-        self._was_called = True
-        if self._hooks and self._models.compiled:
+        return self._outermost(module, forward, args, kwargs)
+
+    def compiles(self) -> None:
+        """``torch.compile`` is used: it warns of hooks on all modules."""
+        self._stop_learning()
+
+    def compiled_called(self, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A compiled module was called; it counts as a call of the watched module inside."""
+        self._stop_learning()
+        inner = unwrapped(module)
+        if id(inner) not in self._models.names or not self._is_outermost():
+            return call(*args, **kwargs)
+        return self._outermost(inner, call, args, kwargs)
+
+    def _outermost(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        self.was_called = True
+        if self._hooks.installed and self._models.compiled:
             self._stop_learning()  # now: torch compiles again when the number of hooks on all modules changes
         entry = self._caller.enter(module, args, kwargs)
         self._depth += 1
@@ -120,9 +189,17 @@ class ModuleWatch:
         self._caller.leave(entry, result)
         return result
 
-    def _is_outermost(self, module: nn.Module) -> bool:
-        outermost = not self._depth and id(module) in self._instrumented and self._in_thread()
-        return outermost and not torch_private.in_functorch()
+    def _is_outermost(self) -> bool:
+        return not self._depth and self._in_thread() and not torch_private.in_functorch()
+
+    def _look_inside(self) -> None:
+        """Instruments what compiled models were made of: the loop may call that.
+
+        Only where their own calls do not come, for Dynamo compiles a module anew whose class has changed.
+        """
+        for root in self._models.roots:
+            if is_optimized(root):
+                self._instrument(unwrapped(root))
 
     def _in_thread(self) -> bool:
         if self._thread is None:
@@ -136,11 +213,10 @@ class ModuleWatch:
     # -- learning -----------------------------------------------------------------------------------------------
 
     def _stop_learning(self) -> None:
-        while self._hooks:
-            self._hooks.pop().remove()
+        self._hooks.remove()
 
     def _before(self, module: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling() or torch_private.compiles() or torch_private.in_functorch():
+        if torch.compiler.is_compiling() or dynamo.in_use() or torch_private.in_functorch():
             return
         known = id(module) in self._models.names and not isinstance(module, torch.jit.ScriptModule)
         if self._depth or not known or id(module) in self._instrumented or not self._in_thread():
@@ -148,8 +224,8 @@ class ModuleWatch:
         if self._redirections.is_redirected(module):
             return
         self._instrument(module)
-        self._was_called = True
-        kwargs = torch_private.forward_kwargs(sys._getframe(1))
+        self.was_called = True
+        kwargs = torch_private.forward_kwargs(sys._getframe(2))  # past the hook, in the module's call
         self._hooked = _Hooked(module, self._caller.enter(module, args, kwargs))
         self._depth += 1
 

@@ -14,7 +14,9 @@ from torch.optim import lr_scheduler
 from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.events.calls import ScalerCall, ScalerMethod
+from ampscope.capture.hooks.listeners import Listeners
 from ampscope.capture.hooks.scaler_calls import ScalerListener, announced
+from ampscope.capture.torch_support import dynamo
 from ampscope.capture.torch_support.optimizer_view import around_every_step
 
 
@@ -42,7 +44,7 @@ class Listener(Protocol):
 
 T = TypeVar("T")
 
-_listeners: list[Listener] = []
+_listeners: Listeners[Listener] = Listeners()
 _hooks: list[Any] = []
 _originals: dict[str, Any] = {}
 _schedulers: dict[type, Callable[..., Any]] = {}  # classes that step in their own way, with it
@@ -54,15 +56,13 @@ def join(listener: Listener) -> None:
     """Starts telling ``listener``."""
     if not _listeners:
         _install()
-    _listeners.append(listener)
+    _listeners.join(listener)
 
 
 def leave(listener: Listener) -> None:
     """Stops telling ``listener``; nothing of AMPscope is left in torch after the last one."""
-    if listener in _listeners:
-        _listeners.remove(listener)
-        if not _listeners:
-            _uninstall()
+    if _listeners.leave(listener):
+        _uninstall()
 
 
 def _install() -> None:
@@ -100,7 +100,8 @@ def autocast_epoch() -> int:
 
 
 def _clear_autocast_cache() -> None:
-    _epoch[0] += 1
+    if not torch.compiler.is_compiling():
+        _epoch[0] += 1
     _originals["clear_autocast_cache"]()
 
 
@@ -111,6 +112,8 @@ def original_backward() -> Callable[..., Any]:
 
 def _backward(*args: Any, **kwargs: Any) -> Any:
     call: Callable[..., Any] = original_backward()
+    if torch.compiler.is_compiling():
+        return call(*args, **kwargs)
     for listener in _listeners:
         call = _through(listener, call)
     return call(*args, **kwargs)
@@ -135,6 +138,8 @@ def _adopted(scale: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(scale)
     def adopted(scaler: Any, outputs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return scale(scaler, outputs)
         new = [joined for joined in (listener.adopt(scaler) for listener in _listeners) if joined is not None]
         return announced(new, ScalerCall(ScalerMethod.SCALE, (outputs,), {}), lambda: scale(scaler, outputs))
 
@@ -146,7 +151,7 @@ def _announced(step: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(step)
     def announced(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        for listener in _listeners:
+        for listener in () if torch.compiler.is_compiling() else _listeners:
             listener.scheduled(scheduler)
         return step(scheduler, *args, **kwargs)
 
@@ -156,6 +161,7 @@ def _announced(step: Callable[..., Any]) -> Callable[..., Any]:
 class _EveryListener:
     """Passes the steps of optimizers on to all who listen."""
 
+    @dynamo.breaks_graph
     def before_optimizer(self, optimizer: Optimizer, *, with_closure: bool) -> None:
         for listener in _listeners:
             listener.before_optimizer(optimizer, with_closure=with_closure)
@@ -165,6 +171,7 @@ class _EveryListener:
             call = partial(listener.closure, optimizer, call)
         return call()
 
+    @dynamo.breaks_graph
     def after_optimizer(self, optimizer: Optimizer) -> None:
         for listener in _listeners:
             listener.after_optimizer(optimizer)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from ampscope.capture.events.calls import ScalerCall, ScalerMethod
+from ampscope.capture.hooks.listeners import Listeners
 from ampscope.capture.torch_support import instrumented
 
 
@@ -23,7 +24,7 @@ class ScalerListeners:
     """The scopes that listen to one scaler: usually one; several when several models are watched apart."""
 
     def __init__(self) -> None:
-        self.present: list[ScalerListener] = []
+        self.present: Listeners[ScalerListener] = Listeners()
 
     def called(self, call: ScalerCall, proceed: Callable[[], Any]) -> Any:
         """Runs a call, each scope around the next."""
@@ -41,17 +42,13 @@ def join(scaler: Any, listener: ScalerListener) -> None:
     """Tells ``listener`` what ``scaler`` does from now on."""
     if not instrumented.is_instrumented(scaler):
         instrumented.instrument(scaler, WatchedScaler, ScalerListeners())
-    scaler.ampscope_owner.present.append(listener)
+    scaler.ampscope_owner.present.join(listener)
 
 
 def leave(scaler: Any, listener: ScalerListener) -> None:
     """Ends that; the last to leave gives the scaler its own class back."""
-    if instrumented.is_instrumented(scaler):
-        present = scaler.ampscope_owner.present
-        if listener in present:
-            present.remove(listener)
-        if not present:
-            instrumented.restore(scaler)
+    if instrumented.is_instrumented(scaler) and scaler.ampscope_owner.present.leave(listener):
+        instrumented.restore(scaler)
 
 
 class WatchedScaler(instrumented.Instrumented):
@@ -64,6 +61,8 @@ def _announced(method: ScalerMethod) -> Callable[..., Any]:
     @wraps(getattr(torch.amp.GradScaler, method))
     def announced_method(self: WatchedScaler, *args: Any, **kwargs: Any) -> Any:
         original = getattr(super(WatchedScaler, self), method)
+        if torch.compiler.is_compiling():
+            return original(*args, **kwargs)
         return self.ampscope_owner.called(ScalerCall(method, args, kwargs), partial(original, *args, **kwargs))
 
     return announced_method

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ampscope.capture.keep_fp32 import in_float32
-from ampscope.capture.torch_support import call_state, torch_private
+from ampscope.capture.torch_support import torch_private
+from ampscope.capture.torch_support.calls import call_state
 from ampscope.capture.torch_support.calls.half_conversions import METHODS, dtypes_asked
 from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.models import Models

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ampscope.capture.hooks import compiled_modules
 from ampscope.capture.replay.changes import ReplayChange
 from ampscope.capture.replay.state.unlisted_modules import left_as_found
 from ampscope.capture.replay.substitutes import Substitutes
@@ -19,9 +20,10 @@ from ampscope.capture.replay.tape.call_tape import in_place_results
 from ampscope.capture.replay.tape.entry import EarlierResult, Entry, EntryKind, OutsideTensor
 from ampscope.capture.replay.tape.fingerprints import alike, fingerprint
 from ampscope.capture.replay.tape.taped_step import TapedStep
-from ampscope.capture.torch_support import call_state, tensor_tree, torch_private
-from ampscope.capture.torch_support.call_state import random_state_kept
+from ampscope.capture.torch_support import tensor_tree, torch_private
+from ampscope.capture.torch_support.calls import call_state
 from ampscope.capture.torch_support.calls.backward_call import backward_roots, creates_graph
+from ampscope.capture.torch_support.calls.call_state import random_state_kept
 from ampscope.capture.torch_support.calls.function_names import attaches
 from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.models import Models, unwrapped
@@ -226,7 +228,7 @@ def _eager() -> Iterator[None]:
     if "torch._dynamo" not in sys.modules:
         yield
         return
-    with torch.compiler.set_stance("force_eager"):
+    with torch.compiler.set_stance("force_eager"), compiled_modules.run_eagerly():
         yield
 
 

@@ -12,6 +12,7 @@ from ampscope.capture.replay.results import ChangedResult, ReplayResult, Symptom
 from ampscope.capture.replay.tape.call_tape import MAX_ENTRIES
 from ampscope.capture.replay.tape.entry import EarlierResult, Entry, EntryKind, OutsideTensor
 from ampscope.capture.replay.tape.taped_step import TapedStep
+from ampscope.capture.torch_support import dynamo
 from ampscope.capture.torch_support.communication.refusal import CommunicationError
 from ampscope.capture.torch_support.communication.sharded_models import obstacle_to_replay
 from ampscope.capture.torch_support.guard import Suppressed
@@ -19,6 +20,12 @@ from ampscope.capture.torch_support.models import Models
 from ampscope.capture.tracing.statistics.stats import finite
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.schema import ReplayStatus, Trial
+
+#: What hides calls from the tape, and what to do.
+COMPILED = (
+    "what runs inside a function that torch.compile compiled is not seen: compile the model alone, model.compile(), "
+    "and call it and the loss outside compiled functions"
+)
 
 
 def run(
@@ -117,7 +124,8 @@ def _gap(entry: Entry, start: int) -> str:
             return "the step builds on calls of a step before, which the tape has let go"
         if isinstance(reference, OutsideTensor) and reference.tensor.grad_fn is not None and not _cuts_history(entry):
             made_by = reference.tensor.grad_fn.name()
-            return f"the step uses a tensor whose making the tape did not see (its history ends in {made_by})"
+            gap = f"the step uses a tensor whose making the tape did not see (its history ends in {made_by})"
+            return f"{gap}; {COMPILED}" if dynamo.in_use() else gap
     return ""
 
 

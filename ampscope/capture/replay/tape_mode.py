@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ampscope.capture.replay.tape.call_tape import Tape
-from ampscope.capture.torch_support import call_state, tensor_tree, torch_private
-from ampscope.capture.torch_support.call_state import Ambient, RandomState
+from ampscope.capture.torch_support import tensor_tree, torch_private
+from ampscope.capture.torch_support.calls import call_state
+from ampscope.capture.torch_support.calls.call_state import Ambient, RandomState
 from ampscope.capture.torch_support.calls.function_names import draws_random_numbers, is_in_place
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.user_line import NOWHERE, user_place

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
 
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
@@ -11,6 +13,15 @@ from torch.optim.optimizer import Optimizer
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView, stand_in
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of one optimizer."""
+
+    optimizer: weakref.ref[Optimizer]
+    owned: bool | None = None  #: holds a parameter of a watched model; None before that was looked at
+    index: int | None = None  #: its number; None before its first step
 
 
 class OptimizerNumbers:
@@ -28,29 +39,35 @@ class OptimizerNumbers:
         self._next_step = dict(next_step)
         self._renewed = renewed
         self._guard = guard
-        self._owned: dict[int, bool] = {}
-        self._indices: dict[int, int] = {}
-        self._known: list[weakref.ref[Optimizer]] = []  # by number
+        self._known: dict[int, _Known] = {}
 
     def __len__(self) -> int:
-        return len(self._indices)
+        return len(self._numbers())
 
     def index_of(self, optimizer: Optimizer) -> int:
-        """Number of an optimizer, in the order in which they first stepped."""
-        if id(optimizer) not in self._indices:
-            self._indices[id(optimizer)] = len(self._indices)
-            self._known.append(weakref.ref(optimizer))
-        return self._indices[id(optimizer)]
+        """Number of an optimizer, in the order in which they first stepped; that of one that is gone is free again."""
+        known = self._of(optimizer)
+        if known.index is None:
+            known.index = self._next_number()
+        return known.index
+
+    def _next_number(self) -> int:
+        taken = self._numbers()
+        return next(number for number in count() if number not in taken)
+
+    def _numbers(self) -> dict[int, Optimizer]:
+        """The optimizers that have stepped and are still there."""
+        alive = ((known.index, known.optimizer()) for known in self._known.values())
+        return {index: found for index, found in alive if index is not None and found is not None}
 
     def of_weights(self, weights: list[Tensor]) -> tuple[Optimizer, int]:
         """The optimizer that steps any of ``weights``, with its number; a stand-in for one that has not stepped yet."""
         wanted = {id(weight) for weight in weights}
-        for number, known in enumerate(self._known):
-            optimizer = known()
-            if optimizer is not None and wanted & set(map(id, OptimizerView(optimizer).parameters)):
+        for number, optimizer in sorted(self._numbers().items(), key=lambda each: each[0]):
+            if wanted & set(map(id, OptimizerView(optimizer).parameters)):
                 return optimizer, number
         trained = (parameter for _, parameter in self._models.parameters.values() if parameter.requires_grad)
-        return stand_in(trained), len(self._indices)
+        return stand_in(trained), self._next_number()
 
     def step_at(self, number: int) -> int:
         """Number of the step that the optimizer with a number is working on."""
@@ -58,7 +75,8 @@ class OptimizerNumbers:
 
     def step_of(self, optimizer: Optimizer | None) -> int:
         """Number of the step that ``optimizer`` (with None, the first) is working on."""
-        return self.step_at(self._indices.get(id(optimizer), 0))
+        known = self._known.get(id(optimizer))
+        return self.step_at((known.index or 0) if known is not None and known.optimizer() is optimizer else 0)
 
     def stepped(self, index: int, step: int) -> None:
         """The optimizer with a number has made the attempt ``step``."""
@@ -66,15 +84,23 @@ class OptimizerNumbers:
 
     def look_again(self) -> None:
         """The models hold other parameters than before: an optimizer that had none of them may have some now."""
-        self._owned = {key: True for key, owned in self._owned.items() if owned}
+        for known in self._known.values():
+            known.owned = known.owned or None
 
     def owns(self, optimizer: Optimizer) -> bool:
         """Whether an optimizer holds a parameter of a watched model."""
-        key = id(optimizer)
-        if key not in self._owned:
-            self._owned[key] = False
+        known = self._of(optimizer)
+        if known.owned is None:
+            known.owned = False
             with self._guard:
                 if self._models.refresh():
                     self._renewed()
-                self._owned[key] = self._models.owns(OptimizerView(optimizer).parameters)
-        return self._owned[key]
+                known.owned = self._models.owns(OptimizerView(optimizer).parameters)
+        return known.owned
+
+    def _of(self, optimizer: Optimizer) -> _Known:
+        """What is known of an optimizer; another one may have got the ``id`` of one that is gone."""
+        known = self._known.get(id(optimizer))
+        if known is None or known.optimizer() is not optimizer:
+            known = self._known[id(optimizer)] = _Known(weakref.ref(optimizer))
+        return known

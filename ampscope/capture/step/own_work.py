@@ -1,4 +1,4 @@
-"""AMPscope's own work in a step: timed, outside autocast, without collectives, unseen by its trace and by others."""
+"""AMPscope's own work in a step: timed, outside autocast, without collectives, not compiled, unseen by others."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ampscope.capture.replay.tape_mode import TapeMode
-from ampscope.capture.torch_support import call_state
-from ampscope.capture.torch_support.call_state import Ambient, PlainState
+from ampscope.capture.torch_support import dynamo
+from ampscope.capture.torch_support.calls import call_state
+from ampscope.capture.torch_support.calls.call_state import Ambient, PlainState
 from ampscope.capture.torch_support.communication.refusal import NoCollectives
 from ampscope.capture.torch_support.torch_private import OthersAside
 from ampscope.capture.tracing.program.function_watch import FunctionWatch
@@ -35,6 +36,7 @@ class OwnWork:
         self._started = 0.0
         self._taken = 0.0
         self._glanced = 0.0
+        self._compiler: Any = None  # what Dynamo did with the frames around this work
 
     @property
     def seconds(self) -> float:
@@ -61,6 +63,7 @@ class OwnWork:
         self._depth += 1
         if self._depth == 1:
             self._started = time.perf_counter()
+            self._compiler = dynamo.let_see(None)
             self._pause(True)
             self._aside.__enter__()
             self._plain.enter()
@@ -74,4 +77,5 @@ class OwnWork:
             self._plain.leave()
             self._aside.__exit__()
             self._pause(False)
+            dynamo.let_see(self._compiler)
             self._taken += time.perf_counter() - self._started

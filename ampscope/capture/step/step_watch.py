@@ -25,7 +25,8 @@ from ampscope.capture.step.measures import gradients
 from ampscope.capture.step.observers import Observers
 from ampscope.capture.step.optimizer_numbers import OptimizerNumbers
 from ampscope.capture.step.own_work import OwnWork
-from ampscope.capture.torch_support.calls.backward_call import backward_roots
+from ampscope.capture.torch_support import dynamo
+from ampscope.capture.torch_support.calls.backward_call import backward_roots, leads_to
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.readback import Readback
@@ -143,7 +144,7 @@ class StepWatch:
         """Runs a backward, of the step or of no step of ours; see `process_hooks.Listener`."""
         if self._is_busy():
             return call(*args, **kwargs)
-        if not self._cycle.is_open:
+        if not self._cycle.is_open and not self._began_unseen(args, kwargs):
             with self._cycle.inside(State.BACKWARD):  # a watched module that it recomputes does not begin a step
                 return call(*args, **kwargs)
         listening = self._tape.stop()
@@ -160,6 +161,16 @@ class StepWatch:
         if listening:
             self._tape.listen()
         return result
+
+    def _began_unseen(self, args: Any, kwargs: Any) -> bool:
+        """Begins a step whose forward ran inside compiled code, unseen, where this backward is the model's."""
+        with self._own:
+            unseen = False
+            with self._guard:
+                unseen = dynamo.in_use() and leads_to(backward_roots(args, kwargs), self._models.parameters)
+            if unseen:
+                self._begin()
+            return unseen
 
     def _backward_began(self, args: Any, kwargs: Any) -> None:
         with self._own, self._guard:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ampscope.capture.torch_support import torch_private
+from ampscope.capture.torch_support import dynamo
 from ampscope.capture.torch_support.communication.sharded_models import class_name, is_fully_sharded
 from ampscope.capture.torch_support.local_shards import is_sharded, local
 
@@ -40,6 +40,11 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return unwrapped(getattr(module, name)) if name else module
 
 
+def is_optimized(module: nn.Module) -> bool:
+    """Whether ``module`` is what ``torch.compile`` made of another one."""
+    return _inner_name(module) == "_orig_mod"
+
+
 def is_wrapper(module: nn.Module) -> bool:
     """Whether ``module`` only wraps the module that computes."""
     return _inner_name(module) is not None
@@ -59,7 +64,7 @@ def inside_fabric(module: nn.Module) -> nn.Module:
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether ``torch.compile`` was applied to this very module."""
-    return _inner_name(module) == "_orig_mod" or getattr(module, "_compiled_call_impl", None) is not None
+    return is_optimized(module) or getattr(module, "_compiled_call_impl", None) is not None
 
 
 class Models:
@@ -140,7 +145,7 @@ class Models:
     @property
     def compiled(self) -> bool:
         """Whether any part may run as compiled code."""
-        return torch_private.compiles() or any(is_compiled(module) for module in (*self.roots, *self.modules))
+        return dynamo.in_use() or any(is_compiled(module) for module in (*self.roots, *self.modules))
 
     def owns(self, parameters: Iterator[Tensor]) -> bool:
         """Whether any of ``parameters`` belongs to a watched model."""

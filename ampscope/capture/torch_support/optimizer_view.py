@@ -86,7 +86,8 @@ def around_every_step(listener: StepListener) -> tuple[Any, Any]:
 
     def on_begin(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # compiled code has no frame to see, and keeps the closure that it was given
-            listener.before_optimizer(optimizer, with_closure=False)
+            if _breaks_its_graph(optimizer):
+                listener.before_optimizer(optimizer, with_closure=False)
             return None
         _STEP_FRAMES.add(sys._getframe(1).f_code)
         given = _closure(args, kwargs)
@@ -103,9 +104,18 @@ def around_every_step(listener: StepListener) -> tuple[Any, Any]:
         }
 
     def on_end(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        listener.after_optimizer(optimizer)
+        if not torch.compiler.is_compiling() or _breaks_its_graph(optimizer):
+            listener.after_optimizer(optimizer)
 
     return register_optimizer_step_pre_hook(on_begin), register_optimizer_step_post_hook(on_end)
+
+
+def _breaks_its_graph(optimizer: Optimizer) -> bool:
+    """Whether a compiled ``step`` leaves compiled code by itself before it computes: torch's own do, for their no_grad.
+
+    Hooks may be called there; in any other step they would split what the user compiles as one.
+    """
+    return type(optimizer).step.__module__.startswith("torch.optim.")
 
 
 def _closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any] | None:

@@ -1,6 +1,7 @@
 """Every private name of torch that AMPscope relies on, each in one function; nothing else touches them.
 
-Read against torch 2.10 to 2.15. `missing` says which are gone, so that a test and a warning can name them.
+Those of ``torch.compile`` are in `dynamo`. Read against torch 2.10 to 2.15. `missing` says which are gone, so that a
+test and a warning can name them.
 """
 
 from __future__ import annotations
@@ -228,12 +229,6 @@ class OthersAside:
 def _default_device_mode() -> Any:
     """The mode of ``torch.set_default_device``, which torch wants at the bottom; None without one."""
     return getattr(getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None), "device_context", None)
-
-
-def compiles() -> bool:
-    """Whether ``torch.compile`` was used in this process."""
-    backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {})
-    return any(callable(backend) for backend in backends.values())
 
 
 def in_functorch() -> bool:

@@ -37,6 +37,7 @@ _MOMENT_LANES = (
     (EventKind.RESUME, "resumed", Symbol.STAR),
     (EventKind.NOTE, "note", Symbol.OPEN_SQUARE),
     (EventKind.WARNING, "AMPscope", Symbol.OPEN_DIAMOND),
+    (EventKind.UNSEEN, "not observed", Symbol.OPEN_DIAMOND),
 )
 _LINED = (ScalerAction.STATE_SAVED, ScalerAction.STATE_LOADED, EventKind.RESUME)
 

@@ -18,9 +18,14 @@ from ampscope.report import numbers
 from ampscope.report.safe_text import visible
 from ampscope.report.terminal.evidence import operand_table, path_table
 from ampscope.report.terminal.layout import code, heading, indented, line, prose
+from ampscope.report.terminal.run_list import verdict_in_words
 from ampscope.trace.vocabulary import Severity, Verdict
 
-_VERDICT_STYLES = {Verdict.HEALTHY: "bold green", Verdict.PROBLEM: "bold red"}
+_VERDICT_STYLES = {
+    Verdict.HEALTHY: "bold green",
+    Verdict.PROBLEM: "bold red",
+    Verdict.NOT_OBSERVED: "bold yellow",
+}
 _REPLAYED_STYLES = {True: "green", False: "yellow"}
 
 
@@ -55,7 +60,7 @@ def _blocks(diagnosis: Diagnosis) -> Iterator[RenderableType]:
 
 
 def _headline(diagnosis: Diagnosis) -> Iterator[RenderableType]:
-    verdict = Text(diagnosis.verdict.value.upper(), style=_VERDICT_STYLES[diagnosis.verdict])
+    verdict = Text(verdict_in_words(diagnosis.verdict).upper(), style=_VERDICT_STYLES[diagnosis.verdict])
     yield Text.assemble(verdict, "  ", (visible(diagnosis.run.name), "bold"), overflow="fold")
     yield line(run_facts(diagnosis.run), style="dim")
     yield Text()

@@ -30,6 +30,7 @@ class ListedRun:
 
 
 _HEADINGS = ("run", "started", "steps", "skipped", "verdict", "what")
+_STYLES = {Verdict.HEALTHY: "green", Verdict.PROBLEM: "red", Verdict.NOT_OBSERVED: "yellow"}
 _NUMERIC = ("steps", "skipped")
 #: What a narrow terminal does without, in this order: the time first, which most names hold as well.
 _EXPENDABLE = ("started", "skipped", "steps")
@@ -103,8 +104,13 @@ def _row(run: ListedRun) -> tuple[Text, ...]:
     if run.diagnosis is None:
         return path, *map(Text, facts), Text("not examined", style="dim"), Text(evidence(seen))
     verdict = run.diagnosis.verdict
-    style = "green" if verdict is Verdict.HEALTHY else "red"
-    return path, *map(Text, facts), Text(verdict.value, style=style), Text(visible(_what(run.diagnosis.primary)))
+    what = run.diagnosis.summary if verdict is Verdict.NOT_OBSERVED else _what(run.diagnosis.primary)
+    return path, *map(Text, facts), Text(verdict_in_words(verdict), style=_STYLES[verdict]), Text(visible(what))
+
+
+def verdict_in_words(verdict: Verdict) -> str:
+    """``not observed`` for `Verdict.NOT_OBSERVED`."""
+    return verdict.value.replace("_", " ")
 
 
 def evidence(seen: RunSummary) -> str:

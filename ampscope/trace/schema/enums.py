@@ -134,6 +134,8 @@ class EventKind(StrEnum):
     NOTE = "note"  #: what the loop said with ``scope.note``, or AMPscope noted
     WARNING = "warning"  #: a part of AMPscope switched itself off
     CLOSE = "close"  #: the segment was closed
+    UNSEEN = "unseen"  #: steps were made, and no call of a watched model has been seen in this segment
+    SEEN = "seen"  #: one was, after all
 
 
 #: Stands in ``replays.modules`` for the code outside every watched module.

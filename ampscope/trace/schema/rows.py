@@ -185,8 +185,9 @@ class IncidentRow(NamedTuple):
     replay_s: Float32  #: seconds that the faithful replay took
     bad_params: Texts  #: names of the parameters whose gradient, or whose new value, was not finite
     over_budget: bool  #: not replayed, because replays had used up their share of the run's time
-    evidence: str  #: JSON: under ``rows``, of each input that was not finite, which rows; under ``ops``, for
-    #: `Trigger.ABSORBED_OVERFLOW`, the ``ops.seq`` of what gave the inf
+    evidence: str  #: JSON: under ``rows``, of each input that was not finite, which rows; under ``compiled``,
+    #: whether `torch.compile` was in use; under ``ops``, for `Trigger.ABSORBED_OVERFLOW`, the ``ops.seq`` of what gave
+    #: the inf
 
 
 class ReplayRow(NamedTuple):

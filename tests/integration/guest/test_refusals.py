@@ -67,11 +67,12 @@ class TestRefusals:
         assert threading.active_count() == threads
         assert not (tmp_path / "ampscope_runs").exists()
 
-    @pytest.mark.parametrize("part", ["the model", "a submodule", "a wrapper"])
-    def test_a_second_watch_of_the_same_model(self, part: str, watch: Any, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("part", ["a submodule", "a wrapper", "the model and another"])
+    def test_a_second_watch_of_a_part_of_the_model(self, part: str, watch: Any, tmp_path: Path) -> None:
         model = mlp()
         scope = watch(model)
-        again = {"the model": model, "a submodule": model[0], "a wrapper": nn.Sequential(model)}[part]
+        others = {"a submodule": model[0], "a wrapper": nn.Sequential(model), "the model and another": [model, mlp()]}
+        again: Any = others[part]
         between = installed()
         with pytest.raises(WatchError, match=r"already watched.*close"):
             ampscope.watch(again, dir=tmp_path / "second")

@@ -54,6 +54,27 @@ class TestDiagnose:
         assert answer.err == "ampscope: runs/damaged/run.json cannot be read. Restore it from a backup.\n"
 
 
+class TestNothingObserved:
+    @pytest.fixture
+    def empty(self, tmp_path: Path) -> Path:
+        return TraceBuilder(tmp_path / "empty").close()
+
+    def test_it_is_exit_code_2_and_says_what_to_do(self, ampscope: Command, empty: Path) -> None:
+        answer = ampscope("diagnose", empty)
+        assert (answer.code, answer.err) == (2, "")
+        assert answer.out.startswith("NOT OBSERVED  ")
+        assert "Call ampscope.watch" in answer.out
+
+    def test_the_json_has_the_verdict(self, ampscope: Command, empty: Path) -> None:
+        answer = ampscope("diagnose", empty, "--json")
+        assert answer.code == 2
+        assert json.loads(answer.out)["verdict"] == "not_observed"
+
+    def test_the_report_has_it_too(self, ampscope: Command, empty: Path, tmp_path: Path) -> None:
+        assert ampscope("report", empty, "-o", tmp_path / "report.html").code == 0
+        assert "Nothing was observed" in (tmp_path / "report.html").read_text("utf-8")
+
+
 class TestWithoutARun:
     """A verb that reads one run takes the newest below ./ampscope_runs."""
 
@@ -91,6 +112,13 @@ class TestWithoutARun:
 
 
 class TestRuns:
+    def test_one_of_which_nothing_was_seen_says_so(self, ampscope: Command, tmp_path: Path) -> None:
+        TraceBuilder(tmp_path / "empty").close()
+        answer = ampscope("runs", tmp_path)
+        assert (answer.code, answer.err) == (0, "")
+        assert "not observed" in answer.out
+        assert "Nothing was observed" in answer.out
+
     @pytest.mark.usefixtures("verdict_by_name")
     def test_lists_all_of_them(self, ampscope: Command, tmp_path: Path) -> None:
         for created, name in enumerate(["broken", "fine", "damaged"], 1):

@@ -22,8 +22,8 @@ from ampscope.capture.replay.tape.entry import (
 from ampscope.capture.replay.tape.fingerprints import fingerprint
 from ampscope.capture.replay.tape.live_results import LiveResults
 from ampscope.capture.torch_support import tensor_tree
-from ampscope.capture.torch_support.call_state import Ambient, RandomState
 from ampscope.capture.torch_support.calls.backward_call import backward_roots
+from ampscope.capture.torch_support.calls.call_state import Ambient, RandomState
 from ampscope.capture.torch_support.calls.function_names import is_in_place
 from ampscope.capture.torch_support.calls.half_conversions import dtypes_asked
 from ampscope.capture.torch_support.dtypes import HALF

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ampscope.capture.replay.tape.framework_flags import Flag
 from ampscope.capture.torch_support import tensor_tree
-from ampscope.capture.torch_support.call_state import Ambient, RandomState
+from ampscope.capture.torch_support.calls.call_state import Ambient, RandomState
 from ampscope.capture.torch_support.user_line import Place
 
 

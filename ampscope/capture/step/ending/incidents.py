@@ -79,7 +79,8 @@ class Incidents:
             outcome.reason = "the replay itself failed; the run's events say why"
             with self._guard:
                 outcome, rows = self._replay(attempt, symptom, recording)
-                evidence = replace(evidence, details=_details(outcome))
+                details = _details(outcome) | {"compiled": self._models.compiled}
+                evidence = replace(evidence, details=details)
                 if rows is not None:
                     self._try_cures(attempt, recording, rows, outcome.status)
             attempt.judging_s = time.perf_counter() - started

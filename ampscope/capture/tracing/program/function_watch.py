@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ampscope.capture.torch_support import call_state
+from ampscope.capture.torch_support.calls import call_state
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.user_line import Place
 from ampscope.capture.tracing.program.places import Places

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ampscope import diagnose
-from ampscope.capture.torch_support.call_state import PlainState
+from ampscope.capture.torch_support.calls.call_state import PlainState
 from ampscope.trace.schema import ReplayStatus
 from tests.support.primary import primary_incident
 from tests.support.training.small_loop import BATCH, POISONED, STEPS, WIDTH, make_scaler

@@ -13,7 +13,7 @@ import pytest
 from ampscope import diagnose, open_run
 from ampscope.errors import RunNotFound
 from ampscope.report.diagnosis_json import as_json
-from ampscope.trace.schema import Node, Phase, ReplayStatus, Source, Trigger
+from ampscope.trace.schema import EventKind, Node, Phase, ReplayStatus, Source, Trigger
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
 from tests.support.trace_builder import TraceBuilder
 from tests.support.traced_steps import FULL, INF, NOTANUMBER, OVERFLOWN, Step
@@ -57,12 +57,47 @@ def train(trace: TraceBuilder, losses: Sequence[float]) -> None:
 # -- healthy runs ---------------------------------------------------------------------------------------------------
 
 
-def test_a_run_without_a_step_is_healthy_and_says_so(run_folder: Path) -> None:
-    diagnosis = diagnose(TraceBuilder(run_folder).close())
-    assert diagnosis.verdict is Verdict.HEALTHY
-    assert diagnosis.primary is None
-    assert diagnosis.run.steps == 0
-    assert diagnosis.summary == "No optimizer step was recorded yet."
+@pytest.mark.parametrize(("closed", "said"), [(True, "Nothing was observed: no"), (False, "Nothing was observed yet")])
+def test_a_run_without_a_step_is_not_observed(closed: bool, said: str, run_folder: Path) -> None:
+    trace = TraceBuilder(run_folder)
+    diagnosis = diagnose(trace.close() if closed else trace.leave_open())
+    assert (diagnosis.verdict, diagnosis.primary, diagnosis.run.steps) == (Verdict.NOT_OBSERVED, None, 0)
+    assert diagnosis.summary.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("told", "verdict"),
+    [
+        ([EventKind.UNSEEN], Verdict.NOT_OBSERVED),
+        ([EventKind.UNSEEN, EventKind.SEEN], Verdict.HEALTHY),
+        ([], Verdict.HEALTHY),
+    ],
+)
+def test_steps_without_a_call_of_the_model_are_not_observed(
+    told: list[EventKind], verdict: Verdict, run_folder: Path
+) -> None:
+    trace = TraceBuilder(run_folder)
+    train(trace, [2.0] * 5)
+    for kind in told:
+        trace.event(kind, "no call was seen", step=2)
+    diagnosis = diagnose(trace.close())
+    assert diagnosis.verdict is verdict
+    assert ("no call was seen" in diagnosis.summary) == (verdict is Verdict.NOT_OBSERVED)
+
+
+def test_a_segment_in_which_calls_are_seen_is_observed(run_folder: Path) -> None:
+    trace = TraceBuilder(run_folder)
+    trace.step()
+    trace.event(EventKind.UNSEEN, "no call was seen", step=1)
+    trace.step(segment=1)
+    assert diagnose(trace.close()).verdict is Verdict.HEALTHY
+
+
+def test_a_problem_is_told_although_no_call_was_seen(run_folder: Path) -> None:
+    trace = TraceBuilder(run_folder)
+    train(trace, [2.0, math.nan])
+    trace.event(EventKind.UNSEEN, "no call was seen", step=1)
+    assert diagnose(trace.close()).verdict is Verdict.PROBLEM
 
 
 def test_a_run_in_which_nothing_happens_is_healthy(run_folder: Path) -> None:

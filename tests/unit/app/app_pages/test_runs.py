@@ -31,6 +31,7 @@ def test_each_run_has_a_row_and_soon_its_verdict(show: Show, folder: Path) -> No
     bad.step()
     bad.finding()
     bad.close()
+    TraceBuilder(folder / "unseen").close()
     (TraceBuilder(folder / "broken").close() / "run.json").write_text("{")
     shown = show("good", "runs", real=True)
     rows = {row["Run"]: row for row in rows_of(shown)}
@@ -43,6 +44,8 @@ def test_each_run_has_a_row_and_soon_its_verdict(show: Show, folder: Path) -> No
         shown.test.run()
     rows = {row["Run"]: row for row in rows_of(shown)}
     assert rows["good"]["Verdict"] == ["healthy"]
+    assert rows["unseen"]["Verdict"] == ["not observed"]
+    assert rows["unseen"]["What"].startswith("Nothing was observed")
     assert (rows["bad"]["Verdict"], rows["bad"]["What"]) == (["problem"], "gradients clipped before they were unscaled")
 
 

@@ -1,0 +1,112 @@
+"""What AMPscope hears of ``torch.compile`` while a scope is open: its first use, and calls of compiled modules.
+
+A compiled module is another object than the module it was made of; a loop may call it although the scope watches that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial, wraps
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from ampscope.capture.hooks.listeners import Listeners
+from ampscope.capture.torch_support import dynamo
+from ampscope.capture.torch_support.models import unwrapped
+
+
+class CompileListener(Protocol):
+    """What a scope is told."""
+
+    def compiles(self) -> None:
+        """``torch.compile`` is called."""
+
+    def compiled_called(self, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A compiled module is called: runs it, with ``call``, and returns what that returned."""
+
+
+_listeners: Listeners[CompileListener] = Listeners()
+_originals: dict[str, Any] = {}
+_eager_threads: list[int] = []
+
+
+@contextlib.contextmanager
+def run_eagerly() -> Iterator[None]:
+    """Has this thread run what compiled modules were made of: in a replay, all is eager, and torch need not warn."""
+    _eager_threads.append(threading.get_ident())
+    try:
+        yield
+    finally:
+        _eager_threads.remove(threading.get_ident())
+
+
+def join(listener: CompileListener) -> None:
+    """Starts telling ``listener``."""
+    if not _listeners:
+        _originals["compile"] = torch.compile
+        torch.compile = _heard(torch.compile)  # restored in leave
+    _listeners.join(listener)
+    meet_dynamo()
+
+
+def leave(listener: CompileListener) -> None:
+    """Stops telling ``listener``; nothing of AMPscope is left in torch after the last one."""
+    if _listeners.leave(listener):
+        _restore(torch, "compile")
+        _restore(_originals.pop("module", None), "__call__")
+
+
+def _restore(owner: Any, name: str) -> None:
+    """Puts an original back, unless somebody else has put something around ours, which then only passes calls on."""
+    if owner is not None and getattr(vars(owner)[name], "ampscope_heard", False):
+        setattr(owner, name, _originals.pop(name))
+
+
+def meet_dynamo() -> None:
+    """Does what can be done only once Dynamo is loaded; costs nothing where it is not, or was met before."""
+    if "module" in _originals or not _listeners:
+        return
+    module = dynamo.optimized_module()
+    if module is not None:
+        dynamo.leave_own_code_alone()
+        _originals["module"], _originals["__call__"] = module, module.__call__
+        module.__call__ = _module_heard(module.__call__)
+
+
+def _heard(compiler: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.compile`` that says it is used."""
+
+    @wraps(compiler)
+    def heard(*args: Any, **kwargs: Any) -> Any:
+        for listener in _listeners:
+            listener.compiles()
+        result = compiler(*args, **kwargs)
+        meet_dynamo()
+        return result
+
+    heard.ampscope_heard = True  # type: ignore[attr-defined]
+    return dynamo.breaks_graph(heard)
+
+
+def _module_heard(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The call of compiled modules, each scope around the next."""
+
+    @wraps(original)
+    def heard(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() in _eager_threads:
+            return unwrapped(module)(*args, **kwargs)
+        call: Callable[..., Any] = partial(original, module)
+        for listener in _listeners:
+            call = _through(listener, module, call)
+        return call(*args, **kwargs)
+
+    heard.ampscope_heard = True  # type: ignore[attr-defined]
+    return heard
+
+
+def _through(listener: CompileListener, module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: listener.compiled_called(module, call, args, kwargs)

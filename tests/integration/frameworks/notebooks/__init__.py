@@ -1,0 +1,1 @@
+"""Notebooks: cells are run again, loops are interrupted, models are forgotten."""
