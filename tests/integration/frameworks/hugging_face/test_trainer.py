@@ -95,7 +95,11 @@ class OwnLoss(Trainer):
         return (loss, outputs) if return_outputs else loss
 
 
-@pytest.mark.parametrize("own", [{"compute_loss_func": negative_log_likelihood}, {"trainer": OwnLoss}], ids=str)
+@pytest.mark.parametrize(
+    "own",
+    [{"compute_loss_func": negative_log_likelihood}, {"trainer": OwnLoss}],
+    ids=["compute_loss_func", "compute_loss"],
+)
 def test_the_users_own_loss_is_named_with_its_line(own: dict[str, Any], tmp_path: Path) -> None:
     class Sure(TrainerCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
