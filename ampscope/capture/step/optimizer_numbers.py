@@ -45,11 +45,24 @@ class OptimizerNumbers:
         return len(self._numbers())
 
     def index_of(self, optimizer: Optimizer) -> int:
-        """Number of an optimizer, in the order in which they first stepped; that of one that is gone is free again."""
+        """Number of an optimizer, in the order in which they first stepped.
+
+        One that steps the weights of another goes on with that one's number and steps: a loop that makes itself a new
+        optimizer is the same training. The number of one that is gone is free again.
+        """
         known = self._of(optimizer)
         if known.index is None:
-            known.index = self._next_number()
+            known.index = self._taken_over(optimizer)
         return known.index
+
+    def _taken_over(self, optimizer: Optimizer) -> int:
+        """The number of whoever has stepped any of the weights of ``optimizer`` so far; the next one without any."""
+        weights = set(map(id, OptimizerView(optimizer).parameters))
+        for number, other in sorted(self._numbers().items(), key=lambda each: each[0]):
+            if not weights.isdisjoint(map(id, OptimizerView(other).parameters)):
+                self._of(other).index = None
+                return number
+        return self._next_number()
 
     def _next_number(self) -> int:
         taken = self._numbers()
