@@ -266,7 +266,7 @@ def close_forgotten() -> None:
         return
     for scope in open_scopes():
         if scope._steps.in_progress:  # interrupted, it would keep its model; one that goes on is just not replayed
-            scope._steps.abandon("ampscope.watch was called while the step was in progress")
+            scope._steps.give_up("ampscope.watch was called while the step was in progress")
     del scope
     known = [weakref.ref(scope) for scope in _open_scopes]
     _open_scopes.clear()

@@ -41,6 +41,11 @@ class OpenStep:
         self.losses += losses
         self.parcels += [Parcel({"loss": loss}) for loss in losses if loss.numel() == 1]
 
+    def wait_for_losses(self) -> None:
+        """Waits until the host knows every loss."""
+        for parcel in self.parcels:
+            parcel.values()
+
     @property
     def loss_known_bad(self) -> bool:
         """Whether a loss is non-finite, as far as the host knows without waiting for the device."""

@@ -68,7 +68,7 @@ class Player:
         Raises:
             Exception: Whatever the user's own code raises when it is run again.
         """
-        with random_state_kept(), _gradients_kept(self._models), _eager():
+        with random_state_kept(), _gradients_kept(self._models), _eager(), torch.autograd.set_detect_anomaly(False):
             if self._faithful:
                 self._check_versions()
             self._name_leaves()

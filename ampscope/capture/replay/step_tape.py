@@ -19,6 +19,7 @@ from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.replay.tape.weight_writes import WeightWrites
 from ampscope.capture.replay.tape_mode import FunctionListener, TapeMode
 from ampscope.capture.torch_support import tensor_tree
+from ampscope.capture.torch_support.calls.call_state import Ambient
 from ampscope.capture.torch_support.communication.gradient_reduction import synchronising, wrapper_of
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
@@ -191,6 +192,10 @@ class StepTape(StepObserver):
             self._evaluation.had_gradients = any(p.grad is not None for _, p in self._models.parameters.values())
             self._evaluation.collectives = self._evaluation.collectives_now()
         self._tape.backward_call(process_hooks.original_backward(), backward.args, backward.kwargs, backward.ambient)
+
+    def add_missing_backward(self, ambient: Ambient) -> Tensor | None:
+        """Puts the backward onto the tape that the loop did not call on its latest loss; returns that loss, if any."""
+        return self._tape.add_missing_backward(process_hooks.original_backward(), self._evaluation.since, ambient)
 
     def backward_ended(self) -> None:
         """Gradients are there to be touched."""

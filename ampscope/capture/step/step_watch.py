@@ -153,7 +153,7 @@ class StepWatch:
             with self._cycle.inside(State.BACKWARD):
                 result = call(*args, **kwargs)
         except BaseException:
-            self.abandon("a part of the step was lost to an exception in backward")
+            self.give_up("a part of the step was lost to an exception in backward")
             raise
         self._step.micro_batches += 1
         self._cycle.on(Moment.RUNS_BACKWARD)
@@ -277,6 +277,12 @@ class StepWatch:
         """Gives up the step in progress: nothing stays installed, and an incident in it cannot be replayed."""
         self._observers.tell(StepObserver.abandoned, reason)
 
+    def give_up(self, reason: str = "") -> None:
+        """Judges the step in progress as far as it has come, and abandons it."""
+        with self._own:
+            self._endings.left_unfinished(self._step)
+        self.abandon(reason)
+
     def part_failed(self) -> None:
         """A guard has caught a fault: what the faulty part had installed goes."""
         if self._tape.broken:
@@ -288,6 +294,7 @@ class StepWatch:
         """Ends for good; judges and writes what is still open."""
         with self._guard:
             self._endings.on_device.decide(wait=True)
+        self.give_up()
+        with self._guard:
             self.readback.drain()
-        self.abandon()
         self._live.sweep()

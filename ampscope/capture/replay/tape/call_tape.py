@@ -165,6 +165,27 @@ class Tape:
         entry.state.flags = framework_flags.raised()
         return self._append(entry)
 
+    def add_missing_backward(self, call: Callable[..., Any], since: int, ambient: Ambient) -> Tensor | None:
+        """Adds the backward that the loop did not call on the latest single value that it could have called it on.
+
+        Args:
+            call: What runs a backward.
+            since: Number of the first entry to look at.
+            ambient: The loop's autocast and grad mode.
+
+        Returns:
+            That value; None where there is none, or backward was called after it.
+        """
+        newest = self._results.newest_scalar
+        backwards = (number for number in range(self.start, self.end) if self[number].kind is EntryKind.BACKWARD)
+        if newest is None or newest.source.entry < max(since, self.start, *backwards):
+            return None
+        arguments = Arguments.of((newest.value,), {}, lambda _: newest.source)
+        entry = _entry(EntryKind.BACKWARD, call, arguments, ambient, NOWHERE)
+        entry.fingerprint = [newest.value.clone()]
+        self._append(entry)
+        return newest.value
+
     def mark_scaled(self, outputs: list[Tensor]) -> None:
         """Notes that the entries which made ``outputs`` multiply with the loss scale."""
         for tensor in outputs:

@@ -27,15 +27,29 @@ class LiveResult(NamedTuple):
         return tensor is not None and version_counter(tensor) != self.version
 
 
+class Scalar(NamedTuple):
+    """A single differentiable value that an entry returned, such as a loss."""
+
+    value: Tensor  #: without its history
+    source: EarlierResult
+
+
 class LiveResults:
-    """The results of the entries on a tape, by the tensor."""
+    """The results of the entries on a tape, by the tensor.
+
+    Attributes:
+        newest_scalar: The latest value that a backward could begin from, alive or not.
+    """
 
     def __init__(self) -> None:
         self._by_id: dict[int, LiveResult] = {}
+        self.newest_scalar: Scalar | None = None
 
     def add(self, tensor: Tensor, source: EarlierResult) -> None:
         """An entry has returned ``tensor``."""
         self._by_id[id(tensor)] = LiveResult(weakref.ref(tensor), source, version_counter(tensor))
+        if tensor.requires_grad and tensor.numel() == 1 and _owns_its_memory(tensor):
+            self.newest_scalar = Scalar(tensor.detach(), source)
 
     def find(self, tensor: Tensor) -> LiveResult | None:
         """What is known of ``tensor``; None where no entry returned it."""
@@ -54,11 +68,19 @@ class LiveResults:
     def forget_before(self, number: int) -> None:
         """Forgets the results of the entries before ``number``."""
         self._by_id = {key: known for key, known in self._by_id.items() if known.source.entry >= number}
+        if self.newest_scalar is not None and self.newest_scalar.source.entry < number:
+            self.newest_scalar = None
 
     def clear(self) -> None:
         """Forgets all."""
         self._by_id.clear()
+        self.newest_scalar = None
 
 
 def _has_memory(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and tensor.numel() > 0
+
+
+def _owns_its_memory(tensor: Tensor) -> bool:
+    """Whether keeping ``tensor`` keeps no more than its own few bytes."""
+    return type(tensor) is Tensor and tensor.layout is torch.strided and not tensor._is_view()

@@ -220,12 +220,30 @@ class Endings:
         if opened.bad is not None:
             return
         with self._guard:
-            optimizer, index = self._optimizers.of_weights(weights)
-            scaling = ScaleState.of(opened.scaler) if opened.scaler is not None else None
-            attempt = StepAttempt(optimizer, index, self._optimizers.step_at(index), scaling, opened)
+            attempt = self._attempt_of(opened, weights)
             self._check(attempt)
             self._found(attempt, verdict.of_what_gradients_hide(attempt, []))
             opened.bad = attempt if attempt.bad else None
+
+    def left_unfinished(self, opened: OpenStep) -> None:
+        """The loop ends, or gives up the step, before an optimizer steps: the loss may be why.
+
+        Loops look at it themselves and stop, with backward called or not; autograd's anomaly mode does so in backward.
+        """
+        if opened.bad is not None or not self._cycle.is_open or self._tape.broken:
+            return
+        with self._guard:
+            unused = self._tape.add_missing_backward(self._own.ambient)
+            if unused is not None:
+                opened.backward([unused])
+            opened.wait_for_losses()
+            bad = verdict.of_loss_alone(opened)
+            if bad is None:
+                return
+            weights: list[Tensor] = [weight for _, weight in self._models.parameters.values()]
+            attempt = self._attempt or self._attempt_of(opened, weights)
+            self._found(attempt, bad)
+            opened.bad = attempt
 
     # -- every step ---------------------------------------------------------------------------------------------
 
@@ -238,6 +256,12 @@ class Endings:
             attempt.bad, attempt.traced, attempt.judging_s = True, opened.bad.traced, opened.bad.judging_s
         self._observers.tell(StepObserver.attempt_began, attempt)
         return attempt
+
+    def _attempt_of(self, opened: OpenStep, weights: list[Tensor]) -> StepAttempt:
+        """The attempt that the optimizer of ``weights`` has not made yet."""
+        optimizer, index = self._optimizers.of_weights(weights)
+        scaling = ScaleState.of(opened.scaler) if opened.scaler is not None else None
+        return StepAttempt(optimizer, index, self._optimizers.step_at(index), scaling, opened)
 
     def _found(self, attempt: StepAttempt, bad: Verdict | None) -> None:
         if bad is not None and not attempt.bad:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ampscope.capture.events.open_step import StepAttempt
+from ampscope.capture.events.open_step import OpenStep, StepAttempt
 from ampscope.capture.replay.results import Symptom
 from ampscope.capture.step.measures import gradients
 from ampscope.capture.torch_support.models import Models
@@ -50,8 +50,14 @@ def of_device_skip(norms: Mapping[str, Tensor]) -> Verdict:
 
 def of_what_gradients_hide(attempt: StepAttempt, poisoned_buffers: list[str]) -> Verdict | None:
     """The loss and the buffers of a step that steps all the same; as far as the host knows without waiting."""
-    if attempt.opened.loss_known_bad:
-        return Verdict(Trigger.NONFINITE_LOSS, Symptom(loss=True))
+    of_loss = of_loss_alone(attempt.opened)
+    if of_loss is not None:
+        return of_loss
     if poisoned_buffers:
         return Verdict(Trigger.NONFINITE_BUFFER, Symptom())
     return None
+
+
+def of_loss_alone(opened: OpenStep) -> Verdict | None:
+    """The loss of a step, as far as the host knows it without waiting."""
+    return Verdict(Trigger.NONFINITE_LOSS, Symptom(loss=True)) if opened.loss_known_bad else None
