@@ -214,6 +214,10 @@ class ModuleWatch:
 
     def _stop_learning(self) -> None:
         self._hooks.remove()
+        if self._hooked is not None:  # its end will not be heard
+            hooked, self._hooked = self._hooked, None
+            self._depth -= 1
+            self._caller.lost(hooked.entry)
 
     def _before(self, module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling() or dynamo.in_use() or torch_private.in_functorch():

@@ -46,7 +46,8 @@ T = TypeVar("T")
 
 _listeners: Listeners[Listener] = Listeners()
 _hooks: list[Any] = []
-_originals: dict[str, Any] = {}
+_originals: dict[str, Any] = {}  # of functions that ours stand for, or are called by
+_clear_originally = torch.clear_autocast_cache
 _schedulers: dict[type, Callable[..., Any]] = {}  # classes that step in their own way, with it
 _scalers: dict[type, Callable[..., Any]] = {}  # classes that scale in their own way, with it
 _epoch = [0]
@@ -66,14 +67,12 @@ def leave(listener: Listener) -> None:
 
 
 def _install() -> None:
-    _originals["backward"] = torch.autograd.backward
-    torch.autograd.backward = _backward  # restored in _uninstall
+    _put_in_place(torch.autograd, "backward", _backward)
+    _put_in_place(torch, "clear_autocast_cache", _clear_autocast_cache)
     for scaler in _subclasses(torch.amp.GradScaler):
         if "scale" in vars(scaler):  # ``ShardedGradScaler`` does not call the one that it inherits
             _scalers[scaler] = vars(scaler)["scale"]
             scaler.scale = _adopted(vars(scaler)["scale"])  # type: ignore[method-assign]  # restored in _uninstall
-    _originals["clear_autocast_cache"] = torch.clear_autocast_cache
-    torch.clear_autocast_cache = _clear_autocast_cache
     for kind in vars(lr_scheduler).values():
         if isinstance(kind, type) and issubclass(kind, lr_scheduler.LRScheduler) and "step" in vars(kind):
             _schedulers[kind] = vars(kind)["step"]
@@ -82,16 +81,29 @@ def _install() -> None:
 
 
 def _uninstall() -> None:
-    torch.autograd.backward = _originals.pop("backward")
+    _restore(torch.autograd, "backward", _backward)
+    _restore(torch, "clear_autocast_cache", _clear_autocast_cache)
     while _scalers:
         scaler, scale = _scalers.popitem()
         scaler.scale = scale  # type: ignore[attr-defined]  # the original again
-    torch.clear_autocast_cache = _originals.pop("clear_autocast_cache")
     while _schedulers:
         kind, step = _schedulers.popitem()
         kind.step = step  # type: ignore[attr-defined]  # the original again
     while _hooks:
         _hooks.pop().remove()
+
+
+def _put_in_place(owner: Any, name: str, ours: Callable[..., Any]) -> None:
+    """Has ``ours`` called for a function of torch, unless it still is: somebody put something around it meanwhile."""
+    if name not in _originals:
+        _originals[name] = getattr(owner, name)
+        setattr(owner, name, ours)
+
+
+def _restore(owner: Any, name: str, ours: Callable[..., Any]) -> None:
+    """Puts an original back, unless somebody else has put something around ours, which then only passes calls on."""
+    if getattr(owner, name) is ours:
+        setattr(owner, name, _originals.pop(name))
 
 
 def autocast_epoch() -> int:
@@ -102,7 +114,7 @@ def autocast_epoch() -> int:
 def _clear_autocast_cache() -> None:
     if not torch.compiler.is_compiling():
         _epoch[0] += 1
-    _originals["clear_autocast_cache"]()
+    _originals.get("clear_autocast_cache", _clear_originally)()  # ours may be called after the end, by who has kept it
 
 
 def original_backward() -> Callable[..., Any]:

@@ -2,7 +2,8 @@
 
 Lightning sends ``training_step`` through ``DistributedDataParallel`` by giving the model another ``forward`` for
 one call. What runs then is the user's loop: it logs, it may step optimizers. Such a call is let through, and the
-modules that are called inside it count as called by the loop.
+modules that are called inside it count as called by the loop. A redirection is made anew for each call; a forward that
+stays is the module's own from its second call on.
 """
 
 from __future__ import annotations
@@ -25,12 +26,19 @@ class Redirections:
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._forwards = {id(module): _own_forward(module) for module in modules}
+        self._latest: dict[int, Any] = {}  # what stood in for the forward at the latest redirected call
 
     def is_redirected(self, module: nn.Module) -> bool:
         """Whether a call of ``module`` runs something else than the forward it had."""
         module = unwrapped(module)
         now = _own_forward(module)
-        return now is not None and now is not self._forwards.setdefault(id(module), now)
+        if now is None or now is self._forwards.setdefault(id(module), now):
+            return False
+        if now is self._latest.get(id(module)):  # it stayed: the user has given the module another forward
+            self._forwards[id(module)] = now
+            return False
+        self._latest[id(module)] = now
+        return True
 
 
 def _own_forward(module: nn.Module) -> Any:

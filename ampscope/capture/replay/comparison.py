@@ -26,12 +26,25 @@ def compared(player: Player, real: Symptom, step: TapedStep, *, after_good_step:
     reduction = step.reduction() if real.gradients else None
     if real and player.finite:
         left = step.had_gradients and not (reduction is not None and after_good_step)
-        return _came_out_finite(player, real, reduction, differences, added_to_unknown=left)
+        return _not_the_same(player, real, differences, late=step.late) or _came_out_finite(
+            player, real, reduction, differences, added_to_unknown=left
+        )
     if real.gradients and not _same_gradients(real, player.bad_gradients, reduction):
         differences.append("other parameters have non-finite gradients")
     if differences:
         return ReplayResult(ReplayStatus.DIVERGED, "; ".join(differences))
     return ReplayResult(ReplayStatus.EXACT)
+
+
+def _not_the_same(player: Player, real: Symptom, differences: list[str], *, late: bool) -> ReplayResult | None:
+    """Why a replay that came out finite was not run on the same calls and values; None where it may have been."""
+    if player.held_otherwise or (late and differences):
+        reason = "the step was run again after what it computed with had changed, or may have"
+        return ReplayResult(ReplayStatus.UNAVAILABLE, "; ".join([reason, *differences]))
+    if real.gradients and not real.loss and player.real_losses_finite and player.hooked:
+        reason = f"a replay does not run the functions attached to parameters ({player.hooked}), and came out finite"
+        return ReplayResult(ReplayStatus.UNAVAILABLE, reason)
+    return None
 
 
 def _came_out_finite(

@@ -47,6 +47,7 @@ class Player:
         bad_gradients: Names of the parameters whose gradients came out non-finite.
         differences: How what the tape holds and what the calls returned differ from the real step, in words; looked
             for only where nothing is changed.
+        held_otherwise: What the tape holds is known to have been changed since the real step.
     """
 
     def __init__(self, step: TapedStep, models: Models, tracer: Tracer, change: ReplayChange) -> None:
@@ -61,6 +62,7 @@ class Player:
         self.losses: list[Tensor] = []
         self.bad_gradients: frozenset[str] = frozenset()
         self.differences: list[str] = []
+        self.held_otherwise = False
 
     def play(self) -> None:
         """Runs the tape. Nothing of the model, the generators or the gradients is different afterwards.
@@ -88,6 +90,12 @@ class Player:
         """Whether what the real step's backward passes began from was finite."""
         backwards = (entry for _, entry in self._entries if entry.kind is EntryKind.BACKWARD)
         return all(finite(loss) for entry in backwards for loss in entry.fingerprint)
+
+    @property
+    def hooked(self) -> str:
+        """Name of a parameter whose gradient a function of the user's may have changed; a replay does not run those."""
+        named = self._models.parameters.values()
+        return next((name for name, parameter in named if torch_private.has_gradient_hooks(parameter)), "")
 
     def sent_gradients(self, dtype: torch.dtype | None) -> tuple[str, float, bool]:
         """What this rank would have given into a reduction of its gradients across ranks.
@@ -184,6 +192,7 @@ class Player:
             for outside in entry.arguments.outside:
                 if torch_private.version_counter(outside.tensor) != outside.version:
                     self.differences.append("an input was changed in place since")
+        self.held_otherwise = bool(self.differences)
 
     def _name_leaves(self) -> None:
         for name, parameter in self._models.parameters.values():

@@ -286,6 +286,12 @@ def scaler_found_inf(scaler: Any, optimizer: Any) -> list[Tensor]:
     return list(states[id(optimizer)]["found_inf_per_device"].values())
 
 
+def has_gradient_hooks(parameter: Tensor) -> bool:
+    """Whether functions were attached to a parameter that may change its gradient."""
+    names = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    return any(getattr(parameter, name, None) for name in names)
+
+
 def steps_on_device(optimizer: Any) -> bool:
     """Whether the optimizer unscales and skips by itself, on the device (``fused=True``)."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))

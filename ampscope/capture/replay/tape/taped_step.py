@@ -21,6 +21,7 @@ class TapedStep(NamedTuple):
     had_gradients: bool = False  #: gradients were there before its first backward
     after_unjudged: bool = False  #: weights were moved within the step before, by what nobody looked at
     scale: float | None = None  #: its loss scale; None without a scaler
+    late: bool = False  #: judged when the loop has gone on, and may have written into what the step computed with
     collectives: int | None = 0  #: that ran since its first backward began; None: not known
 
     def entries(self) -> list[tuple[int, Entry]]:

@@ -57,8 +57,10 @@ class DeviceDecisions:
     def postpone(self, attempt: StepAttempt, recording: TapedStep) -> None:
         """The optimizer has stepped or skipped; `decide` will tell."""
         attempt.found_inf = scaler_found_inf(attempt.scaling.scaler, attempt.optimizer) if attempt.scaling else []
+        for entry in recording.tape.entries:  # counters move although a device that skips writes nothing
+            entry.versions = self._models.versions(entry.module) if entry.versions else []
         decision = Parcel({str(index): flag for index, flag in enumerate(attempt.found_inf)})
-        self._undecided = _Undecided(attempt, decision, recording)
+        self._undecided = _Undecided(attempt, decision, recording._replace(late=True))
 
     def decide(self, *, wait: bool) -> None:
         """Judges the attempt, if its decision is here or worth waiting for."""
@@ -66,7 +68,5 @@ class DeviceDecisions:
         if pending is None or not (wait or pending.decision.arrived):
             return
         self._undecided = None
-        if any(pending.decision.values().values()):
-            for entry in pending.recording.tape.entries:
-                entry.versions = []  # counters moved although the device wrote nothing
+        if any(pending.decision.values().values()) and not pending.attempt.bad:
             self._judge(pending.attempt, verdict.of_device_skip(pending.attempt.norms), pending.recording)
