@@ -56,3 +56,18 @@ def test_a_forward_that_was_another_when_watching_began_is_the_models_own() -> N
     module = nn.Linear(2, 2)
     replaces_forward(module)
     assert not Redirections([module]).is_redirected(module)
+
+
+def test_a_forward_that_stays_becomes_the_models_own() -> None:
+    module = nn.Linear(2, 2)
+    redirections = Redirections([module])
+    replaces_forward(module)
+    assert [redirections.is_redirected(module) for _ in range(3)] == [True, False, False]
+
+
+def test_a_forward_that_is_another_at_each_call_stays_a_redirection() -> None:
+    module = nn.Linear(2, 2)
+    redirections = Redirections([module])
+    for _ in range(3):
+        vars(module)["forward"] = lambda *_: None
+        assert redirections.is_redirected(module)

@@ -1,0 +1,53 @@
+"""Torch is left as it was found, and as others have made it meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ampscope
+
+PLACES = [(torch.autograd, "backward"), (torch, "clear_autocast_cache")]
+
+
+@pytest.mark.parametrize(("owner", "name"), PLACES)
+def test_a_function_that_was_taken_while_watching_works_ever_after(
+    owner: Any, name: str, watch: Callable[..., ampscope.Scope]
+) -> None:
+    before = getattr(owner, name)
+    scope = watch(nn.Linear(2, 2))
+    taken = getattr(owner, name)
+    scope.close()
+    assert taken is not before
+    assert getattr(owner, name) is before
+    loss = torch.ones((), requires_grad=True) * 2
+    taken(loss) if name == "backward" else taken()
+
+
+@pytest.mark.parametrize(("owner", "name"), PLACES)
+def test_what_others_have_put_around_it_stays(
+    owner: Any, name: str, watch: Callable[..., ampscope.Scope], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    scope = watch(nn.Linear(2, 2))
+    ours = getattr(owner, name)
+
+    def theirs(*args: Any) -> None:
+        calls.append(args)
+        ours(*args)
+
+    setattr(owner, name, theirs)
+    scope.close()
+    assert getattr(owner, name) is theirs
+    watch(nn.Linear(2, 2)).close()  # and is not put around itself
+    assert getattr(owner, name) is theirs
+    loss = torch.ones((), requires_grad=True) * 2
+    theirs(loss) if name == "backward" else theirs()
+    assert len(calls) == 1
+    setattr(owner, name, ours)
+    watch(nn.Linear(2, 2)).close()  # theirs is gone: now the original comes back
+    assert getattr(owner, name) is not ours
