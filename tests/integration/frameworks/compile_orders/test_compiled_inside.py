@@ -43,6 +43,7 @@ class Model(nn.Module):
 
 
 def loop(watch: Callable[..., Any], *, bad: bool) -> Any:
+    torch._dynamo.reset()  # a process that has compiled nothing yet
     model = Model()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     watch(model)
