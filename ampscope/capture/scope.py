@@ -122,6 +122,7 @@ class Scope:
             self._terminal.close,
             lambda: self._recorder.event(EventKind.CLOSE, self._steps.optimizers.step_of(None), ""),
             self._writer.close,
+            self._models.release,
         ]
         for remove in removals:
             with Suppressed():  # whatever one of them meets, the others follow

@@ -208,6 +208,8 @@ class StepTape(StepObserver):
         self._mode.remove()
         self._tape.clear()
         self._tape.obstacle = reason
+        self._state.forget()
+        self._writes.forget()
         self._evaluation.since = self._tape.end
 
     def recording(self) -> TapedStep:

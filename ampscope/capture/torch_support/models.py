@@ -105,6 +105,12 @@ class Models:
         self.revision += changed
         return changed
 
+    def release(self) -> None:
+        """Lets go of the models, for good: what is left of a closed scope keeps none of their memory."""
+        self.roots = []
+        for held in (self.modules, self._plain, self.names, self.parameters, self._own_parameters, self._trained):
+            held.clear()
+
     def is_current(self) -> bool:
         """Whether the models hold the layers and parameters that the latest `refresh` found; asked at every step."""
         return self._held == self._held_now()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from typing import Any
 
 import pytest
+import torch
 
 import ampscope
 from ampscope.trace.schema import EventKind, Table
@@ -64,3 +67,21 @@ def test_the_figures_of_a_run_are_those_of_its_rows(loop: TrainingLoop, watch: A
     assert (figures.steps, figures.scale) == (4, rows[-1].scale)
     assert figures.skipped_share == sum(row.skipped for row in rows) / 4
     assert figures.observing_share == pytest.approx(sum(r.observing_s for r in rows) / sum(r.duration_s for r in rows))
+
+
+@pytest.mark.parametrize("finite", [True, False])
+def test_a_closed_scope_keeps_nothing_of_the_model_alive(finite: bool, watch: Any) -> None:
+    loop = TrainingLoop()
+    scope = watch(loop.model, loop.scaler)
+    loop.step(3)
+    if not finite:
+        with torch.no_grad():
+            next(loop.model.parameters()).fill_(float("nan"))
+        loop.step(2)
+    known = [weakref.ref(loop.model), *map(weakref.ref, loop.model.parameters())]
+    scope.close()
+    del loop
+    gc.collect()
+    assert [each() for each in known] == [None] * len(known)
+    scope.note("afterwards")
+    assert scope.figures().steps == (3 if finite else 5)

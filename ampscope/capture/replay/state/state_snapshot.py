@@ -52,6 +52,11 @@ class StateSnapshot:
             elif live:
                 torch._foreach_copy_([copied for _, copied in self._copies.values()], live)
 
+    def forget(self) -> None:
+        """Lets go of the state; `take` comes before it is asked for again."""
+        self._copies, self._attributes, self._candidates = {}, [], []
+        self._revision = -1
+
     def _review(self) -> None:
         """Draws up the list of what may change: every so often, and when it is known to be another."""
         replaceable, revision = self._models.replaceable_tensors(), self._models.revision
