@@ -27,7 +27,7 @@ from ampscope.capture.torch_support.user_line import NOWHERE, user_place
 
 
 class StepTape(StepObserver):
-    """The tape of one step after another.
+    """The tape of one step after another; many methods because it hears of all that a step is made of.
 
     Args:
         models: The watched models.

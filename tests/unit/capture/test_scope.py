@@ -78,7 +78,7 @@ def test_a_closed_scope_keeps_nothing_of_the_model_alive(finite: bool, watch: An
         with torch.no_grad():
             next(loop.model.parameters()).fill_(float("nan"))
         loop.step(2)
-    known = [weakref.ref(loop.model), *map(weakref.ref, loop.model.parameters())]
+    known: list[weakref.ref[Any]] = [weakref.ref(each) for each in (loop.model, *loop.model.parameters())]
     scope.close()
     del loop
     gc.collect()
