@@ -72,10 +72,13 @@ def rank_row(state: RankState) -> tuple[str, ...]:
 
 def bad_rows(bad: Sequence[BadStep]) -> list[tuple[str, ...]]:
     """Where each bad step began, and who received it."""
-    return [
-        (count(each.step), _ranks([one.rank for one in each.origins]), _ranks([one.rank for one in each.received]))
-        for each in bad
-    ]
+    return [(count(each.step), _began_on(each), _ranks([one.rank for one in each.received])) for each in bad]
+
+
+def _began_on(bad: BadStep) -> str:
+    if bad.since is not None:
+        return f"step {count(bad.since)}: bad weights since then"
+    return _ranks([one.rank for one in bad.origins])
 
 
 def _ranks(ranks: Sequence[int]) -> str:

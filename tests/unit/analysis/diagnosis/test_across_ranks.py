@@ -132,3 +132,31 @@ def test_what_the_reduction_itself_lost_is_told_as_that(run_folder: Path) -> Non
     (incident,) = job(run_folder, {0: SENT, 1: lost}, world=2).incidents
     assert (incident.rank, incident.received_by, incident.cause) == (1, (0,), Cause.UNKNOWN)
     assert incident.explanation == f"It was lost on the way to the other ranks: {reason}."
+
+
+def test_what_a_step_wrote_into_the_weights_is_told_with_that_step(run_folder: Path) -> None:
+    for rank in range(2):
+        trace = TraceBuilder(run_folder, rank=rank, world_size=2)
+        for step in range(BAD + 4):
+            bad = step >= BAD
+            trace.step(grad_norm=math.nan if bad else 1.0 + step, skipped=False, scale=None)
+        facts = OWN if rank == 1 else SENT
+        if rank == 1:
+            _overflow(trace, 7)
+        trace.incident(step=BAD, bad_params=("attn.proj.weight",), **facts)
+        traced = Step(trace, step=BAD + 1)
+        weight = traced.entry(Node.PARAMETER, "attn.proj.weight", out=NOTANUMBER)
+        traced.loss(traced.op("mean", weight, out=NOTANUMBER, module="", phase=Phase.LOSS, dtype=FULL))
+        trace.incident(step=BAD + 1, bad_params=("attn.proj.weight",), **OWN)
+        for step in (BAD + 2, BAD + 3):
+            trace.incident(step=step, bad_params=("attn.proj.weight",), **{**OWN, **UNSEEN})
+        trace.close()
+    diagnosis = diagnose(run_folder)
+    primary, after = diagnosis.incidents
+    assert diagnosis.primary == primary
+    assert (primary.step, primary.rank, primary.cause) == (BAD, 1, Cause.FP16_OVERFLOW)
+    assert (after.cause, after.step, after.last_step, after.count) == (Cause.BAD_WEIGHT, BAD + 1, BAD + 3, 3)
+    assert (after.also_on, after.received_by) == ((1,), ())
+    assert after.written_by is not None
+    assert (after.written_by.step, after.written_by.op) == (BAD, "aten.bmm.default")
+    assert f"since step {BAD}" in after.explanation
