@@ -103,7 +103,7 @@ def _what_to_do(occurrence: Occurrence) -> tuple[Remedy, ...]:
     )
     device = Remedy(
         text="Test the device and the memory of the ranks that are apart, or move them to another host; and look for "
-        "code that one rank alone runs on its gradients.",
+        "code that one rank alone runs on its gradients or weights.",
     )
     compare = Remedy(
         text=f"Compare the weights of all ranks, and go on from a checkpoint{before} where they differ.", code=_COMPARE

@@ -88,7 +88,8 @@ def _parted(apart: Apart) -> str:
     verb = "differs" if len(apart.ranks) == 1 else "differ"
     times = "steps" if apart.steps > 1 else "step"
     if apart.what is Shared.WEIGHTS:
-        return f"{who} {verb} from {others} in the weights, of steps that were looked at first at step {apart.step:,}."
+        held = f"{'holds' if len(apart.ranks) == 1 else 'hold'} other weights than {others}"
+        return f"Of the traced steps, {apart.step:,} is the first at which {ranks_in_words(apart.ranks)} {held}."
     return f"{who} {verb} from {others} in the {what} at {apart.steps:,} {times}, first at step {apart.step:,}."
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ampscope import diagnose
+from ampscope.analysis.causes.catalogue import what_in_words
 from ampscope.analysis.results import Diagnosis, Incident
 from ampscope.trace.schema import Node, Phase, ReplayStatus, Trigger
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
@@ -160,3 +161,4 @@ def test_what_a_step_wrote_into_the_weights_is_told_with_that_step(run_folder: P
     assert after.written_by is not None
     assert (after.written_by.step, after.written_by.op) == (BAD, "aten.bmm.default")
     assert f"since step {BAD}" in after.explanation
+    assert what_in_words(after) == f"a weight that was already bad, since step {BAD}"

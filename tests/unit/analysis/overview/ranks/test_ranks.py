@@ -15,6 +15,7 @@ from ampscope.analysis.overview.ranks.ranks import Ranks, ranks_at_a_glance
 from ampscope.analysis.overview.ranks.replicas import Shared
 from ampscope.analysis.overview.ranks.step_grid import COLUMNS, ROWS, CellState
 from ampscope.analysis.overview.ranks.story import ranks_story
+from ampscope.report.html.parts.ranks import bad_rows
 from ampscope.trace.schema import EventKind, ReplayStatus
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
 from tests.support.scenes import BAD_STEP
@@ -240,6 +241,7 @@ def test_steps_after_one_that_was_written_are_no_origins(run_folder: Path) -> No
     assert [state.origins for state in found.states] == [0, 1]
     assert found.grid.cells[:, 30].tolist() == [CellState.RECEIVED, CellState.ORIGIN]
     assert (found.grid.cells[:, 31:] == CellState.AFTERMATH).all()
+    assert bad_rows(found.bad) == [("30", "rank 1", "rank 0"), ("31 to 39", "bad weights since step 30", "")]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
