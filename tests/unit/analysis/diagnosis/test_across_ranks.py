@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -162,3 +163,14 @@ def test_what_a_step_wrote_into_the_weights_is_told_with_that_step(run_folder: P
     assert (after.written_by.step, after.written_by.op) == (BAD, "aten.bmm.default")
     assert f"since step {BAD}" in after.explanation
     assert what_in_words(after) == f"a weight that was already bad, since step {BAD}"
+
+
+@pytest.mark.parametrize(("hook", "code"), [("fp16_compress_hook", "bf16_compress_hook"), ("", "")])
+def test_what_was_lost_in_the_reduction_has_a_wider_one_as_its_cure(run_folder: Path, hook: str, code: str) -> None:
+    lost = {**SENT, "evidence": json.dumps({"reduction": {"hook": hook, "dtype": "float16", "overflows": True}})}
+    incident = only(job(run_folder, {0: SENT, 1: lost}, world=2))
+    assert (incident.rank, incident.received_by) == (1, (0,))
+    (remedy,) = incident.remedies
+    assert "a dtype that holds them" in remedy.text
+    assert code in remedy.code
+    assert bool(remedy.code) == bool(hook)
