@@ -101,6 +101,16 @@ class Remedy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenBy:
+    """What left a bad value in the weights that a later step found there."""
+
+    step: int  #: whose gradients were not finite, and which the optimizer took
+    op: str = ""  #: where the value was born, as far as that is known
+    module: str = ""
+    source: SourceLine | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Incident(NotebookRepr):
     """A numerical failure (or a harmless oddity, severity ``info``) with its origin.
 
@@ -135,6 +145,7 @@ class Incident(NotebookRepr):
     also_on: tuple[int, ...] = ()  #: further ranks on which the same failed by itself
     received_by: tuple[int, ...] = ()  #: ranks whose own calculation was finite, and that got the value from this one
     world: int = 1  #: how many ranks train together
+    written_by: WrittenBy | None = None  #: the step that left the value behind; None where it began in this one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,7 +92,7 @@ class Scope:
         except TypeError as error:
             self.close()
             raise WatchError(f"this model cannot be watched: {error}; watch the modules inside it instead") from error
-        self._terminal.begins()
+        self._terminal.begins(self._recorder.segment)
         return self
 
     def _install(self, scaler: Any | None) -> None:

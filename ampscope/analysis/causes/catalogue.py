@@ -13,6 +13,7 @@ from ampscope.analysis.causes import (
     usage,
 )
 from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, OpRule
+from ampscope.analysis.results import Finding, Incident
 from ampscope.trace.vocabulary import Cause
 
 FAMILIES = (range_overflow, range_underflow, mathematics, outside, ranks, usage, harmless, unknown)
@@ -29,6 +30,14 @@ OP_RULES: tuple[OpRule, ...] = tuple(
 def cause_in_words(cause: Cause) -> str:
     """The cause as a noun phrase without article capital or full stop."""
     return CATALOGUE[cause].noun
+
+
+def what_in_words(item: Incident | Finding) -> str:
+    """Its cause in words, with the step since which it is so, where that is another."""
+    since = item.written_by if isinstance(item, Incident) else None
+    return (
+        f"{cause_in_words(item.cause)}, since step {since.step:,}" if since is not None else cause_in_words(item.cause)
+    )
 
 
 def explanation(cause: Cause, occurrence: Occurrence) -> str:

@@ -22,6 +22,7 @@ class Parted(Reason):
     value: float
     expected: float
     parameter: str = ""  #: the first whose weights differ
+    agreed_at: int | None = None  #: the last step before at which weights were looked at, and agreed
 
 
 def _apart(occurrence: Occurrence) -> str:
@@ -54,11 +55,19 @@ _WHY = {
 
 
 def _weights(seen: Parted) -> str:
+    before = f" At step {seen.agreed_at:,} they still were." if seen.agreed_at is not None else ""
+    if not seen.others:
+        return (
+            f"At step {seen.step:,} the parameter {seen.parameter} reached {number(seen.value)} on rank "
+            f"{seen.ranks[0]:,} and {number(seen.expected)} on rank {seen.ranks[-1]:,}, which get the same gradients: "
+            f"the weights are no longer the same.{before} It cannot be told which of them went wrong, by a fault, or "
+            "because they were loaded or changed there alone."
+        )
     return (
         f"At step {seen.step:,} the parameter {seen.parameter} reached {number(seen.value)} on "
         f"{ranks_in_words(seen.ranks)} and {number(seen.expected)} on the {len(seen.others):,} others that get the "
         "same gradients: the weights are no longer the same, by a fault of that rank, or because they were loaded or "
-        "changed there alone."
+        f"changed there alone.{before}"
     )
 
 
@@ -79,16 +88,22 @@ dist.all_gather(gathered, sums)
 assert all(torch.equal(each, sums) for each in gathered), 'the ranks no longer have the same weights'"""
 
 
+def _last_good(seen: Parted) -> str:
+    return (
+        f" from step {seen.agreed_at:,} or before" if seen.agreed_at is not None else f" from before step {seen.step:,}"
+    )
+
+
 def _what_to_do(occurrence: Occurrence) -> tuple[Remedy, ...]:
     seen = occurrence.reason
-    before = f" from before step {seen.step:,}" if isinstance(seen, Parted) else ""
+    before = _last_good(seen) if isinstance(seen, Parted) else ""
     together = Remedy(
         text="Let all ranks decide together whether to skip: exchange what the scaler found before it steps, as "
         "ShardedGradScaler does, and see that the last micro-batch is not under no_sync().",
     )
     device = Remedy(
         text="Test the device and the memory of the ranks that are apart, or move them to another host; and look for "
-        "code that one rank alone runs on its gradients.",
+        "code that one rank alone runs on its gradients or weights.",
     )
     compare = Remedy(
         text=f"Compare the weights of all ranks, and go on from a checkpoint{before} where they differ.", code=_COMPARE

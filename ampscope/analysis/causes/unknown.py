@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ampscope.analysis.causes.cause_entry import CauseEntry, Match, Occurrence, OpRule, Reason, Turn
 from ampscope.analysis.origin.op_facts import Executed
+from ampscope.analysis.results import Remedy
 from ampscope.trace.vocabulary import Cause
 
 _DEFINED_ON_PART = frozenset({"acos", "asin", "atanh", "acosh", "erfinv", "lgamma", "digamma"})
@@ -17,6 +18,7 @@ class Observed(Reason):
     """What is known without a cause, in a sentence."""
 
     sentence: str
+    advice: tuple[Remedy, ...] = ()  #: what helps all the same
 
 
 def _unknown(sentence: str) -> Match:
@@ -53,11 +55,28 @@ def _what_is_known(occurrence: Occurrence) -> str:
     return f"{occurrence.op_in_words} made a non-finite value of finite operands, and no rule says why."
 
 
+def _what_helps(occurrence: Occurrence) -> tuple[Remedy, ...]:
+    return occurrence.reason.advice if isinstance(occurrence.reason, Observed) else ()
+
+
+def wider_reduction(*, by_hook: bool) -> Remedy:
+    """What helps gradients that are finite on their rank, and too large for the dtype in which they are reduced.
+
+    Args:
+        by_hook: A communication hook chose that dtype.
+    """
+    return Remedy(
+        text="Reduce the gradients in a dtype that holds them: float32, or bfloat16, whose range is the same.",
+        code="model.register_comm_hook(None, default_hooks.bf16_compress_hook)" if by_hook else "",
+    )
+
+
 ENTRIES = (
     CauseEntry(
         cause=Cause.UNKNOWN,
         noun="a cause not told yet",
         sentence=_what_is_known,
+        remedies=_what_helps,
         rules=(
             OpRule(Turn.INFINITE_CONSTANT, _infinite_constant),
             OpRule(Turn.INFINITE_OPERAND, _infinite_operand),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ampscope.analysis.diagnosis.examined import Examined
@@ -11,6 +11,8 @@ from ampscope.analysis.overview.ranks.bad_steps import BadStep, Sighting, bad_st
 from ampscope.analysis.overview.ranks.sightings import sightings
 from ampscope.analysis.overview.ranks.steps_by_rank import steps_by_rank
 from ampscope.analysis.overview.ranks.world import World
+from ampscope.analysis.overview.ranks.written_steps import written_steps
+from ampscope.analysis.results import Incident, WrittenBy
 from ampscope.analysis.tables.step_history import histories
 from ampscope.analysis.words.rank_words import ranks_in_words
 from ampscope.trace.read.run import Run
@@ -32,8 +34,18 @@ def examined_incidents(run: Run, world: World) -> list[Examined]:
     """
     examiners = _Examiners(run)
     last = {rank: steps.last for rank, steps in steps_by_rank(run).items()}
-    steps = bad_steps(sightings(run), last, world.size)
-    return [each for bad in steps for each in _of_step(bad, examiners, world)]
+    steps = bad_steps(sightings(run), last, world.size, written_steps(run))
+    born: dict[tuple[int, int], Incident] = {}
+    found: list[Examined] = []
+    for bad in steps:
+        of_step = [
+            _followed(each, bad.since, born.get((bad.optimizer, bad.since or 0)))
+            for each in _of_step(bad, examiners, world)
+        ]
+        if of_step:
+            born[bad.optimizer, bad.step] = of_step[0].incident
+        found += of_step
+    return found
 
 
 class _Examiners:
@@ -42,14 +54,14 @@ class _Examiners:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._by_rank: dict[int, Examiner] = {}
-        self._known: dict[tuple[int, str, int], Examined] = {}
+        self._known: dict[tuple[int, str, int, int | None], Examined] = {}
         self._examined = 0
 
-    def of_step(self, seen: Iterable[Sighting]) -> Iterator[tuple[Sighting, list[Examined]]]:
+    def of_step(self, bad: BadStep) -> Iterator[tuple[Sighting, list[Examined]]]:
         """What was seen at one step, rank by rank; very many like ones are summed up from a few."""
-        alike: dict[tuple[int, str, int], int] = {}
-        for one in seen:
-            symptom = (one.optimizer, one.trigger, one.symptom)
+        alike: dict[tuple[int, str, int, int | None], int] = {}
+        for one in bad.origins:
+            symptom = (one.optimizer, one.trigger, one.symptom, bad.since)
             alike[symptom] = alike.get(symptom, 0) + 1
             known = self._known.get(symptom)
             spent = self._examined >= MAX_EXAMINED or one.over_budget or alike[symptom] > _MOST_ALIKE
@@ -77,13 +89,33 @@ def _of_step(bad: BadStep, examiners: _Examiners, world: World) -> Iterator[Exam
     if not bad.origins:
         yield examiners.not_from_here(bad.received[0], _elsewhere(bad, world))
         return
-    found = list(examiners.of_step(bad.origins))
+    found = list(examiners.of_step(bad))
     is_located = any(_is_located(each) for _, each in found)
     cleared = [one for one, each in found if is_located and not _is_located(each) and _may_be_received(one, each)]
     received = tuple(sorted({one.rank for one in (*bad.received, *cleared)}))
     for one, each in found:
         if one not in cleared:
             yield from (other._replace(incident=replace(other.incident, received_by=received)) for other in each)
+
+
+def _followed(examined: Examined, since: int | None, first: Incident | None) -> Examined:
+    """What was found at a step before which the weights were bad already: no origin, unless it names an op of its own.
+
+    Args:
+        examined: What was found.
+        since: The step whose bad gradients the optimizer wrote; None where there is none.
+        first: What was found at that step.
+    """
+    incident = examined.incident
+    brought = incident.cause in (Cause.BAD_WEIGHT, Cause.BAD_BUFFER)
+    if since is None or not (brought or incident.cause is Cause.RECEIVED or not incident.op):
+        return examined
+    what = f"{incident.explanation} It does" if brought else "The weights are most likely not finite"
+    why = f"{what} since step {since:,}: its gradients were not finite, and the optimizer took them."
+    wrote = WrittenBy(step=since)
+    if first is not None:
+        wrote = replace(wrote, op=first.op, module=first.module, source=first.source)
+    return examined._replace(incident=replace(incident, explanation=why, written_by=wrote, received_by=()))
 
 
 def _is_located(examined: Sequence[Examined]) -> bool:

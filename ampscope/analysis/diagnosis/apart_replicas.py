@@ -30,6 +30,7 @@ def _incident(apart: Apart) -> Incident:
         value=apart.value,
         expected=apart.expected,
         parameter=apart.parameter,
+        agreed_at=apart.agreed_at,
     )
     return Incident(
         step=apart.step,

@@ -26,6 +26,8 @@ class Examined(NamedTuple):
         incident = self.incident
         if incident.cause.is_benign:
             return (incident.cause,)
+        if incident.written_by is not None:
+            return (incident.written_by.step,)
         place = (incident.source.file, incident.source.line) if incident.source else None
         return (incident.cause, incident.op, incident.module, incident.phase, place)
 

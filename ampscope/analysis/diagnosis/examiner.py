@@ -10,7 +10,7 @@ from ampscope.analysis.causes.catalogue import CATALOGUE, explanation
 from ampscope.analysis.causes.cause_entry import LostBefore, Occurrence
 from ampscope.analysis.causes.outside import CameIn
 from ampscope.analysis.causes.recognition import Recognised, first_overflow, recognise
-from ampscope.analysis.causes.unknown import Observed
+from ampscope.analysis.causes.unknown import Observed, wider_reduction
 from ampscope.analysis.cures import explicit_half, trials
 from ampscope.analysis.cures.explicit_half import ExplicitHalf, half_weights
 from ampscope.analysis.diagnosis.context import Context
@@ -140,7 +140,8 @@ class Examiner:
         lost = details(row.evidence).get("reduction")
         known = isinstance(lost, dict) and lost.get("overflows") is True
         lead = "It was lost on the way to the other ranks" if known else "The origin is not known"
-        occurrence = Occurrence(reason=Observed(sentence=f"{lead}: {why}."))
+        advice = (wider_reduction(by_hook=bool(lost.get("hook"))),) if isinstance(lost, dict) and known else ()
+        reason = Observed(sentence=f"{lead}: {why}.", advice=advice)
         incident = Incident(
             step=row.step,
             last_step=row.step,
@@ -157,10 +158,10 @@ class Examiner:
             tried=self._tried.get((row.step, row.optimizer), ()),
             trigger=row.trigger,
             tripped=row.bad_params,
-            explanation=explanation(cause, occurrence),
+            explanation=explanation(cause, Occurrence(reason=reason)),
             rank=self._rank,
         )
-        return Examined(incident)
+        return Examined(incident, reason)
 
 
 def _incident(

@@ -7,6 +7,7 @@ from ampscope.analysis.results import Finding, Incident, SourceLine
 from ampscope.analysis.words.rank_words import first_ranked, further_in_words, received_in_words
 from ampscope.analysis.words.wording import op_in_words, when_in_words
 from ampscope.trace.schema import Trigger
+from ampscope.trace.vocabulary import Cause
 
 
 def summary(primary: Incident | Finding | None, *, steps: int, skipped: int, benign: int) -> str:
@@ -20,6 +21,8 @@ def summary(primary: Incident | Finding | None, *, steps: int, skipped: int, ben
         return f"{when[:1].upper()}{when[1:]}{where}: {primary.explanation}"
     effect = " ".join(filter(None, (_EFFECTS.get(primary.trigger, "went wrong"), first_ranked(primary))))
     elsewhere = f"{further_in_words(primary)} {received_in_words(primary)}".strip()
+    if primary.cause is Cause.REPLICA_APART and len(primary.also_on) + 1 == primary.world:  # nobody is to blame
+        return primary.explanation
     if not primary.op:
         return " ".join(filter(None, (f"Step {primary.step} {effect}.", primary.explanation, elsewhere)))
     outside = "the model itself" if primary.module_type else "the loss code"

@@ -50,7 +50,7 @@ def received_in_words(incident: Incident) -> str:
     if not got:
         return ""
     if len(got) > 1 and len(got) + 1 + len(incident.also_on) >= incident.world:
-        return f"All {len(got):,} other ranks received it."
+        return "Both other ranks received it." if len(got) == 2 else f"All {len(got):,} other ranks received it."
     words = ranks_in_words(got)
     return f"{words[:1].upper()}{words[1:]} received it."
 

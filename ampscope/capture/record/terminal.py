@@ -47,10 +47,13 @@ class Terminal:
                 sys.stderr.write(f"ampscope: {text}\n")
                 sys.stderr.flush()
 
-    def begins(self) -> None:
-        """Says where the run goes."""
-        if self._rank == 0:
-            self.line(f"recording to {self._folder}")
+    def begins(self, segment: int) -> None:
+        """Says where the run goes; any rank may, for rank 0 need not be watched.
+
+        Args:
+            segment: Of the run, for each says it anew.
+        """
+        self.once(f"segment-{segment}", f"recording to {self._folder}")
 
     def once(self, key: str, text: str) -> None:
         """Prints a line, unless another rank of the job has said the same.
@@ -78,7 +81,7 @@ class Terminal:
             return
         last = " Further incidents are recorded but not printed." if self._incidents == MAX_INCIDENTS else ""
         where = f"rank {self._rank}, " if self._world_size > 1 and not elsewhere else ""
-        replay = _replay(status, reason, elsewhere=elsewhere)
+        replay = _replay(status, reason, rank=self._rank, elsewhere=elsewhere)
         told = _Received(f"step-{step}", f"{where}step {step}: {what} ({replay}).{last}")
         if elsewhere:
             self._received = told
@@ -134,9 +137,13 @@ class _Received(NamedTuple):
     fresh: bool = True  #: the step it is about is not over
 
 
-def _replay(status: ReplayStatus, reason: str, *, elsewhere: bool) -> str:
+def _replay(status: ReplayStatus, reason: str, *, rank: int, elsewhere: bool) -> str:
     if status is ReplayStatus.UNAVAILABLE and reason:
         return f"replay unavailable: {textwrap.shorten(reason, _REASON, placeholder=' ...')}"
     if status is ReplayStatus.RECEIVED:
-        return "from another rank: finite here when it was run again" if elsewhere else "lost in the reduction itself"
+        return (
+            f"from another rank: finite on rank {rank} when it was run again"
+            if elsewhere
+            else "lost in the reduction itself"
+        )
     return f"replay: {status.replace('_', ' ')}"

@@ -17,6 +17,7 @@ KEY: dict[CellState, tuple[str, str]] = {
     CellState.SKIPPED: ("skipped", "a step skipped"),
     CellState.RECEIVED: ("received", "a bad value came from another rank"),
     CellState.ORIGIN: ("origin", "a bad value was born here"),
+    CellState.AFTERMATH: ("aftermath", "weights bad since an earlier step"),
     CellState.APART: ("apart", "differs from its replicas"),
     CellState.NOTHING: ("nothing", "nothing recorded"),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from ampscope.analysis.causes.catalogue import cause_in_words
+from ampscope.analysis.causes.catalogue import what_in_words
 from ampscope.analysis.results import Incident
 from ampscope.analysis.words.wording import when_in_words
 from ampscope.report.html.markup import as_html
@@ -42,7 +42,7 @@ def item_link(name: str, item: Item, label: str) -> None:
 def item_line(item: Item) -> str:
     """One line: when, what, how bad."""
     steps = when_in_words(item)
-    return f"{steps[:1].upper()}{steps[1:]}: {cause_in_words(item.cause)} ({_SEVERITIES[item.severity]})"
+    return f"{steps[:1].upper()}{steps[1:]}: {what_in_words(item)} ({_SEVERITIES[item.severity]})"
 
 
 def _where(item: Item) -> str:

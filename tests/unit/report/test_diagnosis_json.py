@@ -24,7 +24,8 @@ def test_the_keys_are_the_contract() -> None:
     assert list(told) == ["schema", "run", "verdict", "summary", "primary", "incidents", "findings", "scale", "ranks"]
     incident = (
         "kind step last_step count severity cause phase op module module_type source inputs outputs path lost "
-        "replay replay_reason traced fp32_ok tried trigger tripped explanation remedies rank also_on received_by world"
+        "replay replay_reason traced fp32_ok tried trigger tripped explanation remedies rank also_on received_by world "
+        "written_by"
     )
     assert list(told["primary"]) == incident.split()
     finding = "kind step last_step count severity cause counted phase source explanation remedies rank also_on world"

@@ -8,8 +8,8 @@ exchanged, and its replay, which exchanges nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from itertools import groupby
 from typing import NamedTuple
@@ -67,21 +67,41 @@ class BadStep:
     origins: tuple[Sighting, ...] = ()  #: ranks whose own calculation failed; else those that nothing clears
     received: tuple[Sighting, ...] = ()  #: ranks that are cleared by their own record
     unheard: tuple[int, ...] = ()  #: ranks that recorded neither this step nor one after it
+    since: int | None = None  #: the step whose bad gradients the optimizer wrote, where all from there on are bad
 
 
-def bad_steps(sightings: Iterable[Sighting], last_step: Mapping[int, int], size: int) -> list[BadStep]:
+def bad_steps(
+    sightings: Iterable[Sighting],
+    last_step: Mapping[int, int],
+    size: int,
+    written: Collection[tuple[int, int]] = frozenset(),
+) -> list[BadStep]:
     """The bad steps in order, each with the ranks that it began on.
 
     Args:
         sightings: What was seen, on all ranks.
         last_step: The newest step that each rank recorded.
         size: How many ranks train together; of one alone nothing was received.
+        written: Optimizer and step of those whose bad gradients the optimizer wrote into the weights.
     """
     ordered = sorted(sightings, key=lambda one: (one.step, one.optimizer, one.rank))
     grouped = groupby(ordered, key=lambda one: (one.step, one.optimizer))
     if size == 1:
-        return [BadStep(step=step, optimizer=number, origins=tuple(all_)) for (step, number), all_ in grouped]
-    return [_judged(step, number, list(all_), last_step, size) for (step, number), all_ in grouped]
+        found = [BadStep(step=step, optimizer=number, origins=tuple(all_)) for (step, number), all_ in grouped]
+    else:
+        found = [_judged(step, number, list(all_), last_step, size) for (step, number), all_ in grouped]
+    return list(_with_what_began_it(found, written))
+
+
+def _with_what_began_it(steps: Iterable[BadStep], written: Collection[tuple[int, int]]) -> Iterator[BadStep]:
+    """Each step with the one since which the weights are bad: that was written, and no good step came in between."""
+    before: dict[int, BadStep] = {}
+    for each in steps:
+        last = before.get(each.optimizer)
+        follows = last is not None and last.step == each.step - 1 and (each.optimizer, last.step) in written
+        since = (last.step if last.since is None else last.since) if last is not None and follows else None
+        before[each.optimizer] = replace(each, since=since)
+        yield before[each.optimizer]
 
 
 def _judged(step: int, optimizer: int, seen: Sequence[Sighting], last_step: Mapping[int, int], size: int) -> BadStep:

@@ -79,7 +79,7 @@ class _Parts:
     """How many bad steps began on each rank, and how many reached it."""
 
     def __init__(self, bad: Sequence[BadStep]) -> None:
-        self.origins = Counter(one.rank for each in bad for one in each.origins)
+        self.origins = Counter(one.rank for each in bad if each.since is None for one in each.origins)
         self.received = Counter(one.rank for each in bad for one in each.received)
 
 

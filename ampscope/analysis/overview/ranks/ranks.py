@@ -11,6 +11,7 @@ from ampscope.analysis.overview.ranks.sightings import sightings
 from ampscope.analysis.overview.ranks.step_grid import StepGrid, step_grid
 from ampscope.analysis.overview.ranks.steps_by_rank import steps_by_rank
 from ampscope.analysis.overview.ranks.world import World, world_of
+from ampscope.analysis.overview.ranks.written_steps import written_steps
 from ampscope.notebook_repr import NotebookRepr
 from ampscope.trace.read.run import Run
 
@@ -46,5 +47,5 @@ def ranks_in_numbers(run: Run) -> Ranks:
     """`ranks_at_a_glance` without the picture."""
     world = world_of(run)
     last = {rank: steps.last for rank, steps in steps_by_rank(run).items()}
-    bad = bad_steps(sightings(run), last, world.size)
+    bad = bad_steps(sightings(run), last, world.size, written_steps(run))
     return Ranks(world=world, states=rank_states(run, world, bad), bad=tuple(bad), replicas=replicas(run))

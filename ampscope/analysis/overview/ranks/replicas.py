@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from ampscope.analysis.overview.ranks.weights import differing, extremes, traced_together
+from ampscope.analysis.overview.ranks.weights import differing, extremes, first_differing, spread, traced_together
 from ampscope.analysis.tables.lazy_tables import collect_expressions, collect_groups
 from ampscope.analysis.tables.remembered import remembered
 from ampscope.trace.read.run import Run
@@ -55,6 +55,7 @@ class Apart:
     value: float  #: on the first of `ranks` at `step`; 1 for a skip
     expected: float  #: on the `others`; without a majority, on the last of `ranks`
     parameter: str = ""  #: for `Shared.WEIGHTS`: the first that differs; value and expected are of its extremes
+    agreed_at: int | None = None  #: for `Shared.WEIGHTS`: the last step before that was looked at; they agreed there
 
     @property
     def is_split(self) -> bool:
@@ -74,6 +75,7 @@ class Replicas:
 
     groups: tuple[tuple[int, ...], ...] = ()  #: ranks that agreed from the first step on
     apart: tuple[Apart, ...] = ()  #: the earliest first
+    compared: bool = True  #: whether two ranks or more had enough finite gradients to tell replicas by
 
 
 @remembered(Table.STEPS, Table.OPS)
@@ -81,7 +83,7 @@ def replicas(run: Run) -> Replicas:
     """Compares what replicas share, over all steps; of a run of one rank there is nothing to compare."""
     everyone = tuple(run.ranks)
     if len(everyone) < 2:
-        return Replicas()
+        return Replicas(compared=False)
     groups: tuple[tuple[int, ...], ...] = (everyone,)
     parted = _parted(run, groups)
     if _is_early(parted) or not _tells(_first_norms(run, everyone[0]).get(everyone[0], {})):
@@ -91,7 +93,8 @@ def replicas(run: Run) -> Replicas:
     found = [each for apart in by_group for each in apart]
     known = {rank for each in found for rank in each.ranks}
     found += [each for group in groups for each in _weights_apart(run, group) if not known.issuperset(each.ranks)]
-    return Replicas(groups=groups, apart=tuple(sorted(found, key=lambda each: each.step)))
+    apart = tuple(sorted(found, key=lambda each: each.step))
+    return Replicas(groups=groups, apart=apart, compared=bool(groups) or _can_be_compared(run))
 
 
 def _is_early(parted: Mapping[tuple[int, int], Mapping[Shared, list[int]]]) -> bool:
@@ -112,6 +115,11 @@ def _first_norms(run: Run, rank: int | None = None) -> dict[int, dict[tuple[int,
 def _tells(norms: Mapping[tuple[int, int], float]) -> bool:
     """Whether equal norms mean equal gradients: there are enough of them, and they are not all the same."""
     return len({norm for norm in norms.values() if math.isfinite(norm)}) >= _LEAST
+
+
+def _can_be_compared(run: Run) -> bool:
+    """Whether the first steps of two ranks at least say which gradients they had."""
+    return sum(_tells(norms) for norms in _first_norms(run).values()) > 1
 
 
 def _groups(run: Run) -> tuple[tuple[int, ...], ...]:
@@ -202,27 +210,41 @@ def _of_kind(run: Run, group: Sequence[int], optimizer: int, what: Shared, steps
 def _weights_apart(run: Run, group: Sequence[int]) -> list[Apart]:
     """The rank whose weights were the first not to be those of its replicas, at the steps that several traced."""
     steps = traced_together(run, group)
-    for number, step in enumerate(steps):
-        for parameter, values in extremes(run, group, step).items():
-            if (parts := differing(values)) is None:
-                continue
-            ranks, others = parts
-            pairs = zip(values[ranks[0]], values[others[0]], strict=True)
-            value, expected = next((own, usual) for own, usual in pairs if repr(own) != repr(usual))
-            told = Apart(
-                what=Shared.WEIGHTS,
-                optimizer=0,
-                step=step,
-                last_step=steps[-1],
-                steps=len(steps) - number,
-                ranks=ranks,
-                others=others,
-                value=float(value or 0.0),
-                expected=float(expected or 0.0),
-                parameter=parameter,
-            )
-            return [told]
+    agreed: dict[str, int] = {}
+    for place in spread(steps):
+        for parameter, values in extremes(run, group, steps[place]).items():
+            parts = differing(values)
+            if parts is None:
+                agreed[parameter] = place
+            elif parts[1] or parameter in agreed:  # else each rank may hold a part of its own
+                return [_weight_apart(run, group, steps, (agreed.get(parameter), place), parameter)]
     return []
+
+
+def _weight_apart(
+    run: Run, group: Sequence[int], steps: Sequence[int], between: tuple[int | None, int], parameter: str
+) -> Apart:
+    """Since when a parameter differs: at the place that is given last, and not at the one before, if there is one."""
+    agree, place = between
+    if agree is not None:
+        place = agree + first_differing(run, group, steps[agree : place + 1], parameter)
+    values = extremes(run, group, steps[place])[parameter]
+    ranks, others = differing(values) or (tuple(values), ())
+    pairs = zip(values[ranks[0]], values[others[0] if others else ranks[-1]], strict=True)
+    value, expected = next((pair for pair in pairs if repr(pair[0]) != repr(pair[1])), (None, None))
+    return Apart(
+        what=Shared.WEIGHTS,
+        optimizer=0,
+        step=steps[place],
+        last_step=steps[-1],
+        steps=len(steps) - place,
+        ranks=ranks,
+        others=others,
+        value=float(value or 0.0),
+        expected=float(expected or 0.0),
+        parameter=parameter,
+        agreed_at=steps[place - 1] if agree is not None else None,
+    )
 
 
 def _split(values: Mapping[int, Any], what: Shared) -> tuple[tuple[int, ...], tuple[int, ...]] | None:

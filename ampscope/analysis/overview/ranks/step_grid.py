@@ -28,9 +28,10 @@ class CellState(IntEnum):
     NOTHING = 0  #: no step was recorded
     STEPPED = 1
     SKIPPED = 2
-    RECEIVED = 3  #: a value that is not finite came from another rank
-    APART = 4  #: the rank differed from its replicas
-    ORIGIN = 5  #: a value that is not finite was born here
+    AFTERMATH = 3  #: the weights were not finite before the step
+    RECEIVED = 4  #: a value that is not finite came from another rank
+    APART = 5  #: the rank differed from its replicas
+    ORIGIN = 6  #: a value that is not finite was born here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,7 +92,8 @@ def step_grid(run: Run, world: World, bad: Iterable[BadStep], apart: Iterable[Ap
 
 def _mark_bad(grid: StepGrid, bad: Iterable[BadStep]) -> None:
     for each in bad:
-        for seen, state in ((each.received, CellState.RECEIVED), (each.origins, CellState.ORIGIN)):
+        own = CellState.ORIGIN if each.since is None else CellState.AFTERMATH
+        for seen, state in ((each.received, CellState.RECEIVED), (each.origins, own)):
             for one in seen:
                 _mark(grid, one.rank, one.step, state)
 

@@ -15,6 +15,12 @@ _NAMED = 3
 _QUIET_S = 60.0
 
 
+_NO_REPLICAS = "No two ranks have the same gradients after the reduction, so there are no replicas to compare."
+_NOT_COMPARED = (
+    "Whether ranks are replicas is not known: too few of the first steps had finite gradients on two of them."
+)
+
+
 def ranks_story(seen: Ranks) -> tuple[str, ...]:
     """The ranks in a few sentences; none of a run of one."""
     return tuple(_sentences(seen)) if seen.world.is_shared else ()
@@ -22,7 +28,7 @@ def ranks_story(seen: Ranks) -> tuple[str, ...]:
 
 def _sentences(seen: Ranks) -> Iterator[str]:
     here = len(seen.world.present)
-    yield f"{here:,} of {seen.world.size:,} ranks are in this trace."
+    yield f"{here:,} of {seen.world.size:,} ranks {'is' if here == 1 else 'are'} in this trace."
     if seen.world.missing:
         yield f"Nothing is there of {ranks_in_words(seen.world.missing)}: not watched, or it never began."
     yield from _first_bad(seen)
@@ -52,8 +58,10 @@ def _lag(seen: Ranks) -> Iterator[str]:
 
 def _agreement(seen: Ranks) -> Iterator[str]:
     groups = seen.replicas.groups
+    if len(seen.world.present) < 2:
+        return
     if not groups:
-        yield "No two ranks have the same gradients after the reduction, so there are no replicas to compare."
+        yield _NO_REPLICAS if seen.replicas.compared else _NOT_COMPARED
         return
     apart = {rank for each in seen.replicas.apart for rank in each.ranks}
     sets = f"{len(groups):,} sets of replicas" if len(groups) > 1 else f"{len(groups[0]):,} ranks are replicas"
@@ -80,7 +88,8 @@ def _parted(apart: Apart) -> str:
     verb = "differs" if len(apart.ranks) == 1 else "differ"
     times = "steps" if apart.steps > 1 else "step"
     if apart.what is Shared.WEIGHTS:
-        return f"{who} {verb} from {others} in the weights, of steps that were looked at first at step {apart.step:,}."
+        held = f"{'holds' if len(apart.ranks) == 1 else 'hold'} other weights than {others}"
+        return f"Of the traced steps, {apart.step:,} is the first at which {ranks_in_words(apart.ranks)} {held}."
     return f"{who} {verb} from {others} in the {what} at {apart.steps:,} {times}, first at step {apart.step:,}."
 
 

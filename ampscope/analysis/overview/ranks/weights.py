@@ -22,14 +22,34 @@ Extremes = tuple[float | None, float | None]
 
 
 def traced_together(run: Run, group: Sequence[int]) -> list[int]:
-    """Some of the steps that more than one rank of ``group`` traced, the first and the last among them."""
+    """The steps that more than one rank of ``group`` traced, in order."""
     members = "" if len(group) == len(run.ranks) else f" AND rank IN ({', '.join(map(str, group))})"
     where = f"traced <> ''{members}"
     rows = collect_groups(
         run.table(Table.STEPS), "step, count(DISTINCT rank) AS n", "step", where=where, having="n > 1"
     )
-    steps = sorted(step for step, _ in rows)
-    return sorted({steps[place * (len(steps) - 1) // (MOST_STEPS - 1)] for place in range(MOST_STEPS)}) if steps else []
+    return sorted(step for step, _ in rows)
+
+
+def spread(steps: Sequence[int]) -> list[int]:
+    """The places of some of ``steps``, the first and the last among them."""
+    return sorted({place * (len(steps) - 1) // (MOST_STEPS - 1) for place in range(MOST_STEPS)}) if steps else []
+
+
+def first_differing(run: Run, group: Sequence[int], steps: Sequence[int], parameter: str) -> int:
+    """The place in ``steps`` from which on a parameter differs: they agree at the first of them, and not at the last.
+
+    Looks at few of them, by halves: ranks whose weights have parted do not come together again.
+    """
+    agree, differ = 0, len(steps) - 1
+    while differ - agree > 1:
+        middle = (agree + differ) // 2
+        values = extremes(run, group, steps[middle]).get(parameter)
+        if values is None or differing(values) is None:
+            agree = middle
+        else:
+            differ = middle
+    return differ
 
 
 def extremes(run: Run, group: Sequence[int], step: int) -> Mapping[str, Mapping[int, Extremes]]:
@@ -46,9 +66,11 @@ def extremes(run: Run, group: Sequence[int], step: int) -> Mapping[str, Mapping[
 
 
 def differing(values: Mapping[int, Extremes]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The ranks whose values are not those of the majority, and the majority; None where all agree or there is none."""
+    """The ranks that differ from the majority, and the majority; all and none without one, None where all agree."""
     usual, count = Counter(map(repr, values.values())).most_common(1)[0]
     others = tuple(rank for rank, each in sorted(values.items()) if repr(each) != usual)
-    if not others or 2 * count <= len(values):
+    if not others:
         return None
+    if 2 * count <= len(values):
+        return tuple(sorted(values)), ()
     return others, tuple(rank for rank in sorted(values) if rank not in others)

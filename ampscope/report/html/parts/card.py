@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ampscope.analysis.causes.catalogue import cause_in_words
+from ampscope.analysis.causes.catalogue import what_in_words
 from ampscope.analysis.results import Diagnosis, Finding, Incident, Remedy
 from ampscope.analysis.words.rank_words import received_in_words
 from ampscope.analysis.words.wording import trial_in_words, when_in_words
@@ -56,7 +56,7 @@ def remedy_mark(item: Item, remedy: Remedy) -> str:
 
 def what(item: Item) -> str:
     """The cause and the steps."""
-    words = cause_in_words(item.cause)
+    words = what_in_words(item)
     return f"{words[:1].upper()}{words[1:]}, {when_in_words(item)}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from ampscope.analysis.overview.ranks.bad_steps import BadStep
 from ampscope.analysis.overview.ranks.rank_states import Life, RankState
@@ -71,11 +72,21 @@ def rank_row(state: RankState) -> tuple[str, ...]:
 
 
 def bad_rows(bad: Sequence[BadStep]) -> list[tuple[str, ...]]:
-    """Where each bad step began, and who received it."""
-    return [
-        (count(each.step), _ranks([one.rank for one in each.origins]), _ranks([one.rank for one in each.received]))
-        for each in bad
-    ]
+    """Where each bad step began, and who received it; those that follow from the weights of one step in one row."""
+    return [_bad_row(list(alike)) for _, alike in groupby(bad, key=_began_with)]
+
+
+def _began_with(bad: BadStep) -> tuple[int, int, bool]:
+    return bad.optimizer, bad.step if bad.since is None else bad.since, bad.since is None
+
+
+def _bad_row(alike: Sequence[BadStep]) -> tuple[str, ...]:
+    first, last = alike[0], alike[-1]
+    if first.since is None:
+        received = _ranks([one.rank for one in first.received])
+        return count(first.step), _ranks([one.rank for one in first.origins]), received
+    steps = count(first.step) if first is last else f"{count(first.step)} to {count(last.step)}"
+    return steps, f"bad weights since step {count(first.since)}", ""
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""One rank of two gets a batch that overflows: the verdict names that rank, and the other one as who received it."""
+"""One rank of several goes wrong: the verdict names that rank, and the others as who received it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import ampscope
 from ampscope.report.diagnosis_json import as_json
 from ampscope.trace.schema import ReplayStatus, Table
 from ampscope.trace.vocabulary import Cause, Verdict
-from tests.integration.frameworks.one_bad_rank.training import BAD_STEP
+from tests.integration.frameworks.one_bad_rank.training import BAD_STEP, STEPS
 from tests.support.torchrun import torchrun
 
 pytestmark = [
@@ -51,3 +51,27 @@ def test_the_rank_with_the_bad_batch_is_the_origin(tmp_path: Path) -> None:
     assert told["primary"]["cause"] == Cause.FP16_OVERFLOW
     assert "on rank 1 of 2: mul in module" in diagnosis.summary
     assert Cause.HARDWARE_TRANSIENT not in {incident.cause for incident in diagnosis.incidents}
+
+
+def test_what_was_received_and_written_is_told_with_its_step_and_not_as_an_origin_of_its_own(tmp_path: Path) -> None:
+    torchrun(_TRAINING, tmp_path / "run", "1", "nan", ranks=3)
+    diagnosis = ampscope.diagnose(tmp_path / "run")
+    told = json.loads(as_json(diagnosis))
+    born, *after = told["incidents"]
+    assert told["primary"] == born
+    assert (born["step"], born["rank"], born["received_by"], born["cause"]) == (BAD_STEP, 1, [0, 2], Cause.BAD_INPUT)
+    assert "Both other ranks received it." in diagnosis.summary
+    (weights,) = after
+    assert (weights["cause"], weights["step"], weights["last_step"]) == (Cause.BAD_WEIGHT, BAD_STEP + 1, STEPS - 1)
+    assert (weights["written_by"]["step"], weights["received_by"]) == (BAD_STEP, [])
+    assert f"since step {BAD_STEP}" in weights["explanation"]
+
+
+def test_of_two_ranks_whose_weights_part_both_are_named(tmp_path: Path) -> None:
+    torchrun(_TRAINING, tmp_path / "run", "1", "drift", ranks=2)
+    diagnosis = ampscope.diagnose(tmp_path / "run")
+    (parted,) = diagnosis.incidents
+    assert diagnosis.primary == parted
+    assert (parted.cause, parted.step, parted.rank, parted.also_on) == (Cause.REPLICA_APART, BAD_STEP, 0, (1,))
+    assert f"At step {BAD_STEP - 1} they still were." in parted.explanation
+    assert diagnosis.summary == parted.explanation

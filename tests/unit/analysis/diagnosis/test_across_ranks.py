@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from ampscope import diagnose
+from ampscope.analysis.causes.catalogue import what_in_words
 from ampscope.analysis.results import Diagnosis, Incident
 from ampscope.trace.schema import Node, Phase, ReplayStatus, Trigger
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
@@ -132,3 +134,43 @@ def test_what_the_reduction_itself_lost_is_told_as_that(run_folder: Path) -> Non
     (incident,) = job(run_folder, {0: SENT, 1: lost}, world=2).incidents
     assert (incident.rank, incident.received_by, incident.cause) == (1, (0,), Cause.UNKNOWN)
     assert incident.explanation == f"It was lost on the way to the other ranks: {reason}."
+
+
+def test_what_a_step_wrote_into_the_weights_is_told_with_that_step(run_folder: Path) -> None:
+    for rank in range(2):
+        trace = TraceBuilder(run_folder, rank=rank, world_size=2)
+        for step in range(BAD + 4):
+            bad = step >= BAD
+            trace.step(grad_norm=math.nan if bad else 1.0 + step, skipped=False, scale=None)
+        facts = OWN if rank == 1 else SENT
+        if rank == 1:
+            _overflow(trace, 7)
+        trace.incident(step=BAD, bad_params=("attn.proj.weight",), **facts)
+        traced = Step(trace, step=BAD + 1)
+        weight = traced.entry(Node.PARAMETER, "attn.proj.weight", out=NOTANUMBER)
+        traced.loss(traced.op("mean", weight, out=NOTANUMBER, module="", phase=Phase.LOSS, dtype=FULL))
+        trace.incident(step=BAD + 1, bad_params=("attn.proj.weight",), **OWN)
+        for step in (BAD + 2, BAD + 3):
+            trace.incident(step=step, bad_params=("attn.proj.weight",), **{**OWN, **UNSEEN})
+        trace.close()
+    diagnosis = diagnose(run_folder)
+    primary, after = diagnosis.incidents
+    assert diagnosis.primary == primary
+    assert (primary.step, primary.rank, primary.cause) == (BAD, 1, Cause.FP16_OVERFLOW)
+    assert (after.cause, after.step, after.last_step, after.count) == (Cause.BAD_WEIGHT, BAD + 1, BAD + 3, 3)
+    assert (after.also_on, after.received_by) == ((1,), ())
+    assert after.written_by is not None
+    assert (after.written_by.step, after.written_by.op) == (BAD, "aten.bmm.default")
+    assert f"since step {BAD}" in after.explanation
+    assert what_in_words(after) == f"a weight that was already bad, since step {BAD}"
+
+
+@pytest.mark.parametrize(("hook", "code"), [("fp16_compress_hook", "bf16_compress_hook"), ("", "")])
+def test_what_was_lost_in_the_reduction_has_a_wider_one_as_its_cure(run_folder: Path, hook: str, code: str) -> None:
+    lost = {**SENT, "evidence": json.dumps({"reduction": {"hook": hook, "dtype": "float16", "overflows": True}})}
+    incident = only(job(run_folder, {0: SENT, 1: lost}, world=2))
+    assert (incident.rank, incident.received_by) == (1, (0,))
+    (remedy,) = incident.remedies
+    assert "a dtype that holds them" in remedy.text
+    assert code in remedy.code
+    assert bool(remedy.code) == bool(hook)

@@ -42,6 +42,9 @@ def test_where_it_began_and_who_received_it() -> None:
     assert received_in_words(replace(incident, also_on=(), received_by=(0, *range(2, 8)))) == (
         "All 7 other ranks received it."
     )
+    assert received_in_words(replace(incident, world=3, also_on=(), received_by=(0, 2))) == (
+        "Both other ranks received it."
+    )
 
 
 def test_all_ranks_are_all_ranks() -> None:

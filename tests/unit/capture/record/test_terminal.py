@@ -161,10 +161,15 @@ class Ranks:
 
 
 class TestRanks:
-    def test_rank_0_says_where_the_run_goes(self, run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        for terminal in Ranks(run_folder).terminals:
-            terminal.begins()
-        assert capsys.readouterr().err == f"ampscope: recording to {run_folder}\n"
+    @pytest.mark.parametrize("watched", [(0, 1), (1,)], ids=["both", "all but rank 0"])
+    def test_one_watched_rank_says_where_the_run_goes_each_time_it_begins(
+        self, watched: tuple[int, ...], run_folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        terminals = Ranks(run_folder, watched).terminals
+        for segment in range(2):
+            for rank in watched:
+                terminals[rank].begins(segment)
+            assert capsys.readouterr().err == f"ampscope: recording to {run_folder}\n"
 
     def test_the_rank_that_failed_tells_and_the_one_that_received_does_not(
         self, run_folder: Path, capsys: pytest.CaptureFixture[str]
@@ -197,7 +202,7 @@ class TestRanks:
         assert capsys.readouterr().err == "", "the step itself is over; the rank that failed may still be judging"
         ranks.pass_step()
         (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith("ampscope: step 3: non-finite loss (from another rank: finite here when")
+        assert line.startswith("ampscope: step 3: non-finite loss (from another rank: finite on rank 0 when")
 
     @pytest.mark.parametrize("watched", [(0,), (0, 1)])
     def test_at_the_end_it_is_told_where_not_all_ranks_are_watched(

@@ -77,3 +77,15 @@ def test_a_fault_that_does_not_repeat_is_one_only_where_nobody_can_have_sent_it(
 def test_a_run_of_one_rank_receives_nothing() -> None:
     found = bad_steps([seen(0, AGAIN, step=3), seen(0, AGAIN, step=2)], {}, 1)
     assert [(bad.step, *ranks(bad)) for bad in found] == [(2, [0], [], []), (3, [0], [], [])]
+
+
+def test_a_bad_step_after_one_that_was_written_is_its_aftermath() -> None:
+    sightings = [seen(rank, UNAVAILABLE, step=step) for step in (4, 5, 6, 8) for rank in (0, 1)]
+    found = bad_steps(sightings, {0: 9, 1: 9}, 2, written={(0, 4), (0, 5), (0, 6)})
+    assert [(bad.step, bad.since) for bad in found] == [(4, None), (5, 4), (6, 4), (8, None)]
+
+
+def test_a_bad_step_after_one_that_was_skipped_began_by_itself() -> None:
+    sightings = [seen(0, EXACT, step=step) for step in (4, 5)]
+    for size in (1, 2):
+        assert [bad.since for bad in bad_steps(sightings, {0: 9, 1: 9}, size)] == [None, None]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from ampscope import diagnose, open_run
 from ampscope.analysis.overview.ranks.rank_states import Life
@@ -13,7 +15,8 @@ from ampscope.analysis.overview.ranks.ranks import Ranks, ranks_at_a_glance
 from ampscope.analysis.overview.ranks.replicas import Shared
 from ampscope.analysis.overview.ranks.step_grid import COLUMNS, ROWS, CellState
 from ampscope.analysis.overview.ranks.story import ranks_story
-from ampscope.trace.schema import EventKind
+from ampscope.report.html.parts.ranks import bad_rows
+from ampscope.trace.schema import EventKind, ReplayStatus
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
 from tests.support.scenes import BAD_STEP
 from tests.support.scenes import ranks as scene_of_ranks
@@ -172,16 +175,16 @@ def test_nothing_yet(run_folder: Path) -> None:
     assert ranks_story(found) == ()
 
 
-def _weights(folder: Path, ranks: int, at: Callable[[int, int], float]) -> Path:
-    """A job whose ranks trace steps 5 and 30, with the largest weight that ``at`` gives for rank and step."""
+def _weights(folder: Path, ranks: int, at: Callable[[int, int], float], traced: Collection[int] = (5, 30)) -> Path:
+    """A job whose ranks trace some steps, with the largest weight that ``at`` gives for rank and step."""
     for rank in range(ranks):
         trace = TraceBuilder(folder, rank=rank, world_size=ranks)
         for _ in range(rank):
             trace.site()  # every rank numbers its sites by itself
         site = trace.site("parameter", name="fc.weight", in_dtypes=(), in_shapes=())
         for step in range(40):
-            trace.step(grad_norm=1.5 + math.sin(step), traced="live" if step in (5, 30) else "")
-        for step in (5, 30):
+            trace.step(grad_norm=1.5 + math.sin(step), traced="live" if step in traced else "")
+        for step in traced:
             trace.op(site, step=step, source="live", max=at(rank, step))
         trace.close()
     return folder
@@ -197,3 +200,57 @@ def test_weights_that_are_another_rank_s_no_longer(run_folder: Path) -> None:
 def test_weights_that_are_the_same_and_those_of_which_none_is_usual(run_folder: Path) -> None:
     assert seen(_weights(run_folder, 3, lambda rank, step: 1.0)).replicas.apart == ()
     assert seen(_weights(run_folder.with_name("parts"), 3, lambda rank, step: float(rank))).replicas.apart == ()
+
+
+def test_of_two_that_hold_other_weights_since_then_none_is_accused(run_folder: Path) -> None:
+    _weights(run_folder, 2, lambda rank, step: 2.5 if (rank, step) == (1, 30) else 1.0)
+    (incident,) = diagnose(run_folder).incidents
+    assert (incident.cause, incident.rank, incident.also_on, incident.step) == (Cause.REPLICA_APART, 0, (1,), 30)
+    assert "fc.weight reached 1 on rank 0 and 2.5 on rank 1" in incident.explanation
+    assert "It cannot be told which" in incident.explanation
+
+
+def test_what_too_few_finite_gradients_say_of_replicas(run_folder: Path) -> None:
+    found = seen(job(run_folder, ranks=2, differs=lambda rank, step: {"grad_norm": math.nan, "skipped": True}))
+    assert not found.replicas.compared
+    assert ranks_story(found)[-1].startswith("Whether ranks are replicas is not known")
+
+
+def test_of_one_rank_of_a_job_nothing_is_said_of_replicas(run_folder: Path) -> None:
+    trace = TraceBuilder(run_folder, rank=1, world_size=2)
+    for step in range(40):
+        trace.step(grad_norm=1.5 + math.sin(step))
+    trace.close()
+    here, missing, *others = ranks_story(seen(run_folder))
+    assert here == "1 of 2 ranks is in this trace."
+    assert missing.startswith("Nothing is there of rank 0")
+    assert not any("replicas" in sentence for sentence in others)
+
+
+def test_steps_after_one_that_was_written_are_no_origins(run_folder: Path) -> None:
+    for rank in range(2):
+        trace = TraceBuilder(run_folder, rank=rank, world_size=2)
+        for step in range(40):
+            bad = step >= 30
+            trace.step(grad_norm=math.nan if bad else 1.5 + math.sin(step), skipped=False)
+            if bad:
+                own = ReplayStatus.EXACT if rank == 1 or step > 30 else ReplayStatus.RECEIVED
+                trace.incident(step=step, replay=own)
+        trace.close()
+    found = seen(run_folder)
+    assert [state.origins for state in found.states] == [0, 1]
+    assert found.grid.cells[:, 30].tolist() == [CellState.RECEIVED, CellState.ORIGIN]
+    assert (found.grid.cells[:, 31:] == CellState.AFTERMATH).all()
+    assert bad_rows(found.bad) == [("30", "rank 1", "rank 0"), ("31 to 39", "bad weights since step 30", "")]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("since", [3, 15, 16, 39])
+def test_since_when_weights_differ_is_found_among_all_traced_steps(run_folder: Path, ranks: int, since: int) -> None:
+    every_third = range(0, 40, 3)
+    _weights(run_folder, ranks, lambda rank, step: 2.5 if rank == 1 and step >= since else 1.0, every_third)
+    (apart,) = seen(run_folder).replicas.apart
+    first = next(step for step in every_third if step >= since)
+    assert (apart.step, apart.agreed_at, apart.last_step) == (first, first - 3, 39)
+    (incident,) = diagnose(run_folder).incidents
+    assert f"At step {first - 3} they still were." in incident.explanation
