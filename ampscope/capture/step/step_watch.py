@@ -78,6 +78,7 @@ class StepWatch:
         self._own = own
         self._live = live
         self._tape = tape
+        self.received = tape.received  #: is to hear of the collectives of the process
         self._observers = observers
         self._endings = endings
         self._guard = guard
