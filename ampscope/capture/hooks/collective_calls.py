@@ -74,7 +74,8 @@ def join(listener: CollectiveListener) -> None:
         for name, op in OPS.items():
             if name in vars(group):
                 _replace(group, name, _heard(op, name, getattr(group, name)))
-        for work in (dist.distributed_c10d.Work, *dist.distributed_c10d.Work.__subclasses__()):
+        works: list[Any] = [dist.distributed_c10d.Work, *dist.distributed_c10d.Work.__subclasses__()]
+        for work in works:
             if "wait" in vars(work):
                 _replace(work, "wait", _wait_heard(work.wait))
     _listeners.join(listener)

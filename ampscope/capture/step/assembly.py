@@ -61,7 +61,7 @@ def step_watch(
     report = MistakeReport(recorder, terminal, optimizers.step_of)
     usage = UsageWatch(models, report, optimizers.step_of)
     live = LiveTrace(models, recorder, budgets[0], tracing)
-    received = ReceivedValues(lambda: models.modules, own, guard_for("the keeping of what other ranks sent"))
+    received = ReceivedValues(lambda: models.modules, own.glance, guard_for("the keeping of what other ranks sent"))
     tape = StepTape(models, usage, guard_for("the step tape"), own.glance, before_weights_move, received=received)
     buffers = BufferWatch(models, guard)
     incidents = Incidents(models, recorder, readback, live, budgets, guard_for, terminal)

@@ -31,10 +31,12 @@ DISPATCH_STACK = (
     "_pop_torch_dispatch_stack",
     "_push_on_torch_dispatch_stack",
 )
+MODES_ASIDE = ("_DisableTorchDispatch", "DisableTorchFunction")
 #: Below ``torch._C``. Without one of these, what needs it is left out of the watch; training goes on as it is.
 NAMES = (
     *FUNCTION_STACK,
     *DISPATCH_STACK,
+    *MODES_ASIDE,
     "_current_autograd_node",
     "_autograd._get_sequence_nr",
     "_functorch.peek_interpreter_stack",
@@ -149,6 +151,11 @@ def push_dispatch_mode(mode: TorchDispatchMode) -> None:
 def remove_dispatch_mode(mode: TorchDispatchMode) -> None:
     """Takes ``mode`` off the dispatch stack, wherever it is."""
     _dispatches.remove(mode)
+
+
+def past_modes() -> tuple[Any, ...]:
+    """Contexts in which ops on plain tensors run past all modes, the user's too; for a few ops that come often."""
+    return tuple(getattr(torch._C, name)() for name in MODES_ASIDE)
 
 
 def are_fake(types: Any) -> bool:

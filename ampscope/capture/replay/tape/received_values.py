@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from ampscope.capture.hooks.collective_calls import CollectiveCall
@@ -19,9 +20,9 @@ from ampscope.capture.torch_support.communication import process_group
 from ampscope.capture.torch_support.communication.refusal import is_refused
 from ampscope.capture.torch_support.communication.sharded_models import obstacle_to_replay
 from ampscope.capture.torch_support.guard import Guard
-from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.user_line import NOWHERE, user_place
 
+_PLAIN = (Tensor, nn.Parameter)
 #: Bytes of received values that are kept alive for one step.
 MOST_BYTES = 64 << 20
 
@@ -42,15 +43,15 @@ class ReceivedValues:
 
     Args:
         modules: The watched modules; those that are sharded are not replayed, and nothing is kept for them.
-        own: Marks AMPscope's own work.
+        glance: Told when a glance at a collective begins and ends; it is timed, and left out of what is observed.
         guard: Catches faults.
     """
 
     def __init__(
-        self, modules: Callable[[], Iterable[nn.Module]], own: AbstractContextManager[Any], guard: Guard
+        self, modules: Callable[[], Iterable[nn.Module]], glance: Callable[[bool], None], guard: Guard
     ) -> None:
         self._modules = modules
-        self._own = own
+        self._glance = glance
         self._guard = guard
         self._types = call_state.device_types()
         self._tape: Tape | None = None  # while calls are put onto it
@@ -87,17 +88,19 @@ class ReceivedValues:
         """See `CollectiveListener`."""
         if self._tape is None or self._guard.broken or not self._is_of_step() or is_refused():
             return None
-        with self._guard:
-            ambient = call_state.current(self._types)
-            with self._own:
-                if not self._is_wanted():
-                    return None
-                number, entry, targets = None, self._entry, list(tensors_in(call.args[0]))
-                if entry is None:
-                    place = user_place() or NOWHERE
-                    number, entry = self._tape.collective_call(call.again, call.args, ambient=ambient, place=place)
-                entry.received.append(self._noted(call, targets))
-                return _Awaited(entry.received[-1], number, targets)
+        if not all(type(tensor) in _PLAIN and tensor.layout is torch.strided for tensor in tensors_in(call.args)):
+            if self._entry is not None:
+                self._entry.received.append(Reception(call.op, "", obstacle="what it received was no plain tensor"))
+            return None
+        with self._guard, self._glancing():
+            if not self._is_wanted():
+                return None
+            number, entry, targets = None, self._entry, list(tensors_in(call.args[0]))
+            if entry is None:
+                ambient, place = call_state.current(self._types), user_place() or NOWHERE
+                number, entry = self._tape.collective_call(call.again, call.args, ambient=ambient, place=place)
+            entry.received.append(self._noted(call, targets))
+            return _Awaited(entry.received[-1], number, targets)
         return None
 
     def collective_began(self, note: _Awaited, work: Any) -> None:
@@ -109,10 +112,20 @@ class ReceivedValues:
         _, awaited = self._works.pop(id(work), (None, None))
         if awaited is None or self._guard.broken:
             return
-        with self._guard, self._own:
+        with self._guard, self._glancing():
             awaited.note.arrived()
             if awaited.number is not None and self._tape is not None:
                 self._tape.arrived(awaited.number, awaited.targets)
+
+    @contextlib.contextmanager
+    def _glancing(self) -> Iterator[None]:
+        self._glance(True)
+        try:
+            past_dispatch, past_functions = torch_private.past_modes()
+            with past_dispatch, past_functions:
+                yield
+        finally:
+            self._glance(False)
 
     # -- noting -------------------------------------------------------------------------------------------------
 
@@ -136,9 +149,9 @@ class ReceivedValues:
         return self._wanted
 
     def _noted(self, call: CollectiveCall, targets: list[Tensor]) -> Reception:
-        kept = [local(tensor).detach() for tensor in targets]
-        size = sum({torch_private.storage_key(each): each.untyped_storage().nbytes() for each in kept}.values())
         note = Reception(call.op, str(call.group.group_name))
+        kept = [tensor.detach() for tensor in targets]
+        size = sum({torch_private.storage_key(each): each.untyped_storage().nbytes() for each in kept}.values())
         if self._kept_bytes + size > MOST_BYTES:
             note.obstacle = f"the step received more than AMPscope keeps ({MOST_BYTES >> 20} MiB)"
         else:

@@ -96,4 +96,4 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 def extremes_of(op: str, args: tuple[Any, ...]) -> list[Tensor]:
     """Least and greatest value (or NaN) of each tensor that this rank is about to send; no sync."""
     sent = args[0] if op in _SEND_FIRST else args[1] if op in _SEND_SECOND else ()
-    return [torch.stack(torch.aminmax(tensor.detach())) for tensor in tensors_in(sent) if measurable(tensor)]
+    return [end for tensor in tensors_in(sent) if measurable(tensor) for end in torch.aminmax(tensor.detach())]

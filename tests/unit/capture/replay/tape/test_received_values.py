@@ -68,6 +68,14 @@ def test_what_the_loop_did_not_wait_for_is_not(watch: Watch) -> None:
     assert "(c10d.allreduce_.default), and the loop has not waited for it" in row.replay_reason
 
 
+def test_a_kind_of_tensor_with_values_elsewhere_is_not(watch: Watch) -> None:
+    class Wrapped(Tensor):
+        pass
+
+    row = incident(watch, lambda mean: summed(mean.as_subclass(Wrapped)))
+    assert "what it received was no plain tensor" in row.replay_reason
+
+
 def test_more_than_the_budget_is_not_kept(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(received_values, "MOST_BYTES", 8)
     assert "received more than AMPscope keeps" in incident(watch, summed).replay_reason
@@ -107,7 +115,7 @@ def test_a_fault_switches_the_keeping_off_and_nothing_else(watch: Watch, monkeyp
 
 
 def test_the_users_own_exception_passes(watch: Watch) -> None:
-    model = Exchanging(lambda mean: dist.all_reduce(mean, op="no such"))  # type: ignore[arg-type]  # on purpose
+    model = Exchanging(lambda mean: dist.all_reduce(mean, op="no such"))
     watch(model)
     with pytest.raises(TypeError):
         step(model, 1.0)
