@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ampscope.capture.budgets import ReplayBudget, TraceBudget
-from ampscope.capture.hooks import process_hooks
+from ampscope.capture.hooks import collective_calls, process_hooks
 from ampscope.capture.hooks.module_calls import ModuleWatch
 from ampscope.capture.record.live_figures import LiveFigures
 from ampscope.capture.record.operand_files import OperandFiles
@@ -98,6 +98,7 @@ class Scope:
     def _install(self, scaler: Any | None) -> None:
         self._modules.install()
         process_hooks.join(self)
+        collective_calls.join(self._steps.received)
         _open_scopes[self] = None
         kind = EventKind.RESUME if self._recorder.segment else EventKind.START
         self._recorder.event(kind, self._steps.optimizers.step_of(None), f"torch {torch.__version__}")
@@ -115,6 +116,7 @@ class Scope:
         _open_scopes.pop(self, None)
         removals = [
             lambda: process_hooks.leave(self),
+            lambda: collective_calls.leave(self._steps.received),
             self._steps.close,
             self._modules.uninstall,
             *(scaler.leave for scaler in self._scalers),

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ampscope.capture.hooks import compiled_modules
 from ampscope.capture.replay.changes import ReplayChange
+from ampscope.capture.replay.handing_back import HandingBack
 from ampscope.capture.replay.state.unlisted_modules import left_as_found
 from ampscope.capture.replay.substitutes import Substitutes
 from ampscope.capture.replay.tape import framework_flags
@@ -59,6 +60,7 @@ class Player:
         self._scale_factor = change.scale / step.scale if change.scale and step.scale else 1.0
         self._substitutes = Substitutes(models, step.state, change.leaf)
         self._results: dict[int, list[Tensor]] = {}
+        self._handing_back = HandingBack()
         self.losses: list[Tensor] = []
         self.bad_gradients: frozenset[str] = frozenset()
         self.differences: list[str] = []
@@ -76,7 +78,7 @@ class Player:
             self._name_leaves()
             with left_as_found(self._models.names), self._substitutes.installed(self._hooks()):
                 self._change.change_modules(self._models)
-                with self._change.active(self._tracer.places.now), self._tracer.active():
+                with self._change.active(self._tracer.places.now), self._tracer.active(), self._handing_back.active():
                     self._play_entries()
             self._mark_sinks()
 
@@ -135,6 +137,7 @@ class Player:
         if entry.state.random is not None:
             entry.state.random.put_back()
         self._tracer.places.entry_place = entry.place
+        self._handing_back.entry_begins(entry)
         for module, training in zip(self._models.modules, entry.state.training, strict=False):
             module.__dict__["training"] = training  # the module's attributes are copies, and go with the replay
         with entry.state.ambient.entered():

@@ -15,6 +15,7 @@ from ampscope.capture.replay.state.state_snapshot import StateSnapshot
 from ampscope.capture.replay.tape.call_tape import Tape
 from ampscope.capture.replay.tape.entry import Entry
 from ampscope.capture.replay.tape.evaluation import MOST_CALLS, Evaluation
+from ampscope.capture.replay.tape.received_values import ReceivedValues
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.replay.tape.weight_writes import WeightWrites
 from ampscope.capture.replay.tape_mode import FunctionListener, TapeMode
@@ -36,6 +37,7 @@ class StepTape(StepObserver):
         pause: Leaves out of a live trace what the tape computes.
         judge: Called with weights that the loop is about to move in mid-step: what the step has come to so far can be
             run again only now.
+        received: Notes what collectives bring while a call of the tape runs.
     """
 
     def __init__(
@@ -45,6 +47,8 @@ class StepTape(StepObserver):
         guard: Guard,
         pause: Callable[[bool], None],
         judge: Callable[[list[Tensor]], None],
+        *,
+        received: ReceivedValues,
     ) -> None:
         self._models = models
         self.guard = guard
@@ -53,6 +57,7 @@ class StepTape(StepObserver):
         self._mode = TapeMode(self._tape, listener, guard, pause, self._before_function)
         self._writes = WeightWrites(models)
         self._judge = judge
+        self.received = received
         self._evaluation = Evaluation(0)
         self._starts: list[int] = []  # where the latest steps began
         self._entry: Entry | None = None  # of the call in progress
@@ -72,6 +77,7 @@ class StepTape(StepObserver):
     def complete(self) -> None:
         """Puts nothing more onto the tape, but goes on to see whether the loop moves weights by itself."""
         self._mode.recording = False
+        self.received.complete()
 
     def stop(self) -> bool:
         """Puts nothing more onto the tape; returns whether it was listening."""
@@ -105,6 +111,7 @@ class StepTape(StepObserver):
         self._evaluation = evaluation
         self._models.see_what_is_trained()
         self._writes.forget()
+        self.received.step_began(self._tape)
         self._mode.watching = True
         self._state.take()
 
@@ -150,10 +157,12 @@ class StepTape(StepObserver):
         self._weights_at_entry = self._models.weight_norms() if learning else None
         self.half_forward |= entry.state.ambient.autocast_dtype is torch.float16
         self._entry = entry
+        self.received.begin(entry)
 
     def call_ended(self, call: ModuleCall, result: Any) -> None:
         """Notes what the call returned, and whether it changed what it must not."""
         entry, self._entry = self._entry, None
+        self.received.end()
         if entry is None:
             return
         self._tape.returned(entry, result)
@@ -169,6 +178,7 @@ class StepTape(StepObserver):
     def call_lost(self, call: ModuleCall) -> None:
         """Takes the call off the tape again."""
         entry, self._entry = self._entry, None
+        self.received.end()
         if entry is not None:
             self._tape.take_back(entry)
 
@@ -191,7 +201,8 @@ class StepTape(StepObserver):
         if not self._evaluation.backwards:
             self._evaluation.had_gradients = any(p.grad is not None for _, p in self._models.parameters.values())
             self._evaluation.collectives = self._evaluation.collectives_now()
-        self._tape.backward_call(process_hooks.original_backward(), backward.args, backward.kwargs, backward.ambient)
+        call = process_hooks.original_backward()
+        self.received.begin(self._tape.backward_call(call, backward.args, backward.kwargs, backward.ambient))
 
     def add_missing_backward(self, ambient: Ambient) -> Tensor | None:
         """Puts the backward onto the tape that the loop did not call on its latest loss; returns that loss, if any."""
@@ -199,6 +210,7 @@ class StepTape(StepObserver):
 
     def backward_ended(self) -> None:
         """Gradients are there to be touched."""
+        self.received.end()
         self._evaluation.calls = 0
         self._evaluation.backwards += 1
         self._mode.after_backward = True
@@ -206,6 +218,7 @@ class StepTape(StepObserver):
     def abandoned(self, reason: str) -> None:
         """Forgets the step; an incident in it cannot be replayed, for this reason."""
         self._mode.remove()
+        self.received.complete()
         self._tape.clear()
         self._tape.obstacle = reason
         self._state.forget()

@@ -11,6 +11,7 @@ from ampscope.capture.record.mistakes import MistakeReport
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.record.terminal import Terminal
 from ampscope.capture.replay.step_tape import StepTape
+from ampscope.capture.replay.tape.received_values import ReceivedValues
 from ampscope.capture.step.cycle import StepCycle
 from ampscope.capture.step.ending.endings import Endings
 from ampscope.capture.step.ending.incidents import Incidents
@@ -60,7 +61,8 @@ def step_watch(
     report = MistakeReport(recorder, terminal, optimizers.step_of)
     usage = UsageWatch(models, report, optimizers.step_of)
     live = LiveTrace(models, recorder, budgets[0], tracing)
-    tape = StepTape(models, usage, guard_for("the step tape"), own.glance, before_weights_move)
+    received = ReceivedValues(lambda: models.modules, own.glance, guard_for("the keeping of what other ranks sent"))
+    tape = StepTape(models, usage, guard_for("the step tape"), own.glance, before_weights_move, received=received)
     buffers = BufferWatch(models, guard)
     incidents = Incidents(models, recorder, readback, live, budgets, guard_for, terminal)
     observers = Observers(

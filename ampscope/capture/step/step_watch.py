@@ -1,7 +1,4 @@
-"""Follows one optimizer step after another, from its first forward until its gradients are complete.
-
-What happens goes to the observers; how a step ends is the room `ending`.
-"""
+"""Follows one optimizer step after another, until its gradients are complete; how it ends is the room `ending`."""
 
 from __future__ import annotations
 
@@ -78,6 +75,7 @@ class StepWatch:
         self._own = own
         self._live = live
         self._tape = tape
+        self.received = tape.received  #: is to hear of the collectives of the process
         self._observers = observers
         self._endings = endings
         self._guard = guard

@@ -19,22 +19,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampscope.capture.torch_support.local_shards import local
 
-FUNCTION_STACK = (
-    "_len_torch_function_stack",
-    "_get_function_stack_at",
-    "_pop_torch_function_stack",
-    "_push_on_torch_function_stack",
-)
-DISPATCH_STACK = (
-    "_len_torch_dispatch_stack",
-    "_get_dispatch_stack_at",
-    "_pop_torch_dispatch_stack",
-    "_push_on_torch_dispatch_stack",
-)
+_STACK = ("_len_torch_{}_stack", "_get_{}_stack_at", "_pop_torch_{}_stack", "_push_on_torch_{}_stack")
+FUNCTION_STACK = tuple(name.format("function") for name in _STACK)
+DISPATCH_STACK = tuple(name.format("dispatch") for name in _STACK)
+MODES_ASIDE = ("_DisableTorchDispatch", "DisableTorchFunction")
 #: Below ``torch._C``. Without one of these, what needs it is left out of the watch; training goes on as it is.
 NAMES = (
     *FUNCTION_STACK,
     *DISPATCH_STACK,
+    *MODES_ASIDE,
     "_current_autograd_node",
     "_autograd._get_sequence_nr",
     "_functorch.peek_interpreter_stack",
@@ -149,6 +142,11 @@ def push_dispatch_mode(mode: TorchDispatchMode) -> None:
 def remove_dispatch_mode(mode: TorchDispatchMode) -> None:
     """Takes ``mode`` off the dispatch stack, wherever it is."""
     _dispatches.remove(mode)
+
+
+def past_modes() -> tuple[Any, ...]:
+    """Contexts in which ops on plain tensors run past all modes, the user's too; for a few ops that come often."""
+    return tuple(getattr(torch._C, name)() for name in MODES_ASIDE)
 
 
 def are_fake(types: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Two ranks that communicate inside forward: a replay must never communicate, whichever ranks are watched."""
+"""Two ranks that communicate inside forward: a replay has what they sent, and asks nobody, whoever is watched."""
 
 from __future__ import annotations
 
@@ -46,6 +46,5 @@ def test_training_goes_on_as_if_nobody_watched(watchers: str, expected: list[str
     incidents = run.rows(Table.INCIDENTS)
     assert [row.step for row in incidents] == [POISONED] * len(watchers)
     for row in incidents:
-        assert row.replay == ReplayStatus.UNAVAILABLE
-        assert "other ranks" in row.replay_reason
+        assert (row.replay, row.replay_reason) == (ReplayStatus.EXACT, "")
     assert run.ranks == [int(rank) for rank in watchers]

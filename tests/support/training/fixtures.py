@@ -51,3 +51,12 @@ def alone() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+@pytest.fixture
+def two_ranks() -> Iterator[None]:
+    """Two ranks of which one is here: torch's own fake process group, on which collectives return at once."""
+    fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
+    torch.distributed.init_process_group("fake", store=fake.FakeStore(), rank=0, world_size=2)
+    yield
+    torch.distributed.destroy_process_group()

@@ -19,6 +19,7 @@ from ampscope.capture.replay.changes import (
 )
 from ampscope.capture.replay.cures import failure
 from ampscope.capture.replay.cures.failure import Failure
+from ampscope.capture.replay.handing_back import OF_UNCHANGED
 from ampscope.capture.replay.results import ChangedResult, TrialResult
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.torch_support.guard import Guard
@@ -157,14 +158,23 @@ class CureSearch:
         steps, change = self._plans.pop(key) if key in self._plans else _begun(plan(located, step.scale))
         runs: list[TrialRun] = []
         while change is not None and self._budget.allows_trial(len(runs)):
-            if not memory.fits(rows.bytes_written(), self._models.main_device()):
-                result = ChangedResult(Trial.UNAVAILABLE, "there is not enough free memory to run the step once more")
+            obstacle = self._obstacle(step, rows)
+            if obstacle:
+                result = ChangedResult(Trial.UNAVAILABLE, obstacle)
                 runs.append(TrialRun(_trial(change, step, result), rows))
                 break
             runs.append(self._try(change, located, step))
             change = _next(steps, _feedback(runs[-1]))
         self._plans[key] = steps, change
         return runs
+
+    def _obstacle(self, step: TapedStep, rows: TracedRows) -> str:
+        """Why nothing that is changed can be tried on a step; empty where it can."""
+        if step.has_received():
+            return OF_UNCHANGED
+        if not memory.fits(rows.bytes_written(), self._models.main_device()):
+            return "there is not enough free memory to run the step once more"
+        return ""
 
     def _try(self, change: ReplayChange, located: Failure | None, step: TapedStep) -> TrialRun:
         recorded = change.kind is schema.Change.FP32

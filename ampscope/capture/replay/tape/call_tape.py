@@ -39,10 +39,9 @@ SMALL_TARGET = 1 << 20
 
 
 class Tape:
-    """The calls of one optimizer step, in order.
+    """The calls of one optimizer step, in order; many methods because each kind of call is taken down in its own way.
 
     What an entry returned is known by weak reference, so that the tape keeps alive only what came from outside.
-
     """
 
     def __init__(self) -> None:
@@ -185,6 +184,26 @@ class Tape:
         entry.fingerprint = [newest.value.clone()]
         self._append(entry)
         return newest.value
+
+    def collective_call(
+        self, call: Callable[..., Any], args: tuple[Any, ...], *, ambient: Ambient, place: Place
+    ) -> tuple[int, Entry]:
+        """Adds a collective of the loop's own, before it runs; it writes the tensors in its first argument.
+
+        Returns:
+            Its number, for `arrived`, and its entry.
+        """
+        originals = self.overwritten_unknown(args, {})
+        entry = _entry(EntryKind.FUNCTION, call, self._arguments(args, {}, originals, overwrites=True), ambient, place)
+        entry.in_place = True
+        self._append(entry)
+        self._add_written(_targets(args, {}))
+        return self.end - 1, entry
+
+    def arrived(self, number: int, tensors: list[Tensor]) -> None:
+        """What a collective received is there: whatever it changed on the way belongs to its entry."""
+        for leaf, tensor in enumerate(tensors):
+            self._results.add(tensor, EarlierResult(number, leaf))
 
     def mark_scaled(self, outputs: list[Tensor]) -> None:
         """Notes that the entries which made ``outputs`` multiply with the loss scale."""

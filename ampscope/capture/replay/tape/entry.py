@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ampscope.capture.replay.tape.framework_flags import Flag
+from ampscope.capture.replay.tape.reception import Reception
 from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.calls.call_state import Ambient, RandomState
 from ampscope.capture.torch_support.user_line import Place
@@ -107,6 +108,7 @@ class Entry:
     in_place: bool = False
     also_writes: list[EarlierResult] = field(default_factory=list)  #: those that share the memory it overwrites
     scales: bool = False  #: it multiplies a loss with the loss scale
+    received: list[Reception] = field(default_factory=list)  #: what its collectives brought, in order
     synchronised_by: nn.Module | None = None  #: the wrapper that reduces the gradients of a module's call across ranks
 
     @property

@@ -29,6 +29,10 @@ class TapedStep(NamedTuple):
         numbers = dependencies.needed(self.tape.entries, self.tape.start, self.since)
         return [(number, self.tape[number]) for number in numbers]
 
+    def has_received(self) -> bool:
+        """Whether what other ranks sent takes part in it, which a replay has only as it was."""
+        return any(entry.received for _, entry in self.entries())
+
     def reduction(self) -> GradientReduction | None:
         """What put its gradients together with those of other ranks; None where nothing did."""
         calls = [entry for _, entry in self.entries() if entry.is_training_call]

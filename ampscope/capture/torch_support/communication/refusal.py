@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -21,7 +23,8 @@ class CommunicationError(RuntimeError):
 class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
     """A dispatch mode under which an op that communicates raises, before any other rank hears of it.
 
-    It is active around all of AMPscope's own work, replays included, wherever there is a process group.
+    It is active around all of AMPscope's own work, replays included, wherever there is a process group. In a replay
+    it leaves the op to the mode that answers for what the real step received.
     """
 
     def __init__(self) -> None:
@@ -50,11 +53,46 @@ class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not _PLAIN.issuperset(types) and not torch_private.are_fake(types):
             return NotImplemented  # a wrapper subclass: its inner ops come by again
-        if communicates(func):
+        if communicates(func) and not any(isinstance(mode, Answering) for mode in torch_private.dispatch_modes()):
             raise CommunicationError(
                 f"the step communicates with other ranks ({func}); a replay, or any work of AMPscope's own, must not"
             )
         return func(*args, **(kwargs or {}))
+
+
+class Answering(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
+    """A dispatch mode at the bottom of the stack that has the result of an op that communicates, or knows why not."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Answers in the body, where otherwise nobody might communicate."""
+        try:
+            if is_refused():
+                torch_private.insert_dispatch_mode(self)
+            yield
+        finally:
+            torch_private.remove_dispatch_mode(self)
+
+    def answer(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The result of an op that communicates, without communicating.
+
+        Raises:
+            CommunicationError: It is not known.
+        """
+        raise NotImplementedError
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not _PLAIN.issuperset(types) and not torch_private.are_fake(types):
+            return NotImplemented
+        return self.answer(func, args, kwargs or {}) if communicates(func) else func(*args, **(kwargs or {}))
+
+
+def is_refused() -> bool:
+    """Whether AMPscope's own work is being done, where there is anybody to communicate with."""
+    return any(isinstance(mode, NoCollectives) for mode in torch_private.dispatch_modes())
 
 
 #: Ops of these libraries that only wait for what has begun, or give it another form.

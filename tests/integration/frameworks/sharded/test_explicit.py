@@ -83,9 +83,9 @@ def test_what_came_from_another_rank_is_said_to_and_from_which(run: ampscope.Run
     assert (op, found.cause) == ("input", Cause.BAD_INPUT)
 
 
-def test_a_replay_ends_there_and_nothing_switched_itself_off(run: ampscope.Run) -> None:
+def test_a_replay_ends_at_the_functional_one_and_nothing_switched_itself_off(run: ampscope.Run) -> None:
     for rank in range(RANKS):
         (row,) = run.rows(Table.INCIDENTS, rank=rank)
         assert row.replay == ReplayStatus.UNAVAILABLE
-        assert "communicates with other ranks (c10d.allgather_" in row.replay_reason
+        assert "communicates with other ranks (_c10d_functional.all_reduce" in row.replay_reason
     assert run.rows(Table.EVENTS, kind=EventKind.WARNING) == []
