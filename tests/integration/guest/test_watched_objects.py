@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import ampscope
 from ampscope.errors import WatchError
-from ampscope.trace.schema import Table
+from ampscope.trace.schema import ReplayStatus, Table
 from tests.support.training.model_parts import linear
 from tests.support.training.small_loop import BATCH, WIDTH, make_scaler, mlp, train
 from tests.support.training.small_models import TwoLayers
@@ -225,3 +225,21 @@ def test_a_forward_that_asks_for_the_type_of_its_layers(run_folder: Path) -> Non
 
     watched: Watched = train_both(lambda watch: train(watch, Asking()), run_folder)
     assert watched.warnings == []
+
+
+def test_a_parametrization_gives_the_watched_model_itself_another_class(run_folder: Path) -> None:
+    def loop(watch: Callable[..., Any]) -> Any:
+        model = nn.Linear(WIDTH, WIDTH)
+        watch(model)
+        nn.utils.parametrizations.weight_norm(model)
+        assert type(model).__name__ == "ParametrizedLinear"
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for step in range(4):
+            optimizer.zero_grad()
+            model(torch.randn(BATCH, WIDTH) * (float("inf") if step == 3 else 1)).square().mean().backward()
+            optimizer.step()
+        return [model, optimizer]
+
+    watched = train_both(loop, run_folder)
+    assert len(watched.steps) == 4
+    assert watched.replay_of(3)[0] == ReplayStatus.EXACT
