@@ -108,7 +108,7 @@ class TapeMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or torch_private.is_tracing():
             return func(*args, **kwargs)
         self._handling += 1
         try:

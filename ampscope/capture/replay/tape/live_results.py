@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ampscope.capture.replay.tape.entry import EarlierResult
-from ampscope.capture.torch_support.torch_private import storage_key, version_counter
+from ampscope.capture.torch_support.torch_private import past_modes, storage_key, version_counter
 
 
 class LiveResult(NamedTuple):
@@ -49,7 +49,9 @@ class LiveResults:
         """An entry has returned ``tensor``."""
         self._by_id[id(tensor)] = LiveResult(weakref.ref(tensor), source, version_counter(tensor))
         if tensor.requires_grad and tensor.numel() == 1 and _owns_its_memory(tensor):
-            self.newest_scalar = Scalar(tensor.detach(), source)
+            past_dispatch, past_functions = past_modes()
+            with past_dispatch, past_functions:  # no op of the loop's, which modes of the user's may count
+                self.newest_scalar = Scalar(tensor.detach(), source)
 
     def find(self, tensor: Tensor) -> LiveResult | None:
         """What is known of ``tensor``; None where no entry returned it."""
