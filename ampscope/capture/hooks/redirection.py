@@ -26,18 +26,18 @@ class Redirections:
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._forwards = {id(module): _own_forward(module) for module in modules}
-        self._latest: dict[int, Any] = {}  # what stood in for the forward at the latest redirected call
+        self._latest: dict[int, Any] = {}  # by the module called, a wrapper or what it wraps: what stood in for forward
 
     def is_redirected(self, module: nn.Module) -> bool:
         """Whether a call of ``module`` runs something else than the forward it had."""
-        module = unwrapped(module)
+        called, module = id(module), unwrapped(module)
         now = _own_forward(module)
         if now is None or now is self._forwards.setdefault(id(module), now):
             return False
-        if now is self._latest.get(id(module)):  # it stayed: the user has given the module another forward
+        if now is self._latest.get(called):  # it stayed: the user has given the module another forward
             self._forwards[id(module)] = now
             return False
-        self._latest[id(module)] = now
+        self._latest[called] = now
         return True
 
 

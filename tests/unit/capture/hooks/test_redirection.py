@@ -71,3 +71,12 @@ def test_a_forward_that_is_another_at_each_call_stays_a_redirection() -> None:
     for _ in range(3):
         vars(module)["forward"] = lambda *_: None
         assert redirections.is_redirected(module)
+
+
+def test_a_wrapper_and_what_it_wraps_are_asked_within_one_call() -> None:
+    module = nn.Linear(2, 2)
+    wrapper = nn.DataParallel(module)
+    redirections = Redirections([module])
+    replaces_forward(module)
+    assert [redirections.is_redirected(asked) for asked in (wrapper, module)] == [True, True]
+    assert [redirections.is_redirected(asked) for asked in (wrapper, module)] == [False, False]
