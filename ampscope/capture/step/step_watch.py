@@ -150,8 +150,9 @@ class StepWatch:
         try:
             with self._cycle.inside(State.BACKWARD):
                 result = call(*args, **kwargs)
-        except BaseException:
-            self.give_up("a part of the step was lost to an exception in backward")
+        except BaseException as error:
+            leave = self.give_up if isinstance(error, Exception) else self.abandon  # Ctrl+C does not wait for a verdict
+            leave("a part of the step was lost to an exception in backward")
             raise
         self._step.micro_batches += 1
         self._cycle.on(Moment.RUNS_BACKWARD)

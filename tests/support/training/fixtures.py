@@ -28,6 +28,14 @@ def quiet_process() -> Iterator[None]:
 
 
 @pytest.fixture
+def strict_guards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault of AMPscope's own ends the test."""
+    from ampscope.capture.torch_support import guard
+
+    monkeypatch.setattr(guard, "RAISE", True)
+
+
+@pytest.fixture
 def watch(run_folder: Path) -> Iterator[Callable[..., ampscope.Scope]]:
     """`ampscope.watch` into a folder of the test's; everything it left open is closed in the end."""
     scopes: list[ampscope.Scope] = []

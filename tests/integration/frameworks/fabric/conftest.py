@@ -7,19 +7,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("lightning")
 
-from tests.support.training.fixtures import quiet_process  # noqa: E402  # after the checks
+from tests.support.training.fixtures import quiet_process, strict_guards  # noqa: E402  # after the checks
 
-__all__ = ["quiet_process"]
-
-
-@pytest.fixture(autouse=True)
-def strict_guards(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ampscope.capture.torch_support import guard
-
-    monkeypatch.setattr(guard, "RAISE", True)
+__all__ = ["quiet_process", "strict_guards"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "frameworks/fabric" in str(item.path):
             item.add_marker(pytest.mark.filterwarnings("ignore"))
+            item.add_marker(pytest.mark.usefixtures("strict_guards"))
