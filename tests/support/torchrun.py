@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+import psutil
 
 from tests.support.paths import ROOT
 
@@ -29,7 +32,8 @@ def torchrun(module: str, *arguments: str | Path, ranks: int, limit: float = LIM
         What the ranks printed on standard output and standard error.
 
     Raises:
-        AssertionError: A rank failed, or the program was not over in time; with what was printed.
+        AssertionError: A rank failed, or the program was not over in time; with what was printed, and then
+            with where each thread of each rank was.
     """
     program = [module] if module.endswith(".py") else ["-m", module]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *options]
@@ -39,17 +43,30 @@ def torchrun(module: str, *arguments: str | Path, ranks: int, limit: float = LIM
     running = subprocess.Popen(
         [*command, *map(str, arguments)],
         cwd=ROOT,
-        env=environment,
+        env={**environment, "PYTHONFAULTHANDLER": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        start_new_session=True,
     )
     try:
         printed, _ = running.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
-        os.killpg(running.pid, signal.SIGKILL)
+        _kill_all(running.pid)
         printed, _ = running.communicate()
         raise AssertionError(f"{module} was not over after {limit:.0f} s on {ranks} ranks:\n{printed}") from None
     assert running.returncode == 0, f"{module} failed on {ranks} ranks:\n{printed}"
     return printed
+
+
+def _kill_all(launcher: int) -> None:
+    """Kills a launcher and its ranks, which it starts in sessions of their own; each rank says where it was."""
+    started = psutil.Process(launcher).children(recursive=True)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(launcher).kill()
+    for process in started:  # a fatal signal that Python's fault handler answers with the stacks of all threads
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGABRT)
+    _, alive = psutil.wait_procs(started, timeout=5)
+    for process in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
