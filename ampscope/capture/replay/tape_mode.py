@@ -14,7 +14,8 @@ from ampscope.capture.replay.tape.call_tape import Tape
 from ampscope.capture.torch_support import tensor_tree, torch_private
 from ampscope.capture.torch_support.calls import call_state
 from ampscope.capture.torch_support.calls.call_state import Ambient, RandomState
-from ampscope.capture.torch_support.calls.function_names import draws_random_numbers, is_in_place
+from ampscope.capture.torch_support.calls.function_names import draws_random_numbers, is_in_place, leaves_all_as_it_is
+from ampscope.capture.torch_support.calls.half_conversions import dtypes_asked
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.user_line import NOWHERE, user_place
 
@@ -108,7 +109,7 @@ class TapeMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch.compiler.is_compiling() or torch_private.is_tracing():
+        if leaves_all_as_it_is(func, args) or torch.compiler.is_compiling() or torch_private.is_tracing():
             return func(*args, **kwargs)
         self._handling += 1
         try:
@@ -149,9 +150,11 @@ class TapeMode(TorchFunctionMode):
         self._listener.saw_function(func, args, kwargs, result, after_backward=self.after_backward)
         if getattr(func, "__self__", None) is _GRADIENT:
             return
-        in_place = is_in_place(func, kwargs)
-        if not in_place and not isinstance(result, Tensor) and next(tensor_tree.tensors(result), None) is None:
-            return
+        if not is_in_place(func, kwargs):
+            if not isinstance(result, Tensor) and next(tensor_tree.tensors(result), None) is None:
+                return
+            if args and result is args[0] and not dtypes_asked(func, args, kwargs):
+                return  # ``x.to(x.device)``: there is nothing to run again
         self.recorded.function_call(
             func,
             args,

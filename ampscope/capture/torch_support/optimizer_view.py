@@ -74,7 +74,7 @@ class StepListener(Protocol):
 
 
 #: The frame in which torch calls the hooks of a step, and then the step itself; learned when it first calls.
-_STEP_FRAMES: set[CodeType] = set()
+_STEP_FRAMES: dict[int, CodeType] = {}  # by ``id``: a code object's own hash reads all of it
 
 
 def around_every_step(listener: StepListener) -> tuple[Any, Any]:
@@ -89,7 +89,8 @@ def around_every_step(listener: StepListener) -> tuple[Any, Any]:
             if _breaks_its_graph(optimizer):
                 listener.before_optimizer(optimizer, with_closure=False)
             return None
-        _STEP_FRAMES.add(sys._getframe(1).f_code)
+        code = sys._getframe(1).f_code
+        _STEP_FRAMES[id(code)] = code
         given = _closure(args, kwargs)
         listener.before_optimizer(optimizer, with_closure=given is not None)
         if given is None:
@@ -129,6 +130,6 @@ def steps_running() -> int:
     count = 0
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        count += frame.f_code in _STEP_FRAMES
+        count += id(frame.f_code) in _STEP_FRAMES
         frame = frame.f_back
     return count

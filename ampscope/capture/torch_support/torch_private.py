@@ -7,18 +7,20 @@ test and a warning can name them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampscope.capture.torch_support.local_shards import local
 
+_PLAIN = frozenset({Tensor, nn.Parameter})
 _STACK = ("_len_torch_{}_stack", "_get_{}_stack_at", "_pop_torch_{}_stack", "_push_on_torch_{}_stack")
 FUNCTION_STACK = tuple(name.format("function") for name in _STACK)
 DISPATCH_STACK = tuple(name.format("dispatch") for name in _STACK)
@@ -144,9 +146,11 @@ def remove_dispatch_mode(mode: TorchDispatchMode) -> None:
     _dispatches.remove(mode)
 
 
-def past_modes() -> tuple[Any, ...]:
-    """Contexts in which ops on plain tensors run past all modes, the user's too; for a few ops that come often."""
-    return tuple(getattr(torch._C, name)() for name in MODES_ASIDE)
+def past_modes(tensors: Iterable[Tensor] = ()) -> tuple[Any, ...]:
+    """Contexts in which ops on these tensors run past all modes, if they are plain; for a few ops that come often."""
+    if not _PLAIN.issuperset(map(type, tensors)):
+        return nullcontext(), nullcontext()
+    return tuple(getattr(torch._C, name, nullcontext)() for name in MODES_ASIDE)
 
 
 def are_fake(types: Any) -> bool:

@@ -6,6 +6,7 @@ import linecache
 import os
 import sys
 import sysconfig
+from enum import Enum, auto
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
@@ -58,6 +59,18 @@ class Place(NamedTuple):
 NOWHERE = Place(None, 0)
 
 
+class _Home(Enum):
+    """Whose code a frame runs."""
+
+    INNER = auto()  #: torch's, AMPscope's or the standard library's
+    FRAMEWORK = auto()  #: of a framework that runs the loop
+    USER = auto()
+
+
+_MOST_HOMES = 20_000
+_homes: dict[int, tuple[CodeType, _Home]] = {}  # by ``id``: a code object's own hash reads all of it
+
+
 @cache
 def shown_path(filename: str) -> str:
     """A path without what is private to a machine: relative to the working directory or to the installed packages.
@@ -103,10 +116,23 @@ def user_place(*stops: CodeType) -> Place | None:
         code = frame.f_code
         if code in stops:
             return None
-        if not _is_inner(code.co_filename):
-            place = Place(code, frame.f_lineno)
-            if not _runs_loop(frame.f_globals.get("__name__", "")):
-                return place
-            in_framework = in_framework or place
+        known = _homes.get(id(code)) or _look(code, frame)
+        home = known[1]
+        if home is _Home.USER:
+            return Place(code, frame.f_lineno)
+        if home is _Home.FRAMEWORK and in_framework is None:
+            in_framework = Place(code, frame.f_lineno)
         frame = frame.f_back
     return in_framework
+
+
+def _look(code: CodeType, frame: FrameType) -> tuple[CodeType, _Home]:
+    """Finds out whose code runs in a frame, and remembers it: the same frames are passed at every call."""
+    if _is_inner(code.co_filename):
+        home = _Home.INNER
+    else:
+        home = _Home.FRAMEWORK if _runs_loop(frame.f_globals.get("__name__", "")) else _Home.USER
+    if len(_homes) >= _MOST_HOMES:  # a program that makes code as it runs
+        _homes.clear()
+    _homes[id(code)] = code, home
+    return code, home

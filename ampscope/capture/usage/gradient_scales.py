@@ -108,13 +108,16 @@ class GradientScales:
 
     def stepped(self, parameters: Iterable[Tensor]) -> None:
         """An optimizer has used the gradients of ``parameters``, or was skipped."""
-        for key in (None, *map(id, parameters)):
-            self._by_parameter.pop(key, None)
-            if key is not None:
+        self._by_parameter.pop(None, None)
+        if self._by_parameter or self._unscaled:
+            for key in map(id, parameters):
+                self._by_parameter.pop(key, None)
                 self._unscaled.pop(key, None)
 
     def scalers_of(self, parameters: Iterable[Tensor]) -> ScalerNumbers:
         """The scalers whose scale is in the gradients of ``parameters``; empty where no backward was seen."""
+        if len(self._by_parameter) == 1 and None in self._by_parameter:  # the same of all
+            return self._by_parameter[None] if any(p.grad is not None for p in parameters) else frozenset()
         return frozenset().union(*(self._of_parameter(id(p)) for p in parameters if p.grad is not None))
 
     def _of_parameter(self, key: int) -> ScalerNumbers:

@@ -80,7 +80,7 @@ class JournalThread:
         for table, rows in waiting.rows.items():
             if rows:
                 self._append(table, rows)
-        waiting.release()
+        self._queue.written(waiting)
         if self._queue.dropped:
             self._notices.give(
                 "slow",

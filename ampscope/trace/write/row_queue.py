@@ -34,6 +34,7 @@ class Round:
 
     rows: dict[Table, list[Row]] = field(default_factory=lambda: {table: [] for table in _ORDER})
     markers: list[threading.Event] = field(default_factory=list)  #: set when all before them is written
+    size: int = 0  #: rows in it
     closing: bool = False
 
     def release(self) -> None:
@@ -53,7 +54,7 @@ class RowQueue:
         """Hold at most ``limit`` rows of bulk tables and twice that of all others."""
         self.dropped = 0  #: rows refused because the disk is too slow
         self._limit = limit
-        self._waiting = 0
+        self._unwritten = 0
         self._open = True
         self._ended = False
         self._pid = os.getpid()
@@ -71,11 +72,22 @@ class RowQueue:
             return
         limit = self._limit if table in BULK_TABLES else 2 * self._limit
         with self._lock:
-            if self._waiting + len(rows) > limit:
+            if self._unwritten + len(rows) > limit:
                 self.dropped += len(rows)
                 return
-            self._waiting += len(rows)
+            self._unwritten += len(rows)
         self._queue.put((table, tuple(rows)))
+
+    @property
+    def is_written(self) -> bool:
+        """Whether all that was put so far is written."""
+        return not self._unwritten
+
+    def written(self, done: Round) -> None:
+        """The rows of a round are in the journals."""
+        with self._lock:
+            self._unwritten -= done.size
+        done.release()
 
     def mark(self) -> threading.Event:
         """An event that is set when all that was put before it is written, or never will be."""
@@ -93,14 +105,12 @@ class RowQueue:
     def take(self) -> Round:
         """Wait for something and return all there is, up to the size of a round."""
         result = Round()
-        size = self._sort(self._queue.get(), result)
-        while not result.closing and size < _ROUND_ROWS:
+        self._sort(self._queue.get(), result)
+        while not result.closing and result.size < _ROUND_ROWS:
             try:
-                size += self._sort(self._queue.get_nowait(), result)
+                self._sort(self._queue.get_nowait(), result)
             except queue.Empty:
                 break
-        with self._lock:
-            self._waiting -= size
         return result
 
     def release(self) -> None:
@@ -115,13 +125,12 @@ class RowQueue:
             if isinstance(item, threading.Event):
                 item.set()
 
-    def _sort(self, item: tuple[Table, tuple[Row, ...]] | threading.Event | None, into: Round) -> int:
+    def _sort(self, item: tuple[Table, tuple[Row, ...]] | threading.Event | None, into: Round) -> None:
         if item is None:
             into.closing = True
-            return 0
-        if isinstance(item, threading.Event):
+        elif isinstance(item, threading.Event):
             into.markers.append(item)
-            return 0
-        table, rows = item
-        into.rows[table].extend(rows)
-        return len(rows)
+        else:
+            table, rows = item
+            into.rows[table].extend(rows)
+            into.size += len(rows)

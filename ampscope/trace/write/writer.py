@@ -146,7 +146,9 @@ class TraceWriter:
         Args:
             moment: seconds.
         """
-        if self._queue.here and (self._behind is None or self._behind.is_set()):
+        if self._queue.is_written or not self._queue.here:
+            return
+        if self._behind is None or self._behind.is_set():
             marker = self._queue.mark()
             self._behind = None if marker.wait(moment) else marker
 

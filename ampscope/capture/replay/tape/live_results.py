@@ -49,7 +49,7 @@ class LiveResults:
         """An entry has returned ``tensor``."""
         self._by_id[id(tensor)] = LiveResult(weakref.ref(tensor), source, version_counter(tensor))
         if tensor.requires_grad and tensor.numel() == 1 and _owns_its_memory(tensor):
-            past_dispatch, past_functions = past_modes()
+            past_dispatch, past_functions = past_modes([tensor])
             with past_dispatch, past_functions:  # no op of the loop's, which modes of the user's may count
                 self.newest_scalar = Scalar(tensor.detach(), source)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -33,7 +34,7 @@ def of_skip(attempt: StepAttempt, models: Models) -> Verdict:
 
 def of_unscaled_step(attempt: StepAttempt, models: Models) -> Verdict | None:
     """No scaler looks at the gradients, so their total norm tells; waits for the device."""
-    if attempt.norm is None or bool(attempt.norm.isfinite()):
+    if attempt.norm is None or math.isfinite(float(attempt.norm)):
         return None
     bad = gradients.non_finite(attempt.optimizer, models)
     if not bad:

@@ -12,6 +12,7 @@ from torch.optim.optimizer import Optimizer
 from ampscope.capture.torch_support.local_shards import has_arrived, local
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
+from ampscope.capture.torch_support.torch_private import past_modes
 from ampscope.capture.tracing.statistics.stats import finite
 from ampscope.trace.schema import GradRow
 
@@ -41,7 +42,8 @@ def total_norm(optimizer: Optimizer) -> Tensor | None:
     if not dense:
         return None
     home = dense[0].device
-    with torch.no_grad():
+    past_dispatch, past_functions = past_modes(dense)
+    with torch.no_grad(), past_dispatch, past_functions:
         norms = list(torch._foreach_norm(dense))
         if any(norm.device != home or norm.dtype != torch.float32 for norm in norms):
             norms = [norm.to(home, torch.float32, non_blocking=True) for norm in norms]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 #: Functions that change what backward does with their tensor, and return nothing of use.
 _ATTACHES = frozenset({"register_hook", "retain_grad"})
@@ -13,7 +14,37 @@ _ATTACHES = frozenset({"register_hook", "retain_grad"})
 #: Functions whose name ends as if they wrote, and that leave every value as it is.
 _LEAVES_VALUES = frozenset({"requires_grad_", "detach_", "rename_", "share_memory_", "retain_grad", "register_hook"})
 
+#: What is known of a tensor without its values: attributes, and methods that some of torch's functions are called as.
+_FACTS = ("device", "dtype", "grad", "grad_fn", "is_cpu", "is_cuda", "is_leaf", "is_meta", "is_nested", "is_sparse")
+_MORE_FACTS = ("itemsize", "layout", "names", "nbytes", "ndim", "output_nr", "requires_grad", "shape", "_version")
+_QUESTIONS = ("__len__", "data_ptr", "dim", "element_size", "get_device", "is_complex", "is_contiguous", "is_pinned")
+_MORE_QUESTIONS = ("is_floating_point", "is_signed", "nelement", "numel", "size", "storage_offset", "stride")
+
+
+def _asking() -> Iterator[Any]:
+    for name in (*_FACTS, *_MORE_FACTS):
+        attribute: Any = getattr(Tensor, name, None)
+        if hasattr(attribute, "__get__"):
+            yield attribute.__get__
+    for name in (*_QUESTIONS, *_MORE_QUESTIONS):
+        yield from (found for home in (Tensor, torch) if (found := getattr(home, name, None)) is not None)
+    yield torch.is_grad_enabled
+    yield torch._C._set_grad_enabled
+
+
+_ASKING = frozenset(_asking())
+_GRADIENT: Any = Tensor.grad  # a descriptor, typed as its value
+_ASSIGNS_GRADIENT = _GRADIENT.__set__
+
 _RANDOM = ("rand", "dropout", "bernoulli", "normal_", "uniform_", "multinomial", "exponential_", "gumbel", "rrelu")
+
+
+def leaves_all_as_it_is(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Whether a torch function neither makes, reads nor writes values: it asks for a shape, or forgets a gradient.
+
+    Frameworks ask some hundred times a step; this is told from one look-up.
+    """
+    return func in _ASKING or (func == _ASSIGNS_GRADIENT and len(args) > 1 and args[1] is None)
 
 
 def is_in_place(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
