@@ -4,6 +4,7 @@
 # make lint             ruff: rules and format
 # make types            mypy, strict, over the package, the tests and the scripts
 # make coverage         branch coverage of package and app over the default tests, the least covered files last
+# make healthy          three hundred healthy trainings, none of which may draw an alarm
 # make plants           every fault planted in every model, and every healthy training, with a table at the end
 # make docs             write docs/trace-format.md anew from the schema
 # make torch-versions   what touches torch, under the oldest torch supported and the newest tested
@@ -23,7 +24,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow lint types coverage plants docs torch-versions bench bench-app samples screenshots clean
+.PHONY: help demo test slow lint types coverage healthy plants docs torch-versions bench bench-app samples screenshots clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -51,6 +52,9 @@ coverage: $(VENV)/.dev
 	@$(BIN)/python -m coverage combine --quiet
 	@$(BIN)/python -m coverage report
 	@echo "Not seen: what torch calls on threads of its own, what torch.compile has compiled, and processes that are killed."
+
+healthy: $(VENV)/.dev
+	$(BIN)/python -m pytest tests/integration/healthy_runs -m ""
 
 plants: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/integration/planted_faults -m ""

@@ -158,15 +158,22 @@ def _resumed_scalers(events: Sequence[ScalerEventRow]) -> Iterator[tuple[ScalerE
 
 
 def _recomputed_otherwise(run: Run, rank: int) -> list[Finding]:
-    """A checkpointed module or line whose recomputation ran under another autocast state than their forward."""
+    """A checkpointed module or line whose recomputation ran in another precision than their forward."""
     sites = run.rows(Table.SITES, rank=rank)
-    forward: dict[tuple[str, ...], set[str]] = {}
+    forward: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
     for site in sites:
         if site.phase == Phase.FORWARD:
-            forward.setdefault(_place(site), set()).add(site.autocast)
+            forward.setdefault(_place(site), set()).add(_precision(site))
     again = [site for site in sites if site.phase == Phase.RECOMPUTE]
-    other = next((site for site in again if site.autocast not in forward.get(_place(site), {site.autocast})), None)
+    other = next(
+        (each for each in again if _precision(each) not in forward.get(_place(each), {_precision(each)})), None
+    )
     return [_finding(Cause.MISUSE_CHECKPOINT_AUTOCAST_MISMATCH, 0, source_line(other))] if other else []
+
+
+def _precision(site: SiteRow) -> tuple[str, ...]:
+    """In which precision an op ran: its region, or what it gave; a recomputed line outside modules has no region."""
+    return (site.autocast,) if site.module else tuple(site.out_dtypes)
 
 
 def _place(site: SiteRow) -> tuple[str, ...]:

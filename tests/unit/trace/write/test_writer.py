@@ -425,9 +425,17 @@ class TestCatchingUp:
                 return written
 
             monkeypatch.setattr(trace._queue, "mark", mark)
+            monkeypatch.setattr(type(trace._queue), "is_written", False)
             for _ in range(3):
                 trace.catch_up(0.001)
             assert len(asked) == 1
             written.set()
             trace.catch_up(0.001)
             assert len(asked) == 2
+
+    def test_nobody_is_waited_for_when_all_is_written(self, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with writer(run_folder) as trace:
+            trace.put(Table.EVENTS, [event(1)])
+            assert trace.flush()
+            monkeypatch.setattr(trace._queue, "mark", lambda: pytest.fail("asked the journal thread"))
+            trace.catch_up(30.0)
