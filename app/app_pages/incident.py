@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from ampscope.analysis.origin.closeup import Closeup
-from ampscope.analysis.results import Finding, Incident
+from ampscope.analysis.results import Diagnosis, Finding, Incident
 from ampscope.report.figures.magnitudes import magnitudes
 from ampscope.report.figures.path_graph import path_graph
 from ampscope.report.html.figures.magnitudes import magnitudes_html
@@ -17,6 +17,7 @@ from ampscope.report.html.source import listing
 from ampscope.trace.vocabulary import Cause, Severity
 from blocks.basics.page_links import link_row, rank_of, to_overview, to_precision, to_replay, to_scale, to_usage
 from blocks.basics.text import heading, paragraph, title
+from blocks.basics.watch_line import watch_line
 from blocks.choices.select_box import choose
 from blocks.verdict.diagnosis_card import item_card
 from blocks.verdict.item_list import item_line
@@ -44,11 +45,11 @@ def incident_page() -> None:
     cure_beside_line(item, closeup)
     if isinstance(item, Incident):
         if item.cause is Cause.UNKNOWN and not item.path:
-            how_to_see_its_origin()
+            how_to_see_its_origin(diagnosis)
         evidence(item, closeup)
         if item.op and not item.cause.is_benign:
             heading("Take it along")
-            repro_download(run, item)
+            repro_download(run, item, diagnosis)
 
 
 def ways_onward(item: Item) -> None:
@@ -80,11 +81,11 @@ def cure_beside_line(item: Item, closeup: Closeup) -> None:
             st.caption("The lines around it are those whose ops were traced.")
 
 
-def how_to_see_its_origin() -> None:
+def how_to_see_its_origin(diagnosis: Diagnosis) -> None:
     """What to do where no trace shows the origin."""
     heading("How to see where it begins")
     paragraph("Trace the steps as they run, so that the next such step is seen op by op whatever its replay does:")
-    st.code("ampscope.watch(model, scaler, every=1)", language="python")
+    watch_line(diagnosis, "every=1")
 
 
 def evidence(incident: Incident, closeup: Closeup) -> None:

@@ -28,7 +28,7 @@ from data.run_snapshot import RunSnapshot
 
 def overview_page() -> None:
     run = current_run()
-    run = page_head("Overview", run, diagnosis_of(run).run.name)
+    run = page_head("Overview", run, diagnosis_of(run))
     live_part(verdict)
     live_part(partial(history, optimizer=choose_optimizer(overview_of(run, None).optimizers)))
     live_part(everything_noticed)

@@ -54,10 +54,10 @@ _LEVELS = 10
 def precision_page() -> None:
     run = current_run()
     diagnosis = diagnosis_of(run)
-    run = page_head("Precision", run, diagnosis.run.name)
+    run = page_head("Precision", run, diagnosis)
     steps = traced_steps_of(run)
     if not steps:
-        how_to_trace()
+        how_to_trace(diagnosis)
         return
     step = choose_traced_step(steps, first=first_step(diagnosis, run.rank))
     live_part(partial(newer_step_link, shown=steps[0].step, link=link_to_step))

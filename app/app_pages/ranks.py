@@ -27,7 +27,7 @@ _SHORT, _TALL = 24, 460
 
 def ranks_page() -> None:
     run = current_run()
-    run = page_head("Ranks", run, diagnosis_of(run).run.name)
+    run = page_head("Ranks", run, diagnosis_of(run))
     if not run.world.is_shared:
         paragraph("This run has one rank: there is nothing to compare.")
         to_overview()

@@ -55,10 +55,10 @@ class OnScreen:
 def replay_page() -> None:
     run = current_run()
     diagnosis = diagnosis_of(run)
-    run = page_head("Replay", run, diagnosis.run.name)
+    run = page_head("Replay", run, diagnosis)
     steps = traced_steps_of(run)
     if not steps:
-        how_to_trace()
+        how_to_trace(diagnosis)
         return
     left, right = st.columns(2)
     with left:

@@ -47,7 +47,7 @@ _SHORT = 25
 
 def scale_page() -> None:
     run = current_run()
-    run = page_head("Scale", run, diagnosis_of(run).run.name)
+    run = page_head("Scale", run, diagnosis_of(run))
     optimizer = choose_optimizer(scale_history_of(run, None).optimizers)
     if not scale_history_of(run, optimizer).is_scaled:
         paragraph("No step of this run used a loss scale: it has no GradScaler, or the scaler is disabled.")

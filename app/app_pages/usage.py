@@ -24,7 +24,7 @@ def usage_page() -> None:
     run = current_run()
     diagnosis = diagnosis_of(run)
     findings = {name: item for name, item in named_items(diagnosis).items() if isinstance(item, Finding)}
-    run = page_head("Usage", run, diagnosis.run.name)
+    run = page_head("Usage", run, diagnosis)
     if not diagnosis.run.steps and not findings:
         paragraph("No optimizer step has been recorded yet, so there is no loop to judge.")
         return

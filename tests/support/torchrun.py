@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -18,7 +18,14 @@ from tests.support.paths import ROOT
 LIMIT = 60.0
 
 
-def torchrun(module: str, *arguments: str | Path, ranks: int, limit: float = LIMIT, options: Sequence[str] = ()) -> str:
+def torchrun(
+    module: str,
+    *arguments: str | Path,
+    ranks: int,
+    limit: float = LIMIT,
+    options: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+) -> str:
     """Runs ``python -m module arguments...`` on several ranks of this machine.
 
     Args:
@@ -27,6 +34,7 @@ def torchrun(module: str, *arguments: str | Path, ranks: int, limit: float = LIM
         ranks: How many processes.
         limit: Seconds after which all are killed.
         options: Further options of torchrun.
+        variables: Further environment variables.
 
     Returns:
         What the ranks printed on standard output and standard error.
@@ -43,7 +51,7 @@ def torchrun(module: str, *arguments: str | Path, ranks: int, limit: float = LIM
     running = subprocess.Popen(
         [*command, *map(str, arguments)],
         cwd=ROOT,
-        env={**environment, "PYTHONFAULTHANDLER": "1"},
+        env={**environment, "PYTHONFAULTHANDLER": "1", **(variables or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -87,8 +87,14 @@ FORMS: dict[MistakeForm, FormEntry] = {
     ),
     MistakeForm.UPDATE_IN_BETWEEN: FormEntry(
         sentence=(
-            "update() changed the scale between backward and this optimizer's step, so its gradients are divided by "
-            "another scale than they were multiplied with. Call it once, after every optimizer has stepped."
+            "update() ran between backward and this optimizer's step: each time it changes the scale, the gradients "
+            "are divided by another scale than they were multiplied with. Call it once, after every optimizer has "
+            "stepped."
+        ),
+        fix=Remedy(
+            text="Step every optimizer, then update once. Where a framework updates with each step of its optimizers, "
+            "let every model's backward come just before its own step.",
+            code="scaler.step(first)\nscaler.step(second)\nscaler.update()",
         ),
     ),
     MistakeForm.ANOTHER_SCALER: FormEntry(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
+from ampscope.analysis.results import Diagnosis
 from blocks.basics.text import title
 from blocks.choices.select_box import choose
 from data.current_run import select_rank
@@ -11,14 +12,15 @@ from data.run_snapshot import RunSnapshot
 from state.query_params import get_param
 
 
-def page_head(words: str, run: RunSnapshot, name: str) -> RunSnapshot:
-    """The page's title, and the run as seen from the rank that is chosen.
+def page_head(words: str, run: RunSnapshot, diagnosis: Diagnosis) -> RunSnapshot:
+    """The page's title, and the run as seen from the rank that is chosen; at first, that of what to read first.
 
     Args:
         words: The title.
         run: The run on screen.
-        name: Its name.
+        diagnosis: Its verdict.
     """
+    name = diagnosis.run.name
     if not run.world.is_shared:
         title(words, name)
         return run
@@ -28,6 +30,12 @@ def page_head(words: str, run: RunSnapshot, name: str) -> RunSnapshot:
     with right:
         offered = [str(rank) for rank in run.world.present]
         if get_param("rank") is None:  # of another run than the last on screen
-            st.session_state["rank"] = str(run.rank)
+            st.session_state["rank"] = str(_told_first(run, diagnosis))
         chosen = choose("rank", f"Rank, of {run.world.size:,}", offered, lambda rank: f"Rank {int(rank):,}")
     return select_rank(int(chosen))
+
+
+def _told_first(run: RunSnapshot, diagnosis: Diagnosis) -> int:
+    """The rank to begin with: where the run's primary incident is, else one whose healthy steps were traced."""
+    primary = diagnosis.primary
+    return primary.rank if primary is not None and primary.rank in run.world.present else run.rank

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import streamlit as st
 
-from ampscope.analysis.results import Incident
+from ampscope.analysis.results import Diagnosis, Incident
 from ampscope.analysis.words.wording import op_in_words
 from blocks.basics.text import paragraph
+from blocks.basics.watch_line import watch_line
 from data.downloads import repro_script
 from data.run_snapshot import RunSnapshot
 
-_RECORD = "ampscope.watch(model, scaler, save_tensors=True)"
 _ICON = ":material/download:"
 
 
-def repro_download(run: RunSnapshot, incident: Incident) -> None:
+def repro_download(run: RunSnapshot, incident: Incident, diagnosis: Diagnosis) -> None:
     """The script and its operands to download; where none were kept, why, and how to keep them."""
     script = repro_script(run, incident)
     if isinstance(script, str):
         paragraph(f"There is no script that shows this op failing on its own: {script}.")
-        st.code(_RECORD, language="python")
+        watch_line(diagnosis, "save_tensors=True")
         return
     paragraph(f"A script that makes this one call of {op_in_words(incident.op)} again, as it ran and in a wider dtype.")
     with st.container(horizontal=True):

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("playwright", reason="needs the dev extra: pip install 'ampscope[dev]'")
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from tests.integration.browser.driver import goto, settle
 from tests.integration.browser.watched import Watched
@@ -20,6 +20,11 @@ def _rank(page: Page) -> str:
     """What the box for the rank says."""
     box = page.get_by_test_id("stMain").get_by_test_id("stSelectbox").first.locator("input").first
     return f"{box.input_value()} {box.get_attribute('aria-label')}"
+
+
+def _ends_at(cell: Locator) -> float:
+    """How far to the right something reaches, in pixels of the window."""
+    return float(cell.evaluate("one => one.getBoundingClientRect().right"))
 
 
 def test_replay_it_opens_the_right_rank(watched: Watched, address: str) -> None:
@@ -59,6 +64,14 @@ def test_the_page_is_offered_where_there_are_ranks(watched: Watched, address: st
     assert watched.complaints == []
 
 
+def test_the_first_page_opens_on_the_rank_of_what_it_tells(watched: Watched, address: str) -> None:
+    page = watched.page
+    goto(page, address, "", run="ranks")
+    assert "Rank 1" in _rank(page)
+    expect(page).to_have_url(re.compile(r"[?&]rank=1(&|$)"))
+    assert watched.complaints == []
+
+
 def test_nothing_runs_off_a_narrow_page(watched: Watched, address: str) -> None:
     page = watched.page
     goto(page, address, "ranks", run="ranks")
@@ -66,3 +79,10 @@ def test_nothing_runs_off_a_narrow_page(watched: Watched, address: str) -> None:
     settle(page)
     main = page.locator("[data-testid=stMain]")
     assert main.evaluate("one => one.scrollWidth - one.clientWidth") <= 1
+    for table in page.locator(".amp-table").all():
+        cells = table.locator("td").all()
+        assert cells
+        assert all(cell.bounding_box() is None or _ends_at(cell) <= 480 for cell in cells)
+    told = page.locator(".amp-table").last.locator("tbody tr").first
+    expect(told).to_contain_text("finished")
+    assert "Mean loss" in told.evaluate("row => [...row.cells].map(cell => cell.dataset.column).join()")

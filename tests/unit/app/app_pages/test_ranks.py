@@ -14,6 +14,11 @@ def test_the_page_says_where_it_began_and_who_received_it(show: Show) -> None:
     assert any("amp-grid" in body and 'class="origin"' in body for body in shown.raw)
 
 
+def test_a_page_opens_on_the_rank_of_the_primary_incident(show: Show) -> None:
+    for page in ("overview", "scale"):
+        assert show("ranks", page, real=True).address["rank"] == "1", page
+
+
 def test_its_links_name_the_rank(show: Show) -> None:
     links = show("ranks", "ranks", real=True).links
     assert "rank=1" in links[f"Replay step {BAD_STEP} of rank 1"]

@@ -27,7 +27,7 @@ _TAGS = frozenset(
 )
 _ATTRIBUTES = frozenset(
     {
-        *("class", "style", "title", "lang", "charset", "http-equiv", "content", "name"),
+        *("class", "style", "title", "lang", "charset", "http-equiv", "content", "name", "data-column"),
         *("role", "aria-label", "aria-hidden", "viewbox", "preserveaspectratio", "d"),
     }
 )
