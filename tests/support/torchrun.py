@@ -14,8 +14,8 @@ import psutil
 
 from tests.support.paths import ROOT
 
-#: No test waits longer than this for its ranks, in seconds.
-LIMIT = 60.0
+#: No test waits longer than this for its ranks, in seconds: what takes 10 s alone takes a minute where ten others run.
+LIMIT = 140.0
 
 
 def torchrun(

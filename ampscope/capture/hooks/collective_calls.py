@@ -1,6 +1,7 @@
 """What AMPscope hears of the collectives that Python code begins, while a scope is open, and of the waits for them.
 
-Those that torch's C++ code begins (``DistributedDataParallel``'s reducer, functional collectives) do not pass here.
+Those that torch's C++ code begins (``DistributedDataParallel``'s reducer, functional collectives) do not pass here,
+but for the one by which ``DistributedDataParallel`` gives every rank the buffers of one before a forward.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from ampscope.capture.hooks.listeners import Listeners
 from ampscope.capture.torch_support import dynamo
@@ -33,6 +35,11 @@ OPS = {
     "scatter": "scatter_",
     "recv": "recv_",
 }
+
+
+#: Function of ``torch.distributed`` that writes one rank's tensors into those of all others, and waits for that.
+_SPREAD = "_broadcast_coalesced"
+_SPREAD_ARGUMENTS = 4  #: group, tensors, bytes at once, the rank whose tensors they are
 
 
 class CollectiveCall(NamedTuple):
@@ -60,6 +67,9 @@ class CollectiveListener(Protocol):
     def waited(self, work: Any) -> None:
         """The loop has waited for a work."""
 
+    def overwritten(self, tensors: list[Tensor]) -> None:
+        """Tensors of this rank hold another rank's values now."""
+
 
 _listeners: Listeners[CollectiveListener] = Listeners()
 _originals: list[tuple[Any, str, Any]] = []
@@ -78,6 +88,8 @@ def join(listener: CollectiveListener) -> None:
         for work in works:
             if "wait" in vars(work):
                 _replace(work, "wait", _wait_heard(work.wait))
+        if _SPREAD in vars(dist):
+            _replace(dist, _SPREAD, _spread_heard(getattr(dist, _SPREAD)))
     _listeners.join(listener)
 
 
@@ -123,6 +135,22 @@ def _wait_heard(original: Callable[..., Any]) -> Callable[..., Any]:
         if not torch.compiler.is_compiling():
             for listener in _listeners:
                 listener.waited(work)
+        return result
+
+    return heard
+
+
+def _spread_heard(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that spreads one rank's tensors, which says so on all others."""
+
+    @wraps(original)
+    def heard(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if len(args) == _SPREAD_ARGUMENTS and not torch.compiler.is_compiling():  # as torch itself calls it
+            group, tensors, _, source = args
+            if group.rank() != source:
+                for listener in _listeners:
+                    listener.overwritten(list(tensors))
         return result
 
     return heard

@@ -129,6 +129,8 @@ class Player:
     def _play_entry(self, index: int, entry: Entry) -> None:
         self._tracer.paused = True
         args, kwargs = entry.arguments.resolved(self._tensor_of)
+        for buffer, value in entry.overwritten:
+            self._substitutes.of(buffer).data.copy_(value)  # by another rank, which moves no counter of it either
         if entry.scales and self._scale_factor != 1:
             args = tuple(self._rescaled(value) for value in args)
         self._tracer.paused = False

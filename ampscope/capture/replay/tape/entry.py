@@ -109,6 +109,7 @@ class Entry:
     also_writes: list[EarlierResult] = field(default_factory=list)  #: those that share the memory it overwrites
     scales: bool = False  #: it multiplies a loss with the loss scale
     received: list[Reception] = field(default_factory=list)  #: what its collectives brought, in order
+    overwritten: list[tuple[Tensor, Tensor]] = field(default_factory=list)  #: buffers, and what another rank gave them
     synchronised_by: nn.Module | None = None  #: the wrapper that reduces the gradients of a module's call across ranks
 
     @property

@@ -25,6 +25,9 @@ from ampscope.capture.torch_support.user_line import NOWHERE, user_place
 _PLAIN = (Tensor, nn.Parameter)
 #: Bytes of received values that are kept alive for one step.
 MOST_BYTES = 64 << 20
+#: Bytes of a buffer up to which it is copied when another rank has written it: a larger one that forward never changes
+#: holds the same before and after.
+COPIED_BUFFER_BYTES = 1 << 20
 
 
 class _Awaited(NamedTuple):
@@ -59,6 +62,7 @@ class ReceivedValues:
         self._after_backward = False  # what the loop sends now are gradients, or figures to log
         self._thread = 0
         self._kept_bytes = 0
+        self._overwritten: list[tuple[Tensor, Tensor]] = []  # since the latest call of a module began
         self._works: dict[int, tuple[Any, _Awaited]] = {}  # by id of the work, which is held until the loop waits
         self._wanted: bool | None = None  # whether a replay could use anything; not known before the first is asked
 
@@ -67,6 +71,7 @@ class ReceivedValues:
         self._tape, self._entry, self._wanted = tape, None, None
         self._after_backward = False
         self._kept_bytes = 0
+        self._overwritten = []
         self._works.clear()
 
     def complete(self) -> None:
@@ -76,6 +81,8 @@ class ReceivedValues:
     def begin(self, entry: Entry) -> None:
         """The call of an entry, or its backward, runs from here on."""
         self._entry, self._thread = entry, threading.get_ident()
+        if entry.kind is EntryKind.MODULE:
+            entry.overwritten, self._overwritten = self._overwritten, []
 
     def end(self) -> None:
         """It is over."""
@@ -116,6 +123,20 @@ class ReceivedValues:
             awaited.note.arrived()
             if awaited.number is not None and self._tape is not None:
                 self._tape.arrived(awaited.number, awaited.targets)
+
+    def overwritten(self, tensors: list[Tensor]) -> None:
+        """See `CollectiveListener`: a wrapper has its buffers written within its call, before that of what it wraps."""
+        if self._tape is None or self._guard.broken or threading.get_ident() != self._thread or is_refused():
+            return
+        with self._guard, self._glancing():
+            if self._is_wanted():
+                small = [tensor for tensor in tensors if tensor.nbytes <= COPIED_BUFFER_BYTES]
+                known = self._overwritten if self._entry is None else self._entry.overwritten
+                known += zip(small, self._copied(small), strict=True)
+
+    def _copied(self, tensors: list[Tensor]) -> list[Tensor]:
+        with torch.no_grad():
+            return [tensor.clone() for tensor in tensors]
 
     @contextlib.contextmanager
     def _glancing(self) -> Iterator[None]:

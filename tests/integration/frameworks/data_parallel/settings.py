@@ -30,6 +30,20 @@ class Length(nn.Module):
         return (x * x).sum(-1, keepdim=True).sqrt()
 
 
+class Centred(nn.Module):
+    """Takes a running mean away, which every rank keeps of its own batches until it is given that of rank 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean: Tensor
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        centred = x - self.mean
+        self.mean.lerp_(x.detach().mean(0), 0.1)
+        return centred
+
+
 class Checkpointed(nn.Module):
     """Computes a part again in backward."""
 
@@ -69,6 +83,10 @@ def checkpointed() -> nn.Module:
     return nn.Sequential(Checkpointed(nn.Sequential(nn.Linear(WIDTH, 32), Square())), nn.Linear(32, 4))
 
 
+def centred() -> nn.Module:
+    return nn.Sequential(Centred(), nn.Linear(WIDTH, 32), Square(), nn.Linear(32, 4))
+
+
 def large(batch: Tensor) -> Tensor:
     return batch * 3000
 
@@ -88,6 +106,7 @@ class Setting:
     everywhere: bool = False  #: on all ranks
     nowhere: bool = False  #: on none: the loss of the last rank is large instead
     micro_batches: int = 1
+    each_reduced: bool = False  #: gradients are reduced, and buffers exchanged, with every one of them
     hook: Any = None  #: communication hook
     sum_by_hand: bool = False  #: the loop reduces gradients itself, without a wrapper
     compiled: bool = False
@@ -116,4 +135,6 @@ SETTINGS = {
     "by hand": Setting(sum_by_hand=True),
     "inner": Setting(inner_watched=True, micro_batches=2),
     "compiled": Setting(compiled=True),
+    "buffers": Setting(model=centred, micro_batches=2, each_reduced=True),
+    "buffers within": Setting(model=centred, micro_batches=2, each_reduced=True, inner_watched=True),
 }

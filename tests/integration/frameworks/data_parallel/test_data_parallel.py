@@ -32,6 +32,7 @@ TOGETHER = [
     (2, ("compressed", "by hand", "compiled")),
     (2, ("inner", "uneven")),
     (3, ("fp16", "accumulated")),
+    (2, ("buffers", "buffers within")),
 ]
 
 
@@ -50,6 +51,7 @@ ORIGINS: dict[str, Origin | None] = {
     "backward": Origin("aten.div.Tensor", phase=Phase.BACKWARD),
     "checkpointed": Origin(module="0.inner.1"),
     "unused": Origin(module="square"),
+    **dict.fromkeys(("buffers", "buffers within"), Origin(module="2")),
     "compressed": None,
 }
 

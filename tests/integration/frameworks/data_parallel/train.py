@@ -74,7 +74,7 @@ class Training:
         self.optimizer.zero_grad(set_to_none=not self.setting.zeroed)
         for number in range(self.setting.micro_batches):
             last = number == self.setting.micro_batches - 1
-            waits = self.model.no_sync() if not last else contextlib.nullcontext()  # type: ignore[operator]
+            waits = self.model.no_sync() if not (last or self.setting.each_reduced) else contextlib.nullcontext()  # type: ignore[operator]
             with waits:
                 self._micro_batch(bad=self.failing and step == BAD and number == 0)
         if self.setting.sum_by_hand:
