@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -142,3 +143,43 @@ def test_gradients_that_the_loop_reduces_by_itself_are_not_kept(watch: Watch) ->
     run = ampscope.open_run(scope.folder)
     assert run.rows(Table.INCIDENTS)[0].replay == ReplayStatus.EXACT
     assert run.rows(Table.EVENTS, kind=EventKind.WARNING) == []
+
+
+class Shifted(nn.Module):
+    """Adds a buffer, which every forward changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.shift: Tensor
+        self.register_buffer("shift", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.inner(x) + self.shift
+        self.shift.add_(1.0)
+        return out
+
+
+@pytest.mark.parametrize(("source", "written"), [(1, 5.0), (0, None)], ids=["of another rank", "of its own"])
+def test_a_buffer_is_read_as_another_rank_wrote_it(
+    source: int, written: float | None, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spread(group: dist.ProcessGroup, tensors: list[Tensor], size: int, source: int) -> None:
+        for tensor in tensors:  # behind its change counter, as DistributedDataParallel has it
+            tensor.data.copy_(tensor if written is None else torch.tensor(written))
+
+    library: Any = dist
+    monkeypatch.setattr(library, "_broadcast_coalesced", spread)
+    model = Shifted()
+    scope = watch(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for batch in (1.0, torch.nan):
+        model(torch.full((2, 4), batch)).sum().backward()
+        library._broadcast_coalesced(dist.group.WORLD, [model.shift], 1, source)
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    scope.close()
+    assert library._broadcast_coalesced is spread
+    (row,) = ampscope.open_run(scope.folder).rows(Table.INCIDENTS)
+    assert (row.replay, row.replay_reason) == (ReplayStatus.EXACT, "")
