@@ -44,7 +44,7 @@ def memory() -> Task:
         images, _ = _images()
         ours = F.normalize(model(images).float(), dim=-1)
         near = F.normalize(model(images + 0.05 * torch.randn_like(images)).float(), dim=-1)
-        others = (ours @ bank.T).masked_fill(~filled, -INFINITY)
+        others = (ours @ bank.clone().T).masked_fill(~filled, -INFINITY)
         logits = torch.cat([(ours * near).sum(-1, keepdim=True), others], -1) / 0.2
         rows = slice(place[0], place[0] + BATCH)
         bank[rows], filled[rows] = ours.detach(), True
