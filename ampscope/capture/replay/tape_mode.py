@@ -140,8 +140,10 @@ class TapeMode(TorchFunctionMode):
             generator = kwargs.get("generator")
             if generator is not None:
                 kwargs = {**kwargs, "generator": generator.clone_state()}
-            overwrites = not self.after_backward and is_in_place(func, kwargs)
-            originals = self.recorded.overwritten_unknown(args, kwargs) if overwrites else {}
+            originals: dict[int, Tensor] = {}
+            if is_in_place(func, kwargs):
+                is_repeated = not self.after_backward
+                originals = self.recorded.overwritten_unknown(args, kwargs, is_repeated=is_repeated)
             return _Before(call_state.current(self._types), random, kwargs, originals)
         return None
 

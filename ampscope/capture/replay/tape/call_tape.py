@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ampscope.capture.hooks import process_hooks
@@ -21,6 +20,7 @@ from ampscope.capture.replay.tape.entry import (
 )
 from ampscope.capture.replay.tape.fingerprints import fingerprint
 from ampscope.capture.replay.tape.live_results import LiveResults
+from ampscope.capture.replay.tape.outside_tensors import OutsideTensors
 from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.calls.backward_call import backward_roots
 from ampscope.capture.torch_support.calls.call_state import Ambient, RandomState
@@ -28,14 +28,10 @@ from ampscope.capture.torch_support.calls.function_names import is_in_place
 from ampscope.capture.torch_support.calls.half_conversions import dtypes_asked
 from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.local_shards import local
-from ampscope.capture.torch_support.torch_private import version_counter
 from ampscope.capture.torch_support.user_line import NOWHERE, Place
 
 #: A tape longer than this is given up: a loop that never steps would otherwise keep every batch alive.
 MAX_ENTRIES = 20_000
-
-#: Elements up to which a tensor from outside is copied before the loop overwrites it.
-SMALL_TARGET = 1 << 20
 
 
 class Tape:
@@ -50,6 +46,7 @@ class Tape:
         self.full = False
         self.obstacle = ""  #: why this step cannot be replayed, in words
         self._results = LiveResults()
+        self._outside = OutsideTensors()
 
     @property
     def end(self) -> int:
@@ -66,6 +63,7 @@ class Tape:
         del self.entries[: max(0, number - self.start)]
         self.start = max(self.start, number)
         self._results.forget_before(self.start)
+        self._outside.forget_but(self.entries)
         self.obstacle = ""
 
     def take_back(self, entry: Entry | None) -> None:
@@ -78,6 +76,7 @@ class Tape:
         self.start = self.end
         self.entries.clear()
         self._results.clear()
+        self._outside.forget_but(())
         self.full = False
         self.obstacle = ""
 
@@ -147,13 +146,19 @@ class Tape:
         else:
             self._add_results(result)
 
-    def overwritten_unknown(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Tensor]:
-        """Copies of small tensors from outside that an in-place function is about to overwrite, by ``id``."""
-        return {
-            id(tensor): tensor.detach().clone()
-            for tensor in _targets(args, kwargs)
-            if self._results.find(tensor) is None and not tensor.requires_grad and tensor.numel() <= SMALL_TARGET
-        }
+    def overwritten_unknown(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_repeated: bool = True
+    ) -> dict[int, Tensor]:
+        """Copies of small tensors from outside that an in-place function is about to overwrite, by ``id``.
+
+        Args:
+            args: The function's arguments.
+            kwargs: Its keyword arguments.
+            is_repeated: Whether a replay may run the function, and not only what came before it.
+        """
+        return self._outside.copied_before_write(
+            _targets(args, kwargs), lambda each: is_repeated and self._results.find(each) is None
+        )
 
     def backward_call(
         self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], ambient: Ambient
@@ -232,7 +237,7 @@ class Tape:
     ) -> Arguments:
         def refer(tensor: Tensor) -> TensorReference:
             earlier = self._earlier_result(tensor, overwrites=overwrites)
-            return earlier or _outside((originals or {}).get(id(tensor), tensor), id(tensor))
+            return earlier or self._outside.refer(tensor, (originals or {}).get(id(tensor)))
 
         return Arguments.of(args, kwargs, refer)
 
@@ -279,12 +284,6 @@ class Tape:
 
 def _entry(kind: EntryKind, call: Any, arguments: Arguments, ambient: Ambient, place: Place) -> Entry:
     return Entry(kind, call, arguments, CallState(ambient, process_hooks.autocast_epoch()), place)
-
-
-def _outside(tensor: Tensor, identity: int) -> OutsideTensor:
-    if id(tensor) == identity and not tensor.dim() and not tensor.requires_grad and tensor.layout is torch.strided:
-        tensor = tensor.clone()  # a number such as the loss scale: kept by value, for whoever writes into it next
-    return OutsideTensor(tensor, version_counter(tensor), identity)
 
 
 def _targets(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:

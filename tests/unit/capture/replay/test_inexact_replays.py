@@ -100,24 +100,50 @@ def test_weights_moved_between_forward_and_backward(run_folder: Path) -> None:
     assert "weights changed" in reason
 
 
-def test_an_input_that_the_loop_overwrites_before_the_step_is_judged(run_folder: Path) -> None:
+def _with_one_batch_buffer(overwrite: Callable[[Tensor], object], *, before_backward: bool) -> Callable[..., Any]:
+    """A loop whose batches share one buffer, which it overwrites before the step is judged."""
+
     def loop(watch: Callable[..., object]) -> Any:
         model = mlp()
         optimizer, scaler = torch.optim.SGD(model.parameters(), 0.01), make_scaler()
         watch(model, scaler)
-        room = torch.zeros(BATCH, WIDTH)  # one batch buffer for all steps
+        room = torch.zeros(BATCH, WIDTH)
         for step in range(POISONED + 2):
             room.copy_(torch.randn(BATCH, WIDTH))
             optimizer.zero_grad()
             with torch.autocast("cpu", dtype=torch.float16):
-                loss = mse(model, room, torch.zeros(BATCH, WIDTH))
+                loss = mse(model, room.clone(), torch.zeros(BATCH, WIDTH)) + 0 * room.sum()
+            if before_backward:
+                overwrite(room)
             poison(step, scaler.scale(loss)).backward()
-            room.zero_()
+            if not before_backward:
+                overwrite(room)
             scaler.step(optimizer)
             scaler.update()
         return [model, optimizer, scaler]
 
-    status, reason = _replay_of(loop, run_folder)
+    return loop
+
+
+def _rows(room: Tensor) -> None:
+    room[1:3] = torch.ones(2, WIDTH)
+
+
+@pytest.mark.parametrize("before_backward", [True, False], ids=["before backward", "after it"])
+@pytest.mark.parametrize("overwrite", [torch.zero_, _rows, lambda room: room.view(-1).fill_(1)])
+def test_an_input_that_the_loop_overwrites_before_the_step_is_judged(
+    overwrite: Callable[[Tensor], object], before_backward: bool, run_folder: Path
+) -> None:
+    status, reason = _replay_of(_with_one_batch_buffer(overwrite, before_backward=before_backward), run_folder)
+    assert (status, reason) == (ReplayStatus.EXACT, "")
+
+
+def test_an_input_that_is_overwritten_where_no_mode_sees_it(run_folder: Path) -> None:
+    def overwrite(room: Tensor) -> None:
+        with torch._C.DisableTorchFunction():
+            room.zero_()
+
+    status, reason = _replay_of(_with_one_batch_buffer(overwrite, before_backward=False), run_folder)
     assert status == ReplayStatus.DIVERGED
     assert "input was changed in place" in reason
 
