@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from ampscope.provenance.absorbed import absorbed
-from ampscope.provenance.graph import Graph, op_name
+from ampscope.provenance.graph import Graph, has_nan, op_name
 from ampscope.provenance.walk import is_deliberate, only_minus_infinity
 from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, Phase
 
@@ -16,11 +16,17 @@ _SELECTS = frozenset({"where", "masked_fill", "nan_to_num", "clamp", "clamp_min"
 #: Ops that read -inf as "not this one".
 _READS_MASKS = frozenset({"_softmax", "_log_softmax", "exp", "logsumexp", "max", "amax", "topk"})
 
+#: Functions that have a finite limit at an infinity, and are as good as there long before any dtype ends.
+_SATURATES = frozenset(
+    {"tanh", "sigmoid", "erf", "hardtanh", "hardsigmoid", "relu6", "atan", "clamp", "clamp_min", "clamp_max"}
+)
+
 
 class Harmless(StrEnum):
     """Why a non-finite value is left alone."""
 
     MASK = "mask"  #: -inf (or inf) written on purpose, as in a mask, and gone before anything that matters
+    SATURATED = "saturated"  #: an infinity that a bounded function took to the limit that any large number has there
     MASKED = "masked"  #: born where nobody looks: masked, or replaced, before anything that matters
     UNUSED = "unused"  #: reaches no loss, gradient, weight or buffer: a metric, a log
 
@@ -67,6 +73,9 @@ def _ends(graph: Graph, seq: int) -> Harmless | None:
                 swallowed.add(op_name(graph.site(edge.seq).op))
     if is_deliberate(graph, seq) or (only_minus_infinity(graph, seq) and swallowed & _READS_MASKS):
         return Harmless.MASK
+    born = graph.bad_output(seq)
+    if swallowed and swallowed <= _SATURATES and born is not None and not has_nan(born):
+        return Harmless.SATURATED
     return Harmless.MASKED if swallowed or graph.site(seq).phase == Phase.BACKWARD else Harmless.UNUSED
 
 

@@ -51,6 +51,7 @@ class Cause(StrEnum):
     BENIGN_SCALE_ADJUSTMENT = "benign_scale_adjustment"
     BENIGN_INF_MASK = "benign_inf_mask"
     BENIGN_METRIC_NAN = "benign_metric_nan"
+    BENIGN_SATURATED = "benign_saturated"
     BENIGN_MASKED_INTERNAL = "benign_masked_internal"
     # no other one was found
     UNKNOWN = "unknown"

@@ -55,9 +55,18 @@ ENTRIES = (
         ),
     ),
     _harmless(
+        Cause.BENIGN_SATURATED,
+        "analysis.diagnosis.harmless_values",
+        noun="an overflow that saturates",
+        sentence=(
+            "{op} makes an infinity, and a bounded function such as tanh or sigmoid takes it to its limit, as it would "
+            "any number that large."
+        ),
+    ),
+    _harmless(
         Cause.BENIGN_MASKED_INTERNAL,
         "analysis.diagnosis.harmless_values",
-        noun="an internal NaN that is masked again",
+        noun="an internal value that is not finite, and masked again",
         sentence=(
             "{op} makes a non-finite value that is masked or replaced before it reaches loss, gradients or buffers."
         ),

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 from ampscope.analysis.causes.cause_entry import CauseEntry, Match, Occurrence, OpRule, Reason, Turn, number
-from ampscope.analysis.causes.range_overflow import overflowed
 from ampscope.analysis.causes.range_underflow import Flushed, constant_lost, flushed_operand
 from ampscope.analysis.origin.op_facts import Executed, numel
 from ampscope.analysis.results import Remedy
@@ -140,11 +139,6 @@ def _ctc(op: Executed) -> Match | None:
     return Match(Cause.CTC_INFEASIBLE) if "ctc_loss" in op.name else None
 
 
-def _diverged(op: Executed) -> Match | None:
-    found = overflowed(op)
-    return Match(Cause.DIVERGENCE, found) if found is not None and found.dtype != "float16" else None
-
-
 # -- the entries ------------------------------------------------------------------------------------------------------
 
 ENTRIES = (
@@ -248,19 +242,5 @@ ENTRIES = (
             ),
         ),
         rules=(OpRule(Turn.KIND_OF_OP, _ctc),),
-    ),
-    CauseEntry(
-        cause=Cause.DIVERGENCE,
-        noun="training that diverges",
-        sentence="The values have grown until they no longer fit their dtype.",
-        remedies=(
-            Remedy(text="Lower the learning rate, or warm it up; the run leaves every dtype's range."),
-            Remedy(
-                text="Clip the gradient's norm, after unscaling.",
-                code="scaler.unscale_(optimizer)\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
-            ),
-        ),
-        rules=(OpRule(Turn.OVERFLOW, _diverged),),
-        cured_by_precision=False,
     ),
 )

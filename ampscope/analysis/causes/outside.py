@@ -18,6 +18,7 @@ class CameIn(Reason):
 
     name: str  #: of the input, parameter or buffer
     rows: tuple[int, ...] = ()  #: the indices of an input's first dimension that held it, as far as they are known
+    at_start: bool = False  #: in the first step of the run, or the first after it was resumed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,11 +92,23 @@ def _bad_input(occurrence: Occurrence) -> str:
 
 
 def _bad_weight(occurrence: Occurrence) -> str:
-    return f"The parameter {_name(occurrence, '')} held non-finite values before the step."
+    return _bad_state("parameter", occurrence)
 
 
 def _bad_buffer(occurrence: Occurrence) -> str:
-    return f"The buffer {_name(occurrence, '')} held non-finite values before the step."
+    return _bad_state("buffer", occurrence)
+
+
+def _bad_state(kind: str, occurrence: Occurrence) -> str:
+    """What is known of it: which op read it so, not when it became so; before the first step nothing was trained."""
+    name = _name(occurrence, "")
+    found = f"{kind} {name} was not finite when the step first read it" if name else f"{kind} was not finite"
+    if not isinstance(occurrence.reason, CameIn) or not occurrence.reason.at_start:
+        return f"{'The' if name else 'A'} {found}, and no op of the step that was seen had written it."
+    return (
+        f"{'The' if name else 'A'} {found}, and no step came before: it was created or loaded so, or written by code "
+        "that was not seen."
+    )
 
 
 def _from_others(occurrence: Occurrence) -> str:
@@ -131,12 +144,30 @@ def _eager_is_finite(_: Occurrence) -> str:
     )
 
 
-_CLEAN_STATE = (
-    Remedy(
-        text="Load a checkpoint from before it went bad, and keep non-finite values out of it.",
-        code="if value.isfinite().all():\n    self.buffer.copy_(value)",
-    ),
-)
+def _clean_weight(occurrence: Occurrence) -> tuple[Remedy, ...]:
+    find = "bad = [name for name, p in model.named_parameters() if not p.isfinite().all()]"
+    if _at_start(occurrence):
+        text = "Look at how the weights are initialised or loaded: check them before the first step."
+        return (Remedy(text=text, code=f"{find}\nassert not bad, bad"),)
+    back = Remedy(text="Go back to a checkpoint from before it went bad; what is not finite does not train any more.")
+    text = "Find what wrote it: check the weights after the optimizer, and after every line that writes into them."
+    return back, Remedy(text=text, code=f"{find}\nassert not bad, bad")
+
+
+def _clean_buffer(occurrence: Occurrence) -> tuple[Remedy, ...]:
+    buffer = _name(occurrence, "buffer").rpartition(".")[2]
+    keep = Remedy(
+        text="Keep non-finite values out of it where it is written.",
+        code=f"if value.isfinite().all():\n    self.{buffer}.copy_(value)",
+    )
+    if _at_start(occurrence):
+        return Remedy(text="Look at how the buffer is created or loaded: it was not finite from the start."), keep
+    return Remedy(text="Go back to a checkpoint from before it went bad, or write it anew."), keep
+
+
+def _at_start(occurrence: Occurrence) -> bool:
+    return isinstance(occurrence.reason, CameIn) and occurrence.reason.at_start
+
 
 ENTRIES = (
     CauseEntry(
@@ -155,14 +186,14 @@ ENTRIES = (
         cause=Cause.BAD_WEIGHT,
         noun="a weight that was already bad",
         sentence=_bad_weight,
-        remedies=_CLEAN_STATE,
+        remedies=_clean_weight,
         rules=(OpRule(Turn.ENTRY, _weight),),
     ),
     CauseEntry(
         cause=Cause.BAD_BUFFER,
         noun="a buffer that was already bad",
         sentence=_bad_buffer,
-        remedies=_CLEAN_STATE,
+        remedies=_clean_buffer,
         rules=(OpRule(Turn.ENTRY, _buffer),),
     ),
     CauseEntry(

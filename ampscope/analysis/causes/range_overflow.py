@@ -67,6 +67,56 @@ def _against_overflow(occurrence: Occurrence) -> tuple[Remedy, ...]:
     return (*found, *more_range(occurrence))
 
 
+# -- a result in a dtype of float32's range ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossGrew(Reason):
+    """The loss had grown over the steps before."""
+
+    usual: float  #: what it was: the median
+    last: float
+
+
+def _diverged(op: Executed) -> Match | None:
+    found = overflowed(op)
+    return Match(Cause.DIVERGENCE, found) if found is not None and found.dtype != "float16" else None
+
+
+def _outgrown(occurrence: Occurrence) -> str:
+    reason = occurrence.reason
+    if isinstance(reason, LossGrew):
+        return (
+            f"The loss had grown from about {number(reason.usual)} to {number(reason.last)} in the steps before, until "
+            "the values no longer fit their dtype."
+        )
+    if not isinstance(reason, Overflowed):
+        return f"The result of {occurrence.op_in_words} is too large for its dtype."
+    end = f"{reason.dtype}, which ends at {number(rounding.LARGEST[reason.dtype])}"
+    operands = f"; its operands went up to {number(reason.largest)}" if reason.largest is not None else ""
+    return f"The result of {occurrence.op_in_words} is too large for {end}{operands}."
+
+
+def _against_growth(occurrence: Occurrence) -> tuple[Remedy, ...]:
+    """A smaller learning rate helps where training has made the values grow, and was seen to."""
+    if not isinstance(occurrence.reason, LossGrew):
+        where = f"what {occurrence.op_in_words} is given" if occurrence.op else "the operands"
+        return (
+            Remedy(
+                text=f"Bound {where}, or use a form of the same that cannot leave the range (as log_softmax for the "
+                "logarithm of a softmax).",
+                code="y = torch.exp(x.clamp(max=80.0))  # an example: float32 holds e**88",
+            ),
+        )
+    return (
+        Remedy(text="Lower the learning rate, or warm it up; the run leaves every dtype's range."),
+        Remedy(
+            text="Clip the gradient's norm, after unscaling.",
+            code="scaler.unscale_(optimizer)\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+        ),
+    )
+
+
 # -- a constant -------------------------------------------------------------------------------------------------------
 
 
@@ -129,6 +179,14 @@ ENTRIES = (
         remedies=_against_overflow,
         rules=(OpRule(Turn.OVERFLOW, _float16_overflow),),
         cured_by_precision=True,
+    ),
+    CauseEntry(
+        cause=Cause.DIVERGENCE,
+        noun="values that outgrow their dtype",
+        sentence=_outgrown,
+        remedies=_against_growth,
+        rules=(OpRule(Turn.OVERFLOW, _diverged),),
+        cured_by_precision=False,
     ),
     CauseEntry(
         cause=Cause.SCALE_OVERFLOW,

@@ -162,10 +162,13 @@ ENTRIES = (
         cause=Cause.MISUSE_MISSING_SCALER,
         noun=MISTAKES_IN_WORDS[Cause.MISUSE_MISSING_SCALER],
         correct="A loss computed in float16 is scaled",
-        sentence="The forward runs in float16 but the loss is not scaled: small gradients become 0.",
+        sentence=(
+            "The forward runs in float16 but the loss is not scaled: gradients below float16's smallest number, 6e-08, "
+            "become 0."
+        ),
         remedies=(
             Remedy(
-                text="Scale the loss: small float16 gradients become zero otherwise.",
+                text="Scale the loss, so that small gradients fit float16.",
                 code="scaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.update()",
             ),
             USE_BFLOAT16,

@@ -23,6 +23,8 @@ from ampscope.trace.vocabulary import Cause
 MAX_EXAMINED = 60
 #: Ranks with the same symptom at the same step that are examined; the rest is taken for the same.
 _MOST_ALIKE = 3
+#: What a step can only have found as it was: a step that began so is not what the next one's is to be blamed on.
+_STATE = (Cause.BAD_WEIGHT, Cause.BAD_BUFFER)
 
 
 def examined_incidents(run: Run, world: World) -> list[Examined]:
@@ -107,10 +109,12 @@ def _followed(examined: Examined, since: int | None, first: Incident | None) -> 
         first: What was found at that step.
     """
     incident = examined.incident
-    brought = incident.cause in (Cause.BAD_WEIGHT, Cause.BAD_BUFFER)
+    brought = incident.cause in _STATE
+    if since is not None and brought and first is not None and first.cause in _STATE:
+        return examined._replace(incident=replace(first, step=incident.step, last_step=incident.step, tried=()))
     if since is None or not (brought or incident.cause is Cause.RECEIVED or not incident.op):
         return examined
-    what = f"{incident.explanation} It does" if brought else "The weights are most likely not finite"
+    what = f"{incident.explanation} It is so" if brought else "The weights are most likely not finite"
     why = f"{what} since step {since:,}: its gradients were not finite, and the optimizer took them."
     wrote = WrittenBy(step=since)
     if first is not None:

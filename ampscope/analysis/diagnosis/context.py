@@ -8,7 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE
+from ampscope.analysis.causes.range_overflow import LossGrew
 from ampscope.analysis.causes.recognition import Recognised
+from ampscope.analysis.numerics.arrays import FloatArray
 from ampscope.analysis.scale.skip_runs import SkipRun, skip_runs
 from ampscope.analysis.tables.step_history import History
 from ampscope.trace.json_columns import details
@@ -18,6 +20,8 @@ from ampscope.trace.vocabulary import Cause
 #: A loss that rose at each of the last steps, by this factor in all, is running away.
 RUNAWAY_STEPS = 3
 RUNAWAY_FACTOR = 100.0
+#: Steps over which a loss is compared with what it was.
+GROWTH_STEPS = 50
 
 
 class Context:
@@ -40,17 +44,30 @@ class Context:
         if row.replay == ReplayStatus.NOT_REPRODUCED:
             return replace(found, cause=_cause_of_one_time(row), reason=NOTHING_MORE, masked=False)
         overflow = found.cause in (Cause.FP16_OVERFLOW, Cause.SCALE_OVERFLOW)
-        if overflow and self._ran_away(row):
-            return replace(found, cause=Cause.DIVERGENCE, reason=NOTHING_MORE, masked=False)
+        grew = self._loss_grew(row) if overflow or found.cause is Cause.DIVERGENCE else None
+        if grew is not None and (found.cause is Cause.DIVERGENCE or self._ran_away(row)):
+            return replace(found, cause=Cause.DIVERGENCE, reason=grew, masked=False)
         if found.cause is Cause.SCALE_OVERFLOW and row.scale is None:
             return replace(found, cause=Cause.FP16_OVERFLOW)
         return found
 
     def _ran_away(self, row: IncidentRow) -> bool:
-        history = self._history.get(row.optimizer)
-        losses = history.before(row.step, RUNAWAY_STEPS) if history is not None else np.empty(0)
+        losses = self._losses(row, RUNAWAY_STEPS)
         rising = losses.size > 1 and (np.diff(losses) > 0).all()
         return bool(rising and losses[-1] / losses[0] >= RUNAWAY_FACTOR)
+
+    def _loss_grew(self, row: IncidentRow) -> LossGrew | None:
+        """How far the loss had grown before a step; None where it had not, or not by much."""
+        steps = RUNAWAY_STEPS if self._ran_away(row) else GROWTH_STEPS
+        losses = self._losses(row, steps)
+        if losses.size < 2:
+            return None
+        usual, last = float(losses[0] if steps == RUNAWAY_STEPS else np.median(losses[:-1])), float(losses[-1])
+        return LossGrew(usual=usual, last=last) if last >= RUNAWAY_FACTOR * usual else None
+
+    def _losses(self, row: IncidentRow, steps: int) -> FloatArray:
+        history = self._history.get(row.optimizer)
+        return history.before(row.step, steps) if history is not None else np.empty(0)
 
     def calibration(self, row: IncidentRow) -> SkipRun | None:
         """The skips among which a step with non-finite gradients is, where the scale was only finding its place."""

@@ -18,7 +18,8 @@ from ampscope.analysis.overview.ranks.ranks import ranks_in_numbers
 from ampscope.analysis.overview.ranks.story import ranks_story
 from ampscope.analysis.overview.ranks.world import World, sampled_rank, world_of
 from ampscope.analysis.results import Diagnosis, Finding, Incident, RunInfo
-from ampscope.analysis.scale.health import healths, scale_incidents
+from ampscope.analysis.scale.health import healths
+from ampscope.analysis.scale.scale_incidents import scale_incidents
 from ampscope.analysis.tables.step_history import History, histories
 from ampscope.analysis.usage.findings import findings
 from ampscope.trace.read.run import Run, open_run
@@ -50,9 +51,9 @@ def _diagnose(run: Run) -> Diagnosis:
     sites = Sites(run, sampled)
     silent = silent_failures(run, sites, history)
     examined = merged(examined_incidents(run, world))
-    incidents = [*silent, *examined, *harmless_values(run, sites), *apart_replicas(run)]
+    incidents = [*silent, *examined, *harmless_values(run, sites, [*silent, *examined]), *apart_replicas(run)]
     scale = healths(run, sampled, history)
-    incidents = [replace(each, world=world.size) for each in [*incidents, *scale_incidents(scale, incidents)]]
+    incidents = [replace(each, world=world.size) for each in [*incidents, *scale_incidents(scale, incidents, history)]]
     incidents.sort(key=lambda each: (each.step, each.rank))
     mistakes = tuple(replace(each, world=world.size) for each in findings(run, sampled, history))
     primary = _primary(incidents, mistakes)

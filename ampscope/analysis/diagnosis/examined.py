@@ -41,15 +41,16 @@ class Examined(NamedTuple):
         known = incident.fp32_ok if incident.fp32_ok is not None else later.fp32_ok
         both = (*incident.tried, *later.tried)
         received = tuple(sorted({*incident.received_by, *later.received_by}))
+        steps = self._all_steps | {later.step}  # optimizers count their own: two of them may fail at one number
         joined = replace(
             incident,
             last_step=later.step,
-            count=incident.count + 1,
+            count=len(steps),
             fp32_ok=known,
             tried=both,
             received_by=received,
         )
-        return self._replace(incident=joined, steps=self._all_steps | {later.step})
+        return self._replace(incident=joined, steps=steps)
 
     def on_rank(self, rank: int) -> Examined:
         """The same on another rank, on which nothing was tried."""

@@ -9,6 +9,7 @@ from functools import cached_property
 from ampscope.analysis.causes.catalogue import CATALOGUE, explanation
 from ampscope.analysis.causes.cause_entry import LostBefore, Occurrence
 from ampscope.analysis.causes.outside import CameIn
+from ampscope.analysis.causes.range_overflow import LossGrew
 from ampscope.analysis.causes.recognition import Recognised, first_overflow, recognise
 from ampscope.analysis.causes.unknown import Observed, wider_reduction
 from ampscope.analysis.cures import explicit_half, trials
@@ -22,7 +23,7 @@ from ampscope.analysis.tables.step_history import History
 from ampscope.provenance import Origin, absorbed, origins
 from ampscope.trace.json_columns import details
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import IncidentRow, Node, Phase, ReplayStatus, Source, Table, Trigger, source_of
+from ampscope.trace.schema import EventKind, IncidentRow, Node, Phase, ReplayStatus, Source, Table, Trigger, source_of
 from ampscope.trace.vocabulary import Cause
 
 #: Origins of one step that are named besides the first.
@@ -73,6 +74,12 @@ class Examiner:
         rows = self._run.rows(Table.INCIDENTS, rank=self._rank)
         return {(row.step, row.optimizer, row.trigger): row for row in rows}
 
+    @cached_property
+    def _starts(self) -> frozenset[int]:
+        """The steps with which the run began and was resumed; optimizers are numbered in the order of their steps."""
+        events = self._run.rows(Table.EVENTS, rank=self._rank)
+        return frozenset({0, *(row.step for row in events if row.kind == EventKind.RESUME)})
+
     def _examine(self, row: IncidentRow) -> list[Examined]:
         graph, found = self._origins(row)
         if not found:
@@ -108,9 +115,14 @@ class Examiner:
         """An incident with its origin, the cause judged by its context."""
         found = self._context.judged(row, found)
         if found.cause is Cause.DIVERGENCE and (first := first_overflow(graph)) is not None:
-            found = replace(found, seq=first.seq, phase=first.phase)
-        if found.cause is Cause.BAD_INPUT and isinstance(found.reason, CameIn):
-            found = replace(found, reason=replace(found.reason, rows=_rows_of(row, found.reason.name)))
+            if isinstance(found.reason, LossGrew):  # then the step's first overflow tells, whatever came of it
+                found = replace(found, seq=first.seq, phase=first.phase)
+            elif first.cause is Cause.DIVERGENCE:
+                found = first
+        if isinstance(found.reason, CameIn):
+            rows = _rows_of(row, found.reason.name) if found.cause is Cause.BAD_INPUT else ()
+            at_start = not row.optimizer and row.step in self._starts
+            found = replace(found, reason=replace(found.reason, rows=rows, at_start=at_start))
         tried = self._tried.get((row.step, row.optimizer), ())
         explicit = self._explicit_half(graph, found, tried)
         path = origin.path if found.seq == origin.seq else (found.seq, *origin.path)

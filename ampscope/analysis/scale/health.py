@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from ampscope.analysis.cures.remedies import remedies
-from ampscope.analysis.results import Incident, Remedy, ScaleHealth, ScaleVerdict
+from ampscope.analysis.results import Remedy, ScaleHealth, ScaleVerdict
 from ampscope.analysis.scale import hopeless_skips
 from ampscope.analysis.scale.course import Attempts, Course
 from ampscope.analysis.scale.scaler_log import ScalerSettings, scaler_log, settings_of
@@ -16,8 +15,7 @@ from ampscope.analysis.scale.skip_runs import CALIBRATION_STEPS, LONGEST_CALIBRA
 from ampscope.analysis.tables.step_history import History
 from ampscope.analysis.words.scale_words import in_words, times
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import Phase, Trigger
-from ampscope.trace.vocabulary import Cause, Severity
+from ampscope.trace.vocabulary import Severity
 
 #: Share of attempts after calibration that probing may lose; 1 in 2,000 at ``GradScaler``'s default interval.
 PROBING_SHARE = 0.1
@@ -62,34 +60,6 @@ def healths(run: Run, rank: int, history: Mapping[int, History]) -> tuple[ScaleH
     """
     found = (scale_health(each, settings_of(scaler_log(run, n, rank).changes)) for n, each in history.items())
     return tuple(health for health in found if health is not None)
-
-
-def scale_incidents(found: Sequence[ScaleHealth], others: Sequence[Incident]) -> list[Incident]:
-    """Failures of the scale that no incident of the same steps explains."""
-    told = [each for each in others if each.severity is not Severity.INFO]
-    return [
-        _incident(health)
-        for health in found
-        if health.severity is not Severity.INFO and not any(each.last_step >= health.first_step for each in told)
-    ]
-
-
-def _incident(health: ScaleHealth) -> Incident:
-    return Incident(
-        step=health.first_step,
-        last_step=health.last_step,
-        count=health.skipped - health.calibrating or 1,
-        severity=health.severity,
-        cause=Cause.SCALE_OVERFLOW,
-        phase=Phase.BACKWARD,
-        op="",
-        module="",
-        module_type="",
-        source=None,
-        trigger=Trigger.NONFINITE_GRADIENT,
-        explanation=health.explanation,
-        remedies=health.remedies or remedies(Cause.SCALE_OVERFLOW),
-    )
 
 
 @dataclass(frozen=True)

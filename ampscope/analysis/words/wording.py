@@ -15,7 +15,8 @@ _TRIGGERS: dict[str, str] = {
 }
 
 _REPLAYS: dict[str, str] = {
-    ReplayStatus.EXACT: "The step was run again and came out the same, bit for bit: what is shown is what happened.",
+    ReplayStatus.EXACT: "The step was run again and came out the same in all that is compared: what failed, and a "
+    "sample of what each call returned.",
     ReplayStatus.DIVERGED: "The step was run again but came out differently: read this with care.",
     ReplayStatus.NOT_REPRODUCED: "The step was run again and did not fail: it depends on something outside the step.",
     ReplayStatus.RECEIVED: "The step was run again and this rank's own part of it did not fail.",

@@ -74,7 +74,7 @@ def execution_of(source: str) -> tuple[str, str]:
 class ReplayStatus(StrEnum):
     """How far the replay of an incident can be trusted."""
 
-    EXACT = "exact"  #: it came out the same, bit for bit
+    EXACT = "exact"  #: it came out the same: what failed, and a few elements of what each call returned
     DIVERGED = "diverged"  #: it came out differently: ``incidents.replay_reason`` says in what
     NOT_REPRODUCED = "not_reproduced"  #: the same calls came out finite
     RECEIVED = "received"  #: this rank's own calculation came out finite when it was run again; what is not finite came

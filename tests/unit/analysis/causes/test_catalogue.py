@@ -13,7 +13,7 @@ from ampscope.analysis.causes.catalogue import CATALOGUE, FAMILIES, OP_RULES, ca
 from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, Reason, Turn
 from ampscope.analysis.causes.mathematics import NegativeOperand, TooFewValues
 from ampscope.analysis.causes.outside import CameIn, ChangedSince, FromOthers
-from ampscope.analysis.causes.range_overflow import Literal, Overflowed
+from ampscope.analysis.causes.range_overflow import Literal, LossGrew, Overflowed
 from ampscope.analysis.causes.range_underflow import ConstantLost, Flushed, GradientFlushed, UpdatesLost
 from ampscope.analysis.causes.unknown import Observed
 from ampscope.analysis.causes.usage import (
@@ -172,8 +172,32 @@ SENTENCES: list[tuple[Cause, Reason, str]] = [
         "args[0] held non-finite values before the model touched it, at index 1, 3 of its first dimension.",
     ),
     (Cause.BAD_INPUT, CameIn(name="args[0]"), "args[0] held non-finite values before the model touched it."),
-    (Cause.BAD_WEIGHT, CameIn(name="w"), "The parameter w held non-finite values before the step."),
-    (Cause.BAD_BUFFER, CameIn(name="b"), "The buffer b held non-finite values before the step."),
+    (
+        Cause.BAD_WEIGHT,
+        CameIn(name="w"),
+        (
+            "The parameter w was not finite when the step first read it, and no op of the step that was seen had "
+            "written it."
+        ),
+    ),
+    (
+        Cause.BAD_BUFFER,
+        CameIn(name="b", at_start=True),
+        (
+            "The buffer b was not finite when the step first read it, and no step came before: it was created or "
+            "loaded so, or written by code that was not seen."
+        ),
+    ),
+    (
+        Cause.DIVERGENCE,
+        Overflowed(dtype="bfloat16", largest=1e30),
+        "The result of bmm is too large for bfloat16, which ends at 3.39e+38; its operands went up to 1e+30.",
+    ),
+    (
+        Cause.DIVERGENCE,
+        LossGrew(usual=0.5, last=3e8),
+        ("The loss had grown from about 0.5 to 3e+08 in the steps before, until the values no longer fit their dtype."),
+    ),
     (
         Cause.RECEIVED,
         FromOthers(ranks=2, sender=None, sums=True, dtype="float16"),
@@ -223,6 +247,30 @@ SENTENCES: list[tuple[Cause, Reason, str]] = [
 @pytest.mark.parametrize(("cause", "reason", "text"), SENTENCES)
 def test_a_reason_is_said_in_a_sentence(cause: Cause, reason: Reason, text: str) -> None:
     assert explanation(cause, Occurrence(op=BMM, reason=reason)) == text
+
+
+# -- advice that fits what was seen -----------------------------------------------------------------------------------
+
+
+def _advice(cause: Cause, reason: Reason) -> str:
+    advice = CATALOGUE[cause].advice(Occurrence(op=BMM, module="attn", reason=reason))
+    return " ".join(f"{remedy.text} {remedy.code}" for remedy in advice)
+
+
+def test_a_smaller_learning_rate_is_advised_where_the_loss_was_seen_to_grow() -> None:
+    assert "learning rate" in _advice(Cause.DIVERGENCE, LossGrew(usual=0.5, last=3e8))
+    assert "learning rate" not in _advice(Cause.DIVERGENCE, Overflowed(dtype="float32", largest=100.0))
+    assert "learning rate" not in _advice(Cause.DIVERGENCE, Reason())
+
+
+@pytest.mark.parametrize("at_start", [True, False])
+def test_advice_on_state_fits_what_it_is(at_start: bool) -> None:
+    of_weight = _advice(Cause.BAD_WEIGHT, CameIn(name="net.w", at_start=at_start))
+    of_buffer = _advice(Cause.BAD_BUFFER, CameIn(name="net.mean", at_start=at_start))
+    assert "copy_" not in of_weight
+    assert "named_parameters" in of_weight
+    assert "self.mean.copy_(value)" in of_buffer
+    assert ("checkpoint" in of_weight, "checkpoint" in of_buffer) == (not at_start, not at_start)
 
 
 def test_a_cast_begins_a_sentence_with_a_capital() -> None:
