@@ -57,7 +57,7 @@ FLOORS = {
     ),
     "ampscope.capture.events": "open_step calls observer",
     "ampscope.capture.step": (
-        "measures cycle own_work observers optimizer_numbers live_trace step_rows scaler_history ending step_watch "
+        "optimizer_numbers measures cycle own_work observers live_trace step_rows scaler_history ending step_watch "
         "assembly scaler_watch"
     ),
     "ampscope.capture.step.ending": "verdict incidents trace_ending device_decisions endings",

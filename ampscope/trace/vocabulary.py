@@ -29,6 +29,7 @@ class Cause(StrEnum):
     BAD_INPUT = "bad_input"
     BAD_WEIGHT = "bad_weight"
     BAD_BUFFER = "bad_buffer"
+    BAD_OPTIMIZER_STATE = "bad_optimizer_state"
     HALF_PARAMS = "half_params"
     RECEIVED = "received"
     HARDWARE_TRANSIENT = "hardware_transient"

@@ -9,6 +9,7 @@ from ampscope.analysis.causes import (
     range_overflow,
     range_underflow,
     ranks,
+    state,
     unknown,
     usage,
 )
@@ -16,7 +17,7 @@ from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, OpRule
 from ampscope.analysis.results import Finding, Incident
 from ampscope.trace.vocabulary import Cause
 
-FAMILIES = (range_overflow, range_underflow, mathematics, outside, ranks, usage, harmless, unknown)
+FAMILIES = (range_overflow, range_underflow, mathematics, outside, state, ranks, usage, harmless, unknown)
 
 #: Every cause with its entry.
 CATALOGUE: dict[Cause, CauseEntry] = {entry.cause: entry for family in FAMILIES for entry in family.ENTRIES}

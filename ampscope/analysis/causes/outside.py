@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ampscope.analysis.causes.cause_entry import CauseEntry, Match, Occurrence, OpRule, Reason, Turn
+from ampscope.analysis.causes.state import TurnedBad
 from ampscope.analysis.origin.op_facts import Executed
 from ampscope.analysis.results import Remedy
 from ampscope.analysis.words.wording import op_in_words
@@ -101,6 +102,8 @@ def _bad_buffer(occurrence: Occurrence) -> str:
 
 def _bad_state(kind: str, occurrence: Occurrence) -> str:
     """What is known of it: which op read it so, not when it became so; before the first step nothing was trained."""
+    if isinstance(occurrence.reason, TurnedBad):
+        return occurrence.reason.in_words
     name = _name(occurrence, "")
     found = f"{kind} {name} was not finite when the step first read it" if name else f"{kind} was not finite"
     if not isinstance(occurrence.reason, CameIn) or not occurrence.reason.at_start:

@@ -12,6 +12,7 @@ from ampscope.analysis.diagnosis.examined import merged
 from ampscope.analysis.diagnosis.harmless_values import harmless_values
 from ampscope.analysis.diagnosis.run_summary import summary
 from ampscope.analysis.diagnosis.silent_failures import silent_failures
+from ampscope.analysis.diagnosis.state_incidents import without_consequences
 from ampscope.analysis.diagnosis.unobserved import unobserved
 from ampscope.analysis.origin.step_graph import Sites
 from ampscope.analysis.overview.ranks.ranks import ranks_in_numbers
@@ -50,7 +51,7 @@ def _diagnose(run: Run) -> Diagnosis:
     history = histories(run, sampled)
     sites = Sites(run, sampled)
     silent = silent_failures(run, sites, history)
-    examined = merged(examined_incidents(run, world))
+    examined = merged(without_consequences(examined_incidents(run, world)))
     incidents = [*silent, *examined, *harmless_values(run, sites, [*silent, *examined]), *apart_replicas(run)]
     scale = healths(run, sampled, history)
     incidents = [replace(each, world=world.size) for each in [*incidents, *scale_incidents(scale, incidents, history)]]

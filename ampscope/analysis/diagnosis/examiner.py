@@ -16,6 +16,7 @@ from ampscope.analysis.cures import explicit_half, trials
 from ampscope.analysis.cures.explicit_half import ExplicitHalf, half_weights
 from ampscope.analysis.diagnosis.context import Context
 from ampscope.analysis.diagnosis.examined import Examined
+from ampscope.analysis.diagnosis.state_incidents import examined_state, state_found
 from ampscope.analysis.origin.step_graph import Sites, StepGraph, source_line
 from ampscope.analysis.overview.ranks.bad_steps import Sighting
 from ampscope.analysis.results import Incident, PathNode, Tried
@@ -81,6 +82,9 @@ class Examiner:
         return frozenset({0, *(row.step for row in events if row.kind == EventKind.RESUME)})
 
     def _examine(self, row: IncidentRow) -> list[Examined]:
+        state = state_found(row)
+        if state is not None:
+            return [examined_state(row, state, self._rank)]
         graph, found = self._origins(row)
         if not found:
             return [self._without_origin(row)]

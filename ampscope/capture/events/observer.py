@@ -64,3 +64,6 @@ class StepObserver:
 
     def abandoned(self, reason: str) -> None:
         """The step in progress is given up; an incident in it cannot be replayed."""
+
+    def run_ended(self) -> None:
+        """No further step will come: the scope is being closed."""

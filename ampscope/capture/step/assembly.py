@@ -17,7 +17,9 @@ from ampscope.capture.step.ending.endings import Endings
 from ampscope.capture.step.ending.incidents import Incidents
 from ampscope.capture.step.ending.trace_ending import TraceEnding
 from ampscope.capture.step.live_trace import LiveTrace
-from ampscope.capture.step.measures.buffer_health import BufferWatch
+from ampscope.capture.step.measures.state.held import StateHistory
+from ampscope.capture.step.measures.state.state_watch import StateWatch
+from ampscope.capture.step.measures.state.written_state import WrittenState
 from ampscope.capture.step.observers import Observers
 from ampscope.capture.step.optimizer_numbers import OptimizerNumbers
 from ampscope.capture.step.own_work import OwnWork
@@ -63,18 +65,22 @@ def step_watch(
     live = LiveTrace(models, recorder, budgets[0], tracing)
     received = ReceivedValues(lambda: models.modules, own.glance, guard_for("the keeping of what other ranks sent"))
     tape = StepTape(models, usage, guard_for("the step tape"), own.glance, before_weights_move, received=received)
-    buffers = BufferWatch(models, guard)
+    history = StateHistory()
+    written = WrittenState(models, history, guard)
     incidents = Incidents(models, recorder, readback, live, budgets, guard_for, terminal)
+    looking = guard_for("the look at the state")
+    state = StateWatch(models, optimizers, written, history, readback, incidents, looking)
     observers = Observers(
         own,
         tape=tape,
         live=live,
-        buffers=buffers,
+        written=written,
+        state=state,
         usage=UsageObserver(usage, report, optimizers.step_of, guard_for("the usage check")),
         rows=StepRows(models, recorder, readback, own, guard),
         history=ScalerHistory(recorder, optimizers, readback, guard_for("the scaler's history")),
         trace=TraceEnding(models, live, incidents, tape, budgets[0], cycle, tracing),
     )
-    endings = Endings(models, optimizers, cycle, observers, incidents, tape, buffers, own, guard)
+    endings = Endings(models, optimizers, cycle, observers, incidents, tape, written, own, guard)
     steps = StepWatch(models, recorder, readback, optimizers, cycle, own, live, tape, observers, endings, guard)
     return steps

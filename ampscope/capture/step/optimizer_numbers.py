@@ -42,7 +42,7 @@ class OptimizerNumbers:
         self._known: dict[int, _Known] = {}
 
     def __len__(self) -> int:
-        return len(self._numbers())
+        return len(self.by_number())
 
     def index_of(self, optimizer: Optimizer) -> int:
         """Number of an optimizer, in the order in which they first stepped.
@@ -58,17 +58,17 @@ class OptimizerNumbers:
     def _taken_over(self, optimizer: Optimizer) -> int:
         """The number of whoever has stepped any of the weights of ``optimizer`` so far; the next one without any."""
         weights = set(map(id, OptimizerView(optimizer).parameters))
-        for number, other in sorted(self._numbers().items(), key=lambda each: each[0]):
+        for number, other in sorted(self.by_number().items(), key=lambda each: each[0]):
             if not weights.isdisjoint(map(id, OptimizerView(other).parameters)):
                 self._of(other).index = None
                 return number
         return self._next_number()
 
     def _next_number(self) -> int:
-        taken = self._numbers()
+        taken = self.by_number()
         return next(number for number in count() if number not in taken)
 
-    def _numbers(self) -> dict[int, Optimizer]:
+    def by_number(self) -> dict[int, Optimizer]:
         """The optimizers that have stepped and are still there."""
         alive = ((known.index, known.optimizer()) for known in self._known.values())
         return {index: found for index, found in alive if index is not None and found is not None}
@@ -76,7 +76,7 @@ class OptimizerNumbers:
     def of_weights(self, weights: list[Tensor]) -> tuple[Optimizer, int]:
         """The optimizer that steps any of ``weights``, with its number; a stand-in for one that has not stepped yet."""
         wanted = {id(weight) for weight in weights}
-        for number, optimizer in sorted(self._numbers().items(), key=lambda each: each[0]):
+        for number, optimizer in sorted(self.by_number().items(), key=lambda each: each[0]):
             if wanted & set(map(id, OptimizerView(optimizer).parameters)):
                 return optimizer, number
         trained = (parameter for _, parameter in self._models.parameters.values() if parameter.requires_grad)

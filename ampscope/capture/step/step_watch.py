@@ -296,4 +296,5 @@ class StepWatch:
         self.give_up()
         with self._guard:
             self.readback.drain()
+        self._observers.tell(StepObserver.run_ended)
         self._live.sweep()

@@ -108,7 +108,17 @@ class Trigger(StrEnum):
     NONFINITE_LOSS = "nonfinite_loss"  #: a loss that is inf or NaN
     NONFINITE_WEIGHT = "nonfinite_weight"  #: a parameter that the optimizer made inf or NaN
     NONFINITE_BUFFER = "nonfinite_buffer"  #: a buffer that became inf or NaN
+    NONFINITE_STATE = "nonfinite_state"  #: optimizer state, or a tensor that the loop carries, that became inf or NaN
     ABSORBED_OVERFLOW = "absorbed_overflow"  #: an inf that vanished again before loss and gradients
+
+
+class StateKind(StrEnum):
+    """What a tensor is that outlives a step (in the evidence of an incident)."""
+
+    WEIGHT = "weight"  #: a parameter that is trained
+    BUFFER = "buffer"  #: a buffer of a watched model
+    OPTIMIZER = "optimizer_state"  #: what an optimizer keeps of a parameter: a moment, a momentum
+    CARRIED = "carried"  #: a tensor of the loop's own that one step leaves to the next
 
 
 class ScalerAction(StrEnum):

@@ -201,6 +201,15 @@ FAILURES = [
         step=0,
         says="1e-08",
     ),
+    Failure(
+        "squared gradient",
+        Loop(optimizer=torch.optim.Adam, odd=lambda x: x * 1e22, dtype=torch.bfloat16, scale=None),
+        Cause.BAD_OPTIMIZER_STATE,
+        "",
+        module="body",
+        phase="optimizer",
+        says="exp_avg_sq",
+    ),
     # mathematics
     Failure(
         "p log p", Loop(outputs=4, loss=entropy, odd=lambda x: x * 300), Cause.LOG_ZERO, "aten.log.default", module=""

@@ -16,7 +16,7 @@ import pytest
 from ampscope.capture.replay.step_tape import StepTape
 from ampscope.capture.step.ending.incidents import Incidents
 from ampscope.capture.step.live_trace import LiveTrace
-from ampscope.capture.step.measures.buffer_health import BufferWatch
+from ampscope.capture.step.measures.state.written_state import WrittenState
 from ampscope.capture.step.step_rows import StepRows
 from ampscope.capture.usage.usage_watch import UsageWatch
 
@@ -47,7 +47,7 @@ SEAMS: tuple[tuple[type, str, dict[str, str]], ...] = (
         },
     ),
     (UsageWatch, "usage", {}),
-    (BufferWatch, "buffers", {}),
+    (WrittenState, "buffers", {}),
     (StepRows, "rows", {}),
     (Incidents, "incidents", {}),
 )

@@ -26,7 +26,7 @@ from ampscope.capture.step.ending.device_decisions import DeviceDecisions
 from ampscope.capture.step.ending.incidents import Incidents
 from ampscope.capture.step.ending.verdict import Verdict
 from ampscope.capture.step.measures import gradients
-from ampscope.capture.step.measures.buffer_health import BufferWatch
+from ampscope.capture.step.measures.state.written_state import WrittenState
 from ampscope.capture.step.observers import Observers
 from ampscope.capture.step.optimizer_numbers import OptimizerNumbers
 from ampscope.capture.step.own_work import OwnWork
@@ -45,7 +45,7 @@ class Endings:
         observers: Are told.
         incidents: Takes the steps that went bad.
         tape: What a replay needs.
-        buffers: Whether one of them was poisoned.
+        written: Whether buffers and carried tensors that a step wrote are finite.
         own: Marks AMPscope's own work.
         guard: Catches faults of judging and recording.
     """
@@ -58,7 +58,7 @@ class Endings:
         observers: Observers,
         incidents: Incidents,
         tape: StepTape,
-        buffers: BufferWatch,
+        written: WrittenState,
         own: OwnWork,
         guard: Guard,
     ) -> None:
@@ -68,7 +68,7 @@ class Endings:
         self._observers = observers
         self._incidents = incidents
         self._tape = tape
-        self._buffers = buffers
+        self._written = written
         self._own = own
         self._guard = guard
         self.on_device = DeviceDecisions(models, self._judge)
@@ -105,7 +105,7 @@ class Endings:
                 if attempt.on_device:
                     self.on_device.postpone(attempt, self._tape.recording())
                 elif not attempt.stepped:
-                    self._buffers.turned_bad()
+                    self._written.turned_bad()
                     self._found(attempt, verdict.of_skip(attempt, self._models))
             self._end(attempt)
         return result, attempt
@@ -193,7 +193,7 @@ class Endings:
         self._cycle.enter_optimizer()
         self._steps_running = steps_running()
         with self._guard:
-            poisoned = self._buffers.turned_bad()
+            poisoned = self._written.turned_bad()
             self._found(attempt, verdict.of_what_gradients_hide(attempt, poisoned))
         self._observers.tell(StepObserver.optimizer_steps, attempt)
 

@@ -17,6 +17,8 @@ from ampscope.capture.replay.results import ReplayResult, Symptom
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.step.ending.verdict import Verdict
 from ampscope.capture.step.live_trace import LiveTrace
+from ampscope.capture.step.measures.state.evidence import MOST_NAMED, STATE_TRIGGERS, described
+from ampscope.capture.step.measures.state.state_watch import BadState
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.readback import Readback
@@ -157,6 +159,24 @@ class Incidents:
             outcome = ReplayResult(ReplayStatus.UNAVAILABLE, reason)
             self.report(attempt, Trigger.NONFINITE_WEIGHT, outcome, Evidence(bad_params=tuple(poisoned)))
 
+    def state_turned_bad(self, bad: BadState) -> None:
+        """Reports tensors that outlive a step and are not finite after one, though nothing in the step told."""
+        kinds = {held.kind for held, _ in bad.held}
+        trigger = STATE_TRIGGERS[kinds.pop()] if len(kinds) == 1 else Trigger.NONFINITE_STATE
+        outcome = ReplayResult(ReplayStatus.UNAVAILABLE, "what became of the state was seen after the step, not in it")
+        step = min(seen.bad_at for _, seen in bad.held)
+        evidence = Evidence(
+            bad_params=tuple(held.key for held, _ in bad.held[:MOST_NAMED]), details={"state": described(bad)}
+        )
+        if bad.attempt is not None:
+            self.report(bad.attempt, trigger, outcome, evidence)
+            return
+        self._recorder.incident(
+            trigger, step=step, optimizer=bad.optimizer, loss=None, scale=None, outcome=outcome, evidence=evidence
+        )
+        if not self._bad_in_a_row:
+            self._terminal.incident(in_words(trigger), step, outcome.status, outcome.reason)
+
     def absorbed(self, attempt: StepAttempt, ops: list[int]) -> None:
         """Reports overflows, by sequence number, that vanished again before loss and gradients."""
         outcome = ReplayResult(ReplayStatus.UNAVAILABLE, "seen as it happened, in the trace of the real step")
@@ -177,9 +197,13 @@ class Incidents:
         calibrates = trigger is Trigger.NONFINITE_GRADIENT and attempt.scaling is not None
         if self._bad_in_a_row != (QUIET_SKIPS + 1 if calibrates else 1):
             return
-        what = trigger.replace("_", " ").replace("nonfinite", "non-finite")
         elsewhere = _failed_elsewhere(outcome)
-        self._terminal.incident(what, attempt.step, outcome.status, outcome.reason, elsewhere=elsewhere)
+        self._terminal.incident(in_words(trigger), attempt.step, outcome.status, outcome.reason, elsewhere=elsewhere)
+
+
+def in_words(trigger: Trigger) -> str:
+    """What was noticed, for the line in the terminal."""
+    return trigger.replace("_", " ").replace("nonfinite", "non-finite")
 
 
 def _failed_elsewhere(outcome: ReplayResult) -> bool:

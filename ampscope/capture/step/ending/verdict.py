@@ -11,8 +11,9 @@ from torch import Tensor
 from ampscope.capture.events.open_step import OpenStep, StepAttempt
 from ampscope.capture.replay.results import Symptom
 from ampscope.capture.step.measures import gradients
+from ampscope.capture.step.measures.state.held import Held
 from ampscope.capture.torch_support.models import Models
-from ampscope.trace.schema import Trigger
+from ampscope.trace.schema import StateKind, Trigger
 
 
 class Verdict(NamedTuple):
@@ -49,14 +50,15 @@ def of_device_skip(norms: Mapping[str, Tensor]) -> Verdict:
     return Verdict(Trigger.NONFINITE_GRADIENT, Symptom(bad, judged=frozenset(norms)))
 
 
-def of_what_gradients_hide(attempt: StepAttempt, poisoned_buffers: list[str]) -> Verdict | None:
-    """The loss and the buffers of a step that steps all the same; as far as the host knows without waiting."""
+def of_what_gradients_hide(attempt: StepAttempt, poisoned: list[Held]) -> Verdict | None:
+    """The loss of a step and the state that it wrote, as far as the host knows without waiting."""
     of_loss = of_loss_alone(attempt.opened)
     if of_loss is not None:
         return of_loss
-    if poisoned_buffers:
-        return Verdict(Trigger.NONFINITE_BUFFER, Symptom())
-    return None
+    if not poisoned:
+        return None
+    buffers = any(held.kind is StateKind.BUFFER for held in poisoned)
+    return Verdict(Trigger.NONFINITE_BUFFER if buffers else Trigger.NONFINITE_STATE, Symptom())
 
 
 def of_loss_alone(opened: OpenStep) -> Verdict | None:

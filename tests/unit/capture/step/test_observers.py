@@ -12,7 +12,8 @@ from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.replay.step_tape import StepTape
 from ampscope.capture.step.ending.trace_ending import TraceEnding
 from ampscope.capture.step.live_trace import LiveTrace
-from ampscope.capture.step.measures.buffer_health import BufferWatch
+from ampscope.capture.step.measures.state.state_watch import StateWatch
+from ampscope.capture.step.measures.state.written_state import WrittenState
 from ampscope.capture.step.observers import ORDER, Observers
 from ampscope.capture.step.own_work import OwnWork
 from ampscope.capture.step.scaler_history import ScalerHistory
@@ -24,7 +25,8 @@ EVENTS = {name for name, _ in inspect.getmembers(StepObserver, inspect.isfunctio
 PARTS: dict[str, type[StepObserver]] = {
     "tape": StepTape,
     "live": LiveTrace,
-    "buffers": BufferWatch,
+    "written": WrittenState,
+    "state": StateWatch,
     "usage": UsageObserver,
     "rows": StepRows,
     "history": ScalerHistory,

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from ampscope.capture.events.open_step import OpenStep, StepAttempt
 from ampscope.capture.step.ending import verdict
 from ampscope.capture.step.measures import gradients
+from ampscope.capture.step.measures.state.held import Held
 from ampscope.capture.torch_support.models import Models
-from ampscope.trace.schema import Trigger
+from ampscope.trace.schema import StateKind, Trigger
 
 
 def attempted(*, gradient: float = 1.0, loss: float = 1.0) -> tuple[StepAttempt, Models]:
@@ -55,14 +56,17 @@ def test_what_a_fused_optimizer_saw_is_told_by_its_norms() -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "buffers", "trigger"),
+    ("loss", "poisoned", "trigger"),
     [
         (1.0, [], None),
         (math.inf, [], Trigger.NONFINITE_LOSS),
-        (1.0, ["norm.running_mean"], Trigger.NONFINITE_BUFFER),
-        (math.nan, ["norm.running_mean"], Trigger.NONFINITE_LOSS),
+        (1.0, [StateKind.BUFFER], Trigger.NONFINITE_BUFFER),
+        (1.0, [StateKind.CARRIED], Trigger.NONFINITE_STATE),
+        (1.0, [StateKind.CARRIED, StateKind.BUFFER], Trigger.NONFINITE_BUFFER),
+        (math.nan, [StateKind.BUFFER], Trigger.NONFINITE_LOSS),
     ],
 )
-def test_what_gradients_do_not_tell(loss: float, buffers: list[str], trigger: Trigger | None) -> None:
-    bad = verdict.of_what_gradients_hide(attempted(loss=loss)[0], buffers)
+def test_what_gradients_do_not_tell(loss: float, poisoned: list[StateKind], trigger: Trigger | None) -> None:
+    held = [Held(kind, "norm.running_mean", "", torch.tensor(math.nan)) for kind in poisoned]
+    bad = verdict.of_what_gradients_hide(attempted(loss=loss)[0], held)
     assert (bad.trigger if bad else None) is trigger

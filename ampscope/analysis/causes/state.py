@@ -1,0 +1,79 @@
+"""State that outlives a step and is not finite: found after a step in which nothing told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, Reason
+from ampscope.analysis.results import Remedy
+from ampscope.trace.schema import StateKind
+from ampscope.trace.vocabulary import Cause
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnedBad(Reason):
+    """A tensor that outlives the step was not finite after it."""
+
+    kind: str  #: a `StateKind`
+    name: str  #: of a weight or buffer; of optimizer state, what the optimizer calls it
+    owner: str = ""  #: the parameter whose state it is
+    module: str = ""
+    dtype: str = ""
+    nan: int = 0  #: elements that are NaN
+    inf: int = 0  #: elements that are inf
+    numel: int = 0
+    others: int = 0  #: further tensors that were found so at the same look
+    finite_at: int | None = None  #: the last step after which it was seen finite; None where it never was
+    bad_at: int = 0  #: the first step after which it was seen not to be
+
+    @property
+    def in_words(self) -> str:
+        """What was seen, in a sentence or two."""
+        held = (
+            " and ".join(f"{count:,} {what}" for count, what in ((self.nan, "NaN"), (self.inf, "inf")) if count)
+            or "values that are not finite"
+        )
+        more = f", and so did {self.others:,} more" if self.others else ""
+        text = f"{self._subject} held {held} among {self.numel:,} elements after step {self.bad_at:,}{more}."
+        if self.finite_at is None:
+            return f"{text} It was not seen finite before."
+        if self.finite_at + 1 == self.bad_at:
+            return f"{text} It was finite after the step before."
+        return f"{text} It was finite after step {self.finite_at:,}; in between nobody looked."
+
+    @property
+    def _subject(self) -> str:
+        dtype = f" ({self.dtype})" if self.dtype else ""
+        if self.kind == StateKind.OPTIMIZER:
+            return f"{self.name}{dtype}, which the optimizer keeps of {self.owner},"
+        what = {StateKind.WEIGHT: "The parameter", StateKind.BUFFER: "The buffer"}.get(StateKind(self.kind))
+        return f"{what} {self.name}{dtype}" if what else f"{self.name}{dtype}, which the loop carries along,"
+
+
+def _bad_state(occurrence: Occurrence) -> str:
+    reason = occurrence.reason
+    text = reason.in_words if isinstance(reason, TurnedBad) else "The optimizer's state is not finite."
+    return f"{text} Every later update is made with it, so the weight stands still or becomes NaN; nothing undoes it."
+
+
+ENTRIES = (
+    CauseEntry(
+        cause=Cause.BAD_OPTIMIZER_STATE,
+        noun="optimizer state that is not finite",
+        sentence=_bad_state,
+        remedies=(
+            Remedy(
+                text="Throw the state of that parameter away, or load a checkpoint from before it went bad: later "
+                "steps do not repair it.",
+                code="optimizer.state.pop(parameter)",
+            ),
+            Remedy(
+                text="Keep gradients from growing so large that their squares leave the range of the state's dtype, "
+                "and keep the state in float32.",
+                code="torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)",
+            ),
+        ),
+        recognised_in="analysis.diagnosis.state_incidents",
+        cured_by_precision=None,
+    ),
+)

@@ -1,0 +1,108 @@
+"""What a run holds from step to step, and how its values are looked at without waiting for the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from ampscope.capture.torch_support.local_shards import local
+from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.optimizer_view import OptimizerView
+from ampscope.capture.tracing.statistics import stats
+from ampscope.trace.schema import StateKind
+
+#: Elements from which a look by extremes is several times faster than by a norm, on a CPU.
+_MANY = 1 << 10
+
+
+class Held(NamedTuple):
+    """A tensor that a run holds from step to step."""
+
+    kind: StateKind
+    name: str  #: of a parameter or buffer its qualified name; of optimizer state its key; else what it was called
+    owner: str  #: the parameter whose state it is; empty for other kinds
+    tensor: Tensor
+
+    @property
+    def key(self) -> str:
+        """What it is known by."""
+        return f"{self.name} of {self.owner}" if self.owner else self.name
+
+    @property
+    def module(self) -> str:
+        """Qualified name of the module that it, or its parameter, belongs to; empty for the loop's own."""
+        if self.kind is StateKind.CARRIED:
+            return ""
+        return (self.owner or self.name).rpartition(".")[0]
+
+
+class Seen(NamedTuple):
+    """What looks at a tensor have shown."""
+
+    finite_at: int | None  #: the last step after which it was seen finite; None where it never was
+    bad_at: int  #: the first step after which it was seen not to be
+
+
+class StateHistory:
+    """Of every tensor that was found not to be finite, since when it is so."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[StateKind, str], Seen] = {}
+
+    def of(self, held: Held) -> Seen | None:
+        """Since when a tensor is not finite; None for one that was never seen so."""
+        return self._seen.get((held.kind, held.key))
+
+    def note_bad(self, held: Held, *, step: int, finite_at: int | None) -> bool:
+        """Takes down that a tensor was not finite after a step; returns whether that is new.
+
+        Args:
+            held: The tensor.
+            step: The step after which it was looked at.
+            finite_at: The step after the last look before; it counts where the tensor is seen bad for the first time.
+        """
+        if (held.kind, held.key) in self._seen:
+            return False
+        self._seen[held.kind, held.key] = Seen(finite_at if finite_at != -1 else None, step)
+        return True
+
+
+def weights(models: Models) -> Iterator[Held]:
+    """The watched parameters with values that can be looked at; frozen ones are as whoever froze them wants them."""
+    for name, parameter in models.parameters.values():
+        if parameter.requires_grad and stats.measurable(local(parameter)):
+            yield Held(StateKind.WEIGHT, name, "", parameter)
+
+
+def optimizer_state(optimizer: Optimizer, models: Models) -> Iterator[Held]:
+    """What ``optimizer`` keeps of each watched parameter, as far as it has values that can be looked at.
+
+    Not single numbers of larger parameters: best losses and distances begin at infinity.
+    """
+    for parameter in OptimizerView(optimizer).parameters:
+        known, state = models.parameters.get(id(parameter)), optimizer.state.get(parameter)
+        if known is None or not isinstance(state, dict):
+            continue
+        for key, value in state.items():
+            if isinstance(value, Tensor) and (value.dim() or not parameter.dim()) and stats.measurable(local(value)):
+                yield Held(StateKind.OPTIMIZER, str(key), known[0], value)
+
+
+def largest(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The largest magnitude of each tensor as a device scalar; not finite where any of its elements is not."""
+    with torch.no_grad():
+        here = [local(tensor).detach() for tensor in tensors]
+        slow = [each.device.type == "cpu" and each.numel() >= _MANY for each in here]
+        rest = [each for each, is_slow in zip(here, slow, strict=True) if not is_slow]
+        norms = iter(torch._foreach_norm(rest, math.inf) if rest else ())
+        return [_extreme(each) if is_slow else next(norms) for each, is_slow in zip(here, slow, strict=True)]
+
+
+def _extreme(tensor: Tensor) -> Tensor:
+    low, high = torch.aminmax(tensor)
+    return torch.maximum(high, -low)

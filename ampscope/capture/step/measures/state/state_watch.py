@@ -1,0 +1,125 @@
+"""Looks from time to time, and when a run ends, whether its weights and its optimizers' state are finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from ampscope.capture.events.observer import StepObserver
+from ampscope.capture.events.open_step import EndedStep, StepAttempt
+from ampscope.capture.step.measures.state.held import Held, Seen, StateHistory, largest, optimizer_state, weights
+from ampscope.capture.step.measures.state.written_state import WrittenState
+from ampscope.capture.step.optimizer_numbers import OptimizerNumbers
+from ampscope.capture.torch_support.guard import Guard
+from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.readback import Readback, Values
+
+#: Weights and optimizer state are looked at after one step in this many, and after steps 0, 1, 2, 4, ... before that.
+LOOK_EVERY = 64
+
+
+class BadState(NamedTuple):
+    """Tensors that outlive a step and were found not to be finite."""
+
+    held: list[tuple[Held, Seen]]
+    optimizer: int  #: number of the optimizer that the steps are counted by
+    step: int  #: after which they were looked at
+    attempt: StepAttempt | None  #: that attempt, where it is the latest: its gradients are still there
+
+
+class StateReport(Protocol):
+    """Is told of state that turned bad."""
+
+    def state_turned_bad(self, bad: BadState) -> None:
+        """Some of it was found not to be finite."""
+
+
+class StateWatch(StepObserver):
+    """Weights and optimizer state of a run; one look reads all of it once, so looks are rare.
+
+    A weight that is not finite shows in the next loss. A moment that is not, does not: ``x / inf`` is 0, and the weight
+    stands still for ever.
+
+    Args:
+        models: The watched models.
+        optimizers: Which optimizers are the run's.
+        written: Looks at buffers and carried tensors.
+        history: Takes down what is seen.
+        readback: Brings the values.
+        report: Is told what was found not to be finite, once of each tensor.
+        guard: Catches faults in looking.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        optimizers: OptimizerNumbers,
+        written: WrittenState,
+        history: StateHistory,
+        readback: Readback,
+        report: StateReport,
+        guard: Guard,
+    ) -> None:
+        self.guard = guard
+        self._models = models
+        self._optimizers = optimizers
+        self._written = written
+        self._history = history
+        self._readback = readback
+        self._report = report
+        self._ruined: set[int] = set()  # numbers of optimizers that took gradients which were not finite
+        self._finite_at: dict[int, int] = {}  # by number of the optimizer, the last step after which all was finite
+
+    def step_ended(self, ended: EndedStep) -> None:
+        """Looks, if the turn has come, and while no step is known that has ruined all of it."""
+        attempt = ended.attempt
+        if attempt.bad and attempt.stepped and not _is_finite(attempt.norm):
+            self._ruined.add(attempt.index)
+        if attempt.stepped and not attempt.bad and attempt.index not in self._ruined and is_due(attempt.step):
+            self.look(attempt)
+
+    def look(self, attempt: StepAttempt) -> None:
+        """Looks at what the optimizer of ``attempt`` has written, without waiting for the device."""
+        held = [*weights(self._models), *optimizer_state(attempt.optimizer, self._models)]
+        values = dict(zip(map(str, range(len(held))), largest([each.tensor for each in held]), strict=True))
+        self._readback.fetch(dict(values), lambda arrived: self._came(held, arrived, attempt))
+
+    def _came(self, held: list[Held], values: Values, attempt: StepAttempt) -> None:
+        bad = [each for each, value in zip(held, values.values(), strict=True) if not math.isfinite(value or 0.0)]
+        if bad:
+            self._tell(bad, attempt.index, attempt.step, attempt)
+        else:
+            self._finite_at[attempt.index] = attempt.step
+
+    def _tell(self, bad: Iterable[Held], optimizer: int, step: int, attempt: StepAttempt | None) -> None:
+        finite_at = self._finite_at.get(optimizer)
+        new = [each for each in bad if self._history.note_bad(each, step=step, finite_at=finite_at)]
+        seen = [(each, self._history.of(each)) for each in new]
+        if new:
+            self._report.state_turned_bad(
+                BadState([(each, since) for each, since in seen if since is not None], optimizer, step, attempt)
+            )
+
+    def run_ended(self) -> None:
+        """Looks at everything once more; waits for the device."""
+        for number, optimizer in self._optimizers.by_number().items():
+            if number in self._ruined:
+                continue
+            step = self._optimizers.step_at(number) - 1
+            held = [*(weights(self._models) if not number else ()), *optimizer_state(optimizer, self._models)]
+            values = largest([each.tensor for each in held])
+            bad = [each for each, value in zip(held, values, strict=True) if not math.isfinite(float(value))]
+            self._tell([*bad, *(self._written.now_bad() if not number else ())], number, step, None)
+
+
+def _is_finite(norm: Tensor | None) -> bool:
+    """Whether the gradients of a bad step were finite; their norm has reached the host by then."""
+    return norm is None or math.isfinite(float(norm))
+
+
+def is_due(step: int) -> bool:
+    """Whether all is looked at after this step."""
+    return step % LOOK_EVERY == 0 or (step < LOOK_EVERY and step & (step - 1) == 0)

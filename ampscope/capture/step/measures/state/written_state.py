@@ -1,0 +1,159 @@
+"""Notices the step in which a buffer or a carried tensor stops being finite, while that step can still be run again."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ampscope.capture.events.calls import StepStart
+from ampscope.capture.events.observer import StepObserver
+from ampscope.capture.events.open_step import StepAttempt
+from ampscope.capture.step.measures.state.held import Held, StateHistory, largest
+from ampscope.capture.torch_support.guard import Guard
+from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.readback import Parcel
+from ampscope.capture.torch_support.torch_private import version_counter
+from ampscope.capture.tracing.statistics import stats
+from ampscope.trace.schema import StateKind
+
+#: Steps after which the list of buffers is drawn up anew.
+REVIEW_EVERY = 50
+#: Elements up to which a tensor is measured at every step; larger ones only where their change counter moved.
+ALWAYS_MEASURED = 1 << 16
+
+
+class WrittenState(StepObserver):
+    """Buffers and carried tensors that a step wrote to, and whether they are still finite.
+
+    Running statistics and moving averages are poisoned silently: loss and gradients of that step may be fine, and the
+    symptom shows when the buffer is read, perhaps much later. What is not finite from the start (a mask of -inf, a
+    best score so far) is left alone.
+
+    Args:
+        models: The watched models.
+        history: Takes down what is seen.
+        guard: Catches faults in looking.
+    """
+
+    def __init__(self, models: Models, history: StateHistory, guard: Guard) -> None:
+        self.guard = guard
+        self._models = models
+        self._history = history
+        self._written: dict[str, tuple[int, int]] = {}  #: identity and change counter at the last look
+        self._buffers: list[tuple[str, dict[str, Tensor | None], str]] = []
+        self._carried: dict[str, weakref.ref[Tensor]] = {}
+        self._looks = 0
+        self._revision = -1  # of the models when the list was drawn up
+        self._look = _Look(-1, -1, [], Parcel({}), judged=True)
+        self._from_start: set[str] = set()  #: not finite before the first step
+        self._told: set[str] = set()
+
+    def step_began(self, start: StepStart) -> None:
+        """Before the first step of all, takes down what is not finite from the start."""
+        if start.number == 0:
+            self.start()
+
+    def attempt_began(self, attempt: StepAttempt) -> None:
+        """Before each optimizer, measures what the step has written."""
+        self.send(attempt.step)
+
+    def start(self) -> None:
+        """Before the first step: what is not finite now is so on purpose."""
+        self.send(-1)
+        self._from_start.update(self._bad())
+
+    def carry(self, name: str, tensor: Tensor) -> None:
+        """Looks at a tensor of the loop's own from now on, as long as it lives; kept weakly.
+
+        Args:
+            name: What to call it; another tensor of this name takes its place.
+            tensor: With floating values.
+        """
+        self._carried[name] = weakref.ref(tensor)
+
+    def send(self, step: int) -> None:
+        """Measures what was written to since the last look, without waiting for the device.
+
+        Args:
+            step: Whose writes they are.
+        """
+        if self._looks % REVIEW_EVERY == 0 or self._revision != self._models.revision:
+            self._buffers, self._revision = list(self._floating()), self._models.revision
+        self._looks += 1
+        if not self._look.judged:  # nobody knows what came out: it is measured once more
+            for name in self._look.names:
+                self._written.pop(name, None)
+        changed: dict[str, Tensor] = {}
+        for name, table, key in self._buffers:
+            buffer = table.get(key)
+            if buffer is not None and self._is_due(name, buffer):
+                changed[name] = buffer
+        for name, reference in self._carried.items():
+            tensor = reference()
+            if tensor is not None and self._is_due(name, tensor):
+                changed[name] = tensor
+        parcel = Parcel(dict(zip(changed, largest(list(changed.values())), strict=True)))
+        self._look = _Look(step, self._look.step, list(changed), parcel)
+
+    def _is_due(self, name: str, tensor: Tensor) -> bool:
+        if type(tensor) is not Tensor or not stats.measurable(tensor):
+            return False
+        mark = (id(tensor), version_counter(tensor))
+        small = tensor.numel() <= ALWAYS_MEASURED  # batch normalisation writes without counting
+        if not small and self._written.get(name) == mark:
+            return False
+        self._written[name] = mark
+        return True
+
+    def _floating(self) -> list[tuple[str, dict[str, Tensor | None], str]]:
+        found = []
+        for module in self._models.modules:
+            for key, buffer in module._buffers.items():
+                if buffer is not None and buffer.is_floating_point():
+                    name = ".".join(filter(None, (self._models.names[id(module)], key)))
+                    found.append((name, module._buffers, key))
+        return found
+
+    def turned_bad(self) -> list[Held]:
+        """What was finite until this step and is no more, if known by now; told once."""
+        if not self._look.parcel.arrived:
+            return []
+        new = [name for name in self._bad() if name not in self._from_start and name not in self._told]
+        self._told.update(new)
+        for held in self._held(new):
+            self._history.note_bad(held, step=self._look.step, finite_at=self._look.step_before)
+        return self._held(new)
+
+    def now_bad(self) -> list[Held]:
+        """What is not finite now, and was when the run began; waits for the device."""
+        self._written.clear()
+        self.send(self._look.step)
+        return self._held([name for name in self._bad() if name not in self._from_start])
+
+    def _bad(self) -> list[str]:
+        """Names of what is not finite by the latest look."""
+        look = self._look
+        look.judged = True
+        values = look.parcel.values().items()
+        return [name for name, value in values if value is not None and not math.isfinite(value)]
+
+    def _held(self, names: list[str]) -> list[Held]:
+        """The tensors of these names, as far as they still exist."""
+        buffers = ((StateKind.BUFFER, name, table.get(key)) for name, table, key in self._buffers if name in names)
+        carried = ((StateKind.CARRIED, name, self._carried[name]()) for name in names if name in self._carried)
+        found = [*buffers, *carried] if names else []
+        return [Held(kind, name, "", tensor) for kind, name, tensor in found if tensor is not None]
+
+
+@dataclass(slots=True)
+class _Look:
+    """What was measured, on its way to the host."""
+
+    step: int  #: whose writes they are
+    step_before: int  #: of the look before
+    names: list[str]
+    parcel: Parcel
+    judged: bool = False  #: somebody has asked what came out
