@@ -5,7 +5,7 @@ from __future__ import annotations
 from ampscope.analysis.causes.catalogue import CATALOGUE
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Occurrence, Reason
 from ampscope.analysis.causes.usage import UsageEntry
-from ampscope.analysis.causes.usage_forms import FORMS, FormEntry
+from ampscope.analysis.causes.usage.forms import FORMS, FormEntry
 from ampscope.analysis.results import Remedy
 from ampscope.trace.vocabulary import Cause, MistakeForm
 

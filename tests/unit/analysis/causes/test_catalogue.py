@@ -23,7 +23,7 @@ from ampscope.analysis.causes.usage import (
     ScaleForgotten,
     UsageEntry,
 )
-from ampscope.analysis.causes.usage_forms import FORMS
+from ampscope.analysis.causes.usage.forms import FORMS
 from ampscope.trace.vocabulary import MISTAKES_IN_WORDS, Cause, MistakeForm, Severity
 
 PACKAGE = Path(ampscope.__file__).parent

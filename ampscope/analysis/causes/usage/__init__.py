@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ampscope.analysis.causes.cause_entry import CauseEntry, Match, Occurrence, OpRule, Reason, Turn
 from ampscope.analysis.causes.range_underflow import UpdatesLost, updates_lost
-from ampscope.analysis.causes.usage_forms import UNSCALE_FIRST
+from ampscope.analysis.causes.usage.forms import UNSCALE_FIRST
 from ampscope.analysis.causes.wider_dtype import USE_BFLOAT16
 from ampscope.analysis.origin.op_facts import Executed
 from ampscope.analysis.results import Remedy
