@@ -50,6 +50,7 @@ class Cause(StrEnum):
     BENIGN_INITIAL_CALIBRATION = "benign_initial_calibration"
     BENIGN_PERIODIC_GROWTH = "benign_periodic_growth"
     BENIGN_SCALE_ADJUSTMENT = "benign_scale_adjustment"
+    BENIGN_SINGLE_SKIP = "benign_single_skip"
     BENIGN_INF_MASK = "benign_inf_mask"
     BENIGN_METRIC_NAN = "benign_metric_nan"
     BENIGN_SATURATED = "benign_saturated"

@@ -59,12 +59,12 @@ def _diagnose(run: Run) -> Diagnosis:
     mistakes = tuple(replace(each, world=world.size) for each in findings(run, sampled, history))
     primary = _primary(incidents, mistakes)
     info = run_info(run, world, history)
-    benign = sum(incident.cause.is_benign for incident in incidents)
+    causes = {incident.cause for incident in incidents}
     unseen = "" if primary else unobserved(run, sampled, info.steps)
     return Diagnosis(
         run=info,
         verdict=Verdict.PROBLEM if primary else Verdict.NOT_OBSERVED if unseen else Verdict.HEALTHY,
-        summary=unseen or summary(primary, steps=info.steps, skipped=info.skipped, benign=benign),
+        summary=unseen or summary(primary, steps=info.steps, skipped=info.skipped, causes=causes),
         primary=primary,
         incidents=tuple(incidents),
         findings=mistakes,

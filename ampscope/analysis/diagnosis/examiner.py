@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import cached_property
 
 from ampscope.analysis.causes.catalogue import CATALOGUE, explanation
-from ampscope.analysis.causes.cause_entry import LostBefore, Occurrence
+from ampscope.analysis.causes.cause_entry import LostBefore, Occurrence, Reason
+from ampscope.analysis.causes.harmless import ScaleFell, Unexplained
 from ampscope.analysis.causes.outside import CameIn
 from ampscope.analysis.causes.range_overflow import LossGrew
 from ampscope.analysis.causes.recognition import Recognised, first_overflow, recognise
@@ -87,8 +88,8 @@ class Examiner:
             return [examined_state(row, state, self._rank)]
         graph, found = self._origins(row)
         if not found:
-            return [self._without_origin(row)]
-        first = self._harmless_if_calibrating(row, self._at_origin(row, graph, found[0], recognise(graph, found[0])))
+            return [self._calmed(row, self._without_origin(row))]
+        first = self._calmed(row, self._at_origin(row, graph, found[0], recognise(graph, found[0])))
         return [first, *self._others(row, graph, found[1:], first.incident)]
 
     def _origins(self, row: IncidentRow) -> tuple[StepGraph, list[Origin]]:
@@ -140,14 +141,31 @@ class Examiner:
         lost_by = _lost_by(found)
         return explicit_half.explicit_half(graph, found.seq if lost_by is None else lost_by, tried, self._half_weights)
 
-    def _harmless_if_calibrating(self, row: IncidentRow, examined: Examined) -> Examined:
-        """An overflow of scaled gradients is harmless where the scale was only calibrating."""
+    def _calmed(self, row: IncidentRow, examined: Examined) -> Examined:
+        """A skip that is none of the run's worries.
+
+        An overflow of scaled gradients is harmless where the scale was only calibrating. So is one skip that a replay
+        which came out differently cannot explain, as long as it is the only one and training went on after it.
+        """
         incident, run = examined.incident, self._context.calibration(row)
-        if incident.cause is not Cause.SCALE_OVERFLOW or run is None:
+        if run is None or incident.cause not in (Cause.SCALE_OVERFLOW, Cause.UNKNOWN):
             return examined
         cause = run.benign_cause
-        text = explanation(cause, Occurrence(op=incident.op))
+        reason: Reason = ScaleFell(recovered=run.recovered)
+        if incident.cause is Cause.UNKNOWN:
+            if not run.is_single or row.replay != ReplayStatus.DIVERGED or self._unexplained(row) > 1:
+                return examined
+            cause, reason = (
+                Cause.BENIGN_SINGLE_SKIP,
+                Unexplained(why=f"its replay came out differently: {row.replay_reason}"),
+            )
+        text = explanation(cause, Occurrence(op=incident.op, reason=reason))
         return Examined(replace(incident, severity=CATALOGUE[cause].severity, cause=cause, explanation=text))
+
+    def _unexplained(self, row: IncidentRow) -> int:
+        """How many steps of an optimizer had non-finite gradients that their replays do not show as they were."""
+        rows = (each for each in self._rows.values() if each.optimizer == row.optimizer)
+        return sum((each.trigger, each.replay) == (row.trigger, row.replay) for each in rows)
 
     def _without_origin(self, row: IncidentRow, cause: Cause | None = None, why: str = "") -> Examined:
         """What can be said when no trace of the step shows an origin."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from ampscope.analysis.cures import trials
 from ampscope.analysis.results import Finding, Incident, SourceLine
 from ampscope.analysis.words.rank_words import first_ranked, further_in_words, received_in_words
@@ -9,12 +11,25 @@ from ampscope.analysis.words.wording import op_in_words, when_in_words
 from ampscope.trace.schema import Trigger
 from ampscope.trace.vocabulary import Cause
 
+#: What a loss scale does by itself.
+_SCALE_AT_WORK = frozenset(
+    {Cause.BENIGN_INITIAL_CALIBRATION, Cause.BENIGN_PERIODIC_GROWTH, Cause.BENIGN_SCALE_ADJUSTMENT}
+)
 
-def summary(primary: Incident | Finding | None, *, steps: int, skipped: int, benign: int) -> str:
-    """The one sentence on a run."""
+
+def summary(primary: Incident | Finding | None, *, steps: int, skipped: int, causes: Collection[Cause]) -> str:
+    """The one sentence on a run.
+
+    Args:
+        primary: What to tell first.
+        steps: Attempts.
+        skipped: Those of them that were skipped.
+        causes: Of all incidents.
+    """
     if primary is None:
-        calm = f", {skipped:,} of them skipped while the loss scale found its place" if skipped and benign else ""
-        return f"Nothing is wrong in {steps:,} steps{calm}."
+        by_scale = not _SCALE_AT_WORK.isdisjoint(causes) and Cause.BENIGN_SINGLE_SKIP not in causes
+        why = " while the loss scale found its place" if by_scale else ""
+        return f"Nothing is wrong in {steps:,} steps{f', {skipped:,} of them skipped{why}' if skipped else ''}."
     if isinstance(primary, Finding):
         when = when_in_words(primary)
         where = f",{_at(primary.source)}" if primary.source else ""

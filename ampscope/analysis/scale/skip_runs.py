@@ -13,6 +13,8 @@ from ampscope.trace.vocabulary import Cause
 LONGEST_CALIBRATION = 20
 #: A scale that never grew is still finding its place this many attempts into the run.
 CALIBRATION_STEPS = 20
+#: Rows of skips, and the share of steps lost in them, from which on a scale that never held is not finding its place.
+RESTLESS_ROWS, RESTLESS_SHARE = 5, 0.4
 #: A loss scale below 1 shrinks the gradients it exists to enlarge.
 LOWEST_USEFUL_SCALE = 1.0
 
@@ -28,6 +30,7 @@ class SkipRun:
     recovered: bool  #: a good step followed
     had_trained: bool  #: a good step came before
     had_grown: bool  #: the scale had been raised since the skip before
+    settles: bool  #: the scale came to hold after it, or may still: without skips below 1, and without end
 
     @property
     def count(self) -> int:
@@ -35,9 +38,15 @@ class SkipRun:
         return self.last - self.first + 1
 
     @property
+    def is_single(self) -> bool:
+        """Whether one step was skipped, and a good one followed."""
+        return self.count == 1 and self.recovered
+
+    @property
     def calibrates(self) -> bool:
         """Whether this looks like the scale finding its place rather than collapsing."""
-        return self.count <= LONGEST_CALIBRATION and self.lowest_scale >= LOWEST_USEFUL_SCALE
+        ends = self.recovered or self.count <= LONGEST_CALIBRATION
+        return ends and self.settles and self.lowest_scale >= LOWEST_USEFUL_SCALE
 
     @property
     def benign_cause(self) -> Cause:
@@ -69,4 +78,25 @@ def _skip_run(history: History, start: int, end: int) -> SkipRun:
         recovered=end < history.step.size,
         had_trained=bool((~history.skipped[:start]).any()),
         had_grown=bool((np.diff(good) > 0).any()),
+        settles=_settles(history, start, end),
     )
+
+
+def _settles(history: History, start: int, end: int) -> bool:
+    """Whether the scale came to hold after a row of skips; what a run's end has cut short may still.
+
+    Calibration is harmless because it ends. One that goes on to scales below 1, or in which a good part of the steps is
+    lost again and again, does not.
+    """
+    at = np.flatnonzero(history.skipped)
+    gaps = np.diff(np.concatenate(([-1], at, [history.step.size]))) - 1  # good steps before, between and after skips
+    long = np.flatnonzero(gaps >= CALIBRATION_STEPS)
+    here = int(np.searchsorted(at, start))  # which skip: the gap with this number is before it
+    after = long[long > here + end - 1 - start]
+    since = int(at[before[-1]]) if (before := long[long <= here]).size else 0
+    held = int(at[after[0] - 1]) + 1 if after.size else history.step.size
+    lost = history.skipped[since:held]
+    if (history.scale[since:held][lost] < LOWEST_USEFUL_SCALE).any():
+        return False
+    rows = int((np.diff(lost.astype(np.int8), prepend=0) > 0).sum())
+    return bool(after.size or rows < RESTLESS_ROWS or lost.mean() < RESTLESS_SHARE)

@@ -10,8 +10,8 @@ import pytest
 from ampscope import diagnose
 from ampscope.analysis.results import Incident
 from ampscope.analysis.words.wording import steps_in_words
-from ampscope.trace.schema import EventKind, Node, Phase, Trigger
-from ampscope.trace.vocabulary import Cause, Severity
+from ampscope.trace.schema import EventKind, Node, Phase, ReplayStatus, Trigger
+from ampscope.trace.vocabulary import Cause, Severity, Verdict
 from tests.support.trace_builder import TraceBuilder
 from tests.support.traced_steps import FINE, FULL, INF, NOTANUMBER, OVERFLOWN, Step
 
@@ -170,3 +170,68 @@ def test_an_infinity_that_a_bounded_function_takes_is_no_masked_nan(
     incident = told(trace)
     assert (incident.cause, incident.severity) == (cause, Severity.INFO)
     assert "NaN" not in incident.explanation
+
+
+# -- a loss scale at work -----------------------------------------------------------------------------------------
+
+
+def scaled_overflow(trace: TraceBuilder, step: int) -> None:
+    """Scaled gradients that overflow in backward."""
+    traced = Step(trace, step=step)
+    forward = traced.op("mm", traced.entry())
+    traced.loss(forward)
+    traced.gradient(traced.backward("mm", traced.entry(), out=OVERFLOWN, of=forward, grad_fn="MmBackward0", line=7))
+    trace.incident(step=step)
+
+
+@pytest.mark.parametrize(
+    ("start", "turns", "good", "calm"),
+    [
+        (64.0, 9, 1, False),  # half of the steps, down to 2**-3
+        (2.0**24, 16, 60, True),  # long, and it ends
+    ],
+)
+def test_calibration_is_harmless_where_it_ends(
+    start: float, turns: int, good: int, calm: bool, run_folder: Path
+) -> None:
+    trace = TraceBuilder(run_folder)
+    scale = start
+    for _ in range(turns):
+        scaled_overflow(trace, trace.step(scale=scale, skipped=True).step)
+        scale /= 2
+        trace.step(scale=scale)
+    for _ in range(good):
+        trace.step(scale=scale)
+    diagnosis = diagnose(trace.close())
+    assert (diagnosis.verdict is Verdict.HEALTHY) == calm
+    assert any(each.cause.is_benign for each in diagnosis.incidents) == calm
+
+
+@pytest.mark.parametrize(("good", "said"), [(3, "halved until the gradients fit"), (0, "was being halved when")])
+def test_that_a_scale_has_found_its_place_is_said_when_it_has(good: int, said: str, run_folder: Path) -> None:
+    trace = TraceBuilder(run_folder)
+    for step in range(2 + good):
+        trace.step(scale=2.0 ** (16 - min(step, 2)), skipped=step < 2)
+    for step in range(2):
+        scaled_overflow(trace, step)
+    incident = told(trace)
+    assert incident.cause is Cause.BENIGN_INITIAL_CALIBRATION
+    assert said in incident.explanation
+
+
+@pytest.mark.parametrize(
+    ("skips", "after", "calm"),
+    [([25], 5, True), ([25, 26], 5, False), ([25, 35], 5, False), ([25], 0, False)],
+)
+def test_one_skip_that_is_not_explained_is_told_calmly(
+    skips: list[int], after: int, calm: bool, run_folder: Path
+) -> None:
+    trace = TraceBuilder(run_folder)
+    for step in range(max(skips) + 1 + after):
+        trace.step(scale=1024.0, skipped=step in skips)
+    for step in skips:
+        trace.incident(step=step, replay=ReplayStatus.DIVERGED, replay_reason="other parameters")
+    diagnosis = diagnose(trace.close())
+    assert (diagnosis.verdict is Verdict.HEALTHY) == calm
+    causes = {each.cause for each in diagnosis.incidents}
+    assert causes == {Cause.BENIGN_SINGLE_SKIP if calm else Cause.UNKNOWN}

@@ -111,3 +111,39 @@ def test_a_skip_without_a_known_scale_is_no_collapse() -> None:
 def test_steps_are_told_by_number_and_not_by_position() -> None:
     (run,) = skip_runs(history([*good(8.0, 2), *falling(8.0, 2), *good(2.0, 1)], first=100))
     assert (run.position, run.first, run.last, run.count) == (2, 102, 103, 2)
+
+
+# -- calibration is harmless because it ends --------------------------------------------------------------------------
+
+
+def falling_by_turns(start: float, count: int, between: int = 1) -> list[Attempt]:
+    """Skips with good steps in between, each at half the scale of the one before."""
+    return [step for i in range(count) for step in ((start / 2**i, True), *good(start / 2 ** (i + 1), between))]
+
+
+def all_calibrate(attempts: Sequence[Attempt]) -> set[bool]:
+    return {run.calibrates for run in skip_runs(history(attempts))}
+
+
+def test_skips_that_go_on_below_one_are_no_calibration_from_the_first() -> None:
+    assert all_calibrate(falling_by_turns(64.0, 9)) == {False}  # 64 to 2^-3, half of the steps
+
+
+def test_skips_by_turns_that_never_end_are_no_calibration() -> None:
+    assert all_calibrate(falling_by_turns(2.0**24, 16)) == {False}
+
+
+def test_a_long_calibration_that_ends_is_one() -> None:
+    assert all_calibrate([*falling(2.0**32, 24), *good(2.0**8, 60)]) == {True}
+    assert all_calibrate([*falling_by_turns(2.0**24, 16), *good(2.0**8, 60)]) == {True}
+
+
+def test_what_comes_after_a_scale_has_held_is_another_story() -> None:
+    first, *later = skip_runs(history([*falling(65536.0, 4), *good(4096.0, 50), *falling(4096.0, 15)]))
+    assert first.calibrates
+    assert [run.calibrates for run in later] == [False]
+
+
+def test_growth_that_is_taken_back_each_time_is_no_failure() -> None:
+    attempts = [step for _ in range(6) for step in (*good(1024.0, 25), (2048.0, True))]
+    assert all_calibrate(attempts) == {True}
