@@ -86,6 +86,7 @@ class OpRule(NamedTuple):
     turn: Turn
     match: Callable[[Executed], Match | None]
     phase: Phase | None = None  #: the only phase in which the rule is asked; None: in every phase
+    by_operands: bool = True  #: it reads what the operands held, and says nothing where one was not measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

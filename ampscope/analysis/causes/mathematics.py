@@ -41,7 +41,7 @@ def _logarithm(op: Executed) -> Match | None:
     if op.name not in _LOGARITHMS:
         return None
     lowest = op.lowest_operand
-    if op.gives_nan and lowest is not None and lowest < 0:
+    if op.gives_nan and lowest is not None and lowest < 0 and not op.is_complex:
         return Match(Cause.LOG_ZERO, NegativeOperand(lowest=lowest))
     lost = constant_lost(op)
     if lost is not None:
@@ -100,6 +100,8 @@ def _negative_root(op: Executed) -> Match | None:
     exponent = op.scalars.get("exponent")
     fraction = op.name == "pow" and isinstance(exponent, float) and not exponent.is_integer()
     lowest = op.lowest_operand
+    if op.is_complex:
+        return None
     if (fraction or op.name in ("sqrt", "rsqrt")) and lowest is not None and lowest < 0:
         return Match(Cause.SQRT_NEGATIVE, NegativeOperand(lowest=lowest))
     return None
@@ -168,7 +170,7 @@ ENTRIES = (
         ),
         rules=(
             OpRule(Turn.BACKWARD_DIVISION, _division_in_backward, Phase.BACKWARD),
-            OpRule(Turn.KIND_OF_OP, _too_few_values),
+            OpRule(Turn.KIND_OF_OP, _too_few_values, by_operands=False),
             OpRule(Turn.DIVISION, _division),
         ),
     ),

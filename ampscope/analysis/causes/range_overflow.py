@@ -16,6 +16,10 @@ from ampscope.trace.vocabulary import Cause
 # -- a result ---------------------------------------------------------------------------------------------------------
 
 
+#: How ops begin that solve or factorise matrices.
+_SOLVES = ("linalg", "_linalg", "cholesky", "lu_", "_lu_", "triangular_solve", "inverse", "pinverse")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overflowed(Reason):
     """A result left the range of its dtype."""
@@ -25,11 +29,20 @@ class Overflowed(Reason):
 
 
 def overflowed(op: Executed) -> Overflowed | None:
-    """What is left: a sum, a product or a power (a NaN too: inf - inf inside a sum of products) beyond the range."""
+    """What is left: a sum, a product or a power (a NaN too: inf - inf inside a sum of products) beyond the range.
+
+    Not what only knows how a matrix is solved or factorised: one without an inverse gives the same.
+    """
     foreign = op.gives_nan and not op.site.op.startswith("aten.")
-    if op.dtype not in rounding.LARGEST or foreign:
+    solves = "norm" not in op.name and op.name.startswith(_SOLVES)
+    if op.dtype not in rounding.LARGEST or foreign or solves or (op.gives_nan and _divides_complex(op)):
         return None
     return Overflowed(dtype=op.dtype, largest=op.largest_operand)
+
+
+def _divides_complex(op: Executed) -> bool:
+    """Whether it is a quotient of complex numbers, which squares the divisor on its way: that may vanish, too."""
+    return op.is_complex and op.name in ("div", "true_divide", "reciprocal")
 
 
 def _float16_overflow(op: Executed) -> Match | None:
@@ -202,7 +215,7 @@ ENTRIES = (
         noun="a constant that does not fit the dtype",
         sentence=_does_not_fit,
         remedies=_lowest_of_dtype,
-        rules=(OpRule(Turn.LITERAL, _literal),),
+        rules=(OpRule(Turn.LITERAL, _literal, by_operands=False),),
         cured_by_precision=True,
     ),
 )

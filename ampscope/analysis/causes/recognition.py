@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from ampscope.analysis.causes.catalogue import OP_RULES
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Match, Reason
 from ampscope.analysis.causes.outside import ChangedSince, FromOthers
-from ampscope.analysis.causes.unknown import Observed
+from ampscope.analysis.causes.unknown import Observed, not_measured
 from ampscope.analysis.numerics import rounding
+from ampscope.analysis.numerics.dtypes import is_floating
 from ampscope.analysis.origin.bounds import cannot_overflow
-from ampscope.analysis.origin.op_facts import Executed
+from ampscope.analysis.origin.op_facts import Executed, operand_dtype, unmeasured
 from ampscope.analysis.origin.step_graph import StepGraph
 from ampscope.provenance import Origin, is_deliberate, op_name
+from ampscope.trace.dtypes import FLOAT8, PARTS
 from ampscope.trace.schema import ENTRY_NODES, Node, Phase
 from ampscope.trace.vocabulary import Cause
 
@@ -26,6 +28,8 @@ _CARRIES = frozenset(
         *("max", "min", "amax", "amin", "maximum", "minimum", "max_pool2d_with_indices", "constant_pad_nd"),
     }
 )
+#: Of these, the ops that compute with the parts of a complex number, and may overflow.
+_COMPUTES_COMPLEX = frozenset({"abs", "sigmoid", "tanh"})
 #: Causes of a result that left its dtype's range, for want of any other reason.
 _OUT_OF_RANGE = (Cause.FP16_OVERFLOW, Cause.DIVERGENCE)
 
@@ -80,15 +84,20 @@ def _matched(op: Executed, phase: Phase) -> Recognised:
 
 
 def match(op: Executed, phase: Phase) -> Match:
-    """What the first rule that applies in a phase says; `Cause.UNKNOWN` where none does."""
-    asked = (rule.match(op) for rule in OP_RULES if rule.phase in (None, phase))
-    return next((found for found in asked if found is not None), Match(Cause.UNKNOWN))
+    """What the first rule that applies in a phase says; `Cause.UNKNOWN` where none does.
+
+    No cause is told of an op whose operands were not all measured, unless what it was told to do shows it.
+    """
+    missing = not_measured(op)
+    rules = [rule for rule in OP_RULES if rule.phase in (None, phase) and not (missing and rule.by_operands)]
+    asked = (rule.match(op) for rule in rules)
+    return next((found for found in asked if found is not None), missing or Match(Cause.UNKNOWN))
 
 
 def _in_forward(op: Executed, origin: Origin) -> Recognised:
     if is_deliberate(op.graph, op.seq):
         return Recognised(Cause.UNKNOWN, op.seq, Phase.FORWARD, _INFINITE_ON_PURPOSE)
-    if _only_carries(op):
+    if _only_carries(op) and unmeasured(op) is None:
         return _changed_since(op)
     cause, reason = match(op, Phase.FORWARD)
     if cause in _OUT_OF_RANGE and cannot_overflow(op):
@@ -99,16 +108,21 @@ def _in_forward(op: Executed, origin: Origin) -> Recognised:
 
 
 def _only_carries(op: Executed) -> bool:
-    """Whether the op cannot have made its result of finite operands: a cast may overflow, but never to NaN."""
+    """Whether the op cannot have made its result of finite operands: a cast may overflow, but never to NaN.
+
+    Only 8-bit dtypes have none but NaN for what is too large.
+    """
     if op.gives_nan and op.name == "_to_copy":
-        return True
+        return op.dtype not in FLOAT8
+    if op.name in _COMPUTES_COMPLEX and PARTS.keys() & set(op.site.in_dtypes):
+        return False
     return op.name in _CARRIES and (op.gives_nan or not _narrows(op))
 
 
 def _narrows(op: Executed) -> bool:
     """Whether the op also casts to a dtype of smaller range, which may overflow."""
     limit = rounding.LARGEST.get(op.dtype, math.inf)
-    return any(rounding.LARGEST.get(dtype, limit) > limit for dtype in op.site.in_dtypes)
+    return any(rounding.LARGEST.get(PARTS.get(dtype, dtype), limit) > limit for dtype in op.site.in_dtypes)
 
 
 def _changed_since(op: Executed) -> Recognised:
@@ -121,7 +135,7 @@ def _changed_since(op: Executed) -> Recognised:
     if exchange is not None:
         reason = FromOthers.of(exchange, unseen=True)
         return Recognised(Cause.RECEIVED, exchange.seq, exchange.site.phase, reason)
-    floating = [edge for edge in op.edges if op.graph.producer(edge).min is not None]
+    floating = [edge for edge in op.edges if is_floating(operand_dtype(op, edge))]
     sites = {edge.from_seq: op.graph.site(edge.from_seq) for edge in floating}
     computed = [seq for seq, site in sites.items() if site.op not in ENTRY_NODES and not site.cast]
     writer = max(computed) if computed else next(iter(sites), op.seq)

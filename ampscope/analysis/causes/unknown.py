@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ampscope.analysis.causes.cause_entry import CauseEntry, Match, Occurrence, OpRule, Reason, Turn
-from ampscope.analysis.origin.op_facts import Executed
+from ampscope.analysis.causes.cause_entry import CauseEntry, Match, Occurrence, OpRule, Reason, Turn, number
+from ampscope.analysis.origin.op_facts import Executed, unmeasured
 from ampscope.analysis.results import Remedy
+from ampscope.analysis.words.wording import op_in_words
+from ampscope.trace.dtypes import FINFO, FLOAT8, PARTS
 from ampscope.trace.vocabulary import Cause
 
+#: Dtypes whose values a trace has, unless something kept them from being looked at.
+_LOOKED_AT = frozenset({*FINFO, *PARTS, *FLOAT8, "bool", "uint8", "int8", "int16", "int32", "int64"})
 _DEFINED_ON_PART = frozenset({"acos", "asin", "atanh", "acosh", "erfinv", "lgamma", "digamma"})
 
 
@@ -23,6 +27,20 @@ class Observed(Reason):
 
 def _unknown(sentence: str) -> Match:
     return Match(Cause.UNKNOWN, Observed(sentence=sentence))
+
+
+def not_measured(op: Executed) -> Match | None:
+    """What is missing to tell a cause: an operand of which the trace has no values; None where it has all."""
+    missing = unmeasured(op)
+    if missing is None:
+        return None
+    shape = f" {missing.shape}" if missing.shape else ""
+    known = missing.dtype in _LOOKED_AT
+    why = "its values could not be looked at as it ran" if known else f"AMPscope does not look into {missing.dtype}"
+    return _unknown(
+        f"{op_in_words(op.site.op)} made a non-finite value, and why cannot be told: its operand {missing.arg} "
+        f"({missing.dtype}{shape}) was not measured, for {why}."
+    )
 
 
 def _infinite_constant(op: Executed) -> Match | None:
@@ -47,6 +65,23 @@ def _out_of_domain(op: Executed) -> Match | None:
     if op.name not in _DEFINED_ON_PART:
         return None
     return _unknown(f"{op.name} was given a number outside the range where it is defined.")
+
+
+def _beyond_float8(op: Executed) -> Match | None:
+    """A cast to a dtype of 8 bits, which ends early; some have NaN for all that lies beyond."""
+    info = FINFO.get(op.dtype)
+    if op.dtype not in FLOAT8:
+        return None
+    ends = f", which ends at {info.max:g}" if info is not None else ""
+    largest = op.largest_operand
+    given = f"; its operands went up to {number(largest)}" if largest is not None else ""
+    return Match(
+        Cause.UNKNOWN,
+        Observed(
+            sentence=f"The result of {op_in_words(op.site.op)} is too large for {op.dtype}{ends}{given}.",
+            advice=(Remedy(text="Scale the tensor into the range of the 8-bit dtype before the cast."),),
+        ),
+    )
 
 
 def _what_is_known(occurrence: Occurrence) -> str:
@@ -78,9 +113,10 @@ ENTRIES = (
         sentence=_what_is_known,
         remedies=_what_helps,
         rules=(
-            OpRule(Turn.INFINITE_CONSTANT, _infinite_constant),
+            OpRule(Turn.INFINITE_CONSTANT, _infinite_constant, by_operands=False),
             OpRule(Turn.INFINITE_OPERAND, _infinite_operand),
             OpRule(Turn.DOMAIN, _out_of_domain),
+            OpRule(Turn.OVERFLOW, _beyond_float8),
         ),
         cured_by_precision=False,
     ),

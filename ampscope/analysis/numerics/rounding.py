@@ -9,8 +9,8 @@ import numpy as np
 
 from ampscope.trace.dtypes import FINFO
 
-_TRAINING = {name: FINFO[name] for name in ("float16", "bfloat16", "float32")}
-#: Largest finite magnitude, smallest normal and smallest number of the dtypes training uses.
+_TRAINING = {name: FINFO[name] for name in ("float16", "bfloat16", "float32", "float64")}
+#: Largest finite magnitude, smallest normal and smallest number of the dtypes training computes in.
 LARGEST = {name: info.max for name, info in _TRAINING.items()}
 SMALLEST_NORMAL = {name: info.smallest_normal for name, info in _TRAINING.items()}
 SMALLEST = {name: info.smallest_subnormal for name, info in _TRAINING.items()}

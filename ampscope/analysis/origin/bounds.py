@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ampscope.analysis.numerics import rounding
 from ampscope.analysis.origin.op_facts import Executed, numel
+from ampscope.trace.dtypes import FINFO
 
 #: Positions of the two factors of ops that sum products; what comes before them is added.
 _FACTORS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "convolution": (0, 1)}
@@ -18,12 +19,12 @@ def cannot_overflow(op: Executed) -> bool:
 def largest_possible(op: Executed) -> float | None:
     """The largest magnitude that sums, products and sums of products can come to; None for other ops.
 
-    Also None where an operand was not measured or was not finite.
+    Also None where an operand was not measured, was not finite, or is larger than a trace can say.
     """
     sizes = {edge.arg: each.magnitude for edge, each in zip(op.edges, op.ranges, strict=True) if each.finite}
-    if len(sizes) != len(op.site.in_dtypes) or not sizes or any(size is None for size in sizes.values()):
+    largest = {arg: size for arg, size in sizes.items() if size is not None and size < FINFO["float32"].max}
+    if len(largest) != len(op.site.in_dtypes) or not largest:
         return None
-    largest = {arg: size for arg, size in sizes.items() if size is not None}
     scalar = max([1.0, *(abs(value) for _, value in op.numbers())])
     if op.name in ("add", "sub", "rsub"):
         return (sum(largest.values()) + scalar) * scalar

@@ -9,12 +9,17 @@ from typing import Any, NamedTuple
 from ampscope.analysis.numerics import rounding
 from ampscope.analysis.origin.step_graph import StepGraph
 from ampscope.provenance import op_name
+from ampscope.trace.dtypes import PARTS
 from ampscope.trace.schema import COLLECTIVE_LIBRARIES, EdgeRow, OpRow, Phase, SiteRow
 
 #: How many ops back a constant is looked for that should have kept an operand away from zero.
 REACH = 8
 #: Position of the divisor among the operands of ops that divide by one of several.
 _DIVISOR = {"div": 1, "true_divide": 1, "floor_divide": 1, "fmod": 1, "remainder": 1, "addcdiv": 2}
+
+
+#: Ops that give NaN for finite numbers only where they divide by zero.
+_QUOTIENTS = frozenset({"div", "true_divide", "floor_divide", "fmod", "remainder"})
 
 
 class Range(NamedTuple):
@@ -53,7 +58,9 @@ class Executed:
         self.seq = seq
         self.site: SiteRow = graph.site(seq)
         self.name = op_name(self.site.op)
-        self.dtype = next(iter(self.site.out_dtypes), "")
+        given = next(iter(self.site.out_dtypes), "")
+        self.is_complex = given in PARTS
+        self.dtype = PARTS.get(given, given)  #: of its first output; of complex numbers, that of their parts
         self.scalars: dict[str, Any] = graph.scalars(seq)
 
     @property
@@ -136,13 +143,15 @@ class Executed:
         """Whether what it divides by (or takes the reciprocal of) contains a zero."""
         if not self.divisors:
             return any(value == 0 for _, value in self.numbers())
-        return any(self._has_zero(edge) for edge in self.divisors)
+        return is_zero_by_zero(self) or any(self._has_zero(edge) for edge in self.divisors)
 
     def _has_zero(self, edge: EdgeRow) -> bool:
+        """Whether an operand holds a zero; a complex number is one if both its parts are."""
         low, high = self._range(edge)
         if low is None or high is None or not low <= 0 <= high:
             return False
-        return 0 in (low, high) or bool(self.graph.producer(edge).statistics.zeros)
+        at_an_end = 0 in (low, high) and (low == high or operand_dtype(self, edge) not in PARTS)
+        return at_an_end or bool(self.graph.producer(edge).statistics.zeros)
 
     @property
     def depends_on_gradient(self) -> bool:
@@ -180,3 +189,33 @@ class Executed:
             seen.update(front)
             yield from (Executed(self.graph, seq) for seq in front)
             front = [edge.from_seq for seq in front for edge in self.graph.inputs[seq]]
+
+
+def operand_dtype(op: Executed, edge: EdgeRow) -> str:
+    """The dtype of an operand; empty where the trace does not say."""
+    return next(iter(op.site.in_dtypes[edge.arg : edge.arg + 1]), "")
+
+
+def is_zero_by_zero(op: Executed) -> bool:
+    """Whether only 0 / 0 explains the result: a quotient of finite real numbers that is NaN.
+
+    Zeros in the midst of a large operand may be in none of the sampled places.
+    """
+    quotient = op.name in _QUOTIENTS and not op.is_complex
+    return quotient and op.gives_nan and all(each.finite for each in op.ranges)
+
+
+class Unmeasured(NamedTuple):
+    """An operand of which the trace has no values."""
+
+    arg: int
+    dtype: str
+    shape: str
+
+
+def unmeasured(op: Executed) -> Unmeasured | None:
+    """The first operand with any elements of which the trace has no values; None where it has those of all."""
+    unseen = [edge.arg for edge, each in zip(op.edges, op.ranges, strict=True) if each.low is None]
+    given = list(zip(op.site.in_dtypes, op.site.in_shapes, strict=False))
+    missing = (Unmeasured(arg, *given[arg]) for arg in unseen if arg < len(given))
+    return next((each for each in missing if numel(each.shape)), None)

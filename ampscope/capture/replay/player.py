@@ -29,7 +29,7 @@ from ampscope.capture.torch_support.calls.function_names import attaches
 from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.models import Models, unwrapped
 from ampscope.capture.tracing.sites import dtype_name
-from ampscope.capture.tracing.statistics.stats import finite, measurable
+from ampscope.capture.tracing.statistics.stats import extremes, finite, measurable
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.schema import Node
 
@@ -110,10 +110,10 @@ class Player:
         """
         gradients = [local(p.grad) for _, p in self._substitutes.parameters() if p.grad is not None]
         dtypes = {dtype or gradient.dtype for gradient in gradients}
-        extremes = [torch.stack(torch.aminmax(each)).abs().max() for each in gradients if measurable(each)]
-        fits = dtype is None or all(finite(extreme.to(dtype)) for extreme in extremes)
+        largest = [torch.stack(extremes(each)).abs().max() for each in gradients if measurable(each)]
+        fits = dtype is None or all(finite(each.to(dtype)) for each in largest)
         name = dtype_name(dtypes.pop()) if len(dtypes) == 1 else ""
-        return name, max(map(float, extremes), default=0.0), fits
+        return name, max(map(float, largest), default=0.0), fits
 
     def _play_entries(self) -> None:
         for _, entries in groupby(self._entries, key=lambda numbered: numbered[1].state.autocast_epoch):

@@ -69,7 +69,7 @@ class Dataflow:
         if writer is None:
             return
         own = None
-        if self._measure is not None and not in_place:
+        if self._measure is not None and not in_place and operand.layout is torch.strided:
             partial = (operand.numel(), operand.storage_offset()) != (writer.numel, writer.offset)
             own = self._measure(operand) if partial else None
         self._edges.append(Edge(seq, arg, writer.seq, writer.out, in_place, own))

@@ -13,6 +13,7 @@ from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.tracing import operators
 from ampscope.capture.tracing.operators import Operator
 from ampscope.capture.tracing.statistics import stats
+from ampscope.capture.tracing.statistics.tensor_values import stored
 
 #: Bytes of operands kept from one incident.
 MOST_BYTES = 64 << 20
@@ -130,7 +131,8 @@ class _Badness(NamedTuple):
 
     @staticmethod
     def of(tensors: Sequence[Tensor]) -> _Badness:
-        ends = [end for tensor in tensors if stats.measurable(tensor) for end in torch.aminmax(tensor.detach())]
+        looked_at = [each for each in map(stored, tensors) if stats.may_turn_bad(each)]
+        ends = [end for tensor in looked_at for end in stats.extremes(tensor)]
         values = [float(end) for end in ends]
         return _Badness(any(map(math.isnan, values)), any(map(math.isinf, values)))
 
@@ -164,7 +166,7 @@ class _Packing:
     def _tensor(self, tensor: Tensor) -> str:
         if id(tensor) not in self._names:
             self._room -= _bytes(tensor)
-            if self._room < 0 or tensor.layout is not torch.strided or tensor.is_quantized:
+            if self._room < 0 or tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
                 raise _CannotKeep
             self._names[id(tensor)] = name = f"t{len(self._names)}"
             self.device = tensor.device.type if tensor.device.type != "cpu" else self.device

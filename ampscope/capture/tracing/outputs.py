@@ -13,6 +13,7 @@ from ampscope.capture.torch_support.torch_private import storage_key
 from ampscope.capture.tracing.statistics import stats
 from ampscope.capture.tracing.statistics.full_statistics import Census
 from ampscope.capture.tracing.statistics.stats import Slots
+from ampscope.capture.tracing.statistics.tensor_values import stored
 from ampscope.trace.schema import UNMEASURED, OpRow, Statistics
 
 
@@ -74,11 +75,12 @@ class Outputs:
 
     def measure(self, tensor: Tensor) -> int | None:
         """The number of a new measurement of a tensor; None for one that has no values to look at."""
+        tensor = stored(tensor)
         return self._measurements.measure(tensor) if stats.measurable(tensor) else None
 
     def measured(self) -> list[Statistics]:
         """What was measured, by number; waits for the device."""
-        return self._measurements.read()
+        return list(map(stats.recorded, self._measurements.read()))
 
     def rows(self, step: int, source: str, measured: Sequence[Statistics]) -> list[OpRow]:
         """The trace's rows."""

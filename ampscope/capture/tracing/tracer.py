@@ -26,6 +26,7 @@ from ampscope.capture.tracing.program.module_stack import ModuleStack
 from ampscope.capture.tracing.program.places import Places
 from ampscope.capture.tracing.sites import Point, Sites
 from ampscope.capture.tracing.statistics.bad_rows import bad_rows
+from ampscope.capture.tracing.statistics.tensor_values import stored
 from ampscope.trace.schema import EdgeRow, Node, OpRow, Phase
 
 _PLAIN = frozenset({Tensor, nn.Parameter})
@@ -89,7 +90,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
 
     def name_entry(self, tensor: Tensor, node: Node, name: str) -> None:
         """Tells where a tensor that no op of the step wrote comes from."""
-        tensor = local(tensor)
+        tensor = stored(local(tensor))
         if tensor.layout is torch.strided:
             self._dataflow.name_entry(tensor, node, name)
             if self._outputs.full and node is Node.INPUT:
@@ -104,7 +105,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
 
     def sink(self, tensor: Tensor, node: Node, name: str, module: str = "") -> None:
         """Marks a tensor from which the walk back to an origin starts: a loss, a gradient, a buffer."""
-        tensor = local(tensor)
+        tensor = stored(local(tensor))
         writer = self._dataflow.writer(tensor) if tensor.layout is torch.strided else None
         if writer is None:
             return
@@ -182,7 +183,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         if operator.passes_through:
             return
         for tensor in operators.written_tensors(operator, args, {}):
-            self._writer(tensor, operator)
+            self._writer(stored(tensor), operator)
         if self.keeper is not None:
             self.keeper.before(operator, args, kwargs)
 
@@ -201,13 +202,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         if not results:
             return
         point = self.points.of_op(operator, args, kwargs, operands, results)
+        overwritten = {i for i, operand in enumerate(operands) if any(operand is each for each in written)}
+        operands, results = [stored(each) for each in operands], [stored(each) for each in results]
         entries = [(i, operand, self._writer(operand, operator)) for i, operand in enumerate(operands)]
         seq, site = self._number(point, results)
         if made_node and point.phase not in (Phase.BACKWARD, Phase.OPTIMIZER):
             self.places.link(site)
-        overwritten = {id(tensor) for tensor in written}
         for i, operand, writer in entries:
-            self._dataflow.read(seq, i, writer, operand, in_place=id(operand) in overwritten)
+            self._dataflow.read(seq, i, writer, operand, in_place=i in overwritten)
         self._dataflow.wrote(seq, results)
         if self.keeper is not None:
             writers = [writer.seq for _, _, writer in entries if writer is not None]
@@ -222,8 +224,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
 
     def _writer(self, operand: Tensor, operator: Operator) -> Writer | None:
         """Who wrote an operand; what comes from outside the step gets a node of its own when first read."""
-        if operand.layout is not torch.strided:
-            return None
+        if operand.layout is not torch.strided:  # opaque: nobody knows who wrote it, nor what is in it
+            seq, _ = self._number(
+                self.points.of_entry(Node.INPUT, f"an operand of {operator.name}", operand), [operand]
+            )
+            return Writer(seq, 0, operand.numel(), 0)
         self._outputs.is_read(operand)
         writer = self._dataflow.writer(operand)
         if writer is None:

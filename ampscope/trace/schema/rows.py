@@ -109,9 +109,10 @@ class Statistics(NamedTuple):
     and show it where a person wants to see it.
     """
 
-    min: Float32 | None = None  #: NaN if any element is NaN; null when not measured
+    min: Float32 | None = None  #: NaN if any element is NaN; null when not measured. Of complex numbers, the least
+    #: of all real and imaginary parts; a finite number beyond float32's range is kept as its end
     max: Float32 | None = None  #: as ``min``
-    nan: int | None = None  #: counts; measured in replays only
+    nan: int | None = None  #: counts of elements, also of complex ones; measured in replays only
     posinf: int | None = None  #: how many elements are +inf
     neginf: int | None = None  #: how many elements are -inf
     zeros: int | None = None  #: how many elements are exactly zero
@@ -119,7 +120,8 @@ class Statistics(NamedTuple):
     max_finite: Float32 | None = None  #: largest finite magnitude
     min_positive: Float32 | None = None  #: smallest non-zero magnitude
     exp_low: Int16 | None = None  #: base-2 exponent of the first bin of ``exp_counts``
-    exp_counts: Counts | None = None  #: elements with ``2**e <= abs(x) < 2**(e+1)``, e = exp_low, exp_low + 1, ...
+    exp_counts: Counts | None = None  #: elements with ``2**e <= abs(x) < 2**(e+1)``, e = exp_low, exp_low + 1, ...;
+    #: a complex element counts half for each of its parts
 
     @property
     def finite(self) -> bool | None:

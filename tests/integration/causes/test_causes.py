@@ -10,10 +10,11 @@ from ampscope.analysis.results import Incident
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
 from tests.integration.causes.failures import FAILURES, Failure
 from tests.integration.causes.harmless import HARMLESS, Harmless
+from tests.integration.causes.measured import MEASURED, MEASURED_HARMLESS
 from tests.integration.causes.trained import diagnosed
 
 
-@pytest.mark.parametrize("known", FAILURES, ids=lambda known: known.name.replace(" ", "-"))
+@pytest.mark.parametrize("known", [*FAILURES, *MEASURED], ids=lambda known: known.name.replace(" ", "-"))
 def test_it_is_named(known: Failure, run_folder: Path) -> None:
     diagnosis = diagnosed(known.loop, run_folder)
     primary = diagnosis.primary
@@ -25,7 +26,7 @@ def test_it_is_named(known: Failure, run_folder: Path) -> None:
     assert primary.remedies
 
 
-@pytest.mark.parametrize("known", HARMLESS, ids=lambda known: known.name.replace(" ", "-"))
+@pytest.mark.parametrize("known", [*HARMLESS, *MEASURED_HARMLESS], ids=lambda known: known.name.replace(" ", "-"))
 def test_its_harmless_twin_raises_no_alarm(known: Harmless, run_folder: Path) -> None:
     diagnosis = diagnosed(known.loop, run_folder)
     assert (diagnosis.verdict, diagnosis.primary) == (Verdict.HEALTHY, None), diagnosis.summary

@@ -79,6 +79,22 @@ class Square(AfterNorm):
         return (x.half() * 1024).square()
 
 
+class PhaseTransform(AfterNorm):
+    """Keeps the phases of a spectrum and divides its magnitudes out, which silence has none of: complex 0 / 0."""
+
+    def fault(self, x: Tensor) -> Tensor:
+        spectrum = torch.fft.rfft(without_first_row(x).float())
+        return torch.fft.irfft(spectrum / spectrum.abs(), n=x.shape[-1])
+
+
+class LoudSpectrum(AfterNorm):
+    """Hands the two parts of a spectrum on in half precision, which do not fit."""
+
+    def fault(self, x: Tensor) -> Tensor:
+        parts = torch.view_as_real(torch.fft.rfft(x.float() * 2.0**15))
+        return x + parts.half().sum((-1, -2), keepdim=True)[..., 0]
+
+
 class Shift(AfterNorm):
     """Adds a buffer, as a running mean is."""
 

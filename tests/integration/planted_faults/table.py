@@ -206,4 +206,17 @@ PLANTS = (
             Cause.HARDWARE_TRANSIENT, where.normalises, f"{where.norm}.norm", replay=ReplayStatus.NOT_REPRODUCED
         ),
     ),
+    Plant(
+        name="silence under a phase transform",
+        insert=faults.PhaseTransform,
+        armed=_fault,
+        answer=lambda where: Answer(Cause.DIV_ZERO, "aten.div.Tensor", where.norm),
+    ),
+    Plant(
+        name="overflow in the parts of a spectrum",
+        dtypes=(FP16,),
+        insert=faults.LoudSpectrum,
+        armed=_fault,
+        answer=lambda where: Answer(Cause.FP16_OVERFLOW, "aten._to_copy.default", where.norm),
+    ),
 )

@@ -10,6 +10,7 @@ from torch import Tensor
 from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.local_shards import has_arrived, local
 from ampscope.capture.torch_support.torch_private import past_modes
+from ampscope.capture.tracing.statistics.stats import can_be_bad
 
 
 def fingerprint(value: Any, leaves: int = 4) -> list[Tensor]:
@@ -20,7 +21,7 @@ def fingerprint(value: Any, leaves: int = 4) -> list[Tensor]:
     taken = []
     for tensor in map(local, tensor_tree.tensors(value)):
         dense = tensor.layout is torch.strided and has_arrived(tensor)
-        if dense and tensor.is_floating_point() and tensor.numel():
+        if dense and can_be_bad(tensor) and tensor.numel() and not tensor.is_nested:
             taken.append(_spread(tensor))
         if len(taken) == leaves:
             break

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ampscope.capture.replay.tape.fingerprints import alike
 from ampscope.capture.torch_support.torch_private import version_counter
-from ampscope.capture.tracing.statistics.stats import measurable
+from ampscope.capture.tracing.statistics.stats import extremes, measurable
 
 #: Bytes of received tensors up to which they are copied: what the loop does with them afterwards takes nothing away.
 COPIED_BYTES = 64 << 10
@@ -96,4 +95,4 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 def extremes_of(op: str, args: tuple[Any, ...]) -> list[Tensor]:
     """Least and greatest value (or NaN) of each tensor that this rank is about to send; no sync."""
     sent = args[0] if op in _SEND_FIRST else args[1] if op in _SEND_SECOND else ()
-    return [end for tensor in tensors_in(sent) if measurable(tensor) for end in torch.aminmax(tensor.detach())]
+    return [end for tensor in tensors_in(sent) if measurable(tensor) for end in extremes(tensor)]

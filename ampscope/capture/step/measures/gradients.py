@@ -13,7 +13,8 @@ from ampscope.capture.torch_support.local_shards import has_arrived, local
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.torch_support.torch_private import past_modes
-from ampscope.capture.tracing.statistics.stats import finite
+from ampscope.capture.tracing.statistics.stats import extremes, finite
+from ampscope.capture.tracing.statistics.tensor_values import stored
 from ampscope.trace.schema import GradRow
 
 #: Magnitudes of all gradients are recorded at one step in this many, and at every bad one.
@@ -34,11 +35,11 @@ def names(optimizer: Optimizer, models: Models) -> frozenset[str]:
 
 
 def total_norm(optimizer: Optimizer) -> Tensor | None:
-    """L2 norm of all dense gradients of ``optimizer`` as a device scalar (float32); None without any.
+    """L2 norm of all gradients of ``optimizer`` as a device scalar (float32); None without any.
 
-    Where gradients are sharded, that of the shards on this rank.
+    Where gradients are sharded, that of the shards on this rank; of sparse ones, that of the values as they are stored.
     """
-    dense = [gradient for gradient in map(local, OptimizerView(optimizer).gradients) if _is_dense(gradient)]
+    dense = [values for each in OptimizerView(optimizer).gradients if _is_dense(values := stored(local(each)))]
     if not dense:
         return None
     home = dense[0].device
@@ -58,7 +59,7 @@ def non_finite(optimizer: Optimizer, models: Models) -> list[str]:
 
 def norms_by_name(optimizer: Optimizer, models: Models) -> dict[str, Tensor]:
     """L2 norm of each watched parameter's gradient as a device scalar."""
-    found = [(name, gradient) for name, gradient in owned(optimizer, models) if _is_dense(gradient)]
+    found = [(name, values) for name, each in owned(optimizer, models) if _is_dense(values := stored(each))]
     with torch.no_grad():
         norms = torch._foreach_norm([gradient for _, gradient in found]) if found else ()
     return {name: norm for (name, _), norm in zip(found, norms, strict=True)}
@@ -83,7 +84,7 @@ def rows(
         if not _is_dense(gradient) or not gradient.numel():
             continue
         values = gradient.detach()
-        low, high = (float(value) for value in torch.aminmax(values))
+        low, high = (float(value) for value in extremes(values))
         largest = max(abs(low), abs(high))
         bad = not math.isfinite(low) or not math.isfinite(high)
         zeros = 1.0 - int(values.count_nonzero()) / values.numel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ampscope.capture.tracing.statistics import stats
+from ampscope.capture.tracing.statistics.tensor_values import numbers
 
 #: Rows that are named; of more, only the first.
 MOST_ROWS = 16
@@ -12,8 +13,9 @@ MOST_ROWS = 16
 
 def bad_rows(tensor: Tensor) -> list[int]:
     """Where along its first dimension ``tensor`` is not finite, at most `MOST_ROWS` indices; waits for the device."""
-    if tensor.dim() == 0 or not stats.measurable(tensor):
+    if tensor.dim() == 0 or not stats.can_be_bad(tensor) or not stats.measurable(tensor):
         return []
-    bad = ~tensor.detach().isfinite().flatten(1).all(1) if tensor.dim() > 1 else ~tensor.detach().isfinite()
+    elements = (tensor if tensor.is_complex() else numbers(tensor)).detach().isfinite()
+    bad = ~elements.flatten(1).all(1) if tensor.dim() > 1 else ~elements
     found: list[int] = bad.nonzero().flatten()[:MOST_ROWS].tolist()
     return found

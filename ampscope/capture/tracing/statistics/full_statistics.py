@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ampscope.capture.torch_support.dtypes import torch_dtype
 from ampscope.capture.tracing.statistics.exponent_histogram import Histogram, histograms
-from ampscope.capture.tracing.statistics.stats import MEASURED
+from ampscope.capture.tracing.statistics.tensor_values import numbers
 from ampscope.trace.dtypes import FINFO, FloatInfo
 from ampscope.trace.schema import Statistics
 
@@ -29,7 +29,6 @@ class _Bits(NamedTuple):
     integer: torch.dtype
     largest: int  #: all bits but the sign
     infinity: int
-    smallest: int  #: base-2 exponent of the smallest normal number
 
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -38,17 +37,20 @@ _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 def _bits(info: FloatInfo) -> _Bits:
     integer = _INTEGERS[info.bytes]
     infinity = (info.top - info.normal + 1) << info.mantissa_bits  # all exponent bits set
-    return _Bits(integer, torch.iinfo(integer).max, infinity, info.normal)
+    return _Bits(integer, torch.iinfo(integer).max, infinity)
 
 
-_LAYOUTS = {torch_dtype(name): _bits(info) for name, info in FINFO.items() if torch_dtype(name) in MEASURED}
+_LAYOUTS = {torch_dtype(name): _bits(info) for name, info in FINFO.items() if info.bytes in _INTEGERS}
+#: Base-2 exponent of the smallest normal number of each dtype that has any.
+_NORMAL = {torch_dtype(name): info.normal for name, info in FINFO.items()}
 
 
 class Census:
     """Measures one tensor after another, and has their statistics when it has seen all.
 
     Min, max and the counts of non-finite elements are exact. Zeros, subnormals and the exponent histogram come from
-    at most `SAMPLE` evenly spaced elements, scaled up to the tensor's size. Keeps a sample of each, no tensor.
+    at most `SAMPLE` evenly spaced elements, scaled up to the tensor's size. Keeps a sample of each, no tensor. Of
+    complex numbers, extremes and the histogram are of their parts; elements are counted whole, and zeros exactly.
     """
 
     def __init__(self) -> None:
@@ -60,21 +62,24 @@ class Census:
     def measure(self, tensor: Tensor) -> int:
         """Looks at ``tensor`` and returns its number; waits for the device once."""
         tensor = tensor.detach()
+        values = numbers(tensor)
         number = len(self._extremes)
-        self._extremes.append(self._look(tensor))
-        wide = torch.float64 if tensor.dtype is torch.float64 else torch.float32
-        key = (tensor.device, wide)
+        seen = self._look(values)
+        self._extremes.append(_of_complex(tensor, seen) if tensor.is_complex() else seen)
+        wide = torch.float64 if values.dtype is torch.float64 else torch.float32
+        key = (values.device, wide)
         arena = self._arenas.get(key) or self._arenas.setdefault(key, _Arena(*key))
         if arena.full:
             self._shapes |= arena.empty()
-        arena.add(number, tensor)
+        normal = _NORMAL.get(tensor.dtype, _NORMAL.get(values.dtype, _NORMAL[wide]))
+        arena.add(number, values, size=tensor.numel(), normal=normal)
         return number
 
     def read(self) -> list[Statistics]:
         """The statistics of every tensor measured, in order."""
         for arena in self._arenas.values():
             self._shapes |= arena.empty()
-        return [seen._replace(**self._shapes[number]._asdict()) for number, seen in enumerate(self._extremes)]
+        return [_together(seen, self._shapes[number]) for number, seen in enumerate(self._extremes)]
 
     def _look(self, tensor: Tensor) -> Statistics:
         """What is exact: the extremes, the counts of what is not finite, the largest finite magnitude."""
@@ -83,10 +88,26 @@ class Census:
             with torch.inference_mode(mode=False):  # else nothing could be written outside of that mode later
                 self._pairs[key] = torch.empty(2, device=tensor.device, dtype=tensor.dtype)
         torch.aminmax(tensor, out=self._pairs[key].unbind())
-        low, high = self._pairs[key].tolist()
+        low, high = map(float, self._pairs[key].tolist())
         if math.isfinite(low) and math.isfinite(high):
             return Statistics(low, high, 0, 0, 0, max_finite=max(abs(low), abs(high)))
         return _look_through(tensor, low, high)
+
+
+def _of_complex(tensor: Tensor, parts: Statistics) -> Statistics:
+    """What was seen of the parts of complex numbers, with elements counted: NaN counts before infinities."""
+    seen = parts._replace(zeros=tensor.numel() - int(tensor.count_nonzero()))
+    if seen.finite:
+        return seen
+    sides, nan = torch.view_as_real(tensor.resolve_conj()), tensor.isnan()
+    positive, negative = (int(((sides == end).any(-1) & ~nan).sum()) for end in (math.inf, -math.inf))
+    return seen._replace(nan=int(nan.sum()), posinf=positive, neginf=negative)
+
+
+def _together(seen: Statistics, sampled: Histogram) -> Statistics:
+    """What is exact of a tensor, and what its sample tells besides."""
+    zeros = sampled.zeros if seen.zeros is None else seen.zeros
+    return seen._replace(**sampled._replace(zeros=zeros)._asdict())
 
 
 def _look_through(tensor: Tensor, low: float, high: float) -> Statistics:
@@ -95,7 +116,7 @@ def _look_through(tensor: Tensor, low: float, high: float) -> Statistics:
     Bits without the sign, moved up until infinity wraps around to the lowest integer, leave every finite magnitude at
     or above zero, in order, and put NaN below.
     """
-    integer, largest, infinity, _ = _LAYOUTS[tensor.dtype]
+    integer, largest, infinity = _LAYOUTS[tensor.dtype]
     shift, sign_only = largest - infinity + 1, torch.iinfo(integer).bits - 1
     tensor = tensor.resolve_neg()
     bad, top, infinite = 0, -1, False
@@ -127,16 +148,23 @@ class _Arena:
         """Whether another sample may not fit."""
         return self._used > _ARENA - SAMPLE or len(self._numbers) == _SEGMENTS
 
-    def add(self, number: int, tensor: Tensor) -> None:
-        """Takes a sample of a tensor."""
+    def add(self, number: int, tensor: Tensor, *, size: int, normal: int) -> None:
+        """Takes a sample of the numbers of a tensor, which has ``size`` elements.
+
+        Args:
+            number: The tensor's.
+            tensor: Its numbers.
+            size: How many elements they are of.
+            normal: The base-2 exponent of the smallest normal number of its dtype.
+        """
         sample = _sample(tensor)
         length = sample.numel()
         self._values[self._used : self._used + length].copy_(sample)
         self._used += length
         self._numbers.append(number)
         self._lengths.append(length)
-        self._weights.append(tensor.numel() / length)
-        self._smallest.append(_LAYOUTS[tensor.dtype].smallest)
+        self._weights.append(size / length)
+        self._smallest.append(normal)
 
     def empty(self) -> dict[int, Histogram]:
         """The histograms of all there is, by number; waits for the device."""

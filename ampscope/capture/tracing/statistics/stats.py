@@ -7,29 +7,62 @@ import math
 import torch
 from torch import Tensor
 
-from ampscope.capture.torch_support.dtypes import torch_dtype
 from ampscope.capture.torch_support.local_shards import has_arrived, local
+from ampscope.capture.tracing.statistics.tensor_values import MEASURED, numbers, stored
 from ampscope.trace.dtypes import FINFO
 from ampscope.trace.schema import Statistics
 
-#: Dtypes whose values are looked at; torch cannot yet take the minimum of an 8-bit float.
-MEASURED = frozenset(torch_dtype(name) for name, info in FINFO.items() if info.bytes > 1)
+#: Largest finite magnitude that a trace can say.
+LARGEST = FINFO["float32"].max
 _CHUNK = 128
 
 
 def measurable(tensor: Tensor) -> bool:
-    """Whether a tensor has floating values that can be looked at."""
+    """Whether a tensor has values that can be looked at; of a sparse or nested one, ask for what is `stored`."""
     dense = tensor.layout is torch.strided and not tensor.is_meta and has_arrived(tensor)
-    return dense and tensor.dtype in MEASURED and tensor.numel() > 0
+    return dense and tensor.dtype in MEASURED and tensor.numel() > 0 and not tensor.is_nested
+
+
+def can_be_bad(tensor: Tensor) -> bool:
+    """Whether a tensor's dtype has values that are not finite."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def may_turn_bad(tensor: Tensor) -> bool:
+    """Whether a tensor has values that can be looked at and may not be finite."""
+    return can_be_bad(tensor) and measurable(tensor)
+
+
+def extremes(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """The least and the greatest number in a measurable tensor, NaN in both if any is NaN; no wait.
+
+    Of complex numbers, those of the real and imaginary parts together.
+    """
+    low, high = torch.aminmax(numbers(tensor.detach()))
+    return low, high
 
 
 def finite(tensor: Tensor) -> bool:
     """Whether every element that lies on this rank is finite; waits for the device."""
-    values = tensor._values() if tensor.layout is torch.sparse_coo else local(tensor)
+    values = stored(local(tensor))
+    if not can_be_bad(values):
+        return True
     if measurable(values):  # the extremes show it, ten times faster on a CPU than a look at each element
-        low, high = torch.stack(torch.aminmax(values.detach())).tolist()
+        low, high = torch.stack(extremes(values)).tolist()
         return math.isfinite(low) and math.isfinite(high)
-    return not values.is_floating_point() or not has_arrived(values) or bool(values.isfinite().all())
+    return not has_arrived(values) or values.is_meta or bool(values.isfinite().all())
+
+
+def recorded(seen: Statistics) -> Statistics:
+    """What was measured, as a trace keeps it: in float32, where a finite number stays finite, however large."""
+    if seen.min is None or seen.max is None or not (seen.min < -LARGEST or seen.max > LARGEST):
+        return seen
+    low, high, most = map(_within, (seen.min, seen.max, seen.max_finite))
+    return seen._replace(min=low, max=high, max_finite=most)
+
+
+def _within(value: float | None) -> float | None:
+    return math.copysign(LARGEST, value) if value is not None and LARGEST < abs(value) < math.inf else value
 
 
 class Slots:
@@ -42,12 +75,13 @@ class Slots:
         self._counts: dict[tuple[torch.device, torch.dtype], int] = {}
 
     def measure(self, tensor: Tensor) -> int:
-        """Writes the NaN-propagating min and max of ``tensor`` into the next slot and returns its number."""
-        key = (tensor.device, tensor.dtype)
+        """Writes the NaN-propagating min and max of a measurable tensor into the next slot and returns its number."""
+        values = numbers(tensor.detach() if tensor.requires_grad else tensor)
+        key = (values.device, values.dtype)
         free = self._free.get(key)
         if not free:
             free = self._grow(key)
-        torch.aminmax(tensor.detach() if tensor.requires_grad else tensor, out=free.pop())
+        torch.aminmax(values, out=free.pop())
         count = self._counts.get(key, 0)
         self._counts[key] = count + 1
         self._used.append((key, count))

@@ -90,6 +90,25 @@ ALONE = [
     # a constant that is infinite on purpose
     Alone("masked_fill.Scalar", (FINE,), MASKED, Cause.UNKNOWN, {"value": -INF}),
     Alone("mul.Tensor", (POSITIVE,), NOTANUMBER, Cause.UNKNOWN, {"other": -INF}, dtype=FULL),
+    # complex numbers: those below zero have a root and a logarithm, and one is zero if both parts are
+    Alone("mul.Tensor", ((-1e30, 1e30), (-1e30, 1e30)), NOTANUMBER, Cause.DIVERGENCE, dtype="complex64"),
+    Alone("mul.Tensor", ((-300.0, 300.0), (-300.0, 300.0)), NOTANUMBER, Cause.FP16_OVERFLOW, dtype="complex32"),
+    Alone("div.Tensor", (FINE, ZERO), NOTANUMBER, Cause.DIV_ZERO, dtype="complex64"),
+    Alone("div.Tensor", (FINE, POSITIVE), NOTANUMBER, Cause.UNKNOWN, dtype="complex64"),
+    Alone("abs", ((0.0, 65000.0),), (0.0, INF), Cause.FP16_OVERFLOW, dtype="complex32"),
+    # what solves a matrix
+    Alone("linalg_inv_ex", (FINE,), NOTANUMBER, Cause.UNKNOWN, dtype=FULL),
+    Alone("linalg_vector_norm", ((0.0, 1e30),), (INF, INF), Cause.DIVERGENCE, dtype=FULL),
+    # 0/0 of a large operand, none of whose zeros were in the sample; more than a trace can say
+    Alone("div.Tensor", (FINE, FINE), NOTANUMBER, Cause.DIV_ZERO, dtype=FULL),
+    Alone("mul.Tensor", ((0.0, 3.4028234663852886e38),) * 2, (0.0, INF), Cause.DIVERGENCE, dtype="float64"),
+    # an 8-bit dtype has NaN for what is too large
+    Alone("_to_copy", ((0.0, 1e4),), NOTANUMBER, Cause.UNKNOWN, dtype="float8_e4m3fn"),
+    # an operand that was not measured
+    Alone("mul.Tensor", (FINE, (None, None)), NOTANUMBER, Cause.UNKNOWN, dtype=FULL),
+    Alone("log", ((None, None),), MASKED, Cause.UNKNOWN),
+    Alone("where.self", (FINE, (None, None)), NOTANUMBER, Cause.UNKNOWN),
+    Alone("mul.Tensor", ((None, None),), (-INF, 0.0), Cause.LITERAL_OVERFLOW, {"other": -1e9}),
     # an op on integers or in a dtype nobody knows
     Alone("some_new_op", (FINE,), NOTANUMBER, Cause.UNKNOWN, dtype="float8_e4m3fn"),
 ]
@@ -463,3 +482,16 @@ def test_a_cast_that_autocast_inserted_overflows_as_well() -> None:
     x = step.entry(dtype=FULL, out=(0.0, 1e5))
     step.loss(step.op("_to_copy", x, out=(0.0, INF), cast=Cast.AUTOCAST))
     assert named(step) == (Cause.FP16_OVERFLOW, Phase.FORWARD, "aten._to_copy.default")
+
+
+def test_what_was_not_measured_is_named() -> None:
+    step = Step()
+    unknown = step.entry(out=(None, None), dtype="qint8")
+    step.loss(step.op("mul.Tensor", step.entry(dtype=FULL), unknown, out=NOTANUMBER, dtype=FULL))
+    graph = step.graph()
+    found = recognise(graph, origins(graph)[0])
+    said = explanation(found.cause, Occurrence(op="aten.mul.Tensor", reason=found.reason))
+    assert said == (
+        "mul made a non-finite value, and why cannot be told: its operand 1 (qint8 8x8) was not measured, for AMPscope "
+        "does not look into qint8."
+    )

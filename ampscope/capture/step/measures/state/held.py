@@ -14,6 +14,7 @@ from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.tracing.statistics import stats
+from ampscope.capture.tracing.statistics.tensor_values import numbers
 from ampscope.trace.schema import StateKind
 
 #: Elements from which a look by extremes is several times faster than by a norm, on a CPU.
@@ -75,7 +76,7 @@ class StateHistory:
 def weights(models: Models) -> Iterator[Held]:
     """The watched parameters with values that can be looked at; frozen ones are as whoever froze them wants them."""
     for name, parameter in models.parameters.values():
-        if parameter.requires_grad and stats.measurable(local(parameter)):
+        if parameter.requires_grad and stats.may_turn_bad(local(parameter)):
             yield Held(StateKind.WEIGHT, name, "", parameter)
 
 
@@ -89,14 +90,14 @@ def optimizer_state(optimizer: Optimizer, models: Models) -> Iterator[Held]:
         if known is None or not isinstance(state, dict):
             continue
         for key, value in state.items():
-            if isinstance(value, Tensor) and (value.dim() or not parameter.dim()) and stats.measurable(local(value)):
+            if isinstance(value, Tensor) and (value.dim() or not parameter.dim()) and stats.may_turn_bad(local(value)):
                 yield Held(StateKind.OPTIMIZER, str(key), known[0], value)
 
 
 def largest(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The largest magnitude of each tensor as a device scalar; not finite where any of its elements is not."""
     with torch.no_grad():
-        here = [local(tensor).detach() for tensor in tensors]
+        here = [numbers(local(tensor).detach()) for tensor in tensors]
         slow = [each.device.type == "cpu" and each.numel() >= _MANY for each in here]
         rest = [each for each, is_slow in zip(here, slow, strict=True) if not is_slow]
         norms = iter(torch._foreach_norm(rest, math.inf) if rest else ())

@@ -99,7 +99,7 @@ class WrittenState(StepObserver):
         self._look = _Look(step, self._look.step, list(changed), parcel)
 
     def _is_due(self, name: str, tensor: Tensor) -> bool:
-        if type(tensor) is not Tensor or not stats.measurable(tensor):
+        if type(tensor) is not Tensor or not stats.may_turn_bad(tensor):
             return False
         mark = (id(tensor), version_counter(tensor))
         small = tensor.numel() <= ALWAYS_MEASURED  # batch normalisation writes without counting
@@ -112,7 +112,7 @@ class WrittenState(StepObserver):
         found = []
         for module in self._models.modules:
             for key, buffer in module._buffers.items():
-                if buffer is not None and buffer.is_floating_point():
+                if buffer is not None and stats.can_be_bad(buffer):
                     name = ".".join(filter(None, (self._models.names[id(module)], key)))
                     found.append((name, module._buffers, key))
         return found
