@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.events.open_step import ScaleState, StepAttempt
+from ampscope.capture.torch_support.calls import transforms
 from ampscope.capture.torch_support.calls.call_state import Ambient
 from ampscope.capture.torch_support.user_line import Place
 
@@ -23,6 +26,45 @@ class StepStart(NamedTuple):
     ambient: Ambient  #: the loop's autocast and grad mode
 
 
+@dataclass(slots=True)
+class Through:
+    """What calls a watched module in the loop's place: a transform, or ``functional_call``."""
+
+    call: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    inputs: slice  #: of ``args``: what the model's own arguments are among
+    weights: dict[str, Tensor] | None = None  #: that take the place of the module's own; None for a transform
+    module: nn.Module | None = None  #: the watched module that was called, as soon as that is known
+    trains: bool = False  #: autograd follows that call
+    promising: bool = True  #: such calls have led to the model in training, or are new
+    reads: Callable[[Tensor], Tensor] | None = None  #: is shown what a transform reads from outside, and returns it
+
+    @property
+    def is_transform(self) -> bool:
+        """Whether the call is seen from outside only."""
+        return self.weights is None
+
+    @property
+    def user_function(self) -> Callable[..., Any]:
+        """The function that a transform was given."""
+        return transforms.innermost(self.args[0])
+
+    @property
+    def given(self) -> tuple[Any, ...]:
+        """What the loop gave as arguments, as far as they were given by position."""
+        return transforms.given(self.args, self.inputs)
+
+
+def may_train(through: Through | None) -> bool:
+    """Whether a call that is about to run can begin a step; transforms may follow gradients where the loop does not.
+
+    Args:
+        through: What calls a watched module in the loop's place, if anything does.
+    """
+    return through.promising if through is not None and through.is_transform else torch.is_grad_enabled()
+
+
 class ModuleCall(NamedTuple):
     """An outermost call of a watched module."""
 
@@ -31,6 +73,12 @@ class ModuleCall(NamedTuple):
     kwargs: Any
     ambient: Ambient  #: the loop's autocast and grad mode
     learning: bool  #: one of the first steps, in which is learned what forward does besides computing
+    through: Through | None = None  #: what calls it in the loop's place
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it is a transform that turned out to train nothing of the model's."""
+        return self.through is not None and self.through.is_transform and not self.through.trains
 
 
 class BackwardCall(NamedTuple):

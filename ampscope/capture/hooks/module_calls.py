@@ -12,8 +12,10 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from ampscope.capture.hooks import compiled_modules
+from ampscope.capture.events.calls import Through
+from ampscope.capture.hooks import compiled_modules, transform_calls
 from ampscope.capture.hooks.redirection import Redirections
+from ampscope.capture.hooks.transform_calls import Experience
 from ampscope.capture.torch_support import dynamo, instrumented, torch_private
 from ampscope.capture.torch_support.models import Models, is_optimized, unwrapped
 
@@ -24,8 +26,8 @@ LEARNING_STEPS = 2
 class CallListener(Protocol):
     """Who is told of the outermost calls of watched modules; what ``enter`` returns comes back at the call's end."""
 
-    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """A call begins."""
+    def enter(self, module: nn.Module, args: Any, kwargs: Any, through: Through | None = None) -> Any:
+        """A call begins; ``through`` what calls the module in the loop's place."""
 
     def leave(self, entry: Any, result: Any) -> None:
         """It has returned."""
@@ -119,6 +121,8 @@ class ModuleWatch:
         self._instrumented: dict[int, nn.Module] = {}
         self._hooks = _Learning()
         self._hooked: _Hooked | None = None
+        self._transform: Through | None = None  # that runs
+        self._experience = Experience()
         self._steps = 0
         self.was_called = False
         self.keeps: object = None
@@ -131,6 +135,7 @@ class ModuleWatch:
             else:
                 self._instrument(root)
         compiled_modules.join(self)
+        transform_calls.join(self)
         if not self._models.compiled:
             self._hooks.install(self._before, self._after)
 
@@ -138,6 +143,7 @@ class ModuleWatch:
         """Gives every module its own class back."""
         self._stop_learning()
         compiled_modules.leave(self)
+        transform_calls.leave(self)
         for root in filter(is_optimized, self._models.roots):
             dynamo.tie(root, None)
         for module in self._instrumented.values():
@@ -156,6 +162,8 @@ class ModuleWatch:
 
     def called(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """An instrumented module was called."""
+        if self._transform is not None:
+            self._called_inside(module)
         outermost = id(module) in self._instrumented and self._is_outermost()
         if not outermost or self._redirections.is_redirected(module):
             return forward(*args, **kwargs)
@@ -173,11 +181,46 @@ class ModuleWatch:
             return call(*args, **kwargs)
         return self._outermost(inner, call, args, kwargs)
 
-    def _outermost(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def transformed(self, through: Through, proceed: Callable[[], Any]) -> Any:
+        """A transform of torch.func runs; it counts as a call of the first model until it calls another module."""
+        if not self._is_outermost():
+            return proceed()
+        self._transform, called = through, self.was_called
+        through.promising = self._experience.promises(through)
+        try:
+            reading = transform_calls.reading(through, proceed)
+            return self._outermost(unwrapped(self._models.roots[0]), reading, (), {}, through)
+        finally:
+            self._transform = None
+            self.was_called = called or through.module is not None
+            self._experience.learn(through)
+
+    def _called_inside(self, module: nn.Module) -> None:
+        """A module is called inside a transform."""
+        through = self._transform
+        if through is not None and id(module) in self._models.names and self._in_thread():
+            if through.module is None:
+                through.module = module
+                self._instrument(module)
+            through.trains |= torch.is_grad_enabled()
+
+    def lends(self, module: nn.Module, through: Through, proceed: Callable[[], Any]) -> Any:
+        """A module is called with other weights than its own."""
+        inner = unwrapped(module)
+        if id(inner) not in self._models.names or not self._is_outermost():
+            return proceed()
+        return self._outermost(inner, proceed, (), {}, through)
+
+    def _outermost(
+        self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any, through: Through | None = None
+    ) -> Any:
         self.was_called = True
         if self._hooks.installed and self._models.compiled:
             self._stop_learning()  # now: torch compiles again when the number of hooks on all modules changes
-        entry = self._caller.enter(module, args, kwargs)
+        if through is not None:
+            entry = self._caller.enter(module, through.given, {}, through)
+        else:
+            entry = self._caller.enter(module, args, kwargs)
         self._depth += 1
         try:
             result = forward(*args, **kwargs)
@@ -220,7 +263,11 @@ class ModuleWatch:
             self._caller.lost(hooked.entry)
 
     def _before(self, module: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling() or dynamo.in_use() or torch_private.in_functorch():
+        if torch.compiler.is_compiling() or dynamo.in_use():
+            return
+        if self._transform is not None:
+            self._called_inside(module)
+        if torch_private.in_functorch():
             return
         known = id(module) in self._models.names and not isinstance(module, torch.jit.ScriptModule)
         if self._depth or not known or id(module) in self._instrumented or not self._in_thread():

@@ -24,6 +24,11 @@ def compared(player: Player, real: Symptom, step: TapedStep, *, after_good_step:
     """
     differences = list(dict.fromkeys(player.differences))
     reduction = step.reduction() if real.gradients else None
+    if real and player.finite and step.ran_through():
+        reason = (
+            "a model was called through torch.func, and run again on what is known of its inputs it came out finite"
+        )
+        return ReplayResult(ReplayStatus.UNAVAILABLE, "; ".join([reason, *differences]))
     if real and player.finite:
         left = step.had_gradients and not (reduction is not None and after_good_step)
         return _not_the_same(player, real, differences, late=step.late) or _came_out_finite(

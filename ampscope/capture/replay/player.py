@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from itertools import groupby
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ampscope.capture.hooks import compiled_modules
+from ampscope.capture.hooks.transform_calls import Exchange, exchanging
 from ampscope.capture.replay.changes import ReplayChange
 from ampscope.capture.replay.handing_back import HandingBack
 from ampscope.capture.replay.state.unlisted_modules import left_as_found
@@ -20,6 +22,7 @@ from ampscope.capture.replay.tape import framework_flags
 from ampscope.capture.replay.tape.call_tape import in_place_results
 from ampscope.capture.replay.tape.entry import EarlierResult, Entry, EntryKind, OutsideTensor
 from ampscope.capture.replay.tape.fingerprints import alike, fingerprint
+from ampscope.capture.replay.tape.functional import call_inputs
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.torch_support import tensor_tree, torch_private
 from ampscope.capture.torch_support.calls import call_state
@@ -146,17 +149,35 @@ class Player:
             if entry.kind is EntryKind.BACKWARD:
                 self._backward(entry, args, kwargs)
                 return
-            self._name_inputs(entry, args, kwargs)
-            result = call_user(self._callable(entry), args, kwargs)
+            for tensor, node, name in call_inputs.names(entry, args, kwargs, self._models):
+                self._tracer.name_entry(tensor, node, name)
+            with self._read_by(entry):
+                result = call_user(self._callable(entry), args, kwargs)
         if entry.kind is EntryKind.MODULE:
             self._compare(entry, result)
         left = in_place_results(args, kwargs, result) if entry.in_place else tensor_tree.tensors(result)
         self._results[index] = list(left)
 
     def _callable(self, entry: Entry) -> Callable[..., Any]:
+        if entry.through is not None:
+            return entry.through.call
         if isinstance(entry.call, nn.Module):
             return unwrapped(entry.call)
         return entry.call if entry.in_place else self._change.function(entry.call)
+
+    def _read_by(self, entry: Entry) -> AbstractContextManager[None]:
+        """Gives a transform the tensors of this replay for those that it read in the real step."""
+        if entry.through is None or entry.through.lends:
+            return contextlib.nullcontext()
+        reads = entry.through.reads
+
+        def given(tensor: Tensor) -> Tensor:
+            known = reads.get(id(tensor))
+            if known is not None:
+                return self._tensor_of(known)
+            return self._substitutes.of(tensor) if id(tensor) in self._models.parameters else tensor
+
+        return exchanging(Exchange(given, again=True))
 
     def _rescaled(self, value: Any) -> Any:
         """The loss scale among the operands of its multiplication, changed."""
@@ -205,11 +226,6 @@ class Player:
         for module, name, buffer in self._substitutes.buffers():
             self._tracer.name_entry(buffer, Node.BUFFER, ".".join(filter(None, (module, name))))
 
-    def _name_inputs(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        what = "" if entry.kind is EntryKind.MODULE else f"{getattr(entry.call, '__name__', 'a function')} "
-        for name, tensor in named_inputs(args, kwargs):
-            self._tracer.name_entry(tensor, Node.INPUT, what + name)
-
     def _mark_sinks(self) -> None:
         for loss in self.losses:
             self._tracer.sink(loss, Node.LOSS, "loss")
@@ -249,15 +265,3 @@ def _eager() -> Iterator[None]:
 def call_user(call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Calls the user's code; the search for a user's line ends at this frame."""
     return call(*args, **kwargs)
-
-
-def named_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors a module was called with, named as the user would: ``args[0]``, ``input_ids``."""
-    for index, value in enumerate(args):
-        found = list(tensor_tree.tensors(value))
-        for part, tensor in enumerate(found):
-            yield f"args[{index}]" if len(found) == 1 else f"args[{index}][{part}]", tensor
-    for name, value in kwargs.items():
-        found = list(tensor_tree.tensors(value))
-        for part, tensor in enumerate(found):
-            yield name if len(found) == 1 else f"{name}[{part}]", tensor

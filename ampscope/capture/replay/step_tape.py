@@ -13,8 +13,9 @@ from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.hooks import process_hooks
 from ampscope.capture.replay.state.state_snapshot import StateSnapshot
 from ampscope.capture.replay.tape.call_tape import Tape
-from ampscope.capture.replay.tape.entry import Entry
+from ampscope.capture.replay.tape.entry import CalledThrough, Entry, EntryKind
 from ampscope.capture.replay.tape.evaluation import MOST_CALLS, Evaluation
+from ampscope.capture.replay.tape.functional import outside_reads
 from ampscope.capture.replay.tape.received_values import ReceivedValues
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.replay.tape.weight_writes import WeightWrites
@@ -141,14 +142,18 @@ class StepTape(StepObserver):
         if not self._evaluation.takes_call():
             self._tape.clear()
             self._tape.obstacle = f"more than {MOST_CALLS} calls or micro-batches came without an optimizer step"
+        through = call.through
         entry = self._tape.module_call(
             module,
-            call.args,
-            call.kwargs,
+            through.args if through is not None else call.args,
+            through.kwargs if through is not None else call.kwargs,
             ambient=call.ambient,
             place=user_place() or NOWHERE,
             host_random=learning or self._draws_on_host,
         )
+        if through is not None:
+            entry.through = CalledThrough(through.call, through.inputs, lends=not through.is_transform)
+            through.reads = outside_reads.reader(self._tape, entry.through.reads) if through.is_transform else None
         entry.versions = self._models.versions(module)
         wrapper = wrapper_of(module)
         entry.synchronised_by = synchronising(wrapper)
@@ -165,6 +170,8 @@ class StepTape(StepObserver):
         self.received.end()
         if entry is None:
             return
+        if call.is_foreign:
+            entry.kind = EntryKind.FUNCTION  # of the loop's own
         self._tape.returned(entry, result)
         self.half_forward |= any(tensor.dtype is torch.float16 for tensor in tensor_tree.tensors(result))
         if self._weights_at_entry is not None:
@@ -186,6 +193,10 @@ class StepTape(StepObserver):
     def is_empty(self) -> bool:
         """Whether the present step has nothing on the tape."""
         return self._tape.end <= self._evaluation.since and not self._evaluation.earlier
+
+    def holds_nothing_but(self, call: ModuleCall) -> bool:
+        """Whether the present step has nothing on the tape but the latest call."""
+        return self._tape.end - 1 <= self._evaluation.since and not self._evaluation.earlier
 
     def scaler_call_ended(self, call: ScalerCall) -> None:
         """Marks what multiplied a loss with the loss scale."""

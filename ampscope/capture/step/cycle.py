@@ -6,6 +6,11 @@ import contextlib
 from collections.abc import Iterator
 from enum import Enum, auto
 
+#: Attempts until which another optimizer is expected to show up.
+FIRST_TURNS = 4
+#: Steps in which is learned what forward does besides computing: change weights, draw from Python's generators.
+LEARNED_STEPS = 2
+
 
 class State(Enum):
     """Where a step is."""
@@ -64,6 +69,16 @@ class StepCycle:
     def is_open(self) -> bool:
         """Whether a watched forward has begun a step that no optimizer has ended."""
         return self._state is not State.IDLE
+
+    @property
+    def is_learning(self) -> bool:
+        """Whether this is one of the first steps, in which is learned what forward does besides computing."""
+        return self.attempts < LEARNED_STEPS
+
+    @property
+    def is_early(self) -> bool:
+        """Whether another optimizer is still expected to show up."""
+        return self.attempts < FIRST_TURNS
 
     @property
     def is_busy(self) -> bool:

@@ -8,7 +8,7 @@ from ampscope.capture.events.calls import BackwardCall, ModuleCall, StepStart
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.events.open_step import StepAttempt
 from ampscope.capture.record.run_recorder import Recorder
-from ampscope.capture.replay import player
+from ampscope.capture.replay.tape.functional.call_inputs import named_inputs
 from ampscope.capture.step.measures import gradients
 from ampscope.capture.torch_support.calls.backward_call import creates_graph
 from ampscope.capture.torch_support.dtypes import HALF
@@ -75,7 +75,7 @@ class LiveTrace(StepObserver):
     def call_began(self, call: ModuleCall) -> None:
         """Names the inputs of a watched module."""
         if self._tracer is not None:
-            for name, tensor in player.named_inputs(call.args, call.kwargs):
+            for name, tensor in named_inputs(call.args, call.kwargs):
                 self._tracer.name_entry(tensor, Node.INPUT, name)
 
     def call_lost(self, call: ModuleCall) -> None:

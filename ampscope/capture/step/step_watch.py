@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from ampscope.capture.events import calls
 from ampscope.capture.events.calls import BackwardCall, JoinedScaler, ModuleCall, ScalerCall, ScalerMethod, StepStart
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.events.open_step import OpenStep, ScaleState
@@ -28,10 +28,6 @@ from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.readback import Readback
 
-#: Attempts until which another optimizer is expected to show up.
-FIRST_TURNS = 4
-#: Steps in which is learned what forward does besides computing: change weights, draw from Python's generators.
-LEARNED_STEPS = 2
 #: Calls of a scaler that come when the gradients of a step are complete.
 _AFTER_BACKWARD = frozenset({ScalerMethod.UNSCALE, ScalerMethod.STEP})
 
@@ -83,25 +79,29 @@ class StepWatch:
 
     # -- forward: see `module_calls.CallListener` ---------------------------------------------------------------
 
-    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> ModuleCall | None:
+    def enter(
+        self, module: nn.Module, args: Any, kwargs: Any, through: calls.Through | None = None
+    ) -> ModuleCall | None:
         """An outermost call of a watched module begins; returns None where it is no part of a step."""
         self._live.sweep()
-        if self._is_busy() or not (torch.is_grad_enabled() or self._cycle.is_open):
+        if self._is_busy() or not (calls.may_train(through) or self._cycle.is_open):
             return None
         with self._own:
             if not self._cycle.is_open:
                 self._begin()
             self._tape.stop()
             self._cycle.on(Moment.CALLS)
-            learning = self._cycle.attempts < LEARNED_STEPS
-            call = ModuleCall(module, args, kwargs, self._own.ambient, learning)
+            learning = self._cycle.is_learning
+            call = ModuleCall(module, args, kwargs, self._own.ambient, learning, through)
             if not self._tape.broken:
                 self._observers.tell(StepObserver.call_began, call)
             return None if self._tape.broken else call
 
     def leave(self, call: ModuleCall | None, result: Any) -> None:
         """The call has returned."""
-        if call is not None:
+        if call is not None and call.is_foreign and self._tape.holds_nothing_but(call):
+            self.lost(call)
+        elif call is not None:
             self._observers.tell(StepObserver.call_ended, call, result)
             self._tape.listen()
 
@@ -120,7 +120,7 @@ class StepWatch:
             self.readback.poll()
             self._recorder.catch_up()
             self._endings.on_device.decide(wait=False)
-            learning = self._cycle.attempts < LEARNED_STEPS
+            learning = self._cycle.is_learning
             if (learning or not self._models.is_current()) and self._models.refresh():
                 self._recorder.describe_parameters()
                 self.optimizers.look_again()
@@ -128,7 +128,7 @@ class StepWatch:
         self._step = OpenStep(time.perf_counter())
         self._cycle.on(Moment.BEGINS)
         number = self._cycle.attempts
-        turns = max(len(self.optimizers), 2 if number < FIRST_TURNS else 1)
+        turns = max(len(self.optimizers), 2 if self._cycle.is_early else 1)
         start = StepStart(number, turns, self._endings.on_device.pending, self._own.ambient)
         self._observers.tell(StepObserver.step_began, start)
 
@@ -174,7 +174,7 @@ class StepWatch:
     def _backward_began(self, args: Any, kwargs: Any) -> None:
         with self._own, self._guard:
             roots = backward_roots(args, kwargs)
-            several = len(self.optimizers) > 1 or self._cycle.attempts < LEARNED_STEPS
+            several = len(self.optimizers) > 1 or self._cycle.is_learning
             backward = BackwardCall(args, kwargs, roots, self._own.ambient, several)
             self._observers.tell(StepObserver.backward_began, backward)
             self._step.backward(roots)

@@ -236,12 +236,12 @@ class Tape:
         overwrites: bool = False,
     ) -> Arguments:
         def refer(tensor: Tensor) -> TensorReference:
-            earlier = self._earlier_result(tensor, overwrites=overwrites)
+            earlier = self.earlier_result(tensor, overwrites=overwrites)
             return earlier or self._outside.refer(tensor, (originals or {}).get(id(tensor)))
 
         return Arguments.of(args, kwargs, refer)
 
-    def _earlier_result(self, tensor: Tensor, *, overwrites: bool) -> EarlierResult | None:
+    def earlier_result(self, tensor: Tensor, *, overwrites: bool) -> EarlierResult | None:
         """The entry that returned an argument; None where what it returned is not what the call got."""
         known = self._results.find(tensor)
         if known is None:

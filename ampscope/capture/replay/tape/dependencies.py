@@ -28,7 +28,7 @@ def needed(entries: Sequence[Entry], start: int, since: int) -> list[int]:
     wanted = set(front)
     while front:
         number = front.pop()
-        read = [result.entry for result in entries[number - start].arguments.earlier]
+        read = [result.entry for result in entries[number - start].earlier]
         for other in (*read, *writers.get(number, ())):
             if other not in wanted and other >= start:
                 wanted.add(other)

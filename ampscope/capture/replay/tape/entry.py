@@ -95,6 +95,16 @@ class CallState:
 
 
 @dataclass(slots=True)
+class CalledThrough:
+    """What calls a module in the loop's place: a transform of torch.func, or ``functional_call``."""
+
+    call: Callable[..., Any]
+    inputs: slice  #: of the positional arguments: what the loop gave is among them
+    lends: bool  #: the second argument holds weights that take the place of the module's own
+    reads: dict[int, EarlierResult] = field(default_factory=dict)  #: besides the arguments, by ``id`` in the real step
+
+
+@dataclass(slots=True)
 class Entry:
     """One call."""
 
@@ -110,6 +120,7 @@ class Entry:
     scales: bool = False  #: it multiplies a loss with the loss scale
     received: list[Reception] = field(default_factory=list)  #: what its collectives brought, in order
     overwritten: list[tuple[Tensor, Tensor]] = field(default_factory=list)  #: buffers, and what another rank gave them
+    through: CalledThrough | None = None  #: what calls the module in the loop's place, with ``arguments``
     synchronised_by: nn.Module | None = None  #: the wrapper that reduces the gradients of a module's call across ranks
 
     @property
@@ -117,6 +128,11 @@ class Entry:
         """The module that a MODULE entry calls."""
         assert isinstance(self.call, nn.Module)
         return self.call
+
+    @property
+    def earlier(self) -> list[EarlierResult]:
+        """What earlier entries returned and this one reads."""
+        return [*self.arguments.earlier, *(self.through.reads.values() if self.through is not None else ())]
 
     @property
     def is_training_call(self) -> bool:

@@ -29,6 +29,10 @@ class TapedStep(NamedTuple):
         numbers = dependencies.needed(self.tape.entries, self.tape.start, self.since)
         return [(number, self.tape[number]) for number in numbers]
 
+    def ran_through(self) -> bool:
+        """Whether torch.func called a model in the loop's place, whose function may have read what no tape holds."""
+        return any(entry.through is not None for _, entry in self.entries())
+
     def has_received(self) -> bool:
         """Whether what other ranks sent takes part in it, which a replay has only as it was."""
         return any(entry.received for _, entry in self.entries())

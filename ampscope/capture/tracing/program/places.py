@@ -15,6 +15,9 @@ from ampscope.capture.tracing.sites import Sites
 #: Frames below which code that runs in backward has no line of its own.
 _BACKWARD = (process_hooks.backward_frame, Tensor.backward.__code__)
 
+#: Autograd nodes that one op makes, at most: one for each level of transforms of torch.func.
+MOST_NODES = 8
+
 
 class Places:
     """The user's lines, and the forward op that made each autograd node.
@@ -31,6 +34,7 @@ class Places:
         self._stops_in_backward = (*stops, *_BACKWARD)
         self._forward_of: dict[int, int] = {}  # autograd sequence number -> site of the forward op
         self._last_number = -1
+        self._made = range(0)  # the numbers of the nodes that were made last
 
     def now(self) -> Place:
         """The line of a torch function that is being called."""
@@ -50,13 +54,15 @@ class Places:
 
     def made_node(self) -> bool:
         """Whether an autograd node was made since this was last asked."""
-        number = torch_private.next_sequence_number() - 1
-        made, self._last_number = number != self._last_number, number
-        return made
+        number = torch_private.next_sequence_number()
+        before = max(self._last_number, number - MOST_NODES) if self._last_number >= 0 else number - 1
+        self._made, self._last_number = range(before, number), number
+        return bool(self._made)
 
     def link(self, site: int) -> None:
-        """The node that was made last is that of the op at ``site``."""
-        self._forward_of[self._last_number] = site
+        """The nodes that were made last are those of the op at ``site``: one for each transform that it runs in."""
+        for number in self._made:
+            self._forward_of[number] = site
 
     def clear(self) -> None:
         """Forgets which op made which node."""

@@ -20,7 +20,8 @@ _CHUNK = 128
 def measurable(tensor: Tensor) -> bool:
     """Whether a tensor has values that can be looked at; of a sparse or nested one, ask for what is `stored`."""
     dense = tensor.layout is torch.strided and not tensor.is_meta and has_arrived(tensor)
-    return dense and tensor.dtype in MEASURED and tensor.numel() > 0 and not tensor.is_nested
+    has_memory = not tensor.is_nested and not tensor._is_zerotensor()  # autograd makes zeros without any
+    return dense and tensor.dtype in MEASURED and tensor.numel() > 0 and has_memory
 
 
 def can_be_bad(tensor: Tensor) -> bool:

@@ -1,0 +1,247 @@
+"""What AMPscope hears of ``torch.func`` while a scope is open: transforms, and calls of modules with other weights.
+
+A transform (``vmap``, ``grad``, ``jacrev``) calls a model with tensors that stand for others, where nothing can be
+noted. So it is noted from outside, as one call, together with the tensors that it reads besides its arguments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import wraps
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from ampscope.capture.events.calls import Through
+from ampscope.capture.hooks.listeners import Listeners
+from ampscope.capture.torch_support import tensor_tree, torch_private
+from ampscope.capture.torch_support.calls import transforms
+from ampscope.capture.torch_support.calls.transforms import Transform
+
+#: Times that a function is transformed without a call of a watched model before it begins no more steps.
+TRIES = 2
+
+
+class Exchange(NamedTuple):
+    """What is done with the tensors that a transform reads from outside."""
+
+    of: Callable[[Tensor], Tensor]
+    again: bool  #: the transform is being run again, on other tensors
+
+
+class Experience:
+    """Which functions called a watched model in training when they were transformed; the others begin no step."""
+
+    def __init__(self) -> None:
+        self._in_vain: dict[int, tuple[Any, int]] = {}  # by ``id``: the code, which keeps it, and how often
+
+    def promises(self, through: Through) -> bool:
+        """Whether the function has called a model in training, or was tried less than `TRIES` times."""
+        return self._in_vain.get(id(_code(through)), (None, 0))[1] < TRIES
+
+    def learn(self, through: Through) -> None:
+        """The transform has run."""
+        code = _code(through)
+        often = 0 if through.trains else self._in_vain.get(id(code), (None, 0))[1] + 1
+        self._in_vain[id(code)] = code, often
+
+
+def _code(through: Through) -> Any:
+    function = through.user_function
+    return getattr(function, "__code__", type(function))
+
+
+class TransformListener(Protocol):
+    """What a scope is told; it runs ``proceed`` and returns what that returned."""
+
+    def transformed(self, through: Through, proceed: Callable[[], Any]) -> Any:
+        """A transform runs, none around it."""
+
+    def lends(self, module: nn.Module, through: Through, proceed: Callable[[], Any]) -> Any:
+        """A module is called with other weights, outside of transforms."""
+
+
+_listeners: Listeners[TransformListener] = Listeners()
+_originals: list[tuple[Any, str, Any]] = []
+_exchanges: list[Exchange] = []
+
+
+def join(listener: TransformListener) -> None:
+    """Starts telling ``listener``."""
+    if not _listeners:
+        _install()
+    _listeners.join(listener)
+
+
+def leave(listener: TransformListener) -> None:
+    """Stops telling ``listener``; nothing of AMPscope is left in torch after the last one."""
+    if _listeners.leave(listener):
+        while _originals:
+            home, name, original = _originals.pop()
+            if getattr(getattr(home, name), "ampscope_heard", False):  # not where somebody has put something around it
+                setattr(home, name, original)
+
+
+def _install() -> None:
+    for transform in transforms.transforms():
+        heard = _with_pullback if transform.name == transforms.PULLBACK else _heard
+        _put(transform.home, transform.name, heard(transform, getattr(transform.home, transform.name)))
+    home = transforms.functional_home()
+    if home is not None:
+        _put(*home, _lending(getattr(*home)))
+
+
+def _put(home: Any, name: str, ours: Any) -> None:
+    ours.ampscope_heard = True
+    _originals.append((home, name, getattr(home, name)))
+    setattr(home, name, ours)
+
+
+def _heard(transform: Transform, original: Callable[..., Any]) -> Callable[..., Any]:
+    """A transform that says that it runs."""
+
+    @wraps(original)
+    def heard(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(*args, **kwargs)
+        return _told(Through(original, args, kwargs, transform.inputs))
+
+    return heard
+
+
+def _with_pullback(transform: Transform, original: Callable[..., Any]) -> Callable[..., Any]:
+    """``vjp``, whose result holds a function that is a call of its own."""
+    heard = _heard(transform, original)
+
+    @wraps(original)
+    def with_pullback(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(*args, **kwargs)
+        result = heard(*args, **kwargs)
+        pullback = Pullback(original, args, kwargs, result[1], transform.inputs)
+        return (result[0], pullback, *result[2:])
+
+    return with_pullback
+
+
+class Pullback:
+    """What ``vjp`` returns to go on with. Run again, it begins with the forward that it belongs to."""
+
+    def __init__(self, vjp: Any, args: tuple[Any, ...], kwargs: dict[str, Any], real: Any, inputs: slice) -> None:
+        self._vjp, self._args, self._kwargs, self._inputs = vjp, args, kwargs, inputs
+        self._real = real
+
+    def __call__(self, *cotangents: Any, **options: Any) -> Any:
+        """The product of the transposed Jacobian with ``cotangents``."""
+        if torch.compiler.is_compiling():
+            return self._real(*cotangents, **options)
+        if torch_private.in_functorch():
+            return self._inside(cotangents, options)
+        args = (self._args, self._kwargs, cotangents, options)
+        return _told(Through(self._again, args, {}, slice(0, 3)), lambda: self._real(*cotangents, **options))
+
+    def _inside(self, cotangents: Any, options: Any) -> Any:
+        """Within another transform, which is run again as a whole."""
+        args, kwargs = _exchanged(self._args), _exchanged(self._kwargs)
+        again = bool(_exchanges) and _exchanges[-1].again
+        return self._again(args, kwargs, cotangents, options) if again else self._real(*cotangents, **options)
+
+    def _again(self, args: Any, kwargs: Any, cotangents: Any, options: Any) -> Any:
+        return self._vjp(*args, **kwargs)[1](*cotangents, **options)
+
+
+def _lending(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What calls a module with other weights, and says so."""
+
+    @wraps(original)
+    def lending(module: nn.Module, weights: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(module, weights, *args, **kwargs)
+        if torch_private.in_functorch():
+            return original(module, _exchanged(weights), *args, **kwargs)
+        through = Through(original, (module, weights, *args), kwargs, slice(2, 3), weights)
+        call: Callable[[], Any] = lambda: original(module, weights, *args, **kwargs)  # noqa: E731  # one of a chain
+        for listener in _listeners:
+            call = _lent_through(listener, module, through, call)
+        return call()
+
+    return lending
+
+
+def _lent_through(
+    listener: TransformListener, module: nn.Module, through: Through, call: Callable[[], Any]
+) -> Callable[[], Any]:
+    return lambda: listener.lends(module, through, call)
+
+
+def _told(through: Through, run: Callable[[], Any] | None = None) -> Any:
+    if torch_private.in_functorch():
+        return through.call(*_exchanged(through.args), **_exchanged(through.kwargs))
+    call = run or (lambda: through.call(*through.args, **through.kwargs))
+    for listener in _listeners:
+        call = _through(listener, through, call)
+    return call()
+
+
+def _through(listener: TransformListener, through: Through, call: Callable[[], Any]) -> Callable[[], Any]:
+    own = replace(through)  # what a scope learns of the call is its own affair
+    return lambda: listener.transformed(own, call)
+
+
+# -- what a transform reads besides its arguments -----------------------------------------------------------------
+
+
+def reading(through: Through, proceed: Callable[[], Any]) -> Callable[[], Any]:
+    """``proceed``, with what it reads shown to whoever asked for it as the call began."""
+
+    def run() -> Any:
+        if through.reads is None:
+            return proceed()
+        with exchanging(Exchange(through.reads, again=False)):
+            return proceed()
+
+    return run
+
+
+@contextlib.contextmanager
+def exchanging(exchange: Exchange) -> Iterator[None]:
+    """In the body, what transforms read from outside goes through ``exchange``: the tensors that are none of theirs."""
+    mode = _Reading(exchange.of)
+    torch_private.insert_function_mode(mode)
+    _exchanges.append(exchange)
+    try:
+        yield
+    finally:
+        _exchanges.pop()
+        torch_private.remove_function_mode(mode)
+
+
+def _exchanged(value: Any) -> Any:
+    """What is handed to a transform inside another one."""
+    return tensor_tree.rebuild(value, _exchanges[-1].of) if _exchanges else value
+
+
+class _Reading(TorchFunctionMode):
+    """Sees the operands of the functions that a transform calls."""
+
+    def __init__(self, exchange: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self._exchange = exchange
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is not torch.autograd.grad and func is not torch.autograd.backward:
+            args = tuple([self._read(value) for value in args])
+            kwargs = {name: self._read(value) for name, value in kwargs.items()}
+        return func(*args, **kwargs)
+
+    def _read(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value if transforms.is_wrapped(value) else self._exchange(value)
+        if type(value) in (list, tuple):
+            return type(value)([self._read(each) for each in value])
+        return value

@@ -1,0 +1,68 @@
+"""The functions of torch through which ``torch.func`` calls a model: the private names that AMPscope stands for.
+
+Everything that ``vmap``, ``grad``, ``jacrev`` and the like return looks these up by name when it is called.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+#: Functions that run a user's function under a transform: module, name, and where its arguments hold those of the user.
+TRANSFORMS = (
+    ("torch._functorch.apis", "vmap_impl", slice(5, None)),
+    ("torch._functorch.eager_transforms", "grad_impl", slice(3, 4)),
+    ("torch._functorch.eager_transforms", "grad_and_value_impl", slice(3, 4)),
+    ("torch._functorch.eager_transforms", "_vjp_with_argnums", slice(1, None)),
+    ("torch._functorch.eager_transforms", "_jvp_with_argnums", slice(1, 2)),
+)
+#: The one whose result holds a function that goes on with what was computed.
+PULLBACK = "_vjp_with_argnums"
+
+
+class Transform(NamedTuple):
+    """A function of torch that runs a user's function under a transform."""
+
+    home: Any  #: module in which it is looked up
+    name: str
+    inputs: slice  #: of its positional arguments: what the user gave
+
+
+def transforms() -> Iterator[Transform]:
+    """Those that this torch has."""
+    for home, name, inputs in TRANSFORMS:
+        module = sys.modules.get(home)
+        if module is not None and callable(getattr(module, name, None)):
+            yield Transform(module, name, inputs)
+
+
+def functional_home() -> tuple[Any, str] | None:
+    """Where ``torch.func.functional_call`` finds what calls a module with other weights; None where that is gone."""
+    home, name = nn.utils.stateless, "_functional_call"
+    return (home, name) if callable(getattr(home, name, None)) else None
+
+
+def given(args: tuple[Any, ...], inputs: slice) -> tuple[Any, ...]:
+    """What the user gave, among the positional arguments of a function of torch's."""
+    values = args[inputs]
+    return values[0] if len(values) == 1 and type(values[0]) is tuple else values
+
+
+def is_wrapped(tensor: torch.Tensor) -> bool:
+    """Whether a tensor belongs to a transform that is running: it stands for a batch, or is being differentiated."""
+    ask = getattr(torch._C._functorch, "is_functorch_wrapped_tensor", None)
+    return ask is not None and bool(ask(tensor))
+
+
+def innermost(function: Any) -> Callable[..., Any]:
+    """The user's function inside transforms of it and inside ``partial``."""
+    for _ in range(16):
+        inside = getattr(function, "__wrapped__", None) or getattr(function, "func", None)
+        if not callable(inside):
+            break
+        function = inside
+    return function  # type: ignore[no-any-return]
