@@ -122,6 +122,10 @@ class ReplayBudget:
         self._before = self._spent
         return fits
 
+    def allows_look(self) -> bool:
+        """Whether a step that is only suspicious may be run again; such looks take nothing from the incidents."""
+        return self._trials > 0 and self._within_share(FREE_REPLAY_SECONDS)
+
     def allows_trial(self, tried: int) -> bool:
         """Whether one more change may be tried on the incident, after ``tried`` of them."""
         fits = self._incidents <= ALWAYS_REPLAYED or self._within_share(FREE_REPLAY_SECONDS)

@@ -7,18 +7,24 @@ follows non-finite values back to the ops whose operands were all finite and who
 from ampscope.provenance.absorbed import absorbed
 from ampscope.provenance.births import Birth, Harmless, harmless_births
 from ampscope.provenance.graph import Graph, has_nan, is_finite, op_name
+from ampscope.provenance.lost_mass import LOST_SHARE, HowLost, Loss, cancelled, lost_mass
 from ampscope.provenance.walk import Origin, is_deliberate, origins
 
 __all__ = [
+    "LOST_SHARE",
     "Birth",
     "Graph",
     "Harmless",
+    "HowLost",
+    "Loss",
     "Origin",
     "absorbed",
+    "cancelled",
     "harmless_births",
     "has_nan",
     "is_deliberate",
     "is_finite",
+    "lost_mass",
     "op_name",
     "origins",
 ]

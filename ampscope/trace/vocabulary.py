@@ -15,6 +15,7 @@ class Cause(StrEnum):
     SCALE_OVERFLOW = "scale_overflow"
     LITERAL_OVERFLOW = "literal_overflow"
     BF16_PRECISION = "bf16_precision"
+    STAGNATION = "stagnation"
     # mathematics: fp32 fails too
     LOG_ZERO = "log_zero"
     DIV_ZERO = "div_zero"

@@ -1,4 +1,4 @@
-"""Causes in which a number is too small for its dtype: a value, a constant, an update."""
+"""Causes in which a number is too small for its dtype: a value, a gradient, a constant, an update."""
 
 from __future__ import annotations
 
@@ -11,8 +11,65 @@ from ampscope.analysis.origin.lost_upstream import flushed_by, rounded_constant
 from ampscope.analysis.origin.op_facts import Executed
 from ampscope.analysis.results import Remedy
 from ampscope.analysis.words.wording import op_in_words
+from ampscope.provenance import HowLost
 from ampscope.trace.schema import Change, Phase
 from ampscope.trace.vocabulary import Cause
+
+# -- a gradient -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientLost(Reason):
+    """Gradients miss what the same step has in float32."""
+
+    how: HowLost
+    dtype: str  #: in which it was lost
+    parameter: str  #: that lost most
+    share: float  #: of the mass of its gradient
+    others: int = 0  #: further parameters that lost some
+
+
+def what_is_lost(reason: GradientLost) -> str:
+    """Which gradients miss how much, as the end of a sentence."""
+    others = f", and {reason.others:,} more parameters lose theirs" if reason.others > 1 else ""
+    others = ", and another parameter loses its own" if reason.others == 1 else others
+    if reason.share >= 0.995:
+        return f"{reason.parameter} gets no gradient at all{others}, where float32 has one"
+    return f"{reason.parameter} loses {reason.share:.0%} of its gradient{others}, which float32 keeps"
+
+
+def _stands_still(occurrence: Occurrence) -> str:
+    reason, op = occurrence.reason, occurrence.op_in_words
+    if not isinstance(reason, GradientLost):
+        return "Every gradient of the step is zero, while the same step in float32 has gradients; no op shows why."
+    if reason.how is HowLost.SATURATED:
+        return (
+            f"In {reason.dtype} the result of {op} rounds to the end of its range, where its gradient is zero, while "
+            f"float32 still tells it from the end: {what_is_lost(reason)}."
+        )
+    return (
+        f"In {reason.dtype} the result of {op} is so small beside its operands that it rounds to zero: "
+        f"{what_is_lost(reason)}."
+    )
+
+
+_WITH_LOGITS = {
+    "sigmoid": "loss = F.binary_cross_entropy_with_logits(logits.float(), target)",
+    "_softmax": "loss = F.cross_entropy(logits.float(), target)  # or: weights = scores.float().softmax(-1)",
+}
+
+
+def _against_standstill(occurrence: Occurrence) -> tuple[Remedy, ...]:
+    name = op_in_words(occurrence.op)
+    reason = occurrence.reason
+    if isinstance(reason, GradientLost) and reason.how is HowLost.SATURATED:
+        code = next((code for op, code in _WITH_LOGITS.items() if op in occurrence.op), "y = part(x.float())")
+        text = f"Compute {name} and what follows it in float32, or use a loss that takes logits."
+        return (Remedy(text=text, code=code),)
+    if occurrence.explicit_half or occurrence.has_tried(Change.MODULES_FP32):
+        return ()
+    return (float32_region(occurrence.module),)
+
 
 # -- a value ----------------------------------------------------------------------------------------------------------
 
@@ -40,6 +97,8 @@ def flushed_operand(op: Executed) -> Flushed | None:
 
 def _too_small(occurrence: Occurrence) -> str:
     reason, op = occurrence.reason, occurrence.op_in_words
+    if isinstance(reason, GradientLost):
+        return f"What {op} gives is below float16's smallest number and becomes 0: {what_is_lost(reason)}."
     if isinstance(reason, GradientFlushed):
         return (
             f"The gradient that {op} gives is below float16's smallest number and becomes 0; {reason.parameter} gets "
@@ -51,7 +110,7 @@ def _too_small(occurrence: Occurrence) -> str:
 
 
 def _against_underflow(occurrence: Occurrence) -> tuple[Remedy, ...]:
-    if not isinstance(occurrence.reason, GradientFlushed):
+    if not isinstance(occurrence.reason, (GradientFlushed, GradientLost)):
         keep = Remedy(
             text="Compute the small value and what needs it in float32, where it does not become zero.",
             code="p = x.float().softmax(-1)  # before the product, the exponential or the division that shrinks it",
@@ -153,6 +212,14 @@ ENTRIES = (
         sentence=_too_small,
         remedies=_against_underflow,
         recognised_in="analysis.causes.mathematics",
+        cured_by_precision=True,
+    ),
+    CauseEntry(
+        cause=Cause.STAGNATION,
+        noun="gradients that half precision loses",
+        sentence=_stands_still,
+        remedies=_against_standstill,
+        recognised_in="analysis.diagnosis.lost_gradients",
         cured_by_precision=True,
     ),
     CauseEntry(

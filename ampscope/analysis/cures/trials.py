@@ -14,7 +14,7 @@ from ampscope.analysis.cures.explicit_half import ExplicitHalf
 from ampscope.analysis.results import CodeLine, Incident, Remedy, Tried
 from ampscope.analysis.words.wording import op_in_words
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import LOSS_CODE, Change, ReplayRow, Table, Trial
+from ampscope.trace.schema import LOSS_CODE, Change, ReplayRow, Table, Trial, Trigger
 from ampscope.trace.vocabulary import Cause
 
 #: A module of one among several watched models: ``Generator[1].head``.
@@ -64,12 +64,24 @@ def fp32_ok(tried: Sequence[Tried]) -> bool | None:
 def in_words(incident: Incident) -> str:
     """One sentence on what was tried on an incident and what came out; empty where nothing was."""
     tried, op = incident.tried, op_in_words(incident.op)
+    if incident.trigger == Trigger.LOST_GRADIENT:
+        return _kept_in_words(tried)
     fails = list(dict.fromkeys(_changed(each) for each in tried if each.outcome == Trial.NONFINITE))
     values = {_changed(each): _value(each, op) for each in reversed(tried) if each.outcome == Trial.FINITE}
     cures = [f"{change}{value}" for change, value in reversed(values.items()) if change not in fails]
     parts = [*(f"finite {cure}" for cure in cures), *(f"still not finite {fail}" for fail in fails)]
     doubts = dict.fromkeys(each.reason for each in tried if each.change == Change.NONE and each.reason)
     return " ".join([f"Run again, the step is {', '.join(parts)}." if parts else "", *map(_sentence, doubts)]).strip()
+
+
+def _kept_in_words(tried: Sequence[Tried]) -> str:
+    """The same of a step that was finite all along, and lost gradients."""
+    loses = list(dict.fromkeys(_changed(each) for each in tried if each.outcome == Trial.NONFINITE))
+    found = dict.fromkeys(_changed(each) for each in tried if each.outcome == Trial.FINITE)
+    keeps = [change for change in found if change not in loses]
+    told = {"keeps its gradients": keeps, "still loses them" if keeps else "still loses its gradients": loses}
+    parts = [f"{what} {', '.join(changes)}" for what, changes in told.items() if changes]
+    return f"Run again, the step {', and '.join(parts)}." if parts else ""
 
 
 def _sentence(text: str) -> str:
@@ -111,6 +123,8 @@ def _listed(parts: Sequence[str]) -> str:
 
 
 _NOTHING = ExplicitHalf()
+#: Causes that a larger loss scale may cure.
+_OF_SMALL_VALUES = (Cause.FP16_UNDERFLOW, Cause.STAGNATION)
 
 # -- remedies ---------------------------------------------------------------------------------------------------------
 
@@ -130,7 +144,7 @@ def remedies(cause: Cause, tried: Sequence[Tried], explicit: ExplicitHalf = _NOT
     advice = [
         *_conversions(tried),
         *_modules(tried, explicit),
-        *_scale(tried),
+        *(_larger_scale(tried) if cause in _OF_SMALL_VALUES else _scale(tried)),
         *_bf16(tried, explicit),
         *_fp32(tried, explicit),
     ]
@@ -218,6 +232,18 @@ def _keep(modules: Sequence[str], half: Sequence[str]) -> str:
             "    loss = loss_fn(output.float(), target)",
         ]
     return "\n".join(lines)
+
+
+def _larger_scale(tried: Sequence[Tried]) -> Iterator[Remedy]:
+    """The loss scale for gradients that are too small."""
+    for each in _of(tried, Change.SCALE, Trial.FINITE)[:1]:
+        yield Remedy(
+            text=f"Start with a larger loss scale: at {each.scale:g} the gradients of this step are whole.",
+            code=f"scaler = torch.amp.GradScaler(init_scale={each.scale!r})",
+            verified=True,
+        )
+    for each in _of(tried, Change.SCALE, Trial.NONFINITE)[:1]:
+        yield Remedy(text=f"A larger loss scale: one of {each.scale:g} does not help.", verified=False)
 
 
 def _scale(tried: Sequence[Tried]) -> Iterator[Remedy]:

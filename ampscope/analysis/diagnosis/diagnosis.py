@@ -24,6 +24,7 @@ from ampscope.analysis.scale.scale_incidents import scale_incidents
 from ampscope.analysis.tables.step_history import History, histories
 from ampscope.analysis.usage.findings import findings
 from ampscope.trace.read.run import Run, open_run
+from ampscope.trace.schema import Trigger
 from ampscope.trace.vocabulary import Severity, Verdict
 
 
@@ -50,8 +51,8 @@ def _diagnose(run: Run) -> Diagnosis:
     sampled = sampled_rank(run, world)
     history = histories(run, sampled)
     sites = Sites(run, sampled)
-    silent = silent_failures(run, sites, history)
     examined = merged(without_consequences(examined_incidents(run, world)))
+    silent = silent_failures(run, sites, history, lost=any(each.trigger == Trigger.LOST_GRADIENT for each in examined))
     incidents = [*silent, *examined, *harmless_values(run, sites, [*silent, *examined]), *apart_replicas(run)]
     scale = healths(run, sampled, history)
     incidents = [replace(each, world=world.size) for each in [*incidents, *scale_incidents(scale, incidents, history)]]

@@ -17,6 +17,7 @@ from ampscope.analysis.cures import explicit_half, trials
 from ampscope.analysis.cures.explicit_half import ExplicitHalf, half_weights
 from ampscope.analysis.diagnosis.context import Context
 from ampscope.analysis.diagnosis.examined import Examined
+from ampscope.analysis.diagnosis.lost_gradients import lost_gradient
 from ampscope.analysis.diagnosis.state_incidents import examined_state, state_found
 from ampscope.analysis.origin.step_graph import Sites, StepGraph, source_line
 from ampscope.analysis.overview.ranks.bad_steps import Sighting
@@ -86,11 +87,19 @@ class Examiner:
         state = state_found(row)
         if state is not None:
             return [examined_state(row, state, self._rank)]
+        if row.trigger == Trigger.LOST_GRADIENT:
+            return [self._of_lost_gradient(row)]
         graph, found = self._origins(row)
         if not found:
             return [self._calmed(row, self._without_origin(row))]
         first = self._calmed(row, self._at_origin(row, graph, found[0], recognise(graph, found[0])))
         return [first, *self._others(row, graph, found[1:], first.incident)]
+
+    def _of_lost_gradient(self, row: IncidentRow) -> Examined:
+        lost = lost_gradient(self._run, self._sites, row)
+        if lost is None:
+            return self._without_origin(row, Cause.STAGNATION)
+        return self._at_origin(row, lost.graph, lost.origin, lost.found)
 
     def _origins(self, row: IncidentRow) -> tuple[StepGraph, list[Origin]]:
         """The origins in the best execution of the step that the trace holds, the one that matters most first."""

@@ -55,6 +55,7 @@ _EFFECTS: dict[str, str] = {
     Trigger.NONFINITE_BUFFER: "left a non-finite buffer",
     Trigger.NONFINITE_STATE: "left state that is not finite",
     Trigger.ABSORBED_OVERFLOW: "computed with an overflow that nobody noticed",
+    Trigger.LOST_GRADIENT: "lost gradients that float32 keeps",
 }
 
 

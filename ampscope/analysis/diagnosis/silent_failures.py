@@ -31,15 +31,16 @@ LOST_SHARE = 0.9
 FULL_RATE = 0.5
 
 
-def silent_failures(run: Run, sites: Sites, history: Mapping[int, History]) -> list[Incident]:
+def silent_failures(run: Run, sites: Sites, history: Mapping[int, History], *, lost: bool = False) -> list[Incident]:
     """What keeps a run from learning although every value in it is finite, as incidents.
 
     Args:
         run: The run.
         sites: The sites of one of its ranks.
         history: The steps of that rank, by optimizer.
+        lost: Whether an incident tells of lost gradients already, from better evidence.
     """
-    return [*_lost_updates(run, sites, history), *_flushed_gradients(run, sites)]
+    return [*_lost_updates(run, sites, history), *(() if lost else _flushed_gradients(run, sites))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ _TRIGGERS: dict[str, str] = {
     Trigger.NONFINITE_BUFFER: "a buffer was not finite after the step",
     Trigger.NONFINITE_STATE: "state that outlives the step was not finite after it",
     Trigger.ABSORBED_OVERFLOW: "a value overflowed, and vanished again before loss and gradients",
+    Trigger.LOST_GRADIENT: "gradients lost what the same step has in float32",
 }
 
 _REPLAYS: dict[str, str] = {

@@ -45,6 +45,7 @@ class Player:
         models: The watched models.
         tracer: Observes every op; its sinks are set at the end.
         change: What is done otherwise than in the real step.
+        asked_for: Parameters whose gradients are marked in the trace, whatever they are.
 
     Attributes:
         losses: What the backward passes began from.
@@ -54,7 +55,16 @@ class Player:
         held_otherwise: What the tape holds is known to have been changed since the real step.
     """
 
-    def __init__(self, step: TapedStep, models: Models, tracer: Tracer, change: ReplayChange) -> None:
+    def __init__(
+        self,
+        step: TapedStep,
+        models: Models,
+        tracer: Tracer,
+        change: ReplayChange,
+        *,
+        asked_for: frozenset[str] = frozenset(),
+    ) -> None:
+        self._asked_for = asked_for
         self._entries = step.entries()
         self._models = models
         self._tracer = tracer
@@ -89,6 +99,10 @@ class Player:
     def finite(self) -> bool:
         """Whether losses and gradients came out finite."""
         return not self.bad_gradients and all(finite(loss) for loss in self.losses)
+
+    def gradients(self) -> dict[str, Tensor]:
+        """The gradient that each parameter got, by name; scaled where the step is."""
+        return {name: p.grad for name, p in self._substitutes.parameters() if p.grad is not None}
 
     @property
     def real_losses_finite(self) -> bool:
@@ -229,9 +243,9 @@ class Player:
     def _mark_sinks(self) -> None:
         for loss in self.losses:
             self._tracer.sink(loss, Node.LOSS, "loss")
-        gradients = [(name, p.grad) for name, p in self._substitutes.parameters() if p.grad is not None]
-        bad = [(name, gradient) for name, gradient in gradients if not finite(gradient)]
-        for name, gradient in bad:
+        gradients = self.gradients()
+        bad = [(name, gradient) for name, gradient in gradients.items() if not finite(gradient)]
+        for name, gradient in [*bad, *((name, gradients[name]) for name in self._asked_for & gradients.keys())]:
             self._tracer.sink(gradient, Node.GRADIENT, name, name.rpartition(".")[0])
         self.bad_gradients = frozenset(name for name, _ in bad)
         for module, name, buffer in self._substitutes.buffers():

@@ -8,7 +8,7 @@ import time
 from ampscope.capture.replay import comparison, memory
 from ampscope.capture.replay.changes import ReplayChange
 from ampscope.capture.replay.player import Player
-from ampscope.capture.replay.results import ChangedResult, ReplayResult, Symptom
+from ampscope.capture.replay.results import ChangedResult, Regained, ReplayResult, Symptom
 from ampscope.capture.replay.tape.call_tape import MAX_ENTRIES
 from ampscope.capture.replay.tape.entry import EarlierResult, Entry, EntryKind, OutsideTensor
 from ampscope.capture.replay.tape.taped_step import TapedStep
@@ -16,6 +16,7 @@ from ampscope.capture.torch_support import dynamo
 from ampscope.capture.torch_support.communication.refusal import CommunicationError
 from ampscope.capture.torch_support.communication.sharded_models import obstacle_to_replay
 from ampscope.capture.torch_support.guard import Suppressed
+from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.tracing.statistics.stats import finite
 from ampscope.capture.tracing.tracer import Tracer
@@ -79,10 +80,50 @@ def retry(step: TapedStep, models: Models, tracer: Tracer, change: ReplayChange)
     seconds = time.perf_counter() - started
     if failed:
         return ChangedResult(Trial.UNAVAILABLE, failed, None, seconds)
-    scalars = [float(loss) for loss in player.losses if loss.numel() == 1]
-    loss = sum(scalars) / len(scalars) if scalars else None
     outcome = Trial.FINITE if player.finite else Trial.NONFINITE
-    return ChangedResult(outcome, "; ".join(player.differences), loss, seconds)
+    return ChangedResult(outcome, "; ".join(player.differences), _mean_loss(player), seconds)
+
+
+def regained(
+    step: TapedStep,
+    models: Models,
+    tracer: Tracer,
+    change: ReplayChange,
+    *,
+    asked_for: frozenset[str] = frozenset(),
+) -> Regained:
+    """Runs a step with finite gradients once more, as it was or changed, for the gradients themselves.
+
+    Args:
+        step: The step.
+        models: The watched models.
+        tracer: Observes every op.
+        change: What is done otherwise.
+        asked_for: Parameters whose gradients are marked in the trace.
+
+    Returns:
+        The gradients that its calls alone gave. Nothing of the training is different afterwards.
+    """
+    started = time.perf_counter()
+    obstacle = _obstacle(step) or obstacle_to_replay(itertools.chain(models.roots, models.modules))
+    if obstacle:
+        return Regained(reason=obstacle)
+    player = Player(step, models, tracer, change, asked_for=asked_for)
+    failed = _play(player)
+    if failed:
+        return Regained(reason=failed, seconds=time.perf_counter() - started)
+    scale = change.scale or step.scale or 1.0
+    found = {name: local(gradient).detach() for name, gradient in player.gradients().items()}
+    if scale != 1.0:
+        found = {name: gradient.float() / scale for name, gradient in found.items()}
+    return Regained(
+        found, "", tuple(dict.fromkeys(player.differences)), _mean_loss(player), time.perf_counter() - started
+    )
+
+
+def _mean_loss(player: Player) -> float | None:
+    scalars = [float(loss) for loss in player.losses if loss.numel() == 1]
+    return sum(scalars) / len(scalars) if scalars else None
 
 
 def _play(player: Player) -> str:

@@ -15,6 +15,7 @@ from ampscope.capture.replay.tape.received_values import ReceivedValues
 from ampscope.capture.step.cycle import StepCycle
 from ampscope.capture.step.ending.endings import Endings
 from ampscope.capture.step.ending.incidents import Incidents
+from ampscope.capture.step.ending.second_look import SecondLook
 from ampscope.capture.step.ending.trace_ending import TraceEnding
 from ampscope.capture.step.live_trace import LiveTrace
 from ampscope.capture.step.measures.state.held import StateHistory
@@ -79,6 +80,7 @@ def step_watch(
         usage=UsageObserver(usage, report, optimizers.step_of, guard_for("the usage check")),
         rows=StepRows(models, recorder, readback, own, guard),
         history=ScalerHistory(recorder, optimizers, readback, guard_for("the scaler's history")),
+        second=SecondLook(models, recorder, incidents, tape, budgets[1], cycle, guard_for("the second look")),
         trace=TraceEnding(models, live, incidents, tape, budgets[0], cycle, tracing),
     )
     endings = Endings(models, optimizers, cycle, observers, incidents, tape, written, own, guard)

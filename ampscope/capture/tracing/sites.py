@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import torch
@@ -76,6 +76,12 @@ class Sites:
     def point(self, site: int) -> Point:
         """The site with a number."""
         return self._points[site - self._first]
+
+    def computed_in(self, dtypes: Collection[torch.dtype]) -> bool | None:
+        """Whether any op seen so far gave a result in one of ``dtypes``; None where none was seen."""
+        if not self._points:
+            return None
+        return any(dtype in dtypes for point in self._points for dtype in point.outputs.dtypes)
 
     def new_rows(self) -> list[SiteRow]:
         """Rows of the sites seen since the last call."""

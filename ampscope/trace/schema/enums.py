@@ -53,7 +53,7 @@ class Source(StrEnum):
 
     LIVE = "live"  #: the real step, as it ran
     REPLAY = "replay"  #: the faithful replay of the step
-    REPLAY_FP32 = "replay:fp32"  #: everything in float32; only extremes are measured
+    REPLAY_FP32 = "replay:fp32"  #: everything in float32; only extremes are measured, but of `Trigger.LOST_GRADIENT`
 
 
 def source_of(execution: Source, optimizer: int) -> str:
@@ -96,7 +96,7 @@ class Change(StrEnum):
 class Trial(StrEnum):
     """What came out of a counterfactual replay (``replays.outcome``)."""
 
-    FINITE = "finite"  #: loss and gradients were finite: the change cures the step
+    FINITE = "finite"  #: the change cures the step: loss and gradients were finite, or lost their mass no more
     NONFINITE = "nonfinite"  #: tried, and did not help
     UNAVAILABLE = "unavailable"  #: could not be run
 
@@ -110,6 +110,7 @@ class Trigger(StrEnum):
     NONFINITE_BUFFER = "nonfinite_buffer"  #: a buffer that became inf or NaN
     NONFINITE_STATE = "nonfinite_state"  #: optimizer state, or a tensor that the loop carries, that became inf or NaN
     ABSORBED_OVERFLOW = "absorbed_overflow"  #: an inf that vanished again before loss and gradients
+    LOST_GRADIENT = "lost_gradient"  #: gradients that miss a part of what the same step has in float32
 
 
 class StateKind(StrEnum):

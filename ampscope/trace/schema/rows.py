@@ -185,11 +185,13 @@ class IncidentRow(NamedTuple):
     replay: str  #: `ReplayStatus`
     replay_reason: str  #: why the replay is not exact, in words
     replay_s: Float32  #: seconds that the faithful replay took
-    bad_params: Texts  #: names of the parameters whose gradient, or whose new value, was not finite
+    bad_params: Texts  #: names of the parameters whose gradient, or whose new value, was not finite; or whose
+    #: gradient lost its mass
     over_budget: bool  #: not replayed, because replays had used up their share of the run's time
     evidence: str  #: JSON: under ``rows``, of each input that was not finite, which rows; under ``compiled``,
     #: whether `torch.compile` was in use; under ``ops``, for `Trigger.ABSORBED_OVERFLOW`, the ``ops.seq`` of what gave
-    #: the inf
+    #: the inf; under ``lost``, for `Trigger.LOST_GRADIENT`, of each parameter the share of its gradient's mass that is
+    #: missing
 
 
 class ReplayRow(NamedTuple):

@@ -116,6 +116,16 @@ HARMLESS = [
     Harmless("divergence", Loop(loss=divergence_of_zeros, outputs=4)),
     Harmless("best so far", Loop(part=Best)),
     Harmless("zero initialised", Loop(prepare=frozen_adapter)),
+    Harmless("saturated in float32 too", Loop(part=lambda h: (h + 200).sigmoid())),
+    Harmless("far from saturated", Loop(part=lambda h: h.sigmoid())),
+    Harmless("dead units", Loop(part=lambda h: (h - 50).relu())),
+    Harmless("satisfied hinge", Loop(loss=lambda out, y: (out - 100).relu().mean())),
+    Harmless("rounded on purpose", Loop(part=lambda h: h + h.round())),
+    Harmless("dropped", Loop(part=lambda h: F.dropout(h, 0.9))),
+    Harmless("a small factor and a scale", Loop(loss=lambda out, y: 1e-4 * squared(out, y), scale=65536.0)),
+    Harmless("detached", Loop(part=lambda h: h.detach() + 0 * h)),
+    Harmless("chosen", Loop(part=lambda h: h * F.one_hot(h.argmax(-1), 8))),
+    Harmless("warm-up", Loop(lr=0.0)),
     Harmless(
         "bfloat16 that learns", Loop(prepare=lambda net: net.to(torch.bfloat16), lr=0.1, loss=squared, scale=None)
     ),

@@ -10,6 +10,7 @@ import pytest
 
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.replay.step_tape import StepTape
+from ampscope.capture.step.ending.second_look import SecondLook
 from ampscope.capture.step.ending.trace_ending import TraceEnding
 from ampscope.capture.step.live_trace import LiveTrace
 from ampscope.capture.step.measures.state.state_watch import StateWatch
@@ -30,6 +31,7 @@ PARTS: dict[str, type[StepObserver]] = {
     "usage": UsageObserver,
     "rows": StepRows,
     "history": ScalerHistory,
+    "second": SecondLook,
     "trace": TraceEnding,
 }
 

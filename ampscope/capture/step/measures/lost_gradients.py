@@ -1,0 +1,92 @@
+"""Signs of gradients that were lost to precision, and how much of them is missing beside a float32 replay's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from ampscope.capture.step.measures import gradients
+from ampscope.capture.torch_support.models import Models
+from ampscope.provenance import LOST_SHARE
+from ampscope.trace.dtypes import FINFO
+
+#: Scaled gradients that stay below float16's smallest normal number may have lost a part of themselves.
+_TINY = FINFO["float16"].smallest_normal
+
+
+class Sign(NamedTuple):
+    """What a parameter's gradient looks like from outside."""
+
+    zeros: float  #: share of elements that are exactly zero
+    tiny: bool  #: its largest element, times the loss scale, is below what float16 holds well
+
+
+def signs(optimizer: Optimizer, models: Models, scale: float) -> dict[str, Sign]:
+    """The parameters whose gradient may have lost something; waits for the device, once.
+
+    Of an embedding, which has no gradient for what the batch does not mention, only one that is zero throughout counts.
+
+    Args:
+        optimizer: Whose gradients.
+        models: The watched models.
+        scale: The loss scale, which these gradients carry no more.
+    """
+    found = [(name, g) for name, g in gradients.owned(optimizer, models) if _is_comparable(g)]
+    if not found:
+        return {}
+    home = found[0][1].device
+    largest = torch._foreach_norm([g for _, g in found], math.inf)
+    counts = [torch.stack([g.count_nonzero().to(home), n.to(home)]) for (_, g), n in zip(found, largest, strict=True)]
+    looked_up = _looked_up(models)
+    suspicious = {}
+    for (name, gradient), (nonzero, most) in zip(found, torch.stack(counts).tolist(), strict=True):
+        sign = Sign(1.0 - nonzero / gradient.numel(), 0.0 < most * scale < _TINY)
+        if sign.tiny or sign.zeros > (LOST_SHARE if name not in looked_up else 1.0 - 0.5 / gradient.numel()):
+            suspicious[name] = sign
+    return suspicious
+
+
+def lost_shares(ours: Mapping[str, Tensor], wide: Mapping[str, Tensor]) -> dict[str, float]:
+    """The share of each gradient's mass that is missing, of those that miss more than `LOST_SHARE`.
+
+    Args:
+        ours: Gradients of half precision by parameter.
+        wide: Those of float32, of the same scale.
+    """
+    shares = {}
+    for name, gradient in wide.items():
+        half = ours.get(name)
+        if half is not None and _is_comparable(half) and half.shape == gradient.shape:
+            share = _missing(half, gradient)
+            if share > LOST_SHARE:
+                shares[name] = share
+    return shares
+
+
+def total_norm(found: Mapping[str, Tensor]) -> float:
+    """L2 norm of all gradients; waits for the device."""
+    return float(sum(float(g.float().norm()) ** 2 for g in found.values() if _is_comparable(g)) ** 0.5)
+
+
+def _missing(half: Tensor, wide: Tensor) -> float:
+    sizes = wide.detach().abs()
+    whole, kept = float(sizes.sum(dtype=torch.float64)), float(half.detach().abs().sum(dtype=torch.float64))
+    if not (0.0 < whole < math.inf and math.isfinite(kept)):
+        return 0.0
+    zeroed = float(sizes.masked_fill(half != 0, 0.0).sum(dtype=torch.float64))
+    return max(zeroed, whole - kept) / whole
+
+
+def _looked_up(models: Models) -> frozenset[str]:
+    """Names of the weights of embeddings."""
+    weights = [module.weight for module in models.modules if isinstance(module, (nn.Embedding, nn.EmbeddingBag))]
+    return frozenset(models.parameters[id(weight)][0] for weight in weights if id(weight) in models.parameters)
+
+
+def _is_comparable(gradient: Tensor) -> bool:
+    return gradient.layout is torch.strided and gradient.is_floating_point() and gradient.numel() > 0

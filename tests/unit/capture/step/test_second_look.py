@@ -1,0 +1,159 @@
+"""The second look at good steps: what is run again, how often, and that training keeps its bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import ampscope
+from ampscope.capture.replay import step_replay
+from ampscope.capture.replay.changes import EverythingIn, ReplayChange
+from ampscope.capture.step.measures import lost_gradients
+from ampscope.capture.torch_support.models import Models
+from ampscope.trace.vocabulary import Cause, Verdict
+
+ROWS, WIDTH = 8, 6
+
+
+class Gate(nn.Module):
+    """A sigmoid whose operand is moved."""
+
+    def __init__(self, shift: float = 0.0) -> None:
+        super().__init__()
+        self.shift = shift
+
+    def forward(self, h: Tensor) -> Tensor:
+        return (h + self.shift).sigmoid()
+
+
+def network(middle: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), middle, nn.Linear(WIDTH, 1))
+
+
+def trained(
+    model: nn.Module,
+    folder: Path | None,
+    *,
+    steps: int = 4,
+    dtype: torch.dtype = torch.float16,
+    edit: Callable[[nn.Module], object] = lambda _: None,
+    lr: float = 0.1,
+) -> tuple[list[float], list[Tensor]]:
+    """Losses and weights of a short training, watched where a folder is given."""
+    torch.manual_seed(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=dtype is torch.float16)
+    scope = ampscope.watch(model, scaler, dir=folder, quiet=True) if folder is not None else None
+    losses = []
+    for _ in range(steps):
+        x = torch.randn(ROWS, WIDTH)
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype is not torch.float32):
+            loss = F.mse_loss(F.dropout(model(x), 0.2).float(), x[:, :1])
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        edit(model)
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+    if scope is not None:
+        scope.close()
+    return [*losses, float(torch.rand(()))], [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[type[ReplayChange]]]:
+    """What was run again, in order."""
+    seen: list[type[ReplayChange]] = []
+    real = step_replay.regained
+
+    def counted(step: object, models: object, tracer: object, change: ReplayChange, **more: object) -> object:
+        seen.append(type(change))
+        return real(step, models, tracer, change, **more)  # type: ignore[arg-type]  # handed on as they came
+
+    monkeypatch.setattr(step_replay, "regained", counted)
+    return iter([seen])
+
+
+def test_an_ordinary_step_is_not_run_again(run_folder: Path, looks: Iterator[list[type[ReplayChange]]]) -> None:
+    trained(network(nn.GELU()), run_folder)
+    assert next(looks) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_what_float32_has_too_is_looked_at_once(
+    run_folder: Path, looks: Iterator[list[type[ReplayChange]]], dtype: torch.dtype
+) -> None:
+    model = network(nn.ReLU())
+    with torch.no_grad():
+        model.get_parameter("0.bias")[:3] = -50.0
+    trained(model, run_folder, steps=12, dtype=dtype)
+    assert next(looks) == [EverythingIn]
+    assert ampscope.diagnose(run_folder).verdict is Verdict.HEALTHY
+
+
+def test_float32_is_never_looked_at(run_folder: Path, looks: Iterator[list[type[ReplayChange]]]) -> None:
+    trained(network(Gate(200.0)), run_folder, dtype=torch.float32)
+    assert next(looks) == []
+
+
+def test_a_loss_that_is_told_is_not_told_at_every_step(run_folder: Path) -> None:
+    trained(network(Gate(12.0)), run_folder, steps=12)
+    diagnosis = ampscope.diagnose(run_folder)
+    assert [(each.cause, each.step, each.count) for each in diagnosis.incidents] == [(Cause.STAGNATION, 0, 1)]
+
+
+@pytest.mark.parametrize("middle", [Gate(12.0), nn.ReLU()], ids=["lost", "whole"])
+def test_training_keeps_its_bits(run_folder: Path, middle: nn.Module) -> None:
+    alone, with_look = trained(network(middle), None), trained(network(middle), run_folder)
+    assert alone[0] == with_look[0]
+    assert all(torch.equal(mine, other) for mine, other in zip(alone[1], with_look[1], strict=True))
+
+
+def _half_of_it(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad.view(-1)[::2] = 0.0
+
+
+def _much_smaller(model: nn.Module) -> None:
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-6)
+
+
+@pytest.mark.parametrize("edit", [_half_of_it, _much_smaller])
+def test_what_the_loop_takes_from_gradients_is_no_loss(run_folder: Path, edit: Callable[[nn.Module], object]) -> None:
+    trained(network(nn.GELU()), run_folder, edit=edit)
+    assert ampscope.diagnose(run_folder).primary is None
+
+
+def test_rows_that_a_batch_does_not_mention_are_no_sign() -> None:
+    looked_up = nn.Embedding(50, 4)
+    model = nn.Sequential(looked_up, nn.Linear(4, 1))
+    model(torch.tensor([1, 2])).sum().backward()
+    optimizer = torch.optim.SGD(model.parameters())
+    assert lost_gradients.signs(optimizer, Models([model]), 1.0) == {}
+    looked_up.weight.grad = torch.zeros(50, 4)
+    assert lost_gradients.signs(optimizer, Models([model]), 1.0)["0.weight"].zeros == 1.0
+
+
+def test_gradients_that_float16_hardly_holds_are_a_sign() -> None:
+    model = nn.Linear(2, 1)
+    model(torch.full((1, 2), 1e-6)).sum().backward()
+    optimizer = torch.optim.SGD(model.parameters())
+    assert set(lost_gradients.signs(optimizer, Models([model]), 1.0)) == {"weight"}
+    assert lost_gradients.signs(optimizer, Models([model]), 1024.0) == {}
+
+
+@pytest.mark.parametrize(
+    ("half", "share"),
+    [([1.0, 2.0, 0.0], 0.25), ([0.0, 0.0, 0.0], 1.0), ([0.6, 1.2, 0.6], 0.4), ([1.0, 2.0, 0.95], None)],
+)
+def test_the_missing_share_is_that_of_the_mass(half: list[float], share: float | None) -> None:
+    found = lost_gradients.lost_shares({"w": torch.tensor(half)}, {"w": torch.tensor([1.0, 2.0, 1.0])})
+    assert found.get("w") == (pytest.approx(share) if share is not None else None)
