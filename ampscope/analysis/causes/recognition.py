@@ -157,6 +157,8 @@ def _in_backward(op: Executed) -> Recognised:
     doomed = _doomed_forward(op)
     if doomed is None:
         return _matched(op, Phase.BACKWARD)
+    if doomed.site.phase == Phase.BACKWARD:  # a gradient of a gradient
+        return _matched(doomed, Phase.BACKWARD)
     cause, reason = match(doomed, Phase.FORWARD)
     cause = Cause.WHERE_GRAD_TRAP if _is_masked(doomed) else cause
     return Recognised(cause, doomed.seq, Phase.FORWARD, reason, masked=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,11 +10,13 @@ import numpy as np
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE
 from ampscope.analysis.causes.range_overflow import LossGrew
 from ampscope.analysis.causes.recognition import Recognised
+from ampscope.analysis.causes.unknown import Observed
 from ampscope.analysis.numerics.arrays import FloatArray
+from ampscope.analysis.results import Tried
 from ampscope.analysis.scale.skip_runs import SkipRun, skip_runs
 from ampscope.analysis.tables.step_history import History
 from ampscope.trace.json_columns import details
-from ampscope.trace.schema import IncidentRow, ReplayStatus, Trigger
+from ampscope.trace.schema import Change, IncidentRow, ReplayStatus, Trial, Trigger
 from ampscope.trace.vocabulary import Cause
 
 #: A loss that rose at each of the last steps, by this factor in all, is running away.
@@ -22,6 +24,12 @@ RUNAWAY_STEPS = 3
 RUNAWAY_FACTOR = 100.0
 #: Steps over which a loss is compared with what it was.
 GROWTH_STEPS = 50
+
+
+NOT_THE_SAME_TWICE = Observed(
+    sentence="The step failed once and came out finite when it was run again, but two further runs of it differ: it is "
+    "not deterministic, so that the failure cannot be told from chance."
+)
 
 
 class Context:
@@ -35,14 +43,16 @@ class Context:
         self._history = history
         self._skips = {optimizer: skip_runs(each) for optimizer, each in history.items()}
 
-    def judged(self, row: IncidentRow, found: Recognised) -> Recognised:
+    def judged(self, row: IncidentRow, found: Recognised, tried: Sequence[Tried] = ()) -> Recognised:
         """The cause in the light of what else is known of the run.
 
         An overflow at the end of a runaway loss is divergence; what an identical second run did not do is transient, or
         the compiler's, for that run is eager; without a scaler, no loss scale is to blame.
         """
         if row.replay == ReplayStatus.NOT_REPRODUCED:
-            return replace(found, cause=_cause_of_one_time(row), reason=NOTHING_MORE, masked=False)
+            cause = _cause_of_one_time(row, tried)
+            reason = NOT_THE_SAME_TWICE if cause is Cause.UNKNOWN else NOTHING_MORE
+            return replace(found, cause=cause, reason=reason, masked=False)
         overflow = found.cause in (Cause.FP16_OVERFLOW, Cause.SCALE_OVERFLOW)
         grew = self._loss_grew(row) if overflow or found.cause is Cause.DIVERGENCE else None
         if grew is not None and (found.cause is Cause.DIVERGENCE or self._ran_away(row)):
@@ -77,19 +87,25 @@ class Context:
         run = next((run for run in runs if run.first <= row.step <= run.last), None)
         return run if run is not None and run.calibrates else None
 
-    def cause_without_origin(self, row: IncidentRow) -> Cause:
+    def cause_without_origin(self, row: IncidentRow, tried: Sequence[Tried] = ()) -> Cause:
         """What can be said of a step of which no trace shows an origin.
 
         A skip that could not be run again is harmless where a smaller scale was all that the next steps took.
         """
         if row.replay == ReplayStatus.NOT_REPRODUCED:
-            return _cause_of_one_time(row)
+            return _cause_of_one_time(row, tried)
         if row.replay == ReplayStatus.UNAVAILABLE and row.scale is not None:
             run = self.calibration(row)
             return run.benign_cause if run is not None and run.recovered else Cause.UNKNOWN
         return Cause.UNKNOWN
 
 
-def _cause_of_one_time(row: IncidentRow) -> Cause:
-    """Why a step that came out finite in its replay had failed: replays run compiled code eagerly."""
+def _cause_of_one_time(row: IncidentRow, tried: Sequence[Tried]) -> Cause:
+    """Why a step that came out finite in its replay had failed: replays run compiled code eagerly.
+
+    A step that does not come out the same twice proves nothing of the device.
+    """
+    again = [each for each in tried if each.change == Change.NONE]
+    if any(each.reason or each.outcome == Trial.NONFINITE for each in again):
+        return Cause.UNKNOWN
     return Cause.COMPILED_ONLY if details(row.evidence).get("compiled") is True else Cause.HARDWARE_TRANSIENT

@@ -127,7 +127,8 @@ class Examiner:
 
     def _at_origin(self, row: IncidentRow, graph: StepGraph, origin: Origin, found: Recognised) -> Examined:
         """An incident with its origin, the cause judged by its context."""
-        found = self._context.judged(row, found)
+        tried = self._tried.get((row.step, row.optimizer), ())
+        found = self._context.judged(row, found, tried)
         if found.cause is Cause.DIVERGENCE and (first := first_overflow(graph)) is not None:
             if isinstance(found.reason, LossGrew):  # then the step's first overflow tells, whatever came of it
                 found = replace(found, seq=first.seq, phase=first.phase)
@@ -137,7 +138,6 @@ class Examiner:
             rows = _rows_of(row, found.reason.name) if found.cause is Cause.BAD_INPUT else ()
             at_start = not row.optimizer and row.step in self._starts
             found = replace(found, reason=replace(found.reason, rows=rows, at_start=at_start))
-        tried = self._tried.get((row.step, row.optimizer), ())
         explicit = self._explicit_half(graph, found, tried)
         path = origin.path if found.seq == origin.seq else (found.seq, *origin.path)
         incident = replace(_incident(row, graph, found, explicit, tried), path=graph.path(path))
@@ -178,7 +178,7 @@ class Examiner:
 
     def _without_origin(self, row: IncidentRow, cause: Cause | None = None, why: str = "") -> Examined:
         """What can be said when no trace of the step shows an origin."""
-        cause = cause or self._context.cause_without_origin(row)
+        cause = cause or self._context.cause_without_origin(row, self._tried.get((row.step, row.optimizer), ()))
         why = why or row.replay_reason or "no trace of this step shows where the value was born"
         lost = details(row.evidence).get("reduction")
         known = isinstance(lost, dict) and lost.get("overflows") is True

@@ -50,6 +50,7 @@ class Player:
     Attributes:
         losses: What the backward passes began from.
         bad_gradients: Names of the parameters whose gradients came out non-finite.
+        spoilt_buffers: Names of the buffers that were finite before and came out non-finite.
         differences: How what the tape holds and what the calls returned differ from the real step, in words; looked
             for only where nothing is changed.
         held_otherwise: What the tape holds is known to have been changed since the real step.
@@ -76,6 +77,7 @@ class Player:
         self._handing_back = HandingBack()
         self.losses: list[Tensor] = []
         self.bad_gradients: frozenset[str] = frozenset()
+        self.spoilt_buffers: frozenset[str] = frozenset()
         self.differences: list[str] = []
         self.held_otherwise = False
 
@@ -89,11 +91,13 @@ class Player:
             if self._faithful:
                 self._check_versions()
             self._name_leaves()
+            bad_before = _bad_buffers(self._substitutes)
             with left_as_found(self._models.names), self._substitutes.installed(self._hooks()):
                 self._change.change_modules(self._models)
                 with self._change.active(self._tracer.places.now), self._tracer.active(), self._handing_back.active():
                     self._play_entries()
             self._mark_sinks()
+            self.spoilt_buffers = _bad_buffers(self._substitutes) - bad_before
 
     @property
     def finite(self) -> bool:
@@ -251,6 +255,11 @@ class Player:
         for module, name, buffer in self._substitutes.buffers():
             if not finite(buffer):
                 self._tracer.sink(buffer, Node.BUFFER_AFTER, ".".join(filter(None, (module, name))), module)
+
+
+def _bad_buffers(substitutes: Substitutes) -> frozenset[str]:
+    found = substitutes.buffers()
+    return frozenset(".".join(filter(None, (module, name))) for module, name, buffer in found if not finite(buffer))
 
 
 @contextlib.contextmanager

@@ -72,7 +72,8 @@ def retry(step: TapedStep, models: Models, tracer: Tracer, change: ReplayChange)
         change: What is done otherwise.
 
     Returns:
-        Whether the step came out finite. Nothing of the training is different afterwards.
+        Whether the step came out finite, and so did the buffers that it found finite: a loss that no longer shows what
+        is kept for the next steps is not cured. Nothing of the training is different afterwards.
     """
     started = time.perf_counter()
     player = Player(step, models, tracer, change)
@@ -80,7 +81,7 @@ def retry(step: TapedStep, models: Models, tracer: Tracer, change: ReplayChange)
     seconds = time.perf_counter() - started
     if failed:
         return ChangedResult(Trial.UNAVAILABLE, failed, None, seconds)
-    outcome = Trial.FINITE if player.finite else Trial.NONFINITE
+    outcome = Trial.FINITE if player.finite and not player.spoilt_buffers else Trial.NONFINITE
     return ChangedResult(outcome, "; ".join(player.differences), _mean_loss(player), seconds)
 
 

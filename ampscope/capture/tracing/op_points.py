@@ -46,6 +46,7 @@ class OpPoints:
                 grad_fn, forward_site = node.name(), self._places.forward_site(node)
             forward = self.sites.point(forward_site) if forward_site is not None else None
             module, place = (forward.module, forward.place) if forward is not None else (module, NOWHERE)
+            place = self._places.inside_backward() or place
         else:
             place = self._places.now() if node is not None or functions.place is None else functions.place
         cast = Cast.NONE
@@ -66,6 +67,19 @@ class OpPoints:
             grad_fn=grad_fn,
             forward_site=forward_site,
         )
+
+    def of_view(self, operator: Operator) -> Point:
+        """The point of an op that computes nothing, but whose gradient may be computed: a sum for what was expanded."""
+        functions = self._functions
+        phase = self._phase(torch_private.current_backward_node())
+        place = self._places.now() if functions.place is None else functions.place
+        return Point(operator.name, self._modules.innermost or "", phase, place, autocast=functions.region)
+
+    def records_graph(self, phase: str) -> bool:
+        """Whether an autograd node that was made in a phase is one whose gradient belongs to the op that made it."""
+        if phase == Phase.BACKWARD:
+            return self._functions.creates_graph and self._places.numbers_nodes
+        return phase != Phase.OPTIMIZER
 
     def of_entry(self, node: Node, name: str, tensor: Tensor) -> Point:
         """The point of a value from outside the step, which is read now for the first time."""

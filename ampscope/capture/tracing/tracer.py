@@ -27,7 +27,7 @@ from ampscope.capture.tracing.program.places import Places
 from ampscope.capture.tracing.sites import Point, Sites
 from ampscope.capture.tracing.statistics.bad_rows import bad_rows
 from ampscope.capture.tracing.statistics.tensor_values import stored
-from ampscope.trace.schema import EdgeRow, Node, OpRow, Phase
+from ampscope.trace.schema import EdgeRow, Node, OpRow
 
 _PLAIN = frozenset({Tensor, nn.Parameter})
 
@@ -191,6 +191,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         made_node = self.places.made_node()
         self.backward_varies |= operator.varies
         if operator.passes_through:
+            if made_node:
+                self._link(self.points.of_view(operator))
             return
         operands = operators.operands(operator, args, kwargs)
         for operand in operands:
@@ -206,14 +208,19 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         operands, results = [stored(each) for each in operands], [stored(each) for each in results]
         entries = [(i, operand, self._writer(operand, operator)) for i, operand in enumerate(operands)]
         seq, site = self._number(point, results)
-        if made_node and point.phase not in (Phase.BACKWARD, Phase.OPTIMIZER):
-            self.places.link(site)
+        if made_node:
+            self._link(point)
         for i, operand, writer in entries:
             self._dataflow.read(seq, i, writer, operand, in_place=i in overwritten)
         self._dataflow.wrote(seq, results)
         if self.keeper is not None:
             writers = [writer.seq for _, _, writer in entries if writer is not None]
             self.keeper.after(Executed(seq, site, operator, args, kwargs), results, writers)
+
+    def _link(self, point: Point) -> None:
+        """The autograd node that was made last belongs to the op at a point."""
+        if self.points.records_graph(point.phase):
+            self.places.link(self.points.sites.number(point))
 
     def _number(self, point: Point, results: Sequence[Tensor] = ()) -> tuple[int, int]:
         """Gives an op its number in the order of execution and that of its site, and notes its outputs."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from types import CodeType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ampscope.capture.hooks import process_hooks
@@ -13,7 +15,7 @@ from ampscope.capture.torch_support.user_line import NOWHERE, Place, user_place
 from ampscope.capture.tracing.sites import Sites
 
 #: Frames below which code that runs in backward has no line of its own.
-_BACKWARD = (process_hooks.backward_frame, Tensor.backward.__code__)
+_BACKWARD = (process_hooks.backward_frame, Tensor.backward.__code__, torch.autograd.grad.__code__)
 
 #: Autograd nodes that one op makes, at most: one for each level of transforms of torch.func.
 MOST_NODES = 8
@@ -31,7 +33,8 @@ class Places:
         self.entry_place = NOWHERE  #: the user's line of the call being replayed
         self._sites = sites
         self._stops = stops
-        self._stops_in_backward = (*stops, *_BACKWARD)
+        self._stops_in_backward = (*stops, *_BACKWARD, process_hooks.original_backward().__code__)
+        self._thread = threading.get_ident()  # that forward runs on
         self._forward_of: dict[int, int] = {}  # autograd sequence number -> site of the forward op
         self._last_number = -1
         self._made = range(0)  # the numbers of the nodes that were made last
@@ -42,6 +45,15 @@ class Places:
         if node is None:
             return user_place(*self._stops) or self.entry_place
         return user_place(*self._stops_in_backward) or self._of_node(node)
+
+    def inside_backward(self) -> Place | None:
+        """The line of the user's own code in backward: a function's ``backward``, a hook; None outside of any."""
+        return user_place(*self._stops_in_backward)
+
+    @property
+    def numbers_nodes(self) -> bool:
+        """Whether nodes made now are numbered with those of forward: each thread counts its own."""
+        return threading.get_ident() == self._thread
 
     def _of_node(self, node: Any) -> Place:
         """The line of the forward op whose gradient is being computed."""

@@ -13,7 +13,7 @@ import pytest
 from ampscope import diagnose, open_run
 from ampscope.errors import RunNotFound
 from ampscope.report.diagnosis_json import as_json
-from ampscope.trace.schema import EventKind, Node, Phase, ReplayStatus, Source, Trigger
+from ampscope.trace.schema import Change, EventKind, Node, Phase, ReplayStatus, Source, Trial, Trigger
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
 from tests.support.trace_builder import TraceBuilder
 from tests.support.traced_steps import FULL, INF, NOTANUMBER, OVERFLOWN, Step
@@ -251,6 +251,17 @@ def test_a_replay_that_comes_out_finite_points_outside_of_torch(run_folder: Path
     (incident,) = diagnose(trace.close()).incidents
     assert (incident.cause, incident.phase) == (Cause.HARDWARE_TRANSIENT, "forward")
     assert incident.explanation == ("The same calls on the same values came out finite when they were run again.")
+
+
+def test_a_step_of_which_two_replays_differ_proves_nothing_of_the_device(run_folder: Path) -> None:
+    trace = TraceBuilder(run_folder)
+    train(trace, [NAN])
+    traced = Step(trace)
+    traced.loss(traced.op("mm", traced.entry()))
+    trace.incident(trigger=Trigger.NONFINITE_LOSS, replay=ReplayStatus.NOT_REPRODUCED)
+    trace.replay(Change.NONE, Trial.FINITE, reason="two replays of the step differ: it is not deterministic")
+    (incident,) = diagnose(trace.close()).incidents
+    assert incident.cause is Cause.UNKNOWN
 
 
 def test_a_loss_of_nan_that_nobody_reported_is_not_called_healthy(run_folder: Path) -> None:

@@ -140,6 +140,38 @@ def test_the_remedy_that_is_called_verified_keeps_the_loop_from_failing(run_fold
     assert bad(cured).incidents == []
 
 
+class Averaged(Net):
+    """Keeps an average that overflows beside what the loss shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.average = Average()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.average(x, self.gain))
+
+
+class Average(nn.Module):
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, x: Tensor, gain: float) -> Tensor:
+        with torch.no_grad():
+            self.mean += ((x * gain) @ (x * gain).transpose(-1, -2)).mean()
+        return x
+
+
+def test_what_leaves_a_buffer_bad_has_not_cured_the_step(run_folder: Path) -> None:
+    watched = Watched.train(fresh(Averaged, overflow_at(1)), run_folder)
+    cured = [row.modules for row in tried(watched) if row.change == "modules_fp32" and row.outcome == "finite"]
+    assert all("average" in modules for modules in cured)
+    assert ("fp32", (), "finite") in in_short(tried(watched))
+    assert cured
+
+
 def test_what_fails_in_float32_too_is_not_blamed_on_precision(run_folder: Path) -> None:
     def zero(model: nn.Module, x: Tensor, step: int) -> Tensor:
         return torch.log(model(x).relu() * 0.0 + (step != 1)).mean()
