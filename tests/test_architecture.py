@@ -60,7 +60,10 @@ FLOORS = {
         "optimizer_numbers measures cycle own_work observers live_trace step_rows scaler_history ending step_watch "
         "assembly scaler_watch"
     ),
-    "ampscope.capture.step.ending": "verdict incidents second_look trace_ending device_decisions endings",
+    "ampscope.capture.step.ending": (
+        "optimizer_rerun verdict incidents second_look moved_buffers still_buffers trace_ending device_decisions "
+        "endings"
+    ),
     "ampscope.capture.tracing": (
         "statistics operators operand_keeper sites traced_rows outputs dataflow casts program collective_ops "
         "op_points tracer"

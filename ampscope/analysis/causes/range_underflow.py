@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ampscope.analysis.causes.cause_entry import CauseEntry, LostBefore, Match, Occurrence, OpRule, Reason, Turn, number
+from ampscope.analysis.causes.state import StandsStill
 from ampscope.analysis.causes.wider_dtype import float32_region, more_range
 from ampscope.analysis.numerics import rounding
 from ampscope.analysis.origin.lost_upstream import flushed_by, rounded_constant
@@ -200,7 +201,22 @@ def updates_lost(reason: UpdatesLost) -> str:
 
 def _updates(occurrence: Occurrence) -> str:
     reason = occurrence.reason
+    if isinstance(reason, StandsStill):
+        return reason.in_words
     return updates_lost(reason) if isinstance(reason, UpdatesLost) else "The updates are too small for bfloat16."
+
+
+def _against_rounding(occurrence: Occurrence) -> tuple[Remedy, ...]:
+    float32 = Remedy(
+        text="Keep the parameters in float32 and let autocast choose bfloat16 op by op; small updates "
+        "then reach weights that can hold them.",
+        code="model.float()\nwith torch.autocast(device_type, dtype=torch.bfloat16):\n    loss = step(batch)",
+    )
+    if isinstance(occurrence.reason, StandsStill):
+        name = occurrence.reason.name
+        code = f"model.get_submodule({name.rpartition('.')[0]!r}).float()  # holds {name.rpartition('.')[2]}"
+        return Remedy(text=f"Keep {name} in float32, with the module that writes it.", code=code), float32
+    return float32, Remedy(text="Or give the optimizer float32 master weights, or one that rounds stochastically.")
 
 
 # -- the entries ------------------------------------------------------------------------------------------------------
@@ -234,14 +250,7 @@ ENTRIES = (
         cause=Cause.BF16_PRECISION,
         noun="updates too fine for bfloat16",
         sentence=_updates,
-        remedies=(
-            Remedy(
-                text="Keep the parameters in float32 and let autocast choose bfloat16 op by op; small updates "
-                "then reach weights that can hold them.",
-                code="model.float()\nwith torch.autocast(device_type, dtype=torch.bfloat16):\n    loss = step(batch)",
-            ),
-            Remedy(text="Or give the optimizer float32 master weights, or one that rounds stochastically."),
-        ),
+        remedies=_against_rounding,
         recognised_in="analysis.diagnosis.silent_failures",
     ),
 )

@@ -27,6 +27,11 @@ class TurnedBad(Reason):
     bad_at: int = 0  #: the first step after which it was seen not to be
 
     @property
+    def key(self) -> str:
+        """What it is called in a trace."""
+        return f"{self.name} of {self.owner}" if self.owner else self.name
+
+    @property
     def in_words(self) -> str:
         """What was seen, in a sentence or two."""
         held = (
@@ -48,6 +53,29 @@ class TurnedBad(Reason):
             return f"{self.name}{dtype}, which the optimizer keeps of {self.owner},"
         what = {StateKind.WEIGHT: "The parameter", StateKind.BUFFER: "The buffer"}.get(StateKind(self.kind))
         return f"{what} {self.name}{dtype}" if what else f"{self.name}{dtype}, which the loop carries along,"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandsStill(Reason):
+    """A buffer stays where it is, because its dtype rounds its updates away."""
+
+    name: str
+    dtype: str
+    since: int  #: the first step at which it was looked at
+    last: int  #: the last one
+    share: float  #: of its elements
+    value: float  #: their mean magnitude
+    off_by: float  #: how far they are, on the average, from what they follow
+
+    @property
+    def in_words(self) -> str:
+        """What was seen, in two sentences."""
+        return (
+            f"{self.share:.0%} of the buffer {self.name} did not move in the steps from {self.since:,} to "
+            f"{self.last:,} that were looked at. In float32 it does, always the same way: each update is too small for "
+            f"{self.dtype}. "
+            f"They are {self.value:.3g} on the average, and {self.off_by:.3g} away from what they should follow."
+        )
 
 
 def _bad_state(occurrence: Occurrence) -> str:

@@ -18,7 +18,7 @@ from ampscope.analysis.cures.explicit_half import ExplicitHalf, half_weights
 from ampscope.analysis.diagnosis.context import Context
 from ampscope.analysis.diagnosis.examined import Examined
 from ampscope.analysis.diagnosis.lost_gradients import lost_gradient
-from ampscope.analysis.diagnosis.state_incidents import examined_state, state_found
+from ampscope.analysis.diagnosis.state_incidents import examined_state, examined_still, state_found, still_found
 from ampscope.analysis.origin.step_graph import Sites, StepGraph, source_line
 from ampscope.analysis.overview.ranks.bad_steps import Sighting
 from ampscope.analysis.results import Incident, PathNode, Tried
@@ -86,7 +86,10 @@ class Examiner:
     def _examine(self, row: IncidentRow) -> list[Examined]:
         state = state_found(row)
         if state is not None:
-            return [examined_state(row, state, self._rank)]
+            return [examined_state(row, state, self._replayed(row))]
+        still = still_found(row)
+        if still:
+            return [examined_still(row, each, self._replayed(row)) for each in still]
         if row.trigger == Trigger.LOST_GRADIENT:
             return [self._of_lost_gradient(row)]
         graph, found = self._origins(row)
@@ -100,6 +103,10 @@ class Examiner:
         if lost is None:
             return self._without_origin(row, Cause.STAGNATION)
         return self._at_origin(row, lost.graph, lost.origin, lost.found)
+
+    def _replayed(self, row: IncidentRow) -> StepGraph:
+        """The faithful replay of the step of an incident; empty where there is none."""
+        return StepGraph(self._run, self._sites, row.step, source_of(Source.REPLAY, row.optimizer))
 
     def _origins(self, row: IncidentRow) -> tuple[StepGraph, list[Origin]]:
         """The origins in the best execution of the step that the trace holds, the one that matters most first."""

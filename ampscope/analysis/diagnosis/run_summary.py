@@ -53,6 +53,7 @@ _EFFECTS: dict[str, str] = {
     Trigger.NONFINITE_LOSS: "had a non-finite loss",
     Trigger.NONFINITE_WEIGHT: "left non-finite weights",
     Trigger.NONFINITE_BUFFER: "left a non-finite buffer",
+    Trigger.BUFFER_STANDS_STILL: "left a buffer where it was",
     Trigger.NONFINITE_STATE: "left state that is not finite",
     Trigger.ABSORBED_OVERFLOW: "computed with an overflow that nobody noticed",
     Trigger.LOST_GRADIENT: "lost gradients that float32 keeps",

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ampscope.analysis.causes.catalogue import CATALOGUE, explanation
 from ampscope.analysis.causes.cause_entry import Occurrence
-from ampscope.analysis.causes.state import TurnedBad
+from ampscope.analysis.causes.recognition import Recognised, recognise
+from ampscope.analysis.causes.state import StandsStill, TurnedBad
 from ampscope.analysis.diagnosis.examined import Examined
+from ampscope.analysis.origin.step_graph import StepGraph, source_line
 from ampscope.analysis.results import Incident
+from ampscope.analysis.words.wording import op_in_words
+from ampscope.provenance import origins
 from ampscope.trace.json_columns import details
-from ampscope.trace.schema import IncidentRow, Phase, StateKind
+from ampscope.trace.schema import ENTRY_NODES, IncidentRow, Node, Phase, SiteRow, StateKind
 from ampscope.trace.vocabulary import Cause, Severity
 
 _CAUSES: dict[str, Cause] = {
@@ -55,11 +60,44 @@ def _count(found: Mapping[str, Any], key: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def examined_state(row: IncidentRow, reason: TurnedBad, rank: int) -> Examined:
-    """The incident of state that was found bad after a step, without the op that wrote it."""
-    cause = _CAUSES[reason.kind]
+def examined_state(row: IncidentRow, reason: TurnedBad, graph: StepGraph) -> Examined:
+    """The incident of state that was found bad after a step, with the op of the optimizer where it is known."""
+    cause, found = _CAUSES[reason.kind], None
+    wanted = {Node.STATE_AFTER: reason.key, Node.WEIGHT_AFTER: reason.name}
+    for origin in origins(graph):
+        sink = graph.site(origin.sink)
+        if wanted.get(Node(sink.op)) == sink.name and graph.site(origin.seq).op not in ENTRY_NODES:
+            found = recognise(graph, origin)
+            if reason.kind == StateKind.WEIGHT and found.cause is not Cause.UNKNOWN:
+                cause = found.cause
+            return _located(_state_incident(row, reason, graph.rank, cause), reason, graph, found)
+    return Examined(_state_incident(row, reason, graph.rank, cause), reason)
+
+
+def _located(incident: Incident, reason: TurnedBad, graph: StepGraph, found: Recognised) -> Examined:
+    site, inputs = graph.site(found.seq), graph.operands(found.seq)
+    largest = max((abs(each.statistics.max) for each in inputs if each.statistics.max is not None), default=None)
+    of = f", of finite operands of at most {largest:.3g}" if largest is not None else ""
+    told = incident.explanation
+    if incident.cause is not _CAUSES[reason.kind]:
+        told = f"{explanation(incident.cause, Occurrence(op=site.op, reason=found.reason))} {reason.in_words}"
+    located = replace(
+        incident,
+        op=site.op,
+        source=source_line(site),
+        inputs=inputs,
+        outputs=graph.results(found.seq),
+        path=graph.path((found.seq,)),
+        traced=graph.source,
+        explanation=f"{told} {op_in_words(site.op)[:1].upper()}{op_in_words(site.op)[1:]} gave it{of}, when the "
+        "optimizer's step was run again on copies.",
+    )
+    return Examined(located, reason if incident.cause is _CAUSES[reason.kind] else found.reason)
+
+
+def _state_incident(row: IncidentRow, reason: TurnedBad, rank: int, cause: Cause) -> Incident:
     written_by_optimizer = reason.kind in (StateKind.OPTIMIZER, StateKind.WEIGHT)
-    incident = Incident(
+    return Incident(
         step=reason.bad_at,
         last_step=reason.bad_at,
         count=1,
@@ -77,7 +115,6 @@ def examined_state(row: IncidentRow, reason: TurnedBad, rank: int) -> Examined:
         explanation=explanation(cause, Occurrence(module=reason.module, reason=reason)),
         rank=rank,
     )
-    return Examined(incident, reason)
 
 
 def without_consequences(examined: Iterable[Examined]) -> Iterator[Examined]:
@@ -96,3 +133,74 @@ def without_consequences(examined: Iterable[Examined]) -> Iterator[Examined]:
 def _is_explained(rank: int, reason: TurnedBad, errors: Iterable[tuple[int, int]]) -> bool:
     since = -1 if reason.finite_at is None else reason.finite_at
     return any(where == rank and since < step <= reason.bad_at for where, step in errors)
+
+
+# -- buffers that stand still -----------------------------------------------------------------------------------------
+
+
+def still_found(row: IncidentRow) -> list[StandsStill]:
+    """The buffers that were found to stand still; none for an incident of another kind."""
+    found = details(row.evidence).get("still")
+    return [_still(each) for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def _still(found: Mapping[str, Any]) -> StandsStill:
+    return StandsStill(
+        name=str(found.get("name", "")),
+        dtype=str(found.get("dtype", "")),
+        since=_count(found, "since"),
+        last=_count(found, "last"),
+        share=_number(found, "share"),
+        value=_number(found, "value"),
+        off_by=_number(found, "off_by"),
+    )
+
+
+def _number(found: Mapping[str, Any], key: str) -> float:
+    value = found.get(key)
+    return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def examined_still(row: IncidentRow, reason: StandsStill, graph: StepGraph) -> Examined:
+    """The incident of a buffer that stands still, with the op that writes it."""
+    cause = Cause.BF16_PRECISION if reason.dtype == "bfloat16" else Cause.HALF_PARAMS
+    seq = _writer(graph, reason.name)
+    site = graph.site(seq) if seq is not None else None
+    module = reason.name.rpartition(".")[0]
+    incident = Incident(
+        step=reason.since,
+        last_step=reason.last,
+        count=1,
+        severity=CATALOGUE[cause].severity,
+        cause=cause,
+        phase=Phase.FORWARD,
+        op=site.op if site is not None else "",
+        module=module,
+        module_type=site.module_type if site is not None and site.module == module else "",
+        source=source_line(site) if site is not None else None,
+        inputs=graph.operands(seq) if seq is not None else (),
+        outputs=graph.results(seq) if seq is not None else (),
+        path=graph.path((seq,)) if seq is not None else (),
+        replay=row.replay,
+        replay_reason=row.replay_reason,
+        traced=graph.source if seq is not None else "",
+        trigger=row.trigger,
+        explanation=explanation(cause, Occurrence(op=site.op if site else "", module=module, reason=reason)),
+        rank=graph.rank,
+    )
+    return Examined(incident, reason)
+
+
+def _writer(graph: StepGraph, name: str) -> int | None:
+    """The op that wrote a buffer last, or, where an op writes it without saying so, the first that was given it."""
+    entry = next((seq for seq in sorted(graph.outputs) if _is_buffer(graph.site(seq), name)), None)
+    if entry is None:
+        return None
+    seq = entry
+    while (after := next((edge for edge in graph.readers[seq] if edge.in_place and edge.seq > seq), None)) is not None:
+        seq = after.seq
+    return seq if seq != entry else graph.first_reader(entry)
+
+
+def _is_buffer(site: SiteRow, name: str) -> bool:
+    return site.op == Node.BUFFER and site.name == name

@@ -11,6 +11,7 @@ _TRIGGERS: dict[str, str] = {
     Trigger.NONFINITE_LOSS: "the loss was not finite",
     Trigger.NONFINITE_WEIGHT: "a weight was not finite after the step",
     Trigger.NONFINITE_BUFFER: "a buffer was not finite after the step",
+    Trigger.BUFFER_STANDS_STILL: "a buffer did not move, and in float32 it does",
     Trigger.NONFINITE_STATE: "state that outlives the step was not finite after it",
     Trigger.ABSORBED_OVERFLOW: "a value overflowed, and vanished again before loss and gradients",
     Trigger.LOST_GRADIENT: "gradients lost what the same step has in float32",

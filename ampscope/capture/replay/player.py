@@ -108,6 +108,13 @@ class Player:
         """The gradient that each parameter got, by name; scaled where the step is."""
         return {name: p.grad for name, p in self._substitutes.parameters() if p.grad is not None}
 
+    def buffers_moved(self) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
+        """Of each floating buffer that the step could write, by name, its values before and after it in float32."""
+        for module, name, buffer in self._substitutes.buffers():
+            before = self._substitutes.at_start(module, name)
+            if before is not None and before.is_floating_point():
+                yield ".".join(filter(None, (module, name))), (before.float(), buffer.detach().float())
+
     @property
     def real_losses_finite(self) -> bool:
         """Whether what the real step's backward passes began from was finite."""

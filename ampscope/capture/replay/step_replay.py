@@ -45,15 +45,11 @@ def run(
         What it came to. Nothing of the model, the generators or the gradients is different afterwards.
     """
     started = time.perf_counter()
-    obstacle = (
-        _obstacle(step)
-        or obstacle_to_replay(itertools.chain(models.roots, models.modules))
-        or _lost_weights(step, models)
-    )
+    obstacle = why_not(step, models) or _lost_weights(step, models)
     if obstacle:
         return ReplayResult(ReplayStatus.UNAVAILABLE, obstacle)
     player = Player(step, models, tracer, ReplayChange())
-    failed = _play(player)
+    failed = play(player)
     if failed:
         result = ReplayResult(ReplayStatus.UNAVAILABLE, failed)
     else:
@@ -77,7 +73,7 @@ def retry(step: TapedStep, models: Models, tracer: Tracer, change: ReplayChange)
     """
     started = time.perf_counter()
     player = Player(step, models, tracer, change)
-    failed = _play(player)
+    failed = play(player)
     seconds = time.perf_counter() - started
     if failed:
         return ChangedResult(Trial.UNAVAILABLE, failed, None, seconds)
@@ -106,11 +102,11 @@ def regained(
         The gradients that its calls alone gave. Nothing of the training is different afterwards.
     """
     started = time.perf_counter()
-    obstacle = _obstacle(step) or obstacle_to_replay(itertools.chain(models.roots, models.modules))
+    obstacle = why_not(step, models)
     if obstacle:
         return Regained(reason=obstacle)
     player = Player(step, models, tracer, change, asked_for=asked_for)
-    failed = _play(player)
+    failed = play(player)
     if failed:
         return Regained(reason=failed, seconds=time.perf_counter() - started)
     scale = change.scale or step.scale or 1.0
@@ -127,7 +123,7 @@ def _mean_loss(player: Player) -> float | None:
     return sum(scalars) / len(scalars) if scalars else None
 
 
-def _play(player: Player) -> str:
+def play(player: Player) -> str:
     """Plays; returns why it could not be done, empty when it could."""
     with Suppressed() as suppressed:
         player.play()
@@ -138,6 +134,11 @@ def _play(player: Player) -> str:
         return str(suppressed.error)
     said = (str(suppressed.error).splitlines() or [""])[0][:200]
     return f"{type(suppressed.error).__name__} while replaying: {said}"
+
+
+def why_not(step: TapedStep, models: Models) -> str:
+    """Why a step cannot be run again; empty when it can."""
+    return _obstacle(step) or obstacle_to_replay(itertools.chain(models.roots, models.modules))
 
 
 def _obstacle(step: TapedStep) -> str:

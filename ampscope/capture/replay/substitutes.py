@@ -69,6 +69,12 @@ class Substitutes:
         for module, name, buffer in self._models.buffers():
             yield module, name, self.of(buffer)
 
+    def at_start(self, module: str, name: str) -> Tensor | None:
+        """A buffer as it was when the step began; None for one that no step has changed."""
+        found = (buffer for owner, key, buffer in self._models.buffers() if (owner, key) == (module, name))
+        buffer = next(found, None)
+        return self._snapshot.at_start(buffer) if buffer is not None else None
+
     @contextlib.contextmanager
     def installed(self, hooks: list[Callable[..., Any]]) -> Iterator[None]:
         """Puts the substitutes into the modules for the body, and everything back as it was after it.

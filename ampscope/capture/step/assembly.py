@@ -16,6 +16,7 @@ from ampscope.capture.step.cycle import StepCycle
 from ampscope.capture.step.ending.endings import Endings
 from ampscope.capture.step.ending.incidents import Incidents
 from ampscope.capture.step.ending.second_look import SecondLook
+from ampscope.capture.step.ending.still_buffers import StillBuffers
 from ampscope.capture.step.ending.trace_ending import TraceEnding
 from ampscope.capture.step.live_trace import LiveTrace
 from ampscope.capture.step.measures.state.held import StateHistory
@@ -77,6 +78,7 @@ def step_watch(
         live=live,
         written=written,
         state=state,
+        still=StillBuffers(models, incidents, tape, budgets[1], cycle, looking),
         usage=UsageObserver(usage, report, optimizers.step_of, guard_for("the usage check")),
         rows=StepRows(models, recorder, readback, own, guard),
         history=ScalerHistory(recorder, optimizers, readback, guard_for("the scaler's history")),

@@ -23,6 +23,7 @@ class Node(StrEnum):
     BUFFER = "buffer"  #: a buffer as the step found it
     LOSS = "loss"  #: what backward was called on
     GRADIENT = "gradient"  #: a parameter's gradient as backward left it
+    STATE_AFTER = "state_after"  #: what an optimizer keeps of a parameter, as its step left it
     WEIGHT_AFTER = "weight_after"  #: a parameter as the optimizer left it
     BUFFER_AFTER = "buffer_after"  #: a buffer as the step left it
 
@@ -30,7 +31,7 @@ class Node(StrEnum):
 #: Nodes that no op of the step wrote.
 ENTRY_NODES = frozenset({Node.INPUT, Node.PARAMETER, Node.BUFFER})
 #: Nodes from which the walk back to the origin starts.
-SINK_NODES = frozenset({Node.LOSS, Node.GRADIENT, Node.WEIGHT_AFTER, Node.BUFFER_AFTER})
+SINK_NODES = frozenset({Node.LOSS, Node.GRADIENT, Node.STATE_AFTER, Node.WEIGHT_AFTER, Node.BUFFER_AFTER})
 
 
 #: Libraries of ops whose results depend on what other ranks do (what comes before the first dot of ``sites.op``).
@@ -109,6 +110,7 @@ class Trigger(StrEnum):
     NONFINITE_WEIGHT = "nonfinite_weight"  #: a parameter that the optimizer made inf or NaN
     NONFINITE_BUFFER = "nonfinite_buffer"  #: a buffer that became inf or NaN
     NONFINITE_STATE = "nonfinite_state"  #: optimizer state, or a tensor that the loop carries, that became inf or NaN
+    BUFFER_STANDS_STILL = "buffer_stands_still"  #: a buffer in half precision that float32 would move
     ABSORBED_OVERFLOW = "absorbed_overflow"  #: an inf that vanished again before loss and gradients
     LOST_GRADIENT = "lost_gradient"  #: gradients that miss a part of what the same step has in float32
 

@@ -238,7 +238,7 @@ FAILURES = [
         "squared gradient",
         Loop(optimizer=torch.optim.Adam, odd=lambda x: x * 1e22, dtype=torch.bfloat16, scale=None),
         Cause.BAD_OPTIMIZER_STATE,
-        "",
+        "aten.addcmul_.default",
         module="body",
         phase="optimizer",
         says="exp_avg_sq",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ampscope.analysis.causes.cause_entry import CauseEntry, Match, Occurrence, OpRule, Reason, Turn
 from ampscope.analysis.causes.range_underflow import UpdatesLost, updates_lost
+from ampscope.analysis.causes.state import StandsStill
 from ampscope.analysis.causes.usage.forms import UNSCALE_FIRST
 from ampscope.analysis.causes.wider_dtype import USE_BFLOAT16
 from ampscope.analysis.origin.op_facts import Executed
@@ -64,6 +65,8 @@ def _half_state(op: Executed) -> Match | None:
 
 def _half_parameters(occurrence: Occurrence) -> str:
     reason = occurrence.reason
+    if isinstance(reason, StandsStill):
+        return reason.in_words
     if isinstance(reason, UpdatesLost):
         return updates_lost(reason)
     if isinstance(reason, HalfState):

@@ -15,6 +15,7 @@ from ampscope.capture.replay import player, step_replay
 from ampscope.capture.replay.cures.cure_search import CureSearch
 from ampscope.capture.replay.results import ReplayResult, Symptom
 from ampscope.capture.replay.tape.taped_step import TapedStep
+from ampscope.capture.step.ending import optimizer_rerun
 from ampscope.capture.step.ending.verdict import Verdict
 from ampscope.capture.step.live_trace import LiveTrace
 from ampscope.capture.step.measures.state.evidence import MOST_NAMED, STATE_TRIGGERS, described
@@ -73,7 +74,7 @@ class Incidents:
         """
         symptom = bad.symptom
         outcome = ReplayResult(ReplayStatus.UNAVAILABLE, "replays had used up their share of the run's time")
-        evidence = Evidence(bad_params=tuple(sorted(symptom.gradients)))
+        evidence = Evidence(bad_params=tuple(sorted(symptom.gradients)), details=dict(bad.details))
         started = time.perf_counter()
         if recording is None or self._guard.broken:
             outcome.reason = "the step tape or the replay had switched itself off"
@@ -81,7 +82,7 @@ class Incidents:
             outcome.reason = "the replay itself failed; the run's events say why"
             with self._guard:
                 outcome, rows = self._replay(attempt, symptom, recording)
-                details = _details(outcome) | {"compiled": self._models.compiled}
+                details = _details(outcome) | {"compiled": self._models.compiled} | dict(bad.details)
                 evidence = replace(evidence, details=details)
                 if rows is not None:
                     self._try_cures(attempt, recording, rows, outcome.status)
@@ -169,6 +170,7 @@ class Incidents:
             bad_params=tuple(held.key for held, _ in bad.held[:MOST_NAMED]), details={"state": described(bad)}
         )
         if bad.attempt is not None:
+            self._run_optimizer_again(bad, bad.attempt)
             self.report(bad.attempt, trigger, outcome, evidence)
             return
         self._recorder.incident(
@@ -176,6 +178,17 @@ class Incidents:
         )
         if not self._bad_in_a_row:
             self._terminal.incident(in_words(trigger), step, outcome.status, outcome.reason)
+
+    def _run_optimizer_again(self, bad: BadState, attempt: StepAttempt) -> None:
+        """Records which op of the optimizer makes what is bad, as far as its step shows it on copies."""
+        names = [held.owner or held.name for held, _ in bad.held]
+        replayed = source_of(Source.REPLAY, attempt.index)
+        tracer = Tracer(self._recorder.sites, self._models.names, full=True, guard=self._guard)
+        with self._guard:
+            if attempt.traced != replayed and optimizer_rerun.rerun(attempt.optimizer, names, self._models, tracer):
+                attempt.traced = replayed
+                self._recorder.trace(*tracer.rows(attempt.step, replayed), attempt.step, replayed)
+        tracer.release()
 
     def absorbed(self, attempt: StepAttempt, ops: list[int]) -> None:
         """Reports overflows, by sequence number, that vanished again before loss and gradients."""

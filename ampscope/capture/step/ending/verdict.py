@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -21,6 +22,7 @@ class Verdict(NamedTuple):
 
     trigger: Trigger
     symptom: Symptom
+    details: Mapping[str, Any] = MappingProxyType({})  #: what goes into the evidence of the incident
 
 
 def of_skip(attempt: StepAttempt, models: Models) -> Verdict:

@@ -11,6 +11,7 @@ import pytest
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.replay.step_tape import StepTape
 from ampscope.capture.step.ending.second_look import SecondLook
+from ampscope.capture.step.ending.still_buffers import StillBuffers
 from ampscope.capture.step.ending.trace_ending import TraceEnding
 from ampscope.capture.step.live_trace import LiveTrace
 from ampscope.capture.step.measures.state.state_watch import StateWatch
@@ -28,6 +29,7 @@ PARTS: dict[str, type[StepObserver]] = {
     "live": LiveTrace,
     "written": WrittenState,
     "state": StateWatch,
+    "still": StillBuffers,
     "usage": UsageObserver,
     "rows": StepRows,
     "history": ScalerHistory,

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from ampscope.capture.events.observer import StepObserver
@@ -19,6 +20,8 @@ from ampscope.capture.torch_support.readback import Readback, Values
 
 #: Weights and optimizer state are looked at after one step in this many, and after steps 0, 1, 2, 4, ... before that.
 LOOK_EVERY = 64
+#: Gradients up to this norm have squares that fit every dtype that is looked at.
+_SMALL = 255.0
 
 
 class BadState(NamedTuple):
@@ -71,6 +74,7 @@ class StateWatch(StepObserver):
         self._readback = readback
         self._report = report
         self._ruined: set[int] = set()  # numbers of optimizers that took gradients which were not finite
+        self._harmless: dict[int, float] = {}  # by number of the optimizer, the largest norm that was looked into
         self._finite_at: dict[int, int] = {}  # by number of the optimizer, the last step after which all was finite
 
     def step_ended(self, ended: EndedStep) -> None:
@@ -78,8 +82,25 @@ class StateWatch(StepObserver):
         attempt = ended.attempt
         if attempt.bad and attempt.stepped and not _is_finite(attempt.norm):
             self._ruined.add(attempt.index)
-        if attempt.stepped and not attempt.bad and attempt.index not in self._ruined and is_due(attempt.step):
+        if not attempt.stepped or attempt.bad or attempt.index in self._ruined:
+            return
+        if is_due(attempt.step) or self._is_suspicious(attempt):
             self.look(attempt)
+
+    def _is_suspicious(self, attempt: StepAttempt) -> bool:
+        """Whether squares of the gradients may leave the range of the state's dtype, as far as the host knows."""
+        norm = attempt.norm
+        if norm is None or (norm.device.type != "cpu" and attempt.scaling is not None):
+            return False
+        size = float(norm)
+        if size <= max(_SMALL, self._harmless.get(attempt.index, 0.0)):
+            return False
+        held = optimizer_state(attempt.optimizer, self._models)
+        reach = min((torch.finfo(each.tensor.dtype).max for each in held), default=math.inf)
+        if size * size <= reach:
+            return False
+        self._harmless[attempt.index] = size  # it is told now, or does no harm
+        return True
 
     def look(self, attempt: StepAttempt) -> None:
         """Looks at what the optimizer of ``attempt`` has written, without waiting for the device."""

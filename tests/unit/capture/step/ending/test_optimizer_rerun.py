@@ -1,0 +1,138 @@
+"""What an optimizer's own arithmetic ruins is named by its op, its parameter and its step, and stays the only thing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ampscope
+from ampscope.analysis.results import Incident
+from ampscope.trace.vocabulary import Cause, Verdict
+
+Make = Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
+Loop = Callable[[Callable[..., object]], dict[str, Any]]
+
+
+def loop(
+    make: Make, *, large: float = 1.0, at: int = 3, dtype: torch.dtype = torch.float32, dead: bool = False
+) -> Loop:
+    """Trains with gradients that are ``large`` once, and, where ``dead``, always zero in one column."""
+
+    def run(watch: Callable[..., object]) -> dict[str, Any]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1)).to(dtype)
+        optimizer = make(model.parameters())
+        watch(model)
+        for step in range(at + 3):
+            x = torch.randn(8, 4).to(dtype)
+            if dead:
+                x[:, 0] = 0
+            optimizer.zero_grad()
+            (model(x).float().mean() * (large if step == at else 1.0)).backward()
+            optimizer.step()
+        return {"model": model.state_dict(), "optimizer": optimizer.state_dict()["state"], "rng": torch.get_rng_state()}
+
+    return run
+
+
+def primary(run: Loop, folder: Path) -> Incident:
+    scopes: list[ampscope.Scope] = []
+    run(lambda model: scopes.append(ampscope.watch(model, dir=folder, quiet=True)))
+    scopes[0].close()
+    found = ampscope.diagnose(folder).primary
+    assert isinstance(found, Incident)
+    return found
+
+
+RUINED: dict[str, tuple[Loop, Cause, int, str]] = {
+    "second moment": (
+        loop(lambda p: torch.optim.Adam(p, 1e-3), large=1e23),
+        *(Cause.BAD_OPTIMIZER_STATE, 3, "aten.addcmul_.default"),
+    ),
+    "in float16": (
+        loop(lambda p: torch.optim.Adam(p, 1e-3, eps=1e-4), large=60000.0, at=5, dtype=torch.float16),
+        *(Cause.BAD_OPTIMIZER_STATE, 5, "aten.addcmul_.default"),
+    ),
+    "running average": (
+        loop(lambda p: torch.optim.RMSprop(p, 1e-3), large=1e23, at=6),
+        *(Cause.BAD_OPTIMIZER_STATE, 6, "aten.addcmul_.default"),
+    ),
+    "no eps": (
+        loop(lambda p: torch.optim.Adam(p, 1e-3, eps=0.0), dead=True),
+        *(Cause.DIV_ZERO, 0, "aten.addcdiv_.default"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RUINED)
+def test_the_op_of_the_optimizer_is_named(name: str, run_folder: Path) -> None:
+    run, cause, step, op = RUINED[name]
+    found = primary(run, run_folder)
+    assert (found.cause, found.step, found.op) == (cause, step, op)
+    assert (found.phase, found.module) == ("optimizer", "0")
+
+
+HARMLESS: dict[str, Loop] = {
+    "large, and within range": loop(lambda p: torch.optim.Adam(p, 1e-3), large=1e15),
+    "float16 within range": loop(lambda p: torch.optim.Adam(p, 1e-3, eps=1e-4), large=100.0, dtype=torch.float16),
+    "no eps, and no zeros": loop(lambda p: torch.optim.Adam(p, 1e-3, eps=0.0)),
+    "sums of squares": loop(lambda p: torch.optim.Adagrad(p, 1e-3), large=1e10),
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_its_harmless_twin_is_not_told(name: str, run_folder: Path) -> None:
+    scopes: list[ampscope.Scope] = []
+    HARMLESS[name](lambda model: scopes.append(ampscope.watch(model, dir=run_folder, quiet=True)))
+    scopes[0].close()
+    assert ampscope.diagnose(run_folder).verdict is Verdict.HEALTHY
+
+
+def flat(state: Any) -> Iterator[Tensor]:
+    if isinstance(state, Tensor):
+        yield state
+    elif isinstance(state, dict):
+        for value in state.values():
+            yield from flat(value)
+
+
+@pytest.mark.parametrize("name", RUINED)
+def test_the_training_keeps_its_bits(name: str, run_folder: Path) -> None:
+    run = RUINED[name][0]
+    scopes: list[ampscope.Scope] = []
+    watched = run(lambda model: scopes.append(ampscope.watch(model, dir=run_folder, quiet=True)))
+    scopes[0].close()
+    pairs = zip(flat(watched), flat(run(lambda _: None)), strict=True)
+    assert all(torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0)) for one, other in pairs)
+
+
+class KeepsMore(torch.optim.SGD):
+    """An optimizer of the user's that writes into a tensor of its own."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, 1e-3, momentum=0.9)
+        self.written = torch.zeros(())
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        self.written += 1
+        super().step(closure)
+        self.state[self.param_groups[0]["params"][0]]["momentum_buffer"].fill_(math.inf)
+
+
+def test_an_optimizer_with_tensors_of_its_own_is_not_run_again(run_folder: Path) -> None:
+    made: list[KeepsMore] = []
+
+    def make(parameters: Any) -> KeepsMore:
+        made.append(KeepsMore(parameters))
+        return made[0]
+
+    found = primary(loop(make), run_folder)
+    assert (found.cause, found.op, found.step) == (Cause.BAD_OPTIMIZER_STATE, "", 0)
+    assert float(made[0].written) == 6
