@@ -19,6 +19,8 @@ from ampscope.trace.schema import StateKind
 
 #: Elements from which a look by extremes is several times faster than by a norm, on a CPU.
 _MANY = 1 << 10
+#: Dtypes that are measured as they are.
+_ORDINARY = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 
 class Held(NamedTuple):
@@ -97,11 +99,17 @@ def optimizer_state(optimizer: Optimizer, models: Models) -> Iterator[Held]:
 def largest(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The largest magnitude of each tensor as a device scalar; not finite where any of its elements is not."""
     with torch.no_grad():
-        here = [numbers(local(tensor).detach()) for tensor in tensors]
-        slow = [each.device.type == "cpu" and each.numel() >= _MANY for each in here]
-        rest = [each for each, is_slow in zip(here, slow, strict=True) if not is_slow]
+        here = [each if each.dtype in _ORDINARY and type(each) is Tensor else _plain(each) for each in tensors]
+        many = {index for index, each in enumerate(here) if each.is_cpu and each.numel() >= _MANY}
+        if not many:
+            return list(torch._foreach_norm(here, math.inf)) if here else []
+        rest = [each for index, each in enumerate(here) if index not in many]
         norms = iter(torch._foreach_norm(rest, math.inf) if rest else ())
-        return [_extreme(each) if is_slow else next(norms) for each, is_slow in zip(here, slow, strict=True)]
+        return [_extreme(each) if index in many else next(norms) for index, each in enumerate(here)]
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return numbers(local(tensor).detach())
 
 
 def _extreme(tensor: Tensor) -> Tensor:

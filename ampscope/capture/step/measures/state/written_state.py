@@ -21,7 +21,8 @@ from ampscope.trace.schema import StateKind
 
 #: Steps after which the list of buffers is drawn up anew.
 REVIEW_EVERY = 50
-#: Elements up to which a tensor is measured at every step; larger ones only where their change counter moved.
+#: Elements up to which a buffer is measured at every step, for batch normalisation writes without counting; what else
+#: there is, only where its change counter moved.
 ALWAYS_MEASURED = 1 << 16
 
 
@@ -89,24 +90,21 @@ class WrittenState(StepObserver):
         changed: dict[str, Tensor] = {}
         for name, table, key in self._buffers:
             buffer = table.get(key)
-            if buffer is not None and self._is_due(name, buffer):
+            if buffer is None or type(buffer) is not Tensor or not stats.may_turn_bad(buffer):
+                continue
+            if buffer.numel() <= ALWAYS_MEASURED or self._is_changed(name, buffer):
                 changed[name] = buffer
         for name, reference in self._carried.items():
             tensor = reference()
-            if tensor is not None and self._is_due(name, tensor):
+            if tensor is not None and stats.may_turn_bad(tensor) and self._is_changed(name, tensor):
                 changed[name] = tensor
         parcel = Parcel(dict(zip(changed, largest(list(changed.values())), strict=True)))
         self._look = _Look(step, self._look.step, list(changed), parcel)
 
-    def _is_due(self, name: str, tensor: Tensor) -> bool:
-        if type(tensor) is not Tensor or not stats.may_turn_bad(tensor):
-            return False
-        mark = (id(tensor), version_counter(tensor))
-        small = tensor.numel() <= ALWAYS_MEASURED  # batch normalisation writes without counting
-        if not small and self._written.get(name) == mark:
-            return False
+    def _is_changed(self, name: str, tensor: Tensor) -> bool:
+        before, mark = self._written.get(name), (id(tensor), version_counter(tensor))
         self._written[name] = mark
-        return True
+        return before != mark
 
     def _floating(self) -> list[tuple[str, dict[str, Tensor | None], str]]:
         found = []
