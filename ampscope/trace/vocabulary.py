@@ -36,6 +36,8 @@ class Cause(StrEnum):
     HARDWARE_TRANSIENT = "hardware_transient"
     COMPILED_ONLY = "compiled_only"
     REPLICA_APART = "replica_apart"
+    # warnings
+    SPIKE = "spike"
     # usage
     MISUSE_CLIP_BEFORE_UNSCALE = "misuse_clip_before_unscale"
     MISUSE_NO_UNSCALE = "misuse_no_unscale"

@@ -1,12 +1,118 @@
-"""What is not finite, or costs a step, and harms nothing."""
+"""What is not finite, costs a step or stands out, and harms nothing by itself."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, Reason
+from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, Reason, number
+from ampscope.analysis.results import Remedy
+from ampscope.analysis.words.wording import op_in_words
+from ampscope.trace.schema import Node
 from ampscope.trace.vocabulary import Cause, Severity
+
+_QUANTITIES = {"grad_norm": "gradient norm", "loss": "loss"}
+
+
+class FarOut(NamedTuple):
+    """A loss or a gradient norm that is far out of its band."""
+
+    quantity: str  #: ``loss`` or ``grad_norm``
+    value: float
+    usual: float  #: median of the good steps before
+    highest: float  #: the largest of them
+    steps: int  #: how many they are
+
+    @property
+    def in_words(self) -> str:
+        """What it was, and what is usual."""
+        name, times = _QUANTITIES.get(self.quantity, self.quantity), self.value / self.usual
+        return (
+            f"the {name} was {number(self.value)}, {times:,.0f} times its usual {number(self.usual)} (at most "
+            f"{number(self.highest)} in the {self.steps} good steps before)"
+        )
+
+
+class Rise(NamedTuple):
+    """What was larger than in a good step before."""
+
+    op: str
+    name: str  #: of an input
+    module: str
+    size: float  #: largest magnitude
+    before: float  #: likewise, in the good step
+    step: int  #: the number of that
+
+    @property
+    def in_words(self) -> str:
+        """What rose, and from what."""
+        where = f" in {self.module}" if self.module else ""
+        what = f"The input {self.name}" if self.op == Node.INPUT else f"The result of {op_in_words(self.op)}{where}"
+        return f"{what} reached {number(self.size)}; in step {self.step:,} it reached {number(self.before)}."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spiked(Reason):
+    """A step that stood far out of those before it; many attributes because each is a thing to tell of it."""
+
+    step: int
+    far_out: tuple[FarOut, ...]
+    parameters: tuple[tuple[str, float], ...] = ()  #: with the largest gradients, and their shares of the squared norm
+    rows: tuple[int, ...] = ()  #: the few of the batch that make the gradient
+    batch: int = 0  #: rows in the batch
+    share: float = 0.0  #: of the gradient that is theirs
+    inputs: tuple[tuple[str, tuple[int, ...]], ...] = ()  #: with rows that stand out, and which
+    rise: Rise | None = None
+    outcome: str = ""  #: what became of the training, in a sentence
+
+    @property
+    def by_gradients(self) -> bool:
+        """Whether the gradient norm was out of its band, with or without the loss."""
+        return any(each.quantity == "grad_norm" for each in self.far_out)
+
+    @property
+    def main_parameter(self) -> str:
+        """The parameter that most of the gradient belongs to; empty where there is none."""
+        return self.parameters[0][0] if self.parameters and self.parameters[0][1] > 1 / 2 else ""
+
+
+def _spike(occurrence: Occurrence) -> str:
+    seen = occurrence.reason
+    if not isinstance(seen, Spiked):
+        return "A loss or gradient norm was far out of its band."
+    first = " and ".join(each.in_words for each in seen.far_out)
+    told = [f"{first[:1].upper()}{first[1:]}.", *_made_by(seen)]
+    if seen.rise is not None:
+        told.append(seen.rise.in_words)
+    return " ".join(filter(None, (*told, seen.outcome)))
+
+
+def _made_by(seen: Spiked) -> list[str]:
+    told = []
+    if seen.rows:
+        which = ", ".join(map(str, seen.rows))
+        many = f"the row at index {which}" if len(seen.rows) == 1 else f"the rows at index {which}"
+        told.append(f"At the model's output {seen.share:.0%} of the gradient is that of {many}, of {seen.batch} rows.")
+    for name, rows in seen.inputs:
+        told.append(f"Of {name}, index {', '.join(map(str, rows))} holds values far above those of the other rows.")
+    if seen.parameters:
+        shares = ", ".join(f"{name} ({share:.0%})" for name, share in seen.parameters)
+        told.append(f"Most of the squared gradient norm is that of {shares}.")
+    return told
+
+
+def _against_spikes(occurrence: Occurrence) -> tuple[Remedy, ...]:
+    seen = occurrence.reason
+    norms = [each for each in seen.far_out if each.quantity == "grad_norm"] if isinstance(seen, Spiked) else []
+    most = f"{norms[0].highest:.2g}" if norms else "1.0"
+    clip = Remedy(
+        text="Clip the gradients, so that one step cannot undo many; with a scaler, after scaler.unscale_(optimizer).",
+        code=f"torch.nn.utils.clip_grad_norm_(model.parameters(), {most})",
+    )
+    alone = isinstance(seen, Spiked) and bool(seen.rows or seen.inputs)
+    look = Remedy(text="Look at these rows of the batch: their values or targets may be wrong.")
+    return (look, clip) if alone else (clip,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +163,15 @@ def _single_skip(occurrence: Occurrence) -> str:
 
 
 ENTRIES = (
+    CauseEntry(
+        cause=Cause.SPIKE,
+        noun="a loss or gradient norm far out of its band",
+        sentence=_spike,
+        remedies=_against_spikes,
+        severity=Severity.WARNING,
+        recognised_in="analysis.diagnosis.spikes",
+        cured_by_precision=False,
+    ),
     _harmless(
         Cause.BENIGN_INITIAL_CALIBRATION,
         "analysis.scale.skip_runs",

@@ -12,6 +12,7 @@ from ampscope.analysis.diagnosis.examined import merged
 from ampscope.analysis.diagnosis.harmless_values import harmless_values
 from ampscope.analysis.diagnosis.run_summary import summary
 from ampscope.analysis.diagnosis.silent_failures import silent_failures
+from ampscope.analysis.diagnosis.spikes.spikes import led_there, spikes
 from ampscope.analysis.diagnosis.state_incidents import without_consequences
 from ampscope.analysis.diagnosis.unobserved import unobserved
 from ampscope.analysis.origin.step_graph import Sites
@@ -53,7 +54,9 @@ def _diagnose(run: Run) -> Diagnosis:
     sites = Sites(run, sampled)
     examined = merged(without_consequences(examined_incidents(run, world)))
     silent = silent_failures(run, sites, history, lost=any(each.trigger == Trigger.LOST_GRADIENT for each in examined))
-    incidents = [*silent, *examined, *harmless_values(run, sites, [*silent, *examined]), *apart_replicas(run)]
+    outliers = spikes(run, sites, history, examined)
+    failures = [*silent, *led_there(examined, outliers)]
+    incidents = [*failures, *harmless_values(run, sites, failures), *outliers, *apart_replicas(run)]
     scale = healths(run, sampled, history)
     incidents = [replace(each, world=world.size) for each in [*incidents, *scale_incidents(scale, incidents, history)]]
     incidents.sort(key=lambda each: (each.step, each.rank))

@@ -34,7 +34,8 @@ def summary(primary: Incident | Finding | None, *, steps: int, skipped: int, cau
         when = when_in_words(primary)
         where = f",{_at(primary.source)}" if primary.source else ""
         return f"{when[:1].upper()}{when[1:]}{where}: {primary.explanation}"
-    effect = " ".join(filter(None, (_EFFECTS.get(primary.trigger, "went wrong"), first_ranked(primary))))
+    effect = _EFFECTS.get(primary.trigger or primary.cause, "went wrong")
+    effect = " ".join(filter(None, (effect, first_ranked(primary))))
     elsewhere = f"{further_in_words(primary)} {received_in_words(primary)}".strip()
     if primary.cause is Cause.REPLICA_APART and len(primary.also_on) + 1 == primary.world:  # nobody is to blame
         return primary.explanation
@@ -57,6 +58,7 @@ _EFFECTS: dict[str, str] = {
     Trigger.NONFINITE_STATE: "left state that is not finite",
     Trigger.ABSORBED_OVERFLOW: "computed with an overflow that nobody noticed",
     Trigger.LOST_GRADIENT: "lost gradients that float32 keeps",
+    Cause.SPIKE: "stood far out",
 }
 
 

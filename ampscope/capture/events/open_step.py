@@ -52,6 +52,13 @@ class OpenStep:
         known = [parcel.values() for parcel in self.parcels if parcel.arrived]
         return any(value is not None and value - value != 0 for values in known for value in values.values())
 
+    def known_loss(self) -> float | None:
+        """Mean of the losses; None without any, or where the host does not know them all without waiting."""
+        if not self.parcels or not all(parcel.arrived for parcel in self.parcels):
+            return None
+        known = [parcel.values()["loss"] for parcel in self.parcels]
+        return sum(value for value in known if value is not None) / len(known)
+
     def mean_loss(self) -> Tensor | None:
         """Mean of the losses as one device scalar; None without any."""
         if len(self.losses) == 1 and self.losses[0].dim() == 0:
@@ -88,7 +95,7 @@ class StepAttempt:
     step: int
     scaling: ScaleState | None  #: None without a scaler
     opened: OpenStep
-    norm: Tensor | None = None  #: of the unscaled gradients
+    norm: Tensor | float | None = None  #: of the unscaled gradients
     stepped: bool = False  #: the optimizer itself ran
     bad: bool = False  #: an incident was reported
     found_inf: list[Tensor] = field(default_factory=list)  #: of an optimizer that decides on the device

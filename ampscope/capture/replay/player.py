@@ -32,6 +32,7 @@ from ampscope.capture.torch_support.calls.function_names import attaches
 from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.models import Models, unwrapped
 from ampscope.capture.tracing.sites import dtype_name
+from ampscope.capture.tracing.statistics.batch_rows import BatchRows
 from ampscope.capture.tracing.statistics.stats import extremes, finite, measurable
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.schema import Node
@@ -46,6 +47,7 @@ class Player:
         tracer: Observes every op; its sinks are set at the end.
         change: What is done otherwise than in the real step.
         asked_for: Parameters whose gradients are marked in the trace, whatever they are.
+        rows: Follows the rows of the batch, where they are asked for.
 
     Attributes:
         losses: What the backward passes began from.
@@ -64,8 +66,10 @@ class Player:
         change: ReplayChange,
         *,
         asked_for: frozenset[str] = frozenset(),
+        rows: BatchRows | None = None,
     ) -> None:
         self._asked_for = asked_for
+        self._rows = rows
         self._entries = step.entries()
         self._models = models
         self._tracer = tracer
@@ -176,10 +180,14 @@ class Player:
                 return
             for tensor, node, name in call_inputs.names(entry, args, kwargs, self._models):
                 self._tracer.name_entry(tensor, node, name)
+                if self._rows is not None and node is Node.INPUT:
+                    self._rows.given(name, tensor)
             with self._read_by(entry):
                 result = call_user(self._callable(entry), args, kwargs)
         if entry.kind is EntryKind.MODULE:
             self._compare(entry, result)
+            if self._rows is not None:
+                self._rows.returned(result)
         left = in_place_results(args, kwargs, result) if entry.in_place else tensor_tree.tensors(result)
         self._results[index] = list(left)
 

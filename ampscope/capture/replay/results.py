@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ampscope.capture.torch_support.user_line import Place
+from ampscope.capture.tracing.statistics.batch_rows import RowShare
 from ampscope.trace.schema import Change, ReplayStatus, Trial
 
 
@@ -45,6 +46,8 @@ class ReplayResult:
     reason: str = ""
     seconds: float = 0.0
     bad_rows: dict[str, list[int]] = field(default_factory=dict)  #: of each input that is not finite, by name
+    few_rows: RowShare | None = None  #: of a finite step: the rows that make its gradient
+    standing_out: dict[str, list[int]] = field(default_factory=dict)  #: likewise: of each input, its outlying rows
     reduced: Reduced | None = None  #: how the real step's gradients were put together with those of other ranks
 
 

@@ -18,6 +18,7 @@ from ampscope.capture.torch_support.communication.sharded_models import obstacle
 from ampscope.capture.torch_support.guard import Suppressed
 from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.tracing.statistics.batch_rows import BatchRows
 from ampscope.capture.tracing.statistics.stats import finite
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.schema import ReplayStatus, Trial
@@ -38,7 +39,7 @@ def run(
         step: The step.
         models: The watched models.
         tracer: Observes every op; its sinks are set here.
-        real: What was bad in the real step.
+        real: What was bad in the real step; where nothing was, the rows of its batch are compared.
         after_good_step: The step before ended with finite gradients.
 
     Returns:
@@ -48,12 +49,15 @@ def run(
     obstacle = why_not(step, models) or _lost_weights(step, models)
     if obstacle:
         return ReplayResult(ReplayStatus.UNAVAILABLE, obstacle)
-    player = Player(step, models, tracer, ReplayChange())
+    rows = None if real else BatchRows(tracer.unseen)
+    player = Player(step, models, tracer, ReplayChange(), rows=rows)
     failed = play(player)
     if failed:
         result = ReplayResult(ReplayStatus.UNAVAILABLE, failed)
     else:
         result = comparison.compared(player, real, step, after_good_step=after_good_step)
+        if rows is not None:
+            result.few_rows, result.standing_out = rows.few(), rows.standing_out
     result.seconds = time.perf_counter() - started
     return result
 

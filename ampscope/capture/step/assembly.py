@@ -17,6 +17,7 @@ from ampscope.capture.step.ending.endings import Endings
 from ampscope.capture.step.ending.incidents import Incidents
 from ampscope.capture.step.ending.second_look import SecondLook
 from ampscope.capture.step.ending.still_buffers import StillBuffers
+from ampscope.capture.step.ending.spikes import SpikeEnding
 from ampscope.capture.step.ending.trace_ending import TraceEnding
 from ampscope.capture.step.live_trace import LiveTrace
 from ampscope.capture.step.measures.state.held import StateHistory
@@ -70,6 +71,7 @@ def step_watch(
     history = StateHistory()
     written = WrittenState(models, history, guard)
     incidents = Incidents(models, recorder, readback, live, budgets, guard_for, terminal)
+    spikes = SpikeEnding(models, recorder, incidents, tape, cycle, guard_for("the look at spikes"))
     looking = guard_for("the look at the state")
     state = StateWatch(models, optimizers, written, history, readback, incidents, looking)
     observers = Observers(
@@ -80,7 +82,8 @@ def step_watch(
         state=state,
         still=StillBuffers(models, incidents, tape, budgets[1], cycle, looking),
         usage=UsageObserver(usage, report, optimizers.step_of, guard_for("the usage check")),
-        rows=StepRows(models, recorder, readback, own, guard),
+        rows=StepRows(models, recorder, readback, own, guard, spikes.arrived),
+        spikes=spikes,
         history=ScalerHistory(recorder, optimizers, readback, guard_for("the scaler's history")),
         second=SecondLook(models, recorder, incidents, tape, budgets[1], cycle, guard_for("the second look")),
         trace=TraceEnding(models, live, incidents, tape, budgets[0], cycle, tracing),

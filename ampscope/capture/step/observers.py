@@ -25,7 +25,7 @@ ORDER: dict[str, str] = {
     "scaler_call_ended": "tape usage history",
     "attempt_began": "written",
     "bare_step": "usage",
-    "optimizer_steps": "second still rows",
+    "optimizer_steps": "second still rows spikes",
     "step_ended": "trace rows usage state",
     "scheduler_stepped": "usage",
     "abandoned": "live tape",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from torch import Tensor
 
@@ -27,9 +28,19 @@ class StepRows(StepObserver):
         readback: Brings the values.
         own: What AMPscope itself took.
         guard: Catches faults of the record.
+        arrived: Called with each attempt and its row.
     """
 
-    def __init__(self, models: Models, recorder: Recorder, readback: Readback, own: OwnWork, guard: Guard) -> None:
+    def __init__(
+        self,
+        models: Models,
+        recorder: Recorder,
+        readback: Readback,
+        own: OwnWork,
+        guard: Guard,
+        arrived: Callable[[StepAttempt, StepRow], None] = lambda _, __: None,
+    ) -> None:
+        self._arrived = arrived
         self.guard = guard
         self._models = models
         self._recorder = recorder
@@ -64,7 +75,11 @@ class StepRows(StepObserver):
             "tracker": scaling.tracker if scaling else None,
             "found_inf": attempt.found_inf[0] if attempt.found_inf else None,
         }
-        self._readback.fetch(fetched, lambda values: self._recorder.step(self._row(ended, values, now, observing)))
+        self._readback.fetch(fetched, lambda values: self._put(attempt, self._row(ended, values, now, observing)))
+
+    def _put(self, attempt: StepAttempt, row: StepRow) -> None:
+        self._recorder.step(row)
+        self._arrived(attempt, row)
 
     def _row(self, ended: EndedStep, values: Values, now: float, observing: float) -> StepRow:
         attempt, found, tracker = ended.attempt, values["found_inf"], values["tracker"]

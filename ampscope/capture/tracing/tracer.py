@@ -81,6 +81,15 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         finally:
             self.remove()
 
+    @contextlib.contextmanager
+    def unseen(self) -> Iterator[None]:
+        """Leaves the body out: AMPscope's own work within the step."""
+        before, self.paused = self.paused, True
+        try:
+            yield
+        finally:
+            self.paused = before
+
     @property
     def handling(self) -> bool:
         """Whether an op or a function is in progress, for which torch has taken a mode off its stack by itself."""
@@ -97,9 +106,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
                 self._note_rows(tensor, name)
 
     def _note_rows(self, tensor: Tensor, name: str) -> None:
-        before, self.paused = self.paused, True
-        rows = bad_rows(tensor)
-        self.paused = before
+        with self.unseen():
+            rows = bad_rows(tensor)
         if rows:
             self.bad_rows.setdefault(name, rows)
 

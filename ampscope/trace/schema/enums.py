@@ -149,6 +149,9 @@ class EventKind(StrEnum):
     CLOSE = "close"  #: the segment was closed
     UNSEEN = "unseen"  #: steps were made, and no call of a watched model has been seen in this segment
     SEEN = "seen"  #: one was, after all
+    SPIKE = "spike"  #: a loss or gradient norm far out of its band; JSON: ``optimizer``, what is ``out`` (``value``,
+    #: ``usual``, ``highest`` and number of ``steps`` of its band), the ``parameters`` with the largest gradients and
+    #: their shares, the few ``rows`` that make the gradient, rows of ``inputs`` that stand out, ``replay``
 
 
 #: Stands in ``replays.modules`` for the code outside every watched module.

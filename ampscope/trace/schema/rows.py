@@ -238,4 +238,5 @@ class EventRow(NamedTuple):
     segment: Int16
     time: float  #: unix time, seconds
     kind: str  #: `EventKind`
-    text: str  #: what it says; for ``traced``, a `Source`; for ``start`` and ``resume``, the version of torch
+    text: str  #: what it says; for ``traced``, a `Source`; for ``spike``, JSON; for ``start`` and ``resume``, torch's
+    #: version

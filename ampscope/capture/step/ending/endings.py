@@ -204,7 +204,8 @@ class Endings:
 
     def _check(self, attempt: StepAttempt) -> None:
         with self._guard:
-            attempt.norm = gradients.total_norm(attempt.optimizer)
+            norm = gradients.total_norm(attempt.optimizer)
+            attempt.norm = None if norm is None else float(norm)  # the one wait of a step without a scaler
             self._found(attempt, verdict.of_unscaled_step(attempt, self._models))
 
     def gradients_complete(self) -> None:

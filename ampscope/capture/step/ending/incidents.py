@@ -129,6 +129,23 @@ class Incidents:
         with self._guard:
             self._replay(attempt, Symptom(), recording)
 
+    def look(self, attempt: StepAttempt, recording: TapedStep | None) -> ReplayResult:
+        """Runs a step again that is finite, but far out of the ordinary, if that can be afforded.
+
+        Args:
+            attempt: Its attempt, before the optimizer has moved the weights.
+            recording: What a replay needs; None when there is none to trust.
+        """
+        if recording is None or self._guard.broken:
+            return ReplayResult(ReplayStatus.UNAVAILABLE, "the step tape or the replay had switched itself off")
+        outcome = ReplayResult(ReplayStatus.UNAVAILABLE, "replays had used up their share of the run's time")
+        if self._replay_budget.allows_look():
+            started = time.perf_counter()
+            with self._guard:
+                outcome, _ = self._replay(attempt, Symptom(), recording)
+            attempt.judging_s = time.perf_counter() - started
+        return outcome
+
     def report(self, attempt: StepAttempt, trigger: Trigger, outcome: ReplayResult, evidence: Evidence) -> None:
         """Writes the incident's row; the live trace too, unless an exact replay makes it superfluous."""
         attempt.bad = True

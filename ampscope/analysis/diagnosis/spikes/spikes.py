@@ -1,0 +1,178 @@
+"""What capture took down of spikes, judged by the steps around them and told as incidents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ampscope.analysis.causes.catalogue import explanation
+from ampscope.analysis.causes.cause_entry import Occurrence, number
+from ampscope.analysis.causes.harmless import FarOut, Spiked
+from ampscope.analysis.cures.remedies import remedies
+from ampscope.analysis.diagnosis.spikes.loss_course import AFTER, LossCourse
+from ampscope.analysis.diagnosis.spikes.risen_values import Risen, risen
+from ampscope.analysis.origin.step_graph import Sites, public_phase, source_line
+from ampscope.analysis.results import Incident
+from ampscope.analysis.tables.step_history import History
+from ampscope.trace.json_columns import details
+from ampscope.trace.read.run import Run
+from ampscope.trace.schema import EventKind, Node, Phase, Table
+from ampscope.trace.vocabulary import Cause, Severity
+
+
+def spikes(run: Run, sites: Sites, history: Mapping[int, History], failures: Sequence[Incident]) -> list[Incident]:
+    """Each spike that the training did not get over, as a warning; those that it did together as one note.
+
+    Where neither is known, as where all batches are otherwise from then on, nothing is said.
+
+    Args:
+        run: The run.
+        sites: The sites of one of its ranks.
+        history: The steps of that rank, by optimizer.
+        failures: The incidents of steps that were not finite.
+    """
+    judge = _Judge(run, sites, history, sorted(each.step for each in failures if each.severity is Severity.ERROR))
+    told: list[Incident] = []
+    passing: list[Incident] = []
+    for row in run.rows(Table.EVENTS, rank=sites.rank, kind=EventKind.SPIKE):
+        said = details(row.text)
+        seen, optimizer = _seen(row.step, said), said.get("optimizer")
+        if seen is None or not isinstance(optimizer, int) or (told and row.step <= told[-1].step + AFTER):
+            continue  # what follows one that the training did not get over is its work
+        judged = judge.judged(seen, optimizer)
+        if judged is not None:
+            replay, reason = str(said.get("replay", "")), str(said.get("replay_reason", ""))
+            kind = told if judged.severity is Severity.WARNING else passing
+            kind.append(replace(judged, replay=replay, replay_reason=reason))
+    if passing:
+        told.append(replace(passing[0], last_step=passing[-1].step, count=len(passing)))
+    return told
+
+
+def led_there(incidents: Iterable[Incident], spikes: Iterable[Incident]) -> list[Incident]:
+    """The incidents, a run that blew up with the spike that threw it off.
+
+    Args:
+        incidents: What went wrong.
+        spikes: Those of the run.
+    """
+    marked = [each for each in spikes if each.severity is Severity.WARNING]
+    return [_after(each, marked) if each.cause is Cause.DIVERGENCE else each for each in incidents]
+
+
+def _after(incident: Incident, marked: Sequence[Incident]) -> Incident:
+    first = next((each for each in marked if each.step < incident.step <= each.step + AFTER), None)
+    if first is None:
+        return incident
+    why = f"{incident.explanation} It began at step {first.step:,}. {first.explanation}"
+    return replace(incident, explanation=why, remedies=(*first.remedies, *incident.remedies))
+
+
+def _seen(step: int, said: dict[str, Any]) -> Spiked | None:
+    """What was taken down of a spike; None where a damaged trace holds something else."""
+    try:
+        rows = said.get("rows") or {}
+        return Spiked(
+            step=step,
+            far_out=tuple(FarOut(str(name), **each) for name, each in said["out"].items()),
+            parameters=tuple((str(name), float(share)) for name, share in said["parameters"]),
+            rows=tuple(map(int, rows.get("rows", ()))),
+            batch=int(rows.get("of", 0)),
+            share=float(rows.get("share", 0.0)),
+            inputs=tuple((str(name), tuple(map(int, each))) for name, each in said["inputs"].items()),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Judge:
+    """What the rest of a run says of a spike."""
+
+    run: Run
+    sites: Sites
+    history: Mapping[int, History]
+    bad_steps: Sequence[int]  #: that were not finite, in order
+
+    def judged(self, seen: Spiked, optimizer: int) -> Incident | None:
+        """The incident that a spike is; None where it is not known what became of the training."""
+        history = self.history.get(optimizer)
+        # The losses of several optimizers move against each other: what is usual there, nobody knows.
+        course = LossCourse.of(history, seen.step) if history is not None and len(self.history) == 1 else None
+        if course is None:
+            return None
+        found = risen(self.run, self.sites, seen.step, history, optimizer)
+        came_in_larger = found is not None and found.is_input
+        marked = left_a_mark(seen, course, self.bad_steps, came_in_larger=came_in_larger)
+        if not marked and not course.got_over:
+            return None
+        outcome = _outcome(course, self.bad_steps) if marked else "The training got over it."
+        reason = replace(seen, outcome=outcome, rise=found.fact if found is not None else None)
+        incident = Incident(
+            step=seen.step,
+            last_step=seen.step,
+            count=1,
+            severity=Severity.WARNING if marked else Severity.INFO,
+            cause=Cause.SPIKE,
+            phase=Phase.BACKWARD if seen.by_gradients else Phase.FORWARD,
+            op="",
+            module=seen.main_parameter.rpartition(".")[0],
+            module_type="",
+            source=None,
+            explanation=explanation(Cause.SPIKE, Occurrence(reason=reason)),
+            remedies=remedies(Cause.SPIKE, reason=reason) if marked else (),
+            rank=self.sites.rank,
+        )
+        return _placed(incident, found) if found is not None else incident
+
+
+def left_a_mark(seen: Spiked, course: LossCourse, bad_steps: Sequence[int], *, came_in_larger: bool) -> bool:
+    """Whether a spike, and nothing else that is known, put the training back.
+
+    What all batches are like from then on (a curriculum, another task) raises the loss of the step itself as it raises
+    those after it, and so does a learning rate that was raised: neither is the spike's doing. So the step has to have
+    been alone in something: its loss was usual, and only its gradients were not; or few rows of its batch made them,
+    or it was given what is out of all proportion, and its loss was far from those that follow.
+
+    Args:
+        seen: The spike.
+        course: The losses around it.
+        bad_steps: The steps that were not finite.
+        came_in_larger: The step was given larger values than a good one before.
+    """
+    if course.rate_rose:
+        return False
+    alone = bool(seen.rows) or came_in_larger
+    if course.ended_at(bad_steps) is not None:
+        return alone
+    return course.stayed_up and ((seen.by_gradients and course.was_usual) or (alone and course.was_apart))
+
+
+def _outcome(course: LossCourse, bad_steps: Sequence[int]) -> str:
+    """What became of a training that did not get over a spike."""
+    end = course.ended_at(bad_steps)
+    if end is not None:
+        return f"The training did not get over it: step {end:,} was not finite any more."
+    after, before = (float(np.median(each)) for each in (course.settled, course.recent))
+    return f"The loss stayed up: {number(after)} in the steps after it, {number(before)} in those before."
+
+
+def _placed(incident: Incident, found: Risen) -> Incident:
+    """The incident at the op in which values rose."""
+    graph, seq = found.graph, found.seq
+    site = graph.place(seq)
+    return replace(
+        incident,
+        phase=Phase.FORWARD if found.is_input else public_phase(site.phase),
+        op=str(Node.INPUT) if found.is_input else site.op,
+        module=site.module,
+        module_type=graph.module_type(site),
+        source=source_line(site),
+        inputs=graph.operands(seq),
+        outputs=graph.results(seq),
+        path=graph.path((seq,)),
+        traced=graph.source,
+    )

@@ -1,0 +1,82 @@
+"""Says which rows of a batch make its gradient, and which rows of an input stand out: looked at in a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ampscope.capture.torch_support import tensor_tree
+from ampscope.capture.tracing.statistics import stats
+from ampscope.capture.tracing.statistics.bad_rows import MOST_ROWS
+
+#: Rows that few are among: a batch of fewer says nothing.
+LEAST_ROWS = 8
+#: Few rows, as a share of the batch,
+FEW = 1 / 8
+#: make the gradient if this share of it is theirs.
+MOST_OF_IT = 0.9
+#: A row of an input stands out if its largest magnitude is this many times that of the middle row.
+STANDS_OUT = 10.0
+
+
+class RowShare(NamedTuple):
+    """The few rows of one call's batch that make nearly all of the gradient at its outputs."""
+
+    rows: tuple[int, ...]
+    of: int  #: rows in the batch
+    share: float  #: of the sum of the rows' gradient norms, over all calls of the step
+
+
+class BatchRows:
+    """Follows the rows of one replayed step.
+
+    Args:
+        unseen: Leaves out of the trace what is computed here.
+    """
+
+    def __init__(self, unseen: Callable[[], AbstractContextManager[None]]) -> None:
+        self._unseen = unseen
+        self._norms: list[Tensor] = []  # of each output's gradient: the norm of each row
+        self.standing_out: dict[str, list[int]] = {}  #: of each input with rows that stand out, these
+
+    def given(self, name: str, tensor: Tensor) -> None:
+        """The step reads a tensor; of those from outside, the rows are compared. Waits for the device."""
+        if tensor.requires_grad or tensor.dim() == 0 or len(tensor) < LEAST_ROWS or not stats.measurable(tensor):
+            return
+        with self._unseen():
+            sizes = tensor.detach().abs().reshape(len(tensor), -1).amax(1).float()
+            middle = float(sizes.median())
+            rows = (sizes > STANDS_OUT * middle).nonzero().flatten().tolist() if middle > 0 else []
+        if 0 < len(rows) <= FEW * len(tensor):
+            self.standing_out.setdefault(name, rows[:MOST_ROWS])
+
+    def returned(self, result: Any) -> None:
+        """A call of a watched module has returned; the gradients of its outputs are still to come."""
+        for tensor in tensor_tree.tensors(result):
+            if tensor.requires_grad and tensor.grad_fn is not None and tensor.dim() and len(tensor) >= LEAST_ROWS:
+                tensor.register_hook(self._of_gradient)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+    def _of_gradient(self, gradient: Tensor) -> None:
+        with self._unseen(), torch.no_grad():
+            self._norms.append(gradient.detach().reshape(len(gradient), -1).float().norm(dim=1))
+
+    def few(self) -> RowShare | None:
+        """The few rows that make the gradient; None where many do, or nothing is known. Waits for the device."""
+        norms = [each.tolist() for each in self._norms]
+        total = sum(map(sum, norms))
+        if not total > 0:
+            return None
+        largest = max(norms, key=sum)
+        order = sorted(range(len(largest)), key=lambda row: -largest[row])
+        few = order[: min(MOST_ROWS, max(1, int(FEW * len(largest))))]
+        chosen: list[int] = []
+        for row in few:
+            chosen.append(row)
+            share = sum(largest[each] for each in chosen) / total
+            if share >= MOST_OF_IT:
+                return RowShare(tuple(sorted(chosen)), len(largest), share)
+        return None

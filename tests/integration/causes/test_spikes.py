@@ -1,0 +1,153 @@
+"""Trainings in which one step stands far out, without a NaN: one of them does not get over it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import ampscope
+from ampscope.analysis.results import Diagnosis, Incident
+from ampscope.trace.schema import ReplayStatus
+from ampscope.trace.vocabulary import Cause, Severity, Verdict
+
+STEPS, AT, ROWS = 110, 60, 32
+Batches = Callable[[int], tuple[Tensor, Tensor]]
+Optimizers = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+def usual(step: int) -> tuple[Tensor, Tensor]:
+    """Pixels between 0 and 1, and a smooth function of them."""
+    pixels = torch.rand(ROWS, 8)
+    return pixels, torch.sin(3 * pixels).sum(1) / 4
+
+
+def one_image_in_bytes(step: int) -> tuple[Tensor, Tensor]:
+    pixels, wanted = usual(step)
+    if step == AT:
+        pixels[5] *= 255
+    return pixels, wanted
+
+
+def one_wrong_target(step: int) -> tuple[Tensor, Tensor]:
+    pixels, wanted = usual(step)
+    if step == AT:
+        wanted[5] = 300.0
+    return pixels, wanted
+
+
+def other_units(step: int) -> tuple[Tensor, Tensor]:
+    pixels, wanted = usual(step)
+    return pixels, wanted * (20 if step >= AT else 1)
+
+
+def another_task(step: int) -> tuple[Tensor, Tensor]:
+    pixels, wanted = usual(step)
+    return pixels, 10 - wanted if step >= AT else wanted
+
+
+def heavy_tails(step: int) -> tuple[Tensor, Tensor]:
+    pixels, wanted = usual(step)
+    return pixels, wanted + 0.1 * torch.distributions.StudentT(1.5).sample((ROWS,))
+
+
+def sgd(weights: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(weights, lr=0.05)
+
+
+def adam(weights: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(weights, lr=1e-2)
+
+
+def trained(
+    folder: Path, batches: Batches, optimizers: Optimizers = sgd, *, dtype: torch.dtype | None = None, clip: float = 0.0
+) -> Diagnosis:
+    """A small network trained under watch."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
+    optimizer = optimizers(list(model.parameters()))
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0) if dtype is torch.float16 else None
+    with ampscope.watch(model, scaler, dir=folder, quiet=True):
+        for step in range(STEPS):
+            pixels, wanted = batches(step)
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+                loss = F.mse_loss(model(pixels).float().squeeze(-1), wanted)
+            if scaler is None:
+                loss.backward()
+                if clip:
+                    nn.utils.clip_grad_norm_(model.parameters(), clip)
+                optimizer.step()
+            else:
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+    return ampscope.diagnose(folder)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_batch_that_broke_the_training_is_told_with_its_row(dtype: torch.dtype | None, run_folder: Path) -> None:
+    diagnosis = trained(run_folder, one_image_in_bytes, dtype=dtype)
+    primary = diagnosis.primary
+    assert isinstance(primary, Incident), diagnosis.summary
+    assert (primary.cause, primary.severity, primary.step) == (Cause.SPIKE, Severity.WARNING, AT)
+    assert (primary.op, primary.module) == ("input", "0")
+    assert primary.replay == ReplayStatus.EXACT
+    assert "is that of the row at index 5, of 32 rows" in primary.explanation
+    assert "The loss stayed up" in primary.explanation
+    assert len(diagnosis.incidents) == 1
+
+
+@pytest.mark.parametrize(
+    ("batches", "optimizers", "options"),
+    [
+        pytest.param(one_image_in_bytes, sgd, {"clip": 1.0}, id="clipped"),
+        pytest.param(one_image_in_bytes, sgd, {"dtype": torch.float16}, id="skipped by the scaler"),
+        pytest.param(one_wrong_target, sgd, {}, id="one wrong target"),
+        pytest.param(one_wrong_target, adam, {"dtype": torch.bfloat16}, id="one wrong target with moments"),
+        pytest.param(other_units, adam, {}, id="other units from now on"),
+        pytest.param(another_task, sgd, {}, id="another task"),
+        pytest.param(another_task, adam, {"dtype": torch.float16}, id="another task with moments"),
+        pytest.param(heavy_tails, sgd, {}, id="heavy tails"),
+        pytest.param(heavy_tails, adam, {}, id="heavy tails with moments"),
+    ],
+)
+def test_a_training_that_goes_on_is_healthy(
+    batches: Batches, optimizers: Optimizers, options: dict[str, object], run_folder: Path
+) -> None:
+    diagnosis = trained(run_folder, batches, optimizers, **options)  # type: ignore[arg-type]  # see the parameters
+    assert (diagnosis.verdict, diagnosis.primary) == (Verdict.HEALTHY, None), diagnosis.summary
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16])
+def test_a_spike_that_passed_is_noted_with_what_made_it(dtype: torch.dtype | None, run_folder: Path) -> None:
+    def batches(step: int) -> tuple[Tensor, Tensor]:
+        pixels, wanted = usual(step)
+        wanted[5] = 3000.0 if step == AT else wanted[5]
+        return pixels, wanted
+
+    diagnosis = trained(run_folder, batches, lambda weights: torch.optim.SGD(weights, lr=0.003), dtype=dtype)
+    (noted,) = (each for each in diagnosis.incidents if each.cause is Cause.SPIKE)
+    assert (noted.severity, noted.step, noted.replay) == (Severity.INFO, AT, ReplayStatus.EXACT)
+    assert noted.explanation.startswith("The gradient norm was ")
+    assert "is that of the row at index 5, of 32 rows" in noted.explanation
+    assert "Of mse_loss args[1], index 5 holds" in noted.explanation
+    assert noted.explanation.endswith("The training got over it.")
+
+
+def test_a_run_that_blew_up_is_told_from_the_batch_that_threw_it_off(run_folder: Path) -> None:
+    def batches(step: int) -> tuple[Tensor, Tensor]:
+        pixels, wanted = usual(step)
+        wanted[5] = 1e12 if step == AT else wanted[5]
+        return pixels, wanted
+
+    diagnosis = trained(run_folder, batches, lambda weights: torch.optim.SGD(weights, lr=0.2))
+    assert isinstance(diagnosis.primary, Incident)
+    assert diagnosis.primary.cause is Cause.DIVERGENCE
+    assert f"It began at step {AT}." in diagnosis.primary.explanation
+    assert "is that of the row at index 5, of 32 rows" in diagnosis.primary.explanation
+    assert "rows of the batch" in diagnosis.primary.remedies[0].text

@@ -1,0 +1,171 @@
+"""Spikes: a warning where the training did not get over one, a note where it did, silence where nobody can know."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampscope import diagnose
+from ampscope.analysis.results import Diagnosis, Incident
+from ampscope.trace.schema import EventKind, Node, Phase, ReplayStatus, Source
+from ampscope.trace.vocabulary import Cause, Severity, Verdict
+from tests.support.trace_builder import TraceBuilder
+from tests.support.traced_steps import NOTANUMBER, OVERFLOWN, Step
+
+AT = 60
+FEW_ROWS = {"rows": [5], "of": 32, "share": 0.97}
+LOW = [0.1, 0.12, 0.09, 0.11] * 15
+UP = [0.4, 0.5, 0.45, 0.42] * 10
+
+
+def spike(trace: TraceBuilder, *, rows: dict[str, Any] | None = None, step: int = AT, out: str = "grad_norm") -> None:
+    """What capture takes down of a spike."""
+    far = {"value": 5000.0, "usual": 1.0, "highest": 2.0, "steps": 60}
+    said = {"optimizer": 0, "out": {out: far}, "parameters": [["head.weight", 0.9]], "rows": rows, "inputs": {}}
+    trace.event(EventKind.SPIKE, json.dumps({**said, "replay": ReplayStatus.EXACT, "replay_reason": ""}), step=step)
+
+
+def told(
+    folder: Path,
+    losses: Sequence[float],
+    *,
+    rates: Sequence[float] = (),
+    rows: dict[str, Any] | None = None,
+    out: str = "grad_norm",
+    optimizers: int = 1,
+) -> Diagnosis:
+    """The diagnosis of a run with a spike at `AT`."""
+    trace = TraceBuilder(folder)
+    for step, loss in enumerate(losses):
+        for optimizer in range(optimizers):
+            trace.step(step=step, optimizer=optimizer, loss=loss, scale=None, lr=rates[step] if rates else 1e-3)
+    spike(trace, rows=rows, out=out)
+    return diagnose(trace.close())
+
+
+def of_spikes(diagnosis: Diagnosis) -> list[Incident]:
+    return [each for each in diagnosis.incidents if each.cause is Cause.SPIKE]
+
+
+@pytest.mark.parametrize(
+    ("losses", "rows"),
+    [
+        pytest.param([*LOW, 0.11, *UP], None, id="the loss was usual until the gradients were taken"),
+        pytest.param([*LOW, 900.0, *UP], FEW_ROWS, id="a few rows, alone in their loss"),
+    ],
+)
+def test_a_spike_that_training_did_not_get_over_is_a_warning(
+    losses: list[float], rows: dict[str, Any] | None, run_folder: Path
+) -> None:
+    diagnosis = told(run_folder, losses, rows=rows)
+    (found,) = of_spikes(diagnosis)
+    assert diagnosis.primary == found
+    assert diagnosis.verdict is Verdict.PROBLEM
+    assert (found.severity, found.step, found.module) == (Severity.WARNING, AT, "head")
+    assert "5,000 times its usual 1 (at most 2 in the 60 good steps before)" in found.explanation
+    assert "The loss stayed up: 0.45 in the steps after it, 0.105 in those before." in found.explanation
+    assert ("97% of the gradient is that of the row at index 5, of 32 rows" in found.explanation) == (rows is not None)
+    assert "clip_grad_norm_" in found.remedies[-1].code
+    assert diagnosis.summary.startswith(f"Step {AT} stood far out.")
+
+
+@pytest.mark.parametrize(
+    ("losses", "options"),
+    [
+        pytest.param([*LOW, 900.0, *LOW], {"rows": FEW_ROWS}, id="got over it"),
+        pytest.param([*LOW, 900.0, *[0.1 + 5 * 0.9**step for step in range(60)]], {"rows": FEW_ROWS}, id="in the end"),
+    ],
+)
+def test_a_spike_that_training_got_over_is_a_note(
+    losses: list[float], options: dict[str, Any], run_folder: Path
+) -> None:
+    diagnosis = told(run_folder, losses, **options)
+    assert (diagnosis.verdict, diagnosis.primary) == (Verdict.HEALTHY, None)
+    (found,) = of_spikes(diagnosis)
+    assert found.severity is Severity.INFO
+    assert found.explanation.endswith("The training got over it.")
+    assert found.remedies == ()
+
+
+@pytest.mark.parametrize(
+    ("losses", "options"),
+    [
+        pytest.param([*LOW, *[50.0] * 40], {}, id="harder batches from now on"),
+        pytest.param([*LOW, *[50.0] * 40], {"rows": FEW_ROWS}, id="such batches, uneven ones"),
+        pytest.param([*LOW, 50.0, *UP], {}, id="another task: many rows, and the first step helps most"),
+        pytest.param([*LOW, 0.11, *UP], {"rates": [*[1e-3] * 58, *[1e-2] * 43]}, id="the learning rate was raised"),
+        pytest.param([*LOW, 0.11, *UP[:15]], {}, id="too early to tell"),
+        pytest.param([-each for each in [*LOW, 0.11, *UP]], {}, id="losses with a sign"),
+        pytest.param([*LOW, 0.11, *UP], {"optimizers": 2}, id="two that play against each other"),
+        pytest.param([*LOW, 0.3, *UP], {"out": "loss"}, id="the loss alone, and not alone for long"),
+        pytest.param([0.4, *LOW[1:], 0.11, *[0.14, 0.2] * 20], {}, id="hardly more than before"),
+    ],
+)
+def test_where_nobody_can_know_nothing_is_said(losses: list[float], options: dict[str, Any], run_folder: Path) -> None:
+    diagnosis = told(run_folder, losses, **options)
+    assert (diagnosis.verdict, diagnosis.primary, of_spikes(diagnosis)) == (Verdict.HEALTHY, None, [])
+
+
+def test_a_run_that_blew_up_is_told_from_the_step_that_threw_it_off(run_folder: Path) -> None:
+    trace = TraceBuilder(run_folder)
+    losses = [*LOW, 900.0, 1e6, 1e12, math.nan]
+    for loss in losses:
+        trace.step(loss=loss, scale=None)
+    end = len(losses) - 1
+    traced = Step(trace, step=end)
+    product = traced.op("mm", traced.entry(out=(-1e30, 1e30)), out=OVERFLOWN, dtype="float32")
+    traced.loss(traced.op("mean", product, out=NOTANUMBER, phase=Phase.LOSS, dtype="float32"))
+    trace.incident(step=end, trigger="nonfinite_loss", loss=math.nan, scale=None)
+    spike(trace, rows=FEW_ROWS)
+    spike(trace, step=AT + 1)
+    diagnosis = diagnose(trace.close())
+    (found,) = of_spikes(diagnosis)
+    assert (found.severity, found.step) == (Severity.WARNING, AT)
+    assert f"step {end} was not finite any more" in found.explanation
+    assert isinstance(diagnosis.primary, Incident)
+    assert (diagnosis.primary.cause, diagnosis.primary.step) == (Cause.DIVERGENCE, end)
+    assert f"It began at step {AT}." in diagnosis.primary.explanation
+    assert diagnosis.primary.remedies[0].text.startswith("Look at these rows")
+
+
+def test_what_came_in_larger_is_named(run_folder: Path) -> None:
+    trace = TraceBuilder(run_folder)
+    for loss in [*LOW, 900.0, *UP]:
+        trace.step(loss=loss, scale=None)
+    for step, source, size in ((0, Source.LIVE, 3.0), (AT, Source.REPLAY, 3000.0)):
+        traced = Step(trace, step=step, source=source)
+        x = traced.entry(out=(-size, 1.0), name="args[0]")
+        traced.op("mm", x, out=(-size, size), module="first", line=7)
+    spike(trace)
+    (found,) = of_spikes(diagnose(trace.close()))
+    assert (found.op, found.module, found.severity) == (Node.INPUT, "first", Severity.WARNING)
+    assert "The input args[0] reached 3000; in step 0 it reached 3." in found.explanation
+
+
+def test_an_op_whose_operands_did_not_rise_is_named(run_folder: Path) -> None:
+    trace = TraceBuilder(run_folder)
+    for loss in [*LOW, 0.11, *UP]:
+        trace.step(loss=loss, scale=None)
+    for step, source, size in ((0, Source.LIVE, 3.0), (AT, Source.REPLAY, 3000.0)):
+        traced = Step(trace, step=step, source=source)
+        first = traced.op("mm", traced.entry(out=(-2.0, 2.0)), out=(-2.0, 2.0), module="first", line=7)
+        inverse = traced.op("reciprocal", first, out=(-size, size), module="second", line=8)
+        traced.op("mm", inverse, out=(-size, size), module="third", line=9)
+    spike(trace)
+    (found,) = of_spikes(diagnose(trace.close()))
+    assert (found.op, found.module) == ("aten.reciprocal.default", "second")
+    assert "The result of reciprocal in second reached 3000; in step 0 it reached 3." in found.explanation
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"optimizer": 0, "out": 5}', '{"optimizer": 0, "out": {"loss": {}}}'])
+def test_a_damaged_spike_is_passed_over(text: str, run_folder: Path) -> None:
+    trace = TraceBuilder(run_folder)
+    for loss in [*LOW, 0.11, *UP]:
+        trace.step(loss=loss)
+    trace.event(EventKind.SPIKE, text, step=AT)
+    assert diagnose(trace.close()).verdict is Verdict.HEALTHY
