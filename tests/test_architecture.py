@@ -61,8 +61,8 @@ FLOORS = {
         "assembly scaler_watch"
     ),
     "ampscope.capture.step.ending": (
-        "optimizer_rerun verdict incidents second_look moved_buffers still_buffers trace_ending device_decisions "
-        "endings"
+        "optimizer_rerun verdict incidents second_look moved_buffers still_buffers spikes trace_ending "
+        "device_decisions endings"
     ),
     "ampscope.capture.tracing": (
         "statistics operators operand_keeper sites traced_rows outputs dataflow casts program collective_ops "

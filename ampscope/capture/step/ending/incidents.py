@@ -143,7 +143,7 @@ class Incidents:
             started = time.perf_counter()
             with self._guard:
                 outcome, _ = self._replay(attempt, Symptom(), recording)
-            attempt.judging_s = time.perf_counter() - started
+            attempt.judging_s += time.perf_counter() - started
         return outcome
 
     def report(self, attempt: StepAttempt, trigger: Trigger, outcome: ReplayResult, evidence: Evidence) -> None:
