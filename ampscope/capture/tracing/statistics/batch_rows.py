@@ -45,10 +45,10 @@ class BatchRows:
 
     def given(self, name: str, tensor: Tensor) -> None:
         """The step reads a tensor; of those from outside, the rows are compared. Waits for the device."""
-        if tensor.requires_grad or tensor.dim() == 0 or len(tensor) < LEAST_ROWS or not stats.measurable(tensor):
+        if tensor.requires_grad or not tensor.is_floating_point() or not _has_rows(tensor):
             return
         with self._unseen():
-            sizes = tensor.detach().abs().reshape(len(tensor), -1).amax(1).float()
+            sizes = tensor.detach().reshape(len(tensor), -1).float().abs().amax(1)
             middle = float(sizes.median())
             rows = (sizes > STANDS_OUT * middle).nonzero().flatten().tolist() if middle > 0 else []
         if 0 < len(rows) <= FEW * len(tensor):
@@ -57,12 +57,14 @@ class BatchRows:
     def returned(self, result: Any) -> None:
         """A call of a watched module has returned; the gradients of its outputs are still to come."""
         for tensor in tensor_tree.tensors(result):
-            if tensor.requires_grad and tensor.grad_fn is not None and tensor.dim() and len(tensor) >= LEAST_ROWS:
+            if tensor.requires_grad and tensor.grad_fn is not None and _has_rows(tensor):
                 tensor.register_hook(self._of_gradient)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def _of_gradient(self, gradient: Tensor) -> None:
+        if not _has_rows(gradient):
+            return
         with self._unseen(), torch.no_grad():
-            self._norms.append(gradient.detach().reshape(len(gradient), -1).float().norm(dim=1))
+            self._norms.append(gradient.detach().reshape(len(gradient), -1).abs().float().norm(dim=1))
 
     def few(self) -> RowShare | None:
         """The few rows that make the gradient; None where many do, or nothing is known. Waits for the device."""
@@ -80,3 +82,8 @@ class BatchRows:
             if share >= MOST_OF_IT:
                 return RowShare(tuple(sorted(chosen)), len(largest), share)
         return None
+
+
+def _has_rows(tensor: Tensor) -> bool:
+    """Whether a tensor is a batch of enough rows, with values that can be looked at."""
+    return stats.measurable(tensor) and tensor.dim() > 0 and len(tensor) >= LEAST_ROWS
