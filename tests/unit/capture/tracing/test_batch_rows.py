@@ -42,7 +42,7 @@ def test_no_row_is_blamed_without_standing_out(gradient: Tensor) -> None:
 
 def test_complex_outputs_have_rows_too() -> None:
     gradient = torch.zeros(16, 2, dtype=torch.complex64)
-    gradient[7] = 3j
+    gradient[7] = torch.tensor(3j)
     found = followed(torch.zeros(16, 2, dtype=torch.complex64, requires_grad=True), gradient)
     assert found is not None
     assert found.rows == (7,)
