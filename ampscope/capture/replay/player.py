@@ -178,10 +178,7 @@ class Player:
             if entry.kind is EntryKind.BACKWARD:
                 self._backward(entry, args, kwargs)
                 return
-            for tensor, node, name in call_inputs.names(entry, args, kwargs, self._models):
-                self._tracer.name_entry(tensor, node, name)
-                if self._rows is not None and node is Node.INPUT:
-                    self._rows.given(name, tensor)
+            self._name_inputs(entry, args, kwargs)
             with self._read_by(entry):
                 result = call_user(self._callable(entry), args, kwargs)
         if entry.kind is EntryKind.MODULE:
@@ -258,6 +255,12 @@ class Player:
             self._tracer.name_entry(parameter, Node.PARAMETER, name)
         for module, name, buffer in self._substitutes.buffers():
             self._tracer.name_entry(buffer, Node.BUFFER, ".".join(filter(None, (module, name))))
+
+    def _name_inputs(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for tensor, node, name in call_inputs.names(entry, args, kwargs, self._models):
+            self._tracer.name_entry(tensor, node, name)
+            if self._rows is not None and node is Node.INPUT:
+                self._rows.given(name, tensor)
 
     def _mark_sinks(self) -> None:
         for loss in self.losses:
