@@ -169,7 +169,7 @@ ENTRIES = (
         sentence=_spike,
         remedies=_against_spikes,
         severity=Severity.WARNING,
-        recognised_in="analysis.diagnosis.spikes",
+        recognised_in="analysis.diagnosis.silent",
         cured_by_precision=False,
     ),
     _harmless(

@@ -251,6 +251,6 @@ ENTRIES = (
         noun="updates too fine for bfloat16",
         sentence=_updates,
         remedies=_against_rounding,
-        recognised_in="analysis.diagnosis.silent_failures",
+        recognised_in="analysis.diagnosis.silent.silent_failures",
     ),
 )

@@ -11,8 +11,8 @@ from ampscope.analysis.diagnosis.apart_replicas import apart_replicas
 from ampscope.analysis.diagnosis.examined import merged
 from ampscope.analysis.diagnosis.harmless_values import harmless_values
 from ampscope.analysis.diagnosis.run_summary import summary
-from ampscope.analysis.diagnosis.silent_failures import silent_failures
-from ampscope.analysis.diagnosis.spikes.spikes import led_there, spikes
+from ampscope.analysis.diagnosis.silent.silent_failures import silent_failures
+from ampscope.analysis.diagnosis.silent.spikes import led_there, spikes
 from ampscope.analysis.diagnosis.state_incidents import without_consequences
 from ampscope.analysis.diagnosis.unobserved import unobserved
 from ampscope.analysis.origin.step_graph import Sites

@@ -16,8 +16,8 @@ from ampscope.capture.step.cycle import StepCycle
 from ampscope.capture.step.ending.endings import Endings
 from ampscope.capture.step.ending.incidents import Incidents
 from ampscope.capture.step.ending.second_look import SecondLook
-from ampscope.capture.step.ending.still_buffers import StillBuffers
 from ampscope.capture.step.ending.spikes import SpikeEnding
+from ampscope.capture.step.ending.still_buffers import StillBuffers
 from ampscope.capture.step.ending.trace_ending import TraceEnding
 from ampscope.capture.step.live_trace import LiveTrace
 from ampscope.capture.step.measures.state.held import StateHistory

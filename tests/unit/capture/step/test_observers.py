@@ -11,8 +11,8 @@ import pytest
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.replay.step_tape import StepTape
 from ampscope.capture.step.ending.second_look import SecondLook
-from ampscope.capture.step.ending.still_buffers import StillBuffers
 from ampscope.capture.step.ending.spikes import SpikeEnding
+from ampscope.capture.step.ending.still_buffers import StillBuffers
 from ampscope.capture.step.ending.trace_ending import TraceEnding
 from ampscope.capture.step.live_trace import LiveTrace
 from ampscope.capture.step.measures.state.state_watch import StateWatch

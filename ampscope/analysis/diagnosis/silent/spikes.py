@@ -12,8 +12,8 @@ from ampscope.analysis.causes.catalogue import explanation
 from ampscope.analysis.causes.cause_entry import Occurrence, number
 from ampscope.analysis.causes.harmless import FarOut, Spiked
 from ampscope.analysis.cures.remedies import remedies
-from ampscope.analysis.diagnosis.spikes.loss_course import AFTER, LossCourse
-from ampscope.analysis.diagnosis.spikes.risen_values import Risen, risen
+from ampscope.analysis.diagnosis.silent.loss_course import AFTER, LossCourse
+from ampscope.analysis.diagnosis.silent.risen_values import Risen, risen
 from ampscope.analysis.origin.step_graph import Sites, public_phase, source_line
 from ampscope.analysis.results import Incident
 from ampscope.analysis.tables.step_history import History
