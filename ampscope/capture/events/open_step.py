@@ -95,7 +95,7 @@ class StepAttempt:
     step: int
     scaling: ScaleState | None  #: None without a scaler
     opened: OpenStep
-    norm: Tensor | float | None = None  #: of the unscaled gradients
+    norm: Tensor | None = None  #: of the unscaled gradients
     stepped: bool = False  #: the optimizer itself ran
     bad: bool = False  #: an incident was reported
     found_inf: list[Tensor] = field(default_factory=list)  #: of an optimizer that decides on the device

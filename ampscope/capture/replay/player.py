@@ -32,7 +32,6 @@ from ampscope.capture.torch_support.calls.function_names import attaches
 from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.models import Models, unwrapped
 from ampscope.capture.tracing.sites import dtype_name
-from ampscope.capture.tracing.statistics.batch_rows import BatchRows
 from ampscope.capture.tracing.statistics.stats import extremes, finite, measurable
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.schema import Node
@@ -47,7 +46,6 @@ class Player:
         tracer: Observes every op; its sinks are set at the end.
         change: What is done otherwise than in the real step.
         asked_for: Parameters whose gradients are marked in the trace, whatever they are.
-        rows: Follows the rows of the batch, where they are asked for.
 
     Attributes:
         losses: What the backward passes began from.
@@ -66,10 +64,8 @@ class Player:
         change: ReplayChange,
         *,
         asked_for: frozenset[str] = frozenset(),
-        rows: BatchRows | None = None,
     ) -> None:
         self._asked_for = asked_for
-        self._rows = rows
         self._entries = step.entries()
         self._models = models
         self._tracer = tracer
@@ -178,13 +174,12 @@ class Player:
             if entry.kind is EntryKind.BACKWARD:
                 self._backward(entry, args, kwargs)
                 return
-            self._name_inputs(entry, args, kwargs)
+            for tensor, node, name in call_inputs.names(entry, args, kwargs, self._models):
+                self._tracer.name_entry(tensor, node, name)
             with self._read_by(entry):
                 result = call_user(self._callable(entry), args, kwargs)
         if entry.kind is EntryKind.MODULE:
             self._compare(entry, result)
-            if self._rows is not None:
-                self._rows.returned(result)
         left = in_place_results(args, kwargs, result) if entry.in_place else tensor_tree.tensors(result)
         self._results[index] = list(left)
 
@@ -221,6 +216,8 @@ class Player:
         if not alike(fingerprint(result), entry.fingerprint):
             name = self._models.names.get(id(entry.call), "") or type(entry.call).__name__
             self.differences.append(f"the output of {name} differs")
+        if self._tracer.batch is not None:
+            self._tracer.batch.returned(result)
         self._tracer.paused = False
 
     def _backward(self, entry: Entry, args: Any, kwargs: Any) -> None:
@@ -255,12 +252,6 @@ class Player:
             self._tracer.name_entry(parameter, Node.PARAMETER, name)
         for module, name, buffer in self._substitutes.buffers():
             self._tracer.name_entry(buffer, Node.BUFFER, ".".join(filter(None, (module, name))))
-
-    def _name_inputs(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        for tensor, node, name in call_inputs.names(entry, args, kwargs, self._models):
-            self._tracer.name_entry(tensor, node, name)
-            if self._rows is not None and node is Node.INPUT:
-                self._rows.given(name, tensor)
 
     def _mark_sinks(self) -> None:
         for loss in self.losses:

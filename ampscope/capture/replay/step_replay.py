@@ -49,8 +49,8 @@ def run(
     obstacle = why_not(step, models) or _lost_weights(step, models)
     if obstacle:
         return ReplayResult(ReplayStatus.UNAVAILABLE, obstacle)
-    rows = None if real else BatchRows(tracer.unseen)
-    player = Player(step, models, tracer, ReplayChange(), rows=rows)
+    rows = tracer.batch = None if real else BatchRows(tracer.unseen)
+    player = Player(step, models, tracer, ReplayChange())
     failed = play(player)
     if failed:
         result = ReplayResult(ReplayStatus.UNAVAILABLE, failed)

@@ -60,7 +60,7 @@ def step_watch(
     def before_weights_move(weights: list[Tensor]) -> None:
         steps.before_weights_move(weights)
 
-    guard, tracing = guard_for("the step record"), guard_for("the op tracer")
+    guard, tracing, looking = map(guard_for, ("the step record", "the op tracer", "the look at the state"))
     readback, cycle, own = Readback(), StepCycle(), OwnWork(pause)
     optimizers = OptimizerNumbers(models, recorder.next_step, recorder.describe_parameters, guard)
     report = MistakeReport(recorder, terminal, optimizers.step_of)
@@ -72,7 +72,6 @@ def step_watch(
     written = WrittenState(models, history, guard)
     incidents = Incidents(models, recorder, readback, live, budgets, guard_for, terminal)
     spikes = SpikeEnding(models, recorder, incidents, tape, cycle, guard_for("the look at spikes"))
-    looking = guard_for("the look at the state")
     state = StateWatch(models, optimizers, written, history, readback, incidents, looking)
     observers = Observers(
         own,

@@ -26,6 +26,7 @@ from ampscope.capture.tracing.program.module_stack import ModuleStack
 from ampscope.capture.tracing.program.places import Places
 from ampscope.capture.tracing.sites import Point, Sites
 from ampscope.capture.tracing.statistics.bad_rows import bad_rows
+from ampscope.capture.tracing.statistics.batch_rows import BatchRows
 from ampscope.capture.tracing.statistics.tensor_values import stored
 from ampscope.trace.schema import EdgeRow, Node, OpRow
 
@@ -51,6 +52,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         self.backward_varies = False  #: a gradient of this step would be rounded otherwise under this mode
         self.paused = False  #: set while AMPscope's own code computes
         self.bad_rows: dict[str, list[int]] = {}  #: of each input that is not finite, where; in replays
+        self.batch: BatchRows | None = None  #: compares the rows of the batch, where asked to
         self.keeper: OperandKeeper | None = None  #: holds operands of this step, where asked to
         self.places = Places(sites, stops)
         self.functions = FunctionWatch(self.places, guard)
@@ -108,6 +110,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
     def _note_rows(self, tensor: Tensor, name: str) -> None:
         with self.unseen():
             rows = bad_rows(tensor)
+        if self.batch is not None:
+            self.batch.given(name, tensor)
         if rows:
             self.bad_rows.setdefault(name, rows)
 
@@ -257,7 +261,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
 
     def release(self) -> None:
         """Lets go of everything; the modes and their parts refer to each other, and would wait for the collector."""
-        self.keeper = None
+        self.keeper = self.batch = None
         self._outputs.clear()
         self._dataflow.clear()
         self.places.clear()

@@ -204,8 +204,7 @@ class Endings:
 
     def _check(self, attempt: StepAttempt) -> None:
         with self._guard:
-            norm = gradients.total_norm(attempt.optimizer)
-            attempt.norm = None if norm is None else float(norm)  # the one wait of a step without a scaler
+            attempt.norm = gradients.total_norm(attempt.optimizer)
             self._found(attempt, verdict.of_unscaled_step(attempt, self._models))
 
     def gradients_complete(self) -> None:

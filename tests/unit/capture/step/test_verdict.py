@@ -45,7 +45,7 @@ def test_without_a_scaler_the_norm_tells() -> None:
 def test_a_norm_that_overflows_by_itself_is_nobodys_fault() -> None:
     attempt, models = attempted(gradient=3e38)
     assert attempt.norm is not None
-    assert not math.isfinite(float(attempt.norm))
+    assert not attempt.norm.isfinite()
     assert verdict.of_unscaled_step(attempt, models) is None
 
 

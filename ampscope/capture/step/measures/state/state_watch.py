@@ -136,7 +136,7 @@ class StateWatch(StepObserver):
             self._tell([*bad, *(self._written.now_bad() if not number else ())], number, step, None)
 
 
-def _is_finite(norm: Tensor | float | None) -> bool:
+def _is_finite(norm: Tensor | None) -> bool:
     """Whether the gradients of a bad step were finite; their norm has reached the host by then."""
     return norm is None or math.isfinite(float(norm))
 
