@@ -57,8 +57,8 @@ FLOORS = {
     ),
     "ampscope.capture.events": "open_step calls observer",
     "ampscope.capture.step": (
-        "optimizer_numbers measures cycle own_work observers live_trace step_rows scaler_history ending step_watch "
-        "assembly scaler_watch"
+        "optimizer_numbers measures carried cycle own_work observers live_trace step_rows scaler_history ending "
+        "step_watch assembly scaler_watch"
     ),
     "ampscope.capture.step.ending": (
         "optimizer_rerun verdict incidents second_look moved_buffers still_buffers spikes trace_ending "

@@ -4,7 +4,7 @@ The first NaN is often not the culprit. The walk starts at what matters (the los
 follows non-finite values back to the ops whose operands were all finite and whose result was not.
 """
 
-from ampscope.provenance.absorbed import absorbed
+from ampscope.provenance.absorbed import absorbed, reaches_loss
 from ampscope.provenance.births import Birth, Harmless, harmless_births
 from ampscope.provenance.graph import Graph, has_nan, is_finite, op_name
 from ampscope.provenance.lost_mass import LOST_SHARE, HowLost, Loss, cancelled, lost_mass
@@ -27,4 +27,5 @@ __all__ = [
     "lost_mass",
     "op_name",
     "origins",
+    "reaches_loss",
 ]

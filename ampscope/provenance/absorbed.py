@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ampscope.provenance.graph import Graph, has_nan, op_name
 from ampscope.provenance.walk import Origin, is_deliberate, path_along
-from ampscope.trace.schema import ENTRY_NODES, EdgeRow, Phase, SiteRow
+from ampscope.trace.schema import ENTRY_NODES, EdgeRow, Node, Phase, SiteRow
 
 #: Ops after which an infinity is gone and has taken information with it: 1 / inf is 0, whatever was meant.
 _DIVIDES = ("rsqrt", "reciprocal", "div")
@@ -31,9 +31,24 @@ def absorbed(graph: Graph) -> list[Origin]:
     return found
 
 
+def reaches_loss(graph: Graph, seq: int) -> bool:
+    """Whether a loss was computed from what an op gave."""
+    seen, queue = {seq}, [seq]
+    while queue:
+        for edge in graph.readers[queue.pop()]:
+            if graph.site(edge.seq).op == Node.LOSS:
+                return True
+            if edge.seq not in seen:
+                seen.add(edge.seq)
+                queue.append(edge.seq)
+    return False
+
+
 def _can_overflow(site: SiteRow) -> bool:
     name = op_name(site.op)
     forward = site.phase in (Phase.FORWARD, Phase.LOSS)
+    if site.op == Node.CARRIED:
+        return True  # an infinity that an earlier step left
     return forward and site.op not in ENTRY_NODES and (any(word in name for word in _GROWS) or bool(site.cast))
 
 

@@ -11,7 +11,14 @@ from ampscope.trace.json_columns import details
 from ampscope.trace.schema import COLLECTIVE_LIBRARIES, SINK_NODES, EdgeRow, Node, OpRow, SiteRow
 
 #: Sinks in the order in which their origins are told.
-_IMPORTANCE = {Node.LOSS: 0, Node.STATE_AFTER: 1, Node.WEIGHT_AFTER: 2, Node.GRADIENT: 3, Node.BUFFER_AFTER: 4}
+_IMPORTANCE = {
+    Node.LOSS: 0,
+    Node.STATE_AFTER: 1,
+    Node.WEIGHT_AFTER: 2,
+    Node.GRADIENT: 3,
+    Node.BUFFER_AFTER: 4,
+    Node.CARRIED_AFTER: 5,
+}
 #: In-place ops that do not read what they overwrite.
 _OVERWRITES = frozenset({"aten.copy_.default", "aten.zero_.default", "aten.fill_.Scalar", "aten.fill_.Tensor"})
 

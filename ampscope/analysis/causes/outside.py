@@ -18,6 +18,7 @@ class CameIn(Reason):
     """A value that the step was given was not finite."""
 
     name: str  #: of the input, parameter or buffer
+    carried: bool = False  #: it is a tensor that the loop carries from step to step
     rows: tuple[int, ...] = ()  #: the indices of an input's first dimension that held it, as far as they are known
     at_start: bool = False  #: in the first step of the run, or the first after it was resumed
 
@@ -56,6 +57,10 @@ def _input(op: Executed) -> Match | None:
     return Match(Cause.BAD_INPUT, CameIn(name=op.site.name)) if op.site.op == Node.INPUT else None
 
 
+def _state(op: Executed) -> Match | None:
+    return Match(Cause.BAD_INPUT, CameIn(name=op.site.name, carried=True)) if op.site.op == Node.CARRIED else None
+
+
 def _weight(op: Executed) -> Match | None:
     return Match(Cause.BAD_WEIGHT, CameIn(name=op.site.name)) if op.site.op == Node.PARAMETER else None
 
@@ -85,6 +90,8 @@ def _name(occurrence: Occurrence, otherwise: str) -> str:
 
 
 def _bad_input(occurrence: Occurrence) -> str:
+    if _is_carried(occurrence):
+        return "A tensor that the loop carries from step to step was not finite when the step read it: it is no batch."
     text = f"{_name(occurrence, 'An input')} held non-finite values before the model touched it"
     reason = occurrence.reason
     if isinstance(reason, CameIn) and reason.rows:
@@ -147,6 +154,21 @@ def _eager_is_finite(_: Occurrence) -> str:
     )
 
 
+def _is_carried(occurrence: Occurrence) -> bool:
+    return isinstance(occurrence.reason, CameIn) and occurrence.reason.carried
+
+
+def _clean_input(occurrence: Occurrence) -> tuple[Remedy, ...]:
+    if not _is_carried(occurrence):
+        text = "Find and clean the samples before they reach the model."
+        return (Remedy(text=text, code="assert x.isfinite().all(), 'non-finite batch'"),)
+    keep = Remedy(
+        text="Write into it only what is finite, in a dtype that holds it.",
+        code="if value.isfinite().all():\n    state.copy_(value)",
+    )
+    return keep, Remedy(text="Start it anew, or restore it from before it went bad; later steps do not mend it.")
+
+
 def _clean_weight(occurrence: Occurrence) -> tuple[Remedy, ...]:
     find = "bad = [name for name, p in model.named_parameters() if not p.isfinite().all()]"
     if _at_start(occurrence):
@@ -177,13 +199,8 @@ ENTRIES = (
         cause=Cause.BAD_INPUT,
         noun="a batch that was already bad",
         sentence=_bad_input,
-        remedies=(
-            Remedy(
-                text="Find and clean the samples before they reach the model.",
-                code="assert x.isfinite().all(), 'non-finite batch'",
-            ),
-        ),
-        rules=(OpRule(Turn.ENTRY, _input, by_operands=False),),
+        remedies=_clean_input,
+        rules=(OpRule(Turn.ENTRY, _input, by_operands=False), OpRule(Turn.ENTRY, _state, by_operands=False)),
     ),
     CauseEntry(
         cause=Cause.BAD_WEIGHT,

@@ -101,7 +101,7 @@ ENTRIES = (
                 code="torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)",
             ),
         ),
-        recognised_in="analysis.diagnosis.state_incidents",
+        recognised_in="analysis.diagnosis.state.state_incidents",
         cured_by_precision=None,
     ),
 )

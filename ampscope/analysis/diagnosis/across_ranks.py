@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ampscope.analysis.diagnosis.examined import Examined
 from ampscope.analysis.diagnosis.examiner import Examiner
+from ampscope.analysis.diagnosis.state.writers import with_writers
 from ampscope.analysis.overview.ranks.bad_steps import BadStep, Sighting, bad_steps
 from ampscope.analysis.overview.ranks.sightings import sightings
 from ampscope.analysis.overview.ranks.steps_by_rank import steps_by_rank
@@ -47,7 +48,7 @@ def examined_incidents(run: Run, world: World) -> list[Examined]:
         if of_step:
             born[bad.optimizer, bad.step] = of_step[0].incident
         found += of_step
-    return found
+    return with_writers(found)
 
 
 class _Examiners:

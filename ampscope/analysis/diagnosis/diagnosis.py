@@ -13,7 +13,7 @@ from ampscope.analysis.diagnosis.harmless_values import harmless_values
 from ampscope.analysis.diagnosis.run_summary import summary
 from ampscope.analysis.diagnosis.silent.silent_failures import silent_failures
 from ampscope.analysis.diagnosis.silent.spikes import led_there, spikes
-from ampscope.analysis.diagnosis.state_incidents import without_consequences
+from ampscope.analysis.diagnosis.state.state_incidents import without_consequences
 from ampscope.analysis.diagnosis.unobserved import unobserved
 from ampscope.analysis.origin.step_graph import Sites
 from ampscope.analysis.overview.ranks.ranks import ranks_in_numbers

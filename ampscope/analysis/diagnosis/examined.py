@@ -9,7 +9,14 @@ from typing import Any, NamedTuple
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Reason
 from ampscope.analysis.cures.explicit_half import ExplicitHalf
 from ampscope.analysis.cures.remedies import remedies
-from ampscope.analysis.results import Incident
+from ampscope.analysis.results import Incident, Remedy
+from ampscope.trace.schema import Trigger
+from ampscope.trace.vocabulary import Cause
+
+_KEEP_WIDE = Remedy(
+    text="Keep what the loop carries from step to step in float32 or bfloat16; cast it where it is used.",
+    code="state = state.float()",
+)
 
 
 class Examined(NamedTuple):
@@ -18,6 +25,8 @@ class Examined(NamedTuple):
     incident: Incident
     reason: Reason = NOTHING_MORE
     explicit: ExplicitHalf = ExplicitHalf()
+    leaves: frozenset[str] = frozenset()  #: buffers and carried tensors that the step was the first to leave not finite
+    matters: bool = True  #: whether it is one though no other incident comes of it
     steps: frozenset[int] = frozenset()  #: of all its occurrences, where there is more than one
 
     @property
@@ -33,7 +42,8 @@ class Examined(NamedTuple):
 
     def repeated(self, step: int) -> Examined:
         """The same at another step, at which nothing was tried."""
-        return self._replace(incident=replace(self.incident, step=step, last_step=step, tried=()))
+        incident = replace(self.incident, step=step, last_step=step, tried=())
+        return self._replace(incident=incident, leaves=frozenset())
 
     def joined(self, later: Incident) -> Examined:
         """With another occurrence counted in."""
@@ -89,6 +99,8 @@ class Examined(NamedTuple):
             explicit=self.explicit,
             tried=incident.tried,
         )
+        if incident.trigger == Trigger.NONFINITE_CARRIED:
+            advice = (*advice, _KEEP_WIDE) if incident.cause is Cause.FP16_OVERFLOW else advice
         return replace(incident, remedies=advice)
 
 

@@ -18,7 +18,8 @@ from ampscope.analysis.cures.explicit_half import ExplicitHalf, half_weights
 from ampscope.analysis.diagnosis.context import Context
 from ampscope.analysis.diagnosis.examined import Examined
 from ampscope.analysis.diagnosis.lost_gradients import lost_gradient
-from ampscope.analysis.diagnosis.state_incidents import examined_state, examined_still, state_found, still_found
+from ampscope.analysis.diagnosis.state.state_incidents import examined_state, examined_still, state_found, still_found
+from ampscope.analysis.diagnosis.state.writers import as_write, left_by
 from ampscope.analysis.origin.step_graph import Sites, StepGraph, source_line
 from ampscope.analysis.overview.ranks.bad_steps import Sighting
 from ampscope.analysis.results import Incident, PathNode, Tried
@@ -29,6 +30,8 @@ from ampscope.trace.read.run import Run
 from ampscope.trace.schema import EventKind, IncidentRow, Node, Phase, ReplayStatus, Source, Table, Trigger, source_of
 from ampscope.trace.vocabulary import Cause
 
+#: Incidents in which nothing that matters is other than finite.
+_ABSORBED = (Trigger.ABSORBED_OVERFLOW, Trigger.CARRIED_READ)
 #: Origins of one step that are named besides the first.
 MOST_OTHERS = 3
 
@@ -94,8 +97,9 @@ class Examiner:
             return [self._of_lost_gradient(row)]
         graph, found = self._origins(row)
         if not found:
-            return [self._calmed(row, self._without_origin(row))]
+            return [as_write(row, self._calmed(row, self._without_origin(row)))]
         first = self._calmed(row, self._at_origin(row, graph, found[0], recognise(graph, found[0])))
+        first = as_write(row, first._replace(leaves=left_by(graph, found)))
         return [first, *self._others(row, graph, found[1:], first.incident)]
 
     def _of_lost_gradient(self, row: IncidentRow) -> Examined:
@@ -110,9 +114,10 @@ class Examiner:
 
     def _origins(self, row: IncidentRow) -> tuple[StepGraph, list[Origin]]:
         """The origins in the best execution of the step that the trace holds, the one that matters most first."""
-        for source in (Source.REPLAY, Source.LIVE):
+        written = row.trigger == Trigger.NONFINITE_CARRIED
+        for source in (Source.WRITE, Source.REPLAY) if written else (Source.REPLAY, Source.LIVE):
             graph = StepGraph(self._run, self._sites, row.step, source_of(source, row.optimizer))
-            found = absorbed(graph) if row.trigger == Trigger.ABSORBED_OVERFLOW else origins(graph)
+            found = absorbed(graph) if row.trigger in _ABSORBED else origins(graph)
             if found:
                 break
         return graph, found

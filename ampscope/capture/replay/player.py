@@ -71,9 +71,9 @@ class Player:
         self._tracer = tracer
         self._change = change
         self._faithful = type(change) is ReplayChange
-        self._scale_factor = change.scale / step.scale if change.scale and step.scale else 1.0
         self._substitutes = Substitutes(models, step.state, change.leaf)
         self._results: dict[int, list[Tensor]] = {}
+        self._step = step
         self._handing_back = HandingBack()
         self.losses: list[Tensor] = []
         self.bad_gradients: frozenset[str] = frozenset()
@@ -118,8 +118,7 @@ class Player:
     @property
     def real_losses_finite(self) -> bool:
         """Whether what the real step's backward passes began from was finite."""
-        backwards = (entry for _, entry in self._entries if entry.kind is EntryKind.BACKWARD)
-        return all(finite(loss) for entry in backwards for loss in entry.fingerprint)
+        return all(finite(x) for _, each in self._entries if each.kind is EntryKind.BACKWARD for x in each.fingerprint)
 
     @property
     def hooked(self) -> str:
@@ -151,15 +150,14 @@ class Player:
 
     def _hooks(self) -> list[Callable[..., Any]]:
         """What the loop attached to tensors in this step; it runs again in the replay's backward."""
-        attached = (entry for _, entry in self._entries if attaches(entry.call))
-        return [value for entry in attached for value in entry.arguments.args if callable(value)]
+        return [f for _, entry in self._entries if attaches(entry.call) for f in entry.arguments.args if callable(f)]
 
     def _play_entry(self, index: int, entry: Entry) -> None:
         self._tracer.paused = True
         args, kwargs = entry.arguments.resolved(self._tensor_of)
         for buffer, value in entry.overwritten:
             self._substitutes.of(buffer).data.copy_(value)  # by another rank, which moves no counter of it either
-        if entry.scales and self._scale_factor != 1:
+        if entry.scales and self._change.scale and self._step.scale:
             args = tuple(self._rescaled(value) for value in args)
         self._tracer.paused = False
         if kwargs.get("generator") is not None:
@@ -207,7 +205,7 @@ class Player:
     def _rescaled(self, value: Any) -> Any:
         """The loss scale among the operands of its multiplication, changed."""
         is_scale = isinstance(value, Tensor) and not value.dim() and not value.requires_grad
-        return value * self._scale_factor if is_scale else value
+        return value * ((self._change.scale or 1.0) / (self._step.scale or 1.0)) if is_scale else value
 
     def _compare(self, entry: Entry, result: Any) -> None:
         if not self._faithful:
@@ -235,6 +233,8 @@ class Player:
     def _tensor_of(self, reference: EarlierResult | OutsideTensor) -> Tensor:
         if isinstance(reference, EarlierResult):
             return self._results[reference.entry][reference.leaf]
+        if (name := self._step.carried.get(reference.identity)) is not None:
+            self._tracer.name_entry(self._substitutes.of(reference.tensor), Node.CARRIED, name)
         return self._substitutes.of(reference.tensor)
 
     def _check_versions(self) -> None:
@@ -242,9 +242,8 @@ class Player:
         for _, entry in self._entries:
             if entry.versions and entry.versions != self._models.versions(entry.module):
                 self.differences.append("weights changed since")
-            for outside in entry.arguments.outside:
-                if torch_private.version_counter(outside.tensor) != outside.version:
-                    self.differences.append("an input was changed in place since")
+            if any(torch_private.version_counter(read.tensor) != read.version for read in entry.arguments.outside):
+                self.differences.append("an input was changed in place since")
         self.held_otherwise = bool(self.differences)
 
     def _name_leaves(self) -> None:
@@ -261,6 +260,8 @@ class Player:
         for name, gradient in [*bad, *((name, gradients[name]) for name in self._asked_for & gradients.keys())]:
             self._tracer.sink(gradient, Node.GRADIENT, name, name.rpartition(".")[0])
         self.bad_gradients = frozenset(name for name, _ in bad)
+        for name, source in self._step.left:
+            self._tracer.sink(self._results[source.entry][source.leaf], Node.CARRIED_AFTER, name)
         for module, name, buffer in self._substitutes.buffers():
             if not finite(buffer):
                 self._tracer.sink(buffer, Node.BUFFER_AFTER, ".".join(filter(None, (module, name))), module)

@@ -12,6 +12,7 @@ from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.record.terminal import Terminal
 from ampscope.capture.replay.step_tape import StepTape
 from ampscope.capture.replay.tape.received_values import ReceivedValues
+from ampscope.capture.step.carried.carried_state import CarriedState
 from ampscope.capture.step.cycle import StepCycle
 from ampscope.capture.step.ending.endings import Endings
 from ampscope.capture.step.ending.incidents import Incidents
@@ -56,20 +57,19 @@ def step_watch(
     def pause(paused: bool) -> None:
         live.pause(paused)
         tape.pause(paused=paused)
+        carried.mode.paused = paused
 
     def before_weights_move(weights: list[Tensor]) -> None:
         steps.before_weights_move(weights)
 
     guard, tracing, looking = map(guard_for, ("the step record", "the op tracer", "the look at the state"))
-    readback, cycle, own = Readback(), StepCycle(), OwnWork(pause)
+    readback, cycle, own, history = Readback(), StepCycle(), OwnWork(pause), StateHistory()
     optimizers = OptimizerNumbers(models, recorder.next_step, recorder.describe_parameters, guard)
     report = MistakeReport(recorder, terminal, optimizers.step_of)
-    usage = UsageWatch(models, report, optimizers.step_of)
-    live = LiveTrace(models, recorder, budgets[0], tracing)
-    received = ReceivedValues(lambda: models.modules, own.glance, guard_for("the keeping of what other ranks sent"))
-    tape = StepTape(models, usage, guard_for("the step tape"), own.glance, before_weights_move, received=received)
-    history = StateHistory()
+    usage, live = UsageWatch(models, report, optimizers.step_of), LiveTrace(models, recorder, budgets[0], tracing)
+    tape = _tape(models, usage, own, before_weights_move, guard_for)
     written = WrittenState(models, history, guard)
+    carried = CarriedState(models, tape, recorder, guard_for("the following of what the loop carries"))
     incidents = Incidents(models, recorder, readback, live, budgets, guard_for, terminal)
     spikes = SpikeEnding(models, recorder, incidents, tape, cycle, guard_for("the look at spikes"))
     state = StateWatch(models, optimizers, written, history, readback, incidents, looking)
@@ -80,6 +80,7 @@ def step_watch(
         written=written,
         state=state,
         still=StillBuffers(models, incidents, tape, budgets[1], cycle, looking),
+        carried=carried,
         usage=UsageObserver(usage, report, optimizers.step_of, guard_for("the usage check")),
         rows=StepRows(models, recorder, readback, own, guard, spikes.arrived),
         spikes=spikes,
@@ -87,6 +88,18 @@ def step_watch(
         second=SecondLook(models, recorder, incidents, tape, budgets[1], cycle, guard_for("the second look")),
         trace=TraceEnding(models, live, incidents, tape, budgets[0], cycle, tracing),
     )
-    endings = Endings(models, optimizers, cycle, observers, incidents, tape, written, own, guard)
+    endings = Endings(models, optimizers, cycle, observers, incidents, tape, written, carried, own, guard)
     steps = StepWatch(models, recorder, readback, optimizers, cycle, own, live, tape, observers, endings, guard)
     return steps
+
+
+def _tape(
+    models: Models,
+    usage: UsageWatch,
+    own: OwnWork,
+    judge: Callable[[list[Tensor]], None],
+    guard_for: Callable[[str], Guard],
+) -> StepTape:
+    """The tape of the step in progress, which has the step judged before the loop itself moves weights."""
+    received = ReceivedValues(lambda: models.modules, own.glance, guard_for("the keeping of what other ranks sent"))
+    return StepTape(models, usage, guard_for("the step tape"), own.glance, judge, received=received)

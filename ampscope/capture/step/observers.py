@@ -13,7 +13,7 @@ P = ParamSpec("P")
 #: For each event, who is told of it, in this order. `trace` writes the live trace down or drops it before `rows` says
 #: of the step whether it was traced; a call that is lost is dropped from the trace before the tape looks what is left.
 ORDER: dict[str, str] = {
-    "step_began": "usage tape written live",
+    "step_began": "carried usage tape written live",
     "call_began": "tape live",
     "call_ended": "tape",
     "call_lost": "live tape",
@@ -23,12 +23,12 @@ ORDER: dict[str, str] = {
     "scaler_joined": "history usage",
     "scaler_call_began": "history usage",
     "scaler_call_ended": "tape usage history",
-    "attempt_began": "written",
+    "attempt_began": "written carried",
     "bare_step": "usage",
     "optimizer_steps": "second still rows spikes",
-    "step_ended": "trace rows usage state",
+    "step_ended": "trace rows usage state carried",
     "scheduler_stepped": "usage",
-    "abandoned": "live tape",
+    "abandoned": "live tape carried",
     "run_ended": "state",
 }
 

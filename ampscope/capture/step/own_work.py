@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ampscope.capture.replay.tape_mode import TapeMode
+from ampscope.capture.step.carried.loop_mode import LoopMode
 from ampscope.capture.torch_support import dynamo
 from ampscope.capture.torch_support.calls import call_state
 from ampscope.capture.torch_support.calls.call_state import Ambient, PlainState
@@ -17,7 +18,7 @@ from ampscope.capture.tracing.tracer import Tracer
 
 
 def _is_ours(mode: object) -> bool:
-    return isinstance(mode, (TapeMode, Tracer, FunctionWatch, NoCollectives))
+    return isinstance(mode, (TapeMode, LoopMode, Tracer, FunctionWatch, NoCollectives))
 
 
 class OwnWork:

@@ -21,17 +21,21 @@ class Node(StrEnum):
     INPUT = "input"  #: a tensor from outside the step: the batch, a target, a constant
     PARAMETER = "parameter"  #: a parameter as the step found it
     BUFFER = "buffer"  #: a buffer as the step found it
+    CARRIED = "carried"  #: a tensor that the loop carries from step to step, as the step found it
     LOSS = "loss"  #: what backward was called on
     GRADIENT = "gradient"  #: a parameter's gradient as backward left it
     STATE_AFTER = "state_after"  #: what an optimizer keeps of a parameter, as its step left it
     WEIGHT_AFTER = "weight_after"  #: a parameter as the optimizer left it
     BUFFER_AFTER = "buffer_after"  #: a buffer as the step left it
+    CARRIED_AFTER = "carried_after"  #: a carried tensor as the loop left it, in a step or after it
 
 
 #: Nodes that no op of the step wrote.
-ENTRY_NODES = frozenset({Node.INPUT, Node.PARAMETER, Node.BUFFER})
+ENTRY_NODES = frozenset({Node.INPUT, Node.PARAMETER, Node.BUFFER, Node.CARRIED})
 #: Nodes from which the walk back to the origin starts.
-SINK_NODES = frozenset({Node.LOSS, Node.GRADIENT, Node.STATE_AFTER, Node.WEIGHT_AFTER, Node.BUFFER_AFTER})
+SINK_NODES = frozenset(
+    {Node.LOSS, Node.GRADIENT, Node.STATE_AFTER, Node.WEIGHT_AFTER, Node.BUFFER_AFTER, Node.CARRIED_AFTER}
+)
 
 
 #: Libraries of ops whose results depend on what other ranks do (what comes before the first dot of ``sites.op``).
@@ -54,6 +58,7 @@ class Source(StrEnum):
 
     LIVE = "live"  #: the real step, as it ran
     REPLAY = "replay"  #: the faithful replay of the step
+    WRITE = "write"  #: what the loop ran between two steps and left in a tensor that it carries, run again
     REPLAY_FP32 = "replay:fp32"  #: everything in float32; only extremes are measured, but of `Trigger.LOST_GRADIENT`
 
 
@@ -111,6 +116,8 @@ class Trigger(StrEnum):
     NONFINITE_BUFFER = "nonfinite_buffer"  #: a buffer that became inf or NaN
     NONFINITE_STATE = "nonfinite_state"  #: optimizer state, or a tensor that the loop carries, that became inf or NaN
     BUFFER_STANDS_STILL = "buffer_stands_still"  #: a buffer in half precision that float32 would move
+    NONFINITE_CARRIED = "nonfinite_carried"  #: a tensor that the loop carries from step to step became inf or NaN
+    CARRIED_READ = "nonfinite_carried_read"  #: a step read such a tensor for the first time, and seems well
     ABSORBED_OVERFLOW = "absorbed_overflow"  #: an inf that vanished again before loss and gradients
     LOST_GRADIENT = "lost_gradient"  #: gradients that miss a part of what the same step has in float32
 

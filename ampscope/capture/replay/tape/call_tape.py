@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -55,6 +55,10 @@ class Tape:
 
     def __getitem__(self, number: int) -> Entry:
         return self.entries[number - self.start]
+
+    def results(self) -> Iterator[tuple[Tensor, EarlierResult]]:
+        """What the entries returned or wrote, as far as it is alive."""
+        return self._results.alive()
 
     # -- forgetting ---------------------------------------------------------------------------------------------
 
@@ -146,15 +150,10 @@ class Tape:
         else:
             self._add_results(result)
 
-    def overwritten_unknown(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_repeated: bool = True
-    ) -> dict[int, Tensor]:
+    def overwritten_unknown(self, args: Any, kwargs: dict[str, Any], *, is_repeated: bool = True) -> dict[int, Tensor]:
         """Copies of small tensors from outside that an in-place function is about to overwrite, by ``id``.
 
-        Args:
-            args: The function's arguments.
-            kwargs: Its keyword arguments.
-            is_repeated: Whether a replay may run the function, and not only what came before it.
+        Without ``is_repeated`` no replay runs the function, and only what calls before it have read is kept.
         """
         return self._outside.copied_before_write(
             _targets(args, kwargs), lambda each: is_repeated and self._results.find(each) is None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ampscope.capture.replay.tape.entry import Entry, EntryKind
 
 
-def needed(entries: Sequence[Entry], start: int, since: int) -> list[int]:
+def needed(entries: Sequence[Entry], start: int, since: int, also: Iterable[int] = ()) -> list[int]:
     """Numbers of the entries that make the step which begins at ``since``.
 
     These are its backward passes, its differentiable module calls (they may change buffers), and whatever those
@@ -17,11 +17,12 @@ def needed(entries: Sequence[Entry], start: int, since: int) -> list[int]:
         entries: The entries of the tape.
         start: Number of the first of them.
         since: Number of the first entry of the step.
+        also: Further entries that are asked for.
     """
     writers: dict[int, list[int]] = {}  # entry -> the in-place entries that change its results later
-    front = []
+    front = list(also)
     for number, entry in enumerate(entries, start):
-        if number >= since and (entry.kind is EntryKind.BACKWARD or entry.is_training_call):
+        if number >= since and (entry.kind is EntryKind.BACKWARD or entry.is_training_call) and number not in front:
             front.append(number)
         for result in entry.also_writes:
             writers.setdefault(result.entry, []).append(number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -57,6 +57,13 @@ class LiveResults:
         """What is known of ``tensor``; None where no entry returned it."""
         known = self._by_id.get(id(tensor))
         return known if known is not None and known.tensor() is tensor else None
+
+    def alive(self) -> Iterator[tuple[Tensor, EarlierResult]]:
+        """Those that are still alive, each with the result that it is."""
+        for known in self._by_id.values():
+            tensor = known.tensor()
+            if tensor is not None:
+                yield tensor, known.source
 
     def sharing_memory(self, tensors: Iterable[Tensor]) -> list[EarlierResult]:
         """The results that live in the memory of any of ``tensors``."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ampscope.capture.replay.state.state_snapshot import StateSnapshot
 from ampscope.capture.replay.tape import dependencies
 from ampscope.capture.replay.tape.call_tape import Tape
-from ampscope.capture.replay.tape.entry import Entry
+from ampscope.capture.replay.tape.entry import EarlierResult, Entry
 from ampscope.capture.torch_support.communication import gradient_reduction
 from ampscope.capture.torch_support.communication.gradient_reduction import GradientReduction, synchronising, wrapper_of
 
@@ -23,10 +25,13 @@ class TapedStep(NamedTuple):
     scale: float | None = None  #: its loss scale; None without a scaler
     late: bool = False  #: judged when the loop has gone on, and may have written into what the step computed with
     collectives: int | None = 0  #: that ran since its first backward began; None: not known
+    carried: Mapping[int, str] = MappingProxyType({})  #: what it reads of what the loop carries: ``id`` -> name
+    left: tuple[tuple[str, EarlierResult], ...] = ()  #: what it has left of that, not finite, by name
 
     def entries(self) -> list[tuple[int, Entry]]:
         """The entries that make the step, each with its number, in order."""
-        numbers = dependencies.needed(self.tape.entries, self.tape.start, self.since)
+        also = [source.entry for _, source in self.left]
+        numbers = dependencies.needed(self.tape.entries, self.tape.start, self.since, also)
         return [(number, self.tape[number]) for number in numbers]
 
     def ran_through(self) -> bool:

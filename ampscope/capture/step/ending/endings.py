@@ -20,6 +20,7 @@ from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.events.open_step import EndedStep, OpenStep, ScaleState, StepAttempt
 from ampscope.capture.replay.step_tape import StepTape
 from ampscope.capture.replay.tape.taped_step import TapedStep
+from ampscope.capture.step.carried.carried_state import CarriedState
 from ampscope.capture.step.cycle import Moment, State, StepCycle
 from ampscope.capture.step.ending import verdict
 from ampscope.capture.step.ending.device_decisions import DeviceDecisions
@@ -45,7 +46,8 @@ class Endings:
         observers: Are told.
         incidents: Takes the steps that went bad.
         tape: What a replay needs.
-        written: Whether buffers and carried tensors that a step wrote are finite.
+        written: Whether buffers that a step wrote are finite.
+        carried: What the loop carries from step to step, and whether it is finite.
         own: Marks AMPscope's own work.
         guard: Catches faults of judging and recording.
     """
@@ -59,6 +61,7 @@ class Endings:
         incidents: Incidents,
         tape: StepTape,
         written: WrittenState,
+        carried: CarriedState,
         own: OwnWork,
         guard: Guard,
     ) -> None:
@@ -69,6 +72,7 @@ class Endings:
         self._incidents = incidents
         self._tape = tape
         self._written = written
+        self._carried = carried
         self._own = own
         self._guard = guard
         self.on_device = DeviceDecisions(models, self._judge)
@@ -103,7 +107,7 @@ class Endings:
         with self._own:
             with self._guard:
                 if attempt.on_device:
-                    self.on_device.postpone(attempt, self._tape.recording())
+                    self.on_device.postpone(attempt, self._recording())
                 elif not attempt.stepped:
                     self._written.turned_bad()
                     self._found(attempt, verdict.of_skip(attempt, self._models))
@@ -194,7 +198,7 @@ class Endings:
         self._steps_running = steps_running()
         with self._guard:
             poisoned = self._written.turned_bad()
-            self._found(attempt, verdict.of_what_gradients_hide(attempt, poisoned))
+            self._found(attempt, verdict.of_what_gradients_hide(attempt, poisoned, self._carried.turned_bad()))
         self._observers.tell(StepObserver.optimizer_steps, attempt)
 
     def _without_scaler(self, attempt: StepAttempt) -> None:
@@ -222,7 +226,7 @@ class Endings:
         with self._guard:
             attempt = self._attempt_of(opened, weights)
             self._check(attempt)
-            self._found(attempt, verdict.of_what_gradients_hide(attempt, []))
+            self._found(attempt, verdict.of_what_gradients_hide(attempt, [], None))
             opened.bad = attempt if attempt.bad else None
 
     def left_unfinished(self, opened: OpenStep) -> None:
@@ -265,11 +269,15 @@ class Endings:
 
     def _found(self, attempt: StepAttempt, bad: Verdict | None) -> None:
         if bad is not None and not attempt.bad:
-            self._judge(attempt, bad, None if self._tape.broken else self._tape.recording())
+            self._judge(attempt, bad, None if self._tape.broken else self._recording())
+
+    def _recording(self) -> TapedStep:
+        return self._carried.completed(self._tape.recording())
 
     def _judge(self, attempt: StepAttempt, bad: Verdict, recording: TapedStep | None) -> None:
         with self._cycle.inside(State.JUDGING):
             self._incidents.judge(attempt, bad, recording)
+            self._carried.judged(attempt)
 
     def _end(self, attempt: StepAttempt) -> None:
         seconds = time.perf_counter() - attempt.opened.began

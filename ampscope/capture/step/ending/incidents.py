@@ -25,8 +25,11 @@ from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.readback import Readback
 from ampscope.capture.tracing.traced_rows import TracedRows
 from ampscope.capture.tracing.tracer import Tracer
+from ampscope.provenance import absorbed, reaches_loss
 from ampscope.trace.schema import Change, ReplayStatus, Source, Trial, Trigger, source_of
 
+#: Incidents only where the step suffers from them: a state may hold an infinity on purpose.
+_OF_STATE = (Trigger.NONFINITE_CARRIED, Trigger.CARRIED_READ)
 #: Skipped steps in a row that are told as calibration; the next one is told to the user.
 QUIET_SKIPS = 3
 
@@ -84,6 +87,8 @@ class Incidents:
                 outcome, rows = self._replay(attempt, symptom, recording)
                 details = _details(outcome) | {"compiled": self._models.compiled} | dict(bad.details)
                 evidence = replace(evidence, details=details)
+                if bad.trigger in _OF_STATE and (rows is None or not _matters(rows)):
+                    return
                 if rows is not None:
                     self._try_cures(attempt, recording, rows, outcome.status)
             attempt.judging_s = time.perf_counter() - started
@@ -234,6 +239,12 @@ class Incidents:
 def in_words(trigger: Trigger) -> str:
     """What was noticed, for the line in the terminal."""
     return trigger.replace("_", " ").replace("nonfinite", "non-finite")
+
+
+def _matters(rows: TracedRows) -> bool:
+    """Whether a step computed its loss from something over an infinity, which is zero."""
+    graph = rows.graph()
+    return any(reaches_loss(graph, origin.path[-1]) for origin in absorbed(graph))
 
 
 def _failed_elsewhere(outcome: ReplayResult) -> bool:

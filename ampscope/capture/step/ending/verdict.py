@@ -52,13 +52,21 @@ def of_device_skip(norms: Mapping[str, Tensor]) -> Verdict:
     return Verdict(Trigger.NONFINITE_GRADIENT, Symptom(bad, judged=frozenset(norms)))
 
 
-def of_what_gradients_hide(attempt: StepAttempt, poisoned: list[Held]) -> Verdict | None:
-    """The loss of a step and the state that it wrote, as far as the host knows without waiting."""
+def of_what_gradients_hide(
+    attempt: StepAttempt, poisoned: list[Held], of_carried: Trigger | None = None
+) -> Verdict | None:
+    """The loss of a step and the state that it wrote, as far as the host knows without waiting.
+
+    Args:
+        attempt: The attempt.
+        poisoned: State that was finite before.
+        of_carried: What there is to say of the tensors that the loop carries.
+    """
     of_loss = of_loss_alone(attempt.opened)
     if of_loss is not None:
         return of_loss
     if not poisoned:
-        return None
+        return Verdict(of_carried, Symptom()) if of_carried is not None else None
     buffers = any(held.kind is StateKind.BUFFER for held in poisoned)
     return Verdict(Trigger.NONFINITE_BUFFER if buffers else Trigger.NONFINITE_STATE, Symptom())
 

@@ -10,6 +10,7 @@ import pytest
 
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.replay.step_tape import StepTape
+from ampscope.capture.step.carried.carried_state import CarriedState
 from ampscope.capture.step.ending.second_look import SecondLook
 from ampscope.capture.step.ending.spikes import SpikeEnding
 from ampscope.capture.step.ending.still_buffers import StillBuffers
@@ -29,6 +30,7 @@ PARTS: dict[str, type[StepObserver]] = {
     "tape": StepTape,
     "live": LiveTrace,
     "written": WrittenState,
+    "carried": CarriedState,
     "state": StateWatch,
     "still": StillBuffers,
     "usage": UsageObserver,

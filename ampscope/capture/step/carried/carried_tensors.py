@@ -1,0 +1,127 @@
+"""Which tensors a loop carries: known by the memory that it writes again and again, or by the line that makes them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from enum import IntEnum
+from types import CodeType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ampscope.capture.replay.tape.entry import Entry
+from ampscope.capture.torch_support.torch_private import storage_key, storage_ref
+
+#: Results that are remembered while they are alive, to see which of them a later round reads.
+MOST_MADE = 1024
+
+
+class Role(NamedTuple):
+    """What makes results of one round and the next the same thing: the line and the function."""
+
+    code: CodeType | None
+    line: int
+    call: Callable[..., Any]
+    leaf: int
+
+
+def role_of(entry: Entry, leaf: int) -> Role:
+    """The role of a result of an entry."""
+    return Role(entry.place.code, entry.place.line, entry.call, leaf)
+
+
+class Round(IntEnum):
+    """Where a loop's calls run; what a round of one kind made and the next of that kind reads is carried."""
+
+    GAP = 0  #: between two steps
+    STEP = 1
+
+
+class _Made(NamedTuple):
+    """What a call has made."""
+
+    tensor: weakref.ref[Tensor]
+    role: Role
+
+
+class Carried:
+    """The tensors that a loop carries; keeps none of them alive.
+
+    Args:
+        buffer_name: The qualified name of a buffer of the watched models; empty for any other tensor.
+    """
+
+    def __init__(self, buffer_name: Callable[[Tensor], str]) -> None:
+        self._buffer_name = buffer_name
+        self._memories: dict[int, tuple[Any, str]] = {}  # storage -> what keeps the key, name
+        self._roles: dict[Role, str] = {}
+        self._made: tuple[dict[int, _Made], ...] = ({}, {})  # in earlier rounds of each kind
+        self._making: tuple[dict[int, _Made], ...] = ({}, {})  # in the present one
+        self._written: dict[int, Any] = {}  # storages written in earlier rounds -> what keeps the key
+        self._writing: dict[int, Any] = {}
+        self._count = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._memories or self._roles)
+
+    def round_ended(self, kind: Round) -> None:
+        """What was made until now was made in an earlier round from now on."""
+        made, making = self._made[kind], self._making[kind]
+        kept = {key: each for key, each in made.items() if each.tensor() is not None} | making
+        made.clear()
+        made.update(list(kept.items())[-MOST_MADE:])
+        making.clear()
+        self._written.update(self._writing)
+        self._writing.clear()
+        self._memories = {key: known for key, known in self._memories.items() if not known[0].expired()}
+        self._written = {key: kept for key, kept in self._written.items() if not kept.expired()}
+
+    def made(self, kind: Round, tensor: Tensor, role: Role) -> None:
+        """A call has made a tensor."""
+        if len(self._making[kind]) < MOST_MADE:
+            self._making[kind][id(tensor)] = _Made(weakref.ref(tensor), role)
+
+    def read(self, kind: Round, tensor: Tensor) -> None:
+        """A call reads a tensor; what an earlier round made is carried, and so is what its line makes from now on."""
+        known = self._made[kind].get(id(tensor))
+        if known is not None and known.tensor() is tensor:
+            self.is_carried(known.role)
+
+    def is_carried(self, role: Role) -> None:
+        """What a line makes is read by later rounds."""
+        if role not in self._roles:
+            self._roles[role] = self._new_name()
+
+    def wrote(self, tensor: Tensor) -> None:
+        """A call has written into a tensor; memory that an earlier round wrote, too, is carried."""
+        if not _has_memory(tensor):
+            return
+        key = storage_key(tensor)
+        if key in self._written and key not in self._memories:
+            self._memories[key] = self._written[key], self._buffer_name(tensor) or self._new_name()
+        elif key not in self._writing:
+            self._writing[key] = storage_ref(tensor)
+
+    def name(self, tensor: Tensor) -> str:
+        """What a carried tensor is called; empty for any other."""
+        known = self._memories.get(storage_key(tensor)) if _has_memory(tensor) else None
+        return known[1] if known is not None else self.name_by_id(id(tensor))
+
+    def name_by_id(self, identity: int) -> str:
+        """What a carried tensor that is alive is called, by its ``id``, where its line tells."""
+        for made in (*self._making, *self._made):
+            held = made.get(identity)
+            tensor = held.tensor() if held is not None else None
+            if held is not None and tensor is not None and id(tensor) == identity:
+                return self._roles.get(held.role, "")
+        return ""
+
+    def _new_name(self) -> str:
+        self._count += 1
+        return f"carried tensor {self._count}"
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    return type(tensor) is Tensor and tensor.layout is torch.strided and tensor.numel() > 0

@@ -1,0 +1,81 @@
+"""Runs calls from between two steps again, on copies and under full observation: which op wrote what is not finite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ampscope.capture.replay.player import call_user
+from ampscope.capture.replay.tape.call_tape import in_place_results
+from ampscope.capture.replay.tape.entry import EarlierResult, Entry, OutsideTensor
+from ampscope.capture.step.carried.gap import OVERWRITES, Gap
+from ampscope.capture.torch_support import tensor_tree, torch_private
+from ampscope.capture.torch_support.calls.call_state import random_state_kept
+from ampscope.capture.tracing.tracer import Tracer
+from ampscope.trace.schema import Node
+
+
+class Closeup:
+    """One run over the calls between two steps.
+
+    Args:
+        gap: The calls.
+        tracer: Observes every op.
+        names: What a tensor from outside is called, and what it is, by ``id``.
+    """
+
+    def __init__(self, gap: Gap, tracer: Tracer, names: dict[int, tuple[Node, str]]) -> None:
+        self._gap = gap
+        self._tracer = tracer
+        self._names = names
+        self._copies: dict[int, Tensor] = {}
+        self._results: dict[int, list[Tensor]] = {}
+
+    def play(self, sinks: list[tuple[str, EarlierResult]]) -> None:
+        """Runs what ``sinks`` are made of and what is made of them, and marks them, by name, for the walk back.
+
+        Raises:
+            Exception: Whatever the calls raise when they are run again.
+        """
+        with random_state_kept(), self._tracer.active():
+            reading = self._gap.reading(source.entry for _, source in sinks)
+            for number in self._gap.leading_to(reading):
+                self._play(number, self._gap.tape[number])
+        for name, source in sinks:
+            self._tracer.sink(self._results[source.entry][source.leaf], Node.CARRIED_AFTER, name)
+
+    def _play(self, number: int, entry: Entry) -> None:
+        if number in self._gap.unknown:
+            raise RuntimeError("what a call had overwritten was not kept")
+        overwrites = entry.in_place and getattr(entry.call, "__name__", "") in OVERWRITES
+        target = next(iter(entry.arguments.tensors), None) if overwrites else None
+        self._tracer.paused = True
+        args, kwargs = entry.arguments.resolved(lambda each: self._tensor(each, overwritten=each is target))
+        self._tracer.paused = False
+        self._tracer.places.entry_place = entry.place
+        with entry.state.ambient.entered():
+            result = call_user(entry.call, args, kwargs)
+        left = in_place_results(args, kwargs, result) if entry.in_place else tensor_tree.tensors(result)
+        self._results[number] = list(left)
+
+    def _tensor(self, reference: Any, *, overwritten: bool) -> Tensor:
+        if isinstance(reference, EarlierResult):
+            return self._results[reference.entry][reference.leaf]
+        known = self._copies.get(reference.identity)
+        if known is None:
+            known = self._copies[reference.identity] = _copy(reference, overwritten=overwritten)
+            node, name = self._names.get(reference.identity, (Node.INPUT, "a tensor of the loop's"))
+            self._tracer.name_entry(known, node, name)
+        return known
+
+
+def _copy(reference: OutsideTensor, *, overwritten: bool) -> Tensor:
+    """What a call read, or, of what it only overwrites, the finite numbers that are there now."""
+    tensor = reference.tensor.detach()
+    if overwritten:
+        return torch.where(tensor.isfinite(), tensor, torch.zeros_like(tensor))
+    if torch_private.version_counter(reference.tensor) != reference.version:
+        raise RuntimeError("an operand was changed since")
+    return tensor.clone()

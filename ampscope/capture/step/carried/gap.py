@@ -1,0 +1,96 @@
+"""What a loop called between two steps: a tape that can be played, with the line at which each call stood."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+from ampscope.capture.replay.tape.call_tape import Tape
+from ampscope.capture.replay.tape.entry import EarlierResult, Entry, OutsideTensor
+from ampscope.capture.step.carried.loop_position import Position, here
+from ampscope.capture.torch_support import tensor_tree
+from ampscope.capture.torch_support.calls import call_state
+from ampscope.capture.torch_support.user_line import NOWHERE, user_place
+
+#: Calls between two steps that are taken down; one that makes more (an evaluation) is not followed to its end.
+MOST_CALLS = 256
+#: Elements that are copied between two steps before the loop overwrites them, in all.
+MOST_COPIED = 1 << 18
+#: Functions that overwrite without reading what was there: it need not be known to run them again.
+OVERWRITES = frozenset({"__setitem__", "copy_", "fill_", "index_copy_", "scatter_", "masked_fill_", "masked_scatter_"})
+
+
+class Gap:
+    """The calls between two steps.
+
+    Args:
+        types: Device types whose autocast state is noted with each call.
+    """
+
+    def __init__(self, types: tuple[str, ...]) -> None:
+        self.tape = Tape()
+        self.positions: list[Position] = []
+        self.unknown: set[int] = set()  #: entries that read what they overwrite, of which no copy was kept
+        self.names: dict[int, str] = {}  #: of the carried tensors that the calls read, by ``id``
+        self._types = types
+        self._copied = 0
+
+    def before_write(self, func: Callable[..., Any], args: Any, kwargs: Any) -> dict[int, Tensor]:
+        """Copies of what a function is about to overwrite, as far as it reads it and the copies stay small."""
+        targets = list(tensor_tree.tensors(kwargs.get("out", args[0] if args else None)))
+        size = sum(each.numel() for each in targets)
+        is_read = func.__name__ not in OVERWRITES and self._copied + size <= MOST_COPIED
+        self._copied += size * is_read
+        return self.tape.overwritten_unknown(args, kwargs, is_repeated=is_read)
+
+    def called(
+        self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, originals: dict[int, Tensor]
+    ) -> Entry | None:
+        """Takes a call down; None where it made nothing that could be carried."""
+        if next(tensor_tree.tensors((args, kwargs)), None) is None:
+            return None
+        ambient, place = call_state.current(self._types), user_place() or NOWHERE
+        self.tape.function_call(
+            func, args, kwargs, result, ambient=ambient, place=place, random=None, originals=originals
+        )
+        self.positions.append(here())
+        entry = self.tape.entries[-1]
+        if entry.in_place and func.__name__ not in OVERWRITES:
+            target = entry.arguments.tensors[0]
+            if isinstance(target, OutsideTensor) and target.identity not in originals:
+                self.unknown.add(len(self.positions) - 1)
+        return entry
+
+    def results(self) -> Iterator[tuple[Tensor, EarlierResult]]:
+        """What the calls returned or wrote, as far as it is alive."""
+        return self.tape.results()
+
+    @property
+    def full(self) -> bool:
+        """Whether no more calls are taken down."""
+        return self.tape.full or len(self.positions) >= MOST_CALLS
+
+    def leading_to(self, ends: Iterable[int]) -> list[int]:
+        """The entries that the results of ``ends`` are made of, which are among them, in order."""
+        front = list(ends)
+        wanted = set(front)
+        writers: dict[int, set[int]] = {}
+        for number, entry in enumerate(self.tape.entries):
+            for result in entry.also_writes:
+                writers.setdefault(result.entry, set()).add(number)
+        while front:
+            number = front.pop()
+            read = {result.entry for result in self.tape[number].arguments.earlier} | writers.get(number, set())
+            front += read - wanted
+            wanted |= read
+        return sorted(wanted)
+
+    def reading(self, sources: Iterable[int]) -> set[int]:
+        """The entries whose results depend on those of ``sources``, which are among them."""
+        found = set(sources)
+        for number, entry in enumerate(self.tape.entries):
+            if any(result.entry in found for result in entry.arguments.earlier):
+                found.add(number)
+        return found

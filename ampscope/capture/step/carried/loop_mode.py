@@ -1,0 +1,92 @@
+"""The torch function mode that sees what a loop calls between two steps, installed only where it carries tensors."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ampscope.capture.torch_support import torch_private
+from ampscope.capture.torch_support.calls.function_names import draws_random_numbers, is_in_place, leaves_all_as_it_is
+from ampscope.capture.torch_support.guard import Guard
+
+#: Calls that write zeros (gradients, mostly) or the loss scale: none of them can leave what the loop did not mean.
+_PASSED_OVER = ("zero_", "_foreach_zero_", "_amp_update_scale_", "_amp_foreach_non_finite_check_and_unscale_")
+
+
+class CallKeeper(Protocol):
+    """Takes the calls between two steps down."""
+
+    guard: Guard
+
+    def before_write(self, func: Callable[..., Any], args: Any, kwargs: Any) -> dict[int, Tensor]:
+        """Copies of what a function is about to overwrite, by ``id``."""
+
+    def called(
+        self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, originals: dict[int, Tensor]
+    ) -> bool:
+        """A function has run; returns whether more calls are to be told of."""
+
+
+class LoopMode(TorchFunctionMode):
+    """Knows its keeper weakly: torch's stack of modes is a root for the garbage collector.
+
+    Args:
+        keeper: Is told of the calls.
+
+    Attributes:
+        paused: AMPscope's own code computes.
+    """
+
+    def __init__(self, keeper: CallKeeper) -> None:
+        super().__init__()
+        self._keeper = weakref.ref(keeper)
+        self._inserted = False
+        self._handling = 0  # inside a handled function torch has taken this mode off the stack by itself
+        self._heard_enough = False
+        self.paused = False
+
+    def insert(self) -> None:
+        """Starts listening."""
+        self._heard_enough = False
+        if not self._inserted and not self._handling:
+            torch_private.insert_function_mode(self)
+            self._inserted = True
+
+    def remove(self) -> None:
+        """Stops listening; safe to call twice."""
+        if self._inserted and not self._handling:
+            self._inserted = False
+            torch_private.remove_function_mode(self)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        keeper = None if self.paused or self._heard_enough else self._keeper()
+        if keeper is None or keeper.guard.broken or leaves_all_as_it_is(func, args) or _is_foreign(func):
+            return func(*args, **kwargs)
+        self._handling += 1
+        try:
+            originals: dict[int, Tensor] = {}
+            self.paused = True
+            with keeper.guard:
+                originals = keeper.before_write(func, args, kwargs) if is_in_place(func, kwargs) else {}
+            self.paused = False
+            result = func(*args, **kwargs)
+            self.paused = True
+            with keeper.guard:
+                self._heard_enough = not keeper.called(func, args, kwargs, result, originals)
+        finally:
+            self.paused = False
+            self._handling -= 1
+        return result
+
+
+def _is_foreign(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    if name in _PASSED_OVER or draws_random_numbers(name):
+        return True
+    return torch.compiler.is_compiling() or torch_private.is_tracing() or torch_private.in_functorch()

@@ -1,0 +1,157 @@
+"""Small loops that carry tensors of their own from step to step, each kind poisoned once, or healthy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+BATCH, WIDTH = 8, 6
+#: The step that leaves something behind which is not finite, the first that reads it, and how many there are.
+BAD, READ, STEPS = 4, 7, 10
+HUGE = 1e7  #: finite in float32 only
+
+Watch = Callable[[nn.Module, Any], object]
+
+
+@dataclass(frozen=True)
+class Carrier:
+    """A kind of loop: ``before`` runs at its top, ``loss`` in the step, ``after`` at its end."""
+
+    state: Callable[[], dict[str, Any]]
+    loss: Callable[[dict[str, Any], Tensor, Tensor, int], Tensor]
+    before: Callable[[dict[str, Any], Tensor, bool], object] = lambda *_: None
+    after: Callable[[dict[str, Any], Tensor, bool], object] = lambda *_: None
+
+
+def train(carrier: Carrier, watch: Watch, *, poisoned: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, 16), nn.Tanh(), nn.Linear(16, WIDTH))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    watch(model, scaler)
+    state = carrier.state()
+    for step in range(STEPS):
+        x = torch.randn(BATCH, WIDTH)
+        carrier.before(state, x, poisoned and step == BAD)
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            out = model(x).float()
+            loss = out.pow(2).mean() + carrier.loss(state, out, x, step)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        with torch.no_grad():
+            carrier.after(state, out.detach(), poisoned and step == BAD)
+
+
+def _size(bad: bool) -> float:
+    return HUGE if bad else 1.0
+
+
+def _enqueue(state: dict[str, Any], out: Tensor, bad: bool) -> None:
+    keys = F.normalize(out, dim=-1) * _size(bad)
+    state["queue"] = torch.cat((state["queue"][BATCH:], keys.half()))
+
+
+def _against_queue(state: dict[str, Any], out: Tensor, _: Tensor, step: int) -> Tensor:
+    if step < READ:
+        return out.new_zeros(())
+    return (out @ state["queue"].float().T).softmax(-1).square().mean()
+
+
+def _write_row(state: dict[str, Any], out: Tensor, bad: bool) -> None:
+    state["rows"].narrow(0, state["at"], 1).copy_(out[:1] * _size(bad))
+    state["at"] = (state["at"] + 1) % len(state["rows"])
+
+
+def _against_rows(state: dict[str, Any], out: Tensor, _: Tensor, step: int) -> Tensor:
+    rows = state["rows"].float() if step >= READ else torch.ones(1, WIDTH)
+    return (out - rows.mean(0)).abs().mean()
+
+
+def _follow_teacher(state: dict[str, Any], out: Tensor, bad: bool) -> None:
+    state["target"].mul_(0.9).add_(out.mean(0).half() * 0.1 + 4e4 * bad)
+    state["target"].mul_(1 + bad)
+
+
+def _against_target(state: dict[str, Any], out: Tensor, _: Tensor, step: int) -> Tensor:
+    return F.smooth_l1_loss(out, state["target"].float().expand_as(out)) if step >= READ else out.mean()
+
+
+def _normalise(state: dict[str, Any], x: Tensor, bad: bool) -> None:
+    reward = x.sum(-1) * (2000.0 if bad else 1.0)
+    state["square"] = 0.5 * state["square"] + reward.half().square().mean()
+    state["reward"] = reward / (1 + state["square"].float().sqrt())
+
+
+def _weighted(state: dict[str, Any], out: Tensor, _: Tensor, step: int) -> Tensor:
+    return (out.mean(-1) * state["reward"]).mean()
+
+
+def _remember(state: dict[str, Any], out: Tensor, bad: bool) -> None:
+    state["hidden"] = 0.5 * state["hidden"] + (out[:, 0] * _size(bad)).half()
+
+
+def _continue(state: dict[str, Any], out: Tensor, _: Tensor, step: int) -> Tensor:
+    return (out[:, 0] * state["hidden"]).float().mean() if step >= READ else out.mean()
+
+
+CARRIERS = {
+    "queue": Carrier(lambda: {"queue": torch.zeros(3 * BATCH, WIDTH).half()}, _against_queue, after=_enqueue),
+    "bank": Carrier(lambda: {"rows": torch.zeros(16, WIDTH).half(), "at": 0}, _against_rows, after=_write_row),
+    "target": Carrier(lambda: {"target": torch.zeros(WIDTH).half()}, _against_target, after=_follow_teacher),
+    "normaliser": Carrier(lambda: {"square": torch.zeros(()).half()}, _weighted, before=_normalise),
+    "hidden": Carrier(lambda: {"hidden": torch.zeros(BATCH).half()}, _continue, after=_remember),
+}
+
+
+# -- oddities that a loop may carry and means to -------------------------------------------------------------------
+
+
+def _best(state: dict[str, Any], out: Tensor, _: bool) -> None:
+    state["best"] = torch.minimum(state["best"], out.abs().mean())
+
+
+def _below_best(state: dict[str, Any], out: Tensor, _: Tensor, step: int) -> Tensor:
+    return (out.mean() - state["best"].clamp(max=1.0)).square()
+
+
+def _fill_slot(state: dict[str, Any], out: Tensor, _: bool) -> None:
+    state["slots"][state["at"]] = out.mean(0).half()
+    state["at"] += 1
+    if state["at"] == 4:
+        state["slots"].fill_(torch.nan)  # nothing there again
+        state["at"] = 0
+
+
+def _near_slots(state: dict[str, Any], out: Tensor, _: Tensor, step: int) -> Tensor:
+    there = ~state["slots"].isnan()
+    return torch.where(there, out.mean(0) - state["slots"].float(), 0.0).square().mean()
+
+
+def _mask(state: dict[str, Any], out: Tensor, _: bool) -> None:
+    state["mask"].zero_()
+    state["mask"][int(out.argmax()) % WIDTH] = -torch.inf
+
+
+def _masked(state: dict[str, Any], out: Tensor, _: Tensor, step: int) -> Tensor:
+    return (out + state["mask"]).softmax(-1).square().mean()
+
+
+def _count_up(state: dict[str, Any], out: Tensor, _: bool) -> None:
+    state["total"] = state["total"] + (out * 2e4).half().abs().sum()  # a metric that nobody trains on
+
+
+HARMLESS = {
+    "best so far": Carrier(lambda: {"best": torch.tensor(torch.inf)}, _below_best, after=_best),
+    "empty slots": Carrier(
+        lambda: {"slots": torch.full((4, WIDTH), torch.nan).half(), "at": 0}, _near_slots, after=_fill_slot
+    ),
+    "mask": Carrier(lambda: {"mask": torch.zeros(WIDTH)}, _masked, after=_mask),
+    "metric": Carrier(lambda: {"total": torch.zeros(()).half()}, lambda *_: torch.zeros(()), after=_count_up),
+}
