@@ -122,9 +122,13 @@ class ReplayBudget:
         self._before = self._spent
         return fits
 
-    def allows_look(self) -> bool:
-        """Whether a step that is only suspicious may be run again; such looks take nothing from the incidents."""
-        return self._trials > 0 and self._within_share(FREE_REPLAY_SECONDS)
+    def allows_look(self, *, whatever_it_costs: bool = False) -> bool:
+        """Whether a step that is only suspicious may be run again; such looks take nothing from the incidents.
+
+        Args:
+            whatever_it_costs: One of the few first looks of their kind, which are made where any are.
+        """
+        return self._trials > 0 and (whatever_it_costs or self._within_share(FREE_REPLAY_SECONDS))
 
     def allows_trial(self, tried: int) -> bool:
         """Whether one more change may be tried on the incident, after ``tried`` of them."""

@@ -83,7 +83,7 @@ class StillBuffers(StepObserver):
         still = frozenset(name for name, buffer in half.items() if _stands_still(buffer, recording))
         for name in self._readings.keys() - still:
             del self._readings[name]
-        affordable = self._looks < READINGS or self._budget.allows_look()
+        affordable = self._budget.allows_look(whatever_it_costs=self._looks < READINGS)
         if not still or recording.has_received() or not affordable:
             return
         self._looks += 1

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.events.open_step import EndedStep, StepAttempt
@@ -22,6 +23,8 @@ from ampscope.capture.torch_support.readback import Readback, Values
 LOOK_EVERY = 64
 #: Gradients up to this norm have squares that fit every dtype that is looked at.
 _SMALL = 255.0
+#: What is smaller than this, float16 rounds to zero.
+_LEAST_EPS = 2.0**-25
 
 
 class BadState(NamedTuple):
@@ -84,7 +87,7 @@ class StateWatch(StepObserver):
             self._ruined.add(attempt.index)
         if not attempt.stepped or attempt.bad or attempt.index in self._ruined:
             return
-        if is_due(attempt.step) or self._is_suspicious(attempt):
+        if is_due(attempt.step) or may_divide_by_zero(attempt.optimizer) or self._is_suspicious(attempt):
             self.look(attempt)
 
     def _is_suspicious(self, attempt: StepAttempt) -> bool:
@@ -139,6 +142,19 @@ class StateWatch(StepObserver):
 def _is_finite(norm: Tensor | None) -> bool:
     """Whether the gradients of a bad step were finite; their norm has reached the host by then."""
     return norm is None or math.isfinite(float(norm))
+
+
+def may_divide_by_zero(optimizer: Optimizer) -> bool:
+    """Whether some group's eps is zero in the dtype of its parameters: a gradient of zero makes NaN of the weight."""
+    for group in optimizer.param_groups:
+        eps = group.get("eps")
+        if isinstance(eps, (int, float)) and eps < _LEAST_EPS and (eps == 0 or _is_float16(group["params"])):
+            return True
+    return False
+
+
+def _is_float16(parameters: list[Tensor]) -> bool:
+    return bool(parameters) and parameters[0].dtype is torch.float16
 
 
 def is_due(step: int) -> bool:

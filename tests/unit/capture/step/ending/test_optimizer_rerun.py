@@ -19,10 +19,30 @@ Make = Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
 Loop = Callable[[Callable[..., object]], dict[str, Any]]
 
 
+class Normed(torch.optim.Optimizer):
+    """Steps of one length."""
+
+    def __init__(self, parameters: Any, eps: float = 0.0) -> None:
+        super().__init__(parameters, {"eps": eps})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(0.01 * parameter.grad / (parameter.grad.norm() + group["eps"]))
+
+
 def loop(
-    make: Make, *, large: float = 1.0, at: int = 3, dtype: torch.dtype = torch.float32, dead: bool = False
+    make: Make,
+    *,
+    large: float = 1.0,
+    at: int = 3,
+    dtype: torch.dtype = torch.float32,
+    dead: bool = False,
+    silent: bool = False,
 ) -> Loop:
-    """Trains with gradients that are ``large`` once, and, where ``dead``, always zero in one column."""
+    """Trains with gradients that are ``large`` once, in the first layer zero once where ``silent``, and, where
+    ``dead``, always zero in one column."""
 
     def run(watch: Callable[..., object]) -> dict[str, Any]:
         torch.manual_seed(0)
@@ -35,6 +55,8 @@ def loop(
                 x[:, 0] = 0
             optimizer.zero_grad()
             (model(x).float().mean() * (large if step == at else 1.0)).backward()
+            if silent and step == at:
+                model[0].zero_grad(set_to_none=False)
             optimizer.step()
         return {"model": model.state_dict(), "optimizer": optimizer.state_dict()["state"], "rng": torch.get_rng_state()}
 
@@ -67,6 +89,10 @@ RUINED: dict[str, tuple[Loop, Cause, int, str]] = {
         loop(lambda p: torch.optim.Adam(p, 1e-3, eps=0.0), dead=True),
         *(Cause.DIV_ZERO, 0, "aten.addcdiv_.default"),
     ),
+    "no eps, later on": (
+        loop(Normed, at=5, silent=True),
+        *(Cause.DIV_ZERO, 5, "aten.div.Tensor"),
+    ),
 }
 
 
@@ -81,6 +107,7 @@ def test_the_op_of_the_optimizer_is_named(name: str, run_folder: Path) -> None:
 HARMLESS: dict[str, Loop] = {
     "large, and within range": loop(lambda p: torch.optim.Adam(p, 1e-3), large=1e15),
     "float16 within range": loop(lambda p: torch.optim.Adam(p, 1e-3, eps=1e-4), large=100.0, dtype=torch.float16),
+    "zeros, and an eps": loop(lambda p: Normed(p, 1e-8), silent=True),
     "no eps, and no zeros": loop(lambda p: torch.optim.Adam(p, 1e-3, eps=0.0)),
     "sums of squares": loop(lambda p: torch.optim.Adagrad(p, 1e-3), large=1e10),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -65,11 +66,13 @@ def normed(momentum: float | None, *, variance: float = 1.0, trains: bool = True
     return norm
 
 
-def diagnosed(part: nn.Module, folder: Path, dtype: torch.dtype = torch.bfloat16, steps: int = 5) -> Diagnosis:
+def diagnosed(
+    part: nn.Module, folder: Path, dtype: torch.dtype = torch.bfloat16, steps: int = 5, **options: Any
+) -> Diagnosis:
     torch.manual_seed(0)
     model = Net(part).to(dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    with ampscope.watch(model, dir=folder, quiet=True):
+    with ampscope.watch(model, dir=folder, quiet=True, **options):
         for _ in range(steps):
             x = SPREAD * torch.randn(ROWS, WIDTH)
             optimizer.zero_grad()
@@ -127,3 +130,10 @@ def test_statistics_in_float32_cost_no_replay(run_folder: Path, monkeypatch: pyt
 
     monkeypatch.setattr(moved_buffers, "in_float32", pytest.fail)
     assert diagnosed(normed(0.001), run_folder, torch.float32).verdict is Verdict.HEALTHY
+
+
+def test_who_wants_no_trial_gets_none(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ampscope.capture.step.ending import moved_buffers
+
+    monkeypatch.setattr(moved_buffers, "in_float32", pytest.fail)
+    diagnosed(normed(0.001), run_folder, replay_budget=0)
