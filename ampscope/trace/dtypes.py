@@ -56,7 +56,13 @@ FINFO = {
 }
 #: The dtype of the real and imaginary parts of complex numbers.
 PARTS = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
-#: Names of the 8-bit floating dtypes.
-FLOAT8 = frozenset({"float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"})
+#: Largest finite magnitude of the 8-bit floating dtypes, by name.
+FLOAT8 = {
+    "float8_e4m3fn": 448.0,
+    "float8_e5m2": 57344.0,
+    "float8_e4m3fnuz": 240.0,
+    "float8_e5m2fnuz": 57344.0,
+    "float8_e8m0fnu": 2.0**127,
+}
 #: Names of the half-precision dtypes.
 HALF_DTYPES = frozenset(one.name for one in FINFO.values() if one.is_half)

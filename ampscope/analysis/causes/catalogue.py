@@ -15,6 +15,7 @@ from ampscope.analysis.causes import (
 )
 from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, OpRule
 from ampscope.analysis.results import Finding, Incident
+from ampscope.trace.dtypes import FLOAT8
 from ampscope.trace.vocabulary import Cause
 
 FAMILIES = (range_overflow, range_underflow, mathematics, outside, state, ranks, usage, harmless, unknown)
@@ -33,12 +34,17 @@ def cause_in_words(cause: Cause) -> str:
     return CATALOGUE[cause].noun
 
 
+def item_in_words(item: Incident | Finding) -> str:
+    """Its cause as a noun phrase; one that speaks of float16 names the dtype of 8 bits that a cast went to instead."""
+    told = item.outputs if isinstance(item, Incident) and item.cause is Cause.FP16_OVERFLOW else ()
+    narrow = next((each.dtype for each in told if each.dtype in FLOAT8), "")
+    return cause_in_words(item.cause).replace("float16", narrow or "float16")
+
+
 def what_in_words(item: Incident | Finding) -> str:
     """Its cause in words, with the step since which it is so, where that is another."""
     since = item.written_by if isinstance(item, Incident) else None
-    return (
-        f"{cause_in_words(item.cause)}, since step {since.step:,}" if since is not None else cause_in_words(item.cause)
-    )
+    return f"{item_in_words(item)}, since step {since.step:,}" if since is not None else item_in_words(item)
 
 
 def explanation(cause: Cause, occurrence: Occurrence) -> str:

@@ -9,7 +9,7 @@ from ampscope.analysis.causes.wider_dtype import USE_BFLOAT16, more_range
 from ampscope.analysis.numerics import rounding
 from ampscope.analysis.origin.op_facts import Executed
 from ampscope.analysis.results import Remedy
-from ampscope.trace.dtypes import FINFO
+from ampscope.trace.dtypes import FINFO, FLOAT8
 from ampscope.trace.schema import Change, Phase
 from ampscope.trace.vocabulary import Cause
 
@@ -50,9 +50,19 @@ def _float16_overflow(op: Executed) -> Match | None:
     return Match(Cause.FP16_OVERFLOW, found) if found is not None and found.dtype == "float16" else None
 
 
+def _float8_overflow(op: Executed) -> Match | None:
+    """A cast to 8 bits of what is larger than they hold: some of these dtypes have NaN for it, others infinity."""
+    largest, end = op.largest_operand, FLOAT8.get(op.dtype)
+    if op.name not in ("_to_copy", "copy") or end is None or largest is None or largest <= end:
+        return None
+    return Match(Cause.FP16_OVERFLOW, Overflowed(dtype=op.dtype, largest=largest))
+
+
 def _too_large(occurrence: Occurrence) -> str:
-    text = f"The result of {occurrence.op_in_words} is too large for float16, which ends at {FINFO['float16'].max:.0f}"
     reason = occurrence.reason
+    dtype = reason.dtype if isinstance(reason, Overflowed) and reason.dtype in FLOAT8 else "float16"
+    end = FLOAT8.get(dtype, FINFO["float16"].max)
+    text = f"The result of {occurrence.op_in_words} is too large for {dtype}, which ends at {end:.0f}"
     if isinstance(reason, Overflowed) and reason.largest is not None:
         return f"{text}; its operands went up to {number(reason.largest)}."
     return f"{text}."
@@ -62,7 +72,15 @@ def _too_large(occurrence: Occurrence) -> str:
 _PRODUCTS = frozenset({"mm", "bmm", "matmul", "baddbmm"})
 
 
+_SCALE_BEFORE_CAST = Remedy(
+    text="Scale the tensor into the range of the 8-bit dtype before the cast, by what it holds at this step.",
+    code="scale = torch.finfo(dtype).max / x.abs().amax()\ny = (x * scale).to(dtype)",
+)
+
+
 def _against_overflow(occurrence: Occurrence) -> tuple[Remedy, ...]:
+    if isinstance(occurrence.reason, Overflowed) and occurrence.reason.dtype in FLOAT8:
+        return (_SCALE_BEFORE_CAST,)
     found = []
     if occurrence.op_in_words in _PRODUCTS:
         found.append(
@@ -190,7 +208,7 @@ ENTRIES = (
         noun="a value too large for float16",
         sentence=_too_large,
         remedies=_against_overflow,
-        rules=(OpRule(Turn.OVERFLOW, _float16_overflow),),
+        rules=(OpRule(Turn.OVERFLOW, _float16_overflow), OpRule(Turn.OVERFLOW, _float8_overflow)),
         cured_by_precision=True,
     ),
     CauseEntry(

@@ -37,6 +37,10 @@ _CUT = Observed(
     sentence="The trace no longer says what this op read: its rows were dropped to stay within the disk budget, or "
     "were lost."
 )
+_FINITE_HERE = Observed(
+    sentence="This op's own result was measured and is finite, and what read it found it non-finite: it was written "
+    "into in between, by something that the trace does not show."
+)
 _INFINITE_ON_PURPOSE = Observed(sentence="An infinite constant reached the result.")
 
 
@@ -58,8 +62,8 @@ def recognise(graph: StepGraph, origin: Origin) -> Recognised:
         return _matched(op, Phase.FORWARD)
     if op.communicates:
         return _matched(op, Phase(op.site.phase))
-    if graph.is_cut(op.seq):
-        return Recognised(Cause.UNKNOWN, op.seq, op.site.phase, _CUT)
+    if graph.is_cut(op.seq) or graph.bad_output(op.seq) is None:
+        return Recognised(Cause.UNKNOWN, op.seq, op.site.phase, _CUT if graph.is_cut(op.seq) else _FINITE_HERE)
     if op.site.phase == Phase.BACKWARD:
         return _in_backward(op)
     if op.site.phase == Phase.OPTIMIZER:

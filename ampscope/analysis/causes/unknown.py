@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ampscope.analysis.causes.cause_entry import CauseEntry, Match, Occurrence, OpRule, Reason, Turn, number
+from ampscope.analysis.causes.cause_entry import CauseEntry, Match, Occurrence, OpRule, Reason, Turn
 from ampscope.analysis.origin.op_facts import Executed, unmeasured
 from ampscope.analysis.results import Remedy
 from ampscope.analysis.words.wording import op_in_words
@@ -67,23 +67,6 @@ def _out_of_domain(op: Executed) -> Match | None:
     return _unknown(f"{op.name} was given a number outside the range where it is defined.")
 
 
-def _beyond_float8(op: Executed) -> Match | None:
-    """A cast to a dtype of 8 bits, which ends early; some have NaN for all that lies beyond."""
-    info = FINFO.get(op.dtype)
-    if op.dtype not in FLOAT8:
-        return None
-    ends = f", which ends at {info.max:g}" if info is not None else ""
-    largest = op.largest_operand
-    given = f"; its operands went up to {number(largest)}" if largest is not None else ""
-    return Match(
-        Cause.UNKNOWN,
-        Observed(
-            sentence=f"The result of {op_in_words(op.site.op)} is too large for {op.dtype}{ends}{given}.",
-            advice=(Remedy(text="Scale the tensor into the range of the 8-bit dtype before the cast."),),
-        ),
-    )
-
-
 def _what_is_known(occurrence: Occurrence) -> str:
     if isinstance(occurrence.reason, Observed):
         return occurrence.reason.sentence
@@ -116,7 +99,6 @@ ENTRIES = (
             OpRule(Turn.INFINITE_CONSTANT, _infinite_constant, by_operands=False),
             OpRule(Turn.INFINITE_OPERAND, _infinite_operand),
             OpRule(Turn.DOMAIN, _out_of_domain),
-            OpRule(Turn.OVERFLOW, _beyond_float8),
         ),
         cured_by_precision=False,
     ),

@@ -11,7 +11,9 @@ from torch import Tensor
 from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.communication.refusal import communicates, only_waits
 
-_UNINITIALISED = ("aten::empty", "aten::new_empty", "aten::resize_", "aten::_unsafe_view", "aten::lift")
+_UNINITIALISED = ("aten::empty", "aten::new_empty", "aten::resize_", "aten::lift")
+#: Views whose schema does not say so: nobody else is to hold their operand any more (the gates of a GRU are made so).
+_UNSAFE_VIEWS = ("aten::_unsafe_view", "aten::unsafe_split", "aten::unsafe_chunk")
 
 #: Ops whose backward asks ATen's isTensorSubclassLike, which a dispatch mode makes true. Source: FunctionsManual.cpp.
 _VARYING = frozenset({("aten::masked_fill", "Tensor"), ("aten::masked_fill_", "Tensor")})
@@ -42,7 +44,8 @@ def describe(func: Any) -> Operator:
     written = [i for i, arg in enumerate(schema.arguments) if arg.alias_info is not None and arg.alias_info.is_write]
     if schema.name in _WRITES_SILENTLY:
         written += [i for i, arg in enumerate(schema.arguments) if arg.name in _RUNNING]
-    is_view = not written and any(ret.alias_info is not None for ret in schema.returns)
+    shares = schema.name.startswith(_UNSAFE_VIEWS) or any(ret.alias_info is not None for ret in schema.returns)
+    is_view = shares and not written
     return Operator(
         name=str(func),
         passes_through=is_view or schema.name.startswith(_UNINITIALISED) or only_waits(func),

@@ -76,9 +76,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
 
     @contextlib.contextmanager
     def active(self) -> Iterator[Tracer]:
-        """Observes the body."""
+        """Observes the body.
+
+        Raises:
+            Exception: What kept the tracer from being inserted, which its guard has told of: where the body is the
+                user's own code, its errors are expected and tell nobody.
+        """
         try:
-            self.insert()
+            self._insert_or_tell()
             yield self
         finally:
             self.remove()
@@ -91,6 +96,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
             yield
         finally:
             self.paused = before
+
+    def _insert_or_tell(self) -> None:
+        try:
+            self.insert()
+        except Exception:
+            with self._guard:
+                raise
+            raise
 
     @property
     def handling(self) -> bool:

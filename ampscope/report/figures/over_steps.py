@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ampscope.analysis.causes.catalogue import cause_in_words
+from ampscope.analysis.causes.catalogue import item_in_words
 from ampscope.analysis.numerics.curve import Curve
 from ampscope.analysis.overview.overview import Moment, Overview
 from ampscope.analysis.results import Finding, Incident
@@ -115,7 +115,7 @@ def _item_lanes(items: Sequence[Incident | Finding]) -> Iterator[Lane]:
                 symbol=symbol,
                 color=SEVERITIES[severity],
                 spans=tuple((item.step, item.last_step) for item in mine),
-                hovers=tuple((f"{cause_in_words(item.cause)}, {when_in_words(item)}",) for item in mine),
+                hovers=tuple((f"{item_in_words(item)}, {when_in_words(item)}",) for item in mine),
             )
 
 

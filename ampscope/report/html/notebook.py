@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ampscope.analysis.causes.catalogue import cause_in_words
+from ampscope.analysis.causes.catalogue import item_in_words
 from ampscope.analysis.diagnosis.diagnosis import diagnose
 from ampscope.analysis.origin.closeup import Closeup, closeup
 from ampscope.analysis.overview.overview import Overview, overview
@@ -65,9 +65,7 @@ def _item(item: Item) -> str:
 
 def _noticed(items: Sequence[Item]) -> str:
     """All that was noticed, a row each, where there is more than one thing."""
-    rows = [
-        (when_in_words(item), cause_in_words(item.cause), item.severity.value, place(item.source)) for item in items
-    ]
+    rows = [(when_in_words(item), item_in_words(item), item.severity.value, place(item.source)) for item in items]
     columns = ("When", "What", "How bad", "Your line")
     return section("Everything noticed", table_html(columns, rows[:_LISTED]) if len(rows) > 1 else "", level=3)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
-from ampscope.analysis.causes.catalogue import cause_in_words
+from ampscope.analysis.causes.catalogue import item_in_words
 from ampscope.analysis.diagnosis.diagnosis import diagnose
 from ampscope.analysis.origin.closeup import closeup
 from ampscope.analysis.overview.overview import Overview, overview
@@ -121,7 +121,7 @@ def _rest(items: Sequence[Item]) -> Iterator[str]:
 
 def _line(item: Item) -> str:
     where = f" ({place(item.source)})" if item.source else ""
-    return as_html(f"{when_in_words(item)}: {cause_in_words(item.cause)}{where}. {item.explanation}", 600)
+    return as_html(f"{when_in_words(item)}: {item_in_words(item)}{where}. {item.explanation}", 600)
 
 
 def _foot(diagnosis: Diagnosis) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ampscope.analysis.causes.catalogue import cause_in_words
+from ampscope.analysis.causes.catalogue import item_in_words
 from ampscope.analysis.cures import trials
 from ampscope.analysis.results import Diagnosis, Finding, Incident, Remedy, RunInfo, ScaleHealth, SourceLine
 from ampscope.analysis.words.rank_words import ranks_in_words, received_in_words
@@ -74,7 +74,7 @@ def _details(item: Incident | Finding) -> Iterator[RenderableType]:
     if isinstance(item, Incident) and item.received_by:
         yield line(received_in_words(item))
     yield heading("Why")
-    yield prose(item.explanation or f"{cause_in_words(item.cause).capitalize()}.")
+    yield prose(item.explanation or f"{item_in_words(item).capitalize()}.")
     if isinstance(item, Incident):
         yield from _evidence(item)
     if item.remedies:
@@ -147,7 +147,7 @@ def _listing(title: str, items: list[Incident | Finding]) -> Iterator[Renderable
     for item in items:
         where = f" at {_nearest(item.source.file)}:{item.source.line}" if item.source else ""
         why = f" {item.explanation}" if item.explanation else ""
-        yield line(f"- {when_in_words(item)}: {cause_in_words(item.cause)}{where}.{why}")
+        yield line(f"- {when_in_words(item)}: {item_in_words(item)}{where}.{why}")
 
 
 def _nearest(file: str) -> str:

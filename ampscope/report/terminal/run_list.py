@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from ampscope.analysis.causes.catalogue import cause_in_words
+from ampscope.analysis.causes.catalogue import item_in_words
 from ampscope.analysis.overview.run_list import RunSummary
 from ampscope.analysis.results import Diagnosis, Finding, Incident
 from ampscope.analysis.words.rank_words import where_ranked
@@ -126,4 +126,4 @@ def _what(primary: Incident | Finding | None) -> str:
     where = f" at {primary.source.file.rpartition('/')[2]}:{primary.source.line}" if primary.source else ""
     when = steps_in_words(primary) if isinstance(primary, Finding) else f"step {primary.step:,}"
     when = " ".join(filter(None, (when, where_ranked(primary))))
-    return f"{when}: {cause_in_words(primary.cause)}{where}"
+    return f"{when}: {item_in_words(primary)}{where}"

@@ -75,6 +75,16 @@ def neighbours(h: Tensor) -> Tensor:
     return torch.sparse.mm(near, h.float().t()).repeat(1, 2)
 
 
+def gates(h: Tensor) -> Tensor:
+    """One row after another, each taken apart as recurrent cells do it: by views that do not say they are."""
+    rows = torch.log(h.float().abs()).flip(0).unbind(0)
+    return torch.stack([torch.cat(torch.ops.aten.unsafe_chunk(row, 2)) for row in rows])
+
+
+def beyond_eight_bits(h: Tensor) -> Tensor:
+    return h.float() + (h.detach().float() * 5e3).to(torch.float8_e5m2).float() / 5e3
+
+
 def into_eight_bits(h: Tensor) -> Tensor:
     return h.to(torch.float8_e4m3fn).float() + h.float()
 
@@ -82,6 +92,14 @@ def into_eight_bits(h: Tensor) -> Tensor:
 MEASURED = [
     Failure("silence", Loop(part=phases, odd=zero_row), Cause.DIV_ZERO, "aten.div.Tensor"),
     Failure("inverse filter", Loop(part=inverse_filter, odd=zero_row), Cause.DIV_ZERO, "aten.reciprocal.default"),
+    Failure("gates", Loop(part=gates, odd=zero_row), Cause.LOG_ZERO, "aten.log.default"),
+    Failure(
+        "eight bits",
+        Loop(part=beyond_eight_bits, odd=lambda x: 100 * x),
+        Cause.FP16_OVERFLOW,
+        "aten._to_copy.default",
+        says="float8_e5m2, which ends at 57344",
+    ),
     Failure("cepstrum", Loop(part=cepstrum, odd=zero_row), Cause.LOG_ZERO, "aten.log.default"),
     Failure(
         "magnitude by hand",

@@ -37,7 +37,7 @@ PARTS: dict[str, str] = {
     "state_snapshot.StateSnapshot.take": "the step tape",
     "tape_mode.TapeMode._note": "the step tape",
     "tracer.Tracer._note": "the op tracer",
-    "tracer.Tracer.insert": "the op tracer",
+    "tracer.Tracer.insert": "",
     "tracer.Tracer.rows": "",
     "stats.Slots.measure": "the op tracer",
     "full_statistics.Census.measure": "",

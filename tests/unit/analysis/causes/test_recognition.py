@@ -103,7 +103,9 @@ ALONE = [
     Alone("div.Tensor", (FINE, FINE), NOTANUMBER, Cause.DIV_ZERO, dtype=FULL),
     Alone("mul.Tensor", ((0.0, 3.4028234663852886e38),) * 2, (0.0, INF), Cause.DIVERGENCE, dtype="float64"),
     # an 8-bit dtype has NaN for what is too large
-    Alone("_to_copy", ((0.0, 1e4),), NOTANUMBER, Cause.UNKNOWN, dtype="float8_e4m3fn"),
+    Alone("_to_copy", ((0.0, 1e4),), NOTANUMBER, Cause.FP16_OVERFLOW, dtype="float8_e4m3fn"),
+    Alone("_to_copy", ((0.0, 6e4),), (0.0, INF), Cause.FP16_OVERFLOW, dtype="float8_e5m2"),
+    Alone("_to_copy", ((0.0, 300.0),), NOTANUMBER, Cause.UNKNOWN, dtype="float8_e4m3fn"),
     # an operand that was not measured
     Alone("mul.Tensor", (FINE, (None, None)), NOTANUMBER, Cause.UNKNOWN, dtype=FULL),
     Alone("log", ((None, None),), MASKED, Cause.UNKNOWN),
