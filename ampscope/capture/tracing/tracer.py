@@ -83,7 +83,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
                 user's own code, its errors are expected and tell nobody.
         """
         try:
-            self._insert_or_tell()
+            try:
+                self.insert()
+            except Exception:
+                with self._guard:
+                    raise
+                raise
             yield self
         finally:
             self.remove()
@@ -96,14 +101,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
             yield
         finally:
             self.paused = before
-
-    def _insert_or_tell(self) -> None:
-        try:
-            self.insert()
-        except Exception:
-            with self._guard:
-                raise
-            raise
 
     @property
     def handling(self) -> bool:
