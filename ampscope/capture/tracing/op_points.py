@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import CheckpointFunction
 
 from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.user_line import NOWHERE
@@ -78,7 +79,7 @@ class OpPoints:
     def records_graph(self, phase: str) -> bool:
         """Whether an autograd node that was made in a phase is one whose gradient belongs to the op that made it."""
         if phase == Phase.BACKWARD:
-            return self._functions.creates_graph and self._places.numbers_nodes
+            return torch.is_grad_enabled() and self._places.numbers_nodes
         return phase != Phase.OPTIMIZER
 
     def of_entry(self, node: Node, name: str, tensor: Tensor) -> Point:
@@ -92,8 +93,16 @@ class OpPoints:
             return self.phase
         if node is not None:
             recomputing = torch.is_grad_enabled() and not self._functions.creates_graph
-            return Phase.RECOMPUTE if recomputing else Phase.BACKWARD
+            return Phase.RECOMPUTE if recomputing and not self._is_of_function(node) else Phase.BACKWARD
         return Phase.FORWARD if self._modules.innermost is not None else Phase.LOSS
+
+    def _is_of_function(self, node: Any) -> bool:
+        """Whether what runs is a function's own ``backward``, which may record a graph to take a gradient within it.
+
+        Not where a module runs inside, or a checkpoint's function: those compute a forward pass again.
+        """
+        own = isinstance(node, torch.autograd.function.BackwardCFunction)
+        return own and self._modules.innermost is None and not isinstance(node, CheckpointFunction._backward_cls)
 
 
 def of_sink(node: Node, name: str, module: str, tensor: Tensor) -> Point:

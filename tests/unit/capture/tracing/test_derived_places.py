@@ -92,6 +92,38 @@ def test_a_functions_own_backward_has_its_line_and_the_module_of_its_forward(tra
     assert (op.site.module, op.site.line) == ("part", line_of(_Doubled, "gradient.exp2()"))
 
 
+class _Recomputed(torch.autograd.Function):
+    """Saves memory: what forward computed is computed again, and differentiated, in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        ctx.save_for_backward(h)
+        return h.sinh()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (h,) = ctx.saved_tensors
+        with torch.enable_grad():
+            again = h.detach().requires_grad_()
+            out = again.sinh()
+            (inner,) = torch.autograd.grad(out, again, gradients[0])
+        return inner
+
+
+class Recomputed(nn.Module):
+    def forward(self, h: Tensor) -> Tensor:
+        return _Recomputed.apply(h)
+
+
+def test_a_gradient_taken_within_a_functions_backward_is_backward_in_its_module(trace: Look) -> None:
+    traced = trace(Within(Recomputed()), squares)
+    again = traced.one("aten.sinh", phase=Phase.BACKWARD)
+    inner = traced.one("aten.cosh", phase=Phase.BACKWARD)
+    assert (again.site.module, again.site.line) == ("part", line_of(_Recomputed, "again.sinh()"))
+    assert inner.site.module == "part"
+    assert not traced.find("", phase=Phase.RECOMPUTE)
+
+
 class Hooked(nn.Module):
     def forward(self, h: Tensor) -> Tensor:
         h = h.sin()
