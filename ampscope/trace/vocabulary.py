@@ -33,6 +33,7 @@ class Cause(StrEnum):
     BAD_OPTIMIZER_STATE = "bad_optimizer_state"
     HALF_PARAMS = "half_params"
     RECEIVED = "received"
+    EXCEPTION = "exception"
     HARDWARE_TRANSIENT = "hardware_transient"
     COMPILED_ONLY = "compiled_only"
     REPLICA_APART = "replica_apart"

@@ -47,6 +47,14 @@ class FromOthers(Reason):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Raised(Reason):
+    """A call ended with an error."""
+
+    error: str  #: the exception's class
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChangedSince(Reason):
     """A value was finite when it was written, and was not when it was read."""
 
@@ -147,6 +155,27 @@ def _does_not_repeat(occurrence: Occurrence) -> str:
     return "The same calls on the same values came out finite when they were run again."
 
 
+def _ended(occurrence: Occurrence) -> str:
+    reason = occurrence.reason
+    if not isinstance(reason, Raised):
+        return "An error ended the run."
+    who = occurrence.op_in_words if occurrence.op else "A call"
+    said = f"{reason.error}: {reason.message}" if reason.message else reason.error
+    return f"{who} ended the run with {said.rstrip('.')}."
+
+
+def _against_error(occurrence: Occurrence) -> tuple[Remedy, ...]:
+    reason = occurrence.reason
+    dtypes = isinstance(reason, Raised) and any(word in reason.message for word in ("dtype", "scalar type"))
+    if dtypes:
+        return (
+            Remedy(
+                text="Bring the operands to one dtype, or run the call under autocast.", code="y = op(x.to(w.dtype), w)"
+            ),
+        )
+    return (Remedy(text="Mend the call that the error names: no step came after it."),)
+
+
 def _eager_is_finite(_: Occurrence) -> str:
     return (
         "torch.compile is in use, and the same calls on the same values came out finite when they were run again as "
@@ -222,6 +251,14 @@ ENTRIES = (
         sentence=_from_others,
         remedies=(Remedy(text="Look at the same step on the other ranks: on one of them it began."),),
         rules=(OpRule(Turn.ENTRY, _received, by_operands=False),),
+        cured_by_precision=False,
+    ),
+    CauseEntry(
+        cause=Cause.EXCEPTION,
+        noun="an error that ended the run",
+        sentence=_ended,
+        remedies=_against_error,
+        recognised_in="analysis.diagnosis.raised",
         cured_by_precision=False,
     ),
     CauseEntry(

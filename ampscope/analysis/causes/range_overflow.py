@@ -157,6 +157,7 @@ class Literal(Reason):
 
     value: float
     dtype: str
+    refused: bool = False  #: torch raised, rather than make an infinity of it
 
 
 def _literal(op: Executed) -> Match | None:
@@ -168,15 +169,16 @@ def _does_not_fit(occurrence: Occurrence) -> str:
     reason = occurrence.reason
     if not isinstance(reason, Literal):
         return "A constant does not fit its dtype."
-    return f"The constant {number(reason.value)} does not fit {reason.dtype}."
+    refused = f", and {occurrence.op_in_words} refuses it with an error" if reason.refused else ""
+    return f"The constant {number(reason.value)} does not fit {reason.dtype}{refused}."
 
 
 def _lowest_of_dtype(occurrence: Occurrence) -> tuple[Remedy, ...]:
     reason = occurrence.reason
-    fits = f"; {reason.value} does not fit {reason.dtype}" if isinstance(reason, Literal) else ""
-    return (
-        Remedy(text=f"Use the lowest value of the dtype in use{fits}.", code="mask_value = torch.finfo(x.dtype).min"),
-    )
+    fits = f"; {number(reason.value)} does not fit {reason.dtype}" if isinstance(reason, Literal) else ""
+    end, name = ("largest", "max") if isinstance(reason, Literal) and reason.value > 0 else ("lowest", "min")
+    code = f"value = torch.finfo(x.dtype).{name}"
+    return (Remedy(text=f"Use the {end} value of the dtype in use{fits}.", code=code),)
 
 
 # -- a scaled gradient ------------------------------------------------------------------------------------------------

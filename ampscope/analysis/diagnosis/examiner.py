@@ -18,6 +18,7 @@ from ampscope.analysis.cures.explicit_half import ExplicitHalf, half_weights
 from ampscope.analysis.diagnosis.context import Context
 from ampscope.analysis.diagnosis.examined import Examined
 from ampscope.analysis.diagnosis.lost_gradients import lost_gradient
+from ampscope.analysis.diagnosis.raised import raised
 from ampscope.analysis.diagnosis.state.state_incidents import examined_state, examined_still, state_found, still_found
 from ampscope.analysis.diagnosis.state.writers import as_write, left_by
 from ampscope.analysis.origin.step_graph import Sites, StepGraph, source_line
@@ -95,6 +96,8 @@ class Examiner:
             return [examined_still(row, each, self._replayed(row)) for each in still]
         if row.trigger == Trigger.LOST_GRADIENT:
             return [self._of_lost_gradient(row)]
+        if row.trigger == Trigger.EXCEPTION:
+            return [raised(row, self._rank)]
         graph, found = self._origins(row)
         if not found:
             return [as_write(row, self._calmed(row, self._without_origin(row)))]

@@ -15,6 +15,7 @@ _TRIGGERS: dict[str, str] = {
     Trigger.NONFINITE_STATE: "state that outlives the step was not finite after it",
     Trigger.NONFINITE_CARRIED: "a tensor that the loop carries from step to step was not finite",
     Trigger.CARRIED_READ: "the step read a tensor of the loop's that was not finite",
+    Trigger.EXCEPTION: "an error ended the run",
     Trigger.ABSORBED_OVERFLOW: "a value overflowed, and vanished again before loss and gradients",
     Trigger.LOST_GRADIENT: "gradients lost what the same step has in float32",
 }

@@ -19,7 +19,7 @@ from ampscope.capture.replay.tape.functional import outside_reads
 from ampscope.capture.replay.tape.received_values import ReceivedValues
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.replay.tape.weight_writes import WeightWrites
-from ampscope.capture.replay.tape_mode import FunctionListener, TapeMode
+from ampscope.capture.replay.tape_mode import ErrorListener, FunctionListener, TapeMode
 from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.calls.call_state import Ambient
 from ampscope.capture.torch_support.communication.gradient_reduction import synchronising, wrapper_of
@@ -85,6 +85,10 @@ class StepTape(StepObserver):
         with self.guard:
             return self._mode.remove()
         return False
+
+    def on_error(self, listener: ErrorListener) -> None:
+        """Tells a listener of each torch function of the loop's that raises."""
+        self._mode.on_error(listener)
 
     def pause(self, *, paused: bool) -> None:
         """Leaves out what AMPscope itself computes."""

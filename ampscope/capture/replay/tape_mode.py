@@ -52,6 +52,13 @@ class CallWatcher(Protocol):
         """A function is about to run."""
 
 
+class ErrorListener(Protocol):
+    """Is told of a torch function that raised; must not raise itself."""
+
+    def __call__(self, error: Exception, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        """A function has raised."""
+
+
 class TapeMode(TorchFunctionMode):
     """Active between the first watched forward of a step and its optimizer step, but not inside watched modules.
 
@@ -87,10 +94,15 @@ class TapeMode(TorchFunctionMode):
         self._watcher = watcher
         self._inserted = False
         self._handling = 0  # inside a handled function torch has taken this mode off the stack by itself
+        self._raised: ErrorListener | None = None
         self.recording = True
         self.watching = False
         self.after_backward = False
         self.paused = False
+
+    def on_error(self, listener: ErrorListener) -> None:
+        """Tells a listener of each function that raises."""
+        self._raised = listener
 
     def insert(self) -> None:
         """Starts listening."""
@@ -123,7 +135,12 @@ class TapeMode(TorchFunctionMode):
             self._pause(True)
             before = self._before(func, args, kwargs)
             self._pause(False)
-            result = func(*args, **kwargs)
+            try:
+                result = func(*args, **kwargs)
+            except Exception as error:
+                if self._raised is not None:
+                    self._raised(error, func, args, kwargs)
+                raise
             if before is not None and not self._guard.broken:
                 self._pause(True)
                 with self._guard:

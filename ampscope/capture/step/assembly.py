@@ -15,6 +15,7 @@ from ampscope.capture.replay.tape.received_values import ReceivedValues
 from ampscope.capture.step.carried.carried_state import CarriedState
 from ampscope.capture.step.cycle import StepCycle
 from ampscope.capture.step.ending.endings import Endings
+from ampscope.capture.step.ending.failed_calls import FailedCalls
 from ampscope.capture.step.ending.incidents import Incidents
 from ampscope.capture.step.ending.second_look import SecondLook
 from ampscope.capture.step.ending.spikes import SpikeEnding
@@ -73,6 +74,8 @@ def step_watch(
     incidents = Incidents(models, recorder, readback, live, budgets, guard_for, terminal)
     spikes = SpikeEnding(models, recorder, incidents, tape, cycle, guard_for("the look at spikes"))
     state = StateWatch(models, optimizers, written, history, readback, incidents, looking)
+    failed = FailedCalls(models, recorder, incidents, optimizers, guard_for("the look at exceptions"))
+    tape.on_error(failed.function_raised)
     observers = Observers(
         own,
         tape=tape,
@@ -86,6 +89,7 @@ def step_watch(
         spikes=spikes,
         history=ScalerHistory(recorder, optimizers, readback, guard_for("the scaler's history")),
         second=SecondLook(models, recorder, incidents, tape, budgets[1], cycle, guard_for("the second look")),
+        failed=failed,
         trace=TraceEnding(models, live, incidents, tape, budgets[0], cycle, tracing),
     )
     endings = Endings(models, optimizers, cycle, observers, incidents, tape, written, carried, own, guard)

@@ -16,9 +16,9 @@ ORDER: dict[str, str] = {
     "step_began": "carried usage tape written live",
     "call_began": "tape live",
     "call_ended": "tape",
-    "call_lost": "live tape",
-    "backward_began": "usage tape live",
-    "backward_ended": "live usage tape",
+    "call_lost": "live tape failed",
+    "backward_began": "usage tape live failed",
+    "backward_ended": "live usage tape failed",
     "gradients_complete": "live",
     "scaler_joined": "history usage",
     "scaler_call_began": "history usage",
@@ -26,10 +26,10 @@ ORDER: dict[str, str] = {
     "attempt_began": "written carried",
     "bare_step": "usage",
     "optimizer_steps": "second still rows spikes",
-    "step_ended": "trace rows usage state carried",
+    "step_ended": "trace rows usage state carried failed",
     "scheduler_stepped": "usage",
-    "abandoned": "live tape carried",
-    "run_ended": "state",
+    "abandoned": "live tape carried failed",
+    "run_ended": "state failed",
 }
 
 

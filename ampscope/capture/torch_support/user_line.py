@@ -83,8 +83,13 @@ def shown_path(filename: str) -> str:
     return str(path.relative_to(home) if path is not None and home is not None else path or filename)
 
 
+def is_capture(filename: str) -> bool:
+    """Whether a file is AMPscope's own, of the part inside the training process."""
+    return filename.startswith(_CAPTURE)
+
+
 @cache
-def _is_inner(filename: str) -> bool:
+def is_inner(filename: str) -> bool:
     """Whether a file belongs to torch, to AMPscope's capture or to the standard library."""
     if filename.startswith((_TORCH, _CAPTURE, "<frozen")):
         return True
@@ -128,7 +133,7 @@ def user_place(*stops: CodeType) -> Place | None:
 
 def _look(code: CodeType, frame: FrameType) -> tuple[CodeType, _Home]:
     """Finds out whose code runs in a frame, and remembers it: the same frames are passed at every call."""
-    if _is_inner(code.co_filename):
+    if is_inner(code.co_filename):
         home = _Home.INNER
     else:
         home = _Home.FRAMEWORK if _runs_loop(frame.f_globals.get("__name__", "")) else _Home.USER

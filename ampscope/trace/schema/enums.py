@@ -118,6 +118,7 @@ class Trigger(StrEnum):
     BUFFER_STANDS_STILL = "buffer_stands_still"  #: a buffer in half precision that float32 would move
     NONFINITE_CARRIED = "nonfinite_carried"  #: a tensor that the loop carries from step to step became inf or NaN
     CARRIED_READ = "nonfinite_carried_read"  #: a step read such a tensor for the first time, and seems well
+    EXCEPTION = "exception"  #: an error by which the loop left the step, and the run
     ABSORBED_OVERFLOW = "absorbed_overflow"  #: an inf that vanished again before loss and gradients
     LOST_GRADIENT = "lost_gradient"  #: gradients that miss a part of what the same step has in float32
 

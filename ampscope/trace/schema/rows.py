@@ -191,7 +191,7 @@ class IncidentRow(NamedTuple):
     evidence: str  #: JSON: under ``rows``, of each input that was not finite, which rows; under ``compiled``,
     #: whether `torch.compile` was in use; under ``ops``, for `Trigger.ABSORBED_OVERFLOW`, the ``ops.seq`` of what gave
     #: the inf; under ``lost``, for `Trigger.LOST_GRADIENT`, of each parameter the share of its gradient's mass that is
-    #: missing
+    #: missing; under ``exception``, for `Trigger.EXCEPTION`, what is known of the call that raised
 
 
 class ReplayRow(NamedTuple):

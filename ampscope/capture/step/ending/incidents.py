@@ -64,6 +64,7 @@ class Incidents:
         self._trace_budget, self._replay_budget = budgets
         self._guard, self._trial_guard = guard_for("the replay"), guard_for("the trial of cures")
         self._terminal = terminal
+        self.latest: tuple[int, int] | None = None  #: step and optimizer of the newest
         self._bad_in_a_row = 0
         self._cure_search = CureSearch(models, recorder.sites, budgets[1], self._trial_guard)
 
@@ -154,6 +155,7 @@ class Incidents:
     def report(self, attempt: StepAttempt, trigger: Trigger, outcome: ReplayResult, evidence: Evidence) -> None:
         """Writes the incident's row; the live trace too, unless an exact replay makes it superfluous."""
         attempt.bad = True
+        self.latest = (attempt.step, attempt.index)
         if outcome.status is not ReplayStatus.EXACT:
             self._live.write_incident(attempt)
         blind = outcome.status in (ReplayStatus.NOT_REPRODUCED, ReplayStatus.UNAVAILABLE)

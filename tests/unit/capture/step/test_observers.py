@@ -11,6 +11,7 @@ import pytest
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.replay.step_tape import StepTape
 from ampscope.capture.step.carried.carried_state import CarriedState
+from ampscope.capture.step.ending.failed_calls import FailedCalls
 from ampscope.capture.step.ending.second_look import SecondLook
 from ampscope.capture.step.ending.spikes import SpikeEnding
 from ampscope.capture.step.ending.still_buffers import StillBuffers
@@ -39,6 +40,7 @@ PARTS: dict[str, type[StepObserver]] = {
     "second": SecondLook,
     "trace": TraceEnding,
     "spikes": SpikeEnding,
+    "failed": FailedCalls,
 }
 
 

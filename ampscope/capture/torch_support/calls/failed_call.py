@@ -1,0 +1,211 @@
+"""What an exception says of the call that raised it: which op, in which module, at which line, as plain data."""
+
+from __future__ import annotations
+
+import ast
+import dis
+import linecache
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from types import FrameType, ModuleType, TracebackType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ampscope.capture.torch_support.user_line import NOWHERE, Place, is_capture, is_inner, user_place
+
+#: What torch says of a number that does not fit the tensor's dtype.
+_DOES_NOT_FIT = re.compile(r"value cannot be converted to type (?:c10|at)::(\w+) without overflow")
+_DTYPES = {"Half": "float16", "BFloat16": "bfloat16"}
+#: By these a program tells itself something.
+_CONTROL_FLOW = (StopIteration, StopAsyncIteration)
+_OPERATORS = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.MatMult: "matmul", ast.Pow: "pow"}
+_MESSAGE = 300
+_UNKNOWN = object()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedCall:
+    """A call that raised; nothing of it is kept alive."""
+
+    error: str  #: name of the exception's class
+    message: str  #: its first line
+    file: str
+    line: int
+    function: str
+    code: str
+    op: str = ""  #: the ATen overload, as far as the arguments tell; empty where the line does not show a call of torch
+    module: str = ""  #: qualified name of the innermost watched module
+    module_type: str = ""
+    dtype: str = ""  #: of the tensor that the call was made on
+    value: float | None = None  #: the number that does not fit the dtype
+    does_not_fit: bool = False  #: torch refused a number for that reason
+
+    def as_evidence(self) -> dict[str, Any]:
+        """What goes into an incident's row."""
+        return asdict(self)
+
+
+def of_error(error: BaseException | None, names: Mapping[int, str]) -> FailedCall | None:
+    """The call that raised, from the traceback of an exception that a hook of AMPscope's sees pass.
+
+    Args:
+        error: The exception.
+        names: Qualified names of the watched modules by ``id``.
+
+    Returns:
+        None for what a program raises on purpose, by a ``raise`` of its own or to tell itself something.
+    """
+    if not isinstance(error, Exception) or isinstance(error, _CONTROL_FLOW):
+        return None
+    steps = list(_steps(error.__traceback__))
+    if not steps or _raises(steps[-1]):
+        return None
+    users = [index for index, step in enumerate(steps) if not is_inner(step.tb_frame.f_code.co_filename)]
+    user = steps[users[-1]] if users else None
+    place = Place(user.tb_frame.f_code, user.tb_lineno) if user is not None else user_place() or NOWHERE
+    calls = [_call(step) for step in steps[users[-1] if users else 0 :]]
+    module = next((each for step in reversed(steps) if (each := _module(step.tb_frame, names)) is not None), None)
+    where = (names[id(module)], type(module).__name__) if module is not None else ("", "")
+    return _described(error, next(filter(_overload, calls), calls[0]), place, where)  # the user's own call first
+
+
+def of_function(error: Exception, func: Callable[..., Any], args: Any, kwargs: Any) -> FailedCall | None:
+    """The same of a torch function that the loop called by itself."""
+    if isinstance(error, _CONTROL_FLOW):
+        return None
+    call = _Call(getattr(func, "__name__", ""), [*args, *kwargs.values()])
+    return _described(error, call, user_place() or NOWHERE)
+
+
+class _Call(NamedTuple):
+    """What was called, and with what."""
+
+    name: str = ""
+    values: Sequence[Any] = ()
+
+
+def _described(error: Exception, call: _Call, place: Place, module: tuple[str, str] = ("", "")) -> FailedCall:
+    message = (str(error).splitlines() or [""])[0][:_MESSAGE]
+    fits_not = _DOES_NOT_FIT.search(message)
+    tensor = next((value for value in call.values if isinstance(value, Tensor)), None)
+    of_tensor = str(tensor.dtype).partition(".")[2] if tensor is not None else ""
+    dtype = _DTYPES.get(fits_not[1], fits_not[1]) if fits_not else of_tensor
+    numbers = [float(value) for value in call.values if _is_number(value)]
+    return FailedCall(
+        error=type(error).__name__,
+        message=message,
+        file=place.file,
+        line=place.line,
+        function=place.function,
+        code=place.text,
+        op=_overload(call),
+        module=module[0],
+        module_type=module[1],
+        dtype=dtype,
+        value=max(numbers, key=abs, default=None) if fits_not else None,
+        does_not_fit=fits_not is not None,
+    )
+
+
+def _steps(trace: TracebackType | None) -> Iterator[TracebackType]:
+    """Frame by frame, the outermost first, without AMPscope's own."""
+    while trace is not None:
+        if not is_capture(trace.tb_frame.f_code.co_filename):
+            yield trace
+        trace = trace.tb_next
+
+
+def _raises(step: TracebackType) -> bool:
+    """Whether the user's own code raised here, rather than what it called."""
+    code = step.tb_frame.f_code
+    if is_inner(code.co_filename):
+        return False
+    name = next((each.opname for each in dis.get_instructions(code) if each.offset == step.tb_lasti), "")
+    return name in ("RAISE_VARARGS", "RERAISE")
+
+
+def _module(frame: FrameType, names: Mapping[int, str]) -> nn.Module | None:
+    found = frame.f_locals.get("self")
+    return found if isinstance(found, nn.Module) and id(found) in names else None
+
+
+# -- the call, as its line shows it -----------------------------------------------------------------------------------
+
+
+def _call(step: TracebackType) -> _Call:
+    """The name of what was called, and its arguments as far as they can be looked up without running anything."""
+    frame = step.tb_frame
+    positions = list(frame.f_code.co_positions())[step.tb_lasti // 2]
+    node = _parsed(frame.f_code.co_filename, *positions)
+    if isinstance(node, ast.BinOp):
+        return _Call(_OPERATORS.get(type(node.op), ""), [_value(node.left, frame), _value(node.right, frame)])
+    if not isinstance(node, ast.Call):
+        return _Call()
+    values = [_value(each, frame) for each in [*node.args, *(keyword.value for keyword in node.keywords)]]
+    if isinstance(node.func, ast.Attribute):
+        owner = _value(node.func.value, frame)
+        return _Call(node.func.attr, values if isinstance(owner, ModuleType) else [owner, *values])
+    return _Call(node.func.id if isinstance(node.func, ast.Name) else "", values)
+
+
+def _parsed(filename: str, line: int | None, last: int | None, column: int | None, end: int | None) -> ast.expr | None:
+    """The expression at a position; columns count bytes."""
+    if line is None or last is None or column is None or end is None:
+        return None
+    lines = [linecache.getline(filename, number).encode() for number in range(line, last + 1)]
+    lines[-1] = lines[-1][:end]
+    lines[0] = lines[0][column:]
+    try:
+        return ast.parse(f"({b''.join(lines).decode()})", mode="eval").body
+    except (SyntaxError, UnicodeDecodeError):
+        return None
+
+
+def _value(node: ast.expr, frame: FrameType) -> Any:
+    """A literal, a name or an attribute of a plain object; anything else is not looked up, for that would run code."""
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError):
+        pass
+    if isinstance(node, ast.Name):
+        return frame.f_locals.get(node.id, frame.f_globals.get(node.id, _UNKNOWN))
+    if isinstance(node, ast.Attribute):
+        owner = _value(node.value, frame)
+        return getattr(owner, "__dict__", {}).get(node.attr, _UNKNOWN) if owner is not _UNKNOWN else _UNKNOWN
+    return _UNKNOWN
+
+
+# -- its op -----------------------------------------------------------------------------------------------------------
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _overload(call: _Call) -> str:
+    """The overload of an ATen op that takes such arguments; where none is known to, the op without one."""
+    name = call.name
+    packet = getattr(torch.ops.aten, name, None) if name.isidentifier() and name != "backward" else None
+    if packet is None:
+        return ""
+    for overload in packet.overloads():
+        schema = getattr(packet, overload)._schema
+        if "out" not in overload and _takes(schema.arguments, call.values):
+            return f"aten.{name}.{overload}"
+    return f"aten.{name}.default"
+
+
+def _takes(arguments: Any, values: Sequence[Any]) -> bool:
+    if len(values) > len(arguments):
+        return False
+    return all(
+        str(argument.type) == "Tensor" if isinstance(value, Tensor) else _is_scalar(argument) or not _is_number(value)
+        for argument, value in zip(arguments, values, strict=False)
+    )
+
+
+def _is_scalar(argument: Any) -> bool:
+    return str(argument.type).removeprefix("Optional[").rstrip("]") in ("number", "float", "int")
