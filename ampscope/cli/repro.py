@@ -25,7 +25,7 @@ def repro(
     It needs a run that was recorded with ampscope.watch(..., save_tensors=True).
     """
     from ampscope.analysis.diagnosis.diagnosis import diagnose
-    from ampscope.analysis.diagnosis.reproducible import reproducible
+    from ampscope.analysis.replay.reproducible import reproducible
     from ampscope.analysis.words.rank_words import where_ranked
     from ampscope.report.repro.script import as_script
     from ampscope.trace.read.run import open_run

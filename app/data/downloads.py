@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ampscope.analysis.diagnosis.reproducible import reproducible
+from ampscope.analysis.replay.reproducible import reproducible
 from ampscope.analysis.results import Incident
 from ampscope.errors import AmpscopeError
 from ampscope.report.html.report_page import page

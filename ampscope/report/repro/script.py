@@ -14,7 +14,7 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from ampscope.analysis.diagnosis.reproducible import Reproducible
+from ampscope.analysis.replay.reproducible import Reproducible
 from ampscope.analysis.results import PathNode, RunInfo
 from ampscope.analysis.words.rank_words import where_ranked
 from ampscope.errors import RunDamaged

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import ampscope
 from ampscope.analysis.diagnosis.diagnosis import diagnose
-from ampscope.analysis.diagnosis.reproducible import reproducible
+from ampscope.analysis.replay.reproducible import reproducible
 from ampscope.capture.record import operand_files
 from ampscope.capture.tracing import operand_keeper
 from ampscope.errors import NothingToReproduce, WatchError

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import ampscope.analysis.diagnosis.diagnosis
-from ampscope.analysis.diagnosis.reproducible import Reproducible, operands_of, reproducible
+from ampscope.analysis.replay.reproducible import Reproducible, operands_of, reproducible
 from ampscope.analysis.results import Incident, RunInfo
 from ampscope.errors import RunDamaged
 from ampscope.report.repro.script import EMBEDDED_BYTES, as_script
