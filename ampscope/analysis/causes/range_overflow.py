@@ -184,22 +184,57 @@ def _lowest_of_dtype(occurrence: Occurrence) -> tuple[Remedy, ...]:
 # -- a scaled gradient ------------------------------------------------------------------------------------------------
 
 
+#: What is said where nothing tells whether the loss is large: a condition, and what to do if it holds.
+SMALLER_LOSS = Remedy(
+    text="If the loss is a sum or has a large weight, bring it to an ordinary size: its gradient is larger by as much.",
+    code="loss = loss / loss_weight",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleInLoop(Reason):
+    """The loop itself multiplies a float16 tensor by the loss scale."""
+
+    scale: float
+
+    @property
+    def cure(self) -> Remedy:
+        """What to do about it."""
+        return Remedy(
+            text="Multiply by the scale in float32, or start with one that float16 holds, and divide the gradients by "
+            "it before they enter a loss.",
+            code="scaled = loss.float() * scaler.get_scale()",
+        )
+
+
+def _scale_too_large(occurrence: Occurrence) -> str:
+    reason = occurrence.reason
+    if isinstance(reason, ScaleInLoop):
+        return (
+            f"The loop multiplies by the loss scale, {reason.scale:,.0f}, in {occurrence.op_in_words}, and float16 "
+            f"ends at {FINFO['float16'].max:.0f}."
+        )
+    return (
+        f"The gradient times the loss scale is too large for float16 in {occurrence.op_in_words}, while the forward "
+        "pass is fine."
+    )
+
+
 def _scaled_gradient(op: Executed) -> Match | None:
     return Match(Cause.SCALE_OVERFLOW) if op.dtype == "float16" and op.depends_on_gradient else None
 
 
 def _against_scale(occurrence: Occurrence) -> tuple[Remedy, ...]:
-    smaller = Remedy(
-        text="Bring the loss to an ordinary size (a mean instead of a sum, smaller weights): its gradient "
-        "overflows float16 at every loss scale that was tried.",
-        code="loss = loss / loss_weight",
-    )
+    """A smaller loss is the cure where no scale helped; where none was tried, a smaller scale may be."""
+    if isinstance(occurrence.reason, ScaleInLoop):
+        return (occurrence.reason.cure,)
+    if occurrence.has_tried(Change.SCALE):
+        return (SMALLER_LOSS, USE_BFLOAT16)
     lower = Remedy(
-        text="Or start lower, so that fewer steps are lost.",
+        text="Start with a smaller loss scale, so that fewer steps are lost.",
         code="scaler = torch.amp.GradScaler(init_scale=2.0**8)",
     )
-    tried = occurrence.has_tried(Change.SCALE)
-    return (smaller, USE_BFLOAT16) if tried else (smaller, lower, USE_BFLOAT16)
+    return (lower, SMALLER_LOSS, USE_BFLOAT16)
 
 
 # -- the entries ------------------------------------------------------------------------------------------------------
@@ -224,9 +259,7 @@ ENTRIES = (
     CauseEntry(
         cause=Cause.SCALE_OVERFLOW,
         noun="a loss scale that is too large",
-        sentence=(
-            "The gradient times the loss scale is too large for float16 in {op}, while the forward pass is fine."
-        ),
+        sentence=_scale_too_large,
         remedies=_against_scale,
         rules=(OpRule(Turn.SCALED_GRADIENT, _scaled_gradient, Phase.BACKWARD),),
     ),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ampscope.analysis.causes.catalogue import CATALOGUE
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Occurrence, Reason
+from ampscope.analysis.causes.range_overflow import ScaleInLoop
 from ampscope.analysis.cures import trials
 from ampscope.analysis.cures.explicit_half import ExplicitHalf
 from ampscope.analysis.results import Remedy, Tried
@@ -34,6 +35,8 @@ def remedies(
         explicit: The half precision that the code asks for itself.
         tried: The replays.
     """
+    if isinstance(reason, ScaleInLoop):  # the number that the loop took stays what it was in a replay at another scale
+        tried = [each for each in tried if each.change != Change.SCALE]
     changes = frozenset(each.change for each in tried)
     occurrence = Occurrence(op=op, module=module, reason=reason, explicit_half=explicit.is_cause, tried=changes)
     advice = CATALOGUE[cause].advice(occurrence)

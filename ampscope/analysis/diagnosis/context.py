@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE
-from ampscope.analysis.causes.range_overflow import LossGrew
+from ampscope.analysis.causes.range_overflow import Literal, LossGrew, ScaleInLoop
 from ampscope.analysis.causes.recognition import Recognised
 from ampscope.analysis.causes.unknown import Observed
 from ampscope.analysis.numerics.arrays import FloatArray
@@ -53,6 +53,8 @@ class Context:
             cause = _cause_of_one_time(row, tried)
             reason = NOT_THE_SAME_TWICE if cause is Cause.UNKNOWN else NOTHING_MORE
             return replace(found, cause=cause, reason=reason, masked=False)
+        if isinstance(found.reason, Literal) and found.reason.value == row.scale and found.reason.dtype == "float16":
+            return replace(found, cause=Cause.SCALE_OVERFLOW, reason=ScaleInLoop(scale=found.reason.value))
         overflow = found.cause in (Cause.FP16_OVERFLOW, Cause.SCALE_OVERFLOW)
         grew = self._loss_grew(row) if overflow or found.cause is Cause.DIVERGENCE else None
         if grew is not None and (found.cause is Cause.DIVERGENCE or self._ran_away(row)):

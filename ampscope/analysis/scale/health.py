@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ampscope.analysis.causes.range_overflow import SMALLER_LOSS
 from ampscope.analysis.results import Remedy, ScaleHealth, ScaleVerdict
 from ampscope.analysis.scale import hopeless_skips
 from ampscope.analysis.scale.course import Attempts, Course
@@ -127,7 +128,7 @@ def _floored(course: Course) -> _Found | None:
 
 
 def _below_one(course: Course, first: int) -> _Found:
-    """Why the scale lies below 1: by the skips made at a scale of 1 and less, the loss is too large or not finite."""
+    """Why the scale lies below 1: skips at a larger scale, or a loss that is not finite; without skips nobody knows."""
     shrinks = (
         f"The scale has been below 1 for the last {course.scale.size - first:,} steps, at "
         f"{in_words(float(course.scale[-1]))} now: it makes gradients smaller instead of larger"
@@ -137,13 +138,15 @@ def _below_one(course: Course, first: int) -> _Found:
     if hopeless_skips.prevail(course, low):
         first = int(np.argmax(course.hopeless & low))
         return _Found(ScaleVerdict.FLOORED, Severity.WARNING, first, f"{shrinks}.{said}", hopeless_skips.CURE)
-    why = f"{shrinks}, because the loss itself is too large for float16.{said}"
-    return _Found(ScaleVerdict.FLOORED, Severity.WARNING, first, why, (_ORDINARY_SIZE,))
+    if not (course.skipped & ~course.hopeless).any():
+        return _Found(ScaleVerdict.FLOORED, Severity.WARNING, first, f"{shrinks}.{said}", (_START_HIGHER,))
+    why = f"{shrinks}, because at larger scales gradients were not finite.{said}"
+    return _Found(ScaleVerdict.FLOORED, Severity.WARNING, first, why, (SMALLER_LOSS,))
 
 
-_ORDINARY_SIZE = Remedy(
-    text="Bring the loss to an ordinary size (a mean instead of a sum, smaller weights).",
-    code="loss = loss / loss_weight",
+_START_HIGHER = Remedy(
+    text="No gradient was too large for a larger scale: start at 1 or above.",
+    code="scaler = torch.amp.GradScaler(init_scale=2.0**16)",
 )
 
 

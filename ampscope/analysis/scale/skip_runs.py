@@ -13,6 +13,8 @@ from ampscope.trace.vocabulary import Cause
 LONGEST_CALIBRATION = 20
 #: A scale that never grew is still finding its place this many attempts into the run.
 CALIBRATION_STEPS = 20
+#: A growth that was too much shows within so many steps, a tenth of the usual interval; later, gradients have changed.
+PROBE_STEPS = 200
 #: Rows of skips, and the share of steps lost in them, from which on a scale that never held is not finding its place.
 RESTLESS_ROWS, RESTLESS_SHARE = 5, 0.4
 #: A loss scale below 1 shrinks the gradients it exists to enlarge.
@@ -29,7 +31,7 @@ class SkipRun:
     lowest_scale: float
     recovered: bool  #: a good step followed
     had_trained: bool  #: a good step came before
-    had_grown: bool  #: the scale had been raised since the skip before
+    had_grown: bool  #: the scale had been raised since the skip before, and not long ago
     settles: bool  #: the scale came to hold after it, or may still: without skips below 1, and without end
 
     @property
@@ -69,7 +71,7 @@ def _skip_run(history: History, start: int, end: int) -> SkipRun:
     scales = history.scale[start:end]
     known = scales[~np.isnan(scales)]
     since_last_skip = int(np.max(np.flatnonzero(history.skipped[:start]), initial=-1)) + 1
-    good = history.scale[since_last_skip : start + 1]
+    good = history.scale[max(since_last_skip, start - PROBE_STEPS) : start + 1]
     return SkipRun(
         position=start,
         first=int(history.step[start]),

@@ -107,7 +107,8 @@ class UsageWatch:
     ) -> None:
         """A torch function ran outside the models."""
         if func is torch.autograd.grad:
-            if self._losses.scalers_of(args[0]) != UNSCALED:
+            seeds = kwargs.get("grad_outputs", args[2] if len(args) > 2 else None)
+            if self._losses.scalers_of(args[0]) != UNSCALED or self._values.dependence_of(seeds).degree == 1:
                 self._edits.scaled_anew(result)
             return
         if not self._calls.has_scaler and not after_backward:

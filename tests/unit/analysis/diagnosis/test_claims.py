@@ -235,3 +235,28 @@ def test_one_skip_that_is_not_explained_is_told_calmly(
     assert (diagnosis.verdict is Verdict.HEALTHY) == calm
     causes = {each.cause for each in diagnosis.incidents}
     assert causes == {Cause.BENIGN_SINGLE_SKIP if calm else Cause.UNKNOWN}
+
+
+# -- a loss scale as a number ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("factor", "cause"), [(2.0**16, Cause.SCALE_OVERFLOW), (1e5, Cause.LITERAL_OVERFLOW)])
+def test_a_constant_that_is_the_loss_scale_is_called_that(factor: float, cause: Cause, run_folder: Path) -> None:
+    trace = TraceBuilder(run_folder)
+    trace.step(loss=NAN, scale=2.0**16, skipped=True)
+    traced = Step(trace)
+    scaled = traced.op("mul.Tensor", traced.entry(), out=OVERFLOWN, scalars={"other": factor})
+    traced.loss(traced.op("mean", scaled, out=OVERFLOWN))
+    trace.incident(trigger=Trigger.NONFINITE_LOSS, loss=INF)
+    incident = told(trace)
+    assert incident.cause is cause
+    assert ("multiplies by the loss scale" in incident.explanation) == (cause is Cause.SCALE_OVERFLOW)
+
+
+def test_no_scale_is_said_to_have_been_tried_where_none_was(run_folder: Path) -> None:
+    trace = TraceBuilder(run_folder)
+    for step in range(30):
+        trace.step(scale=2.0 ** (10 - step), skipped=True)
+    scaled_overflow(trace, 0)
+    found = (each for each in diagnose(trace.close()).incidents if each.cause is Cause.SCALE_OVERFLOW)
+    assert all("that was tried" not in remedy.text for each in found for remedy in each.remedies)

@@ -149,7 +149,8 @@ def test_a_scale_that_non_finite_losses_brought_below_one_says_nothing_about_the
 
 def test_a_loss_that_is_too_large_is_told_beside_one_that_is_not_finite() -> None:
     found = health(Course(200, above(2.0**-6), init=16.0, bad_loss=lambda number: number == 50))
-    assert "loss itself is too large for float16. In 1 of the 7 steps skipped at a scale of 1" in found.explanation
+    said = "at larger scales gradients were not finite. In 1 of the 7 steps skipped at a scale of 1"
+    assert said in found.explanation
     assert found.remedies[0].code == "loss = loss / loss_weight"
 
 
@@ -225,3 +226,12 @@ def test_skips_that_could_not_be_replayed_are_harmless_where_a_smaller_scale_hel
 def test_skips_that_could_not_be_replayed_and_never_ended_are_not(run_folder: Path) -> None:
     diagnosis = diagnose(recorded(run_folder, COURSES["a collapse from the start"][0], incidents=True))
     assert diagnosis.verdict is Verdict.PROBLEM
+
+
+@pytest.mark.parametrize(("init", "said"), [(16.0, "at larger scales gradients were not finite"), (0.5, "")])
+def test_a_scale_below_one_is_explained_by_skips_at_larger_ones(init: float, said: str) -> None:
+    found = health(Course(60, above(0.5), init=init))
+    assert (found.verdict, found.severity) == (FLOORED, WARNING)
+    assert said in found.explanation
+    assert bool(said) == ("were not finite" in found.explanation)
+    assert "too large" not in found.explanation

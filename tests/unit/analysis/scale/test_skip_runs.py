@@ -147,3 +147,9 @@ def test_what_comes_after_a_scale_has_held_is_another_story() -> None:
 def test_growth_that_is_taken_back_each_time_is_no_failure() -> None:
     attempts = [step for _ in range(6) for step in (*good(1024.0, 25), (2048.0, True))]
     assert all_calibrate(attempts) == {True}
+
+
+@pytest.mark.parametrize(("since", "probing"), [(1, True), (500, False)])
+def test_a_skip_long_after_a_growth_is_no_probe(since: int, probing: bool) -> None:
+    run = the_run([*good(1024.0, 100), *good(2048.0, since), (2048.0, True), *good(1024.0, 9)])
+    assert run.benign_cause is (Cause.BENIGN_PERIODIC_GROWTH if probing else Cause.BENIGN_SCALE_ADJUSTMENT)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ampscope.trace.vocabulary import Cause
 from tests.support.training.model_parts import grad_of
@@ -163,6 +163,27 @@ def rows_cleared(bench: Bench) -> None:
     gradient[0] = 0.0
     gradient.masked_fill_(gradient == 0, 0.0)
     gradient.copy_(torch.where(gradient.isnan(), torch.zeros_like(gradient), gradient))
+
+
+@pytest.mark.parametrize("divisor", ["the scale", "nothing"])
+def test_a_penalty_on_gradients_of_a_loss_scaled_by_its_seed_has_to_divide_by_the_scale(
+    divisor: str, run_folder: Path
+) -> None:
+    def loop(watch: Watch) -> object:
+        bench = Bench(watch, scale=256.0)
+        for _ in range(3):
+            bench.optimizer.zero_grad()
+            loss, scale = bench.loss(), bench.scaler.get_scale()
+            seed = torch.ones_like(loss) * scale
+            slopes: Sequence[Tensor] = torch.autograd.grad(loss, bench.parameters, grad_outputs=seed, create_graph=True)
+            slopes = [each / scale for each in slopes] if divisor == "the scale" else slopes
+            penalty = (torch.stack([each.norm() for each in slopes]).norm() - 1) ** 2
+            bench.scaler.scale(loss + penalty).backward()
+            bench.step()
+        return bench.state
+
+    causes = {each.cause for each in findings_of(loop, run_folder)}
+    assert causes == (set() if divisor == "the scale" else {RAW})
 
 
 @pytest.mark.parametrize("name", WRONG)
