@@ -60,15 +60,12 @@ def step_watch(
         tape.pause(paused=paused)
         carried.mode.paused = paused
 
-    def before_weights_move(weights: list[Tensor]) -> None:
-        steps.before_weights_move(weights)
-
     guard, tracing, looking = map(guard_for, ("the step record", "the op tracer", "the look at the state"))
     readback, cycle, own, history = Readback(), StepCycle(), OwnWork(pause), StateHistory()
     optimizers = OptimizerNumbers(models, recorder.next_step, recorder.describe_parameters, guard)
     report = MistakeReport(recorder, terminal, optimizers.step_of)
     usage, live = UsageWatch(models, report, optimizers.step_of), LiveTrace(models, recorder, budgets[0], tracing)
-    tape = _tape(models, usage, own, before_weights_move, guard_for)
+    tape = _tape(models, usage, own, lambda weights: steps.before_weights_move(weights), guard_for)  # noqa: PLW0108
     written = WrittenState(models, history, guard)
     carried = CarriedState(models, tape, recorder, guard_for("the following of what the loop carries"))
     incidents = Incidents(models, recorder, readback, live, budgets, guard_for, terminal)
