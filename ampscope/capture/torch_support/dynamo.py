@@ -20,6 +20,7 @@ import torch
 PACKAGE = "ampscope"
 F = TypeVar("F", bound=Callable[..., Any])
 
+_set_eval_frame = getattr(torch._C._dynamo.eval_frame, "set_eval_frame", None)  # asked for at every entry into our own
 _left_alone: set[str] = set()  # names of the modules whose code is marked
 
 
@@ -52,8 +53,7 @@ def tie(module: Any, watch: object) -> None:
 
 def let_see(what: Any) -> Any:
     """Says what Dynamo does with the frames of this thread from here on (None: nothing); returns what it did before."""
-    change = getattr(torch._C._dynamo.eval_frame, "set_eval_frame", None)
-    return change(what) if change is not None else None
+    return _set_eval_frame(what) if _set_eval_frame is not None else None
 
 
 def breaks_graph(function: F) -> F:

@@ -31,6 +31,7 @@ class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._group: Any = None
         self._has_others = False
+        self._is_on = False
 
     def _is_joined(self) -> bool:
         """Whether this process has a process group with others in it; asked often, so a group is looked at once."""
@@ -39,16 +40,17 @@ class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
             self._group, self._has_others = group, group is not None and group.size() > 1
         return self._has_others
 
-    def enter(self) -> bool:
-        """Puts the mode on top of the stack, where there is anybody to communicate with; returns whether it did."""
-        if not self._is_joined():
-            return False
-        torch_private.push_dispatch_mode(self)
-        return True
+    def enter(self) -> None:
+        """Puts the mode on top of the stack, where there is anybody to communicate with."""
+        if self._is_joined():
+            torch_private.push_dispatch_mode(self)
+            self._is_on = True
 
     def leave(self) -> None:
         """Takes the mode off the stack, wherever it is."""
-        torch_private.remove_dispatch_mode(self)
+        if self._is_on:
+            self._is_on = False
+            torch_private.remove_dispatch_mode(self)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not _PLAIN.issuperset(types) and not torch_private.are_fake(types):
