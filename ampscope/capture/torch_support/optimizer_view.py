@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import CodeType, FrameType, SimpleNamespace
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -13,6 +14,13 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ampscope.capture.torch_support import torch_private
+
+#: What an optimizer does all at once, and a copy is told not to: each parameter by itself is what can be read.
+_AT_ONCE = {"foreach": False, "fused": False}
+#: What every optimizer of torch's has; all else is its subclass's own.
+_COMMON = frozenset(
+    ("defaults", "state", "param_groups", "step", "_zero_grad_profile_name", "_warned_capturable_if_run_uncaptured")
+) | {"_opt_called", "_patch_track_step_called"}
 
 
 class OptimizerView(NamedTuple):
@@ -48,6 +56,41 @@ class OptimizerView(NamedTuple):
             return None
         state = next(iter(self.optimizer.state.values()))
         return int(state.get("step", 0)) if isinstance(state, dict) else None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a copy of it shares nothing with it that a step could write: it holds numbers of its own only."""
+        own = (value for name, value in vars(self.optimizer).items() if not _is_common(name))
+        return all(isinstance(value, (int, float, str, bool, type(None))) for value in own)
+
+    def copied_onto(self, copies: Mapping[int, Tensor], prepared: Callable[[Tensor], Tensor]) -> Any:
+        """An optimizer like it, for copies of some of its parameters, which steps one parameter after the other.
+
+        Args:
+            copies: The copies, by ``id`` of the parameter.
+            prepared: Makes a copy of a tensor of its state.
+
+        Returns:
+            Where this `is_plain`, a step of it writes the copies and its own state alone.
+        """
+        again: Any = object.__new__(type(self.optimizer))
+        again.__dict__.update({name: value for name, value in vars(self.optimizer).items() if name != "step"})
+        again.state, again.param_groups = defaultdict(dict), []
+        for group in self.optimizer.param_groups:
+            chosen = [parameter for parameter in group["params"] if id(parameter) in copies]
+            for parameter in chosen:
+                again.state[copies[id(parameter)]] = {
+                    key: prepared(value) if isinstance(value, Tensor) else value
+                    for key, value in self.optimizer.state.get(parameter, {}).items()
+                }
+            if chosen:
+                plain = {key: value for key, value in _AT_ONCE.items() if key in group}
+                again.param_groups.append({**group, **plain, "params": [copies[id(p)] for p in chosen]})
+        return again
+
+
+def _is_common(name: str) -> bool:
+    return name in _COMMON or name.endswith("_hooks")
 
 
 def stand_in(parameters: Iterable[Tensor]) -> Optimizer:

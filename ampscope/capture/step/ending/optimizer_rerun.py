@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch.optim.optimizer import Optimizer
 from ampscope.capture.torch_support.calls.call_state import random_state_kept
 from ampscope.capture.torch_support.guard import Suppressed
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.tracing.statistics.stats import finite, measurable
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.schema import Node, Phase
@@ -21,8 +21,6 @@ from ampscope.trace.schema import Node, Phase
 _MOST = 4
 #: Elements of all of them.
 _LARGEST = 1 << 24
-#: What an optimizer does all at once, and is told not to: each parameter by itself is what can be read.
-_AT_ONCE = {"foreach": False, "fused": False}
 
 
 def rerun(optimizer: Optimizer, names: list[str], models: Models, tracer: Tracer) -> bool:
@@ -41,10 +39,10 @@ def rerun(optimizer: Optimizer, names: list[str], models: Models, tracer: Tracer
         Whether anything came out non-finite. Nothing of the training is different afterwards.
     """
     wanted = [p for name, p in models.parameters.values() if name in names and _can_step(p)][:_MOST]
-    if not wanted or not _is_plain(optimizer) or sum(p.numel() for p in wanted) > _LARGEST:
+    if not wanted or not OptimizerView(optimizer).is_plain or sum(p.numel() for p in wanted) > _LARGEST:
         return False
     copies = {id(p): _copied(p) for p in wanted}
-    again = _copy_of(optimizer, copies)
+    again = OptimizerView(optimizer).copied_onto(copies, _without_bad)
     for parameter in wanted:
         _name(tracer, models.parameters[id(parameter)][0], copies[id(parameter)], again.state[copies[id(parameter)]])
     step = type(optimizer).step
@@ -65,24 +63,6 @@ def _can_step(parameter: Tensor) -> bool:
     return type(parameter) is nn.Parameter and gradient is not None and measurable(gradient) and finite(gradient)
 
 
-def _is_plain(optimizer: Optimizer) -> bool:
-    """Whether a shallow copy shares nothing with the optimizer that its step could write."""
-    own = {name: value for name, value in vars(optimizer).items() if not _is_torchs(name)}
-    return all(isinstance(value, (int, float, str, bool, type(None))) for value in own.values())
-
-
-def _is_torchs(name: str) -> bool:
-    known = (
-        "defaults",
-        "state",
-        "param_groups",
-        "step",
-        "_zero_grad_profile_name",
-        "_warned_capturable_if_run_uncaptured",
-    )
-    return name in known or name.endswith("_hooks") or name in ("_opt_called", "_patch_track_step_called")
-
-
 def _copied(parameter: Tensor) -> nn.Parameter:
     copy = nn.Parameter(_without_bad(parameter), requires_grad=True)
     copy.grad = parameter.grad.detach().clone() if parameter.grad is not None else None
@@ -92,25 +72,6 @@ def _copied(parameter: Tensor) -> nn.Parameter:
 def _without_bad(tensor: Tensor) -> Tensor:
     copy = tensor.detach().clone()
     return torch.where(copy.isfinite(), copy, torch.zeros_like(copy)) if copy.is_floating_point() else copy
-
-
-def _copy_of(optimizer: Optimizer, copies: Mapping[int, nn.Parameter]) -> Any:
-    again: Any = object.__new__(type(optimizer))
-    again.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
-    again.state = defaultdict(dict)
-    again.param_groups = []
-    for group in optimizer.param_groups:
-        chosen = [copies[id(p)] for p in group["params"] if id(p) in copies]
-        plain = {key: value for key, value in _AT_ONCE.items() if key in group}
-        if chosen:
-            again.param_groups.append({**group, **plain, "params": chosen})
-        for parameter in group["params"]:
-            if id(parameter) in copies:
-                state = optimizer.state.get(parameter, {})
-                again.state[copies[id(parameter)]] = {
-                    key: _without_bad(value) if isinstance(value, Tensor) else value for key, value in state.items()
-                }
-    return again
 
 
 def _name(tracer: Tracer, name: str, parameter: nn.Parameter, state: Mapping[str, Any]) -> None:
