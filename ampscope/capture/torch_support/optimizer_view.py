@@ -45,6 +45,14 @@ class OptimizerView(NamedTuple):
         return float(rate) if rate is not None else None
 
     @property
+    def epsilons(self) -> Iterator[tuple[float, torch.dtype]]:
+        """The eps of each group that has one, with the dtype of the group's first parameter."""
+        for group in self.optimizer.param_groups:
+            eps = group.get("eps")
+            if isinstance(eps, (int, float)) and group["params"]:
+                yield eps, group["params"][0].dtype
+
+    @property
     def decides_on_device(self) -> bool:
         """Whether it unscales and skips by itself, on the device (``fused=True``)."""
         return torch_private.steps_on_device(self.optimizer)

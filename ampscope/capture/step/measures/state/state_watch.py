@@ -17,6 +17,7 @@ from ampscope.capture.step.measures.state.written_state import WrittenState
 from ampscope.capture.step.optimizer_numbers import OptimizerNumbers
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.torch_support.readback import Readback, Values
 
 #: Weights and optimizer state are looked at after one step in this many, and after steps 0, 1, 2, 4, ... before that.
@@ -146,15 +147,9 @@ def _is_finite(norm: Tensor | None) -> bool:
 
 def may_divide_by_zero(optimizer: Optimizer) -> bool:
     """Whether some group's eps is zero in the dtype of its parameters: a gradient of zero makes NaN of the weight."""
-    for group in optimizer.param_groups:
-        eps = group.get("eps")
-        if isinstance(eps, (int, float)) and eps < _LEAST_EPS and (eps == 0 or _is_float16(group["params"])):
-            return True
-    return False
-
-
-def _is_float16(parameters: list[Tensor]) -> bool:
-    return bool(parameters) and parameters[0].dtype is torch.float16
+    return any(
+        eps < _LEAST_EPS and (eps == 0 or dtype is torch.float16) for eps, dtype in OptimizerView(optimizer).epsilons
+    )
 
 
 def is_due(step: int) -> bool:
