@@ -174,7 +174,9 @@ class Endings:
         return True
 
     def after_optimizer(self, opened: OpenStep, optimizer: Optimizer) -> None:
-        """An optimizer has stepped."""
+        """An optimizer has stepped; one whose class steps through its base has not, until that returns."""
+        if self._cycle.state is State.STEPPING and steps_running() > self._steps_running:
+            return
         if self._evaluating is optimizer:
             self._evaluating = None
             if self._attempt is None and self._cycle.is_open:  # it ran forward and backward, but not by a closure
