@@ -6,13 +6,16 @@ follows non-finite values back to the ops whose operands were all finite and who
 
 from ampscope.provenance.absorbed import absorbed, reaches_loss
 from ampscope.provenance.births import Birth, Harmless, harmless_births
+from ampscope.provenance.collapsed import FEWEST_VALUES, DistinctValues, collapsed
 from ampscope.provenance.graph import Graph, has_nan, is_finite, op_name
 from ampscope.provenance.lost_mass import LOST_SHARE, HowLost, Loss, cancelled, lost_mass
 from ampscope.provenance.walk import Origin, is_deliberate, origins
 
 __all__ = [
+    "FEWEST_VALUES",
     "LOST_SHARE",
     "Birth",
+    "DistinctValues",
     "Graph",
     "Harmless",
     "HowLost",
@@ -20,6 +23,7 @@ __all__ = [
     "Origin",
     "absorbed",
     "cancelled",
+    "collapsed",
     "harmless_births",
     "has_nan",
     "is_deliberate",

@@ -16,6 +16,7 @@ class Cause(StrEnum):
     LITERAL_OVERFLOW = "literal_overflow"
     BF16_PRECISION = "bf16_precision"
     STAGNATION = "stagnation"
+    INFORMATION_LOST = "information_lost"
     # mathematics: fp32 fails too
     LOG_ZERO = "log_zero"
     DIV_ZERO = "div_zero"

@@ -1,4 +1,4 @@
-"""Causes in which a number is too small for its dtype: a value, a gradient, a constant, an update."""
+"""Causes in which a number, or a difference, is too small for its dtype: a value, a gradient, a constant, an update."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ampscope.analysis.results import Remedy
 from ampscope.analysis.words.wording import op_in_words
 from ampscope.provenance import HowLost
 from ampscope.trace.schema import Change, Phase
-from ampscope.trace.vocabulary import Cause
+from ampscope.trace.vocabulary import Cause, Severity
 
 # -- a gradient -------------------------------------------------------------------------------------------------------
 
@@ -219,6 +219,38 @@ def _against_rounding(occurrence: Occurrence) -> tuple[Remedy, ...]:
     return float32, Remedy(text="Or give the optimizer float32 master weights, or one that rounds stochastically.")
 
 
+# -- a difference -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValuesLost(Reason):
+    """Values that number something are rounded to each other."""
+
+    before: int  #: different values that were read, of a sample
+    after: int  #: that are left
+    read: str  #: dtype that was read
+    dtype: str
+
+
+def _become_few(occurrence: Occurrence) -> str:
+    reason = occurrence.reason
+    if not isinstance(reason, ValuesLost):
+        return "Many different values become few in a cast to half precision."
+    exact = f"{reason.dtype} tells all whole numbers apart only up to {rounding.WHOLE[reason.dtype]:,}"
+    return (
+        f"{reason.before:,} different values of {reason.read} become {reason.after:,} in {reason.dtype}: what they "
+        f"number is no longer told apart ({exact})."
+    )
+
+
+_KEEP_APART = (
+    Remedy(
+        text="Keep what numbers something in its own dtype, and cast after the difference is taken or encoded.",
+        code="with torch.autocast(device_type, enabled=False):\n    encoded = encode(positions.float())",
+    ),
+)
+
+
 # -- the entries ------------------------------------------------------------------------------------------------------
 
 ENTRIES = (
@@ -235,6 +267,15 @@ ENTRIES = (
         noun="gradients that half precision loses",
         sentence=_stands_still,
         remedies=_against_standstill,
+        recognised_in="analysis.diagnosis.lost_gradients",
+        cured_by_precision=True,
+    ),
+    CauseEntry(
+        cause=Cause.INFORMATION_LOST,
+        noun="values that a cast no longer tells apart",
+        sentence=_become_few,
+        remedies=_KEEP_APART,
+        severity=Severity.WARNING,
         recognised_in="analysis.diagnosis.lost_gradients",
         cured_by_precision=True,
     ),

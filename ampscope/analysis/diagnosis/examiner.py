@@ -17,7 +17,7 @@ from ampscope.analysis.cures import explicit_half, trials
 from ampscope.analysis.cures.explicit_half import ExplicitHalf, half_weights
 from ampscope.analysis.diagnosis.context import Context
 from ampscope.analysis.diagnosis.examined import Examined
-from ampscope.analysis.diagnosis.lost_gradients import lost_gradient
+from ampscope.analysis.diagnosis.lost_gradients import information_lost, lost_gradient
 from ampscope.analysis.diagnosis.raised import raised
 from ampscope.analysis.diagnosis.state.state_incidents import examined_state, examined_still, state_found, still_found
 from ampscope.analysis.diagnosis.state.writers import as_write, left_by
@@ -94,8 +94,8 @@ class Examiner:
         still = still_found(row)
         if still:
             return [examined_still(row, each, self._replayed(row)) for each in still]
-        if row.trigger == Trigger.LOST_GRADIENT:
-            return [self._of_lost_gradient(row)]
+        if row.trigger in (Trigger.LOST_GRADIENT, Trigger.INFORMATION_LOST):
+            return [self._of_lost_gradient(row)] if row.trigger == Trigger.LOST_GRADIENT else self._of_values_lost(row)
         if row.trigger == Trigger.EXCEPTION:
             return [raised(row, self._rank)]
         graph, found = self._origins(row)
@@ -104,6 +104,11 @@ class Examiner:
         first = self._calmed(row, self._at_origin(row, graph, found[0], recognise(graph, found[0])))
         first = as_write(row, first._replace(leaves=left_by(graph, found)))
         return [first, *self._others(row, graph, found[1:], first.incident)]
+
+    def _of_values_lost(self, row: IncidentRow) -> list[Examined]:
+        graph = StepGraph(self._run, self._sites, row.step, source_of(Source.LIVE, row.optimizer))
+        casts = information_lost(graph, row)
+        return [self._at_origin(row, graph, *each) for each in casts] or [self._without_origin(row)]
 
     def _of_lost_gradient(self, row: IncidentRow) -> Examined:
         lost = lost_gradient(self._run, self._sites, row)

@@ -1,10 +1,10 @@
-"""A step whose gradients miss what float32 has: the op that lost it, and the cause."""
+"""A step that lost something to half precision, gradients or the difference of values: the op, and the cause."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from ampscope.analysis.causes.range_underflow import GradientLost
+from ampscope.analysis.causes.range_underflow import GradientLost, ValuesLost
 from ampscope.analysis.causes.recognition import Recognised
 from ampscope.analysis.origin.step_graph import Sites, StepGraph
 from ampscope.provenance import HowLost, Loss, Origin, lost_mass
@@ -59,3 +59,21 @@ def _reason(row: IncidentRow, loss: Loss, dtype: str) -> GradientLost:
         share=shares.get(worst, loss.share),
         others=max(0, len(shares) - 1),
     )
+
+
+def information_lost(graph: StepGraph, row: IncidentRow) -> list[tuple[Origin, Recognised]]:
+    """The casts of an incident that made few values of many, in order, as far as the trace has them.
+
+    Args:
+        graph: The trace of the step.
+        row: The incident.
+    """
+    told = details(row.evidence).get("distinct")
+    counts = {int(seq): count for seq, count in told.items()} if isinstance(told, dict) else {}
+    found = []
+    for seq, (before, after) in sorted(counts.items()):
+        if seq in graph.outputs:
+            site = graph.site(seq)
+            reason = ValuesLost(before=before, after=after, dtype=_dtype(site), read=next(iter(site.in_dtypes), ""))
+            found.append((Origin(seq, 0, (seq,), seq), Recognised(Cause.INFORMATION_LOST, seq, site.phase, reason)))
+    return found

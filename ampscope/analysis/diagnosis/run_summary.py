@@ -60,6 +60,7 @@ _EFFECTS: dict[str, str] = {
     Trigger.CARRIED_READ: "read a non-finite tensor that the loop carries",
     Trigger.EXCEPTION: "ended with an error",
     Trigger.ABSORBED_OVERFLOW: "computed with an overflow that nobody noticed",
+    Trigger.INFORMATION_LOST: "went on with few of many values",
     Trigger.LOST_GRADIENT: "lost gradients that float32 keeps",
     Cause.SPIKE: "stood far out",
 }

@@ -16,6 +16,8 @@ SMALLEST_NORMAL = {name: info.smallest_normal for name, info in _TRAINING.items(
 SMALLEST = {name: info.smallest_subnormal for name, info in _TRAINING.items()}
 #: Spacing of the dtype's numbers just above 1.
 EPSILON = {name: info.eps for name, info in _TRAINING.items()}
+#: Whole numbers up to this are all held.
+WHOLE = {name: round(2 / info.eps) for name, info in _TRAINING.items()}
 
 
 def rounded(value: float, dtype: str) -> float:

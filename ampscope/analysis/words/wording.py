@@ -17,6 +17,7 @@ _TRIGGERS: dict[str, str] = {
     Trigger.CARRIED_READ: "the step read a tensor of the loop's that was not finite",
     Trigger.EXCEPTION: "an error ended the run",
     Trigger.ABSORBED_OVERFLOW: "a value overflowed, and vanished again before loss and gradients",
+    Trigger.INFORMATION_LOST: "many different values became few in a cast",
     Trigger.LOST_GRADIENT: "gradients lost what the same step has in float32",
 }
 

@@ -35,6 +35,8 @@ class LiveTrace(StepObserver):
         self._budget = budget
         self.guard = guard
         self._tracer: Tracer | None = None
+        self._collapse_told = False
+        self.collapsed: dict[int, provenance.DistinctValues] = {}  #: casts of the step settled last that lost values
         self.began = False  #: the step in progress was traced from its start, whatever became of that
         self._dropped: list[Tracer] = []  # while torch held them off its stack; to be removed later
 
@@ -154,6 +156,7 @@ class LiveTrace(StepObserver):
         Returns:
             Sequence numbers of overflows that vanished again before loss and gradients: an incident after all.
         """
+        self.collapsed = {}
         tracer, self._tracer = self._tracer, None
         if tracer is None:
             return []
@@ -163,13 +166,24 @@ class LiveTrace(StepObserver):
             tracer.release()
             return []
         ops, edges = tracer.rows(attempt.step, source_of(Source.LIVE, attempt.index))
-        absorbed = provenance.absorbed(provenance.Graph(ops, edges, self._recorder.sites.row))
+        graph = provenance.Graph(ops, edges, self._recorder.sites.row)
+        absorbed = provenance.absorbed(graph)
         if absorbed or keep:
             self._write(ops, edges, attempt)
         if keep and not absorbed:
             self._budget.kept()
+            self.collapsed = self._collapsed(graph, tracer)
         tracer.release()
         return [origin.seq for origin in absorbed]
+
+    def _collapsed(self, graph: provenance.Graph, tracer: Tracer) -> dict[int, provenance.DistinctValues]:
+        """What casts lost, once a run."""
+        if self._collapse_told:
+            return {}
+        counts = tracer.outputs.distinct.read()
+        found = {seq: counts[seq] for seq in provenance.collapsed(graph, counts)}
+        self._collapse_told = bool(found)
+        return found
 
     def _write(self, ops: list[OpRow], edges: list[EdgeRow], attempt: StepAttempt) -> None:
         attempt.traced = source_of(Source.LIVE, attempt.index)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ampscope.capture.torch_support.local_shards import has_arrived
 from ampscope.capture.torch_support.torch_private import storage_key
+from ampscope.capture.tracing.distinct_values import DistinctCounts
 from ampscope.capture.tracing.statistics import stats
 from ampscope.capture.tracing.statistics.full_statistics import Census
 from ampscope.capture.tracing.statistics.stats import Slots
@@ -37,6 +38,7 @@ class Outputs:
 
     def __init__(self, *, full: bool) -> None:
         self.full = full
+        self.distinct = DistinctCounts()
         self._outputs: list[Output] = []
         self._measurements: Slots | Census = Census() if full else Slots()
         self._late: dict[int, list[tuple[int, Tensor]]] = {}  # by storage: outputs that other ranks may still write
@@ -90,5 +92,6 @@ class Outputs:
     def clear(self) -> None:
         """Lets go of everything."""
         self._outputs.clear()
+        self.distinct.clear()
         self._late.clear()
         self._measurements = Slots()

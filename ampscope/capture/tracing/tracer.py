@@ -59,8 +59,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         self._guard = guard
         self._modules = ModuleStack(module_names, self, self.functions)
         self.points = OpPoints(sites, self.places, self.functions, self._modules)
-        self._outputs = Outputs(full=full)
-        self._dataflow = Dataflow(self._outputs.measure if full else None)
+        self.outputs = Outputs(full=full)
+        self._dataflow = Dataflow(self.outputs.measure if full else None)
         self._count = 0
         self._handling = 0  # ops in progress: inside one, torch has taken the mode off the stack by itself
 
@@ -114,7 +114,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         tensor = stored(local(tensor))
         if tensor.layout is torch.strided:
             self._dataflow.name_entry(tensor, node, name)
-            if self._outputs.full and node is Node.INPUT:
+            if self.outputs.full and node is Node.INPUT:
                 self._note_rows(tensor, name)
 
     def _note_rows(self, tensor: Tensor, name: str) -> None:
@@ -131,10 +131,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         writer = self._dataflow.writer(tensor) if tensor.layout is torch.strided else None
         if writer is None:
             return
-        self._outputs.is_read(tensor)
+        self.outputs.is_read(tensor)
         seq, site = self._number(op_points.of_sink(node, name, module, tensor))
         self._dataflow.read(seq, 0, writer, tensor, in_place=False)
-        self._outputs.add(seq, site, self.micro_batch, [tensor])
+        self.outputs.add(seq, site, self.micro_batch, [tensor])
 
     # -- every op -----------------------------------------------------------------------------------------------
 
@@ -152,7 +152,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         try:
             if operator.communicates:
                 return self._exchange(operator, func, args, kwargs)
-            if self._outputs.awaits and self._is_arrival(operator, args):
+            if self.outputs.awaits and self._is_arrival(operator, args):
                 return func(*args, **kwargs)
             if operator.writes:
                 with guard:
@@ -171,7 +171,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         with self._guard:
             exchange = Exchange(operator, args, kwargs)
             sent = exchange.sent
-            looked_at = [(self._writer(tensor, operator), self._outputs.measure(tensor)) for tensor in sent]
+            looked_at = [(self._writer(tensor, operator), self.outputs.measure(tensor)) for tensor in sent]
         result = func(*args, **kwargs)
         if exchange is None or self._guard.broken:
             return result
@@ -181,7 +181,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
                 point = self.points.of_op(operator, args, kwargs, sent, received)
                 seq, self._count = self._count, self._count + 1
                 site = self.points.sites.number(point._replace(scalars=exchange.facts))
-                self._outputs.add_late(seq, site, self.micro_batch, received)
+                self.outputs.add_late(seq, site, self.micro_batch, received)
                 for arg, (writer, measurement) in enumerate(looked_at):
                     self._dataflow.sent(seq, arg, writer, measurement)
                 self._dataflow.wrote(seq, received)
@@ -192,7 +192,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
 
         Backends that receive elsewhere (gloo, where ranks scatter) copy when the loop waits.
         """
-        if operator.name != "aten.copy_.default" or not self._outputs.is_awaited(args[0]):
+        if operator.name != "aten.copy_.default" or not self.outputs.is_awaited(args[0]):
             return False
         known = self._dataflow.writer(args[1]) is not None or self._dataflow.entry(args[1]) is not None
         return not known
@@ -218,7 +218,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
             return
         operands = operators.operands(operator, args, kwargs)
         for operand in operands:
-            self._outputs.is_read(operand)
+            self.outputs.is_read(operand)
         results = operators.flat_tensors(result if isinstance(result, (tuple, list)) else (result,))
         written = operators.written_tensors(operator, args, kwargs) if operator.writes else []
         if written:
@@ -235,6 +235,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         for i, operand, writer in entries:
             self._dataflow.read(seq, i, writer, operand, in_place=i in overwritten)
         self._dataflow.wrote(seq, results)
+        self.outputs.distinct.ran(operator, (seq, site), operands, results[0], entries[0][2] if entries else None)
         if self.keeper is not None:
             writers = [writer.seq for _, _, writer in entries if writer is not None]
             self.keeper.after(Executed(seq, site, operator, args, kwargs), results, writers)
@@ -248,7 +249,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         """Gives an op its number in the order of execution and that of its site, and notes its outputs."""
         seq, self._count = self._count, self._count + 1
         site = self.points.sites.number(point)
-        self._outputs.add(seq, site, self.micro_batch, results)
+        self.outputs.add(seq, site, self.micro_batch, results)
         return seq, site
 
     def _writer(self, operand: Tensor, operator: Operator) -> Writer | None:
@@ -258,12 +259,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
                 self.points.of_entry(Node.INPUT, f"an operand of {operator.name}", operand), [operand]
             )
             return Writer(seq, 0, operand.numel(), 0)
-        self._outputs.is_read(operand)
+        self.outputs.is_read(operand)
         writer = self._dataflow.writer(operand)
         if writer is None:
             node, name = self._dataflow.entry(operand) or (Node.INPUT, f"an operand of {operator.name}")
             seq, _ = self._number(self.points.of_entry(node, name, operand), [operand])
             self._dataflow.wrote(seq, [operand])
+            if node is not Node.PARAMETER:
+                self.outputs.distinct.entered(seq)
             writer = self._dataflow.writer(operand)
         return writer
 
@@ -272,15 +275,15 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
     def release(self) -> None:
         """Lets go of everything; the modes and their parts refer to each other, and would wait for the collector."""
         self.keeper = self.batch = None
-        self._outputs.clear()
+        self.outputs.clear()
         self._dataflow.clear()
         self.places.clear()
 
     def all_finite(self) -> bool:
         """Whether no op of the step gave a non-finite value; waits for the device."""
-        return all(measured.finite for measured in self._outputs.measured())
+        return all(measured.finite for measured in self.outputs.measured())
 
     def rows(self, step: int, source: str) -> tuple[list[OpRow], list[EdgeRow]]:
         """The trace's rows; waits for the device to have written the slots."""
-        measured = self._outputs.measured()
-        return self._outputs.rows(step, source, measured), self._dataflow.rows(step, source, measured)
+        measured = self.outputs.measured()
+        return self.outputs.rows(step, source, measured), self._dataflow.rows(step, source, measured)

@@ -120,6 +120,7 @@ class Trigger(StrEnum):
     CARRIED_READ = "nonfinite_carried_read"  #: a step read such a tensor for the first time, and seems well
     EXCEPTION = "exception"  #: an error by which the loop left the step, and the run
     ABSORBED_OVERFLOW = "absorbed_overflow"  #: an inf that vanished again before loss and gradients
+    INFORMATION_LOST = "information_lost"  #: a cast to half precision that made few values of many
     LOST_GRADIENT = "lost_gradient"  #: gradients that miss a part of what the same step has in float32
 
 

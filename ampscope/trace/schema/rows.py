@@ -191,7 +191,9 @@ class IncidentRow(NamedTuple):
     evidence: str  #: JSON: under ``rows``, of each input that was not finite, which rows; under ``compiled``,
     #: whether `torch.compile` was in use; under ``ops``, for `Trigger.ABSORBED_OVERFLOW`, the ``ops.seq`` of what gave
     #: the inf; under ``lost``, for `Trigger.LOST_GRADIENT`, of each parameter the share of its gradient's mass that is
-    #: missing; under ``exception``, for `Trigger.EXCEPTION`, what is known of the call that raised
+    #: missing; under ``exception``, for `Trigger.EXCEPTION`, what is known of the call that raised; under ``distinct``,
+    #: for `Trigger.INFORMATION_LOST`, by the ``ops.seq`` of each cast how many different values a sample of its operand
+    #: has, and how many that of its result
 
 
 class ReplayRow(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from ampscope.trace.vocabulary import Cause
 from tests.integration.causes.trained import ODD, Loop, Net
 
 INF = math.inf
+_CAST = "aten._to_copy.default"
 _ALONE: dict[str, Any] = {"scale": None, "steps": 6}
 
 
@@ -135,6 +137,28 @@ def squared(out: Tensor, y: Tensor) -> Tensor:
     return F.mse_loss(out.float(), y)
 
 
+def positions(h: Tensor, *, upto: int = 2048) -> Tensor:
+    """Adds an encoding of positions that are counted in the dtype of ``h``."""
+    counted = torch.arange(upto).to(h.dtype)
+    return h + torch.sin(counted.unsqueeze(-1) * h.mean()).mean()
+
+
+def timestamps(h: Tensor) -> Tensor:
+    at = torch.tensor([1_700_000_000 + 977 * (7 * n % 40) for n in range(40)]).to(torch.bfloat16)
+    return h * (1 + 1e-12 * (at - at[0] + 1.0).mean())
+
+
+def same_number(h: Tensor) -> Tensor:
+    """Samples of one number belong together; the numbers are told apart in bfloat16."""
+    numbers = torch.tensor([20_000 + 45 * (7 * n % 40) for n in range(40)]).to(torch.bfloat16)
+    return h * (numbers[:, None] == numbers[None]).float().mean()
+
+
+def clock(h: Tensor) -> Tensor:
+    ticks = torch.linspace(0, 1, 4096).to(torch.bfloat16)
+    return h + (ticks.unsqueeze(-1) * h.mean()).mean()
+
+
 FAILURES = [
     # range
     Failure("logits", Loop(part=attention, odd=lambda x: x * 3000), Cause.FP16_OVERFLOW, "aten.mm.default"),
@@ -243,6 +267,18 @@ FAILURES = [
         phase="optimizer",
         says="exp_avg_sq",
     ),
+    Failure(
+        "positions",
+        Loop(part=positions, dtype=torch.bfloat16, scale=None),
+        Cause.INFORMATION_LOST,
+        _CAST,
+        step=0,
+        says="2,048 different values of int64 become ",
+    ),
+    Failure("a long text", Loop(part=partial(positions, upto=30_000)), Cause.INFORMATION_LOST, _CAST, step=0),
+    Failure("time stamps", Loop(part=timestamps), Cause.INFORMATION_LOST, _CAST, step=0, says="40 different values"),
+    Failure("numbers compared", Loop(part=same_number), Cause.INFORMATION_LOST, _CAST, step=0),
+    Failure("a fine clock", Loop(part=clock), Cause.INFORMATION_LOST, _CAST, step=0, says="float32 become"),
     # mathematics
     Failure(
         "p log p", Loop(outputs=4, loss=entropy, odd=lambda x: x * 300), Cause.LOG_ZERO, "aten.log.default", module=""

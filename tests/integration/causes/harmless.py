@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -10,10 +11,31 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ampscope.trace.vocabulary import Cause
-from tests.integration.causes.failures import ctc, squared, zero_row
+from tests.integration.causes.failures import ctc, positions, squared, zero_row
 from tests.integration.causes.trained import Loop, Net, smooth_l1
 
 INF = math.inf
+
+
+def masked_by_count(h: Tensor) -> Tensor:
+    there = torch.arange(4096).to(torch.bfloat16) >= 0
+    return h * there.float().mean()
+
+
+def counted_aside(h: Tensor) -> Tensor:
+    torch.arange(4096).to(torch.bfloat16).float().mean()
+    return h
+
+
+def samples(h: Tensor) -> Tensor:
+    """Measurements in integers, which may be rounded as others are."""
+    heard = (2e4 * torch.sin(torch.arange(4096) * 2.3)).to(torch.int16)
+    return h + (heard.to(torch.bfloat16).unsqueeze(-1) / 2.0**15 * h.mean()).mean()
+
+
+def encoded_before(h: Tensor) -> Tensor:
+    at = torch.arange(4096).float()
+    return h + (torch.sin(at).to(h.dtype).unsqueeze(-1) * h.mean()).mean()
 
 
 class Harmless(NamedTuple):
@@ -126,6 +148,12 @@ HARMLESS = [
     Harmless("detached", Loop(part=lambda h: h.detach() + 0 * h)),
     Harmless("chosen", Loop(part=lambda h: h * F.one_hot(h.argmax(-1), 8))),
     Harmless("warm-up", Loop(lr=0.0)),
+    Harmless("few positions", Loop(part=partial(positions, upto=256), dtype=torch.bfloat16, scale=None)),
+    Harmless("positions that float16 holds", Loop(part=partial(positions, upto=2048))),
+    Harmless("a long mask", Loop(part=masked_by_count)),
+    Harmless("counted for a metric", Loop(part=counted_aside)),
+    Harmless("loud samples", Loop(part=samples)),
+    Harmless("encoded before", Loop(part=encoded_before)),
     Harmless(
         "bfloat16 that learns", Loop(prepare=lambda net: net.to(torch.bfloat16), lr=0.1, loss=squared, scale=None)
     ),

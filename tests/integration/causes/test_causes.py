@@ -38,5 +38,5 @@ def test_its_harmless_twin_raises_no_alarm(known: Harmless, run_folder: Path) ->
 def test_every_cause_of_numbers_is_here() -> None:
     told = {failure.cause for failure in FAILURES}
     told |= {Cause.RECEIVED, Cause.REPLICA_APART, Cause.COMPILED_ONLY}  # of several ranks, and of compiled code
-    told |= {Cause.SPIKE}  # a file of its own: it takes a history
+    told |= {Cause.SPIKE, Cause.EXCEPTION}  # files of their own: a history, and calls that raise
     assert {cause for cause in Cause if not cause.is_benign and not cause.is_usage} - told == {Cause.UNKNOWN}

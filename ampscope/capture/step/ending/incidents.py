@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.readback import Readback
 from ampscope.capture.tracing.traced_rows import TracedRows
 from ampscope.capture.tracing.tracer import Tracer
-from ampscope.provenance import absorbed, reaches_loss
+from ampscope.provenance import DistinctValues, absorbed, reaches_loss
 from ampscope.trace.schema import Change, ReplayStatus, Source, Trial, Trigger, source_of
 
 #: Incidents only where the step suffers from them: a state may hold an infinity on purpose.
@@ -218,6 +218,16 @@ class Incidents:
         """Reports overflows, by sequence number, that vanished again before loss and gradients."""
         outcome = ReplayResult(ReplayStatus.UNAVAILABLE, "seen as it happened, in the trace of the real step")
         self.report(attempt, Trigger.ABSORBED_OVERFLOW, outcome, Evidence(details={"ops": ops}))
+
+    def collapsed(self, attempt: StepAttempt, counts: Mapping[int, DistinctValues]) -> None:
+        """Reports casts, by sequence number, that made few values of many; the step itself went well."""
+        outcome = ReplayResult(ReplayStatus.UNAVAILABLE, "seen as it happened, in the trace of the real step")
+        evidence = Evidence(details={"distinct": {str(seq): [each.before, each.after] for seq, each in counts.items()}})
+        trigger, step = Trigger.INFORMATION_LOST, attempt.step
+        self._recorder.incident(
+            trigger, step=step, optimizer=attempt.index, loss=None, scale=None, outcome=outcome, evidence=evidence
+        )
+        self._terminal.incident(in_words(trigger), step, outcome.status, outcome.reason)
 
     def passed(self, ended: EndedStep) -> None:
         """An attempt is over; the time that tracing it took counts for the budget."""

@@ -53,6 +53,8 @@ class TraceEnding(StepObserver):
             absorbed = self._live.settle(attempt, number)
             if absorbed:
                 self._incidents.absorbed(attempt, absorbed)
+            elif self._live.collapsed:
+                self._incidents.collapsed(attempt, self._live.collapsed)
         elif self._budget.wants(number) and self._budget.keeps(number) and self._models.compiled:
             with self._cycle.inside(State.JUDGING):
                 self._incidents.trace_by_replay(attempt, self._tape.recording())

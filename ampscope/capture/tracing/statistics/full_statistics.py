@@ -157,9 +157,9 @@ class _Arena:
             size: How many elements they are of.
             normal: The base-2 exponent of the smallest normal number of its dtype.
         """
-        sample = _sample(tensor)
-        length = sample.numel()
-        self._values[self._used : self._used + length].copy_(sample)
+        taken = sample(tensor)
+        length = taken.numel()
+        self._values[self._used : self._used + length].copy_(taken)
         self._used += length
         self._numbers.append(number)
         self._lengths.append(length)
@@ -178,10 +178,10 @@ class _Arena:
         return found
 
 
-def _sample(tensor: Tensor) -> Tensor:
-    """At most `SAMPLE` elements, evenly spaced; an odd step, so that rows of even length are not read in one column."""
+def sample(tensor: Tensor, most: int = SAMPLE) -> Tensor:
+    """At most ``most`` elements, evenly spaced; an odd step, so that rows of even length are not read in one column."""
     size = tensor.numel()
-    step = -(-size // SAMPLE) | 1
+    step = -(-size // most) | 1
     if tensor.is_contiguous():
         return tensor.view(-1)[::step]
     return tensor.take(torch.arange(0, size, step, device=tensor.device))

@@ -16,10 +16,17 @@ from ampscope.report.html.parts.card import Item, remedies_html
 from ampscope.report.html.parts.evidence import found, operand_table
 from ampscope.report.html.parts.replays import replay_table
 from ampscope.report.html.source import listing
+from ampscope.trace.schema import Trigger
 from ampscope.trace.vocabulary import Severity
 
 #: Parameters named before the rest is only counted.
 NAMED = 12
+_BAD_GRADIENTS = "Gradients that were not finite"
+#: What the parameters of an incident are, where it is something else than gradients that are not finite.
+_TRIPPED: dict[str, str] = {
+    Trigger.LOST_GRADIENT: "Gradients that lost a part of themselves",
+    Trigger.NONFINITE_WEIGHT: "Weights that were not finite",
+}
 
 
 def item_sections(item: Item, seen: Closeup) -> str:
@@ -41,13 +48,18 @@ def _evidence(incident: Incident, seen: Closeup) -> str:
         section("How it was found", "".join(map(paragraph, found(incident))), level=3),
         section("What the op read and wrote", operand_table(operands), level=3),
         section("Magnitudes", magnitudes_html(magnitudes(operands, incident.tried)), level=3),
-        section("Gradients that were not finite", tripped_html(incident.tripped), level=3),
+        section(tripped_heading(incident.trigger), tripped_html(incident.tripped), level=3),
     ]
     return "".join(parts)
 
 
+def tripped_heading(trigger: str) -> str:
+    """What is the matter with the parameters that an incident names."""
+    return _TRIPPED.get(trigger, _BAD_GRADIENTS)
+
+
 def tripped_html(names: Sequence[str]) -> str:
-    """The parameters whose gradients were not finite; the first by name, the rest counted."""
+    """The parameters that tell of an incident; the first by name, the rest counted."""
     if not names:
         return ""
     shown = "<br>".join(as_html(name, 120) for name in names[:NAMED])

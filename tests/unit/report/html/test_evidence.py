@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 from ampscope.report.html.parts.evidence import operand_table
+from ampscope.report.html.parts.incident import tripped_heading
+from ampscope.trace.schema import Trigger
 from tests.support.operands import operand
 
 
@@ -26,3 +28,9 @@ def test_what_is_not_finite_is_counted() -> None:
     bad = operand(role="output 0", dtype="float32", shape="6", numel=6, min=nan, max=nan, nan=2, posinf=1)
     drawn = operand_table([bad])
     assert "2 NaN, 1 inf" in cells(drawn, "td")
+
+
+def test_parameters_are_listed_under_what_is_the_matter_with_them() -> None:
+    assert tripped_heading(Trigger.NONFINITE_GRADIENT) == "Gradients that were not finite"
+    assert "lost" in tripped_heading(Trigger.LOST_GRADIENT)
+    assert "finite" not in tripped_heading(Trigger.LOST_GRADIENT)
