@@ -121,3 +121,7 @@ class Verdict(StrEnum):
     HEALTHY = "healthy"
     PROBLEM = "problem"
     NOT_OBSERVED = "not_observed"  #: nothing was seen that would allow a verdict
+
+
+#: Why the same run again proves nothing of a device: what is written into a trial, and asked for when it is read.
+NOT_DETERMINISTIC = "two replays of the step differ: it is not deterministic"

@@ -17,7 +17,7 @@ from ampscope.analysis.scale.skip_runs import SkipRun, skip_runs
 from ampscope.analysis.tables.step_history import History
 from ampscope.trace.json_columns import details
 from ampscope.trace.schema import Change, IncidentRow, ReplayStatus, Trial, Trigger
-from ampscope.trace.vocabulary import Cause
+from ampscope.trace.vocabulary import NOT_DETERMINISTIC, Cause
 
 #: A loss that rose at each of the last steps, by this factor in all, is running away.
 RUNAWAY_STEPS = 3
@@ -108,6 +108,6 @@ def _cause_of_one_time(row: IncidentRow, tried: Sequence[Tried]) -> Cause:
     A step that does not come out the same twice proves nothing of the device.
     """
     again = [each for each in tried if each.change == Change.NONE]
-    if any(each.reason or each.outcome == Trial.NONFINITE for each in again):
+    if any(each.reason == NOT_DETERMINISTIC or each.outcome == Trial.NONFINITE for each in again):
         return Cause.UNKNOWN
     return Cause.COMPILED_ONLY if details(row.evidence).get("compiled") is True else Cause.HARDWARE_TRANSIENT

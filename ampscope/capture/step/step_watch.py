@@ -85,20 +85,21 @@ class StepWatch:
         """An outermost call of a watched module begins; returns None where it is no part of a step."""
         self._live.sweep()
         if self._is_busy() or not (calls.may_train(through) or self._cycle.is_open):
+            self._endings.between.step_aside()
             return None
         with self._own:
             if not self._cycle.is_open:
                 self._begin()
             self._tape.stop()
             self._cycle.on(Moment.CALLS)
-            learning = self._cycle.is_learning
-            call = ModuleCall(module, args, kwargs, self._own.ambient, learning, through)
+            call = ModuleCall(module, args, kwargs, self._own.ambient, self._cycle.is_learning, through)
             if not self._tape.broken:
                 self._observers.tell(StepObserver.call_began, call)
             return None if self._tape.broken else call
 
     def leave(self, call: ModuleCall | None, result: Any) -> None:
         """The call has returned."""
+        self._endings.between.come_back()
         if call is not None and call.is_foreign and self._tape.holds_nothing_but(call):
             self.lost(call)
         elif call is not None:
@@ -107,6 +108,7 @@ class StepWatch:
 
     def lost(self, call: ModuleCall | None) -> None:
         """The call was left by an exception: it is not part of the step, and neither is what is traced."""
+        self._endings.between.come_back()
         if call is not None:
             self._observers.tell(StepObserver.call_lost, call)
             if self._tape.is_empty:
@@ -120,16 +122,14 @@ class StepWatch:
             self.readback.poll()
             self._recorder.catch_up()
             self._endings.on_device.decide(wait=False)
-            learning = self._cycle.is_learning
-            if (learning or not self._models.is_current()) and self._models.refresh():
+            if (self._cycle.is_learning or not self._models.is_current()) and self._models.refresh():
                 self._recorder.describe_parameters()
                 self.optimizers.look_again()
         self._own.start_over()
         self._step = OpenStep(time.perf_counter())
         self._cycle.on(Moment.BEGINS)
-        number = self._cycle.attempts
         turns = max(len(self.optimizers), 2 if self._cycle.is_early else 1)
-        start = StepStart(number, turns, self._endings.on_device.pending, self._own.ambient)
+        start = StepStart(self._cycle.attempts, turns, self._endings.on_device.pending, self._own.ambient)
         self._observers.tell(StepObserver.step_began, start)
 
     def _is_busy(self, *, optimizer_begins: bool = False) -> bool:

@@ -15,6 +15,11 @@ _UNINITIALISED = ("aten::empty", "aten::new_empty", "aten::resize_", "aten::lift
 #: Views whose schema does not say so: nobody else is to hold their operand any more (the gates of a GRU are made so).
 _UNSAFE_VIEWS = ("aten::_unsafe_view", "aten::unsafe_split", "aten::unsafe_chunk")
 
+#: Ops that fill their first argument with random numbers: what was in that memory is nobody's value.
+_DRAWS = frozenset(
+    f"aten::{name}_" for name in ("bernoulli", "cauchy", "exponential", "geometric", "log_normal", "normal", "uniform")
+)
+
 #: Ops whose backward asks ATen's isTensorSubclassLike, which a dispatch mode makes true. Source: FunctionsManual.cpp.
 _VARYING = frozenset({("aten::masked_fill", "Tensor"), ("aten::masked_fill_", "Tensor")})
 _VARYING_NAMES = frozenset({"aten::prod", "aten::cumprod", "aten::masked_scatter", "aten::linalg_det"})
@@ -33,6 +38,7 @@ class Operator(NamedTuple):
     written_by_name: tuple[str, ...]
     argument_names: tuple[str, ...]
     is_cast: bool
+    draws: bool  #: random numbers, into its first argument
     varies: bool  #: its gradient is computed by another formula while a dispatch mode is active
     communicates: bool  #: with other ranks
 
@@ -54,6 +60,7 @@ def describe(func: Any) -> Operator:
         written_by_name=tuple(schema.arguments[i].name for i in written if schema.arguments[i].kwarg_only),
         argument_names=tuple(arg.name for arg in schema.arguments),
         is_cast=schema.name == "aten::_to_copy",
+        draws=schema.name in _DRAWS,
         varies=(schema.name, schema.overload_name) in _VARYING or schema.name in _VARYING_NAMES,
         communicates=communicates(func),
     )
@@ -67,7 +74,8 @@ def written_tensors(operator: Operator, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def operands(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """The tensors that this call reads: its arguments, but for those given for ``out=``."""
+    """The tensors that this call reads: its arguments, but for those given for ``out=`` and to draw numbers into."""
+    args = args[1:] if operator.draws else args
     return flat_tensors([*args, *(value for name, value in kwargs.items() if name not in operator.written_by_name)])
 
 

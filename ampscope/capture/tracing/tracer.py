@@ -200,9 +200,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
     def _before_writing(self, operator: Operator, args: Any, kwargs: Any) -> None:
         """What came from outside and is about to be changed in place is looked at while it still is as it came.
 
-        Not what is given for ``out=``: it may be memory without values, and nothing reads it.
+        Not what is given for ``out=``, or to draw numbers into: it may be memory without values, and nothing reads it.
         """
-        if operator.passes_through:
+        if operator.passes_through or operator.draws:
             return
         for tensor in operators.written_tensors(operator, args, {}):
             self._writer(stored(tensor), operator)

@@ -29,6 +29,7 @@ from ampscope.capture.tracing.traced_rows import TracedRows
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace import schema
 from ampscope.trace.schema import OpRow, ReplayStatus, Trial
+from ampscope.trace.vocabulary import NOT_DETERMINISTIC
 
 #: Modules that are added one after another to those in float32, before the search is given up.
 MOST_MODULES = 8
@@ -149,8 +150,7 @@ class CureSearch:
             return []
         run = self._try(ReplayChange(), None, step)
         if run.trial.result.outcome is Trial.FINITE and not rows.agrees(run.rows):
-            reason = "two replays of the step differ: it is not deterministic"
-            run = run._replace(trial=run.trial._replace(result=run.trial.result._replace(reason=reason)))
+            run = run._replace(trial=run.trial._replace(result=run.trial.result._replace(reason=NOT_DETERMINISTIC)))
         return [run]
 
     def _follow(self, located: Failure, step: TapedStep, rows: TracedRows) -> list[TrialRun]:

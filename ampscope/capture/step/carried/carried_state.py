@@ -23,7 +23,7 @@ from ampscope.capture.step.carried.carried_tensors import Carried, Round, role_o
 from ampscope.capture.step.carried.gap import Gap
 from ampscope.capture.step.carried.loop_mode import LoopMode
 from ampscope.capture.step.carried.written_between import WrittenBetween
-from ampscope.capture.torch_support import tensor_tree
+from ampscope.capture.torch_support import dynamo, tensor_tree
 from ampscope.capture.torch_support.calls import call_state
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
@@ -75,11 +75,11 @@ class CarriedState(StepObserver):
     # -- between two steps --------------------------------------------------------------------------------------
 
     def step_ended(self, ended: EndedStep) -> None:
-        """What follows until the next forward is between two steps."""
+        """What follows until the next forward is between two steps; a mode would be compiled into the loop's code."""
         number = ended.number + 1
         self._learning = number <= LEARNED_STEPS or not number & (number - 1) or not (number - 1) & (number - 2)
         self._between.after(ended.attempt)
-        if self._follows and self._gap is None:
+        if self._follows and self._gap is None and not dynamo.in_use():
             self._gap = Gap(self._types)
             self.mode.insert()
 

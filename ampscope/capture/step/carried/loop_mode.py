@@ -48,6 +48,7 @@ class LoopMode(TorchFunctionMode):
         self._inserted = False
         self._handling = 0  # inside a handled function torch has taken this mode off the stack by itself
         self._heard_enough = False
+        self._aside = False
         self.paused = False
 
     def insert(self) -> None:
@@ -57,8 +58,21 @@ class LoopMode(TorchFunctionMode):
             torch_private.insert_function_mode(self)
             self._inserted = True
 
+    def step_aside(self) -> None:
+        """Leaves the stack for a call of a model: torch takes other paths, with other bits, where a mode is active."""
+        if self._inserted and not self._handling:
+            self.remove()
+            self._aside = True
+
+    def come_back(self) -> None:
+        """That call has returned."""
+        if self._aside:
+            torch_private.insert_function_mode(self)
+            self._inserted, self._aside = True, False
+
     def remove(self) -> None:
         """Stops listening; safe to call twice."""
+        self._aside = False
         if self._inserted and not self._handling:
             self._inserted = False
             torch_private.remove_function_mode(self)

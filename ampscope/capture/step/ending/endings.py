@@ -21,6 +21,7 @@ from ampscope.capture.events.open_step import EndedStep, OpenStep, ScaleState, S
 from ampscope.capture.replay.step_tape import StepTape
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.step.carried.carried_state import CarriedState
+from ampscope.capture.step.carried.loop_mode import LoopMode
 from ampscope.capture.step.cycle import Moment, State, StepCycle
 from ampscope.capture.step.ending import verdict
 from ampscope.capture.step.ending.device_decisions import DeviceDecisions
@@ -37,7 +38,7 @@ from ampscope.capture.torch_support.optimizer_view import steps_running
 
 
 class Endings:
-    """Ends one step after another.
+    """Ends one step after another; many methods because each way to end has its own.
 
     Args:
         models: The watched models.
@@ -80,6 +81,11 @@ class Endings:
         self._evaluating: Optimizer | None = None  # an optimizer that runs forward and backward by itself
         self.in_closure = False  #: of an optimizer
         self._steps_running = 0  # one inside the other, when the optimizer of the attempt began
+
+    @property
+    def between(self) -> LoopMode:
+        """Listens to the loop between two steps."""
+        return self._carried.mode
 
     # -- with a scaler ------------------------------------------------------------------------------------------
 
