@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import weakref
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from ampscope.capture.step.carried.loop_mode import LoopMode
 from ampscope.capture.step.carried.written_between import WrittenBetween
 from ampscope.capture.torch_support import dynamo, tensor_tree
 from ampscope.capture.torch_support.calls import call_state
+from ampscope.capture.torch_support.communication.sharded_models import obstacle_to_replay
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.readback import Parcel
@@ -59,6 +61,7 @@ class CarriedState(StepObserver):
         self.mode = LoopMode(self)
         self._types = call_state.device_types()
         self._carried = Carried(partial(_buffer_name, models))
+        self._obstacle = partial(_obstacle, models)
         self._gap: Gap | None = None
         self._learning = True
         self._finite: set[str] = set()  # names of those that were seen to be
@@ -79,7 +82,7 @@ class CarriedState(StepObserver):
         number = ended.number + 1
         self._learning = number <= LEARNED_STEPS or not number & (number - 1) or not (number - 1) & (number - 2)
         self._between.after(ended.attempt)
-        if self._follows and self._gap is None and not dynamo.in_use():
+        if self._follows and self._gap is None and not dynamo.in_use() and not self._obstacle():
             self._gap = Gap(self._types)
             self.mode.insert()
 
@@ -225,6 +228,11 @@ class CarriedState(StepObserver):
         self._gap = None
 
 
+def _obstacle(models: Models) -> str:
+    """Why nothing is followed between steps: wrappers give the memory of weights back, and none of it is to be read."""
+    return obstacle_to_replay(itertools.chain(models.roots, models.modules))
+
+
 def _buffer_name(models: Models, tensor: Tensor) -> str:
     """The qualified name of a buffer of the models; empty for any other tensor."""
     buffers = models.buffers()
@@ -237,7 +245,7 @@ def largest(tensors: Iterator[Tensor]) -> list[Tensor | None]:
     every = list(tensors)
     for place, tensor in enumerate(every):
         plain = type(tensor) is Tensor and tensor.is_floating_point() and stats.measurable(tensor)
-        if plain and tensor.numel() <= left:
+        if plain and tensor.numel() <= left and tensor.untyped_storage().nbytes():  # sharded weights give memory back
             left -= tensor.numel()
             chosen.append(tensor.detach())
             places.append(place)
