@@ -54,7 +54,7 @@ class DistinctCounts:
             result: The first tensor that it gave.
             writer: Who wrote its first operand.
         """
-        if op.is_cast:
+        if op.is_cast and operands:  # a number that a transform wraps is none
             self._cast(*point, operands[0], result, given=writer is not None and writer.seq in self._given)
         elif not operands and op.name.startswith(_GRIDS):
             self._given.add(point[0])
