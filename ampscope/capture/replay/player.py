@@ -153,13 +153,13 @@ class Player:
         return [f for _, entry in self._entries if attaches(entry.call) for f in entry.arguments.args if callable(f)]
 
     def _play_entry(self, index: int, entry: Entry) -> None:
-        self._tracer.paused = True
+        self._tracer.pause.on = True
         args, kwargs = entry.arguments.resolved(self._tensor_of)
         for buffer, value in entry.overwritten:
             self._substitutes.of(buffer).data.copy_(value)  # by another rank, which moves no counter of it either
         if entry.scales and self._change.scale and self._step.scale:
             args = tuple(self._rescaled(value) for value in args)
-        self._tracer.paused = False
+        self._tracer.pause.on = False
         if kwargs.get("generator") is not None:
             kwargs["generator"] = entry.arguments.kwargs["generator"].clone_state()
         if entry.state.random is not None:
@@ -210,21 +210,21 @@ class Player:
     def _compare(self, entry: Entry, result: Any) -> None:
         if not self._faithful:
             return
-        self._tracer.paused = True
+        self._tracer.pause.on = True
         if not alike(fingerprint(result), entry.fingerprint):
             name = self._models.names.get(id(entry.call), "") or type(entry.call).__name__
             self.differences.append(f"the output of {name} differs")
         if self._tracer.batch is not None:
             self._tracer.batch.returned(result)
-        self._tracer.paused = False
+        self._tracer.pause.on = False
 
     def _backward(self, entry: Entry, args: Any, kwargs: Any) -> None:
-        self._tracer.paused = True
+        self._tracer.pause.on = True
         losses = [local(loss).detach() for loss in backward_roots(args, kwargs)]
         if self._faithful and not alike(losses, entry.fingerprint):
             self.differences.append("the loss differs")
         self.losses += losses
-        self._tracer.paused = False
+        self._tracer.pause.on = False
         self._tracer.functions.creates_graph = creates_graph(args, kwargs)
         with framework_flags.set_again(entry.state.flags):
             call_user(torch_private.through_topmost_mode(entry.call), args, kwargs)

@@ -22,6 +22,7 @@ from ampscope.capture.replay.tape.weight_writes import WeightWrites
 from ampscope.capture.replay.tape_mode import ErrorListener, FunctionListener, TapeMode
 from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.calls.call_state import Ambient
+from ampscope.capture.torch_support.calls.pause import Pause
 from ampscope.capture.torch_support.communication.gradient_reduction import synchronising, wrapper_of
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
@@ -35,7 +36,7 @@ class StepTape(StepObserver):
         models: The watched models.
         listener: Is told of the functions that the loop calls.
         guard: Catches faults of the tape.
-        pause: Leaves out of a live trace what the tape computes.
+        pause: On while AMPscope's own code computes, as the tape's does.
         judge: Called with weights that the loop is about to move in mid-step: what the step has come to so far can be
             run again only now.
         received: Notes what collectives bring while a call of the tape runs.
@@ -46,7 +47,7 @@ class StepTape(StepObserver):
         models: Models,
         listener: FunctionListener,
         guard: Guard,
-        pause: Callable[[bool], None],
+        pause: Pause,
         judge: Callable[[list[Tensor]], None],
         *,
         received: ReceivedValues,
@@ -89,10 +90,6 @@ class StepTape(StepObserver):
     def on_error(self, listener: ErrorListener) -> None:
         """Tells a listener of each torch function of the loop's that raises."""
         self._mode.on_error(listener)
-
-    def pause(self, *, paused: bool) -> None:
-        """Leaves out what AMPscope itself computes."""
-        self._mode.paused = paused
 
     # -- the step -----------------------------------------------------------------------------------------------
 

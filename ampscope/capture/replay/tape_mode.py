@@ -16,6 +16,7 @@ from ampscope.capture.torch_support.calls import call_state
 from ampscope.capture.torch_support.calls.call_state import Ambient, RandomState
 from ampscope.capture.torch_support.calls.function_names import draws_random_numbers, is_in_place, leaves_all_as_it_is
 from ampscope.capture.torch_support.calls.half_conversions import dtypes_asked
+from ampscope.capture.torch_support.calls.pause import Pause
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.user_line import NOWHERE, user_place
 
@@ -66,7 +67,7 @@ class TapeMode(TorchFunctionMode):
         recorded: Where the calls go.
         listener: Is told of each function.
         guard: Catches faults of the tape.
-        pause: Leaves out of a live trace what the tape computes.
+        pause: On while AMPscope's own code computes, as the tape's does.
         watcher: Looks at each function, while ``watching``.
 
     Attributes:
@@ -74,7 +75,6 @@ class TapeMode(TorchFunctionMode):
         recording: Whether calls go onto the tape; if not, they are only watched.
         watching: Whether ``watcher`` looks at the calls.
         after_backward: A backward of the step has run.
-        paused: AMPscope's own code computes.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class TapeMode(TorchFunctionMode):
         recorded: Tape,
         listener: FunctionListener,
         guard: Guard,
-        pause: Callable[[bool], None],
+        pause: Pause,
         watcher: CallWatcher,
     ) -> None:
         super().__init__()
@@ -98,7 +98,6 @@ class TapeMode(TorchFunctionMode):
         self.recording = True
         self.watching = False
         self.after_backward = False
-        self.paused = False
 
     def on_error(self, listener: ErrorListener) -> None:
         """Tells a listener of each function that raises."""
@@ -125,16 +124,16 @@ class TapeMode(TorchFunctionMode):
             return func(*args, **kwargs)
         self._handling += 1
         try:
-            if self.paused or self._guard.broken or torch_private.in_functorch():
+            if self._pause.on or self._guard.broken or torch_private.in_functorch():
                 return func(*args, **kwargs)
             if self.watching:
                 with self._guard:
                     self._watcher(func, args, kwargs)
             if not self.recording:
                 return func(*args, **kwargs)
-            self._pause(True)
+            self._pause.begin_glance()
             before = self._before(func, args, kwargs)
-            self._pause(False)
+            self._pause.end_glance()
             try:
                 result = func(*args, **kwargs)
             except Exception as error:
@@ -142,10 +141,10 @@ class TapeMode(TorchFunctionMode):
                     self._raised(error, func, args, kwargs)
                 raise
             if before is not None and not self._guard.broken:
-                self._pause(True)
+                self._pause.begin_glance()
                 with self._guard:
                     self._note(func, args, before, result)
-                self._pause(False)
+                self._pause.end_glance()
         finally:
             self._handling -= 1
         return result

@@ -31,6 +31,7 @@ from ampscope.capture.step.own_work import OwnWork
 from ampscope.capture.step.scaler_history import ScalerHistory
 from ampscope.capture.step.step_rows import StepRows
 from ampscope.capture.step.step_watch import StepWatch
+from ampscope.capture.torch_support.calls.pause import Pause
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.readback import Readback
@@ -54,20 +55,16 @@ def step_watch(
         budgets: Which steps are traced, which incidents replayed.
         terminal: Where the user is told.
     """
-
-    def pause(paused: bool) -> None:
-        live.pause(paused)
-        tape.pause(paused=paused)
-        carried.mode.paused = paused
-
     guard, tracing, looking = map(guard_for, ("the step record", "the op tracer", "the look at the state"))
-    readback, cycle, own, history = Readback(), StepCycle(), OwnWork(pause), StateHistory()
+    readback, cycle, pause, history = Readback(), StepCycle(), Pause(), StateHistory()
+    own = OwnWork(pause)
     optimizers = OptimizerNumbers(models, recorder.next_step, recorder.describe_parameters, guard)
     report = MistakeReport(recorder, terminal, optimizers.step_of)
-    usage, live = UsageWatch(models, report, optimizers.step_of), LiveTrace(models, recorder, budgets[0], tracing)
-    tape = _tape(models, usage, own, lambda weights: steps.before_weights_move(weights), guard_for)  # noqa: PLW0108
+    usage = UsageWatch(models, report, optimizers.step_of)
+    live = LiveTrace(models, recorder, budgets[0], pause, tracing)
+    tape = _tape(models, usage, pause, lambda weights: steps.before_weights_move(weights), guard_for)  # noqa: PLW0108
     written = WrittenState(models, history, guard)
-    carried = CarriedState(models, tape, recorder, guard_for("the following of what the loop carries"))
+    carried = CarriedState(models, tape, recorder, pause, guard_for("the following of what the loop carries"))
     incidents = Incidents(models, recorder, readback, live, budgets, guard_for, terminal)
     spikes = SpikeEnding(models, recorder, incidents, tape, cycle, guard_for("the look at spikes"))
     state = StateWatch(models, optimizers, written, history, readback, incidents, looking)
@@ -97,10 +94,10 @@ def step_watch(
 def _tape(
     models: Models,
     usage: UsageWatch,
-    own: OwnWork,
+    pause: Pause,
     judge: Callable[[list[Tensor]], None],
     guard_for: Callable[[str], Guard],
 ) -> StepTape:
     """The tape of the step in progress, which has the step judged before the loop itself moves weights."""
-    received = ReceivedValues(lambda: models.modules, own.glance, guard_for("the keeping of what other ranks sent"))
-    return StepTape(models, usage, guard_for("the step tape"), own.glance, judge, received=received)
+    received = ReceivedValues(lambda: models.modules, pause, guard_for("the keeping of what other ranks sent"))
+    return StepTape(models, usage, guard_for("the step tape"), pause, judge, received=received)

@@ -11,6 +11,7 @@ from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.replay.tape.functional.call_inputs import named_inputs
 from ampscope.capture.step.measures import gradients
 from ampscope.capture.torch_support.calls.backward_call import creates_graph
+from ampscope.capture.torch_support.calls.pause import Pause
 from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
@@ -26,13 +27,15 @@ class LiveTrace(StepObserver):
         models: The watched models.
         recorder: Where traces go.
         budget: Which steps are traced.
+        pause: On while AMPscope's own code computes.
         guard: Catches faults of the tracer.
     """
 
-    def __init__(self, models: Models, recorder: Recorder, budget: TraceBudget, guard: Guard) -> None:
+    def __init__(self, models: Models, recorder: Recorder, budget: TraceBudget, pause: Pause, guard: Guard) -> None:
         self._models = models
         self._recorder = recorder
         self._budget = budget
+        self._pause = pause
         self.guard = guard
         self._tracer: Tracer | None = None
         self._collapse_told = False
@@ -60,19 +63,13 @@ class LiveTrace(StepObserver):
         self.began = False
         if not self._budget.wants(start.number) or self._models.compiled or self.guard.broken:
             return
-        tracer = Tracer(self._recorder.sites, self._models.names, full=False, guard=self.guard)
+        tracer = Tracer(self._recorder.sites, self._models.names, full=False, guard=self.guard, pause=self._pause)
         for name, parameter in self._models.parameters.values():
             tracer.name_entry(parameter, Node.PARAMETER, name)
         for module, name, buffer in self._models.buffers():
             tracer.name_entry(buffer, Node.BUFFER, ".".join(filter(None, (module, name))))
         self._tracer, self.began = tracer, True
-        tracer.paused = True  # until AMPscope's own work before the first call is done
         tracer.insert()
-
-    def pause(self, paused: bool) -> None:
-        """Leaves out what AMPscope itself computes."""
-        if self._tracer is not None:
-            self._tracer.paused = paused
 
     def call_began(self, call: ModuleCall) -> None:
         """Names the inputs of a watched module."""
@@ -116,14 +113,14 @@ class LiveTrace(StepObserver):
         """Stops tracing and forgets the step."""
         tracer, self._tracer = self._tracer, None
         if tracer is not None:
-            tracer.paused = True
+            tracer.pause = Pause(on=True)
             tracer.remove()
             self._let_go(tracer)
 
     def _let_go(self, tracer: Tracer) -> None:
         tracer.release()
         if tracer.handling:  # the loop is inside a function that it sees, and torch puts it back afterwards
-            tracer.paused = True
+            tracer.pause = Pause(on=True)
             self._dropped.append(tracer)
 
     def poisoned_weights(self) -> list[str]:

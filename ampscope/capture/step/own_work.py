@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 from ampscope.capture.replay.tape_mode import TapeMode
@@ -11,6 +10,7 @@ from ampscope.capture.step.carried.loop_mode import LoopMode
 from ampscope.capture.torch_support import dynamo
 from ampscope.capture.torch_support.calls import call_state
 from ampscope.capture.torch_support.calls.call_state import Ambient, PlainState
+from ampscope.capture.torch_support.calls.pause import Pause
 from ampscope.capture.torch_support.communication.refusal import NoCollectives
 from ampscope.capture.torch_support.torch_private import OthersAside
 from ampscope.capture.tracing.program.function_watch import FunctionWatch
@@ -25,10 +25,10 @@ class OwnWork:
     """A context that may be entered again inside itself.
 
     Args:
-        pause: Called with True when work begins and with False when it ends: what observes ops leaves out what follows.
+        pause: On while the work lasts: what observes ops leaves it out.
     """
 
-    def __init__(self, pause: Callable[[bool], None]) -> None:
+    def __init__(self, pause: Pause) -> None:
         self._pause = pause
         self._aside = OthersAside(_is_ours)
         self._plain = PlainState(call_state.device_types())
@@ -36,36 +36,28 @@ class OwnWork:
         self._depth = 0
         self._started = 0.0
         self._taken = 0.0
-        self._glanced = 0.0
         self._compiler: Any = None  # what Dynamo did with the frames around this work
 
     @property
     def seconds(self) -> float:
-        """What it has taken since `start_over`, what is running now included."""
-        return self._taken + (time.perf_counter() - self._started if self._depth else 0.0)
+        """What it has taken since `start_over`, glances and what is running now included."""
+        return self._taken + self._pause.glanced + (time.perf_counter() - self._started if self._depth else 0.0)
 
     @property
     def ambient(self) -> Ambient:
         """The loop's own autocast and grad mode, around the work that is being done."""
         return self._plain.around()
 
-    def glance(self, begins: bool) -> None:
-        """A glance at one torch function of the loop's begins or ends: too short, and too often, for all the rest."""
-        self._pause(begins)
-        now = time.perf_counter()
-        self._taken += 0.0 if begins else now - self._glanced
-        self._glanced = now
-
     def start_over(self) -> None:
         """A step begins: its work is counted from here."""
-        self._taken, self._started = 0.0, time.perf_counter()
+        self._taken, self._pause.glanced, self._started = 0.0, 0.0, time.perf_counter()
 
     def __enter__(self) -> OwnWork:
         self._depth += 1
         if self._depth == 1:
             self._started = time.perf_counter()
             self._compiler = dynamo.let_see(None)
-            self._pause(True)
+            self._pause.on = True
             self._aside.__enter__()
             self._plain.enter()
             self._alone.enter()
@@ -77,6 +69,6 @@ class OwnWork:
             self._alone.leave()
             self._plain.leave()
             self._aside.__exit__()
-            self._pause(False)
+            self._pause.on = False
             dynamo.let_see(self._compiler)
             self._taken += time.perf_counter() - self._started

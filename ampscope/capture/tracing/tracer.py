@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampscope.capture.torch_support import torch_private
+from ampscope.capture.torch_support.calls.pause import Pause
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.tracing import op_points, operators
@@ -42,15 +43,23 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         full: Take every statistic (replays) instead of min and max without a sync (the real step).
         guard: Catches faults of the tracer itself.
         stops: Code objects at which the search for the user's line ends.
+        pause: The switch of the run, where the step is the loop's and not a replay.
     """
 
     def __init__(
-        self, sites: Sites, module_names: dict[int, str], *, full: bool, guard: Guard, stops: tuple[CodeType, ...] = ()
+        self,
+        sites: Sites,
+        module_names: dict[int, str],
+        *,
+        full: bool,
+        guard: Guard,
+        stops: tuple[CodeType, ...] = (),
+        pause: Pause | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.micro_batch = 0
         self.backward_varies = False  #: a gradient of this step would be rounded otherwise under this mode
-        self.paused = False  #: set while AMPscope's own code computes
+        self.pause = pause or Pause()  #: on while AMPscope's own code computes
         self.bad_rows: dict[str, list[int]] = {}  #: of each input that is not finite, where; in replays
         self.batch: BatchRows | None = None  #: compares the rows of the batch, where asked to
         self.keeper: OperandKeeper | None = None  #: holds operands of this step, where asked to
@@ -96,11 +105,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
     @contextlib.contextmanager
     def unseen(self) -> Iterator[None]:
         """Leaves the body out: AMPscope's own work within the step."""
-        before, self.paused = self.paused, True
+        before, self.pause.on = self.pause.on, True
         try:
             yield
         finally:
-            self.paused = before
+            self.pause.on = before
 
     @property
     def handling(self) -> bool:
@@ -146,7 +155,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
             return NotImplemented  # a wrapper subclass: its inner ops come by again
         operator = operators.describe(func)
         guard = self._guard
-        if self.paused or guard.broken:
+        if self.pause.on or guard.broken:
             return func(*args, **kwargs)
         self._handling += 1
         try:

@@ -51,8 +51,8 @@ SEAMS: tuple[tuple[type, str, dict[str, str]], ...] = (
     (StepRows, "rows", {}),
     (Incidents, "incidents", {}),
 )
-#: Called once for each torch function or each stretch of AMPscope's own work: how often is nobody's promise.
-_UNCOUNTED = frozenset({"pause", "saw_function"})
+#: Called once for each torch function: how often is nobody's promise.
+_UNCOUNTED = frozenset({"saw_function"})
 #: Events that a part answers by calling another of its own methods, which is noted.
 _ANSWERED = {
     "tape": {"scaler_call_ended"},

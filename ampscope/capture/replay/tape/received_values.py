@@ -16,6 +16,7 @@ from ampscope.capture.replay.tape.entry import Entry, EntryKind
 from ampscope.capture.replay.tape.reception import Reception, extremes_of, tensors_in
 from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.calls import call_state
+from ampscope.capture.torch_support.calls.pause import Pause
 from ampscope.capture.torch_support.communication import process_group
 from ampscope.capture.torch_support.communication.refusal import is_refused
 from ampscope.capture.torch_support.communication.sharded_models import obstacle_to_replay
@@ -46,15 +47,13 @@ class ReceivedValues:
 
     Args:
         modules: The watched modules; those that are sharded are not replayed, and nothing is kept for them.
-        glance: Told when a glance at a collective begins and ends; it is timed, and left out of what is observed.
+        pause: On while a collective is glanced at, which is timed, and left out of what is observed.
         guard: Catches faults.
     """
 
-    def __init__(
-        self, modules: Callable[[], Iterable[nn.Module]], glance: Callable[[bool], None], guard: Guard
-    ) -> None:
+    def __init__(self, modules: Callable[[], Iterable[nn.Module]], pause: Pause, guard: Guard) -> None:
         self._modules = modules
-        self._glance = glance
+        self._pause = pause
         self._guard = guard
         self._types = call_state.device_types()
         self._tape: Tape | None = None  # while calls are put onto it
@@ -140,13 +139,13 @@ class ReceivedValues:
 
     @contextlib.contextmanager
     def _glancing(self) -> Iterator[None]:
-        self._glance(True)
+        self._pause.begin_glance()
         try:
             past_dispatch, past_functions = torch_private.past_modes()
             with past_dispatch, past_functions:
                 yield
         finally:
-            self._glance(False)
+            self._pause.end_glance()
 
     # -- noting -------------------------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from ampscope.capture.step.carried.loop_mode import LoopMode
 from ampscope.capture.step.carried.written_between import WrittenBetween
 from ampscope.capture.torch_support import dynamo, tensor_tree
 from ampscope.capture.torch_support.calls import call_state
+from ampscope.capture.torch_support.calls.pause import Pause
 from ampscope.capture.torch_support.communication.sharded_models import obstacle_to_replay
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
@@ -48,17 +49,18 @@ class CarriedState(StepObserver):
         models: The watched models.
         tape: The tape of the step in progress.
         recorder: Where rows go.
+        pause: On while AMPscope's own code computes.
         guard: Catches faults of following them.
 
     Attributes:
-        mode: Listens between steps; paused while AMPscope itself computes.
+        mode: Listens between steps.
     """
 
-    def __init__(self, models: Models, tape: StepTape, recorder: Recorder, guard: Guard) -> None:
+    def __init__(self, models: Models, tape: StepTape, recorder: Recorder, pause: Pause, guard: Guard) -> None:
         self.guard = guard
         self._tape = tape
         self._between = WrittenBetween(models, recorder, guard)
-        self.mode = LoopMode(self)
+        self.mode = LoopMode(self, pause)
         self._types = call_state.device_types()
         self._carried = Carried(partial(_buffer_name, models))
         self._obstacle = partial(_obstacle, models)

@@ -51,9 +51,9 @@ class Closeup:
             raise RuntimeError("what a call had overwritten was not kept")
         overwrites = entry.in_place and getattr(entry.call, "__name__", "") in OVERWRITES
         target = next(iter(entry.arguments.tensors), None) if overwrites else None
-        self._tracer.paused = True
+        self._tracer.pause.on = True
         args, kwargs = entry.arguments.resolved(lambda each: self._tensor(each, overwritten=each is target))
-        self._tracer.paused = False
+        self._tracer.pause.on = False
         self._tracer.places.entry_place = entry.place
         with entry.state.ambient.entered():
             result = call_user(entry.call, args, kwargs)

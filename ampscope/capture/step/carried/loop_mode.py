@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.calls.function_names import draws_random_numbers, is_in_place, leaves_all_as_it_is
+from ampscope.capture.torch_support.calls.pause import Pause
 from ampscope.capture.torch_support.guard import Guard
 
 #: Calls that write zeros (gradients, mostly) or the loss scale: none of them can leave what the loop did not mean.
@@ -37,19 +38,17 @@ class LoopMode(TorchFunctionMode):
 
     Args:
         keeper: Is told of the calls.
-
-    Attributes:
-        paused: AMPscope's own code computes.
+        pause: On while AMPscope's own code computes.
     """
 
-    def __init__(self, keeper: CallKeeper) -> None:
+    def __init__(self, keeper: CallKeeper, pause: Pause) -> None:
         super().__init__()
         self._keeper = weakref.ref(keeper)
         self._inserted = False
         self._handling = 0  # inside a handled function torch has taken this mode off the stack by itself
         self._heard_enough = False
         self._aside = False
-        self.paused = False
+        self._pause = pause
 
     def insert(self) -> None:
         """Starts listening."""
@@ -79,22 +78,22 @@ class LoopMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        keeper = None if self.paused or self._heard_enough else self._keeper()
+        keeper = None if self._pause.on or self._heard_enough else self._keeper()
         if keeper is None or keeper.guard.broken or leaves_all_as_it_is(func, args) or _is_foreign(func):
             return func(*args, **kwargs)
         self._handling += 1
         try:
             originals: dict[int, Tensor] = {}
-            self.paused = True
+            self._pause.on = True
             with keeper.guard:
                 originals = keeper.before_write(func, args, kwargs) if is_in_place(func, kwargs) else {}
-            self.paused = False
+            self._pause.on = False
             result = func(*args, **kwargs)
-            self.paused = True
+            self._pause.on = True
             with keeper.guard:
                 self._heard_enough = not keeper.called(func, args, kwargs, result, originals)
         finally:
-            self.paused = False
+            self._pause.on = False
             self._handling -= 1
         return result
 

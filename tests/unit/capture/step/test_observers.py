@@ -23,6 +23,7 @@ from ampscope.capture.step.observers import ORDER, Observers
 from ampscope.capture.step.own_work import OwnWork
 from ampscope.capture.step.scaler_history import ScalerHistory
 from ampscope.capture.step.step_rows import StepRows
+from ampscope.capture.torch_support.calls.pause import Pause
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.usage.usage_observer import UsageObserver
 
@@ -57,38 +58,43 @@ def test_an_observer_is_told_of_what_it_answers_and_of_nothing_else(name: str) -
 class Listening(StepObserver):
     """Notes what it is told, and fails where it should."""
 
-    def __init__(self, name: str, heard: list[str], on_fault: Callable[[str], None]) -> None:
+    def __init__(self, name: str, heard: list[tuple[str, bool]], pause: Pause, on_fault: Callable[[str], None]) -> None:
         self.guard = Guard(name, on_fault)
         self._name = name
         self._heard = heard
+        self._pause = pause
 
     def backward_ended(self) -> None:
-        self._heard.append(self._name)
+        self._heard.append((self._name, self._pause.on))
         if self._name == "usage":
             raise ArithmeticError("on purpose")
 
 
 @pytest.mark.filterwarnings("ignore:ampscope. usage switched itself off")
 def test_a_fault_breaks_one_observer_and_the_others_hear_all_the_same() -> None:
-    heard: list[str] = []
+    heard: list[tuple[str, bool]] = []
     faults: list[str] = []
-    pauses: list[bool] = []
-    parts: dict[str, Any] = {name: Listening(name, heard, faults.append) for name in PARTS}
-    own = OwnWork(pauses.append)
+    pause = Pause()
+    parts: dict[str, Any] = {name: Listening(name, heard, pause, faults.append) for name in PARTS}
+    own = OwnWork(pause)
     Observers(own, **parts).tell(StepObserver.backward_ended)
-    assert heard == ORDER["backward_ended"].split()
+    assert heard == [(name, True) for name in ORDER["backward_ended"].split()]
     assert len(faults) == 1
     assert [name for name, part in parts.items() if part.guard.broken] == ["usage"]
-    assert pauses == [True, False]
+    assert not pause.on
     assert own.seconds > 0
 
 
 def test_own_work_inside_own_work_is_one_stretch() -> None:
-    pauses: list[bool] = []
-    own = OwnWork(pauses.append)
-    with own, own:
-        assert pauses == [True]
-    assert pauses == [True, False]
+    pause = Pause()
+    own = OwnWork(pause)
+    on = []
+    with own:
+        with own:
+            on.append(pause.on)
+        on.append(pause.on)
+    on.append(pause.on)
+    assert on == [True, True, False]
     taken = own.seconds
     own.start_over()
     assert own.seconds == 0.0 < taken

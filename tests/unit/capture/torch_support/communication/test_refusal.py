@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from ampscope.capture.step.own_work import OwnWork
 from ampscope.capture.torch_support import local_shards
+from ampscope.capture.torch_support.calls.pause import Pause
 from ampscope.capture.torch_support.communication.refusal import CommunicationError
 from ampscope.capture.torch_support.torch_private import dispatch_modes
 
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("two_ranks")
 
 
 def own_work() -> OwnWork:
-    return OwnWork(lambda paused: None)
+    return OwnWork(Pause())
 
 
 def test_a_collective_is_refused() -> None:
