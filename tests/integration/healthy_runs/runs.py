@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,7 +13,8 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 import ampscope
-from tests.integration.healthy_runs import more_tasks, tasks
+from tests.integration.healthy_runs import loops, more_loops, more_tasks, tasks
+from tests.integration.healthy_runs.loops import Training
 from tests.integration.healthy_runs.tasks import Task
 
 TASKS: tuple[Callable[[], Task], ...] = (
@@ -37,6 +37,30 @@ TASKS: tuple[Callable[[], Task], ...] = (
     more_tasks.adversaries,
     more_tasks.graph,
     more_tasks.large_values,
+)
+#: Those with a loop of their own: what else there is to draw, they draw themselves.
+LOOPS: tuple[Callable[[random.Random], Training], ...] = (
+    loops.lbfgs,
+    loops.sharpness_aware,
+    loops.two_players,
+    loops.private,
+    loops.functional,
+    loops.learnt_to_learn,
+    loops.followed,
+    loops.penalised,
+    more_loops.pure_bfloat16,
+    more_loops.double,
+    more_loops.spectral,
+    more_loops.sparse,
+    more_loops.idle_expert,
+    more_loops.queue,
+    more_loops.handed_on,
+    more_loops.frozen_half,
+    more_loops.resting,
+    more_loops.recomputed,
+    more_loops.values,
+    more_loops.curriculum,
+    more_loops.high_scale,
 )
 #: The name of the dtype under autocast, and whether there is a scaler.
 PRECISIONS = ("float16", "bfloat16", "bfloat16 with a disabled scaler", "float32")
@@ -128,6 +152,38 @@ def train(setting: Setting, folder: Path) -> tuple[list[float], list[Tensor]]:
     return loop.losses, [*loop.task.model.parameters(), *loop.task.model.buffers()]
 
 
+@dataclass(frozen=True, slots=True)
+class OwnLoop:
+    """A healthy training that writes its loop itself."""
+
+    seed: int
+    loop: Callable[[random.Random], Training]
+    every: int | None
+    steps: int
+
+    def __str__(self) -> str:
+        return f"{self.seed}-{self.loop.__name__}"
+
+    @classmethod
+    def drawn(cls, seed: int) -> OwnLoop:
+        """The one of a number: each loop comes in turn."""
+        chance = random.Random(seed)
+        every, steps = chance.choice((None, None, None, 1, 7)), 12 if seed < len(LOOPS) else chance.choice((12, 30, 60))
+        return cls(seed, LOOPS[seed % len(LOOPS)], every, steps)
+
+
+def train_own(setting: OwnLoop, folder: Path) -> tuple[list[float], list[Tensor]]:
+    """Trains under watch; returns the losses, and the weights and buffers at the end."""
+    torch.manual_seed(setting.seed)
+    training = setting.loop(random.Random(setting.seed))
+    every: dict[str, Any] = {} if setting.every is None else {"every": setting.every}
+    with ampscope.watch(training.model, training.scaler, dir=folder, quiet=True, **every):
+        losses = [training.step(number).item() for number in range(setting.steps)]
+    models = training.model if isinstance(training.model, list) else [training.model]
+    state = [each for model in models for each in (*model.parameters(), *model.buffers())]
+    return losses, [*state, *training.kept]
+
+
 class _Loop:
     """What a training consists of."""
 
@@ -194,4 +250,9 @@ def _scheduler(setting: Setting, optimizer: torch.optim.Optimizer) -> Any:
 
 def drawn(count: int) -> Iterable[Setting]:
     """The first settings."""
-    return map(Setting.drawn, itertools.islice(itertools.count(), count))
+    return map(Setting.drawn, range(count))
+
+
+def own_loops(count: int) -> Iterable[OwnLoop]:
+    """The first of the trainings with a loop of their own."""
+    return map(OwnLoop.drawn, range(count))

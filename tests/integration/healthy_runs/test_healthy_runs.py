@@ -1,34 +1,47 @@
-"""No healthy training draws an alarm: three hundred, over tasks, precisions, optimizers and habits of the loop."""
+"""No healthy training draws an alarm: three hundred, over tasks, loops, precisions, optimizers and habits."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import Tensor
 
 import ampscope
 from ampscope.trace.vocabulary import Severity, Verdict
-from tests.integration.healthy_runs.runs import TASKS, Setting, drawn, train
+from tests.integration.healthy_runs.runs import LOOPS, TASKS, OwnLoop, Setting, drawn, own_loops, train, train_own
 
-COUNT = 300
-#: Of the ordinary run: each task once, not always with the same habits.
-QUICK = len(TASKS)
+#: Trainings with the usual loop, and with a loop of their own.
+USUAL, OWN = 195, 105
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        pytest.param(each, id=str(each), marks=() if each.seed < QUICK else pytest.mark.healthy_full)
-        for each in drawn(COUNT)
-    ],
-)
+def _each(settings: Iterable[Setting | OwnLoop], quick: int) -> list[Any]:
+    """All settings; the first ones are those of the ordinary run."""
+    return [
+        pytest.param(each, id=str(each), marks=() if each.seed < quick else pytest.mark.healthy_full)
+        for each in settings
+    ]
+
+
+# Of the ordinary run: each task and each loop once, not always with the same habits.
+@pytest.mark.parametrize("setting", _each(drawn(USUAL), len(TASKS)))
 def test_a_healthy_run_is_healthy(setting: Setting, run_folder: Path) -> None:
-    losses, state = train(setting, run_folder)
+    _is_healthy(run_folder, setting.steps, *train(setting, run_folder))
+
+
+@pytest.mark.parametrize("setting", _each(own_loops(OWN), len(LOOPS)))
+def test_a_healthy_run_with_a_loop_of_its_own_is_healthy(setting: OwnLoop, run_folder: Path) -> None:
+    _is_healthy(run_folder, setting.steps, *train_own(setting, run_folder))
+
+
+def _is_healthy(folder: Path, steps: int, losses: list[float], state: list[Tensor]) -> None:
     assert all(map(math.isfinite, losses)), "the training itself went wrong"
     assert all(bool((~tensor.isnan()).all()) for tensor in state), "the training itself went wrong"
-    diagnosis = ampscope.diagnose(run_folder)
+    diagnosis = ampscope.diagnose(folder)
     assert [incident for incident in diagnosis.incidents if incident.severity is not Severity.INFO] == []
     assert diagnosis.findings == ()
     assert diagnosis.verdict is Verdict.HEALTHY
-    assert diagnosis.run.steps >= setting.steps
+    assert diagnosis.run.steps >= steps
