@@ -64,7 +64,13 @@ class Context:
         return found
 
     def _ran_away(self, row: IncidentRow) -> bool:
+        """Whether the loss rose with each of the last updates, this step's own included.
+
+        One that jumped once, and rises no more, is what the batches have become rather than the weights.
+        """
         losses = self._losses(row, RUNAWAY_STEPS)
+        if losses.size and row.loss is not None and row.loss <= losses[-1]:
+            return False
         rising = losses.size > 1 and (np.diff(losses) > 0).all()
         return bool(rising and losses[-1] / losses[0] >= RUNAWAY_FACTOR)
 

@@ -33,9 +33,9 @@ class History:
         return bad
 
     def before(self, step: int, count: int) -> FloatArray:
-        """The finite positive losses of the ``count`` attempts before ``step``."""
+        """The finite positive losses of the ``count`` attempts before ``step`` by which the optimizer moved weights."""
         end = int(np.searchsorted(self.step, step))
-        losses = self.loss[max(0, end - count) : end]
+        losses = self.loss[:end][~self.skipped[:end]][-count:]
         kept: FloatArray = losses[np.isfinite(losses) & (losses > 0)]
         return kept
 

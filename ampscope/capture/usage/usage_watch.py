@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
+from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.torch_support.user_line import Place, user_place
@@ -108,7 +109,9 @@ class UsageWatch:
         """A torch function ran outside the models."""
         if func is torch.autograd.grad:
             seeds = kwargs.get("grad_outputs", args[2] if len(args) > 2 else None)
-            if self._losses.scalers_of(args[0]) != UNSCALED or self._values.dependence_of(seeds).degree == 1:
+            roots = list(tensor_tree.tensors(args[0]))
+            by_hand = any(self._values.dependence_of(each).degree == 1 for each in (*roots, seeds))
+            if by_hand or self._losses.scalers_of(roots) != UNSCALED:
                 self._edits.scaled_anew(result)
             return
         if not self._calls.has_scaler and not after_backward:

@@ -76,7 +76,7 @@ class _Spectral(nn.Module):
 
 
 def spectral(chance: random.Random) -> Training:
-    precision, model = Precision.drawn(chance), _Spectral()
+    precision, model = Precision.drawn(chance, scaled=False), _Spectral()  # GradScaler does not take complex gradients
     return _usual(model, precision, lambda _: _classify(model), torch.optim.Adam(model.parameters(), lr=2e-3))
 
 

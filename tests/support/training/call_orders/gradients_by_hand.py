@@ -37,6 +37,32 @@ WRONG["a_penalty_on_scaled_gradients"] = lambda watch: penalized(watch, unscale=
 
 
 @right
+def a_penalty_on_gradients_of_a_loss_scaled_by_hand(watch: Watch) -> Any:
+    bench = Bench(watch)
+    for _ in range(STEPS):
+        bench.optimizer.zero_grad()
+        loss, scale = bench.loss(), bench.scaler.get_scale()
+        gradients = torch.autograd.grad(loss * scale, bench.parameters, create_graph=True)
+        penalty = sum((gradient / scale).pow(2).sum() for gradient in gradients) ** 0.5
+        bench.scaler.scale(loss + 1e-3 * penalty).backward()
+        bench.step()
+    return bench.state
+
+
+@wrong(Cause.MISUSE_NO_UNSCALE)
+def a_penalty_on_gradients_of_a_loss_scaled_by_hand_and_left_so(watch: Watch) -> Any:
+    bench = Bench(watch)
+    for _ in range(STEPS):
+        bench.optimizer.zero_grad()
+        loss = bench.loss()
+        gradients = torch.autograd.grad(loss * bench.scaler.get_scale(), bench.parameters, create_graph=True)
+        penalty = sum(gradient.pow(2).sum() for gradient in gradients) ** 0.5
+        bench.scaler.scale(loss + 1e-3 * penalty).backward()
+        bench.step()
+    return bench.state
+
+
+@right
 def a_fixed_scale_by_hand_and_no_scaler(watch: Watch) -> Any:
     bench = Bench(lambda model, _: watch(model))
     for _ in range(STEPS):

@@ -228,6 +228,21 @@ def test_an_overflow_after_an_ordinary_loss_is_not_divergence(run_folder: Path, 
     assert incident.cause is Cause.FP16_OVERFLOW
 
 
+@pytest.mark.parametrize(("skipped", "loss"), [(True, 3300.0), (False, 3100.0)])
+def test_a_scale_that_comes_down_after_the_loss_jumped_once_is_no_divergence(
+    run_folder: Path, skipped: bool, loss: float
+) -> None:
+    trace = TraceBuilder(run_folder)
+    train(trace, [0.03, 0.07])
+    trace.step(loss=3200.0, skipped=skipped)
+    trace.step(loss=loss, skipped=True)
+    train(trace, [2800.0])
+    scaled_overflow(trace, 3)
+    diagnosis = diagnose(trace.close())
+    assert Cause.DIVERGENCE not in {each.cause for each in diagnosis.incidents}
+    assert diagnosis.verdict is Verdict.HEALTHY
+
+
 # -- what cannot be known -------------------------------------------------------------------------------------------
 
 
