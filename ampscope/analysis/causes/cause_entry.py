@@ -69,6 +69,7 @@ class Turn(IntEnum):
     BACKWARD_DIVISION = auto()  #: backward: any other division by zero
     SCALED_GRADIENT = auto()  #: backward: a gradient that the loss scale made too large
     OPTIMIZER_CONSTANT = auto()  #: optimizer: an epsilon that its dtype rounded away
+    OPTIMIZER_DIVISION = auto()  #: optimizer: a division by what no dtype would have kept from being zero
     OPTIMIZER_DTYPE = auto()  #: optimizer: a state that is half precision
     LITERAL = auto()  #: a finite constant of the code that does not fit the dtype
     INFINITE_CONSTANT = auto()  #: a constant of the code that is infinite on purpose

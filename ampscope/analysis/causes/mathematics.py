@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ampscope.analysis.causes.cause_entry import CauseEntry, Match, Occurrence, OpRule, Reason, Turn, number
 from ampscope.analysis.causes.range_underflow import Flushed, constant_lost, flushed_operand
+from ampscope.analysis.origin.given_zeros import divides_by_given_zeros
 from ampscope.analysis.origin.op_facts import Executed, numel
 from ampscope.analysis.results import Remedy
 from ampscope.analysis.words.wording import op_in_words
@@ -75,6 +76,11 @@ def _division_in_backward(op: Executed) -> Match | None:
     if op.name not in _DIVISIONS or not op.divides_by_zero:
         return None
     return constant_lost(op) or Match(Cause.DIV_ZERO)
+
+
+def _division_in_optimizer(op: Executed) -> Match | None:
+    """A division by a tensor of nothing but zeros that was computed from nothing else: float32 has them too."""
+    return Match(Cause.DIV_ZERO) if op.name in _DIVISIONS and divides_by_given_zeros(op) else None
 
 
 def _too_few_values(op: Executed) -> Match | None:
@@ -170,6 +176,7 @@ ENTRIES = (
         ),
         rules=(
             OpRule(Turn.BACKWARD_DIVISION, _division_in_backward, Phase.BACKWARD),
+            OpRule(Turn.OPTIMIZER_DIVISION, _division_in_optimizer, Phase.OPTIMIZER),
             OpRule(Turn.KIND_OF_OP, _too_few_values, by_operands=False),
             OpRule(Turn.DIVISION, _division),
         ),

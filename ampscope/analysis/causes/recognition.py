@@ -13,6 +13,7 @@ from ampscope.analysis.numerics import rounding
 from ampscope.analysis.numerics.dtypes import is_floating
 from ampscope.analysis.origin.bounds import cannot_overflow
 from ampscope.analysis.origin.op_facts import Executed, operand_dtype, unmeasured
+from ampscope.analysis.origin.parameter_lists import module_of_update
 from ampscope.analysis.origin.step_graph import StepGraph
 from ampscope.provenance import Origin, is_deliberate, op_name
 from ampscope.trace.dtypes import FLOAT8, PARTS
@@ -80,6 +81,12 @@ def first_overflow(graph: StepGraph) -> Recognised | None:
             if found.cause in _OUT_OF_RANGE:
                 return found
     return None
+
+
+def parameters_module(graph: StepGraph, found: Recognised) -> str:
+    """The module of the one parameter for which an optimizer's op failed; empty for what an optimizer does to all."""
+    of_all = found.cause in (Cause.EPS_UNDERFLOW, Cause.HALF_PARAMS)
+    return "" if found.phase != Phase.OPTIMIZER or of_all else module_of_update(graph, found.seq)
 
 
 def _matched(op: Executed, phase: Phase) -> Recognised:

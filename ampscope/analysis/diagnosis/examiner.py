@@ -11,7 +11,7 @@ from ampscope.analysis.causes.cause_entry import LostBefore, Occurrence, Reason
 from ampscope.analysis.causes.harmless import ScaleFell, Unexplained
 from ampscope.analysis.causes.outside import CameIn
 from ampscope.analysis.causes.range_overflow import LossGrew
-from ampscope.analysis.causes.recognition import Recognised, first_overflow, recognise
+from ampscope.analysis.causes.recognition import Recognised, first_overflow, parameters_module, recognise
 from ampscope.analysis.causes.unknown import Observed, wider_reduction
 from ampscope.analysis.cures import explicit_half, trials
 from ampscope.analysis.cures.explicit_half import ExplicitHalf, half_weights
@@ -242,8 +242,8 @@ def _incident(
         cause=found.cause,
         phase=Phase.FORWARD if found.phase == Phase.LOSS else found.phase,
         op=op,
-        module=site.module,
-        module_type=graph.module_type(site),
+        module=parameters_module(graph, found) or site.module,
+        module_type=graph.type_of(parameters_module(graph, found)) or graph.module_type(site),
         source=source_line(site),
         inputs=graph.operands(found.seq),
         outputs=graph.results(found.seq),

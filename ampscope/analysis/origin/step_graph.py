@@ -78,6 +78,11 @@ class StepGraph(Graph):
         ran = site if site.forward_site is None else self._site(site.forward_site)
         return self._run.manifest.model if ran.phase in (Phase.FORWARD, Phase.RECOMPUTE) else ""
 
+    def type_of(self, module: str) -> str:
+        """The class of a watched module by name; empty where no op of this step ran in it."""
+        sites = (self.site(seq) for seq in self.outputs)
+        return next((site.module_type for site in sites if module and site.module == module), "")
+
     def first_reader(self, seq: int) -> int | None:
         """The first real op that read what ``seq`` wrote."""
         return min((edge.seq for edge in self.readers[seq]), default=None)

@@ -10,10 +10,10 @@ from types import CodeType, FrameType, SimpleNamespace
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ampscope.capture.torch_support import torch_private
+from ampscope.capture.torch_support import tensor_tree, torch_private
 
 #: What an optimizer does all at once, and a copy is told not to: each parameter by itself is what can be read.
 _AT_ONCE = {"foreach": False, "fused": False}
@@ -21,6 +21,10 @@ _AT_ONCE = {"foreach": False, "fused": False}
 _COMMON = frozenset(
     ("defaults", "state", "param_groups", "step", "_zero_grad_profile_name", "_warned_capturable_if_run_uncaptured")
 ) | {"_opt_called", "_patch_track_step_called"}
+
+#: How deep what an optimizer keeps by itself is looked into, and the elements that are copied, of all of its tensors.
+_OWN_DEPTH, _OWN_ELEMENTS = 4, 1 << 24
+_SEQUENCES = (list, tuple, set)
 
 
 class OptimizerView(NamedTuple):
@@ -67,9 +71,13 @@ class OptimizerView(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether a copy of it shares nothing with it that a step could write: it holds numbers of its own only."""
-        own = (value for name, value in vars(self.optimizer).items() if not _is_common(name))
-        return all(isinstance(value, (int, float, str, bool, type(None))) for value in own)
+        """Whether a copy of it need share nothing with it that a step could write.
+
+        Besides what torch gives it, it holds numbers, tensors (not too large) and Python's own containers of such.
+        """
+        own = [value for name, value in vars(self.optimizer).items() if not _is_common(name)]
+        few = sum(tensor.numel() for tensor in tensor_tree.tensors(own)) <= _OWN_ELEMENTS
+        return few and all(_consists_of_values(value, _OWN_DEPTH) for value in own)
 
     def copied_onto(self, copies: Mapping[int, Tensor], prepared: Callable[[Tensor], Tensor]) -> Any:
         """An optimizer like it, for copies of some of its parameters, which steps one parameter after the other.
@@ -82,7 +90,10 @@ class OptimizerView(NamedTuple):
             Where this `is_plain`, a step of it writes the copies and its own state alone.
         """
         again: Any = object.__new__(type(self.optimizer))
-        again.__dict__.update({name: value for name, value in vars(self.optimizer).items() if name != "step"})
+        copy = _OwnCopies(copies, prepared)
+        for name, value in vars(self.optimizer).items():
+            if name != "step":
+                again.__dict__[name] = value if _is_common(name) else copy.of(value)
         again.state, again.param_groups = defaultdict(dict), []
         for group in self.optimizer.param_groups:
             chosen = [parameter for parameter in group["params"] if id(parameter) in copies]
@@ -95,6 +106,44 @@ class OptimizerView(NamedTuple):
                 plain = {key: value for key, value in _AT_ONCE.items() if key in group}
                 again.param_groups.append({**group, **plain, "params": [copies[id(p)] for p in chosen]})
         return again
+
+
+class _OwnCopies:
+    """Copies what an optimizer keeps beside its state, each tensor once.
+
+    Args:
+        copies: Those that parameters have already, by ``id`` of the parameter.
+        prepared: Makes a copy of any other tensor.
+    """
+
+    def __init__(self, copies: Mapping[int, Tensor], prepared: Callable[[Tensor], Tensor]) -> None:
+        self._made = dict(copies)
+        self._by_id = {key: id(copied) for key, copied in copies.items()}
+        self._prepared = prepared
+
+    def of(self, value: Any) -> Any:
+        """The copy of a value that consists of values; what is kept by a parameter or its ``id`` is by the copy's."""
+        if isinstance(value, Tensor):
+            if id(value) not in self._made:
+                self._made[id(value)] = self._prepared(value)
+            return self._made[id(value)]
+        if isinstance(value, dict):
+            items = {self._key(key): self.of(item) for key, item in value.items()}
+            return defaultdict(value.default_factory, items) if isinstance(value, defaultdict) else items
+        return type(value)(map(self.of, value)) if type(value) in _SEQUENCES else value
+
+    def _key(self, key: Any) -> Any:
+        return self._by_id.get(key, key) if type(key) is int else self.of(key)
+
+
+def _consists_of_values(value: Any, depth: int) -> bool:
+    if isinstance(value, Tensor):
+        return type(value) in (Tensor, nn.Parameter) and value.grad_fn is None
+    if type(value) in (dict, defaultdict) and depth:
+        return all(_consists_of_values(each, depth - 1) for pair in value.items() for each in pair)
+    if type(value) in _SEQUENCES and depth:
+        return all(_consists_of_values(each, depth - 1) for each in value)
+    return isinstance(value, (int, float, str, bool, type(None)))
 
 
 def _is_common(name: str) -> bool:

@@ -11,6 +11,7 @@ from ampscope.analysis.causes.cause_entry import Occurrence
 from ampscope.analysis.causes.recognition import Recognised, recognise
 from ampscope.analysis.causes.state import StandsStill, TurnedBad
 from ampscope.analysis.diagnosis.examined import Examined
+from ampscope.analysis.origin.parameter_lists import module_of_update
 from ampscope.analysis.origin.step_graph import StepGraph, source_line
 from ampscope.analysis.results import Incident
 from ampscope.analysis.words.wording import op_in_words
@@ -84,6 +85,7 @@ def _located(incident: Incident, reason: TurnedBad, graph: StepGraph, found: Rec
     located = replace(
         incident,
         op=site.op,
+        module=module_of_update(graph, found.seq),
         source=source_line(site),
         inputs=inputs,
         outputs=graph.results(found.seq),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,32 @@ class Normed(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 parameter.sub_(0.01 * parameter.grad / (parameter.grad.norm() + group["eps"]))
+
+
+class OverLists(torch.optim.Optimizer):
+    """Steps as long as the weights are, for all parameters at once."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        weights = [each for each in self.param_groups[0]["params"] if each.grad is not None]
+        gradients = [each.grad for each in weights]
+        ratios = torch._foreach_div(torch._foreach_norm(weights), torch._foreach_norm(gradients))
+        torch._foreach_add_(weights, torch._foreach_mul(gradients, ratios), alpha=-0.01)
+
+
+class RootMeanSquare(torch.optim.Optimizer):
+    """Squares in the dtype of the gradients, which may round them to zero."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.sub_(0.01 * parameter.grad / (parameter.grad * parameter.grad).mean().sqrt())
 
 
 def loop(
@@ -96,6 +121,22 @@ RUINED: dict[str, tuple[Loop, Cause, int, str]] = {
 }
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("make", "op"), [(Normed, "aten.div.Tensor"), (OverLists, "aten._foreach_div.List")])
+def test_a_division_by_a_gradient_of_zeros_is_told_with_the_module_that_had_it(
+    make: Make, op: str, dtype: torch.dtype, run_folder: Path
+) -> None:
+    found = primary(loop(make, at=1, dtype=dtype, silent=True), run_folder)
+    assert (found.cause, found.op, found.step) == (Cause.DIV_ZERO, op, 1)
+    assert (found.phase, found.module) == ("optimizer", "0")
+
+
+def test_a_divisor_that_half_precision_rounds_to_zero_is_no_division_by_zero(run_folder: Path) -> None:
+    found = primary(loop(RootMeanSquare, at=0, dtype=torch.float16, large=1e-3), run_folder)
+    assert (found.cause, found.phase, found.op) == (Cause.HALF_PARAMS, "optimizer", "aten.div.Tensor")
+    assert not found.module  # the dtype is that of all
+
+
 @pytest.mark.parametrize("name", RUINED)
 def test_the_op_of_the_optimizer_is_named(name: str, run_folder: Path) -> None:
     run, cause, step, op = RUINED[name]
@@ -140,27 +181,49 @@ def test_the_training_keeps_its_bits(name: str, run_folder: Path) -> None:
 
 
 class KeepsMore(torch.optim.SGD):
-    """An optimizer of the user's that writes into a tensor of its own."""
+    """An optimizer of the user's that writes into tensors of its own."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, 1e-3, momentum=0.9)
         self.written = torch.zeros(())
+        self.slow = {id(p): p.detach().clone() for group in self.param_groups for p in group["params"]}
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         self.written += 1
         super().step(closure)
-        self.state[self.param_groups[0]["params"][0]]["momentum_buffer"].fill_(math.inf)
+        for parameter in self.param_groups[0]["params"]:
+            slow = self.slow[id(parameter)].lerp_(parameter, 0.5)
+            parameter.copy_(slow / (slow.norm() if self.written < 3 else 0.0))
 
 
-def test_an_optimizer_with_tensors_of_its_own_is_not_run_again(run_folder: Path) -> None:
+class Notes:
+    """What is no value, and may lead anywhere."""
+
+    def __init__(self) -> None:
+        self.steps = torch.zeros(())
+
+
+class KeepsNotes(KeepsMore):
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters)
+        self.notes = Notes()
+
+
+@pytest.mark.parametrize("kind", [KeepsMore, KeepsNotes])
+def test_an_optimizer_with_tensors_of_its_own_is_run_again_on_copies_of_them(
+    kind: type[KeepsMore], run_folder: Path
+) -> None:
     made: list[KeepsMore] = []
 
     def make(parameters: Any) -> KeepsMore:
-        made.append(KeepsMore(parameters))
+        made.append(kind(parameters))
         return made[0]
 
     torch.optim.SGD([nn.Parameter(torch.ones(1))])  # from now on torch calls the hooks of the base's step too
     found = primary(loop(make), run_folder)
-    assert (found.cause, found.op, found.step) == (Cause.BAD_OPTIMIZER_STATE, "", 0)
+    if kind is KeepsMore:
+        assert (found.cause, found.op, found.step, found.module) == (Cause.DIV_ZERO, "aten.div.Tensor", 2, "0")
+    else:
+        assert (found.cause, found.op, found.step) == (Cause.BAD_WEIGHT, "", 2)
     assert float(made[0].written) == 6
