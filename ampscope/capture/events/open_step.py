@@ -41,6 +41,11 @@ class OpenStep:
         self.losses += losses
         self.parcels += [Parcel({"loss": loss}) for loss in losses if loss.numel() == 1]
 
+    def given(self, losses: list[Tensor]) -> None:
+        """Gradients were asked of ``losses``, and no backward has run."""
+        self.micro_batches += len(losses)
+        self.backward(losses)
+
     def wait_for_losses(self) -> None:
         """Waits until the host knows every loss."""
         for parcel in self.parcels:

@@ -67,6 +67,7 @@ class Player:
     ) -> None:
         self._asked_for = asked_for
         self._entries = step.entries()
+        self._given = step.given
         self._models = models
         self._tracer = tracer
         self._change = change
@@ -106,7 +107,8 @@ class Player:
 
     def gradients(self) -> dict[str, Tensor]:
         """The gradient that each parameter got, by name; scaled where the step is."""
-        return {name: p.grad for name, p in self._substitutes.parameters() if p.grad is not None}
+        left = {name: p.grad for name, p in self._substitutes.parameters() if p.grad is not None}
+        return left | {name: self._tensor_of(source) for name, source in self._given.items()}
 
     def buffers_moved(self) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
         """Of each floating buffer that the step could write, by name, its values before and after it in float32."""
@@ -178,6 +180,8 @@ class Player:
                 result = call_user(self._callable(entry), args, kwargs)
         if entry.kind is EntryKind.MODULE:
             self._compare(entry, result)
+        if self._given and entry.call is torch.autograd.grad:
+            self.losses += [loss.detach() for loss in tensor_tree.tensors(args[:1]) if loss.numel() == 1]
         left = in_place_results(args, kwargs, result) if entry.in_place else tensor_tree.tensors(result)
         self._results[index] = list(left)
 

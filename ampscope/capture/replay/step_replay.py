@@ -152,7 +152,7 @@ def _obstacle(step: TapedStep) -> str:
     if step.tape.full:
         return f"the step made more than {MAX_ENTRIES} calls, too many to keep"
     entries = [entry for _, entry in step.entries()]
-    if not any(entry.kind is EntryKind.BACKWARD for entry in entries):
+    if not step.given and not any(entry.kind is EntryKind.BACKWARD for entry in entries):
         return "no backward was seen in the step"
     return next(filter(None, (_gap(entry, step.tape.start) for entry in entries)), "")
 

@@ -15,7 +15,8 @@ from ampscope.capture.replay.state.state_snapshot import StateSnapshot
 from ampscope.capture.replay.tape.call_tape import Tape
 from ampscope.capture.replay.tape.entry import CalledThrough, Entry, EntryKind
 from ampscope.capture.replay.tape.evaluation import MOST_CALLS, Evaluation
-from ampscope.capture.replay.tape.functional import outside_reads
+from ampscope.capture.replay.tape.functional import given_gradients, outside_reads
+from ampscope.capture.replay.tape.functional.given_gradients import Given
 from ampscope.capture.replay.tape.received_values import ReceivedValues
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.replay.tape.weight_writes import WeightWrites
@@ -129,7 +130,7 @@ class StepTape(StepObserver):
         evaluation = self._evaluation
         self._mode.watching = False
         evaluation.moved = True
-        if evaluation.backwards:
+        if evaluation.backwards or given_gradients.asked(self._tape, evaluation.since):
             evaluation.judged = True
             self._judge(weights)
 
@@ -171,6 +172,8 @@ class StepTape(StepObserver):
         self.received.end()
         if entry is None:
             return
+        if entry.through is not None and not entry.through.lends:
+            entry.through.leaves = given_gradients.leaves(result, self._models)
         if call.is_foreign:
             entry.kind = EntryKind.FUNCTION  # of the loop's own
         self._tape.returned(entry, result)
@@ -247,7 +250,21 @@ class StepTape(StepObserver):
             had_gradients=evaluation.had_gradients,
             after_unjudged=evaluation.after_unjudged,
             collectives=evaluation.collectives_run(),
+            given={name: each.source for name, each in self._given().items()},
         )
+
+    def given(self) -> dict[str, Given]:
+        """The gradients of the present step, by parameter, where no backward has left them."""
+        return self._given()
+
+    def _given(self) -> dict[str, Given]:
+        evaluation = self._evaluation
+        return {} if evaluation.backwards else given_gradients.given(self._tape, evaluation.since, self._models)
+
+    def given_losses(self) -> list[Tensor]:
+        """What gradients were asked of, where no backward has run."""
+        evaluation = self._evaluation
+        return [] if evaluation.backwards else given_gradients.losses(self._tape, evaluation.since)
 
     @property
     def calls(self) -> Tape:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
+from types import MappingProxyType
 
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
+from ampscope.capture.events.open_step import StepAttempt
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
-from ampscope.capture.torch_support.optimizer_view import OptimizerView, stand_in
+from ampscope.capture.torch_support.optimizer_view import OptimizerView, stand_in, steps_any
+
+NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -40,6 +44,8 @@ class OptimizerNumbers:
         self._renewed = renewed
         self._guard = guard
         self._known: dict[int, _Known] = {}
+        self._stepped: set[int] = set()  # ``id`` of those that have stepped since the latest step began
+        self._nobody = False  # the loop was seen to update weights that no optimizer holds
 
     def __len__(self) -> int:
         return len(self.by_number())
@@ -73,14 +79,28 @@ class OptimizerNumbers:
         alive = ((known.index, known.optimizer()) for known in self._known.values())
         return {index: found for index, found in alive if index is not None and found is not None}
 
-    def of_weights(self, weights: list[Tensor]) -> tuple[Optimizer, int]:
-        """The optimizer that steps any of ``weights``, with its number; a stand-in for one that has not stepped yet."""
+    def of_weights(self, weights: list[Tensor], given: Mapping[str, Tensor] = NOTHING) -> tuple[Optimizer, int]:
+        """The optimizer that steps any of ``weights``, with its number; a stand-in for one that has not stepped yet.
+
+        Args:
+            weights: Some of its weights.
+            given: Gradients that are not where a backward leaves them, by name of the parameter.
+        """
         wanted = {id(weight) for weight in weights}
         for number, optimizer in sorted(self.by_number().items(), key=lambda each: each[0]):
             if wanted & set(map(id, OptimizerView(optimizer).parameters)):
                 return optimizer, number
-        trained = (parameter for _, parameter in self._models.parameters.values() if parameter.requires_grad)
-        return stand_in(trained), self._next_number()
+        trained = [each for _, each in self._models.parameters.values() if each.requires_grad]
+        gradients = {key: given[name] for key, (name, _) in self._models.parameters.items() if name in given}
+        return stand_in(trained, gradients), self._next_number()
+
+    def nobody_steps(self, weights: list[Tensor]) -> bool:
+        """Whether no optimizer holds any of ``weights``, so that it is the loop that updates them."""
+        if self.by_number():
+            return False
+        if not self._nobody:
+            self._nobody = not steps_any(weights)
+        return self._nobody
 
     def step_at(self, number: int) -> int:
         """Number of the step that the optimizer with a number is working on."""
@@ -91,9 +111,19 @@ class OptimizerNumbers:
         known = self._known.get(id(optimizer))
         return self.step_at((known.index or 0) if known is not None and known.optimizer() is optimizer else 0)
 
-    def stepped(self, index: int, step: int) -> None:
-        """The optimizer with a number has made the attempt ``step``."""
-        self._next_step[index] = step + 1
+    def stepped(self, attempt: StepAttempt, *, first: bool) -> None:
+        """An attempt is over, the ``first`` of its step."""
+        self._next_step[attempt.index] = attempt.step + 1
+        self._stepped = {*(() if first else self._stepped), id(attempt.optimizer)}
+
+    def comes_again(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer steps, with gradients, although nothing has begun a step since its last one.
+
+        Asked where no step is open. One of several that share a backward comes when another has ended the step.
+        """
+        again = not self._stepped or id(optimizer) in self._stepped
+        self._stepped.add(id(optimizer))
+        return again and next(OptimizerView(optimizer).gradients, None) is not None
 
     def look_again(self) -> None:
         """The models hold other parameters than before: an optimizer that had none of them may have some now."""

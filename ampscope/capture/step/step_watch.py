@@ -231,6 +231,8 @@ class StepWatch:
         """An optimizer is about to step."""
         if not self._is_busy(optimizer_begins=True) and self.optimizers.owns(optimizer):
             with self._own:
+                if not with_closure and self._endings.is_idle and self.optimizers.comes_again(optimizer):
+                    self._begin()
                 self._endings.before_optimizer(self._step, optimizer, with_closure=with_closure)
 
     def closure(self, optimizer: Optimizer, call: Callable[[], Any]) -> Any:
@@ -264,8 +266,6 @@ class StepWatch:
         optimizer = getattr(scheduler, "optimizer", None)
         if optimizer is not None and self.optimizers.owns(optimizer):
             self._observers.tell(StepObserver.scheduler_stepped, scheduler)
-
-    # -- the whole ----------------------------------------------------------------------------------------------
 
     @property
     def in_progress(self) -> bool:

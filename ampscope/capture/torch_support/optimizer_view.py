@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import CodeType, FrameType, SimpleNamespace
+from types import CodeType, FrameType, MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -38,9 +39,16 @@ class OptimizerView(NamedTuple):
         return (parameter for group in self.optimizer.param_groups for parameter in group["params"])
 
     @property
+    def with_gradients(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The parameters that have gradients now, with those."""
+        given: Mapping[int, Tensor] = getattr(self.optimizer, "given", {})
+        pairs = ((parameter, given.get(id(parameter), parameter.grad)) for parameter in self.parameters)
+        return ((parameter, gradient) for parameter, gradient in pairs if gradient is not None)
+
+    @property
     def gradients(self) -> Iterator[Tensor]:
         """The gradients that are there now."""
-        return (parameter.grad for parameter in self.parameters if parameter.grad is not None)
+        return (gradient for _, gradient in self.with_gradients)
 
     @property
     def learning_rate(self) -> float | None:
@@ -150,9 +158,22 @@ def _is_common(name: str) -> bool:
     return name in _COMMON or name.endswith("_hooks")
 
 
-def stand_in(parameters: Iterable[Tensor]) -> Optimizer:
-    """What stands for the optimizer of ``parameters`` until it steps for the first time; for an `OptimizerView`."""
-    return cast(Optimizer, SimpleNamespace(param_groups=[{"params": list(parameters)}], state={}))
+def stand_in(parameters: Iterable[Tensor], given: Mapping[int, Tensor] = MappingProxyType({})) -> Optimizer:
+    """What stands for the optimizer of ``parameters`` until it steps, or where there is none; for an `OptimizerView`.
+
+    Args:
+        parameters: What it steps.
+        given: Gradients that are not where a backward leaves them, by ``id`` of the parameter.
+    """
+    return cast(Optimizer, SimpleNamespace(param_groups=[{"params": list(parameters)}], state={}, given=given))
+
+
+def steps_any(weights: Iterable[Tensor]) -> bool:
+    """Whether any optimizer of this process holds one of ``weights``; takes some tens of milliseconds."""
+    wanted = set(map(id, weights))
+    everything = gc.get_objects()
+    optimizers = [each for each in everything if issubclass(type(each), Optimizer)]
+    return any(wanted & set(map(id, OptimizerView(each).parameters)) for each in optimizers)
 
 
 def is_optimizer(thing: object) -> bool:

@@ -158,7 +158,7 @@ def value_and_slope(model: nn.Module, optimizer: torch.optim.Optimizer, data: Ba
     of = torch.func.grad_and_value(lambda w: loss_of(functional_call(model, w, (x,)), y))
     slopes, loss = of(dict(model.named_parameters()))
     _assign(model, optimizer, slopes)
-    return float(loss)
+    return loss.item()
 
 
 def pulled_back(model: nn.Module, optimizer: torch.optim.Optimizer, data: Batch) -> float:
@@ -166,7 +166,7 @@ def pulled_back(model: nn.Module, optimizer: torch.optim.Optimizer, data: Batch)
     loss, pull, *_ = torch.func.vjp(lambda w: loss_of(functional_call(model, w, (x,)), y), _weights(model))
     (slopes,) = pull(torch.ones_like(loss))
     _assign(model, optimizer, slopes)
-    return float(loss)
+    return loss.item()
 
 
 def asked_for(model: nn.Module, optimizer: torch.optim.Optimizer, data: Batch) -> float:

@@ -16,7 +16,7 @@ from ampscope.analysis.results import Diagnosis, Incident
 from ampscope.trace.schema import ReplayStatus
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
 from tests.integration.planted_faults import functional_loops as loops
-from tests.integration.planted_faults.functional_loops import WITH_BACKWARD, Net, Way
+from tests.integration.planted_faults.functional_loops import ASSIGNED, UPDATES, WITH_BACKWARD, Net, Way
 
 STEPS, BAD_STEP = 6, 3
 
@@ -59,7 +59,7 @@ def _trained(way: Way, fault: Fault, folder: Path, *, bad: bool, optimizes: bool
 
 
 def _cases() -> Iterator[object]:
-    ways = [*((way, True) for way in WITH_BACKWARD)]
+    ways = [*((way, True) for way in (*WITH_BACKWARD, *ASSIGNED)), *((way, False) for way in UPDATES)]
     for number, (way, optimizes) in enumerate(ways):
         for place, name in enumerate(_NAMES):
             quick = place == number % len(_NAMES)

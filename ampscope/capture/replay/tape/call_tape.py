@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ampscope.capture.hooks import process_hooks
@@ -45,7 +46,7 @@ class Tape:
         self.start = 0  #: number of the first entry that is still there
         self.full = False
         self.obstacle = ""  #: why this step cannot be replayed, in words
-        self._results = LiveResults()
+        self.results = LiveResults()
         self._outside = OutsideTensors()
 
     @property
@@ -56,17 +57,11 @@ class Tape:
     def __getitem__(self, number: int) -> Entry:
         return self.entries[number - self.start]
 
-    def results(self) -> Iterator[tuple[Tensor, EarlierResult]]:
-        """What the entries returned or wrote, as far as it is alive."""
-        return self._results.alive()
-
-    # -- forgetting ---------------------------------------------------------------------------------------------
-
     def forget_before(self, number: int) -> None:
         """Lets go of the entries before ``number`` and of what they kept alive."""
         del self.entries[: max(0, number - self.start)]
         self.start = max(self.start, number)
-        self._results.forget_before(self.start)
+        self.results.forget_before(self.start)
         self._outside.forget_but(self.entries)
         self.obstacle = ""
 
@@ -79,7 +74,7 @@ class Tape:
         """Forgets everything and lets go of what came from outside."""
         self.start = self.end
         self.entries.clear()
-        self._results.clear()
+        self.results.clear()
         self._outside.forget_but(())
         self.full = False
         self.obstacle = ""
@@ -144,6 +139,8 @@ class Tape:
         entry = _entry(EntryKind.FUNCTION, func, arguments, ambient, place)
         entry.state.random = random
         entry.in_place = in_place
+        if func is torch.autograd.grad:
+            entry.fingerprint = [each.detach() for each in tensor_tree.tensors(args[:1]) if each.numel() == 1]
         self._append(entry)
         if in_place:
             self._add_written(in_place_results(args, kwargs, result))
@@ -156,7 +153,7 @@ class Tape:
         Without ``is_repeated`` no replay runs the function, and only what calls before it have read is kept.
         """
         return self._outside.copied_before_write(
-            _targets(args, kwargs), lambda each: is_repeated and self._results.find(each) is None
+            _targets(args, kwargs), lambda each: is_repeated and self.results.find(each) is None
         )
 
     def backward_call(
@@ -179,7 +176,7 @@ class Tape:
         Returns:
             That value; None where there is none, or backward was called after it.
         """
-        newest = self._results.newest_scalar
+        newest = self.results.newest_scalar
         backwards = (number for number in range(self.start, self.end) if self[number].kind is EntryKind.BACKWARD)
         if newest is None or newest.source.entry < max(since, self.start, *backwards):
             return None
@@ -207,12 +204,12 @@ class Tape:
     def arrived(self, number: int, tensors: list[Tensor]) -> None:
         """What a collective received is there: whatever it changed on the way belongs to its entry."""
         for leaf, tensor in enumerate(tensors):
-            self._results.add(tensor, EarlierResult(number, leaf))
+            self.results.add(tensor, EarlierResult(number, leaf))
 
     def mark_scaled(self, outputs: list[Tensor]) -> None:
         """Notes that the entries which made ``outputs`` multiply with the loss scale."""
         for tensor in outputs:
-            known = self._results.find(tensor)
+            known = self.results.find(tensor)
             if known is not None and known.source.entry >= self.start:
                 self[known.source.entry].scales = True
 
@@ -242,7 +239,7 @@ class Tape:
 
     def earlier_result(self, tensor: Tensor, *, overwrites: bool) -> EarlierResult | None:
         """The entry that returned an argument; None where what it returned is not what the call got."""
-        known = self._results.find(tensor)
+        known = self.results.find(tensor)
         if known is None:
             return None
         # a custom autograd function computes without grad and gives its result a history then
@@ -256,13 +253,13 @@ class Tape:
             return
         for leaf, tensor in enumerate(tensor_tree.tensors(value)):
             if self.entries[-1].in_place or not self._handed_back(tensor):
-                self._results.add(tensor, EarlierResult(self.end - 1, leaf))
+                self.results.add(tensor, EarlierResult(self.end - 1, leaf))
 
     def _add_written(self, written: list[Tensor]) -> None:
         """Remembers what an in-place call left, and makes results that share its memory depend on it."""
         if self.full or not self.entries:
             return
-        self.entries[-1].also_writes = self._results.sharing_memory(written)
+        self.entries[-1].also_writes = self.results.sharing_memory(written)
         self._add_results(written)
 
     def _handed_back(self, tensor: Tensor) -> bool:
@@ -273,7 +270,7 @@ class Tape:
         newest = self.entries[-1]
         if HALF & dtypes_asked(newest.call, newest.arguments.args, newest.arguments.kwargs):
             return False
-        known = self._results.find(tensor)
+        known = self.results.find(tensor)
         source = known.source if known is not None else None
         return any(
             reference.identity == id(tensor) if isinstance(reference, OutsideTensor) else reference == source

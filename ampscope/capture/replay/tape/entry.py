@@ -102,6 +102,7 @@ class CalledThrough:
     inputs: slice  #: of the positional arguments: what the loop gave is among them
     lends: bool  #: the second argument holds weights that take the place of the module's own
     reads: dict[int, EarlierResult] = field(default_factory=dict)  #: besides the arguments, by ``id`` in the real step
+    leaves: dict[str, int] = field(default_factory=dict)  #: which of its results are gradients of which parameters
 
 
 @dataclass(slots=True)

@@ -65,6 +65,10 @@ class LiveResults:
             if tensor is not None:
                 yield tensor, known.source
 
+    def made_by(self, source: EarlierResult) -> Tensor | None:
+        """The tensor that an entry returned; None where it is gone."""
+        return next((known.tensor() for known in self._by_id.values() if known.source == source), None)
+
     def sharing_memory(self, tensors: Iterable[Tensor]) -> list[EarlierResult]:
         """The results that live in the memory of any of ``tensors``."""
         storages = {storage_key(tensor) for tensor in tensors if _has_memory(tensor)}

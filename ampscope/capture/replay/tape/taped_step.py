@@ -27,10 +27,11 @@ class TapedStep(NamedTuple):
     collectives: int | None = 0  #: that ran since its first backward began; None: not known
     carried: Mapping[int, str] = MappingProxyType({})  #: what it reads of what the loop carries: ``id`` -> name
     left: tuple[tuple[str, EarlierResult], ...] = ()  #: what it has left of that, not finite, by name
+    given: Mapping[str, EarlierResult] = MappingProxyType({})  #: gradients that no backward has left, by name
 
     def entries(self) -> list[tuple[int, Entry]]:
         """The entries that make the step, each with its number, in order."""
-        also = [source.entry for _, source in self.left]
+        also = [source.entry for source in (*(each for _, each in self.left), *self.given.values())]
         numbers = dependencies.needed(self.tape.entries, self.tape.start, self.since, also)
         return [(number, self.tape[number]) for number in numbers]
 

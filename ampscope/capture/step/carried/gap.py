@@ -65,7 +65,7 @@ class Gap:
 
     def results(self) -> Iterator[tuple[Tensor, EarlierResult]]:
         """What the calls returned or wrote, as far as it is alive."""
-        return self.tape.results()
+        return self.tape.results.alive()
 
     @property
     def full(self) -> bool:

@@ -120,6 +120,11 @@ class Endings:
             self._end(attempt)
         return result, attempt
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether neither a step nor an attempt has begun."""
+        return self._attempt is None and not self._cycle.is_open
+
     # -- the optimizer's own hooks, within AMPscope's own work --------------------------------------------------
 
     def before_optimizer(self, opened: OpenStep, optimizer: Optimizer, *, with_closure: bool) -> None:
@@ -225,17 +230,26 @@ class Endings:
         if self._cycle.on(Moment.HAS_GRADIENTS):
             self._observers.tell(StepObserver.gradients_complete)
 
-    # -- the loop's own writes ----------------------------------------------------------------------------------
-
     def before_weights_move(self, opened: OpenStep, weights: list[Tensor]) -> None:
         """The loop moves weights in mid-step (SAM): what the step has come to so far is judged before they do."""
-        if opened.bad is not None:
-            return
         with self._guard:
-            attempt = self._attempt_of(opened, weights)
-            self._check(attempt)
-            self._found(attempt, verdict.of_what_gradients_hide(attempt, [], None))
-            opened.bad = attempt if attempt.bad else None
+            if self._optimizers.nobody_steps(weights):
+                self._updated_by_hand(opened, weights)
+            elif opened.bad is None:
+                attempt = self._attempt_of(opened, weights)
+                self._check(attempt)
+                self._found(attempt, verdict.of_what_gradients_hide(attempt, [], None))
+                opened.bad = attempt if attempt.bad else None
+
+    def _updated_by_hand(self, opened: OpenStep, weights: list[Tensor]) -> None:
+        """No optimizer steps these weights: their change is the step, and ends it."""
+        attempt = self._ready(self._attempt_of(opened, weights))
+        attempt.stepped = True
+        self._without_scaler(attempt)
+        self._found(
+            attempt, verdict.of_what_gradients_hide(attempt, self._written.turned_bad(), self._carried.turned_bad())
+        )
+        self._end(attempt)
 
     def left_unfinished(self, opened: OpenStep) -> None:
         """The loop ends, or gives up the step, before an optimizer steps: the loss may be why.
@@ -257,13 +271,18 @@ class Endings:
             self._found(attempt, bad)
             opened.bad = attempt
 
-    # -- every step ---------------------------------------------------------------------------------------------
-
     def _begin(self, opened: OpenStep, optimizer: Optimizer, scaling: ScaleState | None) -> StepAttempt:
+        index, step = self._optimizers.index_of(optimizer), self._optimizers.step_of(optimizer)
+        norm = opened.norms.get(id(optimizer))
+        return self._ready(StepAttempt(optimizer, index, step, scaling, opened, norm=norm))
+
+    def _ready(self, attempt: StepAttempt) -> StepAttempt:
+        """An attempt with all that is known of its step, now that its gradients are complete."""
+        opened = attempt.opened
         self.gradients_complete()
         self._tape.stop()
-        index, step = self._optimizers.index_of(optimizer), self._optimizers.step_of(optimizer)
-        attempt = StepAttempt(optimizer, index, step, scaling, opened, norm=opened.norms.get(id(optimizer)))
+        if not opened.losses:
+            opened.given(self._tape.given_losses())
         if opened.bad is not None:
             attempt.bad, attempt.traced, attempt.judging_s = True, opened.bad.traced, opened.bad.judging_s
         self._observers.tell(StepObserver.attempt_began, attempt)
@@ -271,7 +290,8 @@ class Endings:
 
     def _attempt_of(self, opened: OpenStep, weights: list[Tensor]) -> StepAttempt:
         """The attempt that the optimizer of ``weights`` has not made yet."""
-        optimizer, index = self._optimizers.of_weights(weights)
+        given = {name: each.gradient for name, each in self._tape.given().items()}
+        optimizer, index = self._optimizers.of_weights(weights, given)
         scaling = ScaleState.of(opened.scaler) if opened.scaler is not None else None
         return StepAttempt(optimizer, index, self._optimizers.step_at(index), scaling, opened)
 
@@ -295,5 +315,5 @@ class Endings:
         self._observers.tell(StepObserver.step_ended, ended)
         with self._guard:
             self._incidents.passed(ended)
-        self._optimizers.stepped(attempt.index, attempt.step)
+        self._optimizers.stepped(attempt, first=self._cycle.is_open)
         self._cycle.on(Moment.ENDS)

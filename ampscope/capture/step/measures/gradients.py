@@ -23,10 +23,10 @@ RECORD_EVERY = 50
 
 def owned(optimizer: Optimizer, models: Models) -> Iterator[tuple[str, Tensor]]:
     """Name and gradient of every watched parameter that has one in ``optimizer``; of a sharded one, this rank's."""
-    for parameter in OptimizerView(optimizer).parameters:
+    for parameter, gradient in OptimizerView(optimizer).with_gradients:
         known = models.parameters.get(id(parameter))
-        if known is not None and parameter.grad is not None:
-            yield known[0], local(parameter.grad)
+        if known is not None:
+            yield known[0], local(gradient)
 
 
 def names(optimizer: Optimizer, models: Models) -> frozenset[str]:
