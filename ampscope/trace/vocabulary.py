@@ -125,3 +125,9 @@ class Verdict(StrEnum):
 
 #: Why the same run again proves nothing of a device: what is written into a trial, and asked for when it is read.
 NOT_DETERMINISTIC = "two replays of the step differ: it is not deterministic"
+#: What a warning on the time line says of a part of capture that a fault has ended, after the part's name.
+SWITCHED_OFF = "switched itself off"
+#: The part of capture that follows the loop, judges its steps and writes them.
+STEP_RECORD = "the step record"
+#: The part of capture that keeps a step's calls: what looks into a step, bad or not, needs it.
+STEP_TAPE = "the step tape"

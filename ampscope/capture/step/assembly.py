@@ -37,6 +37,7 @@ from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.readback import Readback
 from ampscope.capture.usage.usage_observer import UsageObserver
 from ampscope.capture.usage.usage_watch import UsageWatch
+from ampscope.trace.vocabulary import STEP_RECORD, STEP_TAPE
 
 
 def step_watch(
@@ -55,7 +56,7 @@ def step_watch(
         budgets: Which steps are traced, which incidents replayed.
         terminal: Where the user is told.
     """
-    guard, tracing, looking = map(guard_for, ("the step record", "the op tracer", "the look at the state"))
+    guard, tracing, looking = map(guard_for, (STEP_RECORD, "the op tracer", "the look at the state"))
     readback, cycle, pause, history = Readback(), StepCycle(), Pause(), StateHistory()
     own = OwnWork(pause)
     optimizers = OptimizerNumbers(models, recorder.next_step, recorder.describe_parameters, guard)
@@ -100,4 +101,4 @@ def _tape(
 ) -> StepTape:
     """The tape of the step in progress, which has the step judged before the loop itself moves weights."""
     received = ReceivedValues(lambda: models.modules, pause, guard_for("the keeping of what other ranks sent"))
-    return StepTape(models, usage, guard_for("the step tape"), pause, judge, received=received)
+    return StepTape(models, usage, guard_for(STEP_TAPE), pause, judge, received=received)

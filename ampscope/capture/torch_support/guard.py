@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Callable
 from types import TracebackType
 
+from ampscope.trace.vocabulary import SWITCHED_OFF
+
 #: Set to True to let faults through; for AMPscope's own tests.
 RAISE = False
 
@@ -60,7 +62,7 @@ class Guard:
     def _report(self, error: Exception) -> None:
         where = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{where.filename.rsplit('/', 1)[-1]}:{where.lineno}"
-        text = f"{self.part} switched itself off after {type(error).__name__}: {error} ({place})"
+        text = f"{self.part} {SWITCHED_OFF} after {type(error).__name__}: {error} ({place})"
         with contextlib.suppress(Warning):  # where warnings are errors, this one still is none of the loop's
             warnings.warn(f"ampscope: {text}; training goes on unchanged", RuntimeWarning, stacklevel=4)
         self.on_fault(text)

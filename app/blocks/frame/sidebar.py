@@ -10,6 +10,8 @@ from ampscope.analysis.causes.catalogue import cause_in_words
 from ampscope.errors import AmpscopeError
 from ampscope.report.html.markup import as_html
 from ampscope.report.numbers import since
+from ampscope.report.terminal.run_list import verdict_in_words
+from ampscope.trace.vocabulary import Verdict
 from blocks.choices.select_box import choose
 from blocks.frame.live_part import live_part
 from blocks.frame.run_pulse import run_pulse
@@ -48,10 +50,10 @@ def _verdict(run: RunSnapshot) -> None:
     except AmpscopeError:
         return  # the page says so
     primary = diagnosis.primary
-    kind = primary.severity.value if primary else "good"
+    kind = primary.severity.value if primary else "good" if diagnosis.verdict is Verdict.HEALTHY else "warning"
     words = cause_in_words(primary.cause) if primary else ""
     when_judged = f'<div class="amp-place">judged after step {diagnosis.run.steps:,}</div>' if run.is_open else ""
-    st.html(f'<span class="amp-chip {kind}">{diagnosis.verdict.value}</span> {as_html(words)}{when_judged}')
+    st.html(f'<span class="amp-chip {kind}">{verdict_in_words(diagnosis.verdict)}</span> {as_html(words)}{when_judged}')
 
 
 def _facts(run: RunSnapshot) -> None:

@@ -14,7 +14,7 @@ from ampscope import diagnose, open_run
 from ampscope.errors import RunNotFound
 from ampscope.report.diagnosis_json import as_json
 from ampscope.trace.schema import Change, EventKind, Node, Phase, ReplayStatus, Source, Trial, Trigger
-from ampscope.trace.vocabulary import Cause, Severity, Verdict
+from ampscope.trace.vocabulary import STEP_RECORD, STEP_TAPE, SWITCHED_OFF, Cause, Severity, Verdict
 from tests.support.trace_builder import TraceBuilder
 from tests.support.traced_steps import FULL, INF, NOTANUMBER, OVERFLOWN, Step
 
@@ -91,6 +91,37 @@ def test_a_segment_in_which_calls_are_seen_is_observed(run_folder: Path) -> None
     trace.event(EventKind.UNSEEN, "no call was seen", step=1)
     trace.step(segment=1)
     assert diagnose(trace.close()).verdict is Verdict.HEALTHY
+
+
+@pytest.mark.parametrize(
+    ("part", "segment", "step", "said"),
+    [
+        (STEP_RECORD, 0, 5, "Nothing is known of the run from step 5 on: the step record switched itself off after"),
+        (STEP_TAPE, 0, 3, "From step 3 on losses and gradients were judged, and nothing else: the step tape switched"),
+        (STEP_TAPE, 0, 5, ""),  # at the run's end: all steps were seen
+        ("the scaler's history", 0, 3, ""),  # no part of a verdict
+        (STEP_RECORD, 1, 5, ""),  # of a segment before the newest
+    ],
+)
+def test_capture_that_switched_itself_off_early_is_not_observed(
+    part: str, segment: int, step: int, said: str, run_folder: Path
+) -> None:
+    trace = TraceBuilder(run_folder)
+    train(trace, [2.0] * 5)
+    trace.event(EventKind.WARNING, f"{part} {SWITCHED_OFF} after ValueError: no (step.py:3)", step=step)
+    if segment:
+        trace.step(segment=segment)
+    diagnosis = diagnose(trace.close())
+    assert diagnosis.verdict is (Verdict.NOT_OBSERVED if said else Verdict.HEALTHY)
+    assert not said or (said in diagnosis.summary and "report it" in diagnosis.summary)
+
+
+def test_capture_that_switched_itself_off_before_any_step_says_why(run_folder: Path) -> None:
+    trace = TraceBuilder(run_folder)
+    trace.event(EventKind.WARNING, f"{STEP_RECORD} {SWITCHED_OFF} after ValueError: no (step.py:3)")
+    diagnosis = diagnose(trace.close())
+    assert (diagnosis.verdict, diagnosis.run.steps) == (Verdict.NOT_OBSERVED, 0)
+    assert "from step 0 on" in diagnosis.summary
 
 
 def test_a_problem_is_told_although_no_call_was_seen(run_folder: Path) -> None:
