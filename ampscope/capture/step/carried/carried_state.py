@@ -167,7 +167,7 @@ class CarriedState(StepObserver):
         self._note_reads()
         self._carried.round_ended(Round.STEP)
         found: dict[str, tuple[Tensor, EarlierResult]] = {}
-        for tensor, source in self._tape.calls.results():
+        for tensor, source in self._tape.calls.results.alive():
             entry = self._tape.calls[source.entry]
             if entry.kind is EntryKind.BACKWARD or tensor.requires_grad:
                 continue
@@ -186,7 +186,7 @@ class CarriedState(StepObserver):
             self._turned(known, lambda _: False)
 
     def _note_reads(self) -> None:
-        alive = {id(tensor): tensor for tensor, _ in self._tape.calls.results()}
+        alive = {id(tensor): tensor for tensor, _ in self._tape.calls.results.alive()}
         for reference in (each for entry in self._tape.calls.entries for each in entry.arguments.outside):
             tensor = reference.tensor if id(reference.tensor) == reference.identity else alive.get(reference.identity)
             if tensor is not None:
