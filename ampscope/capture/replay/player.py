@@ -67,7 +67,6 @@ class Player:
     ) -> None:
         self._asked_for = asked_for
         self._entries = step.entries()
-        self._given = step.given
         self._models = models
         self._tracer = tracer
         self._change = change
@@ -108,7 +107,7 @@ class Player:
     def gradients(self) -> dict[str, Tensor]:
         """The gradient that each parameter got, by name; scaled where the step is."""
         left = {name: p.grad for name, p in self._substitutes.parameters() if p.grad is not None}
-        return left | {name: self._tensor_of(source) for name, source in self._given.items()}
+        return left | {name: self._tensor_of(source) for name, source in self._step.given.items()}
 
     def buffers_moved(self) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
         """Of each floating buffer that the step could write, by name, its values before and after it in float32."""
@@ -125,8 +124,7 @@ class Player:
     @property
     def hooked(self) -> str:
         """Name of a parameter whose gradient a function of the user's may have changed; a replay does not run those."""
-        named = self._models.parameters.values()
-        return next((name for name, parameter in named if torch_private.has_gradient_hooks(parameter)), "")
+        return next((name for name, p in self._models.parameters.values() if torch_private.has_gradient_hooks(p)), "")
 
     def sent_gradients(self, dtype: torch.dtype | None) -> tuple[str, float, bool]:
         """What this rank would have given into a reduction of its gradients across ranks.
@@ -141,8 +139,7 @@ class Player:
         dtypes = {dtype or gradient.dtype for gradient in gradients}
         largest = [torch.stack(extremes(each)).abs().max() for each in gradients if measurable(each)]
         fits = dtype is None or all(finite(each.to(dtype)) for each in largest)
-        name = dtype_name(dtypes.pop()) if len(dtypes) == 1 else ""
-        return name, max(map(float, largest), default=0.0), fits
+        return dtype_name(dtypes.pop()) if len(dtypes) == 1 else "", max(map(float, largest), default=0.0), fits
 
     def _play_entries(self) -> None:
         for _, entries in groupby(self._entries, key=lambda numbered: numbered[1].state.autocast_epoch):
@@ -180,7 +177,7 @@ class Player:
                 result = call_user(self._callable(entry), args, kwargs)
         if entry.kind is EntryKind.MODULE:
             self._compare(entry, result)
-        if self._given and entry.call is torch.autograd.grad:
+        if self._step.given and entry.call is torch.autograd.grad:
             self.losses += [loss.detach() for loss in tensor_tree.tensors(args[:1]) if loss.numel() == 1]
         left = in_place_results(args, kwargs, result) if entry.in_place else tensor_tree.tensors(result)
         self._results[index] = list(left)
@@ -199,8 +196,7 @@ class Player:
         reads = entry.through.reads
 
         def given(tensor: Tensor) -> Tensor:
-            known = reads.get(id(tensor))
-            if known is not None:
+            if (known := reads.get(id(tensor))) is not None:
                 return self._tensor_of(known)
             return self._substitutes.of(tensor) if id(tensor) in self._models.parameters else tensor
 

@@ -231,7 +231,8 @@ class StepWatch:
         """An optimizer is about to step."""
         if not self._is_busy(optimizer_begins=True) and self.optimizers.owns(optimizer):
             with self._own:
-                if not with_closure and self._endings.is_idle and self.optimizers.comes_again(optimizer):
+                begun = with_closure or self.in_progress or self._endings.attempt
+                if not begun and self.optimizers.comes_again(optimizer):
                     self._begin()
                 self._endings.before_optimizer(self._step, optimizer, with_closure=with_closure)
 

@@ -2,8 +2,7 @@
 
 With a scaler, its own optimizer hook tells whether it skipped, for it has waited for ``found_inf`` already; a fused
 optimizer decides on the device, and `DeviceDecisions` learns of it later. Without one, AMPscope itself checks the
-gradients before the optimizer writes: when it is called, or when the closure that it was given returns to it. A loop
-that moves weights by itself in mid-step is judged before it does.
+gradients before the optimizer writes, or the loop does by itself.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ class Endings:
         self._own = own
         self._guard = guard
         self.on_device = DeviceDecisions(models, self._judge)
-        self._attempt: StepAttempt | None = None  # between its begin and its end
+        self.attempt: StepAttempt | None = None  #: between its begin and its end
         self._evaluating: Optimizer | None = None  # an optimizer that runs forward and backward by itself
         self.in_closure = False  #: of an optimizer
         self._steps_running = 0  # one inside the other, when the optimizer of the attempt began
@@ -98,7 +97,7 @@ class Endings:
             What it returned, and the attempt; that it was skipped is known by then unless it ``on_device``.
         """
         with self._own:
-            attempt = self._attempt = self._begin(opened, optimizer, scaling)
+            attempt = self.attempt = self._begin(opened, optimizer, scaling)
             with self._guard:
                 self.on_device.decide(wait=True)
                 self.on_device.look_ahead(attempt)
@@ -108,7 +107,7 @@ class Endings:
             self._tape.weights_moved()
             raise
         finally:
-            self._attempt = None
+            self.attempt = None
             self._cycle.leave_optimizer()
         with self._own:
             with self._guard:
@@ -120,32 +119,27 @@ class Endings:
             self._end(attempt)
         return result, attempt
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether neither a step nor an attempt has begun."""
-        return self._attempt is None and not self._cycle.is_open
-
     # -- the optimizer's own hooks, within AMPscope's own work --------------------------------------------------
 
     def before_optimizer(self, opened: OpenStep, optimizer: Optimizer, *, with_closure: bool) -> None:
         """An optimizer is about to step: with finite gradients, or without a scaler to judge them."""
-        if self._attempt is None and (with_closure or not self._cycle.is_open):
+        if self.attempt is None and (with_closure or not self._cycle.is_open):
             self._evaluating = optimizer  # forward and backward come while it steps, or there are none
             if not with_closure:
                 self._observers.tell(StepObserver.bare_step, BareStep(optimizer, late=True))
             return
-        if self._attempt is None:
-            self._attempt = self._begin(opened, optimizer, None)
-            self._without_scaler(self._attempt)
-        if self._attempt.optimizer is optimizer:
-            self._steps(self._attempt)
+        if self.attempt is None:
+            self.attempt = self._begin(opened, optimizer, None)
+            self._without_scaler(self.attempt)
+        if self.attempt.optimizer is optimizer:
+            self._steps(self.attempt)
 
     def closure_began(self, optimizer: Optimizer) -> None:
         """The closure of an optimizer is about to run forward and backward, once more if it has been run before."""
         self.in_closure = True
         if self._evaluating is optimizer:
             self._cycle.leave_optimizer()
-            if self._attempt is not None:
+            if self.attempt is not None:
                 self._tape.weights_moved()
 
     def closure_ended(self, opened: OpenStep, optimizer: Optimizer) -> None:
@@ -155,21 +149,21 @@ class Endings:
             return
         if not self._cycle.is_open:
             self._observers.tell(StepObserver.bare_step, BareStep(optimizer, late=True))
-        elif self._attempt is None:
-            self._attempt = self._begin(opened, optimizer, None)
-            self._without_scaler(self._attempt)
-            self._steps(self._attempt)
+        elif self.attempt is None:
+            self.attempt = self._begin(opened, optimizer, None)
+            self._without_scaler(self.attempt)
+            self._steps(self.attempt)
         else:
             self.gradients_complete()
             self._tape.stop()
-            self._check(self._attempt)
+            self._check(self.attempt)
             self._cycle.enter_optimizer()
 
     def closure_lost(self, optimizer: Optimizer) -> None:
         """The closure was left by an exception, and so was the optimizer."""
         self.in_closure = False
         if self._evaluating is optimizer:
-            self._evaluating = self._attempt = None
+            self._evaluating = self.attempt = None
 
     def optimizer_is_lost(self, *, another_begins: bool) -> bool:
         """Whether the optimizer that was stepping was left by an exception; the step is taken up again then.
@@ -180,7 +174,7 @@ class Endings:
         if self._cycle.state is not State.STEPPING or steps_running() - another_begins >= self._steps_running:
             return False
         self._cycle.leave_optimizer()
-        self._evaluating = self._attempt = None
+        self._evaluating = self.attempt = None
         self._tape.weights_moved()  # as far as it came
         return True
 
@@ -190,18 +184,18 @@ class Endings:
             return
         if self._evaluating is optimizer:
             self._evaluating = None
-            if self._attempt is None and self._cycle.is_open:  # it ran forward and backward, but not by a closure
-                self._attempt = self._begin(opened, optimizer, None)
-                self._attempt.stepped = True
-                self._without_scaler(self._attempt)
-        attempt = self._attempt
+            if self.attempt is None and self._cycle.is_open:  # it ran forward and backward, but not by a closure
+                self.attempt = self._begin(opened, optimizer, None)
+                self.attempt.stepped = True
+                self._without_scaler(self.attempt)
+        attempt = self.attempt
         if attempt is None or attempt.optimizer is not optimizer:
             return
         self._cycle.leave_optimizer()
         with self._guard:
             self._incidents.look_at_weights(attempt)
         if attempt.scaling is None:
-            self._attempt = None
+            self.attempt = None
             self._end(attempt)
 
     def _steps(self, attempt: StepAttempt) -> None:
@@ -246,9 +240,8 @@ class Endings:
         attempt = self._ready(self._attempt_of(opened, weights))
         attempt.stepped = True
         self._without_scaler(attempt)
-        self._found(
-            attempt, verdict.of_what_gradients_hide(attempt, self._written.turned_bad(), self._carried.turned_bad())
-        )
+        poisoned = self._written.turned_bad()
+        self._found(attempt, verdict.of_what_gradients_hide(attempt, poisoned, self._carried.turned_bad()))
         self._end(attempt)
 
     def left_unfinished(self, opened: OpenStep) -> None:
@@ -263,18 +256,14 @@ class Endings:
             if unused is not None:
                 opened.backward([unused])
             opened.wait_for_losses()
-            bad = verdict.of_loss_alone(opened)
-            if bad is None:
-                return
-            weights: list[Tensor] = [weight for _, weight in self._models.parameters.values()]
-            attempt = self._attempt or self._attempt_of(opened, weights)
-            self._found(attempt, bad)
-            opened.bad = attempt
+            if bad := verdict.of_loss_alone(opened):
+                weights: list[Tensor] = [weight for _, weight in self._models.parameters.values()]
+                opened.bad = self.attempt or self._attempt_of(opened, weights)
+                self._found(opened.bad, bad)
 
     def _begin(self, opened: OpenStep, optimizer: Optimizer, scaling: ScaleState | None) -> StepAttempt:
         index, step = self._optimizers.index_of(optimizer), self._optimizers.step_of(optimizer)
-        norm = opened.norms.get(id(optimizer))
-        return self._ready(StepAttempt(optimizer, index, step, scaling, opened, norm=norm))
+        return self._ready(StepAttempt(optimizer, index, step, scaling, opened, norm=opened.norms.get(id(optimizer))))
 
     def _ready(self, attempt: StepAttempt) -> StepAttempt:
         """An attempt with all that is known of its step, now that its gradients are complete."""
