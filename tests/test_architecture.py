@@ -62,7 +62,7 @@ FLOORS = {
     ),
     "ampscope.capture.step.ending": (
         "optimizer_rerun verdict incidents second_look moved_buffers still_buffers spikes trace_ending "
-        "device_decisions endings failed_calls"
+        "device_decisions attempts endings loop_endings failed_calls"
     ),
     "ampscope.capture.tracing": (
         "statistics operators operand_keeper sites traced_rows dataflow distinct_values outputs casts program "

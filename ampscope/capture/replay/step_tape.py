@@ -38,8 +38,6 @@ class StepTape(StepObserver):
         listener: Is told of the functions that the loop calls.
         guard: Catches faults of the tape.
         pause: On while AMPscope's own code computes, as the tape's does.
-        judge: Called with weights that the loop is about to move in mid-step: what the step has come to so far can be
-            run again only now.
         received: Notes what collectives bring while a call of the tape runs.
     """
 
@@ -49,7 +47,6 @@ class StepTape(StepObserver):
         listener: FunctionListener,
         guard: Guard,
         pause: Pause,
-        judge: Callable[[list[Tensor]], None],
         *,
         received: ReceivedValues,
     ) -> None:
@@ -59,7 +56,7 @@ class StepTape(StepObserver):
         self._state = StateSnapshot(models)
         self._mode = TapeMode(self._tape, listener, guard, pause, self._before_function)
         self._writes = WeightWrites(models)
-        self._judge = judge
+        self._judge: Callable[[list[Tensor]], None] | None = None
         self.received = received
         self._evaluation = Evaluation(0)
         self._starts: list[int] = []  # where the latest steps began
@@ -91,6 +88,13 @@ class StepTape(StepObserver):
     def on_error(self, listener: ErrorListener) -> None:
         """Tells a listener of each torch function of the loop's that raises."""
         self._mode.on_error(listener)
+
+    def on_weights_move(self, judge: Callable[[list[Tensor]], None]) -> None:
+        """Has ``judge`` called with weights that the loop itself is about to move, after gradients have come.
+
+        What the step has come to so far can be run again only then.
+        """
+        self._judge = judge
 
     # -- the step -----------------------------------------------------------------------------------------------
 
@@ -130,7 +134,7 @@ class StepTape(StepObserver):
         evaluation = self._evaluation
         self._mode.watching = False
         evaluation.moved = True
-        if evaluation.backwards or given_gradients.asked(self._tape, evaluation.since):
+        if self._judge is not None and (evaluation.backwards or given_gradients.asked(self._tape, evaluation.since)):
             evaluation.judged = True
             self._judge(weights)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch import Tensor
-
 from ampscope.capture.budgets import ReplayBudget, TraceBudget
 from ampscope.capture.record.mistakes import MistakeReport
 from ampscope.capture.record.run_recorder import Recorder
@@ -14,9 +12,11 @@ from ampscope.capture.replay.step_tape import StepTape
 from ampscope.capture.replay.tape.received_values import ReceivedValues
 from ampscope.capture.step.carried.carried_state import CarriedState
 from ampscope.capture.step.cycle import StepCycle
+from ampscope.capture.step.ending.attempts import Attempts
 from ampscope.capture.step.ending.endings import Endings
 from ampscope.capture.step.ending.failed_calls import FailedCalls
 from ampscope.capture.step.ending.incidents import Incidents
+from ampscope.capture.step.ending.loop_endings import LoopEndings
 from ampscope.capture.step.ending.second_look import SecondLook
 from ampscope.capture.step.ending.spikes import SpikeEnding
 from ampscope.capture.step.ending.still_buffers import StillBuffers
@@ -63,12 +63,11 @@ def step_watch(
     report = MistakeReport(recorder, terminal, optimizers.step_of)
     usage = UsageWatch(models, report, optimizers.step_of)
     live = LiveTrace(models, recorder, budgets[0], pause, tracing)
-    tape = _tape(models, usage, pause, lambda weights: steps.before_weights_move(weights), guard_for)  # noqa: PLW0108
+    tape = _tape(models, usage, pause, guard_for)
     written = WrittenState(models, history, guard)
     carried = CarriedState(models, tape, recorder, pause, guard_for("the following of what the loop carries"))
     incidents = Incidents(models, recorder, readback, live, budgets, guard_for, terminal)
     spikes = SpikeEnding(models, recorder, incidents, tape, cycle, guard_for("the look at spikes"))
-    state = StateWatch(models, optimizers, written, history, readback, incidents, looking)
     failed = FailedCalls(models, recorder, incidents, optimizers, guard_for("the look at exceptions"))
     tape.on_error(failed.function_raised)
     observers = Observers(
@@ -76,7 +75,7 @@ def step_watch(
         tape=tape,
         live=live,
         written=written,
-        state=state,
+        state=StateWatch(models, optimizers, written, history, readback, incidents, looking),
         still=StillBuffers(models, incidents, tape, budgets[1], cycle, looking),
         carried=carried,
         usage=UsageObserver(usage, report, optimizers.step_of, guard_for("the usage check")),
@@ -87,18 +86,13 @@ def step_watch(
         failed=failed,
         trace=TraceEnding(models, live, incidents, tape, budgets[0], cycle, tracing),
     )
-    endings = Endings(models, optimizers, cycle, observers, incidents, tape, written, carried, own, guard)
-    steps = StepWatch(models, recorder, readback, optimizers, cycle, own, live, tape, observers, endings, guard)
-    return steps
+    attempts = Attempts(models, optimizers, cycle, observers, incidents, tape, written, carried, own, guard)
+    by_loop = LoopEndings(models, optimizers, cycle, attempts, tape, own, guard)
+    ends = Endings(attempts, cycle, observers, incidents, tape, own, guard), by_loop, carried.mode
+    return StepWatch(models, recorder, readback, optimizers, cycle, own, live, tape, observers, *ends, guard)
 
 
-def _tape(
-    models: Models,
-    usage: UsageWatch,
-    pause: Pause,
-    judge: Callable[[list[Tensor]], None],
-    guard_for: Callable[[str], Guard],
-) -> StepTape:
-    """The tape of the step in progress, which has the step judged before the loop itself moves weights."""
+def _tape(models: Models, usage: UsageWatch, pause: Pause, guard_for: Callable[[str], Guard]) -> StepTape:
+    """The tape of the step in progress."""
     received = ReceivedValues(lambda: models.modules, pause, guard_for("the keeping of what other ranks sent"))
-    return StepTape(models, usage, guard_for(STEP_TAPE), pause, judge, received=received)
+    return StepTape(models, usage, guard_for(STEP_TAPE), pause, received=received)

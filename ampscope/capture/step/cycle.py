@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from enum import Enum, auto
 
+from ampscope.capture.events.open_step import OpenStep
+
 #: Attempts until which another optimizer is expected to show up.
 FIRST_TURNS = 4
 #: Steps in which is learned what forward does besides computing: change weights, draw from Python's generators.
@@ -56,6 +58,7 @@ class StepCycle:
     """The state of the step in progress."""
 
     def __init__(self) -> None:
+        self.opened = OpenStep(0.0)  #: the step itself, the latest where none is open
         self.attempts = 0  #: of steps, in this process
         self._state = State.IDLE
         self._inside: list[State] = []  # BACKWARD, STEPPING and JUDGING, the innermost last

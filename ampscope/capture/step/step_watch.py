@@ -6,17 +6,19 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.events import calls
-from ampscope.capture.events.calls import BackwardCall, JoinedScaler, ModuleCall, ScalerCall, ScalerMethod, StepStart
+from ampscope.capture.events.calls import BackwardCall, ModuleCall, ScalerCall, ScalerMethod, StepStart, Through
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.events.open_step import OpenStep, ScaleState
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.replay.step_tape import StepTape
+from ampscope.capture.step.carried.loop_mode import LoopMode
 from ampscope.capture.step.cycle import Moment, State, StepCycle
 from ampscope.capture.step.ending.endings import Endings
+from ampscope.capture.step.ending.loop_endings import LoopEndings
 from ampscope.capture.step.live_trace import LiveTrace
 from ampscope.capture.step.measures import gradients
 from ampscope.capture.step.observers import Observers
@@ -45,7 +47,9 @@ class StepWatch:
         live: The trace of the step in progress.
         tape: What a replay of it needs; it listens to the loop between the calls of watched modules.
         observers: Are told what happens.
-        endings: How the step ends.
+        endings: How an optimizer ends the step.
+        by_loop: How the loop ends it by itself.
+        between: Listens to the loop between two steps.
         guard: Catches faults of following the step.
     """
 
@@ -61,6 +65,8 @@ class StepWatch:
         tape: StepTape,
         observers: Observers,
         endings: Endings,
+        by_loop: LoopEndings,
+        between: LoopMode,
         guard: Guard,
     ) -> None:
         self._models = models
@@ -74,18 +80,17 @@ class StepWatch:
         self.received = tape.received  #: is to hear of the collectives of the process
         self._observers = observers
         self._endings = endings
+        self._by_loop = by_loop
+        self._between = between
         self._guard = guard
-        self._step = OpenStep(0.0)
 
     # -- forward: see `module_calls.CallListener` ---------------------------------------------------------------
 
-    def enter(
-        self, module: nn.Module, args: Any, kwargs: Any, through: calls.Through | None = None
-    ) -> ModuleCall | None:
+    def enter(self, module: nn.Module, args: Any, kwargs: Any, through: Through | None = None) -> ModuleCall | None:
         """An outermost call of a watched module begins; returns None where it is no part of a step."""
         self._live.sweep()
         if self._is_busy() or not (calls.may_train(through) or self._cycle.is_open):
-            self._endings.between.step_aside()
+            self._between.step_aside()
             return None
         with self._own:
             if not self._cycle.is_open:
@@ -99,7 +104,7 @@ class StepWatch:
 
     def leave(self, call: ModuleCall | None, result: Any) -> None:
         """The call has returned."""
-        self._endings.between.come_back()
+        self._between.come_back()
         if call is not None and call.is_foreign and self._tape.holds_nothing_but(call):
             self.lost(call)
         elif call is not None:
@@ -108,7 +113,7 @@ class StepWatch:
 
     def lost(self, call: ModuleCall | None) -> None:
         """The call was left by an exception: it is not part of the step, and neither is what is traced."""
-        self._endings.between.come_back()
+        self._between.come_back()
         if call is not None:
             self._observers.tell(StepObserver.call_lost, call)
             if self._tape.is_empty:
@@ -121,15 +126,15 @@ class StepWatch:
         with self._guard:
             self.readback.poll()
             self._recorder.catch_up()
-            self._endings.on_device.decide(wait=False)
+            self._endings.attempts.on_device.decide(wait=False)
             if (self._cycle.is_learning or not self._models.is_current()) and self._models.refresh():
                 self._recorder.describe_parameters()
                 self.optimizers.look_again()
         self._own.start_over()
-        self._step = OpenStep(time.perf_counter())
+        self._cycle.opened = OpenStep(time.perf_counter())
         self._cycle.on(Moment.BEGINS)
         turns = max(len(self.optimizers), 2 if self._cycle.is_early else 1)
-        start = StepStart(self._cycle.attempts, turns, self._endings.on_device.pending, self._own.ambient)
+        start = StepStart(self._cycle.attempts, turns, self._endings.attempts.on_device.pending, self._own.ambient)
         self._observers.tell(StepObserver.step_began, start)
 
     def _is_busy(self, *, optimizer_begins: bool = False) -> bool:
@@ -154,7 +159,7 @@ class StepWatch:
             leave = self.give_up if isinstance(error, Exception) else self.abandon  # Ctrl+C does not wait for a verdict
             leave("a part of the step was lost to an exception in backward")
             raise
-        self._step.micro_batches += 1
+        self._cycle.opened.micro_batches += 1
         self._cycle.on(Moment.RUNS_BACKWARD)
         self._observers.tell(StepObserver.backward_ended)
         if listening:
@@ -177,11 +182,11 @@ class StepWatch:
             several = len(self.optimizers) > 1 or self._cycle.is_learning
             backward = BackwardCall(args, kwargs, roots, self._own.ambient, several)
             self._observers.tell(StepObserver.backward_began, backward)
-            self._step.backward(roots)
+            self._cycle.opened.backward(roots)
 
     # -- the scaler ---------------------------------------------------------------------------------------------
 
-    def scaler_joined(self, joined: JoinedScaler) -> None:
+    def scaler_joined(self, joined: calls.JoinedScaler) -> None:
         """The run has got a scaler."""
         self._observers.tell(StepObserver.scaler_joined, joined)
 
@@ -196,26 +201,26 @@ class StepWatch:
         """Runs ``scaler.step``; of the run's own optimizers it is an attempt at a step."""
         optimizer = call.argument
         if not self.optimizers.owns(optimizer):  # how another model's optimizer is used is no concern of this run
-            self._endings.gradients_complete()
+            self._endings.attempts.gradients_complete()
             call.result = proceed()
             self._scaler_call_ended(call)
             return call.result
         self._scaler_call_began(call)
         state = call.state or ScaleState(call.scaler, None, None)
-        call.result, call.attempt = self._endings.through_scaler(self._step, optimizer, state, proceed)
+        call.result, call.attempt = self._endings.through_scaler(optimizer, state, proceed)
         self._scaler_call_ended(call)
         return call.result
 
     def _scaler_call_began(self, call: ScalerCall) -> None:
         with self._own:
             if call.method in _AFTER_BACKWARD:
-                self._endings.gradients_complete()
+                self._endings.attempts.gradients_complete()
             elif call.method is ScalerMethod.SCALE:
                 if not self._cycle.is_open and self._own.ambient.grad:
                     self._begin()  # the forward ran without gradients, inside a reentrant checkpoint
-                self._step.scaler = call.scaler
+                self._cycle.opened.scaler = call.scaler
                 with self._guard:
-                    self._step.scaled(call.argument)
+                    self._cycle.opened.scaled(call.argument)
             self._observers.tell(StepObserver.scaler_call_began, call)
 
     def _scaler_call_ended(self, call: ScalerCall) -> None:
@@ -223,7 +228,7 @@ class StepWatch:
             self._observers.tell(StepObserver.scaler_call_ended, call)
             if call.method is ScalerMethod.UNSCALE:
                 with self._guard:
-                    self._step.norms[id(call.argument)] = gradients.total_norm(call.argument)
+                    self._cycle.opened.norms[id(call.argument)] = gradients.total_norm(call.argument)
 
     # -- the optimizer: see `process_hooks.Listener` ------------------------------------------------------------
 
@@ -231,10 +236,10 @@ class StepWatch:
         """An optimizer is about to step."""
         if not self._is_busy(optimizer_begins=True) and self.optimizers.owns(optimizer):
             with self._own:
-                begun = with_closure or self.in_progress or self._endings.attempt
+                begun = with_closure or self.in_progress or self._endings.attempts.current
                 if not begun and self.optimizers.comes_again(optimizer):
                     self._begin()
-                self._endings.before_optimizer(self._step, optimizer, with_closure=with_closure)
+                self._endings.before_optimizer(optimizer, with_closure=with_closure)
 
     def closure(self, optimizer: Optimizer, call: Callable[[], Any]) -> Any:
         """Runs the closure of an optimizer; a class that hands it on to its base comes by here twice."""
@@ -248,19 +253,13 @@ class StepWatch:
             self._endings.closure_lost(optimizer)
             raise
         with self._own:
-            self._endings.closure_ended(self._step, optimizer)
+            self._endings.closure_ended(optimizer)
         return result
-
-    def before_weights_move(self, weights: list[Tensor]) -> None:
-        """The loop is about to write into weights by itself, after a backward of the step."""
-        if self._cycle.is_open and not self._is_busy():
-            with self._own:
-                self._endings.before_weights_move(self._step, weights)
 
     def after_optimizer(self, optimizer: Optimizer) -> None:
         """An optimizer of the run has stepped."""
         with self._own:
-            self._endings.after_optimizer(self._step, optimizer)
+            self._endings.after_optimizer(optimizer)
 
     def scheduled(self, scheduler: Any) -> None:
         """A learning rate scheduler steps."""
@@ -280,7 +279,7 @@ class StepWatch:
     def give_up(self, reason: str = "") -> None:
         """Judges the step in progress as far as it has come, and abandons it."""
         with self._own:
-            self._endings.left_unfinished(self._step)
+            self._by_loop.left_unfinished()
         self.abandon(reason)
 
     def part_failed(self) -> None:
@@ -293,7 +292,7 @@ class StepWatch:
     def close(self) -> None:
         """Ends for good; judges and writes what is still open."""
         with self._guard:
-            self._endings.on_device.decide(wait=True)
+            self._endings.attempts.on_device.decide(wait=True)
         self.give_up()
         with self._guard:
             self.readback.drain()

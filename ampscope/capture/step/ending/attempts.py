@@ -1,0 +1,160 @@
+"""Attempts at a step, from begin to end: what every way to end one does, whichever it is."""
+
+from __future__ import annotations
+
+import time
+
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from ampscope.capture.events.calls import BareStep
+from ampscope.capture.events.observer import StepObserver
+from ampscope.capture.events.open_step import EndedStep, ScaleState, StepAttempt
+from ampscope.capture.replay.step_tape import StepTape
+from ampscope.capture.replay.tape.taped_step import TapedStep
+from ampscope.capture.step.carried.carried_state import CarriedState
+from ampscope.capture.step.cycle import Moment, State, StepCycle
+from ampscope.capture.step.ending import verdict
+from ampscope.capture.step.ending.device_decisions import DeviceDecisions
+from ampscope.capture.step.ending.incidents import Incidents
+from ampscope.capture.step.ending.verdict import Verdict
+from ampscope.capture.step.measures import gradients
+from ampscope.capture.step.measures.state.written_state import WrittenState
+from ampscope.capture.step.observers import Observers
+from ampscope.capture.step.optimizer_numbers import OptimizerNumbers
+from ampscope.capture.step.own_work import OwnWork
+from ampscope.capture.torch_support.guard import Guard
+from ampscope.capture.torch_support.models import Models
+
+
+class Attempts:
+    """Begins, judges and ends one attempt after another.
+
+    Args:
+        models: The watched models.
+        optimizers: Which optimizers are the run's, and their steps.
+        cycle: Where the step is.
+        observers: Are told.
+        incidents: Takes the steps that went bad.
+        tape: What a replay needs.
+        written: Whether buffers that a step wrote are finite.
+        carried: What the loop carries from step to step, and whether it is finite.
+        own: Marks AMPscope's own work.
+        guard: Catches faults of judging and recording.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        optimizers: OptimizerNumbers,
+        cycle: StepCycle,
+        observers: Observers,
+        incidents: Incidents,
+        tape: StepTape,
+        written: WrittenState,
+        carried: CarriedState,
+        own: OwnWork,
+        guard: Guard,
+    ) -> None:
+        self._models = models
+        self._optimizers = optimizers
+        self._cycle = cycle
+        self._observers = observers
+        self._incidents = incidents
+        self._tape = tape
+        self._written = written
+        self._carried = carried
+        self._own = own
+        self._guard = guard
+        self.on_device = DeviceDecisions(models, self._judge)
+        self.current: StepAttempt | None = None  #: of an optimizer, between its begin and its end
+
+    # -- its begin ----------------------------------------------------------------------------------------------
+
+    def begin(self, optimizer: Optimizer, scaling: ScaleState | None) -> StepAttempt:
+        """An optimizer is about to step, or to be skipped."""
+        opened = self._cycle.opened
+        index, step = self._optimizers.index_of(optimizer), self._optimizers.step_of(optimizer)
+        return self._ready(StepAttempt(optimizer, index, step, scaling, opened, norm=opened.norms.get(id(optimizer))))
+
+    def begin_without(self, weights: list[Tensor]) -> StepAttempt:
+        """No optimizer steps ``weights``, whose change is the step."""
+        return self._ready(self.expected(weights))
+
+    def expected(self, weights: list[Tensor]) -> StepAttempt:
+        """The attempt that the optimizer of ``weights`` has not made yet."""
+        opened = self._cycle.opened
+        given = {name: each.gradient for name, each in self._tape.given().items()}
+        optimizer, index = self._optimizers.of_weights(weights, given)
+        scaling = ScaleState.of(opened.scaler) if opened.scaler is not None else None
+        return StepAttempt(optimizer, index, self._optimizers.step_at(index), scaling, opened)
+
+    def _ready(self, attempt: StepAttempt) -> StepAttempt:
+        """An attempt with all that is known of its step, now that its gradients are complete."""
+        opened = attempt.opened
+        self.gradients_complete()
+        self._tape.stop()
+        if not opened.losses:
+            opened.given(self._tape.given_losses())
+        if opened.bad is not None:
+            attempt.bad, attempt.traced, attempt.judging_s = True, opened.bad.traced, opened.bad.judging_s
+        self._observers.tell(StepObserver.attempt_began, attempt)
+        return attempt
+
+    def gradients_complete(self) -> None:
+        """Unscaling, clipping and stepping follow: nothing of these is ever replayed."""
+        self._tape.complete()
+        if self._cycle.on(Moment.HAS_GRADIENTS):
+            self._observers.tell(StepObserver.gradients_complete)
+
+    # -- what is found ------------------------------------------------------------------------------------------
+
+    def without_scaler(self, attempt: StepAttempt) -> None:
+        """``optimizer.step()`` without a scaler (or past it): the one check of the gradients is ours."""
+        self._observers.tell(StepObserver.bare_step, BareStep(attempt.optimizer, self._tape.half_forward))
+        self.check(attempt)
+
+    def check(self, attempt: StepAttempt) -> None:
+        """Judges the gradients by their norm."""
+        with self._guard:
+            attempt.norm = gradients.total_norm(attempt.optimizer)
+            self.found(attempt, verdict.of_unscaled_step(attempt, self._models))
+
+    def check_the_rest(self, attempt: StepAttempt) -> None:
+        """Judges what gradients hide: the loss, buffers, what the loop carries."""
+        with self._guard:
+            poisoned = self._written.turned_bad()
+            self.found(attempt, verdict.of_what_gradients_hide(attempt, poisoned, self._carried.turned_bad()))
+
+    def skipped(self, attempt: StepAttempt) -> None:
+        """A scaler has skipped the optimizer."""
+        self._written.turned_bad()
+        self.found(attempt, verdict.of_skip(attempt, self._models))
+
+    def found(self, attempt: StepAttempt, bad: Verdict | None) -> None:
+        """Makes an incident of what is ``bad``, unless the attempt has one."""
+        if bad is not None and not attempt.bad:
+            self._judge(attempt, bad, None if self._tape.broken else self.recording())
+
+    def recording(self) -> TapedStep:
+        """What it takes to run the present step again."""
+        return self._carried.completed(self._tape.recording())
+
+    def _judge(self, attempt: StepAttempt, bad: Verdict, recording: TapedStep | None) -> None:
+        with self._cycle.inside(State.JUDGING):
+            self._incidents.judge(attempt, bad, recording)
+            self._carried.judged(attempt)
+
+    # -- its end ------------------------------------------------------------------------------------------------
+
+    def end(self, attempt: StepAttempt) -> None:
+        """The optimizer has stepped, or was skipped."""
+        seconds = time.perf_counter() - attempt.opened.began
+        if attempt.norm is None:
+            attempt.norm = attempt.opened.norms.get(id(attempt.optimizer))
+        ended = EndedStep(attempt, self._cycle.attempts, seconds, self._own.ambient)
+        self._observers.tell(StepObserver.step_ended, ended)
+        with self._guard:
+            self._incidents.passed(ended)
+        self._optimizers.stepped(attempt, first=self._cycle.is_open)
+        self._cycle.on(Moment.ENDS)

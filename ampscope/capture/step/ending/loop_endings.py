@@ -1,0 +1,89 @@
+"""Steps that no optimizer ends: the loop moves weights with its own hands, or gives the step up."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ampscope.capture.replay.step_tape import StepTape
+from ampscope.capture.step.cycle import StepCycle
+from ampscope.capture.step.ending import verdict
+from ampscope.capture.step.ending.attempts import Attempts
+from ampscope.capture.step.optimizer_numbers import OptimizerNumbers
+from ampscope.capture.step.own_work import OwnWork
+from ampscope.capture.torch_support.guard import Guard
+from ampscope.capture.torch_support.models import Models
+
+
+class LoopEndings:
+    """Judges a step before the loop itself ends it.
+
+    Args:
+        models: The watched models.
+        optimizers: Which optimizers are the run's, and their steps.
+        cycle: Where the step is.
+        attempts: Begins and ends the attempt that such a step is.
+        tape: What a replay needs; it hears of each function that is about to move weights.
+        own: Marks AMPscope's own work.
+        guard: Catches faults of judging and recording.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        optimizers: OptimizerNumbers,
+        cycle: StepCycle,
+        attempts: Attempts,
+        tape: StepTape,
+        own: OwnWork,
+        guard: Guard,
+    ) -> None:
+        self._models = models
+        self._optimizers = optimizers
+        self._cycle = cycle
+        self._attempts = attempts
+        self._tape = tape
+        self._own = own
+        self._guard = guard
+        tape.on_weights_move(self.before_weights_move)
+
+    def before_weights_move(self, weights: list[Tensor]) -> None:
+        """The loop is about to write into ``weights``: what the step has come to is judged while they are there.
+
+        In mid-step (SAM) the step goes on afterwards; where no optimizer holds the weights, their change ends it.
+        """
+        if not self._cycle.is_open or self._cycle.is_busy:
+            return
+        opened = self._cycle.opened
+        with self._own, self._guard:
+            if self._optimizers.nobody_steps(weights):
+                self._updated_by_hand(weights)
+            elif opened.bad is None:
+                attempt = self._attempts.expected(weights)
+                self._attempts.check(attempt)
+                self._attempts.found(attempt, verdict.of_what_gradients_hide(attempt, [], None))
+                opened.bad = attempt if attempt.bad else None
+
+    def _updated_by_hand(self, weights: list[Tensor]) -> None:
+        attempt = self._attempts.begin_without(weights)
+        attempt.stepped = True
+        self._attempts.without_scaler(attempt)
+        self._attempts.check_the_rest(attempt)
+        self._attempts.end(attempt)
+
+    def left_unfinished(self) -> None:
+        """The loop ends, or gives up the step, before an optimizer steps: the loss may be why.
+
+        Loops look at it themselves and stop, with backward called or not; autograd's anomaly mode does so in backward.
+        """
+        opened = self._cycle.opened
+        if opened.bad is not None or not self._cycle.is_open or self._tape.broken:
+            return
+        with self._guard:
+            unused = self._tape.add_missing_backward(self._own.ambient)
+            if unused is not None:
+                opened.backward([unused])
+            opened.wait_for_losses()
+            if bad := verdict.of_loss_alone(opened):
+                weights: list[Tensor] = [weight for _, weight in self._models.parameters.values()]
+                opened.bad = self._attempts.current or self._attempts.expected(weights)
+                self._attempts.found(opened.bad, bad)
