@@ -17,6 +17,7 @@ from ampscope.capture.hooks import compiled_modules, transform_calls
 from ampscope.capture.hooks.redirection import Redirections
 from ampscope.capture.hooks.transform_calls import Experience
 from ampscope.capture.torch_support import dynamo, instrumented, torch_private
+from ampscope.capture.torch_support.calls import fast_paths
 from ampscope.capture.torch_support.models import Models, is_optimized, unwrapped
 
 #: Steps during which every module's call is looked at, to learn which submodules the loop calls by itself.
@@ -172,10 +173,11 @@ class ModuleWatch:
     def compiles(self) -> None:
         """``torch.compile`` is used: it warns of hooks on all modules."""
         self._stop_learning()
+        fast_paths.leave_to_dynamo()
 
     def compiled_called(self, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A compiled module was called; it counts as a call of the watched module inside."""
-        self._stop_learning()
+        self.compiles()
         inner = unwrapped(module)
         if id(inner) not in self._models.names or not self._is_outermost():
             return call(*args, **kwargs)

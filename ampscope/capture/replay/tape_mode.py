@@ -14,6 +14,7 @@ from ampscope.capture.replay.tape.call_tape import Tape
 from ampscope.capture.torch_support import tensor_tree, torch_private
 from ampscope.capture.torch_support.calls import call_state
 from ampscope.capture.torch_support.calls.call_state import Ambient, RandomState
+from ampscope.capture.torch_support.calls.fast_paths import Call, FastPaths
 from ampscope.capture.torch_support.calls.function_names import draws_random_numbers, is_in_place, leaves_all_as_it_is
 from ampscope.capture.torch_support.calls.half_conversions import dtypes_asked
 from ampscope.capture.torch_support.calls.pause import Pause
@@ -95,6 +96,7 @@ class TapeMode(TorchFunctionMode):
         self._inserted = False
         self._handling = 0  # inside a handled function torch has taken this mode off the stack by itself
         self._raised: ErrorListener | None = None
+        self._fast_paths = FastPaths(self._leave, self._come_back)
         self.recording = True
         self.watching = False
         self.after_backward = False
@@ -108,6 +110,7 @@ class TapeMode(TorchFunctionMode):
         if not self._inserted and not self._handling and not self._guard.broken:
             torch_private.insert_function_mode(self)
             self._inserted = True
+            self._fast_paths.insert()
 
     def remove(self) -> bool:
         """Stops listening; returns whether it was."""
@@ -116,7 +119,26 @@ class TapeMode(TorchFunctionMode):
         was, self._inserted = self._inserted, False
         if was:
             torch_private.remove_function_mode(self)
+            self._fast_paths.remove()
         return was
+
+    def _leave(self) -> bool:
+        """For the call of a module that computes otherwise while this is active."""
+        if self._handling:
+            return False
+        torch_private.remove_function_mode(self)
+        return True
+
+    def _come_back(self, call: Call | None) -> None:
+        """That call is over; it goes onto the tape as one."""
+        torch_private.insert_function_mode(self)
+        if call is None or not self.recording or self._pause.on or self._guard.broken or torch_private.is_tracing():
+            return
+        self._pause.begin_glance()
+        with self._guard:
+            before = _Before(call_state.current(self._types), None, call.kwargs, {})
+            self._note(call.module, call.args, before, call.result)
+        self._pause.end_glance()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

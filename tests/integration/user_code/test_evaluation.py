@@ -122,3 +122,74 @@ def test_a_frozen_transformer_inside_the_model_stays_fast(seed: int, run_folder:
 
     watched = train_both(loop, run_folder)
     assert watched.replay_of(POISONED) == EXACT
+
+
+class _Pooled(nn.TransformerEncoder):
+    """A subclass, whose forward hands on to the one that chooses."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return super().forward(*args, **kwargs).mean(1, keepdim=True)
+
+
+class _Asking(nn.Module):
+    """Chooses by itself, as torch's modules do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.overrides.has_torch_function((x,)):
+            return x.sum(1)
+        return x.flip(1).sum(1) * (1 + 2**-20)
+
+
+class _Failing(_Asking):
+    def forward(self, x: Tensor) -> Tensor:
+        super().forward(x)
+        raise ValueError("no such batch")
+
+
+class _Attention(nn.MultiheadAttention):
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]  # of one tensor
+        return super().forward(x, x, x)[0]
+
+
+TEACHERS: dict[str, Callable[[], nn.Module]] = {
+    "encoder": _encoder,
+    "encoder of nested tensors": lambda: _Pooled(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2),
+    "attention": lambda: _Attention(16, 2, batch_first=True),
+    "within another": lambda: nn.Sequential(nn.Linear(16, 16), _encoder(), nn.Linear(16, 16)),
+    "of its own": _Asking,
+    "scripted": lambda: torch.jit.script(nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.LayerNorm(16))),
+    "fails": _Failing,
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.parametrize("kind", TEACHERS)
+def test_a_model_that_nobody_watches_is_evaluated_at_any_time(kind: str, run_folder: Path) -> None:
+    """A teacher, a reward model or a metric's: what listens to the loop's calls is not there for it."""
+
+    def loop(watch: Callable[..., object]) -> Any:
+        model, teacher = nn.Linear(16, 16), TEACHERS[kind]().eval()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        watch(model)
+        outputs, queue = [], torch.zeros(8, 16)
+
+        def evaluate() -> None:
+            x = torch.randn(2, 5, 16)
+            with torch.no_grad():
+                try:
+                    outputs.append(teacher(x))
+                except ValueError:
+                    outputs.append(x * 0.5)
+
+        for step in range(6):
+            optimizer.zero_grad()
+            loss = (model(torch.randn(2, 5, 16)) - queue.mean()).pow(2).mean()
+            evaluate()
+            loss.backward()
+            evaluate()
+            optimizer.step()
+            evaluate()
+            queue[step] = outputs[-1].reshape(-1, 16).mean(0)
+        return [model, outputs, queue]
+
+    train_both(loop, run_folder)

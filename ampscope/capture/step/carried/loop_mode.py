@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ampscope.capture.torch_support import torch_private
+from ampscope.capture.torch_support.calls.fast_paths import Call, FastPaths
 from ampscope.capture.torch_support.calls.function_names import draws_random_numbers, is_in_place, leaves_all_as_it_is
 from ampscope.capture.torch_support.calls.pause import Pause
 from ampscope.capture.torch_support.guard import Guard
@@ -49,6 +50,7 @@ class LoopMode(TorchFunctionMode):
         self._heard_enough = False
         self._aside = False
         self._pause = pause
+        self._fast_paths = FastPaths(self._leave, self._came_back)
 
     def insert(self) -> None:
         """Starts listening."""
@@ -56,9 +58,10 @@ class LoopMode(TorchFunctionMode):
         if not self._inserted and not self._handling:
             torch_private.insert_function_mode(self)
             self._inserted = True
+            self._fast_paths.insert()
 
     def step_aside(self) -> None:
-        """Leaves the stack for a call of a model: torch takes other paths, with other bits, where a mode is active."""
+        """Leaves the stack for a call of a watched model, which is not followed between steps."""
         if self._inserted and not self._handling:
             self.remove()
             self._aside = True
@@ -66,8 +69,10 @@ class LoopMode(TorchFunctionMode):
     def come_back(self) -> None:
         """That call has returned."""
         if self._aside:
+            self._aside = False
             torch_private.insert_function_mode(self)
-            self._inserted, self._aside = True, False
+            self._inserted = True
+            self._fast_paths.insert()
 
     def remove(self) -> None:
         """Stops listening; safe to call twice."""
@@ -75,6 +80,24 @@ class LoopMode(TorchFunctionMode):
         if self._inserted and not self._handling:
             self._inserted = False
             torch_private.remove_function_mode(self)
+            self._fast_paths.remove()
+
+    def _leave(self) -> bool:
+        """For the call of any module that computes otherwise while a mode is active."""
+        if self._handling:
+            return False
+        torch_private.remove_function_mode(self)
+        return True
+
+    def _came_back(self, call: Call | None) -> None:
+        """That call is over; it is taken down as one."""
+        torch_private.insert_function_mode(self)
+        keeper = None if self._pause.on or self._heard_enough or call is None else self._keeper()
+        if keeper is not None and call is not None and not keeper.guard.broken:
+            self._pause.on = True
+            with keeper.guard:
+                self._heard_enough = not keeper.called(call.module, call.args, call.kwargs, call.result, {})
+            self._pause.on = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

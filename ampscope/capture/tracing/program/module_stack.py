@@ -10,10 +10,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampscope.capture.torch_support import torch_private
-
-#: Modules that in evaluation choose one fused op, which computes otherwise while a mode is active: the tracer leaves
-#: them alone. Source: the fast-path conditions in torch/nn/modules/transformer.py and activation.py.
-_FAST_PATHS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
+from ampscope.capture.torch_support.calls.fast_paths import chooses_by_modes
 
 
 class ModuleStack:
@@ -56,7 +53,7 @@ class ModuleStack:
     def _enter(self, module: nn.Module, _: Any) -> None:
         self.innermost = self._names.get(id(module), self.innermost)
         self._running.append(self.innermost)
-        if isinstance(module, _FAST_PATHS) and not module.training:
+        if chooses_by_modes(module):
             self._step_aside()
             self._fast_paths += 1
         elif self._recomputed_at is None and torch_private.current_backward_node() is not None:
@@ -69,7 +66,7 @@ class ModuleStack:
         if self._running:
             self._running.pop()
             self.innermost = self._running[-1] if self._running else None
-        if isinstance(module, _FAST_PATHS) and not module.training and self._fast_paths:
+        if chooses_by_modes(module) and self._fast_paths:
             self._fast_paths -= 1
             self._step_back()
 

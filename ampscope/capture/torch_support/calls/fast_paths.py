@@ -1,0 +1,105 @@
+"""Modules that compute otherwise, to other bits, while a function mode is active: one that listens leaves them be."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from ampscope.capture.torch_support import dynamo, torch_private
+
+#: What code asks to know whether a mode, or a subclass of Tensor, hears of its calls.
+_QUESTIONS = frozenset(
+    {
+        "has_torch_function",
+        "has_torch_function_unary",
+        "has_torch_function_variadic",
+        "_is_torch_function_mode_enabled",
+        "_len_torch_function_stack",
+    }
+)
+_known: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
+_listening: weakref.WeakSet[FastPaths] = weakref.WeakSet()
+
+
+def leave_to_dynamo() -> None:
+    """Takes all hooks of this room away: ``torch.compile`` warns of hooks on all modules."""
+    for each in list(_listening):
+        each.remove()
+
+
+def chooses_by_modes(module: nn.Module) -> bool:
+    """Whether a module in evaluation asks for modes, and may take another path where one is active.
+
+    `nn.TransformerEncoder`, its layers and `nn.MultiheadAttention` choose one fused op so.
+    """
+    if module.training:
+        return False
+    kind = type(module)
+    asks = _known.get(kind)
+    if asks is None:
+        codes = [getattr(vars(each).get("forward"), "__code__", None) for each in kind.__mro__]
+        asks = _known[kind] = any(not _QUESTIONS.isdisjoint(code.co_names) for code in codes if code is not None)
+    return asks
+
+
+class Call(NamedTuple):
+    """The call of a module for which a mode has stepped aside."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+
+
+class FastPaths:
+    """Takes a function mode off the stack for such modules, while it listens.
+
+    Args:
+        leave: Takes the mode off; returns whether it was there.
+        come_back: Puts it back; is told of the call, None where that was left by an exception.
+    """
+
+    def __init__(self, leave: Callable[[], bool], come_back: Callable[[Call | None], None]) -> None:
+        self._leave = leave
+        self._come_back = come_back
+        self._handles: tuple[Any, ...] = ()
+        self._outermost: nn.Module | None = None
+        self._thread = 0
+
+    def insert(self) -> None:
+        """The mode begins to listen. Compiled code would be compiled again for hooks that come and go."""
+        self._outermost = None
+        if not self._handles and not dynamo.in_use():
+            self._thread = threading.get_ident()
+            _listening.add(self)
+            self._handles = (
+                register_module_forward_pre_hook(self._before),
+                register_module_forward_hook(self._after, always_call=True),
+            )
+
+    def remove(self) -> None:
+        """It has stopped; safe to call twice."""
+        self._outermost = None
+        _listening.discard(self)
+        for handle in self._handles:
+            handle.remove()
+        self._handles = ()
+
+    def _before(self, module: nn.Module, _: Any) -> None:
+        if torch.compiler.is_compiling() or self._outermost is not None or not chooses_by_modes(module):
+            return
+        if threading.get_ident() == self._thread and self._leave():
+            self._outermost = module
+
+    def _after(self, module: nn.Module, args: Any, result: Any) -> None:
+        if self._outermost is module and threading.get_ident() == self._thread:
+            self._outermost = None
+            kwargs = torch_private.forward_kwargs(sys._getframe(1))
+            self._come_back(Call(module, args, kwargs, result) if result is not None else None)
