@@ -52,6 +52,32 @@ class Rise(NamedTuple):
         return f"{what} reached {number(self.size)}; in step {self.step:,} it reached {number(self.before)}."
 
 
+class Since(NamedTuple):
+    """What was otherwise than before, each as what it had been and what it was; None where it was the same."""
+
+    rate: tuple[float, float] | None = None  #: learning rate, of the step before
+    scale: tuple[float, float] | None = None  #: loss scale, likewise
+    batch: tuple[int, int] | None = None  #: rows of the first input, of a good step that was traced
+    dtype: tuple[str, str] | None = None  #: of an op's result, likewise
+    op: str = ""  #: which
+    module: str = ""  #: its module
+
+    @property
+    def in_words(self) -> str:
+        """What changed, in a sentence; empty where nothing did."""
+        told = []
+        if self.rate is not None:
+            told.append(f"the learning rate ({number(self.rate[0])}, now {number(self.rate[1])})")
+        if self.scale is not None:
+            told.append(f"the loss scale ({self.scale[0]:,.0f}, now {self.scale[1]:,.0f})")
+        if self.batch is not None:
+            told.append(f"the rows of the batch ({self.batch[0]:,}, now {self.batch[1]:,})")
+        if self.dtype is not None:
+            where = f" in {self.module}" if self.module else ""
+            told.append(f"the dtype of {op_in_words(self.op)}{where} ({self.dtype[0]}, now {self.dtype[1]})")
+        return f"Otherwise than before: {', '.join(told)}." if told else ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spiked(Reason):
     """A step that stood far out of those before it; many attributes because each is a thing to tell of it."""
@@ -64,6 +90,8 @@ class Spiked(Reason):
     share: float = 0.0  #: of the gradient that is theirs
     inputs: tuple[tuple[str, tuple[int, ...]], ...] = ()  #: with rows that stand out, and which
     rise: Rise | None = None
+    since: Since | None = None
+    stepped: float | None = None  #: norm of the gradients that the optimizer was given; None where nobody looked
     outcome: str = ""  #: what became of the training, in a sentence
 
     @property
@@ -85,6 +113,8 @@ def _spike(occurrence: Occurrence) -> str:
     told = [f"{first[:1].upper()}{first[1:]}.", *_made_by(seen)]
     if seen.rise is not None:
         told.append(seen.rise.in_words)
+    if seen.since is not None:
+        told.append(seen.since.in_words)
     return " ".join(filter(None, (*told, seen.outcome)))
 
 

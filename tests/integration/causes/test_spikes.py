@@ -64,7 +64,13 @@ def adam(weights: list[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def trained(
-    folder: Path, batches: Batches, optimizers: Optimizers = sgd, *, dtype: torch.dtype | None = None, clip: float = 0.0
+    folder: Path,
+    batches: Batches,
+    optimizers: Optimizers = sgd,
+    *,
+    dtype: torch.dtype | None = None,
+    clip: float = 0.0,
+    steps: int = STEPS,
 ) -> Diagnosis:
     """A small network trained under watch."""
     torch.manual_seed(0)
@@ -72,7 +78,7 @@ def trained(
     optimizer = optimizers(list(model.parameters()))
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0) if dtype is torch.float16 else None
     with ampscope.watch(model, scaler, dir=folder, quiet=True):
-        for step in range(STEPS):
+        for step in range(steps):
             pixels, wanted = batches(step)
             optimizer.zero_grad()
             with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
@@ -84,6 +90,9 @@ def trained(
                 optimizer.step()
             else:
                 scaler.scale(loss).backward()
+                if clip:
+                    scaler.unscale_(optimizer)
+                    nn.utils.clip_grad_norm_(model.parameters(), clip)
                 scaler.step(optimizer)
                 scaler.update()
     return ampscope.diagnose(folder)
@@ -121,6 +130,44 @@ def test_a_training_that_goes_on_is_healthy(
 ) -> None:
     diagnosis = trained(run_folder, batches, optimizers, **options)  # type: ignore[arg-type]  # see the parameters
     assert (diagnosis.verdict, diagnosis.primary) == (Verdict.HEALTHY, None), diagnosis.summary
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("clip", [0.0, 1.0])
+def test_a_run_that_ends_soon_after_one_wrong_target_tells_it_unless_it_was_clipped(
+    dtype: torch.dtype | None, clip: float, run_folder: Path
+) -> None:
+    def batches(step: int) -> tuple[Tensor, Tensor]:
+        pixels, wanted = usual(step)
+        wanted[5] = 3000.0 if step == AT else wanted[5]
+        return pixels, wanted
+
+    diagnosis = trained(run_folder, batches, adam, dtype=dtype, clip=clip, steps=AT + 15)
+    if clip:
+        assert (diagnosis.verdict, diagnosis.primary) == (Verdict.HEALTHY, None), diagnosis.summary
+        return
+    primary = diagnosis.primary
+    assert isinstance(primary, Incident), diagnosis.summary
+    assert (primary.cause, primary.severity, primary.step) == (Cause.SPIKE, Severity.WARNING, AT)
+    assert "is that of the row at index 5, of 32 rows" in primary.explanation
+    assert "14 steps follow, too few to tell" in primary.explanation
+
+
+@pytest.mark.parametrize("steps", [65, 75])
+def test_a_run_of_heavy_tails_that_ends_soon_after_one_is_healthy(steps: int, run_folder: Path) -> None:
+    diagnosis = trained(run_folder, heavy_tails, adam, steps=steps)
+    assert (diagnosis.verdict, diagnosis.primary) == (Verdict.HEALTHY, None), diagnosis.summary
+
+
+def test_a_smaller_batch_is_told_with_the_spike(run_folder: Path) -> None:
+    def batches(step: int) -> tuple[Tensor, Tensor]:
+        pixels, wanted = usual(step)
+        wanted[5] = 3000.0 if step == AT else wanted[5]
+        return (pixels[:16], wanted[:16]) if step == AT else (pixels, wanted)
+
+    diagnosis = trained(run_folder, batches, lambda weights: torch.optim.SGD(weights, lr=0.003))
+    (noted,) = (each for each in diagnosis.incidents if each.cause is Cause.SPIKE)
+    assert "Otherwise than before: the rows of the batch (32, now 16)." in noted.explanation
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16])

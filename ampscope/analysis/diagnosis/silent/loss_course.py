@@ -83,9 +83,14 @@ class LossCourse:
         return bool((middles <= self.recent.max()).any())
 
     @property
+    def is_cut_short(self) -> bool:
+        """Whether the run ended before its losses could tell whether the training got over it."""
+        return self.settled.size < LEAST_AFTER
+
+    @property
     def _is_known(self) -> bool:
         both = np.concatenate([self.recent, self.settled])
-        return bool(self.settled.size >= LEAST_AFTER and (both > 0).all() and np.isfinite(both).all())
+        return bool(not self.is_cut_short and (both > 0).all() and np.isfinite(both).all())
 
     def ended_at(self, bad_steps: Iterable[int]) -> int | None:
         """The first of ``bad_steps`` that came soon after the step, with no loss in between as it had been; else None.

@@ -13,7 +13,7 @@ from ampscope.analysis.causes.cause_entry import Occurrence, number
 from ampscope.analysis.causes.harmless import FarOut, Spiked
 from ampscope.analysis.cures.remedies import remedies
 from ampscope.analysis.diagnosis.silent.loss_course import AFTER, LossCourse
-from ampscope.analysis.diagnosis.silent.risen_values import Risen, risen
+from ampscope.analysis.diagnosis.silent.risen_values import Risen, compared, risen, since
 from ampscope.analysis.origin.step_graph import Sites, public_phase, source_line
 from ampscope.analysis.results import Incident
 from ampscope.analysis.tables.step_history import History
@@ -21,6 +21,9 @@ from ampscope.trace.json_columns import details
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import EventKind, Node, Phase, Table
 from ampscope.trace.vocabulary import Cause, Severity
+
+#: A gradient norm this many times the largest before is told though a run has ended too soon to show what came of it.
+ENORMOUS = 100.0
 
 
 def spikes(run: Run, sites: Sites, history: Mapping[int, History], failures: Sequence[Incident]) -> list[Incident]:
@@ -83,6 +86,7 @@ def _seen(step: int, said: dict[str, Any]) -> Spiked | None:
             batch=int(rows.get("of", 0)),
             share=float(rows.get("share", 0.0)),
             inputs=tuple((str(name), tuple(map(int, each))) for name, each in said["inputs"].items()),
+            stepped=None if said.get("stepped") is None else float(said["stepped"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
@@ -102,15 +106,20 @@ class _Judge:
         history = self.history.get(optimizer)
         # The losses of several optimizers move against each other: what is usual there, nobody knows.
         course = LossCourse.of(history, seen.step) if history is not None and len(self.history) == 1 else None
-        if course is None:
+        if history is None or course is None:
             return None
-        found = risen(self.run, self.sites, seen.step, history, optimizer)
+        graphs = compared(self.run, self.sites, seen.step, optimizer)
+        found = risen(graphs, history) if graphs is not None else None
         came_in_larger = found is not None and found.is_input
         marked = left_a_mark(seen, course, self.bad_steps, came_in_larger=came_in_larger)
         if not marked and not course.got_over:
             return None
-        outcome = _outcome(course, self.bad_steps) if marked else "The training got over it."
-        reason = replace(seen, outcome=outcome, rise=found.fact if found is not None else None)
+        reason = replace(
+            seen,
+            outcome=_outcome(course, self.bad_steps) if marked else "The training got over it.",
+            rise=found.fact if found is not None else None,
+            since=since(history, seen.step, graphs),
+        )
         incident = Incident(
             step=seen.step,
             last_step=seen.step,
@@ -135,7 +144,8 @@ def left_a_mark(seen: Spiked, course: LossCourse, bad_steps: Sequence[int], *, c
     What all batches are like from then on (a curriculum, another task) raises the loss of the step itself as it raises
     those after it, and so does a learning rate that was raised: neither is the spike's doing. So the step has to have
     been alone in something: its loss was usual, and only its gradients were not; or few rows of its batch made them,
-    or it was given what is out of all proportion, and its loss was far from those that follow.
+    or it was given what is out of all proportion, and its loss was far from those that follow. Of a run that has ended
+    soon after, only gradients of such a step that are enormous are told.
 
     Args:
         seen: The spike.
@@ -148,7 +158,15 @@ def left_a_mark(seen: Spiked, course: LossCourse, bad_steps: Sequence[int], *, c
     alone = bool(seen.rows) or came_in_larger
     if course.ended_at(bad_steps) is not None:
         return alone
+    if course.is_cut_short:
+        return alone and _was_enormous(seen)
     return course.stayed_up and ((seen.by_gradients and course.was_usual) or (alone and course.was_apart))
+
+
+def _was_enormous(seen: Spiked) -> bool:
+    """Whether the optimizer was given gradients that nobody expects to see again: the loop had not clipped them."""
+    norm = next((each for each in seen.far_out if each.quantity == "grad_norm"), None)
+    return norm is not None and seen.stepped is not None and seen.stepped >= ENORMOUS * norm.highest
 
 
 def _outcome(course: LossCourse, bad_steps: Sequence[int]) -> str:
@@ -156,6 +174,9 @@ def _outcome(course: LossCourse, bad_steps: Sequence[int]) -> str:
     end = course.ended_at(bad_steps)
     if end is not None:
         return f"The training did not get over it: step {end:,} was not finite any more."
+    if course.is_cut_short:
+        many = f"{course.after.size:,} steps follow" if course.after.size != 1 else "One step follows"
+        return f"{many}, too few to tell whether the training gets over it."
     after, before = (float(np.median(each)) for each in (course.settled, course.recent))
     return f"The loss stayed up: {number(after)} in the steps after it, {number(before)} in those before."
 

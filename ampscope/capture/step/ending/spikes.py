@@ -61,8 +61,7 @@ class SpikeEnding(StepObserver):
         if found:
             with self._cycle.inside(State.JUDGING):
                 outcome = self._incidents.look(attempt, None if self._tape.broken else self._tape.recording())
-            largest = _shares(attempt, self._models)
-            self._take_down(attempt.step, attempt.index, found, outcome, largest)
+            self._take_down(attempt.step, attempt.index, found, outcome, *_shares(attempt, self._models))
 
     def arrived(self, attempt: StepAttempt, row: StepRow) -> None:
         """The numbers of a step that its optimizer decided on the device have reached the host."""
@@ -84,12 +83,19 @@ class SpikeEnding(StepObserver):
         return {name: spike for name, spike in found.items() if spike is not None}
 
     def _take_down(
-        self, step: int, optimizer: int, found: dict[str, Spike], outcome: ReplayResult, largest: list[Any]
+        self,
+        step: int,
+        optimizer: int,
+        found: dict[str, Spike],
+        outcome: ReplayResult,
+        largest: list[Any],
+        stepped: float | None = None,
     ) -> None:
         evidence = {
             "optimizer": optimizer,
             "out": {name: spike._asdict() for name, spike in found.items()},
             "parameters": largest,
+            "stepped": stepped,
             "rows": outcome.few_rows._asdict() if outcome.few_rows is not None else None,
             "inputs": outcome.standing_out,
             "replay": outcome.status,
@@ -98,9 +104,12 @@ class SpikeEnding(StepObserver):
         self._recorder.event(EventKind.SPIKE, step, json.dumps(evidence))
 
 
-def _shares(attempt: StepAttempt, models: Models) -> list[tuple[str, float]]:
-    """The parameters with the largest gradients, each with its share of the squared norm; waits for the device."""
+def _shares(attempt: StepAttempt, models: Models) -> tuple[list[tuple[str, float]], float]:
+    """The parameters with the largest gradients, each with its share of the squared norm; waits for the device.
+
+    With the norm of what the optimizer is given: the loop may have clipped it.
+    """
     norms = {name: float(norm) for name, norm in gradients.norms_by_name(attempt.optimizer, models).items()}
     total = sum(norm**2 for norm in norms.values()) or 1.0
     largest = sorted(norms, key=lambda name: -norms[name])[:MOST_PARAMETERS]
-    return [(name, norms[name] ** 2 / total) for name in largest]
+    return [(name, norms[name] ** 2 / total) for name in largest], float(total**0.5)

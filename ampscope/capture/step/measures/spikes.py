@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
@@ -11,7 +12,8 @@ from typing import NamedTuple
 WINDOW, ENOUGH = 64, 20
 #: A spike is this many times larger than the largest value of its band,
 FACTOR = 10.0
-#: and this many median absolute deviations of the logarithm from its median,
+#: and this many median absolute deviations of the logarithm from its median, or, where less, of its steps up and down:
+#: a loss that is falling is spread wide although each step says where the next will be,
 DEVIATIONS = 10.0
 #: which are taken for at least this much: a factor of about 1.1.
 LEAST_DEVIATION = 0.1
@@ -65,7 +67,9 @@ class Band:
         if len(logs) < ENOUGH or value <= FACTOR * highest:
             return None
         middle = median(logs)
-        deviation = max(LEAST_DEVIATION, median(abs(each - middle) for each in logs))
+        spread = median(abs(each - middle) for each in logs)
+        moves = median(abs(after - before) for before, after in pairwise(logs))
+        deviation = max(LEAST_DEVIATION, min(spread, moves))
         if math.log(value) - middle <= DEVIATIONS * deviation:
             return None
         return Spike(value, math.exp(middle), highest, len(self._values))

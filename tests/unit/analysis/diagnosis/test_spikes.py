@@ -23,11 +23,19 @@ LOW = [0.1, 0.12, 0.09, 0.11] * 15
 UP = [0.4, 0.5, 0.45, 0.42] * 10
 
 
-def spike(trace: TraceBuilder, *, rows: dict[str, Any] | None = None, step: int = AT, out: str = "grad_norm") -> None:
+def spike(
+    trace: TraceBuilder,
+    *,
+    rows: dict[str, Any] | None = None,
+    step: int = AT,
+    out: str = "grad_norm",
+    stepped: float | None = 5000.0,
+) -> None:
     """What capture takes down of a spike."""
     far = {"value": 5000.0, "usual": 1.0, "highest": 2.0, "steps": 60}
     said = {"optimizer": 0, "out": {out: far}, "parameters": [["head.weight", 0.9]], "rows": rows, "inputs": {}}
-    trace.event(EventKind.SPIKE, json.dumps({**said, "replay": ReplayStatus.EXACT, "replay_reason": ""}), step=step)
+    replayed = {"stepped": stepped, "replay": ReplayStatus.EXACT, "replay_reason": ""}
+    trace.event(EventKind.SPIKE, json.dumps({**said, **replayed}), step=step)
 
 
 def told(
@@ -38,13 +46,14 @@ def told(
     rows: dict[str, Any] | None = None,
     out: str = "grad_norm",
     optimizers: int = 1,
+    stepped: float | None = 5000.0,
 ) -> Diagnosis:
     """The diagnosis of a run with a spike at `AT`."""
     trace = TraceBuilder(folder)
     for step, loss in enumerate(losses):
         for optimizer in range(optimizers):
             trace.step(step=step, optimizer=optimizer, loss=loss, scale=None, lr=rates[step] if rates else 1e-3)
-    spike(trace, rows=rows, out=out)
+    spike(trace, rows=rows, out=out, stepped=stepped)
     return diagnose(trace.close())
 
 
@@ -100,6 +109,9 @@ def test_a_spike_that_training_got_over_is_a_note(
         pytest.param([*LOW, 50.0, *UP], {}, id="another task: many rows, and the first step helps most"),
         pytest.param([*LOW, 0.11, *UP], {"rates": [*[1e-3] * 58, *[1e-2] * 43]}, id="the learning rate was raised"),
         pytest.param([*LOW, 0.11, *UP[:15]], {}, id="too early to tell"),
+        pytest.param([*LOW, 900.0, *LOW[:15]], {"rows": FEW_ROWS, "stepped": 1.0}, id="too early, and clipped"),
+        pytest.param([*LOW, 900.0, *LOW[:15]], {"rows": FEW_ROWS, "stepped": None}, id="too early, and not looked at"),
+        pytest.param([*LOW, 900.0, *LOW[:15]], {"rows": FEW_ROWS, "stepped": 150.0}, id="too early, and not enormous"),
         pytest.param([-each for each in [*LOW, 0.11, *UP]], {}, id="losses with a sign"),
         pytest.param([*LOW, 0.11, *UP], {"optimizers": 2}, id="two that play against each other"),
         pytest.param([*LOW, 0.3, *UP], {"out": "loss"}, id="the loss alone, and not alone for long"),
@@ -109,6 +121,38 @@ def test_a_spike_that_training_got_over_is_a_note(
 def test_where_nobody_can_know_nothing_is_said(losses: list[float], options: dict[str, Any], run_folder: Path) -> None:
     diagnosis = told(run_folder, losses, **options)
     assert (diagnosis.verdict, diagnosis.primary, of_spikes(diagnosis)) == (Verdict.HEALTHY, None, [])
+
+
+@pytest.mark.parametrize(("after", "said"), [(15, "15 steps follow, too few"), (1, "One step follows, too few")])
+def test_enormous_gradients_of_few_rows_are_told_though_the_run_ends_soon(
+    after: int, said: str, run_folder: Path
+) -> None:
+    diagnosis = told(run_folder, [*LOW, 900.0, *LOW[:after]], rows=FEW_ROWS)
+    (found,) = of_spikes(diagnosis)
+    assert (diagnosis.verdict, diagnosis.primary) == (Verdict.PROBLEM, found)
+    assert found.explanation.endswith(f"{said} to tell whether the training gets over it.")
+
+
+def test_what_changed_since_the_step_before_and_a_good_one_is_told(run_folder: Path) -> None:
+    trace = TraceBuilder(run_folder)
+    for step, loss in enumerate([*LOW, 900.0, *LOW]):
+        trace.step(loss=loss, scale=64.0 if step < AT else 1024.0, lr=2e-3 if step < AT else 1e-3)
+    for step, source, dtype, rows in ((0, Source.LIVE, "bfloat16", 32), (AT, Source.REPLAY, "float16", 4)):
+        traced = Step(trace, step=step, source=source)
+        x = traced.entry(out=(-1.0, 1.0), name="args[0]", shape=f"{rows}x8", dtype="float32")
+        cast = traced.op("_to_copy", x, out=(-1.0, 1.0), dtype=dtype, line=7)
+        traced.op("mm", cast, out=(-1.0, 1.0), dtype=dtype, module="head", line=7)
+    spike(trace, rows=FEW_ROWS)
+    (found,) = of_spikes(diagnose(trace.close()))
+    assert (
+        "Otherwise than before: the learning rate (0.002, now 0.001), the loss scale (64, now 1,024), the rows of the "
+        "batch (32, now 4), the dtype of mm in head (bfloat16, now float16)."
+    ) in found.explanation
+
+
+def test_what_did_not_change_is_not_told(run_folder: Path) -> None:
+    (found,) = of_spikes(told(run_folder, [*LOW, 900.0, *UP], rows=FEW_ROWS))
+    assert "Otherwise" not in found.explanation
 
 
 def test_a_run_that_blew_up_is_told_from_the_step_that_threw_it_off(run_folder: Path) -> None:

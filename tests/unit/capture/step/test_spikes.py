@@ -50,6 +50,12 @@ def test_what_training_does_is_no_spike(values: list[float]) -> None:
     assert taken(values) == []
 
 
+def test_a_value_far_out_of_a_loss_that_falls_is_a_spike() -> None:
+    falling = [value * 0.9**step for step, value in enumerate(noise(60))]
+    assert taken([*falling, 1000.0]) == [60]
+    assert taken([*falling, 8.0]) == []
+
+
 def test_a_heavy_tail_is_soon_usual() -> None:
     chance = random.Random(1)
     assert len(taken([1 / chance.random() for _ in range(3000)])) <= 10
