@@ -17,6 +17,7 @@ from ampscope.capture.torch_support.calls import call_state
 from ampscope.capture.torch_support.calls.half_conversions import METHODS, dtypes_asked
 from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.tensor_tree import inner_tensors, rewrapped
 from ampscope.capture.torch_support.user_line import NOWHERE, Place
 from ampscope.trace import schema
 from ampscope.trace.schema import LOSS_CODE
@@ -87,7 +88,8 @@ class EverythingIn(ReplayChange):
 
     def leaf(self, tensor: Tensor) -> Tensor:
         """See `ReplayChange.leaf`."""
-        return tensor.to(self._instead.get(tensor.dtype, tensor.dtype))
+        dtype = self._instead.get(tensor.dtype, tensor.dtype)
+        return rewrapped(tensor, self.leaf, dtype) if inner_tensors(tensor) else tensor.to(dtype)
 
 
 class ConversionsInFloat32(ReplayChange):

@@ -90,7 +90,8 @@ class Player:
         with random_state_kept(), _gradients_kept(self._models), _eager(), torch.autograd.set_detect_anomaly(False):
             if self._faithful:
                 self._check_versions()
-            self._name_leaves()
+            for node, name, leaf in self._substitutes.leaves():
+                self._tracer.name_entry(leaf, node, name)
             bad_before = _bad_buffers(self._substitutes)
             with left_as_found(self._models.names), self._substitutes.installed(self._hooks()):
                 self._change.change_modules(self._models)
@@ -245,12 +246,6 @@ class Player:
             if any(torch_private.version_counter(read.tensor) != read.version for read in entry.arguments.outside):
                 self.differences.append("an input was changed in place since")
         self.held_otherwise = bool(self.differences)
-
-    def _name_leaves(self) -> None:
-        for name, parameter in self._models.parameters.values():
-            self._tracer.name_entry(parameter, Node.PARAMETER, name)
-        for module, name, buffer in self._substitutes.buffers():
-            self._tracer.name_entry(buffer, Node.BUFFER, ".".join(filter(None, (module, name))))
 
     def _mark_sinks(self) -> None:
         for loss in self.losses:

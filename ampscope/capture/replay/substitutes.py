@@ -15,6 +15,8 @@ from ampscope.capture.replay.state.put_back import PutBack
 from ampscope.capture.replay.state.silence import silenced
 from ampscope.capture.replay.state.state_snapshot import StateSnapshot
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.tensor_tree import inner_tensors, rewrapped
+from ampscope.trace.schema import Node
 
 #: Tensors from outside up to this size are replayed on copies, in case the step writes into them.
 COPIED_BYTES = 64 << 20
@@ -46,6 +48,8 @@ class Substitutes:
         return known[1]
 
     def _make(self, tensor: Tensor) -> Tensor:
+        if inner_tensors(tensor):
+            return self._rewrapped(tensor)
         copied = self._snapshot.at_start(tensor)
         if copied is not None and not tensor.requires_grad:  # it may have been frozen until this step
             copied = self._converted(copied)
@@ -58,11 +62,25 @@ class Substitutes:
         alias = self._converted(tensor.detach())
         return nn.Parameter(alias) if isinstance(tensor, nn.Parameter) else alias.requires_grad_()
 
+    def _rewrapped(self, tensor: Tensor) -> Tensor:
+        """A wrapper around substitutes: an op on the wrapper itself, a copy too, is what its class makes of it."""
+        if tensor.grad_fn is not None:
+            return tensor
+        leaf = self._converted(rewrapped(tensor, self.of))
+        return leaf.requires_grad_() if tensor.requires_grad else leaf
+
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter that took part, by name, as its substitute."""
         for key, (name, _) in self._models.parameters.items():
             if key in self._tensors:
                 yield name, self._tensors[key][1]
+
+    def leaves(self) -> Iterator[tuple[Node, str, Tensor]]:
+        """Every parameter and buffer of the models, with its name, as the step reads it from outside."""
+        for name, parameter in self._models.parameters.values():
+            yield Node.PARAMETER, name, self.of(parameter) if inner_tensors(parameter) else parameter
+        for module, name, buffer in self.buffers():
+            yield Node.BUFFER, ".".join(filter(None, (module, name))), buffer
 
     def buffers(self) -> Iterator[tuple[str, str, Tensor]]:
         """Module, name and substitute of every buffer."""

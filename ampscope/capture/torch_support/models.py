@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ampscope.capture.torch_support import dynamo
 from ampscope.capture.torch_support.communication.sharded_models import class_name, is_fully_sharded
 from ampscope.capture.torch_support.local_shards import is_sharded, local
+from ampscope.capture.torch_support.tensor_tree import inner_tensors
 
 #: Attributes under which wrappers keep the module that does the work.
 _INNER = (
@@ -211,7 +212,8 @@ class Models:
     def weight_norms(self) -> list[Tensor]:
         """The L2 norm of every dense trainable parameter, as far as it lies on this rank, as device scalars."""
         trained = [local(p) for _, p in self.parameters.values() if p.requires_grad and p.layout is torch.strided]
-        weights = [weight.detach() for weight in trained]
+        held = [each for weight in trained for each in (inner_tensors(weight) or [weight])]
+        weights = [each.detach() for each in held if each.is_floating_point() or each.is_complex()]
         return list(torch._foreach_norm(weights)) if weights else []
 
     def main_type(self) -> str:

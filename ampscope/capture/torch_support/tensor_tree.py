@@ -1,6 +1,7 @@
 """Walks the tensors inside whatever a model takes or returns, and rebuilds it with others in their place.
 
-No code of the user's runs in it: what is copied is copied by what it consists of, never by its own idea of a copy.
+No code of the user's runs in it: what is copied is copied by what it consists of, never by its own idea of a copy. A
+tensor subclass without memory of its own, which wraps others (a quantised weight and its scale), is a tree too.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, type, torch.Size)
+_PLAIN_TENSORS = (Tensor, nn.Parameter)
 _LEAVES = (*_ATOMS, Tensor)
 _SEQUENCES = (tuple, list, set, frozenset, deque)
 #: Python's containers that can change; of two that fit, the first.
@@ -43,6 +45,55 @@ def tensors(value: Any) -> Iterator[Tensor]:
 def rebuild(value: Any, change: Callable[[Any], Any], kind: type = Tensor) -> Any:
     """``value`` with every leaf of type ``kind`` replaced by ``change(leaf)``; containers are copied, never edited."""
     return _Rebuilding(change, kind).of(value, _DEPTH)
+
+
+def inner_tensors(tensor: Tensor) -> list[Tensor]:
+    """The tensors with memory in which a wrapper of the user's keeps its values; none for any other tensor.
+
+    No code of the wrapper's class runs: an op on the wrapper itself would be what that class makes of it.
+    """
+    if not _is_wrapper(tensor):
+        return []
+    held = list(tensors(dict(vars(tensor))))
+    return [each for one in held for each in (inner_tensors(one) or [one])]
+
+
+def rewrapped(tensor: Tensor, change: Callable[[Tensor], Tensor], dtype: torch.dtype | None = None) -> Tensor:
+    """A wrapper like ``tensor`` around other tensors; it has no history and needs no gradient.
+
+    Args:
+        tensor: A wrapper that has `inner_tensors`.
+        change: Gives the tensor that takes the place of an inner one.
+        dtype: That the wrapper claims; None for that of ``tensor``.
+    """
+
+    def changed(held: Tensor) -> Tensor:
+        return rewrapped(held, change, dtype) if _is_wrapper(held) else change(held)
+
+    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+        again: Tensor = Tensor._make_wrapper_subclass(  # what torch's notes have every such class call
+            type(tensor),
+            tensor.size(),
+            strides=tensor.stride(),
+            storage_offset=tensor.storage_offset(),
+            dtype=dtype or tensor.dtype,
+            layout=tensor.layout,
+            device=tensor.device,
+        )
+    again.__dict__.update(rebuild(dict(vars(tensor)), changed))
+    return again
+
+
+def _is_wrapper(tensor: Tensor) -> bool:
+    """Whether a class of the user's answers every op on a tensor, which has no memory but that of what it holds."""
+    kind: Any = type(tensor)
+    if kind in _PLAIN_TENSORS or kind.__module__.partition(".")[0] == "torch":
+        return False
+    if kind.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl:
+        return False
+    with torch._C.DisableTorchFunctionSubclass():
+        has_memory = tensor.layout is torch.strided and tensor.data_ptr() != 0
+    return not has_memory and any(True for _ in tensors(dict(vars(tensor))))
 
 
 def is_plain_object(value: Any) -> bool:

@@ -49,7 +49,8 @@ class OpPoints:
             module, place = (forward.module, forward.place) if forward is not None else (module, NOWHERE)
             place = self._places.inside_backward() or place
         else:
-            place = self._places.now() if node is not None or functions.place is None else functions.place
+            outside = functions.place if node is None and not functions.unwraps else None
+            place = outside or self._places.now()
         cast = Cast.NONE
         if operator.is_cast and operands:
             reason = forward.cast if forward is not None else Cast.NONE

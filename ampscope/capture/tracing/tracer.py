@@ -15,6 +15,7 @@ from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.calls.pause import Pause
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.local_shards import local
+from ampscope.capture.torch_support.tensor_tree import inner_tensors
 from ampscope.capture.tracing import op_points, operators
 from ampscope.capture.tracing.collective_ops import Exchange
 from ampscope.capture.tracing.dataflow import Dataflow, Writer
@@ -120,11 +121,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
 
     def name_entry(self, tensor: Tensor, node: Node, name: str) -> None:
         """Tells where a tensor that no op of the step wrote comes from."""
-        tensor = stored(local(tensor))
-        if tensor.layout is torch.strided:
-            self._dataflow.name_entry(tensor, node, name)
-            if self.outputs.full and node is Node.INPUT:
-                self._note_rows(tensor, name)
+        for each in inner_tensors(tensor) or [stored(local(tensor))]:
+            if each.layout is torch.strided:
+                self._dataflow.name_entry(each, node, name)
+                if self.outputs.full and node is Node.INPUT:
+                    self._note_rows(each, name)
 
     def _note_rows(self, tensor: Tensor, name: str) -> None:
         with self.unseen():
@@ -150,8 +151,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not _PLAIN.issuperset(types):
-            if torch_private.are_fake(types):
+            if self.pause.on or torch_private.are_fake(types):  # another tracer may be at work below this one
                 return func(*args, **kwargs)
+            self.functions.unwraps = True
             return NotImplemented  # a wrapper subclass: its inner ops come by again
         operator = operators.describe(func)
         guard = self._guard

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.tensor_tree import inner_tensors
 from ampscope.capture.torch_support.torch_private import version_counter
 
 #: Steps after which the list of tensors that a forward may change is drawn up anew.
@@ -61,7 +62,8 @@ class StateSnapshot:
         """Draws up the list of what may change: every so often, and when it is known to be another."""
         replaceable, revision = self._models.replaceable_tensors(), self._models.revision
         if self._steps % REVIEW_EVERY == 0 or (replaceable, revision) != (self._replaceable, self._revision):
-            self._candidates = list(self._models.mutable_tensors())
+            held = self._models.mutable_tensors()
+            self._candidates = [each for tensor in held for each in (inner_tensors(tensor) or [tensor])]
             self._replaceable, self._revision = replaceable, revision
         self._steps += 1
 
@@ -89,7 +91,7 @@ class StateSnapshot:
         for module, attributes in self._attributes:
             for name, value in attributes.items():
                 written = isinstance(value, Tensor) and value.is_leaf and version_counter(value) > 0
-                if written and id(value) not in listed:
+                if written and id(value) not in listed and not inner_tensors(value):
                     return f"the tensor {name} of {type(module).__name__} was new, and what it held was not kept"
         return ""
 

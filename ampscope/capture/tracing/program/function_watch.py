@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ampscope.capture.torch_support.calls import call_state
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.user_line import Place
 from ampscope.capture.tracing.program.places import Places
+
+_PLAIN = frozenset({Tensor, nn.Parameter})
 
 
 class FunctionWatch(TorchFunctionMode):
@@ -27,6 +30,7 @@ class FunctionWatch(TorchFunctionMode):
         self.place: Place | None = None
         self.region: torch.dtype | None = None  #: dtype of the autocast region; None outside
         self.creates_graph = False  #: the backward in progress records a graph of itself
+        self.unwraps = False  #: the function is answered by the class of one of its operands, in code of its own
         self.handling = 0  #: calls in progress: inside one, torch has taken the mode off the stack by itself
         self._places = places
         self._guard = guard
@@ -34,14 +38,15 @@ class FunctionWatch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        before = (self.function, self.place, self.region, self.creates_graph)
+        before = (self.function, self.place, self.region, self.creates_graph, self.unwraps)
         self.handling += 1
         try:
+            self.unwraps = not _PLAIN.issuperset(types)
             self._note(func, args, kwargs)
             return func(*args, **kwargs)
         finally:
             self.handling -= 1
-            self.function, self.place, self.region, self.creates_graph = before
+            self.function, self.place, self.region, self.creates_graph, self.unwraps = before
 
     def _note(self, func: Any, args: Any, kwargs: Any) -> None:
         if self._guard.broken:

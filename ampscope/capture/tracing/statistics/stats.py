@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ampscope.capture.torch_support.local_shards import has_arrived, local
+from ampscope.capture.torch_support.tensor_tree import inner_tensors
 from ampscope.capture.tracing.statistics.tensor_values import MEASURED, numbers, stored
 from ampscope.trace.dtypes import FINFO
 from ampscope.trace.schema import Statistics
@@ -20,7 +21,7 @@ _CHUNK = 128
 def measurable(tensor: Tensor) -> bool:
     """Whether a tensor has values that can be looked at; of a sparse or nested one, ask for what is `stored`."""
     dense = tensor.layout is torch.strided and not tensor.is_meta and has_arrived(tensor)
-    has_memory = not tensor.is_nested and not tensor._is_zerotensor()  # autograd makes zeros without any
+    has_memory = not tensor.is_nested and not tensor._is_zerotensor() and not inner_tensors(tensor)
     return dense and tensor.dtype in MEASURED and tensor.numel() > 0 and has_memory
 
 
@@ -45,6 +46,9 @@ def extremes(tensor: Tensor) -> tuple[Tensor, Tensor]:
 
 def finite(tensor: Tensor) -> bool:
     """Whether every element that lies on this rank is finite; waits for the device."""
+    inner = inner_tensors(tensor)
+    if inner:
+        return all(map(finite, inner))
     values = stored(local(tensor))
     if not can_be_bad(values):
         return True

@@ -13,6 +13,7 @@ from torch.optim.optimizer import Optimizer
 from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
+from ampscope.capture.torch_support.tensor_tree import inner_tensors
 from ampscope.capture.tracing.statistics import stats
 from ampscope.capture.tracing.statistics.tensor_values import numbers
 from ampscope.trace.schema import StateKind
@@ -78,8 +79,9 @@ class StateHistory:
 def weights(models: Models) -> Iterator[Held]:
     """The watched parameters with values that can be looked at; frozen ones are as whoever froze them wants them."""
     for name, parameter in models.parameters.values():
-        if parameter.requires_grad and stats.may_turn_bad(local(parameter)):
-            yield Held(StateKind.WEIGHT, name, "", parameter)
+        for tensor in inner_tensors(parameter) or [parameter]:
+            if parameter.requires_grad and stats.may_turn_bad(local(tensor)):
+                yield Held(StateKind.WEIGHT, name, "", tensor)
 
 
 def optimizer_state(optimizer: Optimizer, models: Models) -> Iterator[Held]:
