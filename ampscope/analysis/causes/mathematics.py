@@ -5,7 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ampscope.analysis.causes.cause_entry import CauseEntry, Match, Occurrence, OpRule, Reason, Turn, number
+from ampscope.analysis.causes.cause_entry import (
+    NOTHING_MORE,
+    CauseEntry,
+    Match,
+    Occurrence,
+    OpRule,
+    Reason,
+    Turn,
+    number,
+)
 from ampscope.analysis.causes.range_underflow import Flushed, constant_lost, flushed_operand
 from ampscope.analysis.origin.given_zeros import divides_by_given_zeros
 from ampscope.analysis.origin.op_facts import Executed, numel
@@ -125,7 +134,9 @@ def _slope_of_root(op: Executed) -> Match | None:
 
 
 def _slope_of_power(op: Executed) -> Match | None:
-    infinite = op.name == "pow" and op.divides_by_zero and (op.exponent is None or op.exponent < 0)
+    """Not a power that a function's own backward takes: that is no slope, but a division like any other."""
+    slope = op.name == "pow" and op.site.grad_fn.startswith("Pow")
+    infinite = slope and op.divides_by_zero and (op.exponent is None or op.exponent < 0)
     return Match(Cause.POW_GRAD_ZERO) if infinite else None
 
 
@@ -143,8 +154,30 @@ def _masked_row_by_hand(op: Executed) -> Match | None:
     return Match(Cause.ALL_MASKED_SOFTMAX) if masked else None
 
 
+def _empty_row(occurrence: Occurrence) -> str:
+    if "softmax" in occurrence.op or "scaled_dot_product" in occurrence.op or not occurrence.op:
+        return "A row is masked with -inf from end to end, and the softmax of such a row is 0/0."
+    return (
+        f"A mask's -inf met another one in {occurrence.op_in_words}, and inf - inf is NaN: so it does in a softmax by "
+        "hand over a row that is masked from end to end."
+    )
+
+
 def _ctc(op: Executed) -> Match | None:
-    return Match(Cause.CTC_INFEASIBLE) if "ctc_loss" in op.name else None
+    """Of finite log probabilities any alignment has a finite loss; one that is -inf may be on all of them."""
+    if "ctc_loss" not in op.name:
+        return None
+    lowest = op.lowest_operand
+    return Match(Cause.CTC_INFEASIBLE, NegativeOperand(lowest=lowest) if lowest == -math.inf else NOTHING_MORE)
+
+
+def _no_alignment(occurrence: Occurrence) -> str:
+    if isinstance(occurrence.reason, NegativeOperand):
+        return (
+            "Log probabilities of -inf were given: each alignment passes through one of them, or the target is longer "
+            "than its input allows. So its loss is infinite."
+        )
+    return "No alignment exists: the target is longer than its input allows, so its loss is infinite."
 
 
 # -- the entries ------------------------------------------------------------------------------------------------------
@@ -230,7 +263,7 @@ ENTRIES = (
     CauseEntry(
         cause=Cause.ALL_MASKED_SOFTMAX,
         noun="a softmax over a row that is masked entirely",
-        sentence="A row is masked with -inf from end to end, and the softmax of such a row is 0/0.",
+        sentence=_empty_row,
         remedies=(
             Remedy(
                 text="Keep at least one key in every row, or zero the rows that have none.",
@@ -243,10 +276,10 @@ ENTRIES = (
     CauseEntry(
         cause=Cause.CTC_INFEASIBLE,
         noun="a CTC target that does not fit its input",
-        sentence="No alignment exists: the target is longer than its input allows, so its loss is infinite.",
+        sentence=_no_alignment,
         remedies=(
             Remedy(
-                text="The target is longer than its input allows: filter such pairs, or set their loss to zero.",
+                text="Leave out targets that are longer than their input allows, or set their loss to zero.",
                 code="torch.nn.CTCLoss(zero_infinity=True)",
             ),
         ),

@@ -158,10 +158,10 @@ def _does_not_repeat(occurrence: Occurrence) -> str:
 def _ended(occurrence: Occurrence) -> str:
     reason = occurrence.reason
     if not isinstance(reason, Raised):
-        return "An error ended the run."
+        return "A call raised an error, and no step came after it."
     who = occurrence.op_in_words if occurrence.op else "A call"
     said = f"{reason.error}: {reason.message}" if reason.message else reason.error
-    return f"{who} ended the run with {said.rstrip('.')}."
+    return f"{who} raised {said.rstrip('.')}, and no step came after it."
 
 
 def _against_error(occurrence: Occurrence) -> tuple[Remedy, ...]:
@@ -173,7 +173,7 @@ def _against_error(occurrence: Occurrence) -> tuple[Remedy, ...]:
                 text="Bring the operands to one dtype, or run the call under autocast.", code="y = op(x.to(w.dtype), w)"
             ),
         )
-    return (Remedy(text="Mend the call that the error names: no step came after it."),)
+    return (Remedy(text="Mend the call that the error names; by itself it says nothing against the steps before."),)
 
 
 def _eager_is_finite(_: Occurrence) -> str:

@@ -214,10 +214,7 @@ def _scale_too_large(occurrence: Occurrence) -> str:
             f"The loop multiplies by the loss scale, {reason.scale:,.0f}, in {occurrence.op_in_words}, and float16 "
             f"ends at {FINFO['float16'].max:.0f}."
         )
-    return (
-        f"The gradient times the loss scale is too large for float16 in {occurrence.op_in_words}, while the forward "
-        "pass is fine."
-    )
+    return f"The gradient times the loss scale is too large for float16 in {occurrence.op_in_words}."
 
 
 def _scaled_gradient(op: Executed) -> Match | None:

@@ -23,6 +23,7 @@ from ampscope.analysis.results import Diagnosis, Finding, Incident, RunInfo
 from ampscope.analysis.scale.health import healths
 from ampscope.analysis.scale.scale_incidents import scale_incidents
 from ampscope.analysis.tables.step_history import History, histories
+from ampscope.analysis.usage.consequences import of_mistakes
 from ampscope.analysis.usage.findings import findings
 from ampscope.trace.read.run import Run, open_run
 from ampscope.trace.schema import Trigger
@@ -59,8 +60,8 @@ def _diagnose(run: Run) -> Diagnosis:
     incidents = [*failures, *harmless_values(run, sites, failures), *outliers, *apart_replicas(run)]
     scale = healths(run, sampled, history)
     incidents = [replace(each, world=world.size) for each in [*incidents, *scale_incidents(scale, incidents, history)]]
-    incidents.sort(key=lambda each: (each.step, each.rank))
     mistakes = tuple(replace(each, world=world.size) for each in findings(run, sampled, history))
+    incidents = sorted(of_mistakes(incidents, mistakes), key=lambda each: (each.step, each.rank))
     primary = _primary(incidents, mistakes)
     info = run_info(run, world, history)
     causes = {incident.cause for incident in incidents}

@@ -40,7 +40,8 @@ def summary(primary: Incident | Finding | None, *, steps: int, skipped: int, cau
     if primary.cause is Cause.REPLICA_APART and len(primary.also_on) + 1 == primary.world:  # nobody is to blame
         return primary.explanation
     if not primary.op:
-        return " ".join(filter(None, (f"Step {primary.step} {effect}.", primary.explanation, elsewhere)))
+        where = _at(primary.source) if primary.trigger == Trigger.EXCEPTION else ""
+        return " ".join(filter(None, (f"Step {primary.step} {effect}{where}.", primary.explanation, elsewhere)))
     outside = "the model itself" if primary.module_type else "the loss code"
     where = f"module {primary.module}" if primary.module else outside
     where = "the optimizer" if primary.phase == "optimizer" else where
@@ -58,7 +59,7 @@ _EFFECTS: dict[str, str] = {
     Trigger.NONFINITE_STATE: "left state that is not finite",
     Trigger.NONFINITE_CARRIED: "left a tensor that the loop carries non-finite",
     Trigger.CARRIED_READ: "read a non-finite tensor that the loop carries",
-    Trigger.EXCEPTION: "ended with an error",
+    Trigger.EXCEPTION: "was left with an error",
     Trigger.ABSORBED_OVERFLOW: "computed with an overflow that nobody noticed",
     Trigger.INFORMATION_LOST: "went on with few of many values",
     Trigger.LOST_GRADIENT: "lost gradients that float32 keeps",

@@ -32,6 +32,20 @@ def flushed_by(op: Executed) -> Executed | None:
     return next((each for each in op.upstream() if _flushes(each)), None)
 
 
+def divides_by_what_was_zero(op: Executed) -> bool:
+    """Whether a divisor is zero that no op of the step made so: each zero upstream came of another, in any dtype."""
+    if not op.divides_by_zero:
+        return False
+    above = [each for each in op.upstream() if each.seq != op.seq and each.result.statistics.zeros]
+    return bool(above) and not any(_makes_zero(each) for each in above)
+
+
+def _makes_zero(op: Executed) -> bool:
+    """Whether there is a zero in its result, and none in what it read."""
+    read = [op.graph.producer(edge) for edge in op.edges if not edge.partial]
+    return bool(read) and not any(row.min is not None and row.statistics.zeros for row in read)
+
+
 def _rounded_here(op: Executed) -> RoundedConstant | None:
     if op.dtype not in rounding.EPSILON:
         return None

@@ -12,6 +12,7 @@ from ampscope.analysis.causes.range_underflow import UpdatesLost, updates_lost
 from ampscope.analysis.causes.state import StandsStill
 from ampscope.analysis.causes.usage.forms import UNSCALE_FIRST
 from ampscope.analysis.causes.wider_dtype import USE_BFLOAT16
+from ampscope.analysis.origin.lost_upstream import divides_by_what_was_zero
 from ampscope.analysis.origin.op_facts import Executed
 from ampscope.analysis.results import Remedy
 from ampscope.analysis.words.scale_words import in_words
@@ -59,7 +60,7 @@ class OptimizerRestored(Reason):
 
 
 def _half_state(op: Executed) -> Match | None:
-    half = op.dtype in HALF_DTYPES
+    half = op.dtype in HALF_DTYPES and not divides_by_what_was_zero(op)
     return Match(Cause.HALF_PARAMS, HalfState(dtype=op.dtype)) if half else None
 
 
@@ -70,7 +71,8 @@ def _half_parameters(occurrence: Occurrence) -> str:
     if isinstance(reason, UpdatesLost):
         return updates_lost(reason)
     if isinstance(reason, HalfState):
-        return f"Parameters and optimizer state are kept in {reason.dtype}, which cannot hold the update's numbers."
+        made = f"{occurrence.op_in_words} made a number that is not finite in it"
+        return f"The optimizer computes in {reason.dtype}, and {made}."
     return (
         "The parameters themselves are float16, so their gradients are too, and a GradScaler cannot unscale those. "
         "Autocast wants float32 parameters and casts them op by op."
@@ -96,16 +98,14 @@ def _scaler_starts_afresh(occurrence: Occurrence) -> str:
     if isinstance(reason, ScaleForgotten) and reason.starts is not None:
         return (
             f"A new scaler took over without the old one's state: it starts at {in_words(reason.starts)} where "
-            f"the run had come to {in_words(reason.was)}, and loses steps to calibrate a second time."
+            f"the run had come to {in_words(reason.was)}, and has to find its place a second time."
         )
     if isinstance(reason, OptimizerRestored):
         return (
             f"The optimizer was restored after {reason.steps:,} steps, but the scaler starts afresh and "
             "loses steps to calibrate a second time."
         )
-    return (
-        "The optimizer goes on where it was, but its scaler starts afresh and loses steps to calibrate a second time."
-    )
+    return "The optimizer goes on where it was, but its scaler starts afresh and has to find its place a second time."
 
 
 _ONCE_A_STEP = Remedy(
@@ -166,8 +166,8 @@ ENTRIES = (
         noun=MISTAKES_IN_WORDS[Cause.MISUSE_MISSING_SCALER],
         correct="A loss computed in float16 is scaled",
         sentence=(
-            "The forward runs in float16 but the loss is not scaled: gradients below float16's smallest number, 6e-08, "
-            "become 0."
+            "The forward runs in float16 but the loss is not scaled: a gradient below float16's smallest number, "
+            "6e-08, becomes 0 on its way back."
         ),
         remedies=(
             Remedy(

@@ -8,7 +8,7 @@ import linecache
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from types import FrameType, ModuleType, TracebackType
+from types import FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +22,7 @@ _DTYPES = {"Half": "float16", "BFloat16": "bfloat16"}
 #: By these a program tells itself something.
 _CONTROL_FLOW = (StopIteration, StopAsyncIteration)
 _OPERATORS = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.MatMult: "matmul", ast.Pow: "pow"}
+_OPS_IN_PYTHON = ("torch.functional", "torch.nn.functional")
 _MESSAGE = 300
 _UNKNOWN = object()
 
@@ -144,11 +145,18 @@ def _call(step: TracebackType) -> _Call:
         return _Call(_OPERATORS.get(type(node.op), ""), [_value(node.left, frame), _value(node.right, frame)])
     if not isinstance(node, ast.Call):
         return _Call()
+    if _is_program(_value(node.func, frame)):
+        return _Call()
     values = [_value(each, frame) for each in [*node.args, *(keyword.value for keyword in node.keywords)]]
     if isinstance(node.func, ast.Attribute):
         owner = _value(node.func.value, frame)
         return _Call(node.func.attr, values if isinstance(owner, ModuleType) else [owner, *values])
     return _Call(node.func.id if isinstance(node.func, ast.Name) else "", values)
+
+
+def _is_program(called: Any) -> bool:
+    """Whether what was called is a function in Python, which may have the name of an op, and none of torch's own."""
+    return isinstance(called, FunctionType) and called.__module__ not in _OPS_IN_PYTHON
 
 
 def _parsed(filename: str, line: int | None, last: int | None, column: int | None, end: int | None) -> ast.expr | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import string
 from pathlib import Path
 
@@ -151,7 +152,7 @@ SENTENCES: list[tuple[Cause, Reason, str]] = [
     (
         Cause.HALF_PARAMS,
         HalfState(dtype="bfloat16"),
-        "Parameters and optimizer state are kept in bfloat16, which cannot hold the update's numbers.",
+        "The optimizer computes in bfloat16, and bmm made a number that is not finite in it.",
     ),
     (
         Cause.LOG_ZERO,
@@ -230,7 +231,7 @@ SENTENCES: list[tuple[Cause, Reason, str]] = [
         ScaleForgotten(was=1024.0, starts=65536.0),
         (
             "A new scaler took over without the old one's state: it starts at 65,536 (2^16) where the run had come "
-            "to 1,024 (2^10), and loses steps to calibrate a second time."
+            "to 1,024 (2^10), and has to find its place a second time."
         ),
     ),
     (
@@ -247,6 +248,17 @@ SENTENCES: list[tuple[Cause, Reason, str]] = [
 @pytest.mark.parametrize(("cause", "reason", "text"), SENTENCES)
 def test_a_reason_is_said_in_a_sentence(cause: Cause, reason: Reason, text: str) -> None:
     assert explanation(cause, Occurrence(op=BMM, reason=reason)) == text
+
+
+@pytest.mark.parametrize(("op", "says"), [("aten._softmax.default", "the softmax of such a row"), (BMM, "met another")])
+def test_a_row_without_keys_is_told_as_it_was_seen(op: str, says: str) -> None:
+    assert says in explanation(Cause.ALL_MASKED_SOFTMAX, Occurrence(op=op))
+
+
+def test_an_alignment_of_probability_zero_is_not_called_too_long() -> None:
+    reason = NegativeOperand(lowest=-math.inf)
+    assert "each alignment passes through one" in explanation(Cause.CTC_INFEASIBLE, Occurrence(reason=reason))
+    assert "No alignment exists" in explanation(Cause.CTC_INFEASIBLE, Occurrence())
 
 
 # -- advice that fits what was seen -----------------------------------------------------------------------------------

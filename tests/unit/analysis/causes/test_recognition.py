@@ -277,6 +277,15 @@ def test_a_power_below_one_at_zero_has_no_gradient() -> None:
     assert named(step) == (Cause.POW_GRAD_ZERO, Phase.BACKWARD, "aten.pow.Tensor_Scalar")
 
 
+def test_a_power_that_a_function_takes_in_its_own_backward_divides_by_zero() -> None:
+    step = Step()
+    x = step.entry(out=POSITIVE, zeros=1)
+    forward = step.op("mul.Tensor", x, x, out=POSITIVE)
+    inverse = {"scalars": {"exponent": -1.0}, "grad_fn": "ProjectBackward"}
+    step.gradient(step.backward("pow.Tensor_Scalar", x, out=(1.0, INF), of=forward, **inverse))
+    assert named(step)[0] is not Cause.POW_GRAD_ZERO
+
+
 def test_a_power_can_be_too_large_in_backward() -> None:
     step = Step()
     x = step.entry(out=(0.0, 3e4))
@@ -444,6 +453,19 @@ def test_an_update_that_is_not_finite(dtype: str, eps: float, cause: Cause) -> N
     step = Step()
     _update(step, dtype, eps)
     assert named(step) == (cause, Phase.OPTIMIZER, "aten.addcdiv_.default")
+
+
+@pytest.mark.parametrize("dtype", [HALF, BF16, FULL])
+def test_an_update_divided_by_a_norm_of_zeros_is_a_division_by_zero_in_any_dtype(dtype: str) -> None:
+    step = Step()
+    columns: dict[str, Any] = {"dtype": dtype, "phase": Phase.OPTIMIZER}
+    weight = step.entry(Node.PARAMETER, "w", dtype=dtype)
+    gradient = step.entry(dtype=dtype, out=ZERO, zeros=64)
+    norm = step.op("linalg_vector_norm", gradient, out=ZERO, zeros=1, shape="", **columns)
+    ratio = step.op("div.Tensor", weight, norm, out=OVERFLOWN, **columns)
+    update = step.op("mul_.Tensor", Part(weight, in_place=True), ratio, out=OVERFLOWN, **columns)
+    step.sink(update, Node.WEIGHT_AFTER, "w")
+    assert named(step)[0] is Cause.DIV_ZERO
 
 
 def test_a_small_learning_rate_is_not_taken_for_an_eps() -> None:

@@ -12,6 +12,7 @@ from ampscope.analysis.results import Diagnosis
 from ampscope.trace.schema import ScalerAction
 from ampscope.trace.vocabulary import Cause, MistakeForm, Severity, Verdict
 from tests.support.trace_builder import START, TraceBuilder
+from tests.support.traced_steps import OVERFLOWN, Step
 
 SKIPPED_AT = (3, 7, 8)
 
@@ -180,6 +181,27 @@ def test_a_mistake_that_this_version_does_not_know_is_still_told(run_folder: Pat
     (finding,) = diagnose(trace.close()).findings
     assert finding.cause is Cause.UNKNOWN
     assert "unheard of" in finding.explanation
+
+
+@pytest.mark.parametrize("form", [MistakeForm.LOSS_OF_SCALED_GRADIENTS, MistakeForm.UNSCALED_BY_HAND])
+def test_a_scale_too_large_for_a_loss_of_scaled_gradients_is_cured_by_unscaling_them(
+    run_folder: Path, form: MistakeForm
+) -> None:
+    trace = TraceBuilder(run_folder)
+    for _ in range(30):
+        trace.step(scale=1024.0, skipped=True)
+    traced = Step(trace, step=0)
+    forward = traced.op("mm", traced.entry())
+    traced.loss(forward)
+    traced.gradient(traced.backward("mm", traced.entry(), out=OVERFLOWN, of=forward, grad_fn="MmBackward0"))
+    trace.incident(step=0, bad_params=("fc.weight",))
+    trace.finding(Cause.MISUSE_NO_UNSCALE, form=form)
+    (incident,) = (each for each in diagnose(trace.close()).incidents if each.cause is Cause.SCALE_OVERFLOW)
+    advice = " ".join(each.text for each in incident.remedies)
+    of_loss = form is MistakeForm.LOSS_OF_SCALED_GRADIENTS
+    assert ("Unscale the gradients before they enter the loss" in advice) == of_loss
+    assert ("loss is a sum" in advice) != of_loss
+    assert ("computed from gradients that were not unscaled" in incident.explanation) == of_loss
 
 
 def test_mistakes_are_told_in_order(run_folder: Path) -> None:
