@@ -26,8 +26,8 @@ from ampscope.analysis.tables.step_history import History, histories
 from ampscope.analysis.usage.consequences import of_mistakes
 from ampscope.analysis.usage.findings import findings
 from ampscope.trace.read.run import Run, open_run
-from ampscope.trace.schema import Trigger
-from ampscope.trace.vocabulary import Severity, Verdict
+from ampscope.trace.schema import ENTRY_NODES, Phase, Trigger
+from ampscope.trace.vocabulary import Cause, Severity, Verdict
 
 
 def diagnose(run: Run | str | os.PathLike[str]) -> Diagnosis:
@@ -105,8 +105,20 @@ def run_info(run: Run, world: World, history: Mapping[int, History]) -> RunInfo:
 
 
 def _primary(incidents: Sequence[Incident], mistakes: Sequence[Finding]) -> Incident | Finding | None:
-    """What to tell first: errors before warnings, then the earliest; a mistake before the failure it leads to."""
-    entries: list[Incident | Finding] = [*mistakes, *incidents]
+    """What to tell first: errors before warnings, then the earliest; a mistake before the failure it leads to.
+
+    A missing scaler leads to gradients that are too small. It has no part in a value that the forward itself made:
+    where such a value broke a step, that is what broke the run, whenever the mistake was first seen.
+    """
+    made_in_forward = any(each.severity is Severity.ERROR and _made_in_forward(each) for each in incidents)
+    blamed = [each for each in mistakes if not (made_in_forward and each.cause is Cause.MISUSE_MISSING_SCALER)]
+    entries: list[Incident | Finding] = [*blamed, *incidents]
     matter = [entry for entry in entries if entry.severity is not Severity.INFO]
     order = {Severity.ERROR: 0, Severity.WARNING: 1}
     return min(matter, key=lambda entry: (order[entry.severity], entry.step, entry.rank), default=None)
+
+
+def _made_in_forward(incident: Incident) -> bool:
+    """Whether an op of the forward or of the loss made the value that was not finite."""
+    of_value = incident.trigger in (Trigger.NONFINITE_LOSS, Trigger.NONFINITE_GRADIENT, Trigger.NONFINITE_BUFFER)
+    return of_value and incident.phase == Phase.FORWARD and incident.op != "" and incident.op not in ENTRY_NODES

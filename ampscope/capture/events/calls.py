@@ -51,6 +51,11 @@ class Through:
         return transforms.innermost(self.args[0])
 
     @property
+    def operands(self) -> tuple[Any, ...]:
+        """All that the loop gave: a model's arguments, and its weights."""
+        return (self.weights, self.args[self.inputs]) if self.weights is not None else self.args[self.inputs]
+
+    @property
     def given(self) -> tuple[Any, ...]:
         """What the loop gave as arguments, as far as they were given by position."""
         return transforms.given(self.args, self.inputs)
@@ -136,6 +141,11 @@ class ScalerCall:
     result: Any = None  #: known when the call has ended
     state: ScaleState | None = None  #: the scaler's, before a step or an update
     attempt: StepAttempt | None = None  #: the attempt that ``step`` made
+
+    @property
+    def scaling(self) -> ScaleState:
+        """The scaler's state as it is known."""
+        return self.state or ScaleState(self.scaler, None, None)
 
     @property
     def argument(self) -> Any:

@@ -28,6 +28,7 @@ class OpenStep:
     norms: dict[int, Tensor | None] = field(default_factory=dict)  #: of unscaled gradients, by ``id`` of the optimizer
     micro_batches: int = 0
     scaler: Any = None  #: that scaled its latest loss
+    norm: Tensor | None = None  #: of gradients that were judged as they were given, for nothing keeps those
     bad: StepAttempt | None = None  #: went bad, as far as it had come, before its weights were moved
 
     def scaled(self, losses: Any) -> None:

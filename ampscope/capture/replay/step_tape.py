@@ -16,12 +16,13 @@ from ampscope.capture.replay.tape.call_tape import Tape
 from ampscope.capture.replay.tape.entry import CalledThrough, Entry, EntryKind
 from ampscope.capture.replay.tape.evaluation import MOST_CALLS, Evaluation
 from ampscope.capture.replay.tape.functional import given_gradients, outside_reads
-from ampscope.capture.replay.tape.functional.given_gradients import Given
+from ampscope.capture.replay.tape.functional.given_gradients import FunctionalStep
 from ampscope.capture.replay.tape.received_values import ReceivedValues
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.replay.tape.weight_writes import WeightWrites
 from ampscope.capture.replay.tape_mode import ErrorListener, FunctionListener, TapeMode
 from ampscope.capture.torch_support import tensor_tree
+from ampscope.capture.torch_support.calls import transforms
 from ampscope.capture.torch_support.calls.call_state import Ambient
 from ampscope.capture.torch_support.calls.pause import Pause
 from ampscope.capture.torch_support.communication.gradient_reduction import synchronising, wrapper_of
@@ -134,7 +135,7 @@ class StepTape(StepObserver):
         evaluation = self._evaluation
         self._mode.watching = False
         evaluation.moved = True
-        if self._judge is not None and (evaluation.backwards or given_gradients.asked(self._tape, evaluation.since)):
+        if self._judge is not None and (evaluation.backwards or self.functional.asked is not None):
             evaluation.judged = True
             self._judge(weights)
 
@@ -178,6 +179,7 @@ class StepTape(StepObserver):
             return
         if entry.through is not None and not entry.through.lends:
             entry.through.leaves = given_gradients.leaves(result, self._models)
+            entry.through.value = transforms.value_of(entry.through.call, result)
         if call.is_foreign:
             entry.kind = EntryKind.FUNCTION  # of the loop's own
         self._tape.returned(entry, result)
@@ -254,21 +256,14 @@ class StepTape(StepObserver):
             had_gradients=evaluation.had_gradients,
             after_unjudged=evaluation.after_unjudged,
             collectives=evaluation.collectives_run(),
-            given={name: each.source for name, each in self._given().items()},
+            given=self.functional.sources(),
         )
 
-    def given(self) -> dict[str, Given]:
-        """The gradients of the present step, by parameter, where no backward has left them."""
-        return self._given()
-
-    def _given(self) -> dict[str, Given]:
+    @property
+    def functional(self) -> FunctionalStep:
+        """What is known of the present step where no backward leaves its gradients."""
         evaluation = self._evaluation
-        return {} if evaluation.backwards else given_gradients.given(self._tape, evaluation.since, self._models)
-
-    def given_losses(self) -> list[Tensor]:
-        """What gradients were asked of, where no backward has run."""
-        evaluation = self._evaluation
-        return [] if evaluation.backwards else given_gradients.losses(self._tape, evaluation.since)
+        return FunctionalStep(self._tape, evaluation.since, evaluation.backwards > 0, self._models)
 
     @property
     def calls(self) -> Tape:

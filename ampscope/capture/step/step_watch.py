@@ -12,7 +12,7 @@ from torch.optim.optimizer import Optimizer
 from ampscope.capture.events import calls
 from ampscope.capture.events.calls import BackwardCall, ModuleCall, ScalerCall, ScalerMethod, StepStart, Through
 from ampscope.capture.events.observer import StepObserver
-from ampscope.capture.events.open_step import OpenStep, ScaleState
+from ampscope.capture.events.open_step import OpenStep
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.replay.step_tape import StepTape
 from ampscope.capture.step.carried.loop_mode import LoopMode
@@ -89,6 +89,7 @@ class StepWatch:
     def enter(self, module: nn.Module, args: Any, kwargs: Any, through: Through | None = None) -> ModuleCall | None:
         """An outermost call of a watched module begins; returns None where it is no part of a step."""
         self._live.sweep()
+        self._by_loop.call_comes(through)
         if self._is_busy() or not (calls.may_train(through) or self._cycle.is_open):
             self._between.step_aside()
             return None
@@ -109,6 +110,7 @@ class StepWatch:
             self.lost(call)
         elif call is not None:
             self._observers.tell(StepObserver.call_ended, call, result)
+            self._by_loop.call_returned(call.through)
             self._tape.listen()
 
     def lost(self, call: ModuleCall | None) -> None:
@@ -179,9 +181,9 @@ class StepWatch:
     def _backward_began(self, args: Any, kwargs: Any) -> None:
         with self._own, self._guard:
             roots = backward_roots(args, kwargs)
-            several = len(self.optimizers) > 1 or self._cycle.is_learning
-            backward = BackwardCall(args, kwargs, roots, self._own.ambient, several)
-            self._observers.tell(StepObserver.backward_began, backward)
+            several = self._cycle.is_learning or len(self.optimizers) > 1
+            call = BackwardCall(args, kwargs, roots, self._own.ambient, several)
+            self._observers.tell(StepObserver.backward_began, call)
             self._cycle.opened.backward(roots)
 
     # -- the scaler ---------------------------------------------------------------------------------------------
@@ -206,8 +208,7 @@ class StepWatch:
             self._scaler_call_ended(call)
             return call.result
         self._scaler_call_began(call)
-        state = call.state or ScaleState(call.scaler, None, None)
-        call.result, call.attempt = self._endings.through_scaler(optimizer, state, proceed)
+        call.result, call.attempt = self._endings.through_scaler(optimizer, call.scaling, proceed)
         self._scaler_call_ended(call)
         return call.result
 
@@ -236,8 +237,7 @@ class StepWatch:
         """An optimizer is about to step."""
         if not self._is_busy(optimizer_begins=True) and self.optimizers.owns(optimizer):
             with self._own:
-                begun = with_closure or self.in_progress or self._endings.attempts.current
-                if not begun and self.optimizers.comes_again(optimizer):
+                if not with_closure and self._endings.is_idle and self.optimizers.comes_again(optimizer):
                     self._begin()
                 self._endings.before_optimizer(optimizer, with_closure=with_closure)
 

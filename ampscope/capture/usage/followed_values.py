@@ -64,7 +64,8 @@ class FollowedValues:
     def new_iteration(self) -> None:
         """What was computed from the old gradients is history."""
         self.backward_done()
-        self._tensors = {key: (ref, how) for key, (ref, how) in self._tensors.items() if how.of_scale and ref()}
+        alive = (each for each in self._tensors.items() if each[1][0]() is not None)
+        self._tensors = {key: (ref, how) for key, (ref, how) in alive if how.of_scale}
 
     # -- gradients ----------------------------------------------------------------------------------------------
 

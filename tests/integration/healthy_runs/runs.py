@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 import ampscope
-from tests.integration.healthy_runs import loops, more_loops, more_tasks, tasks
+from tests.integration.healthy_runs import kept_weights, loops, more_loops, more_tasks, tasks
 from tests.integration.healthy_runs.loops import Training
 from tests.integration.healthy_runs.tasks import Task
 
@@ -61,6 +61,7 @@ LOOPS: tuple[Callable[[random.Random], Training], ...] = (
     more_loops.values,
     more_loops.curriculum,
     more_loops.high_scale,
+    *kept_weights.LOOPS,
 )
 #: The name of the dtype under autocast, and whether there is a scaler.
 PRECISIONS = ("float16", "bfloat16", "bfloat16 with a disabled scaler", "float32")

@@ -103,6 +103,7 @@ class CalledThrough:
     lends: bool  #: the second argument holds weights that take the place of the module's own
     reads: dict[int, EarlierResult] = field(default_factory=dict)  #: besides the arguments, by ``id`` in the real step
     leaves: dict[str, int] = field(default_factory=dict)  #: which of its results are gradients of which parameters
+    value: Tensor | None = None  #: what those are gradients of, where it returned that too
 
 
 @dataclass(slots=True)

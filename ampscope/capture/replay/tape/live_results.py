@@ -58,16 +58,17 @@ class LiveResults:
         known = self._by_id.get(id(tensor))
         return known if known is not None and known.tensor() is tensor else None
 
+    def let_go_of_values(self) -> None:
+        """From now on what has no history of its own comes from outside, whoever has made it."""
+        alive = ((key, known, known.tensor()) for key, known in self._by_id.items())
+        self._by_id = {key: known for key, known, each in alive if each is not None and each.grad_fn is not None}
+
     def alive(self) -> Iterator[tuple[Tensor, EarlierResult]]:
         """Those that are still alive, each with the result that it is."""
         for known in self._by_id.values():
             tensor = known.tensor()
             if tensor is not None:
                 yield tensor, known.source
-
-    def made_by(self, source: EarlierResult) -> Tensor | None:
-        """The tensor that an entry returned; None where it is gone."""
-        return next((known.tensor() for known in self._by_id.values() if known.source == source), None)
 
     def sharing_memory(self, tensors: Iterable[Tensor]) -> list[EarlierResult]:
         """The results that live in the memory of any of ``tensors``."""

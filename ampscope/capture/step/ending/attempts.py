@@ -84,8 +84,7 @@ class Attempts:
     def expected(self, weights: list[Tensor]) -> StepAttempt:
         """The attempt that the optimizer of ``weights`` has not made yet."""
         opened = self._cycle.opened
-        given = {name: each.gradient for name, each in self._tape.given().items()}
-        optimizer, index = self._optimizers.of_weights(weights, given)
+        optimizer, index = self._optimizers.of_weights(weights, self._tape.functional.given())
         scaling = ScaleState.of(opened.scaler) if opened.scaler is not None else None
         return StepAttempt(optimizer, index, self._optimizers.step_at(index), scaling, opened)
 
@@ -95,7 +94,7 @@ class Attempts:
         self.gradients_complete()
         self._tape.stop()
         if not opened.losses:
-            opened.given(self._tape.given_losses())
+            opened.given(self._tape.functional.losses())
         if opened.bad is not None:
             attempt.bad, attempt.traced, attempt.judging_s = True, opened.bad.traced, opened.bad.judging_s
         self._observers.tell(StepObserver.attempt_began, attempt)
@@ -112,7 +111,9 @@ class Attempts:
     def without_scaler(self, attempt: StepAttempt) -> None:
         """``optimizer.step()`` without a scaler (or past it): the one check of the gradients is ours."""
         self._observers.tell(StepObserver.bare_step, BareStep(attempt.optimizer, self._tape.half_forward))
-        self.check(attempt)
+        attempt.norm = attempt.opened.norm
+        if attempt.norm is None:
+            self.check(attempt)
 
     def check(self, attempt: StepAttempt) -> None:
         """Judges the gradients by their norm."""

@@ -91,6 +91,11 @@ class Endings:
             self.attempts.end(attempt)
         return result, attempt
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether neither a step nor an attempt has begun."""
+        return self.attempts.current is None and not self._cycle.is_open
+
     # -- the optimizer's own hooks, within AMPscope's own work --------------------------------------------------
 
     def before_optimizer(self, optimizer: Optimizer, *, with_closure: bool) -> None:

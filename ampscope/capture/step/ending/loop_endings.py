@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ampscope.capture.events.calls import Through
 from ampscope.capture.replay.step_tape import StepTape
 from ampscope.capture.step.cycle import StepCycle
 from ampscope.capture.step.ending import verdict
@@ -63,6 +64,39 @@ class LoopEndings:
                 self._attempts.found(attempt, verdict.of_what_gradients_hide(attempt, [], None))
                 opened.bad = attempt if attempt.bad else None
 
+    def call_comes(self, through: Through | None) -> None:
+        """A model is about to be called: where the loop gives it new weights, the step before is over."""
+        if through is None or not self._cycle.is_open or self._cycle.is_busy:
+            return
+        with self._own, self._guard:
+            step = self._tape.functional
+            if step.was_updated(through) and self._ended_by_nobody():
+                step.is_over()
+
+    def call_returned(self, through: Through | None) -> None:
+        """A model was called: gradients that came of it are judged while they are there, if nobody else will."""
+        opened = self._cycle.opened
+        if through is None or opened.bad is not None:
+            return
+        with self._own, self._guard:
+            weights = self._weights()
+            if self._tape.functional.asked is not None and self._optimizers.nobody_steps(weights):
+                attempt = self._attempts.expected(weights)
+                self._attempts.check(attempt)
+                opened.norm = attempt.norm
+                opened.bad = attempt if attempt.bad else None
+
+    def _ended_by_nobody(self) -> bool:
+        """Ends the step, unless an optimizer will; returns whether it did."""
+        weights = self._weights()
+        by_hand = self._optimizers.nobody_steps(weights)
+        if by_hand:
+            self._updated_by_hand(weights)
+        return by_hand
+
+    def _weights(self) -> list[Tensor]:
+        return [weight for _, weight in self._models.parameters.values()]
+
     def _updated_by_hand(self, weights: list[Tensor]) -> None:
         attempt = self._attempts.begin_without(weights)
         attempt.stepped = True
@@ -75,8 +109,13 @@ class LoopEndings:
 
         Loops look at it themselves and stop, with backward called or not; autograd's anomaly mode does so in backward.
         """
+        if not self._cycle.is_open or self._tape.broken:
+            return
+        with self._guard:
+            if self._tape.functional.was_updated():
+                self._ended_by_nobody()
         opened = self._cycle.opened
-        if opened.bad is not None or not self._cycle.is_open or self._tape.broken:
+        if opened.bad is not None or not self._cycle.is_open:
             return
         with self._guard:
             unused = self._tape.add_missing_backward(self._own.ambient)
@@ -84,6 +123,5 @@ class LoopEndings:
                 opened.backward([unused])
             opened.wait_for_losses()
             if bad := verdict.of_loss_alone(opened):
-                weights: list[Tensor] = [weight for _, weight in self._models.parameters.values()]
-                opened.bad = self._attempts.current or self._attempts.expected(weights)
+                opened.bad = self._attempts.current or self._attempts.expected(self._weights())
                 self._attempts.found(opened.bad, bad)

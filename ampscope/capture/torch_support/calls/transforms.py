@@ -22,6 +22,8 @@ TRANSFORMS = (
 )
 #: The one whose result holds a function that goes on with what was computed.
 PULLBACK = "_vjp_with_argnums"
+#: The one whose result holds gradients, and the value that they are of.
+VALUED = "grad_and_value_impl"
 
 
 class Transform(NamedTuple):
@@ -50,6 +52,14 @@ def given(args: tuple[Any, ...], inputs: slice) -> tuple[Any, ...]:
     """What the user gave, among the positional arguments of a function of torch's."""
     values = args[inputs]
     return values[0] if len(values) == 1 and type(values[0]) is tuple else values
+
+
+def value_of(function: Any, result: Any) -> torch.Tensor | None:
+    """The value that was differentiated, as far as what a transform returned has it beside the gradients."""
+    if getattr(function, "__name__", "") != VALUED or not isinstance(result, tuple) or len(result) != 2:
+        return None
+    value = result[1][0] if isinstance(result[1], tuple) and result[1] else result[1]
+    return value.detach() if isinstance(value, torch.Tensor) and value.numel() == 1 else None
 
 
 def is_wrapped(tensor: torch.Tensor) -> bool:

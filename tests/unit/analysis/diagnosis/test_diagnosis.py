@@ -14,7 +14,7 @@ from ampscope import diagnose, open_run
 from ampscope.errors import RunNotFound
 from ampscope.report.diagnosis_json import as_json
 from ampscope.trace.schema import Change, EventKind, Node, Phase, ReplayStatus, Source, Trial, Trigger
-from ampscope.trace.vocabulary import STEP_RECORD, STEP_TAPE, SWITCHED_OFF, Cause, Severity, Verdict
+from ampscope.trace.vocabulary import STEP_RECORD, STEP_TAPE, SWITCHED_OFF, Cause, MistakeForm, Severity, Verdict
 from tests.support.trace_builder import TraceBuilder
 from tests.support.traced_steps import FULL, INF, NOTANUMBER, OVERFLOWN, Step
 
@@ -359,6 +359,18 @@ def test_a_mistake_is_told_before_the_failure_it_leads_to(run_folder: Path) -> N
     diagnosis = diagnose(trace.close())
     assert diagnosis.primary == diagnosis.findings[0]
     assert diagnosis.primary.kind == "finding"
+
+
+@pytest.mark.parametrize(("in_forward", "first"), [(True, Cause.FP16_OVERFLOW), (False, Cause.MISUSE_MISSING_SCALER)])
+def test_a_missing_scaler_does_not_make_what_the_forward_made(in_forward: bool, first: Cause, run_folder: Path) -> None:
+    trace = TraceBuilder(run_folder)
+    train(trace, [2.0, 2.0, NAN])
+    (overflow if in_forward else scaled_overflow)(trace, 2)
+    trace.finding(Cause.MISUSE_MISSING_SCALER, step=0, form=MistakeForm.NO_SCALER)
+    diagnosis = diagnose(trace.close())
+    assert diagnosis.primary is not None
+    assert diagnosis.primary.cause is first
+    assert [each.cause for each in diagnosis.findings] == [Cause.MISUSE_MISSING_SCALER]
 
 
 def test_a_warning_alone_is_a_problem_and_what_is_harmless_is_not(run_folder: Path) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ampscope.capture.replay.tape.entry import Entry, EntryKind, OutsideTensor
+from ampscope.capture.replay.tape.functional import named_weights
 from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.calls import transforms
 from ampscope.capture.torch_support.models import Models
@@ -27,25 +28,31 @@ def names(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], models: M
         kwargs: Its keyword arguments in the replay.
         models: The watched models.
     """
+    weights: dict[int, Tensor] = {}
     if entry.through is not None:
-        yield from _weights(entry, args, kwargs, models)
+        for tensor, name in _weights(entry, args, kwargs, models):
+            weights[id(tensor)] = tensor
+            yield tensor, Node.PARAMETER, name
         args, kwargs = transforms.given(args, entry.through.inputs), {}
     what = "" if entry.kind is EntryKind.MODULE else f"{getattr(entry.call, '__name__', 'a function')} "
     for name, tensor in named_inputs(args, kwargs):
-        yield tensor, Node.INPUT, what + name
+        if id(tensor) not in weights:
+            yield tensor, Node.INPUT, what + name
 
 
-def _weights(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], models: Models) -> Iterator[Named]:
+def _weights(
+    entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], models: Models
+) -> Iterator[tuple[Tensor, str]]:
     """What takes the place of the model's weights: by their names, also where it only lives in their memory."""
     known = {storage_key(p): name for name, p in models.parameters.values() if _has_memory(p)}
     for tensor, reference in zip(tensor_tree.tensors((args, kwargs)), entry.arguments.tensors, strict=True):
         if isinstance(reference, OutsideTensor) and _has_memory(reference.tensor):
             name = known.get(storage_key(reference.tensor))
             if name is not None:
-                yield tensor, Node.PARAMETER, name
-    if entry.through is not None and entry.through.lends:
-        for name, tensor in args[1].items():
-            yield tensor, Node.PARAMETER, name
+                yield tensor, name
+    if entry.through is not None:
+        given = args[1] if entry.through.lends else transforms.given(args, entry.through.inputs)
+        yield from ((tensor, name) for name, tensor in named_weights.named(given, models))
 
 
 def _has_memory(tensor: Tensor) -> bool:

@@ -2,86 +2,101 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ampscope.capture.events.calls import Through
 from ampscope.capture.replay.tape.call_tape import Tape
 from ampscope.capture.replay.tape.entry import EarlierResult, Entry, OutsideTensor
+from ampscope.capture.replay.tape.functional import named_weights
 from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.models import Models
 
 
-class Given(NamedTuple):
-    """The gradient of a parameter, and which entry made it."""
+class FunctionalStep(NamedTuple):
+    """What is known of a step whose gradients no backward leaves, or whose weights the loop keeps by itself."""
 
-    gradient: Tensor
-    source: EarlierResult
+    tape: Tape
+    since: int  #: where it begins on the tape
+    has_backward: bool
+    models: Models
 
+    @property
+    def asked(self) -> int | None:
+        """Number of the first entry that gave gradients; None without any."""
+        return next((number for number, _ in self._asking()), None)
 
-def given(tape: Tape, since: int, models: Models) -> dict[str, Given]:
-    """The gradients of the step that begins at ``since``, by parameter: those assigned, else those that were asked for.
+    def given(self) -> dict[str, Tensor]:
+        """The gradients, by parameter, as far as they are still there; see `sources`."""
+        sources = self.sources()
+        alive = {(at.entry, at.leaf): tensor for tensor, at in self.tape.results.alive()} if sources else {}
+        found = ((name, alive.get((source.entry, source.leaf))) for name, source in sources.items())
+        return {name: gradient for name, gradient in found if gradient is not None}
 
-    Args:
-        tape: The tape.
-        since: Where the step begins.
-        models: The watched models.
-    """
-    found: dict[str, Given] = {}
-    for name, parameter in models.parameters.values():
-        known = tape.results.find(parameter.grad) if parameter.grad is not None else None
-        if parameter.grad is not None and known is not None and known.source.entry >= since:
-            found[name] = Given(parameter.grad, known.source)
-    if not found:
-        for number, entry in _asking(tape, since):
-            for name, leaf in _named(entry, models).items():
-                source = EarlierResult(number, leaf)
-                gradient = tape.results.made_by(source)
-                if gradient is not None:
-                    found[name] = Given(gradient, source)
-    return found
+    def sources(self) -> dict[str, EarlierResult]:
+        """What gave the gradients, by parameter: those assigned, else those asked for; none after a backward."""
+        found: dict[str, EarlierResult] = {}
+        if self.has_backward:
+            return found
+        for name, parameter in self.models.parameters.values():
+            known = self.tape.results.find(parameter.grad) if parameter.grad is not None else None
+            if known is not None and known.source.entry >= self.since:
+                found[name] = known.source
+        if not found:
+            for number, entry in self._asking():
+                found |= {name: EarlierResult(number, leaf) for name, leaf in self._named(entry).items()}
+        return found
 
+    def _named(self, entry: Entry) -> dict[str, int]:
+        """Which result of an entry is the gradient of which parameter."""
+        if entry.through is not None:
+            return entry.through.leaves
+        _, inputs, *_ = (*entry.arguments.args, entry.arguments.kwargs.get("inputs"), None)
+        references = inputs if isinstance(inputs, (list, tuple)) else [inputs]
+        names = {key: name for key, (name, _) in self.models.parameters.items()} | self._brought()
+        known = [names.get(each.identity) if isinstance(each, OutsideTensor) else None for each in references]
+        return {name: leaf for leaf, name in enumerate(known) if name is not None}
 
-def losses(tape: Tape, since: int) -> list[Tensor]:
-    """What ``torch.autograd.grad`` was asked to differentiate."""
-    return [loss for _, entry in _asking(tape, since) if entry.through is None for loss in entry.fingerprint]
+    def _brought(self) -> dict[int, str]:
+        """The names of the weights that the loop has brought along, by ``id``."""
+        calls = (self.tape[number] for number in range(max(self.since, self.tape.start), self.tape.end))
+        operands = (entry.arguments.args for entry in calls if entry.through is not None)
+        known = (each for args in operands for each in named_weights.under_names(args, self.models))
+        return {each.identity: name for name, each in known if isinstance(each, OutsideTensor)}
 
+    def losses(self) -> list[Tensor]:
+        """What gradients were asked of, as far as it was seen; none after a backward."""
+        asking = [] if self.has_backward else [entry for _, entry in self._asking()]
+        values = [entry.through.value for entry in asking if entry.through is not None]
+        asked = [loss for entry in asking if entry.through is None for loss in entry.fingerprint]
+        return [value for value in values if value is not None] + asked
 
-def asked(tape: Tape, since: int) -> bool:
-    """Whether gradients were asked for."""
-    return next(_asking(tape, since), None) is not None
+    def was_updated(self, through: Through | None = None) -> bool:
+        """Whether the loop has updated weights of its own with the gradients that it has asked for.
 
+        Args:
+            through: What is about to call a model with weights; None where nothing is.
+        """
+        asked = self.asked
+        if asked is None or through is None:
+            return asked is not None and named_weights.update_was_made(self.tape, asked)
+        return named_weights.were_updated(self.tape, asked, named_weights.named(through.operands, self.models))
 
-def _asking(tape: Tape, since: int) -> Iterator[tuple[int, Entry]]:
-    for number in range(max(since, tape.start), tape.end):
-        entry = tape[number]
-        if entry.call is torch.autograd.grad or (entry.through is not None and entry.through.leaves):
-            yield number, entry
+    def is_over(self) -> None:
+        """What the loop has made of it, or for the next one, is where that begins: weights and a batch."""
+        self.tape.results.let_go_of_values()
 
-
-def _named(entry: Entry, models: Models) -> dict[str, int]:
-    """Which result of an entry is the gradient of which parameter."""
-    if entry.through is not None:
-        return entry.through.leaves
-    _, inputs, *_ = (*entry.arguments.args, entry.arguments.kwargs.get("inputs"), None)
-    references = inputs if isinstance(inputs, (list, tuple)) else [inputs]
-    known = [models.parameters.get(each.identity) if isinstance(each, OutsideTensor) else None for each in references]
-    return {found[0]: leaf for leaf, found in enumerate(known) if found is not None}
+    def _asking(self) -> Iterator[tuple[int, Entry]]:
+        for number in range(max(self.since, self.tape.start), self.tape.end):
+            entry = self.tape[number]
+            if entry.call is torch.autograd.grad or (entry.through is not None and entry.through.leaves):
+                yield number, entry
 
 
 def leaves(result: Any, models: Models) -> dict[str, int]:
     """Which tensors in what a transform returned are gradients of parameters: those under a parameter's name."""
     order = {id(tensor): leaf for leaf, tensor in enumerate(tensor_tree.tensors(result))}
-    shapes = {name: parameter.shape for name, parameter in models.parameters.values()}
-    found: dict[str, int] = {}
-    front = [result]
-    while front:
-        value = front.pop()
-        if isinstance(value, (list, tuple)):
-            front += value
-        elif isinstance(value, Mapping):
-            named = ((name, each) for name, each in value.items() if isinstance(each, Tensor))
-            found |= {name: order[id(each)] for name, each in named if shapes.get(name) == each.shape}
-    return found
+    return {name: order[id(tensor)] for name, tensor in named_weights.named(result, models)}

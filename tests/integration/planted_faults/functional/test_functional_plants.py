@@ -9,14 +9,15 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import ampscope
 from ampscope.analysis.results import Diagnosis, Incident
 from ampscope.trace.schema import ReplayStatus
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
-from tests.integration.planted_faults import functional_loops as loops
-from tests.integration.planted_faults.functional_loops import ASSIGNED, UPDATES, WITH_BACKWARD, Net, Way
+from tests.integration.planted_faults.functional import loops
+from tests.integration.planted_faults.functional.kept_weights import KEPT, Step
+from tests.integration.planted_faults.functional.loops import ASSIGNED, UPDATES, WITH_BACKWARD, Net, Way
 
 STEPS, BAD_STEP = 6, 3
 
@@ -83,5 +84,51 @@ def test_a_fault_is_named(way: Way, name: str, optimizes: bool, run_folder: Path
 @pytest.mark.parametrize(("way", "name", "optimizes"), list(_cases()))
 def test_its_twin_is_healthy(way: Way, name: str, optimizes: bool, run_folder: Path) -> None:
     found = _trained(way, FAULTS[name], run_folder, bad=False, optimizes=optimizes)
+    assert [incident for incident in found.incidents if incident.severity is not Severity.INFO] == []
+    assert (found.verdict, found.run.steps) == (Verdict.HEALTHY, STEPS)
+
+
+# -- weights that the loop keeps by itself --------------------------------------------------------------------------
+
+
+def _trained_keeping(way: Callable[[nn.Module], Step], fault: Fault, folder: Path, *, bad: bool) -> Diagnosis:
+    torch.manual_seed(0)
+    model = Net(fault.part)
+    step_with = way(model)
+    with ampscope.watch(model, dir=folder, quiet=True):
+        for step in range(STEPS if not bad else BAD_STEP + 1):
+            x, y = loops.batch()
+            if bad and step == BAD_STEP:
+                x[1] = fault.bad
+            step_with((x, y))
+    return ampscope.diagnose(folder)
+
+
+def _keeping() -> Iterator[object]:
+    for number, way in enumerate(KEPT):
+        for place, name in enumerate(_NAMES):
+            marks = () if place == number % len(_NAMES) else pytest.mark.plants_full
+            yield pytest.param(way, name, id=f"{way.__name__}-{name}", marks=marks)
+
+
+@pytest.mark.parametrize(("way", "name"), list(_keeping()))
+def test_a_fault_is_named_where_the_loop_keeps_the_weights(
+    way: Callable[[nn.Module], Step], name: str, run_folder: Path
+) -> None:
+    fault = FAULTS[name]
+    found = _trained_keeping(way, fault, run_folder, bad=True)
+    primary = found.primary
+    assert isinstance(primary, Incident)
+    module = "body" if fault.op == "input" else "part"
+    assert (primary.cause, primary.op, primary.module, primary.step) == (fault.cause, fault.op, module, BAD_STEP)
+    assert primary.replay == ReplayStatus.EXACT
+    assert found.run.steps == BAD_STEP + 1
+
+
+@pytest.mark.parametrize("way", KEPT)
+def test_a_loop_that_keeps_the_weights_is_healthy_and_its_steps_are_counted(
+    way: Callable[[nn.Module], Step], run_folder: Path
+) -> None:
+    found = _trained_keeping(way, FAULTS["log"], run_folder, bad=False)
     assert [incident for incident in found.incidents if incident.severity is not Severity.INFO] == []
     assert (found.verdict, found.run.steps) == (Verdict.HEALTHY, STEPS)

@@ -1,0 +1,75 @@
+"""Weights that a loop keeps by itself, by name, and gives to a model in the place of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from ampscope.capture.replay.tape.call_tape import Tape
+from ampscope.capture.replay.tape.entry import EarlierResult, OutsideTensor, TensorReference
+from ampscope.capture.torch_support.models import Models
+
+
+def named(value: Any, models: Models) -> Iterator[tuple[str, Tensor]]:
+    """The tensors in nested tuples, lists and dictionaries that stand under the name of a parameter, with its shape.
+
+    Those of several models, stacked, have one dimension more in front.
+    """
+    shapes = {name: parameter.shape for name, parameter in models.parameters.values()}
+    for name, each in under_names(value, models):
+        if isinstance(each, Tensor) and shapes[name] in (each.shape, each.shape[1:]):
+            yield name, each
+
+
+def under_names(value: Any, models: Models) -> Iterator[tuple[str, Any]]:
+    """What stands under the name of a parameter in nested tuples, lists and dictionaries."""
+    names = {name for name, _ in models.parameters.values()}
+    front = [value]
+    while front:
+        each = front.pop()
+        if isinstance(each, (list, tuple)):
+            front += each
+        elif isinstance(each, Mapping):
+            yield from ((name, inside) for name, inside in each.items() if name in names)
+
+
+def were_updated(tape: Tape, asked: int, weights: Iterator[tuple[str, Tensor]]) -> bool:
+    """Whether a loop has made any of ``weights`` since gradients were asked for, or written into it.
+
+    Not where autograd goes on through them: an inner step of meta-learning is a part of its step.
+
+    Args:
+        tape: The tape.
+        asked: Number of the entry that gave the gradients.
+        weights: That the loop is about to use.
+    """
+    for _, tensor in weights:
+        known = tape.results.find(tensor)
+        if known is not None and known.source.entry > asked and tensor.grad_fn is None:
+            return True
+    return False
+
+
+def update_was_made(tape: Tape, asked: int) -> bool:
+    """Whether a loop has put gradients together with what they were asked of: with its weights.
+
+    Args:
+        tape: The tape.
+        asked: Number of the entry that gave the gradients.
+    """
+    operands, derived = {_key(each) for each in tape[asked].arguments.tensors}, {asked}
+    for number in range(asked + 1, tape.end):
+        reads = tape[number].arguments.tensors
+        if any(isinstance(each, EarlierResult) and each.entry in derived for each in reads):
+            derived.add(number)
+            if any(_key(each) in operands for each in reads):
+                return True
+    return False
+
+
+def _key(reference: TensorReference) -> object:
+    if isinstance(reference, EarlierResult):
+        return reference.entry, reference.leaf
+    return reference.identity if isinstance(reference, OutsideTensor) else reference
