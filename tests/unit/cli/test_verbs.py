@@ -12,6 +12,8 @@ import pytest
 
 import ampscope.analysis.diagnosis.diagnosis
 from ampscope.errors import RunDamaged
+from ampscope.trace.schema import EventKind
+from ampscope.trace.vocabulary import STEP_RECORD, SWITCHED_OFF
 from tests.support.command import Command
 from tests.support.trace_builder import TraceBuilder
 from tests.support.verdicts.by_hand import BROKEN, HEALTHY, RUN
@@ -73,6 +75,30 @@ class TestNothingObserved:
     def test_the_report_has_it_too(self, ampscope: Command, empty: Path, tmp_path: Path) -> None:
         assert ampscope("report", empty, "-o", tmp_path / "report.html").code == 0
         assert "Nothing was observed" in (tmp_path / "report.html").read_text("utf-8")
+
+
+class TestSwitchedOff:
+    """A run whose steps look healthy as far as they were seen, and that was not seen to its end."""
+
+    @pytest.fixture
+    def blind(self, tmp_path: Path) -> Path:
+        trace = TraceBuilder(tmp_path / "runs" / "blind")
+        for _ in range(4):
+            trace.step()
+        trace.event(EventKind.WARNING, f"{STEP_RECORD} {SWITCHED_OFF} after ValueError: no (step.py:3)", step=4)
+        return trace.close()
+
+    def test_every_view_says_that_it_is_not_known(self, ampscope: Command, blind: Path, tmp_path: Path) -> None:
+        said = ampscope("diagnose", blind)
+        assert (said.code, said.err) == (2, "")
+        assert said.out.startswith("NOT OBSERVED  blind")
+        assert "from step 4 on" in " ".join(said.out.split())
+        told = ampscope("diagnose", blind, "--json")
+        assert (told.code, json.loads(told.out)["verdict"]) == (2, "not_observed")
+        listed = ampscope("runs", blind.parent)
+        assert "not observed" in listed.out
+        assert ampscope("report", blind, "-o", tmp_path / "report.html").code == 0
+        assert "Nothing is known of the run from step 4 on" in (tmp_path / "report.html").read_text("utf-8")
 
 
 class TestWithoutARun:
