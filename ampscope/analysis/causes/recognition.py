@@ -15,7 +15,7 @@ from ampscope.analysis.origin.bounds import cannot_overflow
 from ampscope.analysis.origin.op_facts import Executed, operand_dtype, unmeasured
 from ampscope.analysis.origin.parameter_lists import module_of_update
 from ampscope.analysis.origin.step_graph import StepGraph
-from ampscope.provenance import Origin, is_deliberate, op_name
+from ampscope.provenance import Origin, absorbed, is_deliberate, op_name
 from ampscope.trace.dtypes import FLOAT8, PARTS
 from ampscope.trace.schema import ENTRY_NODES, Node, Phase
 from ampscope.trace.vocabulary import Cause
@@ -113,9 +113,22 @@ def _in_forward(op: Executed, origin: Origin) -> Recognised:
     cause, reason = match(op, Phase.FORWARD)
     if cause in _OUT_OF_RANGE and cannot_overflow(op):
         return _changed_since(op)
+    swallowed = _swallowed_before(op)
+    if swallowed is not None:
+        return recognise(op.graph, swallowed)
     if op.graph.site(origin.sink).op == Node.GRADIENT and _is_masked(op):
         return Recognised(Cause.WHERE_GRAD_TRAP, op.seq, Phase.FORWARD, reason, masked=True)
     return Recognised(cause, op.seq, Phase.FORWARD, reason)
+
+
+def _swallowed_before(op: Executed) -> Origin | None:
+    """The infinity that made the zero which an op divides by: a number over it is zero."""
+    zeros = {
+        each.seq
+        for each in op.upstream()
+        if each.seq != op.seq and op.graph.bad_inputs(each.seq) and op.graph.bad_output(each.seq) is None
+    }
+    return next((origin for origin in absorbed(op.graph) if origin.sink in zeros), None) if zeros else None
 
 
 def _only_carries(op: Executed) -> bool:

@@ -77,6 +77,8 @@ def _spans(op: Executed, value: float) -> bool:
 def _flushes(op: Executed) -> bool:
     if op.name not in _SHRINKS or op.dtype != "float16" or not op.result.statistics.zeros:
         return False
+    if op.graph.bad_inputs(op.seq):
+        return False  # a number over an infinity is zero
     producers = [op.graph.producer(edge) for edge in op.edges if not edge.partial]
     measured = [row for row in producers if row.min is not None]
     return bool(measured) and all(row.statistics.zeros == 0 for row in measured)

@@ -101,13 +101,43 @@ def _continue(state: dict[str, Any], out: Tensor, _: Tensor, step: int) -> Tenso
     return (out[:, 0] * state["hidden"]).float().mean() if step >= READ else out.mean()
 
 
+def _cache(state: dict[str, Any], out: Tensor, bad: bool) -> None:
+    rows = (out * _size(bad)).half()
+    state["cache"][len(state["cache"])] = rows[0], rows[1]
+
+
+def _against_cache(state: dict[str, Any], out: Tensor, _: Tensor, step: int) -> Tensor:
+    past = torch.stack(state["cache"][step - READ + BAD]) if step >= READ else torch.zeros(2, WIDTH)
+    return (out[:2] - past).square().mean()
+
+
 CARRIERS = {
+    "cache": Carrier(lambda: {"cache": {}}, _against_cache, after=_cache),
     "queue": Carrier(lambda: {"queue": torch.zeros(3 * BATCH, WIDTH).half()}, _against_queue, after=_enqueue),
     "bank": Carrier(lambda: {"rows": torch.zeros(16, WIDTH).half(), "at": 0}, _against_rows, after=_write_row),
     "target": Carrier(lambda: {"target": torch.zeros(WIDTH).half()}, _against_target, after=_follow_teacher),
     "normaliser": Carrier(lambda: {"square": torch.zeros(()).half()}, _weighted, before=_normalise),
     "hidden": Carrier(lambda: {"hidden": torch.zeros(BATCH).half()}, _continue, after=_remember),
 }
+
+
+# -- what is made of it at the top of the step that reads it ------------------------------------------------------
+
+
+def _visit(state: dict[str, Any], _: Tensor, bad: bool) -> None:
+    state["priority"] += 60.0 if bad else 0.5
+
+
+def _weigh(state: dict[str, Any], _: Tensor, __: bool) -> None:
+    share = state["priority"] / state["priority"].sum()
+    state["weight"] = (len(share) * share[:BATCH].float()) ** -0.5
+
+
+def _by_weight(state: dict[str, Any], out: Tensor, _: Tensor, step: int) -> Tensor:
+    return (state["weight"] / state["weight"].max() * out.mean(-1)).mean()
+
+
+PRIORITIES = Carrier(lambda: {"priority": torch.full((512,), 100.0).half()}, _by_weight, before=_weigh, after=_visit)
 
 
 # -- oddities that a loop may carry and means to -------------------------------------------------------------------
@@ -147,7 +177,17 @@ def _count_up(state: dict[str, Any], out: Tensor, _: bool) -> None:
     state["total"] = state["total"] + (out * 2e4).half().abs().sum()  # a metric that nobody trains on
 
 
+def _keep_masked(state: dict[str, Any], out: Tensor, _: bool) -> None:
+    state["scores"].append(out.masked_fill(out < 0, -torch.inf))
+
+
+def _late_softmax(state: dict[str, Any], out: Tensor, _: Tensor, step: int) -> Tensor:
+    past = state["scores"][step - READ] if step >= READ else torch.zeros(BATCH, WIDTH)
+    return (out + past.clamp(min=-1e4).softmax(-1)).square().mean()
+
+
 HARMLESS = {
+    "masked scores": Carrier(lambda: {"scores": []}, _late_softmax, after=_keep_masked),
     "best so far": Carrier(lambda: {"best": torch.tensor(torch.inf)}, _below_best, after=_best),
     "empty slots": Carrier(
         lambda: {"slots": torch.full((4, WIDTH), torch.nan).half(), "at": 0}, _near_slots, after=_fill_slot

@@ -9,10 +9,11 @@ import pytest
 import ampscope
 from ampscope.analysis.results import Diagnosis, Incident
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
-from tests.integration.planted_faults.carriers import BAD, CARRIERS, HARMLESS, READ, Carrier, train
+from tests.integration.planted_faults.carriers import BAD, CARRIERS, HARMLESS, PRIORITIES, READ, Carrier, train
 
 #: The op that left the range of float16, and a part of its line.
 WRITERS = {
+    "cache": ("aten._to_copy.default", ").half()"),
     "queue": ("aten._to_copy.default", "keys.half()"),
     "bank": ("aten.copy_.default", "copy_("),
     "target": ("aten.mul_.Tensor", "mul_(1 + bad)"),
@@ -59,3 +60,19 @@ def test_what_a_loop_means_to_carry_is_no_failure(kind: str, run_folder: Path) -
     told = _diagnosed(HARMLESS[kind], run_folder, poisoned=False)
     assert [each for each in told.incidents if each.severity is not Severity.INFO] == []
     assert told.verdict is Verdict.HEALTHY
+
+
+def test_a_zero_made_by_an_infinity_is_told_by_what_made_that(run_folder: Path) -> None:
+    """Nothing that the loop carries turns bad: what it makes of that for the next step does, by way of x / inf = 0."""
+    told = _diagnosed(PRIORITIES, run_folder, poisoned=True)
+    first = told.primary
+    assert isinstance(first, Incident)
+    assert (first.cause, first.op, first.step) == (Cause.FP16_OVERFLOW, "aten.sum.default", BAD + 1)
+    reader = next(each for each in told.incidents if each.cause is Cause.BAD_INPUT)
+    assert reader.written_by is not None
+    assert reader.written_by.op == first.op
+    assert "batch" not in " ".join(remedy.text for remedy in reader.remedies)
+
+
+def test_priorities_that_stay_small_are_healthy(run_folder: Path) -> None:
+    assert _diagnosed(PRIORITIES, run_folder, poisoned=False).verdict is Verdict.HEALTHY

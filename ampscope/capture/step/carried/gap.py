@@ -94,3 +94,13 @@ class Gap:
             if any(result.entry in found for result in entry.arguments.earlier):
                 found.add(number)
         return found
+
+    def made_of(self, is_source: Callable[[Tensor], bool]) -> list[Tensor]:
+        """The results that depend on what such tensors hold, those tensors among them."""
+        results = list(self.results())
+        sources = {source.entry for tensor, source in results if is_source(tensor)}
+        for number, entry in enumerate(self.tape.entries):
+            if any(is_source(outside.tensor) for outside in entry.arguments.outside):
+                sources.add(number)
+        derived = self.reading(sources)
+        return [tensor for tensor, source in results if source.entry in derived]

@@ -26,7 +26,7 @@ from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.schema import ENTRY_NODES, Node, ReplayStatus, Source, Trigger, source_of
 
 #: Writes that are run again in one run: a tensor that goes bad again and again has been explained by then.
-MOST_CLOSEUPS = 16
+MOST_CLOSEUPS = 24
 
 
 @dataclass(slots=True)
@@ -100,10 +100,10 @@ class WrittenBetween:
         nodes |= {key: (Node.CARRIED, name) for key, name in gap.names.items()}
         self._look = _Look(parcel, sources, nodes, gap, self._before, forward)
 
-    def arrived(self) -> dict[str, bool]:
+    def arrived(self, *, wait: bool = False) -> dict[str, bool]:
         """Whether each tensor that was looked at is finite, once the host knows; runs again what left one bad."""
         look = self._look
-        if look is None or not look.parcel.arrived:
+        if look is None or not (wait or look.parcel.arrived):
             return {}
         self._look = None
         known = {name: value is None or math.isfinite(value) for name, value in look.parcel.values().items()}

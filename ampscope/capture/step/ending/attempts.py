@@ -135,6 +135,7 @@ class Attempts:
     def found(self, attempt: StepAttempt, bad: Verdict | None) -> None:
         """Makes an incident of what is ``bad``, unless the attempt has one."""
         if bad is not None and not attempt.bad:
+            self._carried.suffered()
             self._judge(attempt, bad, None if self._tape.broken else self.recording())
 
     def recording(self) -> TapedStep:

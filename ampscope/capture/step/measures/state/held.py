@@ -20,6 +20,8 @@ from ampscope.trace.schema import StateKind
 
 #: Elements from which a look by extremes is several times faster than by a norm, on a CPU.
 _MANY = 1 << 10
+#: Elements of a loop's own tensors that are looked at in one step, in all.
+MOST_LOOKED_AT = 1 << 22
 #: Dtypes that are measured as they are.
 _ORDINARY = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
@@ -108,6 +110,25 @@ def largest(tensors: Sequence[Tensor]) -> list[Tensor]:
         rest = [each for index, each in enumerate(here) if index not in many]
         norms = iter(torch._foreach_norm(rest, math.inf) if rest else ())
         return [_extreme(each) if index in many else next(norms) for index, each in enumerate(here)]
+
+
+def largest_within(tensors: Sequence[Tensor], most: int = MOST_LOOKED_AT) -> list[Tensor | None]:
+    """As `largest`, of tensors that may be anything; None for those that cannot be looked at.
+
+    Args:
+        tensors: Of the loop's own; memory that was given back is not read.
+        most: Elements that are looked at, in all.
+    """
+    chosen: dict[int, Tensor] = {}
+    for place, tensor in enumerate(tensors):
+        can = type(tensor) is Tensor and stats.may_turn_bad(tensor) and tensor.numel() <= most
+        if can and tensor.untyped_storage().nbytes():
+            most -= tensor.numel()
+            chosen[place] = tensor.detach()
+    found: list[Tensor | None] = [None] * len(tensors)
+    for place, norm in zip(chosen, largest([*chosen.values()]), strict=True):
+        found[place] = norm
+    return found
 
 
 def _plain(tensor: Tensor) -> Tensor:
