@@ -65,8 +65,8 @@ FLOORS = {
         "device_decisions attempts endings loop_endings failed_calls"
     ),
     "ampscope.capture.tracing": (
-        "statistics operators operand_keeper sites traced_rows dataflow distinct_values outputs casts program "
-        "collective_ops op_points tracer"
+        "statistics operators operand_keeper sites traced_rows dataflow distinct outputs casts "
+        "program collective_ops op_points tracer"
     ),
     "ampscope.analysis": (
         "results numerics tables words origin causes cures usage scale overview precision replay diagnosis"

@@ -10,6 +10,8 @@ from ampscope.trace.schema import Phase
 
 #: With fewer different values than these nothing is said.
 FEWEST_VALUES = 16
+#: Of values in order, where neighbours become one, so large a share has to be left for nothing to be said.
+_ENOUGH_LEFT = 2 / 3
 #: Of values in any order, which may be measurements too, so many have to become one.
 _INTO_ONE = 8
 _COMPARISONS = frozenset({"eq", "ne", "gt", "ge", "lt", "le"})
@@ -24,10 +26,13 @@ class DistinctValues(NamedTuple):
     before: int
     after: int
     ordered: bool  #: those before rise, or fall, nearly throughout
+    certain: bool = True  #: they number something; else that shows only where they are used so
 
 
 def collapsed(graph: Graph, counts: Mapping[int, DistinctValues]) -> list[int]:
-    """The casts that lost more than half of the values they read, where what is left reaches the loss.
+    """The casts that lost much of what they read, where what is left reaches the loss.
+
+    Of positions and the like a third, of values in no order more than half.
 
     Args:
         graph: The ops of the step.
@@ -38,9 +43,12 @@ def collapsed(graph: Graph, counts: Mapping[int, DistinctValues]) -> list[int]:
 
 
 def _is_gross(graph: Graph, seq: int, count: DistinctValues) -> bool:
-    if count.before < FEWEST_VALUES or 2 * count.after >= count.before:
+    if count.before < FEWEST_VALUES:
         return False
-    return count.ordered or count.before >= _INTO_ONE * count.after or _identifies(graph, seq)
+    if count.ordered:
+        return count.after < _ENOUGH_LEFT * count.before
+    many_became_one = count.certain and count.before >= _INTO_ONE * count.after
+    return many_became_one or (2 * count.after < count.before and _identifies(graph, seq))
 
 
 def _identifies(graph: Graph, seq: int) -> bool:

@@ -228,7 +228,7 @@ class ValuesLost(Reason):
 
     before: int  #: different values that were read, of a sample
     after: int  #: that are left
-    read: str  #: dtype that was read
+    read: str  #: dtype that was read; empty where they were counted out in half precision
     dtype: str
 
 
@@ -237,9 +237,10 @@ def _become_few(occurrence: Occurrence) -> str:
     if not isinstance(reason, ValuesLost):
         return "Many different values become few in a cast to half precision."
     exact = f"{reason.dtype} tells all whole numbers apart only up to {rounding.WHOLE[reason.dtype]:,}"
+    what = f"different values of {reason.read}" if reason.read else "values of a grid"
     return (
-        f"{reason.before:,} different values of {reason.read} become {reason.after:,} in {reason.dtype}: what they "
-        f"number is no longer told apart ({exact})."
+        f"{reason.before:,} {what} become {reason.after:,} in {reason.dtype}: what they number is no longer told apart "
+        f"({exact})."
     )
 
 

@@ -17,7 +17,7 @@ from ampscope.analysis.cures import explicit_half, trials
 from ampscope.analysis.cures.explicit_half import ExplicitHalf, half_weights
 from ampscope.analysis.diagnosis.context import Context
 from ampscope.analysis.diagnosis.examined import Examined
-from ampscope.analysis.diagnosis.lost_gradients import information_lost, lost_gradient
+from ampscope.analysis.diagnosis.lost_gradients import as_cast_before, information_lost, lost_gradient
 from ampscope.analysis.diagnosis.raised import raised
 from ampscope.analysis.diagnosis.state.state_incidents import examined_state, examined_still, state_found, still_found
 from ampscope.analysis.diagnosis.state.writers import as_write, left_by
@@ -108,7 +108,8 @@ class Examiner:
     def _of_values_lost(self, row: IncidentRow) -> list[Examined]:
         graph = StepGraph(self._run, self._sites, row.step, source_of(Source.LIVE, row.optimizer))
         casts = information_lost(graph, row)
-        return [self._at_origin(row, graph, *each) for each in casts] or [self._without_origin(row)]
+        found = [as_cast_before(row, each[0].seq, self._at_origin(row, graph, *each)) for each in casts]
+        return found or [self._without_origin(row)]
 
     def _of_lost_gradient(self, row: IncidentRow) -> Examined:
         lost = lost_gradient(self._run, self._sites, row)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
+from ampscope.analysis.causes.catalogue import explanation
+from ampscope.analysis.causes.cause_entry import Occurrence
 from ampscope.analysis.causes.range_underflow import GradientLost, ValuesLost
 from ampscope.analysis.causes.recognition import Recognised
+from ampscope.analysis.cures.explicit_half import ExplicitHalf
+from ampscope.analysis.diagnosis.examined import Examined
 from ampscope.analysis.origin.step_graph import Sites, StepGraph
+from ampscope.analysis.results import SourceLine
 from ampscope.provenance import HowLost, Loss, Origin, lost_mass
 from ampscope.trace.dtypes import HALF_DTYPES
 from ampscope.trace.json_columns import details
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import IncidentRow, Phase, SiteRow, Source, source_of
 from ampscope.trace.vocabulary import Cause
+
+_CAST, _GRID = "aten._to_copy.default", "aten.arange.start_step"
 
 
 class LostGradient(NamedTuple):
@@ -68,12 +76,36 @@ def information_lost(graph: StepGraph, row: IncidentRow) -> list[tuple[Origin, R
         graph: The trace of the step.
         row: The incident.
     """
-    told = details(row.evidence).get("distinct")
-    counts = {int(seq): count for seq, count in told.items()} if isinstance(told, dict) else {}
+    counts, before_step = _by_number(row, "distinct"), _by_number(row, "cast_before")
     found = []
     for seq, (before, after) in sorted(counts.items()):
         if seq in graph.outputs:
-            site = graph.site(seq)
-            reason = ValuesLost(before=before, after=after, dtype=_dtype(site), read=next(iter(site.in_dtypes), ""))
-            found.append((Origin(seq, 0, (seq,), seq), Recognised(Cause.INFORMATION_LOST, seq, site.phase, reason)))
+            site, cast = graph.site(seq), before_step.get(seq)
+            dtypes = {"dtype": _dtype(site), "read": next(iter(site.in_dtypes), "")}
+            if cast is not None:
+                dtypes = {"dtype": cast["dtype"], "read": cast["read"]}
+            reason = ValuesLost(before=before, after=after, **dtypes)
+            phase = site.phase if cast is None else Phase.FORWARD
+            found.append((Origin(seq, 0, (seq,), seq), Recognised(Cause.INFORMATION_LOST, seq, phase, reason)))
     return found
+
+
+def as_cast_before(row: IncidentRow, seq: int, examined: Examined) -> Examined:
+    """What is known of a cast that the loop made before its step, in the place of what came in."""
+    cast = _by_number(row, "cast_before").get(seq)
+    if cast is None:
+        return examined
+    incident, op, since = examined.incident, _CAST if cast["read"] else _GRID, cast["since"]
+    name = incident.path[0].name if incident.path else ""
+    text = explanation(incident.cause, Occurrence(op=op, reason=examined.reason))
+    text += f" The loop did so before the step, which read it{f' as {name}' if name else ''}."
+    if since < row.step:
+        text += f" It was first seen before step {row.step:,}; step {since:,} had read such values, too."
+    source = SourceLine(**cast["source"]) if cast["source"]["file"] else None
+    located = replace(incident, step=since, op=op, module="", module_type="", source=source, explanation=text)
+    return examined._replace(incident=located, explicit=ExplicitHalf())
+
+
+def _by_number(row: IncidentRow, key: str) -> dict[int, Any]:
+    told = details(row.evidence).get(key)
+    return {int(seq): each for seq, each in told.items()} if isinstance(told, dict) else {}

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import torch
+
 from ampscope import provenance
 from ampscope.capture.budgets import TraceBudget
 from ampscope.capture.events.calls import BackwardCall, ModuleCall, StepStart
@@ -12,12 +16,21 @@ from ampscope.capture.replay.tape.functional.call_inputs import named_inputs
 from ampscope.capture.step.measures import gradients
 from ampscope.capture.torch_support.calls.backward_call import creates_graph
 from ampscope.capture.torch_support.calls.pause import Pause
-from ampscope.capture.torch_support.dtypes import HALF
+from ampscope.capture.torch_support.dtypes import HALF, torch_dtype
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.tracing.distinct.casts_before import CastBefore, CastsBefore
 from ampscope.capture.tracing.statistics import stats
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.schema import EdgeRow, Node, OpRow, Phase, Source, source_of
+
+
+class Collapsed(NamedTuple):
+    """A cast that made few values of many."""
+
+    values: provenance.DistinctValues
+    before: CastBefore | None  #: the cast, where the loop made it before the step
+    since: int  #: the first step that read such values
 
 
 class LiveTrace(StepObserver):
@@ -36,10 +49,13 @@ class LiveTrace(StepObserver):
         self._recorder = recorder
         self._budget = budget
         self._pause = pause
+        self.casts = CastsBefore()  #: what the loop casts before a step; told by whoever listens there
         self.guard = guard
         self._tracer: Tracer | None = None
+        self._number = 0
+        self._half_since: dict[tuple[str, torch.dtype], int] = {}  # inputs in half precision: the first such step
         self._collapse_told = False
-        self.collapsed: dict[int, provenance.DistinctValues] = {}  #: casts of the step settled last that lost values
+        self.collapsed: dict[int, Collapsed] = {}  #: casts for the step settled last that lost values
         self.began = False  #: the step in progress was traced from its start, whatever became of that
         self._dropped: list[Tracer] = []  # while torch held them off its stack; to be removed later
 
@@ -60,7 +76,7 @@ class LiveTrace(StepObserver):
 
     def step_began(self, start: StepStart) -> None:
         """Begins to trace, if this is one of the steps that are."""
-        self.began = False
+        self.began, self._number = False, start.number
         if not self._budget.wants(start.number) or self._models.compiled or self.guard.broken:
             return
         tracer = Tracer(self._recorder.sites, self._models.names, full=False, guard=self.guard, pause=self._pause)
@@ -68,6 +84,7 @@ class LiveTrace(StepObserver):
             tracer.name_entry(parameter, Node.PARAMETER, name)
         for module, name, buffer in self._models.buffers():
             tracer.name_entry(buffer, Node.BUFFER, ".".join(filter(None, (module, name))))
+        tracer.outputs.casts_before = self.casts
         self._tracer, self.began = tracer, True
         tracer.insert()
 
@@ -76,6 +93,8 @@ class LiveTrace(StepObserver):
         if self._tracer is not None:
             for name, tensor in named_inputs(call.args, call.kwargs):
                 self._tracer.name_entry(tensor, Node.INPUT, name)
+                if tensor.dtype in HALF:
+                    self._half_since.setdefault((name, tensor.dtype), self._number)
 
     def call_lost(self, call: ModuleCall) -> None:
         """A step with a call that failed is not worth its trace."""
@@ -159,26 +178,34 @@ class LiveTrace(StepObserver):
             return []
         tracer.remove()
         keep = self._budget.keeps(count)
-        if not keep and tracer.all_finite():
+        if not keep and tracer.all_finite() and not tracer.outputs.came_cast:
             tracer.release()
             return []
         ops, edges = tracer.rows(attempt.step, source_of(Source.LIVE, attempt.index))
         graph = provenance.Graph(ops, edges, self._recorder.sites.row)
         absorbed = provenance.absorbed(graph)
-        if absorbed or keep:
+        if not absorbed and (keep or tracer.outputs.came_cast):
+            self.collapsed = self._collapsed(graph, tracer, attempt.step)
+        if absorbed or keep or self.collapsed:
             self._write(ops, edges, attempt)
         if keep and not absorbed:
             self._budget.kept()
-            self.collapsed = self._collapsed(graph, tracer)
         tracer.release()
         return [origin.seq for origin in absorbed]
 
-    def _collapsed(self, graph: provenance.Graph, tracer: Tracer) -> dict[int, provenance.DistinctValues]:
+    def _collapsed(self, graph: provenance.Graph, tracer: Tracer, step: int) -> dict[int, Collapsed]:
         """What casts lost, once a run."""
         if self._collapse_told:
             return {}
-        counts = tracer.outputs.distinct.read()
-        found = {seq: counts[seq] for seq in provenance.collapsed(graph, counts)}
+        counts, came_cast = tracer.outputs.distinct.read(), tracer.outputs.came_cast
+        found = {}
+        for seq in provenance.collapsed(graph, counts):
+            cast, since = came_cast.get(seq), step
+            if cast is not None:
+                first = self._half_since.get((graph.site(seq).name, torch_dtype(cast.dtype)), self._number)
+                since -= self._number - first
+            found[seq] = Collapsed(counts[seq], cast, since)
+        self.casts.forget()
         self._collapse_told = bool(found)
         return found
 

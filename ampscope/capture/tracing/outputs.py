@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ampscope.capture.torch_support.local_shards import has_arrived
 from ampscope.capture.torch_support.torch_private import storage_key
-from ampscope.capture.tracing.distinct_values import DistinctCounts
+from ampscope.capture.tracing.distinct.casts_before import CastBefore, CastsBefore
+from ampscope.capture.tracing.distinct.distinct_values import DistinctCounts
 from ampscope.capture.tracing.statistics import stats
 from ampscope.capture.tracing.statistics.full_statistics import Census
 from ampscope.capture.tracing.statistics.stats import Slots
@@ -39,9 +40,18 @@ class Outputs:
     def __init__(self, *, full: bool) -> None:
         self.full = full
         self.distinct = DistinctCounts()
+        self.casts_before = CastsBefore()
+        self.came_cast: dict[int, CastBefore] = {}  #: by number, what came into the step from a cast before it
         self._outputs: list[Output] = []
         self._measurements: Slots | Census = Census() if full else Slots()
         self._late: dict[int, list[tuple[int, Tensor]]] = {}  # by storage: outputs that other ranks may still write
+
+    def entered(self, seq: int, tensor: Tensor) -> None:
+        """Notes a tensor from outside the step."""
+        cast = self.casts_before.of(tensor)
+        self.distinct.entered(seq, cast.counts if cast is not None else None)
+        if cast is not None:
+            self.came_cast[seq] = cast
 
     def add(self, seq: int, site: int, micro_batch: int, tensors: Sequence[Tensor]) -> None:
         """Notes the outputs of an op, and measures them."""
@@ -93,5 +103,6 @@ class Outputs:
         """Lets go of everything."""
         self._outputs.clear()
         self.distinct.clear()
+        self.came_cast.clear()
         self._late.clear()
         self._measurements = Slots()

@@ -277,7 +277,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
             seq, _ = self._number(self.points.of_entry(node, name, operand), [operand])
             self._dataflow.wrote(seq, [operand])
             if node is not Node.PARAMETER:
-                self.outputs.distinct.entered(seq)
+                self.outputs.entered(seq, operand)
             writer = self._dataflow.writer(operand)
         return writer
 

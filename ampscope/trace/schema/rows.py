@@ -193,7 +193,8 @@ class IncidentRow(NamedTuple):
     #: the inf; under ``lost``, for `Trigger.LOST_GRADIENT`, of each parameter the share of its gradient's mass that is
     #: missing; under ``exception``, for `Trigger.EXCEPTION`, what is known of the call that raised; under ``distinct``,
     #: for `Trigger.INFORMATION_LOST`, by the ``ops.seq`` of each cast how many different values a sample of its operand
-    #: has, and how many that of its result
+    #: has, and how many that of its result; under ``cast_before`` of those that came from a cast before the step, that
+    #: cast and the first step that read such values
 
 
 class ReplayRow(NamedTuple):

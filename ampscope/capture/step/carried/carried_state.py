@@ -32,6 +32,7 @@ from ampscope.capture.torch_support.communication.sharded_models import obstacle
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.readback import Parcel
+from ampscope.capture.tracing.distinct.casts_before import CastsBefore
 from ampscope.capture.tracing.statistics import stats
 from ampscope.trace.schema import Trigger
 
@@ -53,6 +54,7 @@ class CarriedState(StepObserver):
         models: The watched models.
         tape: The tape of the step in progress.
         recorder: Where rows go.
+        casts: Is told of casts between the first steps.
         pause: On while AMPscope's own code computes.
         guard: Catches faults of following them.
 
@@ -60,12 +62,14 @@ class CarriedState(StepObserver):
         mode: Listens between steps.
     """
 
-    def __init__(self, models: Models, tape: StepTape, recorder: Recorder, pause: Pause, guard: Guard) -> None:
+    def __init__(
+        self, models: Models, tape: StepTape, recorder: Recorder, casts: CastsBefore, pause: Pause, guard: Guard
+    ) -> None:
         self.guard = guard
+        self._casts = casts
         self._tape = tape
         self._between = WrittenBetween(models, recorder, guard)
         self.mode = LoopMode(self, pause)
-        self._types = call_state.device_types()
         self._carried = Carried(partial(_buffer_name, models))
         self._models = models
         self._obstacle = (-1, "")  # to following, as of that revision of the models
@@ -97,7 +101,7 @@ class CarriedState(StepObserver):
         self._learning = number <= LEARNED_STEPS or not number & (number - 1) or not (number - 1) & (number - 2)
         self._between.after(ended.attempt)
         if self._follows and self._gap is None and not dynamo.in_use() and not self._found_obstacle():
-            self._gap = Gap(self._types)
+            self._gap = Gap(call_state.device_types())
             self.mode.insert()
 
     def _found_obstacle(self) -> str:
@@ -116,6 +120,8 @@ class CarriedState(StepObserver):
     ) -> bool:
         """See `loop_mode.CallKeeper`."""
         gap = self._gap
+        if self._learning:
+            self._casts.called(func, args, kwargs, result)
         entry = gap.called(func, args, kwargs, result, originals) if gap is not None else None
         if gap is None or entry is None:
             return gap is not None

@@ -17,7 +17,7 @@ from ampscope.capture.replay.results import ReplayResult, Symptom
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.step.ending import optimizer_rerun
 from ampscope.capture.step.ending.verdict import Verdict
-from ampscope.capture.step.live_trace import LiveTrace
+from ampscope.capture.step.live_trace import Collapsed, LiveTrace
 from ampscope.capture.step.measures.state.evidence import MOST_NAMED, STATE_TRIGGERS, described
 from ampscope.capture.step.measures.state.state_watch import BadState
 from ampscope.capture.torch_support.guard import Guard
@@ -25,7 +25,7 @@ from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.readback import Readback
 from ampscope.capture.tracing.traced_rows import TracedRows
 from ampscope.capture.tracing.tracer import Tracer
-from ampscope.provenance import DistinctValues, absorbed, reaches_loss
+from ampscope.provenance import absorbed, reaches_loss
 from ampscope.trace.schema import Change, ReplayStatus, Source, Trial, Trigger, source_of
 
 #: Incidents only where the step suffers from them: a state may hold an infinity on purpose.
@@ -219,10 +219,16 @@ class Incidents:
         outcome = ReplayResult(ReplayStatus.UNAVAILABLE, "seen as it happened, in the trace of the real step")
         self.report(attempt, Trigger.ABSORBED_OVERFLOW, outcome, Evidence(details={"ops": ops}))
 
-    def collapsed(self, attempt: StepAttempt, counts: Mapping[int, DistinctValues]) -> None:
+    def collapsed(self, attempt: StepAttempt, casts: Mapping[int, Collapsed]) -> None:
         """Reports casts, by sequence number, that made few values of many; the step itself went well."""
         outcome = ReplayResult(ReplayStatus.UNAVAILABLE, "seen as it happened, in the trace of the real step")
-        evidence = Evidence(details={"distinct": {str(seq): [each.before, each.after] for seq, each in counts.items()}})
+        counts = {str(seq): [each.values.before, each.values.after] for seq, each in casts.items()}
+        before = {
+            str(seq): {"since": each.since, **each.before.evidence}
+            for seq, each in casts.items()
+            if each.before is not None
+        }
+        evidence = Evidence(details={"distinct": counts, "cast_before": before})
         trigger, step = Trigger.INFORMATION_LOST, attempt.step
         self._recorder.incident(
             trigger, step=step, optimizer=attempt.index, loss=None, scale=None, outcome=outcome, evidence=evidence

@@ -6,12 +6,14 @@ import contextlib
 import random
 import sys
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 
+@cache
 def device_types() -> tuple[str, ...]:
     """Device types whose autocast state matters here: ``cpu`` and the accelerator, if there is one."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)

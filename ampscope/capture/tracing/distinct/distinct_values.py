@@ -11,13 +11,17 @@ from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.tracing.dataflow import Writer
 from ampscope.capture.tracing.operators import Operator
 from ampscope.capture.tracing.statistics import stats
-from ampscope.capture.tracing.statistics.full_statistics import SAMPLE, sample
+from ampscope.capture.tracing.statistics.full_statistics import sample
 from ampscope.provenance import FEWEST_VALUES, DistinctValues
 
 #: Ops that give regular grids.
 _GRIDS = ("aten.arange.", "aten.linspace.")
 #: Casts that are counted in one step.
 _MOST = 8
+#: Whether values number something; whole numbers held as floats, in no order, may be measurements.
+_NUMBERS, _PERHAPS = 1, 2
+#: Columns up to which each is looked at by itself: what numbers something is packed with other features.
+_COLUMNS = 16
 #: Integers that are looked at: a sample of fewer is too sparse to show that neighbours become one.
 _INTEGERS = 1 << 16
 #: Share of neighbours that have to fit for a tensor to be ordered, or a regular grid.
@@ -38,9 +42,16 @@ class DistinctCounts:
         self._counts: dict[int, Tensor] = {}
         self._places: set[int] = set()
 
-    def entered(self, seq: int) -> None:
-        """Notes what came from outside the step."""
+    def entered(self, seq: int, counts: Tensor | None = None) -> None:
+        """Notes what came from outside the step.
+
+        Args:
+            seq: The number of its node.
+            counts: What was counted at the cast before the step that it comes from.
+        """
         self._given.add(seq)
+        if counts is not None:
+            self._counts[seq] = counts
 
     def ran(
         self, op: Operator, point: tuple[int, int], operands: Sequence[Tensor], result: Tensor, writer: Writer | None
@@ -58,6 +69,8 @@ class DistinctCounts:
             self._cast(*point, operands[0], result, given=writer is not None and writer.seq in self._given)
         elif not operands and op.name.startswith(_GRIDS):
             self._given.add(point[0])
+            if result.dtype in HALF and self._is_wanted(point[1], result):
+                self._counts[point[0]] = counted_grid(result)
 
     def _cast(self, seq: int, site: int, operand: Tensor, result: Tensor, *, given: bool) -> None:
         integers = not (operand.is_floating_point() or operand.is_complex() or operand.dtype is torch.bool)
@@ -65,20 +78,28 @@ class DistinctCounts:
             return
         if result.dtype not in HALF:
             self._given.add(seq)
-            return
-        many = operand.dtype not in HALF and operand.numel() >= FEWEST_VALUES and len(self._counts) < _MOST
-        if many and site not in self._places and stats.measurable(operand) and stats.measurable(result):
+        elif operand.dtype not in HALF and stats.measurable(operand) and self._is_wanted(site, result):
+            self._counts[seq] = counted(operand, result)
+
+    def _is_wanted(self, site: int, result: Tensor) -> bool:
+        """Whether a result is counted: of each place the first, as far as there are not too many."""
+        many = result.numel() >= FEWEST_VALUES and len(self._counts) < _MOST
+        wanted = many and site not in self._places and stats.measurable(result)
+        if wanted:
             self._places.add(site)
-            most = _INTEGERS if integers else SAMPLE
-            self._counts[seq] = _counted(sample(operand.detach(), most), sample(result.detach(), most))
+        return wanted
 
     def read(self) -> dict[int, DistinctValues]:
-        """The counts by number of the cast; waits for the device, if there are any."""
+        """The counts by number of the cast, of several columns the one that lost most; waits for the device."""
         found = {}
-        for seq, counted in self._counts.items():
-            before, after, numbers, ordered = counted.tolist()
+        for seq, columns in self._counts.items():
+            numbers = [
+                DistinctValues(before, after, ordered=bool(ordered), certain=kind == _NUMBERS)
+                for before, after, kind, ordered in columns.tolist()
+                if kind
+            ]
             if numbers:
-                found[seq] = DistinctValues(before, after, ordered=bool(ordered))
+                found[seq] = max(numbers, key=lambda each: each.before / each.after)
         return found
 
     def clear(self) -> None:
@@ -86,15 +107,44 @@ class DistinctCounts:
         self._counts.clear()
 
 
+def counted(before: Tensor, after: Tensor) -> Tensor:
+    """How many different values a cast read and gave, by column where it read a table of floats.
+
+    Args:
+        before: What it read; shape ``(..., columns)`` counts as a table with few columns.
+        after: What it gave, of that shape.
+
+    Returns:
+        A row of integers for each column: the numbers of different values before and after; whether those before
+        number something, or only may; and whether they are in order.
+    """
+    before, after = before.detach(), after.detach()
+    if not before.is_floating_point():
+        return _counted(sample(before, _INTEGERS), sample(after, _INTEGERS)).unsqueeze(0)
+    rows = [_counted(sample(before), sample(after))]
+    columns = before.shape[-1] if before.dim() > 1 else 0
+    if 0 < columns <= _COLUMNS and before.numel() >= columns * FEWEST_VALUES:
+        rows += [_counted(sample(before[..., at]), sample(after[..., at])) for at in range(columns)]
+    return torch.stack(rows)
+
+
+def counted_grid(grid: Tensor) -> Tensor:
+    """The same of a grid that was made in half precision: each of its elements was meant to be another value."""
+    grid = sample(grid.detach())
+    after = _distinct(grid).to(torch.int64)
+    return torch.stack([torch.full_like(after, grid.numel()), after, *[torch.ones_like(after)] * 2]).unsqueeze(0)
+
+
 def _counted(before: Tensor, after: Tensor) -> Tensor:
     """Numbers of different values before and after, and whether those before number something, and are ordered."""
     steps = before.diff()
     ordered = _mostly(steps >= 0) | _mostly(steps <= 0)
-    numbers = torch.ones_like(ordered)
+    numbers = torch.full_like(ordered, _NUMBERS, dtype=torch.int64)
     if before.is_floating_point():
         usual = steps.median()
         regular = _mostly((steps - usual).abs() <= usual.abs() * _SPREAD) & (usual != 0)
-        numbers = regular | (ordered & (before == before.round()).all())
+        whole = (before == before.round()).all()
+        numbers = torch.where(regular | (ordered & whole), _NUMBERS, torch.where(whole, _PERHAPS, 0))
     answers = (_distinct(before), _distinct(after), numbers, ordered)
     return torch.stack([answer.to(torch.int64) for answer in answers])
 
