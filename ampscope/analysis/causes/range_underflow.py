@@ -41,6 +41,8 @@ def what_is_lost(reason: GradientLost) -> str:
 
 def _stands_still(occurrence: Occurrence) -> str:
     reason, op = occurrence.reason, occurrence.op_in_words
+    if isinstance(reason, StandsStill):
+        return reason.in_words
     if not isinstance(reason, GradientLost):
         return "Every gradient of the step is zero, while the same step in float32 has gradients; no op shows why."
     if reason.how is HowLost.SATURATED:
@@ -63,6 +65,8 @@ _WITH_LOGITS = {
 def _against_standstill(occurrence: Occurrence) -> tuple[Remedy, ...]:
     name = op_in_words(occurrence.op)
     reason = occurrence.reason
+    if isinstance(reason, StandsStill):
+        return (reason.remedy,)
     if isinstance(reason, GradientLost) and reason.how is HowLost.SATURATED:
         code = next((code for op, code in _WITH_LOGITS.items() if op in occurrence.op), "y = part(x.float())")
         text = f"Compute {name} and what follows it in float32, or use a loss that takes logits."
@@ -213,9 +217,7 @@ def _against_rounding(occurrence: Occurrence) -> tuple[Remedy, ...]:
         code="model.float()\nwith torch.autocast(device_type, dtype=torch.bfloat16):\n    loss = step(batch)",
     )
     if isinstance(occurrence.reason, StandsStill):
-        name = occurrence.reason.name
-        code = f"model.get_submodule({name.rpartition('.')[0]!r}).float()  # holds {name.rpartition('.')[2]}"
-        return Remedy(text=f"Keep {name} in float32, with the module that writes it.", code=code), float32
+        return occurrence.reason.remedy, float32
     return float32, Remedy(text="Or give the optimizer float32 master weights, or one that rounds stochastically.")
 
 

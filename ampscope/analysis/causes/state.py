@@ -71,11 +71,19 @@ class StandsStill(Reason):
     def in_words(self) -> str:
         """What was seen, in two sentences."""
         return (
-            f"{self.share:.0%} of the buffer {self.name} did not move in the steps from {self.since:,} to "
-            f"{self.last:,} that were looked at. In float32 it does, always the same way: each update is too small for "
-            f"{self.dtype}. "
-            f"They are {self.value:.3g} on the average, and {self.off_by:.3g} away from what they should follow."
+            f"{self.share:.0%} of {self.name} did not move in the steps from {self.since:,} to {self.last:,} that were "
+            f"looked at. In float32 it does, the same way each time: each update is too small for {self.dtype}. They "
+            f"are {self.value:.3g} on the average, and {self.off_by:.3g} away from what they should follow."
         )
+
+    @property
+    def remedy(self) -> Remedy:
+        """What keeps its updates."""
+        module, _, name = self.name.rpartition(".")
+        if not module:
+            return Remedy(text=f"Keep {self.name} in float32.", code="average = average.float()")
+        code = f"model.get_submodule({module!r}).float()  # holds {name}"
+        return Remedy(text=f"Keep {self.name} in float32, with the module that writes it.", code=code)
 
 
 def _bad_state(occurrence: Occurrence) -> str:

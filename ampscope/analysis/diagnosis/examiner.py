@@ -118,8 +118,9 @@ class Examiner:
         return self._at_origin(row, lost.graph, lost.origin, lost.found)
 
     def _replayed(self, row: IncidentRow) -> StepGraph:
-        """The faithful replay of the step of an incident; empty where there is none."""
-        return StepGraph(self._run, self._sites, row.step, source_of(Source.REPLAY, row.optimizer))
+        """The faithful replay of the step of an incident, or of writes after it; empty where there is none."""
+        source = Source.WRITE if "source" in details(row.evidence) else Source.REPLAY
+        return StepGraph(self._run, self._sites, row.step, source_of(source, row.optimizer))
 
     def _origins(self, row: IncidentRow) -> tuple[StepGraph, list[Origin]]:
         """The origins in the best execution of the step that the trace holds, the one that matters most first."""

@@ -165,7 +165,9 @@ def _number(found: Mapping[str, Any], key: str) -> float:
 
 def examined_still(row: IncidentRow, reason: StandsStill, graph: StepGraph) -> Examined:
     """The incident of a buffer that stands still, with the op that writes it."""
-    cause = Cause.BF16_PRECISION if reason.dtype == "bfloat16" else Cause.HALF_PARAMS
+    between = details(row.evidence).get("source")
+    narrow = Cause.STAGNATION if between else Cause.HALF_PARAMS
+    cause = Cause.BF16_PRECISION if reason.dtype == "bfloat16" else narrow
     seq = _writer(graph, reason.name)
     site = graph.site(seq) if seq is not None else None
     module = reason.name.rpartition(".")[0]
@@ -175,7 +177,7 @@ def examined_still(row: IncidentRow, reason: StandsStill, graph: StepGraph) -> E
         count=1,
         severity=CATALOGUE[cause].severity,
         cause=cause,
-        phase=Phase.FORWARD,
+        phase=Phase.OPTIMIZER if between else Phase.FORWARD,
         op=site.op if site is not None else "",
         module=module,
         module_type=site.module_type if site is not None and site.module == module else "",
@@ -205,4 +207,4 @@ def _writer(graph: StepGraph, name: str) -> int | None:
 
 
 def _is_buffer(site: SiteRow, name: str) -> bool:
-    return site.op == Node.BUFFER and site.name == name
+    return site.op in (Node.BUFFER, Node.CARRIED, Node.PARAMETER) and site.name == name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,9 +25,17 @@ class Closeup:
         gap: The calls.
         tracer: Observes every op.
         names: What a tensor from outside is called, and what it is, by ``id``.
+        leaf: A copy of a tensor from outside, with its ``id``, as the calls read it.
     """
 
-    def __init__(self, gap: Gap, tracer: Tracer, names: dict[int, tuple[Node, str]]) -> None:
+    def __init__(
+        self,
+        gap: Gap,
+        tracer: Tracer,
+        names: dict[int, tuple[Node, str]],
+        leaf: Callable[[int, Tensor], Tensor] = lambda _, tensor: tensor,
+    ) -> None:
+        self._leaf = leaf
         self._gap = gap
         self._tracer = tracer
         self._names = names
@@ -45,6 +54,17 @@ class Closeup:
                 self._play(number, self._gap.tape[number])
         for name, source in sinks:
             self._tracer.sink(self._results[source.entry][source.leaf], Node.CARRIED_AFTER, name)
+
+    def rerun(self, wanted: list[EarlierResult]) -> list[Tensor]:
+        """Runs what ``wanted`` is made of, and gives it; nothing is marked.
+
+        Raises:
+            Exception: Whatever the calls raise when they are run again.
+        """
+        with random_state_kept(), torch.no_grad():
+            for number in self._gap.leading_to(source.entry for source in wanted):
+                self._play(number, self._gap.tape[number])
+        return [self._results[source.entry][source.leaf] for source in wanted]
 
     def _play(self, number: int, entry: Entry) -> None:
         if number in self._gap.unknown:
@@ -65,7 +85,8 @@ class Closeup:
             return self._results[reference.entry][reference.leaf]
         known = self._copies.get(reference.identity)
         if known is None:
-            known = self._copies[reference.identity] = _copy(reference, overwritten=overwritten)
+            copy = _copy(reference, overwritten=overwritten)
+            known = self._copies[reference.identity] = self._leaf(reference.identity, copy)
             node, name = self._names.get(reference.identity, (Node.INPUT, "a tensor of the loop's"))
             self._tracer.name_entry(known, node, name)
         return known

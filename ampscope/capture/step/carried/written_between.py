@@ -18,6 +18,7 @@ from ampscope.capture.replay.tape.entry import EarlierResult
 from ampscope.capture.step.carried.closeup import Closeup
 from ampscope.capture.step.carried.gap import Gap
 from ampscope.capture.step.carried.loop_position import Position, is_above
+from ampscope.capture.step.carried.still_carried import StillCarried
 from ampscope.capture.torch_support.guard import Guard, Suppressed
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.readback import Parcel
@@ -67,6 +68,7 @@ class WrittenBetween:
         self._models = models
         self._recorder = recorder
         self._guard = guard
+        self._still = StillCarried(models, recorder, guard)
         self._before = (-1, 0)
         self._look: _Look | None = None
         self._known: dict[str, bool] = {}  # name -> finite, at the last look
@@ -98,6 +100,7 @@ class WrittenBetween:
         sources = {name: source for name, (_, source) in found.items()}
         nodes = {key: (Node.PARAMETER, name) for key, (name, _) in self._models.parameters.items()}
         nodes |= {key: (Node.CARRIED, name) for key, name in gap.names.items()}
+        self._still.look(gap, nodes, self._before)
         self._look = _Look(parcel, sources, nodes, gap, self._before, forward)
 
     def arrived(self, *, wait: bool = False) -> dict[str, bool]:

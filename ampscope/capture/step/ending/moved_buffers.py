@@ -13,22 +13,11 @@ from ampscope.capture.replay.changes import EverythingIn
 from ampscope.capture.replay.player import Player
 from ampscope.capture.replay.state.state_snapshot import StateSnapshot
 from ampscope.capture.replay.tape.taped_step import TapedStep
+from ampscope.capture.step.measures.stillness import LARGER, Movement, movement
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.tracing.sites import Sites
 from ampscope.capture.tracing.tracer import Tracer
-
-#: A second replay begins with buffers this much larger: what is left of that after the step is what they keep.
-_LARGER = 1.5
-#: The least share of a buffer that a step replaces, as far as float32 can tell.
-_LEAST = 2.0**-20
-
-
-class Movement(NamedTuple):
-    """Where a step in float32 moves a buffer."""
-
-    moved: Tensor  #: the change of each element (float32)
-    follows: Tensor  #: which share of each element the step replaces: the momentum of a running average
 
 
 class Movements(NamedTuple):
@@ -58,9 +47,7 @@ def in_float32(step: TapedStep, models: Models, names: frozenset[str], guard: Gu
     found = {}
     for name, (before, after) in once.items():
         if name in again:
-            shifted = again[name][0] - before
-            keeps = torch.where(shifted != 0, (again[name][1] - after) / shifted, 0.0)
-            found[name] = Movement(after - before, (1 - keeps).clamp(_LEAST, 1.0))
+            found[name] = movement(before, after, *again[name])
     return Movements(found, time.perf_counter() - started)
 
 
@@ -91,4 +78,4 @@ class _LargerBuffers(StateSnapshot):
         found = super().at_start(tensor)
         if found is None or id(tensor) not in self._larger:
             return found
-        return torch.where(found == 0, torch.ones_like(found), found * _LARGER)
+        return torch.where(found == 0, torch.ones_like(found), found * LARGER)

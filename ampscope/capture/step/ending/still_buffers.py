@@ -7,10 +7,6 @@ that is rounded away moves the same way each time, and is far from where it is h
 
 from __future__ import annotations
 
-from collections import defaultdict
-from typing import Any, NamedTuple
-
-import torch
 from torch import Tensor
 
 from ampscope.capture.budgets import ReplayBudget
@@ -22,29 +18,13 @@ from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.step.cycle import State, StepCycle
 from ampscope.capture.step.ending import moved_buffers
 from ampscope.capture.step.ending.incidents import Incidents
-from ampscope.capture.step.ending.moved_buffers import Movement
 from ampscope.capture.step.ending.verdict import Verdict
 from ampscope.capture.step.measures.state.state_watch import is_due
+from ampscope.capture.step.measures.stillness import MOST, READINGS, Stillness
 from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
-from ampscope.capture.tracing.sites import dtype_name
 from ampscope.trace.schema import Trigger
-
-#: Steps in a row, of those that are looked at, in which a buffer has to stand still.
-READINGS = 3
-#: Share of a buffer's elements that must stand still although float32 moves them.
-_MOST = 0.9
-#: How far from where it is heading such an element must be, as a share of its value.
-_FAR = 0.1
-
-
-class _Reading(NamedTuple):
-    """A step in which a buffer stood still."""
-
-    step: int
-    before: Tensor
-    heading: Tensor  #: how far each element is from what it follows, by its movement in float32
 
 
 class StillBuffers(StepObserver):
@@ -68,7 +48,7 @@ class StillBuffers(StepObserver):
         self._tape = tape
         self._budget = budget
         self._cycle = cycle
-        self._readings: dict[str, list[_Reading]] = defaultdict(list)
+        self._readings: dict[str, Stillness] = {}
         self._told: set[str] = set()
         self._looks = 0  # replays made
 
@@ -92,10 +72,11 @@ class StillBuffers(StepObserver):
         self._budget.spent(movements.seconds)
         attempt.judging_s += movements.seconds
         for name, movement in movements.of.items():
-            self._read(name, half[name], movement, attempt.step)
-        found = [name for name in movements.of if _is_lost(self._readings[name], half[name].dtype)]
+            known = self._readings.setdefault(name, Stillness(half[name].dtype))
+            known.read(attempt.step, half[name], movement)
+        found = [name for name in movements.of if self._readings[name].is_lost]
         if found:
-            self._tell(attempt, recording, found, half)
+            self._tell(attempt, recording, found)
 
     def _half(self) -> list[tuple[str, Tensor]]:
         return [
@@ -104,13 +85,9 @@ class StillBuffers(StepObserver):
             if buffer.dtype in HALF and type(buffer) is Tensor and buffer.numel()
         ]
 
-    def _read(self, name: str, buffer: Tensor, movement: Movement, step: int) -> None:
-        heading = movement.moved / movement.follows
-        self._readings[name] = [*self._readings[name], _Reading(step, buffer.detach().float(), heading)][-READINGS:]
-
-    def _tell(self, attempt: StepAttempt, recording: TapedStep, names: list[str], half: dict[str, Tensor]) -> None:
+    def _tell(self, attempt: StepAttempt, recording: TapedStep, names: list[str]) -> None:
         self._told.update(names)
-        found = [_described(name, half[name].dtype, self._readings.pop(name)) for name in names]
+        found = [self._readings.pop(name).described(name) for name in names]
         with self._cycle.inside(State.JUDGING):
             bad = Verdict(Trigger.BUFFER_STANDS_STILL, Symptom(), {"still": found})
             self._incidents.judge(attempt, bad, recording)
@@ -119,31 +96,4 @@ class StillBuffers(StepObserver):
 def _stands_still(buffer: Tensor, step: TapedStep) -> bool:
     """Whether nearly all of a buffer is as it was when the step began; waits for the device."""
     before = step.state.at_start(buffer)
-    return before is not None and float((before == buffer).float().mean()) >= _MOST
-
-
-def _is_lost(readings: list[_Reading], dtype: torch.dtype) -> bool:
-    return len(readings) == READINGS and float(_far_off(readings, dtype).float().mean()) >= _MOST / 2
-
-
-def _far_off(readings: list[_Reading], dtype: torch.dtype) -> Tensor:
-    """The elements that float32 moves the same way each time, and that are far from where they are heading."""
-    headings = torch.stack([each.heading for each in readings])
-    same_way = (headings > 0).all(0) | (headings < 0).all(0)
-    value = readings[-1].before.abs().clamp(min=torch.finfo(dtype).smallest_normal)
-    return same_way & (headings.mean(0).abs() > _FAR * value)
-
-
-def _described(name: str, dtype: torch.dtype, readings: list[_Reading]) -> dict[str, Any]:
-    far = _far_off(readings, dtype)
-    heading = torch.stack([each.heading for each in readings]).mean(0)
-    return {
-        "name": name,
-        "module": name.rpartition(".")[0],
-        "dtype": dtype_name(dtype),
-        "since": readings[0].step,
-        "last": readings[-1].step,
-        "share": float(far.float().mean()),
-        "value": float(readings[-1].before[far].abs().mean()),
-        "off_by": float(heading[far].abs().mean()),
-    }
+    return before is not None and float((before == buffer).float().mean()) >= MOST

@@ -1,0 +1,205 @@
+"""Notices what a loop carries in half precision and never moves: moving averages and targets that are rounded away.
+
+After a few steps the calls between them that write in place are run again on copies, as they were and in float32. What
+they leave as it was, and float32 moves, is read; `Stillness` tells what has come to its end from what is stuck.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ampscope.capture.record.run_recorder import Evidence, Recorder
+from ampscope.capture.replay.changes import EverythingIn
+from ampscope.capture.replay.player import call_user
+from ampscope.capture.replay.results import ReplayResult
+from ampscope.capture.replay.tape.entry import EarlierResult, Entry, OutsideTensor, TensorReference
+from ampscope.capture.step.carried.closeup import Closeup
+from ampscope.capture.step.carried.gap import Gap
+from ampscope.capture.step.measures.state.state_watch import is_due
+from ampscope.capture.step.measures.stillness import LARGER, MOST, Stillness, movement
+from ampscope.capture.torch_support import torch_private
+from ampscope.capture.torch_support.dtypes import HALF
+from ampscope.capture.torch_support.guard import Guard, Suppressed
+from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.user_line import NOWHERE, Place
+from ampscope.capture.tracing.sites import Sites
+from ampscope.capture.tracing.traced_rows import TracedRows
+from ampscope.capture.tracing.tracer import Tracer
+from ampscope.trace.schema import Node, ReplayStatus, Source, Trigger, source_of
+
+#: Tensors that are looked at, the first that the loop writes; others of its averages fare alike.
+_MOST_TENSORS = 32
+
+
+class _Key(NamedTuple):
+    """What makes tensors of two gaps the same: the line that writes them, and the how-many-th it writes there."""
+
+    place: Place
+    ordinal: int
+    shape: torch.Size
+
+
+class _Chain(NamedTuple):
+    """The writes to one tensor between two steps."""
+
+    first: OutsideTensor  #: as it was before them
+    last: EarlierResult  #: what the last of them left
+
+
+class StillCarried:
+    """Looks at the writes between some steps.
+
+    Args:
+        models: The watched models.
+        recorder: Where rows go.
+        guard: Catches faults in it.
+    """
+
+    def __init__(self, models: Models, recorder: Recorder, guard: Guard) -> None:
+        self._models = models
+        self._recorder = recorder
+        self._guard = guard
+        self._readings: dict[_Key, Stillness] = {}
+        self._told = False
+
+    def look(self, gap: Gap, names: dict[int, tuple[Node, str]], after: tuple[int, int]) -> None:
+        """Looks, if the turn has come.
+
+        Args:
+            gap: The calls between two steps.
+            names: What the tensors that they read are called, by ``id``.
+            after: Step and optimizer of the attempt before them.
+        """
+        if self._told or not is_due(after[0]):
+            return
+        chains = dict(list(_chains(gap))[:_MOST_TENSORS])
+        if not chains:
+            return
+        tracer = self._tracer()
+        with Suppressed() as suppressed:
+            runs = _Runs(gap, chains, tracer)
+            lost = [key for key, chain in chains.items() if self._is_lost(key, chain, runs, after[0])]
+            if lost:
+                self._tell(gap, {key: chains[key] for key in lost}, names, after)
+        tracer.release()
+        if suppressed.error is not None:
+            self._readings.clear()
+
+    def _is_lost(self, key: _Key, chain: _Chain, runs: _Runs, step: int) -> bool:
+        before = chain.first.tensor.detach()
+        if float((runs.faithful[key] == before).float().mean()) < MOST:
+            self._readings.pop(key, None)
+            return False
+        wide = before.float()
+        found = movement(wide, runs.wide[key], _enlarged(wide), runs.larger[key])
+        reading = self._readings.setdefault(key, Stillness(before.dtype))
+        reading.read(step, before, found)
+        return reading.is_lost
+
+    def _tell(
+        self, gap: Gap, lost: dict[_Key, _Chain], names: dict[int, tuple[Node, str]], after: tuple[int, int]
+    ) -> None:
+        """Records the calls as they ran, and what stands still."""
+        self._told = True
+        known = {key: names.get(chain.first.identity) for key, chain in lost.items()}
+        called = {
+            key: (node or (Node.CARRIED, f"carried tensor {n}")) for n, (key, node) in enumerate(known.items(), 1)
+        }
+        tracer = self._tracer(self._recorder.sites, full=True)
+        named = names | {chain.first.identity: called[key] for key, chain in lost.items()}
+        Closeup(gap, tracer, named).play([(called[key][1], chain.last) for key, chain in lost.items()])
+        found = [self._readings[key].described(called[key][1]) for key in lost]
+        step = min(each["since"] for each in found)
+        rows = TracedRows(*tracer.rows(step, source_of(Source.WRITE, after[1])), self._recorder.sites)
+        tracer.release()
+        self._recorder.trace(rows.ops, rows.edges, step, source_of(Source.WRITE, after[1]))
+        place = gap.tape[next(iter(lost.values())).last.entry].place
+        source = {"file": place.file, "line": place.line, "function": place.function, "code": place.text}
+        self._recorder.incident(
+            Trigger.BUFFER_STANDS_STILL,
+            step=step,
+            optimizer=after[1],
+            loss=None,
+            scale=None,
+            outcome=ReplayResult(ReplayStatus.EXACT),
+            evidence=Evidence(details={"still": found, "source": source}),
+        )
+
+    def _tracer(self, sites: Sites | None = None, *, full: bool = False) -> Tracer:
+        sites = sites or Sites(0, self._models.module_type)
+        return Tracer(sites, self._models.names, full=full, guard=self._guard, stops=(call_user.__code__,))
+
+
+class _Runs:
+    """The calls run again: as they were, in float32, and in float32 from larger values."""
+
+    def __init__(self, gap: Gap, chains: dict[_Key, _Chain], tracer: Tracer) -> None:
+        self._gap = gap
+        self._chains = chains
+        self._averages = {chain.first.identity for chain in chains.values()}
+        self.faithful = self._results(Closeup(gap, tracer, {}))
+        with EverythingIn(torch.float32).active(lambda: NOWHERE):
+            self.wide = self._results(Closeup(gap, tracer, {}, leaf=lambda _, tensor: _wide(tensor)))
+            self.larger = self._results(Closeup(gap, tracer, {}, leaf=self._leaf_enlarged))
+
+    def _leaf_enlarged(self, identity: int, tensor: Tensor) -> Tensor:
+        return _enlarged(_wide(tensor)) if identity in self._averages else _wide(tensor)
+
+    def _results(self, run: Closeup) -> dict[_Key, Tensor]:
+        return dict(zip(self._chains, run.rerun([chain.last for chain in self._chains.values()]), strict=True))
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in HALF else tensor
+
+
+def _enlarged(tensor: Tensor) -> Tensor:
+    return torch.where(tensor == 0, torch.ones_like(tensor), tensor * LARGER)
+
+
+def _chains(gap: Gap) -> Iterator[tuple[_Key, _Chain]]:
+    """The tensors in half precision whose values before the calls are known, each with what the last write left."""
+    kept = _kept(gap)
+    owner: dict[tuple[int, int], OutsideTensor] = {}
+    last: dict[int, _Chain] = {}
+    for number, entry in enumerate(gap.tape.entries):
+        targets = _targets(entry)
+        for leaf, target in enumerate(targets):
+            first = kept.get(target.identity) if isinstance(target, OutsideTensor) else None
+            if isinstance(target, EarlierResult):
+                width = len(_targets(gap.tape[target.entry])) or 1
+                first = owner.get((target.entry, target.leaf % width))
+            if first is not None:
+                owner[number, leaf] = first
+                last[first.identity] = _Chain(first, EarlierResult(number, leaf))
+    counts: dict[tuple[Place, torch.Size], int] = {}
+    for chain in last.values():
+        place, shape = gap.tape[chain.last.entry].place, chain.first.tensor.shape
+        counts[place, shape] = counts.get((place, shape), 0) + 1
+        yield _Key(place, counts[place, shape], shape), chain
+
+
+def _targets(entry: Entry) -> list[TensorReference]:
+    """What a call writes in place, as far as it is told by the first argument."""
+    if not entry.in_place or not entry.arguments.args:
+        return []
+    first = entry.arguments.args[0]
+    each = first if isinstance(first, (list, tuple)) else [first]
+    return [reference for reference in each if isinstance(reference, TensorReference)]
+
+
+def _kept(gap: Gap) -> dict[int, OutsideTensor]:
+    """By ``id``, the tensors that were copied before the calls overwrote them."""
+    found: dict[int, OutsideTensor] = {}
+    for entry in gap.tape.entries:
+        for reference in entry.arguments.outside:
+            tensor = reference.tensor
+            is_copy = id(tensor) != reference.identity
+            fits = tensor.dtype in HALF and tensor.numel() > 0 and not tensor.requires_grad
+            if is_copy and fits and torch_private.version_counter(tensor) == reference.version:
+                found.setdefault(reference.identity, reference)
+    return found
