@@ -11,7 +11,7 @@ from ampscope.report.figures.path_graph import path_graph
 from ampscope.report.html.figures.magnitudes import magnitudes_html
 from ampscope.report.html.figures.path_graph import path_graph_html
 from ampscope.report.html.parts.evidence import found, operand_table
-from ampscope.report.html.parts.incident import tripped_html
+from ampscope.report.html.parts.incident import tripped_heading, tripped_html
 from ampscope.report.html.parts.replays import replay_table
 from ampscope.report.html.source import listing
 from ampscope.trace.vocabulary import Cause, Severity
@@ -98,7 +98,7 @@ def evidence(incident: Incident, closeup: Closeup) -> None:
     if sentences := list(found(incident)):
         heading("How it was found")
         paragraph(" ".join(sentences))
-    section("Gradients that were not finite", tripped_html(incident.tripped))
+    section(tripped_heading(incident.trigger), tripped_html(incident.tripped))
 
 
 def section(title: str, html: str) -> None:

@@ -34,7 +34,7 @@ from ampscope.capture.torch_support.models import Models
 from ampscope.capture.tracing.sites import Sites
 from ampscope.capture.tracing.traced_rows import TracedRows
 from ampscope.capture.tracing.tracer import Tracer
-from ampscope.provenance import cancelled, lost_mass
+from ampscope.provenance import absorbed, cancelled, lost_mass
 from ampscope.trace.schema import Node, ReplayStatus, Source, Trial, Trigger, source_of
 
 #: Zeros of a gradient that float32 has too may become more by this share before they are looked at again.
@@ -78,13 +78,14 @@ class SecondLook(StepObserver):
         self._explained: dict[str, Sign] = {}  # signs that float32 showed too, or that were reported
         self._largest = 0.0  # norm of all gradients at any look
         self._highest = 0.0  # loss, likewise
+        self._vanished = False  # all gradients of the step before were zero
         self._next = 0  # step before which nothing more is run again
 
     def optimizer_steps(self, attempt: StepAttempt) -> None:
         """Looks at the gradients that the optimizer is about to use, if this is one of the steps that are looked at."""
         number = self._steps[attempt.index]
         self._steps[attempt.index] += 1
-        if attempt.bad or self._tape.broken or not _is_due(number):
+        if attempt.bad or self._tape.broken or not (_is_due(number) or self._has_vanished(attempt)):
             return
         if not self._is_half():
             return
@@ -103,6 +104,12 @@ class SecondLook(StepObserver):
         self._explained |= found
         self._next = 2 * number
 
+    def _has_vanished(self, attempt: StepAttempt) -> bool:
+        """Whether all gradients are zero, and those of the step before were not; no wait, see `SpikeEnding`."""
+        norm = None if attempt.on_device else _norm(attempt)
+        before, self._vanished = self._vanished, norm is not None and float(norm) == 0.0
+        return self._vanished and not before and self._largest > 0.0
+
     def _is_half(self) -> bool:
         """Whether the step computed in half precision: by what was traced so far, else by where its tape ran."""
         computed = self._recorder.sites.computed_in(HALF)
@@ -116,7 +123,7 @@ class SecondLook(StepObserver):
 
     def _compare(self, attempt: StepAttempt) -> float:
         """Notes the sizes of gradients and loss; returns the loss, NaN where it is not known."""
-        norm = attempt.norm if attempt.norm is not None else attempt.opened.norms.get(id(attempt.optimizer))
+        norm = _norm(attempt)
         if norm is not None:
             self._largest = max(self._largest, float(norm))
         mean = attempt.opened.mean_loss()
@@ -148,6 +155,15 @@ class SecondLook(StepObserver):
         shares = {k: v for k, v in lost_gradients.lost_shares(ours.gradients, wide.gradients).items() if k in suspects}
         if not shares or ours.reason:
             return
+        status = ReplayStatus.DIVERGED if ours.differences else ReplayStatus.EXACT
+        outcome = ReplayResult(status, "; ".join(ours.differences), ours.seconds)
+        divided_away = [origin.seq for origin in absorbed(rows.graph())]
+        if divided_away:  # then zeros come of an infinity, whatever else was lost
+            attempt.traced = source
+            self._recorder.trace(*rows.labelled(attempt.step, source), attempt.step, source)
+            evidence = Evidence(bad_params=tuple(sorted(shares)), details={"ops": divided_away})
+            self._incidents.report(attempt, Trigger.ABSORBED_OVERFLOW, outcome, evidence)
+            return
         everything = EverythingIn(torch.float32)
         wide, rows_wide = self._traced(recording, everything, suspects)
         loss = lost_mass(rows.graph(), rows_wide.graph(), shares)
@@ -167,8 +183,6 @@ class SecondLook(StepObserver):
             budget=self._budget,
         ):
             self._recorder.trial(tried, step=attempt.step, optimizer=attempt.index)
-        status = ReplayStatus.DIVERGED if ours.differences else ReplayStatus.EXACT
-        outcome = ReplayResult(status, "; ".join(ours.differences), ours.seconds)
         evidence = Evidence(bad_params=tuple(sorted(shares)), details={"lost": shares})
         self._incidents.report(attempt, Trigger.LOST_GRADIENT, outcome, evidence)
 
@@ -204,6 +218,10 @@ def _stands_still(ours: Regained, wide: TracedRows) -> bool:
     noise = cancelled(graph)
     sinks = [seq for seq in graph.outputs if graph.site(seq).op == Node.GRADIENT]
     return any(edge.from_seq not in noise for seq in sinks for edge in graph.inputs[seq])
+
+
+def _norm(attempt: StepAttempt) -> Tensor | None:
+    return attempt.norm if attempt.norm is not None else attempt.opened.norms.get(id(attempt.optimizer))
 
 
 def _is_due(number: int) -> bool:

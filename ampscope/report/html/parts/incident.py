@@ -25,6 +25,9 @@ _BAD_GRADIENTS = "Gradients that were not finite"
 #: What the parameters of an incident are, where it is something else than gradients that are not finite.
 _TRIPPED: dict[str, str] = {
     Trigger.LOST_GRADIENT: "Gradients that lost a part of themselves",
+    Trigger.ABSORBED_OVERFLOW: "Gradients that lost a part of themselves",
+    Trigger.NONFINITE_BUFFER: "Buffers that were not finite",
+    Trigger.NONFINITE_STATE: "State that was not finite",
     Trigger.NONFINITE_WEIGHT: "Weights that were not finite",
 }
 

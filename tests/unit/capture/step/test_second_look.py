@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ampscope
+from ampscope.analysis.results import Diagnosis, Incident
 from ampscope.capture.replay import step_replay
 from ampscope.capture.replay.changes import EverythingIn, ReplayChange
 from ampscope.capture.step.measures import lost_gradients
@@ -157,3 +158,42 @@ def test_gradients_that_float16_hardly_holds_are_a_sign() -> None:
 def test_the_missing_share_is_that_of_the_mass(half: list[float], share: float | None) -> None:
     found = lost_gradients.lost_shares({"w": torch.tensor(half)}, {"w": torch.tensor([1.0, 2.0, 1.0])})
     assert found.get("w") == (pytest.approx(share) if share is not None else None)
+
+
+def counted(folder: Path, weights: Callable[[int], Tensor], *, steps: int = 13) -> Diagnosis:
+    """Trains with a weighted loss; the weights are computed anew in each step."""
+    model = network(nn.Tanh())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    with ampscope.watch(model, scaler, dir=folder, quiet=True):
+        for step in range(steps):
+            x = torch.randn(ROWS, WIDTH)
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.float16):
+                out = model(x)
+            loss = (weights(step) * (out.float() - 1).square()).mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    return ampscope.diagnose(folder)
+
+
+def test_a_loss_that_an_infinity_made_zero_is_told_at_the_infinity(run_folder: Path) -> None:
+    seen = torch.full((4,), 15_000.0, dtype=torch.float16)
+
+    def by_frequency(step: int) -> Tensor:
+        seen.add_(128)
+        return (seen / seen.sum()).float().sum()
+
+    found = counted(run_folder, by_frequency).primary
+    assert isinstance(found, Incident)
+    assert (found.cause, found.op, found.step) == (Cause.FP16_OVERFLOW, "aten.sum.default", 10)
+
+
+@pytest.mark.parametrize("from_step", [5, 10])
+def test_a_loss_that_is_zero_in_float32_too_is_looked_at_once(
+    from_step: int, run_folder: Path, looks: Iterator[list[type[ReplayChange]]]
+) -> None:
+    diagnosis = counted(run_folder, lambda step: torch.tensor(float(step < from_step)))
+    assert diagnosis.verdict is Verdict.HEALTHY
+    assert next(looks) == [EverythingIn]

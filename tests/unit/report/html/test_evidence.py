@@ -34,3 +34,5 @@ def test_parameters_are_listed_under_what_is_the_matter_with_them() -> None:
     assert tripped_heading(Trigger.NONFINITE_GRADIENT) == "Gradients that were not finite"
     assert "lost" in tripped_heading(Trigger.LOST_GRADIENT)
     assert "finite" not in tripped_heading(Trigger.LOST_GRADIENT)
+    assert tripped_heading(Trigger.NONFINITE_BUFFER) == "Buffers that were not finite"
+    assert "radient" not in tripped_heading(Trigger.NONFINITE_STATE)
