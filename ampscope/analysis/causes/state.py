@@ -66,12 +66,14 @@ class StandsStill(Reason):
     share: float  #: of its elements
     value: float  #: their mean magnitude
     off_by: float  #: how far they are, on the average, from what they follow
+    is_buffer: bool = True  #: else something that the loop itself writes between steps
 
     @property
     def in_words(self) -> str:
         """What was seen, in two sentences."""
+        what = f"the buffer {self.name}" if self.is_buffer else self.name
         return (
-            f"{self.share:.0%} of {self.name} did not move in the steps from {self.since:,} to {self.last:,} that were "
+            f"{self.share:.0%} of {what} did not move in the steps from {self.since:,} to {self.last:,} that were "
             f"looked at. In float32 it does, the same way each time: each update is too small for {self.dtype}. They "
             f"are {self.value:.3g} on the average, and {self.off_by:.3g} away from what they should follow."
         )

@@ -143,10 +143,12 @@ def _is_explained(rank: int, reason: TurnedBad, errors: Iterable[tuple[int, int]
 def still_found(row: IncidentRow) -> list[StandsStill]:
     """The buffers that were found to stand still; none for an incident of another kind."""
     found = details(row.evidence).get("still")
-    return [_still(each) for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    is_buffer = "source" not in details(row.evidence)
+    known = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    return [_still(each, is_buffer=is_buffer) for each in known]
 
 
-def _still(found: Mapping[str, Any]) -> StandsStill:
+def _still(found: Mapping[str, Any], *, is_buffer: bool) -> StandsStill:
     return StandsStill(
         name=str(found.get("name", "")),
         dtype=str(found.get("dtype", "")),
@@ -155,6 +157,7 @@ def _still(found: Mapping[str, Any]) -> StandsStill:
         share=_number(found, "share"),
         value=_number(found, "value"),
         off_by=_number(found, "off_by"),
+        is_buffer=is_buffer,
     )
 
 
