@@ -19,7 +19,7 @@ from ampscope.capture.replay.step_tape import StepTape
 from ampscope.capture.replay.tape.entry import EarlierResult, Entry, EntryKind
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.step.carried import loop_position
-from ampscope.capture.step.carried.carried_tensors import Carried, Round, role_of
+from ampscope.capture.step.carried.carried_tensors import Carried, Round, buffer_name, role_of
 from ampscope.capture.step.carried.gap import Gap
 from ampscope.capture.step.carried.loop_mode import LoopMode
 from ampscope.capture.step.carried.passing import Passing
@@ -70,7 +70,7 @@ class CarriedState(StepObserver):
         self._tape = tape
         self._between = WrittenBetween(models, recorder, guard)
         self.mode = LoopMode(self, pause)
-        self._carried = Carried(partial(_buffer_name, models))
+        self._carried = Carried(partial(buffer_name, models))
         self._models = models
         self._obstacle = (-1, "")  # to following, as of that revision of the models
         self._gap: Gap | None = None
@@ -298,9 +298,3 @@ class CarriedState(StepObserver):
         """Stops listening."""
         self.mode.remove()
         self._gap = None
-
-
-def _buffer_name(models: Models, tensor: Tensor) -> str:
-    """The qualified name of a buffer of the models; empty for any other tensor."""
-    buffers = models.buffers()
-    return next((".".join(filter(None, (module, name))) for module, name, each in buffers if each is tensor), "")

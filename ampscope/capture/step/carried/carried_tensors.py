@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ampscope.capture.replay.tape.entry import Entry
+from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.torch_private import storage_key, storage_ref
 
 #: Results that are remembered while they are alive, to see which of them a later round reads.
@@ -121,6 +122,12 @@ class Carried:
     def _new_name(self) -> str:
         self._count += 1
         return f"carried tensor {self._count}"
+
+
+def buffer_name(models: Models, tensor: Tensor) -> str:
+    """The qualified name of a buffer of the models; empty for any other tensor."""
+    buffers = models.buffers()
+    return next((".".join(filter(None, (module, name))) for module, name, each in buffers if each is tensor), "")
 
 
 def _has_memory(tensor: Tensor) -> bool:

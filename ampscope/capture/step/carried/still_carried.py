@@ -65,6 +65,7 @@ class StillCarried:
         self._guard = guard
         self._readings: dict[_Key, Stillness] = {}
         self._told = False
+        self._looked_at = -1  # step after which the latest calls that were looked at ran
 
     def look(self, gap: Gap, names: dict[int, tuple[Node, str]], after: tuple[int, int]) -> None:
         """Looks, if the turn has come.
@@ -74,8 +75,9 @@ class StillCarried:
             names: What the tensors that they read are called, by ``id``.
             after: Step and optimizer of the attempt before them.
         """
-        if self._told or not is_due(after[0]):
+        if self._told or after[0] <= self._looked_at or not is_due(after[0]):
             return
+        self._looked_at = after[0]
         chains = dict(list(_chains(gap))[:_MOST_TENSORS])
         if not chains:
             return
