@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 import ampscope
 from ampscope.analysis.results import Diagnosis, Incident
@@ -76,3 +78,16 @@ def test_a_zero_made_by_an_infinity_is_told_by_what_made_that(run_folder: Path) 
 
 def test_priorities_that_stay_small_are_healthy(run_folder: Path) -> None:
     assert _diagnosed(PRIORITIES, run_folder, poisoned=False).verdict is Verdict.HEALTHY
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_batch_that_came_with_it_stays_a_bad_batch(number: float, run_folder: Path) -> None:
+    """Whoever writes an infinity of the code's own into a batch stands for the data; no op of the loop made it."""
+
+    def spoil(state: dict[str, object], x: Tensor, bad: bool) -> None:
+        state["weight"] = torch.ones(len(x)) * (number if bad else 1.0)
+
+    carrier = Carrier(dict, lambda state, out, *_: (state["weight"] * out.mean(-1)).mean(), before=spoil)
+    first = _diagnosed(carrier, run_folder, poisoned=True).primary
+    assert isinstance(first, Incident)
+    assert (first.cause, first.step, first.written_by) == (Cause.BAD_INPUT, BAD, None)

@@ -192,4 +192,10 @@ class WrittenBetween:
 
 def _is_born(graph: provenance.Graph) -> bool:
     """Whether calls made what is not finite themselves, and did not only hand on what they were given."""
-    return any(graph.site(origin.seq).op not in ENTRY_NODES for origin in provenance.origins(graph))
+    return any(not _is_given(graph, origin.seq) for origin in provenance.origins(graph))
+
+
+def _is_given(graph: provenance.Graph, seq: int) -> bool:
+    """Whether an op hands on an infinity or NaN from outside, or one that stands in the loop's code."""
+    numbers = {str(value).lstrip("-") for value in graph.scalars(seq).values()}
+    return graph.site(seq).op in ENTRY_NODES or not numbers.isdisjoint(("inf", "nan"))
