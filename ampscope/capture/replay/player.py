@@ -20,7 +20,7 @@ from ampscope.capture.replay.state.unlisted_modules import left_as_found
 from ampscope.capture.replay.substitutes import Substitutes
 from ampscope.capture.replay.tape import framework_flags
 from ampscope.capture.replay.tape.call_tape import in_place_results
-from ampscope.capture.replay.tape.entry import EarlierResult, Entry, EntryKind, OutsideTensor
+from ampscope.capture.replay.tape.entry import EarlierResult, Entry, EntryKind, GradientOf, OutsideTensor
 from ampscope.capture.replay.tape.fingerprints import alike, fingerprint
 from ampscope.capture.replay.tape.functional import call_inputs
 from ampscope.capture.replay.tape.taped_step import TapedStep
@@ -178,7 +178,7 @@ class Player:
                 result = call_user(self._callable(entry), args, kwargs)
         if entry.kind is EntryKind.MODULE:
             self._compare(entry, result)
-        if self._step.given and entry.call is torch.autograd.grad:
+        if self._step.given and not self._step.edited and entry.call is torch.autograd.grad:
             self.losses += [loss.detach() for loss in tensor_tree.tensors(args[:1]) if loss.numel() == 1]
         left = in_place_results(args, kwargs, result) if entry.in_place else tensor_tree.tensors(result)
         self._results[index] = list(left)
@@ -231,9 +231,11 @@ class Player:
             call_user(torch_private.through_topmost_mode(entry.call), args, kwargs)
         self._tracer.micro_batch += 1
 
-    def _tensor_of(self, reference: EarlierResult | OutsideTensor) -> Tensor:
+    def _tensor_of(self, reference: EarlierResult | OutsideTensor | GradientOf) -> Tensor:
         if isinstance(reference, EarlierResult):
             return self._results[reference.entry][reference.leaf]
+        if isinstance(reference, GradientOf):
+            return self._substitutes.gradient_of(reference.parameter)
         if (name := self._step.carried.get(reference.identity)) is not None:
             self._tracer.name_entry(self._substitutes.of(reference.tensor), Node.CARRIED, name)
         return self._substitutes.of(reference.tensor)

@@ -45,6 +45,7 @@ class ReplayResult:
     status: ReplayStatus
     reason: str = ""
     seconds: float = 0.0
+    finite: bool = False  #: nothing bad came of it
     bad_rows: dict[str, list[int]] = field(default_factory=dict)  #: of each input that is not finite, by name
     few_rows: RowShare | None = None  #: of a finite step: the rows that make its gradient
     standing_out: dict[str, list[int]] = field(default_factory=dict)  #: likewise: of each input, its outlying rows

@@ -56,6 +56,7 @@ def run(
         result = ReplayResult(ReplayStatus.UNAVAILABLE, failed)
     else:
         result = comparison.compared(player, real, step, after_good_step=after_good_step)
+        result.finite = player.finite
         if rows is not None:
             result.few_rows, result.standing_out = rows.few(), rows.standing_out
     result.seconds = time.perf_counter() - started

@@ -235,6 +235,7 @@ class StepTape(StepObserver):
         self._evaluation.calls = 0
         self._evaluation.backwards += 1
         self._mode.after_backward = True
+        self._tape.gradients.left_by_backward(self._models)
 
     def abandoned(self, reason: str) -> None:
         """Forgets the step; an incident in it cannot be replayed, for this reason."""

@@ -69,6 +69,18 @@ class Substitutes:
         leaf = self._converted(rewrapped(tensor, self.of))
         return leaf.requires_grad_() if tensor.requires_grad else leaf
 
+    def gradient_of(self, parameter: int) -> Tensor:
+        """The gradient that the substitute of a parameter, given by ``id``, has now.
+
+        Raises:
+            RuntimeError: It has none.
+        """
+        name, real = self._models.parameters[parameter]
+        gradient = self.of(real).grad
+        if gradient is None:
+            raise RuntimeError(f"the gradient of {name} that the loop has changed came from before the step")
+        return gradient
+
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter that took part, by name, as its substitute."""
         for key, (name, _) in self._models.parameters.items():

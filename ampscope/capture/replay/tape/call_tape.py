@@ -20,7 +20,7 @@ from ampscope.capture.replay.tape.entry import (
     TensorReference,
 )
 from ampscope.capture.replay.tape.fingerprints import fingerprint
-from ampscope.capture.replay.tape.live_results import LiveResults
+from ampscope.capture.replay.tape.live_results import LeftGradients, LiveResults
 from ampscope.capture.replay.tape.outside_tensors import OutsideTensors
 from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.calls.backward_call import backward_roots
@@ -47,6 +47,7 @@ class Tape:
         self.full = False
         self.obstacle = ""  #: why this step cannot be replayed, in words
         self.results = LiveResults()
+        self.gradients = LeftGradients()
         self._outside = OutsideTensors()
 
     @property
@@ -62,6 +63,7 @@ class Tape:
         del self.entries[: max(0, number - self.start)]
         self.start = max(self.start, number)
         self.results.forget_before(self.start)
+        self.gradients.forget()
         self._outside.forget_but(self.entries)
         self.obstacle = ""
 
@@ -75,6 +77,7 @@ class Tape:
         self.start = self.end
         self.entries.clear()
         self.results.clear()
+        self.gradients.forget()
         self._outside.forget_but(())
         self.full = False
         self.obstacle = ""
@@ -232,8 +235,8 @@ class Tape:
         overwrites: bool = False,
     ) -> Arguments:
         def refer(tensor: Tensor) -> TensorReference:
-            earlier = self.earlier_result(tensor, overwrites=overwrites)
-            return earlier or self._outside.refer(tensor, (originals or {}).get(id(tensor)))
+            known = self.earlier_result(tensor, overwrites=overwrites) or self.gradients.find(tensor)
+            return known or self._outside.refer(tensor, (originals or {}).get(id(tensor)))
 
         return Arguments.of(args, kwargs, refer)
 

@@ -35,3 +35,16 @@ def needed(entries: Sequence[Entry], start: int, since: int, also: Iterable[int]
                 wanted.add(other)
                 front.append(other)
     return sorted(wanted)
+
+
+def written_after_backward(entries: Sequence[Entry], start: int, since: int) -> tuple[int, ...]:
+    """Numbers of the entries that write in place after the last backward of a step.
+
+    Args:
+        entries: The entries of the tape.
+        start: Number of the first of them.
+        since: Number of the first entry of the step.
+    """
+    numbered = list(enumerate(entries, start))
+    backwards = [number for number, entry in numbered if number >= since and entry.kind is EntryKind.BACKWARD]
+    return tuple(number for number, entry in numbered if entry.in_place and backwards and number > backwards[-1])

@@ -48,6 +48,13 @@ class OutsideTensor(TensorReference):
 
 
 @dataclass(slots=True)
+class GradientOf(TensorReference):
+    """The gradient that a parameter has when the call comes."""
+
+    parameter: int  #: its ``id``
+
+
+@dataclass(slots=True)
 class Arguments:
     """The arguments of a call, with a reference in the place of each tensor."""
 

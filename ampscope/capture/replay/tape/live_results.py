@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ampscope.capture.replay.tape.entry import EarlierResult
+from ampscope.capture.replay.tape.entry import EarlierResult, GradientOf
+from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.torch_private import past_modes, storage_key, version_counter
 
 
@@ -63,6 +64,15 @@ class LiveResults:
         alive = ((key, known, known.tensor()) for key, known in self._by_id.items())
         self._by_id = {key: known for key, known, each in alive if each is not None and each.grad_fn is not None}
 
+    def assigned(self, models: Models, since: int) -> dict[str, EarlierResult]:
+        """The gradients of parameters that entries from ``since`` on have made, by the parameter's name."""
+        found = {}
+        for name, parameter in models.parameters.values():
+            known = self.find(parameter.grad) if parameter.grad is not None else None
+            if known is not None and known.source.entry >= since:
+                found[name] = known.source
+        return found
+
     def alive(self) -> Iterator[tuple[Tensor, EarlierResult]]:
         """Those that are still alive, each with the result that it is."""
         for known in self._by_id.values():
@@ -89,6 +99,32 @@ class LiveResults:
         """Forgets all."""
         self._by_id.clear()
         self.newest_scalar = None
+
+
+class LeftGradients:
+    """The gradients that the latest backward of the step has left, for the loop to change."""
+
+    def __init__(self) -> None:
+        self._models: Models | None = None
+        self._known: dict[int, tuple[weakref.ref[Tensor], int]] | None = None  # id -> gradient, id of its parameter
+
+    def left_by_backward(self, models: Models) -> None:
+        """A backward has ended; which tensors it has left is looked up when the first of them is asked for."""
+        self._models, self._known = models, None
+
+    def find(self, tensor: Tensor) -> GradientOf | None:
+        """Whose gradient a tensor is; None for any other."""
+        if self._models is None:
+            return None
+        if self._known is None:
+            pairs = [(key, parameter.grad) for key, (_, parameter) in self._models.parameters.items()]
+            self._known = {id(grad): (weakref.ref(grad), key) for key, grad in pairs if grad is not None}
+        known = self._known.get(id(tensor))
+        return GradientOf(known[1]) if known is not None and known[0]() is tensor else None
+
+    def forget(self) -> None:
+        """Forgets them."""
+        self._models = self._known = None
 
 
 def _has_memory(tensor: Tensor) -> bool:

@@ -12,6 +12,7 @@ from ampscope.capture.replay.tape.call_tape import Tape
 from ampscope.capture.replay.tape.entry import EarlierResult, Entry
 from ampscope.capture.torch_support.communication import gradient_reduction
 from ampscope.capture.torch_support.communication.gradient_reduction import GradientReduction, synchronising, wrapper_of
+from ampscope.capture.torch_support.models import Models
 
 
 class TapedStep(NamedTuple):
@@ -28,11 +29,21 @@ class TapedStep(NamedTuple):
     carried: Mapping[int, str] = MappingProxyType({})  #: what it reads of what the loop carries: ``id`` -> name
     left: tuple[tuple[str, EarlierResult], ...] = ()  #: what it has left of that, not finite, by name
     given: Mapping[str, EarlierResult] = MappingProxyType({})  #: gradients that no backward has left, by name
+    edits: tuple[int, ...] = ()  #: entries that write after the last backward, where they are part of it
+    edited: bool = False  #: it ends with what the loop did to the gradients, not with the last backward
+
+    def with_edits(self, models: Models) -> TapedStep | None:
+        """The step with what the loop did to the gradients after the last backward; None where it did nothing."""
+        written = dependencies.written_after_backward(self.tape.entries, self.tape.start, self.since)
+        assigned = self.tape.results.assigned(models, self.since)
+        if self.given or not (written or assigned):
+            return None
+        return self._replace(edits=written, given=assigned, edited=True)
 
     def entries(self) -> list[tuple[int, Entry]]:
         """The entries that make the step, each with its number, in order."""
         also = [source.entry for source in (*(each for _, each in self.left), *self.given.values())]
-        numbers = dependencies.needed(self.tape.entries, self.tape.start, self.since, also)
+        numbers = dependencies.needed(self.tape.entries, self.tape.start, self.since, [*also, *self.edits])
         return [(number, self.tape[number]) for number in numbers]
 
     def ran_through(self) -> bool:

@@ -85,7 +85,7 @@ class Incidents:
         elif self._replay_budget.allows(symptom, attempt.step):
             outcome.reason = "the replay itself failed; the run's events say why"
             with self._guard:
-                outcome, rows = self._replay(attempt, symptom, recording)
+                outcome, rows, recording = self._replay(attempt, symptom, recording)
                 details = _details(outcome) | {"compiled": self._models.compiled} | dict(bad.details)
                 evidence = replace(evidence, details=details)
                 if bad.trigger in _OF_STATE and (rows is None or not _matters(rows)):
@@ -100,14 +100,17 @@ class Incidents:
 
     def _replay(
         self, attempt: StepAttempt, symptom: Symptom, recording: TapedStep
-    ) -> tuple[ReplayResult, TracedRows | None]:
-        """The faithful replay, and its rows where it was possible."""
-        stops = (player.call_user.__code__,)
-        tracer = Tracer(self._recorder.sites, self._models.names, full=True, guard=self._guard, stops=stops)
-        tracer.keeper = self._recorder.operands.keeper()
-        after_good_step = not self._bad_in_a_row
-        outcome = step_replay.run(recording, self._models, tracer, symptom, after_good_step=after_good_step)
-        self._replay_budget.spent(outcome.seconds)
+    ) -> tuple[ReplayResult, TracedRows | None, TapedStep]:
+        """The faithful replay, its rows where it was possible, and what was run.
+
+        A step whose backward comes out finite is run once more with what the loop did to the gradients afterwards.
+        """
+        outcome, tracer = self._run_again(recording, symptom)
+        edited = recording.with_edits(self._models) if symptom.gradients and outcome.finite else None
+        if edited is not None:
+            tracer.release()
+            recording = edited
+            outcome, tracer = self._run_again(recording, symptom)
         outcome.bad_rows = tracer.bad_rows
         rows = None
         if outcome.status is not ReplayStatus.UNAVAILABLE and not _failed_elsewhere(outcome):
@@ -117,7 +120,16 @@ class Incidents:
             if tracer.keeper is not None:
                 self._recorder.operands.write(tracer.keeper, rows, optimizer=attempt.index)
         tracer.release()
-        return outcome, rows
+        return outcome, rows, recording
+
+    def _run_again(self, recording: TapedStep, symptom: Symptom) -> tuple[ReplayResult, Tracer]:
+        stops = (player.call_user.__code__,)
+        tracer = Tracer(self._recorder.sites, self._models.names, full=True, guard=self._guard, stops=stops)
+        tracer.keeper = self._recorder.operands.keeper()
+        after_good_step = not self._bad_in_a_row
+        outcome = step_replay.run(recording, self._models, tracer, symptom, after_good_step=after_good_step)
+        self._replay_budget.spent(outcome.seconds)
+        return outcome, tracer
 
     def _try_cures(self, attempt: StepAttempt, recording: TapedStep, rows: TracedRows, status: ReplayStatus) -> None:
         if self._trial_guard.broken:
@@ -148,7 +160,7 @@ class Incidents:
         if self._replay_budget.allows_look():
             started = time.perf_counter()
             with self._guard:
-                outcome, _ = self._replay(attempt, Symptom(), recording)
+                outcome, *_ = self._replay(attempt, Symptom(), recording)
             attempt.judging_s += time.perf_counter() - started
         return outcome
 

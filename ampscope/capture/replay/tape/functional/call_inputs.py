@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ampscope.capture.replay.tape.entry import Entry, EntryKind, OutsideTensor
+from ampscope.capture.replay.tape.entry import Entry, EntryKind, GradientOf, OutsideTensor
 from ampscope.capture.replay.tape.functional import named_weights
 from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.calls import transforms
@@ -35,8 +35,10 @@ def names(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], models: M
             yield tensor, Node.PARAMETER, name
         args, kwargs = transforms.given(args, entry.through.inputs), {}
     what = "" if entry.kind is EntryKind.MODULE else f"{getattr(entry.call, '__name__', 'a function')} "
+    pairs = zip(tensor_tree.tensors((args, kwargs)), entry.arguments.tensors, strict=False)
+    gradients = {id(tensor) for tensor, reference in pairs if isinstance(reference, GradientOf)}
     for name, tensor in named_inputs(args, kwargs):
-        if id(tensor) not in weights:
+        if id(tensor) not in weights and id(tensor) not in gradients:
             yield tensor, Node.INPUT, what + name
 
 

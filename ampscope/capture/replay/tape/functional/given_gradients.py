@@ -38,13 +38,9 @@ class FunctionalStep(NamedTuple):
 
     def sources(self) -> dict[str, EarlierResult]:
         """What gave the gradients, by parameter: those assigned, else those asked for; none after a backward."""
-        found: dict[str, EarlierResult] = {}
         if self.has_backward:
-            return found
-        for name, parameter in self.models.parameters.values():
-            known = self.tape.results.find(parameter.grad) if parameter.grad is not None else None
-            if known is not None and known.source.entry >= self.since:
-                found[name] = known.source
+            return {}
+        found = self.tape.results.assigned(self.models, self.since)
         if not found:
             for number, entry in self._asking():
                 found |= {name: EarlierResult(number, leaf) for name, leaf in self._named(entry).items()}
