@@ -11,7 +11,7 @@ from ampscope.analysis.causes.outside import ChangedSince, FromOthers
 from ampscope.analysis.causes.unknown import Observed, not_measured
 from ampscope.analysis.numerics import rounding
 from ampscope.analysis.numerics.dtypes import is_floating
-from ampscope.analysis.origin.bounds import cannot_overflow, surely_overflows, surely_undefined
+from ampscope.analysis.origin.bounds import cannot_overflow
 from ampscope.analysis.origin.op_facts import Executed, operand_dtype, unmeasured
 from ampscope.analysis.origin.parameter_lists import module_of_update
 from ampscope.analysis.origin.step_graph import StepGraph
@@ -33,7 +33,6 @@ _CARRIES = frozenset(
 _COMPUTES_COMPLEX = frozenset({"abs", "sigmoid", "tanh"})
 #: Causes of a result that left its dtype's range, for want of any other reason.
 _OUT_OF_RANGE = (Cause.FP16_OVERFLOW, Cause.DIVERGENCE)
-_CAME_IN = frozenset({Cause.BAD_INPUT, Cause.BAD_WEIGHT, Cause.BAD_BUFFER})
 
 _CUT = Observed(
     sentence="The trace no longer says what this op read: its rows were dropped to stay within the disk budget, or "
@@ -88,17 +87,6 @@ def parameters_module(graph: StepGraph, found: Recognised) -> str:
     """The module of the one parameter for which an optimizer's op failed; empty for what an optimizer does to all."""
     of_all = found.cause in (Cause.EPS_UNDERFLOW, Cause.HALF_PARAMS)
     return "" if found.phase != Phase.OPTIMIZER or of_all else module_of_update(graph, found.seq)
-
-
-def proved(graph: StepGraph, found: Recognised) -> bool:
-    """Whether what the op at an origin was given makes its result non-finite, whatever another run of it gives.
-
-    Judged by what was measured of its operands alone: a cause that a rule infers from the result may be a fault's.
-    """
-    op = Executed(graph, found.seq)
-    if op.site.op in ENTRY_NODES:
-        return found.cause in _CAME_IN and bool(graph.readers[found.seq])
-    return found.reason is _INFINITE_ON_PURPOSE or surely_overflows(op) or surely_undefined(op)
 
 
 def _matched(op: Executed, phase: Phase) -> Recognised:

@@ -43,22 +43,13 @@ class Context:
         self._history = history
         self._skips = {optimizer: skip_runs(each) for optimizer, each in history.items()}
 
-    def judged(
-        self, row: IncidentRow, found: Recognised, tried: Sequence[Tried] = (), *, shown: bool = False
-    ) -> Recognised:
+    def judged(self, row: IncidentRow, found: Recognised, tried: Sequence[Tried] = ()) -> Recognised:
         """The cause in the light of what else is known of the run.
 
         An overflow at the end of a runaway loss is divergence; what an identical second run did not do is transient, or
         the compiler's, for that run is eager; without a scaler, no loss scale is to blame.
-
-        Args:
-            row: The incident.
-            found: What was recognised in the best trace of its step.
-            tried: What else was tried on it.
-            shown: What the op at the origin was given makes its result non-finite by itself: then a second run that
-                came out finite was given something else.
         """
-        if row.replay == ReplayStatus.NOT_REPRODUCED and not shown:
+        if row.replay == ReplayStatus.NOT_REPRODUCED:
             cause = _cause_of_one_time(row, tried)
             reason = NOT_THE_SAME_TWICE if cause is Cause.UNKNOWN else NOTHING_MORE
             return replace(found, cause=cause, reason=reason, masked=False)
@@ -110,9 +101,7 @@ class Context:
         A skip that could not be run again is harmless where a smaller scale was all that the next steps took.
         """
         if row.replay == ReplayStatus.NOT_REPRODUCED:
-            unseen = row.trigger == Trigger.NONFINITE_GRADIENT  # between backward and optimizer the loop may write them
-            cause = _cause_of_one_time(row, tried)
-            return Cause.UNKNOWN if unseen and cause is Cause.HARDWARE_TRANSIENT else cause
+            return _cause_of_one_time(row, tried)
         if row.replay == ReplayStatus.UNAVAILABLE and row.scale is not None:
             run = self.calibration(row)
             return run.benign_cause if run is not None and run.recovered else Cause.UNKNOWN

@@ -11,7 +11,7 @@ from ampscope.analysis.causes.cause_entry import LostBefore, Occurrence, Reason
 from ampscope.analysis.causes.harmless import ScaleFell, Unexplained
 from ampscope.analysis.causes.outside import CameIn
 from ampscope.analysis.causes.range_overflow import LossGrew
-from ampscope.analysis.causes.recognition import Recognised, first_overflow, parameters_module, proved, recognise
+from ampscope.analysis.causes.recognition import Recognised, first_overflow, parameters_module, recognise
 from ampscope.analysis.causes.unknown import Observed, wider_reduction
 from ampscope.analysis.cures import explicit_half, trials
 from ampscope.analysis.cures.explicit_half import ExplicitHalf, half_weights
@@ -150,7 +150,7 @@ class Examiner:
     def _at_origin(self, row: IncidentRow, graph: StepGraph, origin: Origin, found: Recognised) -> Examined:
         """An incident with its origin, the cause judged by its context."""
         tried = self._tried.get((row.step, row.optimizer), ())
-        found = self._context.judged(row, found, tried, shown=proved(graph, found))
+        found = self._context.judged(row, found, tried)
         if found.cause is Cause.DIVERGENCE and (first := first_overflow(graph)) is not None:
             if isinstance(found.reason, LossGrew):  # then the step's first overflow tells, whatever came of it
                 found = replace(found, seq=first.seq, phase=first.phase)

@@ -145,14 +145,6 @@ class Executed:
             return any(value == 0 for _, value in self.numbers())
         return is_zero_by_zero(self) or any(self._has_zero(edge) for edge in self.divisors)
 
-    @property
-    def given_zero_divisor(self) -> bool:
-        """Whether a zero was measured in what it divides by, whatever its result is."""
-        zero = (edge for edge in self.divisors if self._has_zero(edge))
-        return any(
-            not edge.partial or 0 in self._range(edge) for edge in zero
-        )  # the zeros of all may be in another part
-
     def _has_zero(self, edge: EdgeRow) -> bool:
         """Whether an operand holds a zero; a complex number is one if both its parts are."""
         low, high = self._range(edge)

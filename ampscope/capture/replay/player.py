@@ -21,7 +21,7 @@ from ampscope.capture.replay.substitutes import Substitutes
 from ampscope.capture.replay.tape import framework_flags
 from ampscope.capture.replay.tape.call_tape import in_place_results
 from ampscope.capture.replay.tape.entry import EarlierResult, Entry, EntryKind, GradientOf, OutsideTensor
-from ampscope.capture.replay.tape.fingerprints import Differences, alike, fingerprint
+from ampscope.capture.replay.tape.fingerprints import alike, fingerprint
 from ampscope.capture.replay.tape.functional import call_inputs
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.torch_support import tensor_tree, torch_private
@@ -51,8 +51,9 @@ class Player:
         losses: What the backward passes began from.
         bad_gradients: Names of the parameters whose gradients came out non-finite.
         spoilt_buffers: Names of the buffers that were finite before and came out non-finite.
-        differences: How what the tape holds and what the calls returned differ from the real step; looked for only
-            where nothing is changed.
+        differences: How what the tape holds and what the calls returned differ from the real step, in words; looked
+            for only where nothing is changed.
+        held_otherwise: What the tape holds is known to have been changed since the real step.
     """
 
     def __init__(
@@ -77,7 +78,8 @@ class Player:
         self.losses: list[Tensor] = []
         self.bad_gradients: frozenset[str] = frozenset()
         self.spoilt_buffers: frozenset[str] = frozenset()
-        self.differences = Differences()
+        self.differences: list[str] = []
+        self.held_otherwise = False
 
     def play(self) -> None:
         """Runs the tape. Nothing of the model, the generators or the gradients is different afterwards.
@@ -210,9 +212,9 @@ class Player:
         if not self._faithful:
             return
         self._tracer.pause.on = True
-        name = self._models.names.get(id(entry.call), "") or type(entry.call).__name__
-        ours = fingerprint(result)
-        self.differences.of_output(name, ours, entry.fingerprint, computed_alike=not self._models.compiled)
+        if not alike(fingerprint(result), entry.fingerprint):
+            name = self._models.names.get(id(entry.call), "") or type(entry.call).__name__
+            self.differences.append(f"the output of {name} differs")
         if self._tracer.batch is not None:
             self._tracer.batch.returned(result)
         self._tracer.pause.on = False
@@ -221,7 +223,7 @@ class Player:
         self._tracer.pause.on = True
         losses = [local(loss).detach() for loss in backward_roots(args, kwargs)]
         if self._faithful and not alike(losses, entry.fingerprint):
-            self.differences.words.append("the loss differs")
+            self.differences.append("the loss differs")
         self.losses += losses
         self._tracer.pause.on = False
         self._tracer.functions.creates_graph = creates_graph(args, kwargs)
@@ -242,10 +244,10 @@ class Player:
         """Notes inputs and weights that were changed in place since the real step read them."""
         for _, entry in self._entries:
             if entry.versions and entry.versions != self._models.versions(entry.module):
-                self.differences.words.append("weights changed since")
+                self.differences.append("weights changed since")
             if any(torch_private.version_counter(read.tensor) != read.version for read in entry.arguments.outside):
-                self.differences.words.append("an input was changed in place since")
-        self.differences.held_otherwise = bool(self.differences.words)
+                self.differences.append("an input was changed in place since")
+        self.held_otherwise = bool(self.differences)
 
     def _mark_sinks(self) -> None:
         for loss in self.losses:

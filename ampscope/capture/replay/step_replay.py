@@ -83,7 +83,7 @@ def retry(step: TapedStep, models: Models, tracer: Tracer, change: ReplayChange)
     if failed:
         return ChangedResult(Trial.UNAVAILABLE, failed, None, seconds)
     outcome = Trial.FINITE if player.finite and not player.spoilt_buffers else Trial.NONFINITE
-    return ChangedResult(outcome, "; ".join(player.differences.words), _mean_loss(player), seconds)
+    return ChangedResult(outcome, "; ".join(player.differences), _mean_loss(player), seconds)
 
 
 def regained(
@@ -119,7 +119,7 @@ def regained(
     if scale != 1.0:
         found = {name: gradient.float() / scale for name, gradient in found.items()}
     return Regained(
-        found, "", tuple(dict.fromkeys(player.differences.words)), _mean_loss(player), time.perf_counter() - started
+        found, "", tuple(dict.fromkeys(player.differences)), _mean_loss(player), time.perf_counter() - started
     )
 
 

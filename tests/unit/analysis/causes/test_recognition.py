@@ -12,7 +12,7 @@ from ampscope.analysis.causes.catalogue import OP_RULES, explanation
 from ampscope.analysis.causes.cause_entry import Occurrence
 from ampscope.analysis.causes.outside import CameIn, FromOthers
 from ampscope.analysis.causes.range_underflow import ConstantLost
-from ampscope.analysis.causes.recognition import Recognised, first_overflow, proved, recognise
+from ampscope.analysis.causes.recognition import Recognised, first_overflow, recognise
 from ampscope.analysis.origin.op_facts import Executed
 from ampscope.provenance import origins
 from ampscope.trace.schema import Cast, Node, Phase
@@ -519,54 +519,3 @@ def test_what_was_not_measured_is_named() -> None:
         "mul made a non-finite value, and why cannot be told: its operand 1 (qint8 8x8) was not measured, for AMPscope "
         "does not look into qint8."
     )
-
-
-PROVED = [
-    Alone("_to_copy", ((0.0, 70000.0),), (0.0, INF), Cause.FP16_OVERFLOW),
-    Alone("exp", ((0.0, 12.0),), (1.0, INF), Cause.FP16_OVERFLOW),
-    Alone("pow.Tensor_Scalar", ((-300.0, 300.0),), (0.0, INF), Cause.FP16_OVERFLOW, {"exponent": 2}),
-    Alone("mul.Tensor", (POSITIVE,), (-INF, 0.0), Cause.LITERAL_OVERFLOW, {"other": -1e9}),
-    Alone("log", (POSITIVE,), MASKED, Cause.LOG_ZERO),
-    Alone("div.Tensor", (FINE, POSITIVE), NOTANUMBER, Cause.DIV_ZERO, dtype=FULL),
-    Alone("div.Tensor", (FINE,), NOTANUMBER, Cause.DIV_ZERO, {"other": 0}, dtype=FULL),
-    Alone("sqrt", (FINE,), NOTANUMBER, Cause.SQRT_NEGATIVE, dtype=FULL),
-    Alone("pow.Tensor_Scalar", (POSITIVE,), (1.0, INF), Cause.DIV_ZERO, {"exponent": -0.5}),
-]
-#: What a rule infers from the result, which may be a fault's.
-INFERRED = [
-    Alone("bmm", ((-300.0, 300.0), (-300.0, 300.0)), (-1.0, INF), Cause.FP16_OVERFLOW),
-    Alone("exp", ((0.0, 11.0),), (1.0, INF), Cause.FP16_OVERFLOW),
-    Alone("mul.Tensor", ((-300.0, 300.0), (-300.0, 300.0)), (-1.0, INF), Cause.FP16_OVERFLOW),
-    Alone("mul.Tensor", ((0.0, 1e-6),), (-INF, 0.0), Cause.LITERAL_OVERFLOW, {"other": -1e9}),
-    Alone("pow.Scalar", ((-300.0, 1.0),), (0.0, INF), Cause.FP16_OVERFLOW, {"self": 2}),
-    Alone("log", ((0.5, 1.0),), NOTANUMBER, Cause.LOG_ZERO),
-    Alone("div.Tensor", (FINE, (0.5, 1.0)), NOTANUMBER, Cause.DIV_ZERO, dtype=FULL),
-    Alone("pow.Tensor_Scalar", ((0.5, 1.0),), (1.0, INF), Cause.FP16_OVERFLOW, {"exponent": -0.5}),
-]
-
-
-@pytest.mark.parametrize(
-    ("known", "is_proved"), [*((each, True) for each in PROVED), *((each, False) for each in INFERRED)]
-)
-def test_only_what_was_measured_of_operands_proves(known: Alone, is_proved: bool) -> None:
-    step = Step()
-    given = [step.entry(out=span, dtype=known.dtype) for span in known.operands]
-    bad = step.op(known.op, *given, out=known.out, dtype=known.dtype, scalars=dict(known.scalars))
-    assert proved(step.graph(), Recognised(known.cause, bad, Phase.FORWARD)) is is_proved
-
-
-def test_an_operand_that_its_own_op_cannot_have_made_proves_no_overflow() -> None:
-    step = Step()
-    product = step.op("bmm", step.entry(), step.entry(), out=(-1.0, 1e5), dtype=FULL)
-    cast = step.op("_to_copy", product, out=OVERFLOWN)
-    assert not proved(step.graph(), Recognised(Cause.FP16_OVERFLOW, cast, Phase.FORWARD))
-
-
-def test_zeros_of_another_part_prove_no_division() -> None:
-    step = Step()
-    divisor = step.entry(zeros=3)
-    part = step.op("div.Tensor", step.entry(), Part(divisor, span=(-1.0, 1.0)), out=NOTANUMBER)
-    whole = step.op("div.Tensor", step.entry(), divisor, out=NOTANUMBER)
-    graph = step.graph()
-    told = [proved(graph, Recognised(Cause.DIV_ZERO, seq, Phase.FORWARD)) for seq in (part, whole)]
-    assert told == [False, True]

@@ -107,8 +107,7 @@ def test_a_loss_of_its_own_that_does_not_repeat_is_transient(run_folder: Path) -
 
 
 def test_one_that_the_others_know_nothing_of_is_its_own(run_folder: Path) -> None:
-    own = {**AGAIN, "trigger": Trigger.NONFINITE_LOSS, "loss": math.nan}
-    diagnosis = job(run_folder, {0: own, 1: None}, world=2)
+    diagnosis = job(run_folder, {0: AGAIN, 1: None}, world=2)
     assert Cause.HARDWARE_TRANSIENT in {one.cause for one in diagnosis.incidents}
 
 
