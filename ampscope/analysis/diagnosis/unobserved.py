@@ -12,7 +12,8 @@ from ampscope.trace.vocabulary import STEP_RECORD, STEP_TAPE, SWITCHED_OFF
 _STARTING = "Nothing was observed yet: the process is alive, and no optimizer step of the model was seen so far."
 _NO_STEP = (
     "Nothing was observed: no optimizer step of the watched model was seen. Call ampscope.watch in the process that "
-    "trains, before its loop, with the very model whose parameters the optimizer holds."
+    "trains, before its loop, with the very model that it trains. A loop whose weights follow no gradient that torch "
+    "computed backwards (finite differences, forward-mode derivatives) is not seen."
 )
 _FAULT = (
     "That is a fault of AMPscope, which the training does not feel: report it with this text, and watch the next run "
