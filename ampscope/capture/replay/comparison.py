@@ -24,9 +24,6 @@ def compared(player: Player, real: Symptom, step: TapedStep, *, after_good_step:
     """
     differences = list(dict.fromkeys(player.differences))
     reduction = step.reduction() if real.gradients else None
-    if real and player.finite and step.edited:
-        reason = "the loop changed the gradients after backward, and what is known of that came out finite"
-        return ReplayResult(ReplayStatus.UNAVAILABLE, "; ".join([reason, *differences]))
     if real and player.finite and step.ran_through():
         reason = (
             "a model was called through torch.func, and run again on what is known of its inputs it came out finite"

@@ -80,18 +80,20 @@ class OptimizerNumbers:
         return {index: found for index, found in alive if index is not None and found is not None}
 
     def of_weights(self, weights: list[Tensor], given: Mapping[str, Tensor] = NOTHING) -> tuple[Optimizer, int]:
-        """The optimizer that steps any of ``weights``, with its number; a stand-in for one that has not stepped yet.
+        """The optimizer that steps any of ``weights``, with its number.
+
+        A stand-in has the gradients where they are not the optimizer's yet, and where none has stepped so far.
 
         Args:
             weights: Some of its weights.
             given: Gradients that are not where a backward leaves them, by name of the parameter.
         """
         wanted = {id(weight) for weight in weights}
+        gradients = {key: given[name] for key, (name, _) in self._models.parameters.items() if name in given}
         for number, optimizer in sorted(self.by_number().items(), key=lambda each: each[0]):
             if wanted & set(map(id, OptimizerView(optimizer).parameters)):
-                return optimizer, number
+                return stand_in(OptimizerView(optimizer).parameters, gradients) if gradients else optimizer, number
         trained = [each for _, each in self._models.parameters.values() if each.requires_grad]
-        gradients = {key: given[name] for key, (name, _) in self._models.parameters.items() if name in given}
         return stand_in(trained, gradients), self._next_number()
 
     def nobody_steps(self, weights: list[Tensor]) -> bool:

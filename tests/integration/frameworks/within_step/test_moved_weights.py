@@ -37,17 +37,14 @@ def test_a_loop_in_which_nothing_goes_wrong_is_healthy(name: str, run_folder: Pa
     assert (watched.findings, watched.warnings) == ([], [])
 
 
-def test_weights_that_were_moved_unseen_are_not_blamed(run_folder: Path) -> None:
+def test_an_inner_step_by_hand_is_judged_before_it_moves_the_weights(run_folder: Path) -> None:
     watched = train_both(partial(moving_loops.inner_step_by_grad, bad=True), run_folder)
-    status, reason = watched.replay_of(POISONED)
-    assert status == ReplayStatus.UNAVAILABLE
-    assert "moved within the step" in reason
-    causes = [incident.cause for incident in diagnose(watched.run).incidents if incident.step == POISONED]
-    assert causes
-    assert Cause.BAD_WEIGHT not in causes
+    primary = primary_incident(watched.run)
+    assert (primary.cause, primary.op, primary.module) == (Cause.LOG_ZERO, "aten.log.default", "1")
+    assert (primary.step, primary.replay) == (POISONED, ReplayStatus.EXACT)
     assert torch._C._len_torch_function_stack() == 0  # what was traced ended inside a function that it saw
 
 
-def test_weights_that_were_moved_unseen_do_no_harm(run_folder: Path) -> None:
+def test_an_inner_step_by_hand_does_no_harm(run_folder: Path) -> None:
     watched = train_both(partial(moving_loops.inner_step_by_grad, bad=False), run_folder)
     assert diagnose(watched.run).verdict == "healthy"
