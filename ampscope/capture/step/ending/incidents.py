@@ -106,7 +106,8 @@ class Incidents:
         A step whose backward comes out finite is run once more with what the loop did to the gradients afterwards.
         """
         outcome, tracer = self._run_again(recording, symptom)
-        edited = recording.with_edits(self._models) if symptom.gradients and outcome.finite else None
+        unexplained = symptom.gradients and outcome.finite and outcome.status is not ReplayStatus.RECEIVED
+        edited = recording.with_edits(self._models) if unexplained else None
         if edited is not None:
             tracer.release()
             recording = edited
