@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -40,7 +39,6 @@ class Through:
     trains: bool = False  #: autograd follows that call
     promising: bool = True  #: such calls have led to the model in training, or are new
     reads: Callable[[Tensor], Tensor] | None = None  #: is shown what a transform reads from outside, and returns it
-    factors: deque[Any] = field(default_factory=lambda: deque(maxlen=8))  #: of single values in it: losses
 
     @property
     def is_transform(self) -> bool:

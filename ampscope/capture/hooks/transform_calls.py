@@ -7,7 +7,6 @@ noted. So it is noted from outside, as one call, together with the tensors that 
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import wraps
@@ -32,7 +31,6 @@ class Exchange(NamedTuple):
 
     of: Callable[[Tensor], Tensor]
     again: bool  #: the transform is being run again, on other tensors
-    factors: deque[Any] | None = None  #: takes what single values (losses) are multiplied by
 
 
 class Experience:
@@ -203,7 +201,7 @@ def reading(through: Through, proceed: Callable[[], Any]) -> Callable[[], Any]:
     def run() -> Any:
         if through.reads is None:
             return proceed()
-        with exchanging(Exchange(through.reads, again=False, factors=through.factors)):
+        with exchanging(Exchange(through.reads, again=False)):
             return proceed()
 
     return run
@@ -212,7 +210,7 @@ def reading(through: Through, proceed: Callable[[], Any]) -> Callable[[], Any]:
 @contextlib.contextmanager
 def exchanging(exchange: Exchange) -> Iterator[None]:
     """In the body, what transforms read from outside goes through ``exchange``: the tensors that are none of theirs."""
-    mode = _Reading(exchange)
+    mode = _Reading(exchange.of)
     torch_private.insert_function_mode(mode)
     _exchanges.append(exchange)
     try:
@@ -227,27 +225,15 @@ def _exchanged(value: Any) -> Any:
     return tensor_tree.rebuild(value, _exchanges[-1].of) if _exchanges else value
 
 
-def _is_single(value: Any) -> bool:
-    """Whether this is one value of a transform's own, as a loss is."""
-    return isinstance(value, Tensor) and value.dim() == 0 and transforms.is_wrapped(value)
-
-
-def _is_plain(factor: Any) -> bool:
-    return not isinstance(factor, Tensor) or not transforms.is_wrapped(factor)
-
-
 class _Reading(TorchFunctionMode):
     """Sees the operands of the functions that a transform calls."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self._exchange = exchange.of
-        self._factors = exchange.factors
+        self._exchange = exchange
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._factors is not None and len(args) == 2 and getattr(func, "__name__", "") in ("mul", "multiply"):
-            self._factors += [factor for factor, other in (args, args[::-1]) if _is_single(other) and _is_plain(factor)]
         if func is not torch.autograd.grad and func is not torch.autograd.backward:
             args = tuple([self._read(value) for value in args])
             kwargs = {name: self._read(value) for name, value in kwargs.items()}

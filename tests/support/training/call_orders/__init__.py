@@ -5,7 +5,6 @@ from __future__ import annotations
 from tests.support.training.call_orders import (
     autocast_regions,
     gradients_by_hand,
-    hand_scales,
     micro_batches,
     restored_states,
     schedulers,
@@ -18,7 +17,6 @@ __all__ = [
     "WRONG",
     "autocast_regions",
     "gradients_by_hand",
-    "hand_scales",
     "micro_batches",
     "restored_states",
     "schedulers",
