@@ -46,6 +46,7 @@ class OptimizerNumbers:
         self._known: dict[int, _Known] = {}
         self._stepped: set[int] = set()  # ``id`` of those that have stepped since the latest step began
         self._nobody = False  # the loop was seen to update weights that no optimizer holds
+        self._asked = 0  # whether there is any
 
     def __len__(self) -> int:
         return len(self.by_number())
@@ -101,7 +102,9 @@ class OptimizerNumbers:
         if self.by_number():
             return False
         if not self._nobody:
-            self._nobody = not steps_any(weights)
+            self._asked += 1
+            if not self._asked & (self._asked - 1):  # a look at all of the process's objects, so ever more rarely
+                self._nobody = not steps_any(weights)
         return self._nobody
 
     def step_at(self, number: int) -> int:
