@@ -78,4 +78,4 @@ def test_a_run_without_a_step_tells_what_to_do(run_folder: Path) -> None:
             optimizer.step()
     diagnosis = ampscope.diagnose(run_folder)
     assert (diagnosis.verdict, diagnosis.run.steps) == (Verdict.NOT_OBSERVED, 0)
-    assert "whose parameters the optimizer holds" in diagnosis.summary
+    assert "the very model that it trains" in diagnosis.summary
