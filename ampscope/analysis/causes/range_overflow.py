@@ -124,8 +124,16 @@ def _outgrown(occurrence: Occurrence) -> str:
     if not isinstance(reason, Overflowed):
         return f"The result of {occurrence.op_in_words} is too large for its dtype."
     end = f"{reason.dtype}, which ends at {number(rounding.LARGEST[reason.dtype])}"
-    operands = f"; its operands went up to {number(reason.largest)}" if reason.largest is not None else ""
-    return f"The result of {occurrence.op_in_words} is too large for {end}{operands}."
+    return f"The result of {occurrence.op_in_words} is too large for {end}{_operands(reason)}."
+
+
+def _operands(reason: Overflowed) -> str:
+    """How large they were; magnitudes are recorded in float32 and end there."""
+    if reason.largest is None:
+        return ""
+    if reason.largest >= rounding.LARGEST["float32"]:
+        return f"; its operands went up to {number(reason.largest)} or more"
+    return f"; its operands went up to {number(reason.largest)}"
 
 
 def _against_growth(occurrence: Occurrence) -> tuple[Remedy, ...]:

@@ -7,6 +7,7 @@ import string
 from pathlib import Path
 
 import pytest
+import torch
 
 import ampscope
 from ampscope.analysis.causes import usage
@@ -193,6 +194,14 @@ SENTENCES: list[tuple[Cause, Reason, str]] = [
         Cause.DIVERGENCE,
         Overflowed(dtype="bfloat16", largest=1e30),
         "The result of bmm is too large for bfloat16, which ends at 3.39e+38; its operands went up to 1e+30.",
+    ),
+    (
+        Cause.DIVERGENCE,
+        Overflowed(dtype="float64", largest=torch.finfo(torch.float32).max),  # where recorded magnitudes end
+        (
+            "The result of bmm is too large for float64, which ends at 1.798e+308; its operands went up to "
+            "3.403e+38 or more."
+        ),
     ),
     (
         Cause.DIVERGENCE,
