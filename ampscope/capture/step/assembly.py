@@ -88,7 +88,7 @@ def step_watch(
         trace=TraceEnding(models, live, incidents, tape, budgets[0], cycle, tracing),
     )
     attempts = Attempts(models, optimizers, cycle, observers, incidents, tape, written, carried, own, guard)
-    by_loop = LoopEndings(models, optimizers, cycle, attempts, tape, own, guard)
+    by_loop = LoopEndings(attempts)
     ends = Endings(attempts, cycle, observers, incidents, tape, own, guard), by_loop, carried.mode
     return StepWatch(models, recorder, readback, optimizers, cycle, own, live, tape, observers, *ends, guard)
 

@@ -8,14 +8,100 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ampscope.capture.record.run_recorder import Evidence, Recorder
 from ampscope.capture.replay.player import call_user
+from ampscope.capture.replay.results import ReplayResult
 from ampscope.capture.replay.tape.call_tape import in_place_results
 from ampscope.capture.replay.tape.entry import EarlierResult, Entry, OutsideTensor
 from ampscope.capture.step.carried.gap import OVERWRITES, Gap
 from ampscope.capture.torch_support import tensor_tree, torch_private
 from ampscope.capture.torch_support.calls.call_state import random_state_kept
+from ampscope.capture.torch_support.guard import Guard
+from ampscope.capture.torch_support.models import Models
+from ampscope.capture.tracing.sites import Sites
+from ampscope.capture.tracing.traced_rows import TracedRows
 from ampscope.capture.tracing.tracer import Tracer
-from ampscope.trace.schema import Node
+from ampscope.trace.schema import Node, Source, Trigger, source_of
+
+#: What tensors from outside the calls are, and are called, by ``id``.
+Names = dict[int, tuple[Node, str]]
+
+
+class Closeups:
+    """Runs calls from between two steps again and records what they did.
+
+    Args:
+        models: The watched models.
+        recorder: Where rows go.
+        guard: Catches faults of the tracer.
+    """
+
+    def __init__(self, models: Models, recorder: Recorder, guard: Guard) -> None:
+        self._models = models
+        self._recorder = recorder
+        self._guard = guard
+
+    def names(self, gap: Gap) -> Names:
+        """What is known of what the calls read."""
+        nodes = {key: (Node.PARAMETER, name) for key, (name, _) in self._models.parameters.items()}
+        return nodes | {key: (Node.CARRIED, name) for key, name in gap.names.items()}
+
+    def traced(
+        self, gap: Gap, names: Names, sinks: list[tuple[str, EarlierResult]], after: tuple[int, int]
+    ) -> TracedRows:
+        """What the calls that ``sinks`` are made of, or that are made of them, did.
+
+        Args:
+            gap: The calls.
+            names: Of what they read.
+            sinks: The results in question, by name.
+            after: Step and optimizer that the rows are of.
+
+        Raises:
+            Exception: Whatever the calls raise when they are run again.
+        """
+        tracer = self._tracer(self._recorder.sites, full=True)
+        try:
+            Closeup(gap, tracer, names).play(sinks)
+            step, optimizer = after
+            return TracedRows(*tracer.rows(step, source_of(Source.WRITE, optimizer)), self._recorder.sites)
+        finally:
+            tracer.release()
+
+    def unrecorded(self) -> Tracer:
+        """What runs whose results alone count are played under."""
+        return self._tracer(Sites(0, self._models.module_type), full=False)
+
+    def record(
+        self,
+        trigger: Trigger,
+        after: tuple[int, int],
+        rows: TracedRows | None,
+        outcome: ReplayResult,
+        details: dict[str, Any],
+    ) -> None:
+        """Makes an incident of what the calls did, with their rows where there are any."""
+        step, optimizer = after
+        if rows is not None:
+            self._recorder.trace(rows.ops, rows.edges, step, source_of(Source.WRITE, optimizer))
+        self._recorder.incident(
+            trigger,
+            step=step,
+            optimizer=optimizer,
+            loss=None,
+            scale=None,
+            outcome=outcome,
+            evidence=Evidence(details=details),
+        )
+
+    def _tracer(self, sites: Sites, *, full: bool) -> Tracer:
+        return Tracer(sites, self._models.names, full=full, guard=self._guard, stops=(call_user.__code__,))
+
+
+def source_line(gap: Gap, entry: int) -> dict[str, Any]:
+    """The user's line of a call, for the evidence of an incident."""
+    place = gap.tape[entry].place
+    return {"file": place.file, "line": place.line, "function": place.function, "code": place.text}
 
 
 class Closeup:
@@ -32,7 +118,7 @@ class Closeup:
         self,
         gap: Gap,
         tracer: Tracer,
-        names: dict[int, tuple[Node, str]],
+        names: Names,
         leaf: Callable[[int, Tensor], Tensor] = lambda _, tensor: tensor,
     ) -> None:
         self._leaf = leaf

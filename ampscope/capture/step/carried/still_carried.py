@@ -12,24 +12,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ampscope.capture.record.run_recorder import Evidence, Recorder
 from ampscope.capture.replay.changes import EverythingIn
-from ampscope.capture.replay.player import call_user
 from ampscope.capture.replay.results import ReplayResult
 from ampscope.capture.replay.tape.entry import EarlierResult, Entry, OutsideTensor, TensorReference
-from ampscope.capture.step.carried.closeup import Closeup
+from ampscope.capture.step.carried.closeup import Closeup, Closeups, Names, source_line
 from ampscope.capture.step.carried.gap import Gap
 from ampscope.capture.step.measures.state.state_watch import is_due
 from ampscope.capture.step.measures.stillness import LARGER, MOST, Stillness, movement
 from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.dtypes import HALF
-from ampscope.capture.torch_support.guard import Guard, Suppressed
-from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.guard import Suppressed
 from ampscope.capture.torch_support.user_line import NOWHERE, Place
-from ampscope.capture.tracing.sites import Sites
-from ampscope.capture.tracing.traced_rows import TracedRows
 from ampscope.capture.tracing.tracer import Tracer
-from ampscope.trace.schema import Node, ReplayStatus, Source, Trigger, source_of
+from ampscope.trace.schema import Node, ReplayStatus, Trigger
 
 #: Tensors that are looked at, the first that the loop writes; others of its averages fare alike.
 _MOST_TENSORS = 32
@@ -54,20 +49,16 @@ class StillCarried:
     """Looks at the writes between some steps.
 
     Args:
-        models: The watched models.
-        recorder: Where rows go.
-        guard: Catches faults in it.
+        closeups: Runs calls again, and records what they did.
     """
 
-    def __init__(self, models: Models, recorder: Recorder, guard: Guard) -> None:
-        self._models = models
-        self._recorder = recorder
-        self._guard = guard
+    def __init__(self, closeups: Closeups) -> None:
+        self._closeups = closeups
         self._readings: dict[_Key, Stillness] = {}
         self._told = False
         self._looked_at = -1  # step after which the latest calls that were looked at ran
 
-    def look(self, gap: Gap, names: dict[int, tuple[Node, str]], after: tuple[int, int]) -> None:
+    def look(self, gap: Gap, names: Names, after: tuple[int, int]) -> None:
         """Looks, if the turn has come.
 
         Args:
@@ -81,7 +72,7 @@ class StillCarried:
         chains = dict(list(_chains(gap))[:_MOST_TENSORS])
         if not chains:
             return
-        tracer = self._tracer()
+        tracer = self._closeups.unrecorded()
         with Suppressed() as suppressed:
             runs = _Runs(gap, chains, tracer)
             lost = [key for key, chain in chains.items() if self._is_lost(key, chain, runs, after[0])]
@@ -102,38 +93,20 @@ class StillCarried:
         reading.read(step, before, found)
         return reading.is_lost
 
-    def _tell(
-        self, gap: Gap, lost: dict[_Key, _Chain], names: dict[int, tuple[Node, str]], after: tuple[int, int]
-    ) -> None:
+    def _tell(self, gap: Gap, lost: dict[_Key, _Chain], names: Names, after: tuple[int, int]) -> None:
         """Records the calls as they ran, and what stands still."""
         self._told = True
         known = {key: names.get(chain.first.identity) for key, chain in lost.items()}
         called = {
             key: (node or (Node.CARRIED, f"carried tensor {n}")) for n, (key, node) in enumerate(known.items(), 1)
         }
-        tracer = self._tracer(self._recorder.sites, full=True)
         named = names | {chain.first.identity: called[key] for key, chain in lost.items()}
-        Closeup(gap, tracer, named).play([(called[key][1], chain.last) for key, chain in lost.items()])
         found = [self._readings[key].described(called[key][1]) for key in lost]
-        step = min(each["since"] for each in found)
-        rows = TracedRows(*tracer.rows(step, source_of(Source.WRITE, after[1])), self._recorder.sites)
-        tracer.release()
-        self._recorder.trace(rows.ops, rows.edges, step, source_of(Source.WRITE, after[1]))
-        place = gap.tape[next(iter(lost.values())).last.entry].place
-        source = {"file": place.file, "line": place.line, "function": place.function, "code": place.text}
-        self._recorder.incident(
-            Trigger.BUFFER_STANDS_STILL,
-            step=step,
-            optimizer=after[1],
-            loss=None,
-            scale=None,
-            outcome=ReplayResult(ReplayStatus.EXACT),
-            evidence=Evidence(details={"still": found, "source": source}),
-        )
-
-    def _tracer(self, sites: Sites | None = None, *, full: bool = False) -> Tracer:
-        sites = sites or Sites(0, self._models.module_type)
-        return Tracer(sites, self._models.names, full=full, guard=self._guard, stops=(call_user.__code__,))
+        counted = min(each["since"] for each in found), after[1]
+        sinks = [(called[key][1], chain.last) for key, chain in lost.items()]
+        details = {"still": found, "source": source_line(gap, sinks[0][1].entry)}
+        rows = self._closeups.traced(gap, named, sinks, counted)
+        self._closeups.record(Trigger.BUFFER_STANDS_STILL, counted, rows, ReplayResult(ReplayStatus.EXACT), details)
 
 
 class _Runs:

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from ampscope import provenance
 from ampscope.capture.events.open_step import StepAttempt
-from ampscope.capture.record.run_recorder import Evidence, Recorder
-from ampscope.capture.replay.player import call_user
+from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.replay.results import ReplayResult
 from ampscope.capture.replay.tape.entry import EarlierResult
-from ampscope.capture.step.carried.closeup import Closeup
+from ampscope.capture.step.carried.closeup import Closeups, Names, source_line
 from ampscope.capture.step.carried.gap import Gap
 from ampscope.capture.step.carried.loop_position import Position, is_above
 from ampscope.capture.step.carried.still_carried import StillCarried
@@ -23,8 +22,7 @@ from ampscope.capture.torch_support.guard import Guard, Suppressed
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.readback import Parcel
 from ampscope.capture.tracing.traced_rows import TracedRows
-from ampscope.capture.tracing.tracer import Tracer
-from ampscope.trace.schema import ENTRY_NODES, Node, ReplayStatus, Source, Trigger, source_of
+from ampscope.trace.schema import ENTRY_NODES, ReplayStatus, Trigger
 
 #: Writes that are run again in one run: a tensor that goes bad again and again has been explained by then.
 MOST_CLOSEUPS = 24
@@ -36,7 +34,7 @@ class _Look:
 
     parcel: Parcel
     sources: dict[str, EarlierResult]
-    names: dict[int, tuple[Node, str]]
+    names: Names
     gap: Gap
     before: tuple[int, int]  #: step and optimizer of the attempt before
     forward: Position  #: where the first forward after it stands
@@ -46,8 +44,7 @@ class _Look:
 class _Write:
     """A write that left a carried tensor not finite, until it is known whether the step that comes reads that."""
 
-    step: int
-    optimizer: int
+    after: tuple[int, int]  #: step and optimizer that it counts for
     names: list[str]
     outcome: ReplayResult
     rows: TracedRows | None
@@ -65,17 +62,16 @@ class WrittenBetween:
     """
 
     def __init__(self, models: Models, recorder: Recorder, guard: Guard) -> None:
-        self._models = models
         self._recorder = recorder
-        self._guard = guard
-        self._still = StillCarried(models, recorder, guard)
+        self._closeups = Closeups(models, recorder, guard)
+        self._still = StillCarried(self._closeups)
         self._before = (-1, 0)
         self._look: _Look | None = None
         self._known: dict[str, bool] = {}  # name -> finite, at the last look
         self._fed: set[str] = set()
         self._born: set[str] = set()
         self._untold: list[_Write] = []
-        self._closeups = 0
+        self._examined = 0
 
     def after(self, attempt: StepAttempt) -> None:
         """An attempt is over."""
@@ -98,10 +94,9 @@ class WrittenBetween:
         """
         parcel = Parcel(dict(zip(found, largest, strict=True)))
         sources = {name: source for name, (_, source) in found.items()}
-        nodes = {key: (Node.PARAMETER, name) for key, (name, _) in self._models.parameters.items()}
-        nodes |= {key: (Node.CARRIED, name) for key, name in gap.names.items()}
-        self._still.look(gap, nodes, self._before)
-        self._look = _Look(parcel, sources, nodes, gap, self._before, forward)
+        names = self._closeups.names(gap)
+        self._still.look(gap, names, self._before)
+        self._look = _Look(parcel, sources, names, gap, self._before, forward)
 
     def arrived(self, *, wait: bool = False) -> dict[str, bool]:
         """Whether each tensor that was looked at is finite, once the host knows; runs again what left one bad."""
@@ -123,32 +118,26 @@ class WrittenBetween:
         return known
 
     def _examine(self, look: _Look, step: int, names: list[str]) -> None:
-        self._closeups += 1
-        if self._closeups > MOST_CLOSEUPS:
+        self._examined += 1
+        if self._examined > MOST_CLOSEUPS:
             return
         started = time.perf_counter()
-        stops = (call_user.__code__,)
-        tracer = Tracer(self._recorder.sites, self._models.names, full=True, guard=self._guard, stops=stops)
-        with Suppressed() as suppressed:
-            Closeup(look.gap, tracer, look.names).play([(name, look.sources[name]) for name in names])
+        after = step, look.before[1]
         outcome, rows, is_absorbed = ReplayResult(ReplayStatus.EXACT), None, False
-        if suppressed.error is None:
-            rows = TracedRows(*tracer.rows(step, source_of(Source.WRITE, look.before[1])), self._recorder.sites)
+        with Suppressed() as suppressed:
+            rows = self._closeups.traced(look.gap, look.names, [(name, look.sources[name]) for name in names], after)
+        if rows is not None:
             graph = provenance.Graph(rows.ops, rows.edges, self._recorder.sites.row)
             if not _is_born(graph):
                 self._fed.update(names)
-                tracer.release()
                 return
             self._born.update(names)
             is_absorbed = bool(provenance.absorbed(graph))
         else:
             outcome = ReplayResult(ReplayStatus.UNAVAILABLE, str(suppressed.error)[:200])
-        tracer.release()
         outcome.seconds = time.perf_counter() - started
-        place = look.gap.tape[look.sources[names[0]].entry].place
-        source = {"file": place.file, "line": place.line, "function": place.function, "code": place.text}
-        details = {"carried": names, "source": source}
-        self._untold.append(_Write(step, look.before[1], names, outcome, rows, details, is_absorbed))
+        details = {"carried": names, "source": source_line(look.gap, look.sources[names[0]].entry)}
+        self._untold.append(_Write(after, names, outcome, rows, details, is_absorbed))
 
     def is_born(self, name: str) -> bool:
         """Whether what is not finite in a tensor was made by the calls between steps, as far as that is known."""
@@ -161,7 +150,8 @@ class WrittenBetween:
     def hold(self, attempt: StepAttempt, names: list[str]) -> None:
         """A step has left these not finite, its replay is traced, and nothing of it has suffered yet."""
         details = {"carried": names, "read": False}
-        self._untold.append(_Write(attempt.step, attempt.index, names, ReplayResult(ReplayStatus.EXACT), None, details))
+        after = attempt.step, attempt.index
+        self._untold.append(_Write(after, names, ReplayResult(ReplayStatus.EXACT), None, details))
 
     def read(self, names: set[str]) -> None:
         """The step in progress reads what comes from these tensors: what was made of an infinity matters now."""
@@ -176,18 +166,7 @@ class WrittenBetween:
 
     def _tell(self, write: _Write) -> None:
         self._untold.remove(write)
-        if write.rows is not None:
-            source = source_of(Source.WRITE, write.optimizer)
-            self._recorder.trace(write.rows.ops, write.rows.edges, write.step, source)
-        self._recorder.incident(
-            Trigger.NONFINITE_CARRIED,
-            step=write.step,
-            optimizer=write.optimizer,
-            loss=None,
-            scale=None,
-            outcome=write.outcome,
-            evidence=Evidence(details=write.details),
-        )
+        self._closeups.record(Trigger.NONFINITE_CARRIED, write.after, write.rows, write.outcome, write.details)
 
 
 def _is_born(graph: provenance.Graph) -> bool:

@@ -56,16 +56,16 @@ class Attempts:
         own: OwnWork,
         guard: Guard,
     ) -> None:
-        self._models = models
-        self._optimizers = optimizers
-        self._cycle = cycle
+        self.models = models
+        self.optimizers = optimizers
+        self.cycle = cycle
         self._observers = observers
         self._incidents = incidents
-        self._tape = tape
+        self.tape = tape
         self._written = written
         self._carried = carried
-        self._own = own
-        self._guard = guard
+        self.own = own
+        self.guard = guard
         self.on_device = DeviceDecisions(models, self._judge)
         self.current: StepAttempt | None = None  #: of an optimizer, between its begin and its end
 
@@ -73,8 +73,8 @@ class Attempts:
 
     def begin(self, optimizer: Optimizer, scaling: ScaleState | None) -> StepAttempt:
         """An optimizer is about to step, or to be skipped."""
-        opened = self._cycle.opened
-        index, step = self._optimizers.index_of(optimizer), self._optimizers.step_of(optimizer)
+        opened = self.cycle.opened
+        index, step = self.optimizers.index_of(optimizer), self.optimizers.step_of(optimizer)
         return self._ready(StepAttempt(optimizer, index, step, scaling, opened, norm=opened.norms.get(id(optimizer))))
 
     def begin_without(self, weights: list[Tensor]) -> StepAttempt:
@@ -83,18 +83,18 @@ class Attempts:
 
     def expected(self, weights: list[Tensor]) -> StepAttempt:
         """The attempt that the optimizer of ``weights`` has not made yet."""
-        opened = self._cycle.opened
-        optimizer, index = self._optimizers.of_weights(weights, self._tape.functional.given())
+        opened = self.cycle.opened
+        optimizer, index = self.optimizers.of_weights(weights, self.tape.functional.given())
         scaling = ScaleState.of(opened.scaler) if opened.scaler is not None else None
-        return StepAttempt(optimizer, index, self._optimizers.step_at(index), scaling, opened)
+        return StepAttempt(optimizer, index, self.optimizers.step_at(index), scaling, opened)
 
     def _ready(self, attempt: StepAttempt) -> StepAttempt:
         """An attempt with all that is known of its step, now that its gradients are complete."""
         opened = attempt.opened
         self.gradients_complete()
-        self._tape.stop()
+        self.tape.stop()
         if not opened.losses:
-            opened.given(self._tape.functional.losses())
+            opened.given(self.tape.functional.losses())
         if opened.bad is not None:
             attempt.bad, attempt.traced, attempt.judging_s = True, opened.bad.traced, opened.bad.judging_s
         self._observers.tell(StepObserver.attempt_began, attempt)
@@ -102,48 +102,48 @@ class Attempts:
 
     def gradients_complete(self) -> None:
         """Unscaling, clipping and stepping follow: nothing of these is ever replayed."""
-        self._tape.complete()
-        if self._cycle.on(Moment.HAS_GRADIENTS):
+        self.tape.complete()
+        if self.cycle.on(Moment.HAS_GRADIENTS):
             self._observers.tell(StepObserver.gradients_complete)
 
     # -- what is found ------------------------------------------------------------------------------------------
 
     def without_scaler(self, attempt: StepAttempt) -> None:
         """``optimizer.step()`` without a scaler (or past it): the one check of the gradients is ours."""
-        self._observers.tell(StepObserver.bare_step, BareStep(attempt.optimizer, self._tape.half_forward))
+        self._observers.tell(StepObserver.bare_step, BareStep(attempt.optimizer, self.tape.half_forward))
         attempt.norm = attempt.opened.norm
         if attempt.norm is None:
             self.check(attempt)
 
     def check(self, attempt: StepAttempt) -> None:
         """Judges the gradients by their norm."""
-        with self._guard:
+        with self.guard:
             attempt.norm = gradients.total_norm(attempt.optimizer)
-            self.found(attempt, verdict.of_unscaled_step(attempt, self._models))
+            self.found(attempt, verdict.of_unscaled_step(attempt, self.models))
 
     def check_the_rest(self, attempt: StepAttempt) -> None:
         """Judges what gradients hide: the loss, buffers, what the loop carries."""
-        with self._guard:
+        with self.guard:
             poisoned = self._written.turned_bad()
             self.found(attempt, verdict.of_what_gradients_hide(attempt, poisoned, self._carried.turned_bad()))
 
     def skipped(self, attempt: StepAttempt) -> None:
         """A scaler has skipped the optimizer."""
         self._written.turned_bad()
-        self.found(attempt, verdict.of_skip(attempt, self._models))
+        self.found(attempt, verdict.of_skip(attempt, self.models))
 
     def found(self, attempt: StepAttempt, bad: Verdict | None) -> None:
         """Makes an incident of what is ``bad``, unless the attempt has one."""
         if bad is not None and not attempt.bad:
             self._carried.suffered()
-            self._judge(attempt, bad, None if self._tape.broken else self.recording())
+            self._judge(attempt, bad, None if self.tape.broken else self.recording())
 
     def recording(self) -> TapedStep:
         """What it takes to run the present step again."""
-        return self._carried.completed(self._tape.recording())
+        return self._carried.completed(self.tape.recording())
 
     def _judge(self, attempt: StepAttempt, bad: Verdict, recording: TapedStep | None) -> None:
-        with self._cycle.inside(State.JUDGING):
+        with self.cycle.inside(State.JUDGING):
             self._incidents.judge(attempt, bad, recording)
             self._carried.judged(attempt)
 
@@ -154,9 +154,9 @@ class Attempts:
         seconds = time.perf_counter() - attempt.opened.began
         if attempt.norm is None:
             attempt.norm = attempt.opened.norms.get(id(attempt.optimizer))
-        ended = EndedStep(attempt, self._cycle.attempts, seconds, self._own.ambient)
+        ended = EndedStep(attempt, self.cycle.attempts, seconds, self.own.ambient)
         self._observers.tell(StepObserver.step_ended, ended)
-        with self._guard:
+        with self.guard:
             self._incidents.passed(ended)
-        self._optimizers.stepped(attempt, first=self._cycle.is_open)
-        self._cycle.on(Moment.ENDS)
+        self.optimizers.stepped(attempt, first=self.cycle.is_open)
+        self.cycle.on(Moment.ENDS)

@@ -5,47 +5,27 @@ from __future__ import annotations
 from torch import Tensor
 
 from ampscope.capture.events.calls import Through
-from ampscope.capture.replay.step_tape import StepTape
-from ampscope.capture.step.cycle import StepCycle
 from ampscope.capture.step.ending import verdict
 from ampscope.capture.step.ending.attempts import Attempts
-from ampscope.capture.step.optimizer_numbers import OptimizerNumbers
-from ampscope.capture.step.own_work import OwnWork
-from ampscope.capture.torch_support.guard import Guard
-from ampscope.capture.torch_support.models import Models
 
 
 class LoopEndings:
     """Judges a step before the loop itself ends it.
 
     Args:
-        models: The watched models.
-        optimizers: Which optimizers are the run's, and their steps.
-        cycle: Where the step is.
-        attempts: Begins and ends the attempt that such a step is.
-        tape: What a replay needs; it hears of each function that is about to move weights.
-        own: Marks AMPscope's own work.
-        guard: Catches faults of judging and recording.
+        attempts: Begins and ends the attempt that such a step is; its tape tells of each function that is about to
+            move weights.
     """
 
-    def __init__(
-        self,
-        models: Models,
-        optimizers: OptimizerNumbers,
-        cycle: StepCycle,
-        attempts: Attempts,
-        tape: StepTape,
-        own: OwnWork,
-        guard: Guard,
-    ) -> None:
-        self._models = models
-        self._optimizers = optimizers
-        self._cycle = cycle
+    def __init__(self, attempts: Attempts) -> None:
         self._attempts = attempts
-        self._tape = tape
-        self._own = own
-        self._guard = guard
-        tape.on_weights_move(self.before_weights_move)
+        self._models = attempts.models
+        self._optimizers = attempts.optimizers
+        self._cycle = attempts.cycle
+        self._tape = attempts.tape
+        self._own = attempts.own
+        self._guard = attempts.guard
+        self._tape.on_weights_move(self.before_weights_move)
 
     def before_weights_move(self, weights: list[Tensor]) -> None:
         """The loop is about to write into ``weights``: what the step has come to is judged while they are there.
