@@ -55,7 +55,7 @@ FLOORS = {
     "ampscope.capture": (
         "torch_support autocast budgets keep_fp32 events hooks tracing replay usage record step scope watch"
     ),
-    "ampscope.capture.events": "open_step calls observer",
+    "ampscope.capture.events": "open_step calls run_end observer",
     "ampscope.capture.step": (
         "optimizer_numbers measures carried cycle own_work observers live_trace step_rows scaler_history ending "
         "step_watch assembly scaler_watch"

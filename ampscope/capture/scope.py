@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from ampscope.capture.budgets import ReplayBudget, TraceBudget
+from ampscope.capture.events import run_end
+from ampscope.capture.events.run_end import NOT_KNOWN, RunEnd
 from ampscope.capture.hooks import collective_calls, process_hooks
 from ampscope.capture.hooks.module_calls import ModuleWatch
 from ampscope.capture.record.live_figures import LiveFigures
@@ -77,6 +79,7 @@ class Scope:
         self._unseen = UnseenCalls(self._recorder, self._terminal)
         self._scalers: list[ScalerWatch] = []
         self._rank_checked = False
+        self._handled_before = run_end.handled()
 
     # -- opening and closing ------------------------------------------------------------------------------------
 
@@ -110,6 +113,9 @@ class Scope:
 
     def close(self) -> None:
         """Removes everything from the training process and completes the trace. Safe to call twice."""
+        self._close(run_end.in_flight(self._handled_before))
+
+    def _close(self, end: RunEnd) -> None:
         if not self._open:
             return
         self._open = False
@@ -117,7 +123,7 @@ class Scope:
         removals = [
             lambda: process_hooks.leave(self),
             lambda: collective_calls.leave(self._steps.received),
-            self._steps.close,
+            lambda: self._steps.close(end),
             self._modules.uninstall,
             *(scaler.leave for scaler in self._scalers),
             lambda: self._unseen.ended(self._steps.optimizers.step_of(None), called=self._modules.was_called),
@@ -131,7 +137,7 @@ class Scope:
                 remove()
 
     def __del__(self) -> None:
-        self.close()
+        self._close(NOT_KNOWN)
 
     def __enter__(self) -> Scope:
         return self
@@ -139,7 +145,7 @@ class Scope:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is not None:
             self.note(f"left by {type(error).__name__}: {error}")
-        self.close()
+        self._close(RunEnd(error, is_known=True))
 
     def __repr__(self) -> str:
         return f"<ampscope.Scope {'open' if self._open else 'closed'} {str(self.folder)!r}>"
@@ -280,4 +286,4 @@ def close_forgotten() -> None:
 @atexit.register
 def _close_all() -> None:
     for scope in open_scopes():
-        scope.close()
+        scope._close(run_end.of_process(scope._handled_before))

@@ -159,9 +159,9 @@ def _ended(occurrence: Occurrence) -> str:
     reason = occurrence.reason
     if not isinstance(reason, Raised):
         return "A call raised an error, and no step came after it."
-    who = occurrence.op_in_words if occurrence.op else "A call"
-    said = f"{reason.error}: {reason.message}" if reason.message else reason.error
-    return f"{who} raised {said.rstrip('.')}, and no step came after it."
+    said = (f"{reason.error}: {reason.message}" if reason.message else reason.error).rstrip(".")
+    told = f"{occurrence.op_in_words} raised {said}" if occurrence.op else f"{said} was raised"
+    return f"{told}, and no step came after it."
 
 
 def _against_error(occurrence: Occurrence) -> tuple[Remedy, ...]:

@@ -59,7 +59,7 @@ _EFFECTS: dict[str, str] = {
     Trigger.NONFINITE_STATE: "left state that is not finite",
     Trigger.NONFINITE_CARRIED: "left a tensor that the loop carries non-finite",
     Trigger.CARRIED_READ: "read a non-finite tensor that the loop carries",
-    Trigger.EXCEPTION: "was left with an error",
+    Trigger.EXCEPTION: "was cut off by an error",
     Trigger.ABSORBED_OVERFLOW: "computed with an overflow that nobody noticed",
     Trigger.INFORMATION_LOST: "went on with few of many values",
     Trigger.LOST_GRADIENT: "lost gradients that float32 keeps",

@@ -6,6 +6,7 @@ from typing import Any
 
 from ampscope.capture.events.calls import BackwardCall, BareStep, JoinedScaler, ModuleCall, ScalerCall, StepStart
 from ampscope.capture.events.open_step import EndedStep, StepAttempt
+from ampscope.capture.events.run_end import RunEnd
 from ampscope.capture.torch_support.guard import Guard
 
 
@@ -65,5 +66,5 @@ class StepObserver:
     def abandoned(self, reason: str) -> None:
         """The step in progress is given up; an incident in it cannot be replayed."""
 
-    def run_ended(self) -> None:
+    def run_ended(self, end: RunEnd) -> None:
         """No further step will come: the scope is being closed."""

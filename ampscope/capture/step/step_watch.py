@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from ampscope.capture.events import calls
+from ampscope.capture.events import calls, run_end
 from ampscope.capture.events.calls import BackwardCall, ModuleCall, ScalerCall, ScalerMethod, StepStart, Through
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.events.open_step import OpenStep
@@ -170,8 +170,8 @@ class StepWatch:
 
     def _began_unseen(self, args: Any, kwargs: Any) -> bool:
         """Begins a step whose forward ran inside compiled code, unseen, where this backward is the model's."""
+        unseen = False
         with self._own:
-            unseen = False
             with self._guard:
                 unseen = dynamo.in_use() and leads_to(backward_roots(args, kwargs), self._models.parameters)
             if unseen:
@@ -276,10 +276,10 @@ class StepWatch:
         """Gives up the step in progress: nothing stays installed, and an incident in it cannot be replayed."""
         self._observers.tell(StepObserver.abandoned, reason)
 
-    def give_up(self, reason: str = "") -> None:
+    def give_up(self, reason: str = "", end: run_end.RunEnd = run_end.NOT_KNOWN) -> None:
         """Judges the step in progress as far as it has come, and abandons it."""
         with self._own:
-            self._by_loop.left_unfinished()
+            self._by_loop.left_unfinished(failed=end.failure is not None)
         self.abandon(reason)
 
     def part_failed(self) -> None:
@@ -289,12 +289,12 @@ class StepWatch:
         if self._live.broken:
             self._live.drop()
 
-    def close(self) -> None:
+    def close(self, end: run_end.RunEnd) -> None:
         """Ends for good; judges and writes what is still open."""
         with self._guard:
             self._endings.attempts.on_device.decide(wait=True)
-        self.give_up()
+        self.give_up(end=end)
         with self._guard:
             self.readback.drain()
-        self._observers.tell(StepObserver.run_ended)
+        self._observers.tell(StepObserver.run_ended, end)
         self._live.sweep()

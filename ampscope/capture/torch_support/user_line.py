@@ -131,6 +131,31 @@ def user_place(*stops: CodeType) -> Place | None:
     return in_framework
 
 
+class UserFrame(NamedTuple):
+    """A frame of the user's program, known without being kept alive."""
+
+    identity: int
+    code: CodeType
+
+    @staticmethod
+    def now() -> UserFrame | None:
+        """The innermost one; None where there is none."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and is_inner(frame.f_code.co_filename):
+            frame = frame.f_back
+        return UserFrame(id(frame), frame.f_code) if frame is not None else None
+
+    def runs_on(self) -> bool:
+        """Whether it has not ended: what it called and raised, it has caught.
+
+        The frame of a whole program ends with the process; what it has not caught is known then.
+        """
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and not (id(frame) == self.identity and frame.f_code is self.code):
+            frame = frame.f_back
+        return frame is not None or self.code.co_name == "<module>"
+
+
 def _look(code: CodeType, frame: FrameType) -> tuple[CodeType, _Home]:
     """Finds out whose code runs in a frame, and remembers it: the same frames are passed at every call."""
     if is_inner(code.co_filename):

@@ -1,14 +1,15 @@
-"""Remembers the exception by which a step was left, and reports it where nothing came after it."""
+"""Remembers the exception by which a step was left, and reports the one that ended the run."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from ampscope.capture.events.calls import BackwardCall, ModuleCall
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.events.open_step import EndedStep
+from ampscope.capture.events.run_end import RunEnd
 from ampscope.capture.record.run_recorder import Evidence, Recorder
 from ampscope.capture.replay.results import ReplayResult
 from ampscope.capture.step.ending.incidents import Incidents
@@ -17,13 +18,25 @@ from ampscope.capture.torch_support.calls import failed_call
 from ampscope.capture.torch_support.calls.failed_call import FailedCall
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.user_line import UserFrame
 from ampscope.trace.schema import Phase, ReplayStatus, Trigger
 
 _OURS = "the step ended with an error, so there is no whole step to run again"
 
 
+class _Raised(NamedTuple):
+    """A call that raised."""
+
+    call: FailedCall
+    phase: Phase
+    caller: UserFrame | None  #: whose code called it; None where that does not matter
+
+
 class FailedCalls(StepObserver):
     """What raised last. A loop that goes on, to a backward or to the end of a step, has got over it.
+
+    So has one of which is known that no error ended it. Where that is not known, because the run is closed later and by
+    somebody else, what raised last counts, unless the function that called it runs on.
 
     Args:
         models: The watched models.
@@ -41,7 +54,7 @@ class FailedCalls(StepObserver):
         self._recorder = recorder
         self._incidents = incidents
         self._optimizers = optimizers
-        self._last: tuple[FailedCall, Phase] | None = None
+        self._last: _Raised | None = None
         self._in_backward = False
         self._seen = 0  # ``id`` of the exception that was looked at last: it passes several of those who look
 
@@ -74,13 +87,13 @@ class FailedCalls(StepObserver):
         """The loop goes on."""
         self._last = None
 
-    def run_ended(self) -> None:
-        """Nothing came after it."""
-        last, self._last = self._last, None
+    def run_ended(self, end: RunEnd) -> None:
+        """Reports what ended the run, unless that is told as an incident of its step."""
+        raised = self._ended_by(end)
+        self._last = None
         step = self._optimizers.step_of(None)
-        if last is None or self._incidents.latest == (step, 0):
+        if raised is None or self._incidents.latest == (step, 0):
             return
-        call, phase = last
         self._recorder.incident(
             Trigger.EXCEPTION,
             step=step,
@@ -88,8 +101,20 @@ class FailedCalls(StepObserver):
             loss=None,
             scale=None,
             outcome=ReplayResult(ReplayStatus.UNAVAILABLE, _OURS),
-            evidence=Evidence(details={"exception": {**call.as_evidence(), "phase": phase}}),
+            evidence=Evidence(details={"exception": {**raised.call.as_evidence(), "phase": raised.phase}}),
         )
+
+    def _ended_by(self, end: RunEnd) -> _Raised | None:
+        """What ended the run with an error, as far as that is known; None where nothing did."""
+        last = self._last
+        if not end.is_known:
+            return last if last is not None and not (last.caller is not None and last.caller.runs_on()) else None
+        if end.failure is None:
+            return None
+        if last is not None and self._seen in map(id, end.reasons()):
+            return last
+        call = failed_call.of_error(end.failure, self._models.names, on_purpose=True)
+        return _Raised(call, failed_call.phase_of(end.failure, self._models.names), None) if call is not None else None
 
     def _note_passing(self, phase: Phase) -> None:
         """Looks at the exception that is being handled."""
@@ -98,4 +123,4 @@ class FailedCalls(StepObserver):
         self._note(failed_call.of_error(error, self._models.names), phase)
 
     def _note(self, call: FailedCall | None, phase: Phase) -> None:
-        self._last = (call, phase) if call is not None else None
+        self._last = _Raised(call, phase, UserFrame.now()) if call is not None else None

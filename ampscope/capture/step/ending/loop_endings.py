@@ -84,10 +84,13 @@ class LoopEndings:
         self._attempts.check_the_rest(attempt)
         self._attempts.end(attempt)
 
-    def left_unfinished(self) -> None:
+    def left_unfinished(self, *, failed: bool = False) -> None:
         """The loop ends, or gives up the step, before an optimizer steps: the loss may be why.
 
         Loops look at it themselves and stop, with backward called or not; autograd's anomaly mode does so in backward.
+
+        Args:
+            failed: An error ended the run; gradients that the loop itself has looked at may be why, too.
         """
         if not self._cycle.is_open or self._tape.broken:
             return
@@ -105,3 +108,7 @@ class LoopEndings:
             if bad := verdict.of_loss_alone(opened):
                 opened.bad = self._attempts.current or self._attempts.expected(self._weights())
                 self._attempts.found(opened.bad, bad)
+            elif failed and opened.micro_batches and opened.scaler is None:
+                attempt = self._attempts.expected(self._weights())
+                self._attempts.check(attempt)
+                opened.bad = attempt if attempt.bad else None

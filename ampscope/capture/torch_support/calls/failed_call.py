@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.torch_support.user_line import NOWHERE, Place, is_capture, is_inner, user_place
+from ampscope.trace.schema import Phase
 
 #: What torch says of a number that does not fit the tensor's dtype.
 _DOES_NOT_FIT = re.compile(r"value cannot be converted to type (?:c10|at)::(\w+) without overflow")
@@ -49,20 +51,21 @@ class FailedCall:
         return asdict(self)
 
 
-def of_error(error: BaseException | None, names: Mapping[int, str]) -> FailedCall | None:
+def of_error(error: BaseException | None, names: Mapping[int, str], *, on_purpose: bool = False) -> FailedCall | None:
     """The call that raised, from the traceback of an exception that a hook of AMPscope's sees pass.
 
     Args:
         error: The exception.
         names: Qualified names of the watched modules by ``id``.
+        on_purpose: Whether what a program raises by a ``raise`` of its own counts, too.
 
     Returns:
         None for what a program raises on purpose, by a ``raise`` of its own or to tell itself something.
     """
-    if not isinstance(error, Exception) or isinstance(error, _CONTROL_FLOW):
+    if not isinstance(error, Exception | SystemExit) or isinstance(error, _CONTROL_FLOW):
         return None
     steps = list(_steps(error.__traceback__))
-    if not steps or _raises(steps[-1]):
+    if not steps or (_raises(steps[-1]) and not on_purpose):
         return None
     users = [index for index, step in enumerate(steps) if not is_inner(step.tb_frame.f_code.co_filename)]
     user = steps[users[-1]] if users else None
@@ -71,6 +74,14 @@ def of_error(error: BaseException | None, names: Mapping[int, str]) -> FailedCal
     module = next((each for step in reversed(steps) if (each := _module(step.tb_frame, names)) is not None), None)
     where = (names[id(module)], type(module).__name__) if module is not None else ("", "")
     return _described(error, next(filter(_overload, calls), calls[0]), place, where)  # the user's own call first
+
+
+def phase_of(error: BaseException, names: Mapping[int, str]) -> Phase:
+    """Where in a step an exception was raised, by the frames that it has left."""
+    steps = list(_steps(error.__traceback__))
+    if any(isinstance(step.tb_frame.f_locals.get("self"), Optimizer) for step in steps):
+        return Phase.OPTIMIZER
+    return Phase.FORWARD if any(_module(step.tb_frame, names) is not None for step in steps) else Phase.LOSS
 
 
 def of_function(error: Exception, func: Callable[..., Any], args: Any, kwargs: Any) -> FailedCall | None:
@@ -88,7 +99,7 @@ class _Call(NamedTuple):
     values: Sequence[Any] = ()
 
 
-def _described(error: Exception, call: _Call, place: Place, module: tuple[str, str] = ("", "")) -> FailedCall:
+def _described(error: BaseException, call: _Call, place: Place, module: tuple[str, str] = ("", "")) -> FailedCall:
     message = (str(error).splitlines() or [""])[0][:_MESSAGE]
     fits_not = _DOES_NOT_FIT.search(message)
     tensor = next((value for value in call.values if isinstance(value, Tensor)), None)

@@ -76,18 +76,23 @@ def stops(_: Tensor) -> Tensor:
 
 
 def trained(folder: Path, loss: Loss, *, part: nn.Module | None = None, goes_on: bool = False) -> Diagnosis:
-    """Steps of which one fails; a loop that goes on catches the error and makes another."""
+    """Steps of which one fails; a loop that goes on catches the error and makes another, any other is left by it."""
     torch.manual_seed(0)
     model = Net(part)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     scope = ampscope.watch(model, dir=folder, quiet=True)
-    for step in range(LAST + (2 if goes_on else 1)):
-        optimizer.zero_grad()
-        with contextlib.suppress(RuntimeError, EarlyStop):
-            (loss if step == LAST else plain)(model(torch.randn(4, 8), raises=step == LAST)).backward()
-            optimizer.step()
+    with contextlib.suppress(RuntimeError, EarlyStop):
+        loop(model, loss, goes_on=goes_on)
     scope.close()
     return ampscope.diagnose(folder)
+
+
+def loop(model: nn.Module, loss: Loss, *, goes_on: bool) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for step in range(LAST + (2 if goes_on else 1)):
+        optimizer.zero_grad()
+        with contextlib.suppress(RuntimeError) if goes_on else contextlib.nullcontext():
+            (loss if step == LAST else plain)(model(torch.randn(4, 8), raises=step == LAST)).backward()
+            optimizer.step()
 
 
 @pytest.mark.parametrize(
@@ -128,3 +133,106 @@ def test_a_model_that_raises_on_purpose_is_its_own_affair(run_folder: Path) -> N
             raise EarlyStop
 
     assert trained(run_folder, plain, part=Stops()).verdict is Verdict.HEALTHY
+
+
+class Stepper(torch.optim.SGD):
+    """Fails in its own code, by an op or by itself."""
+
+    fails: Callable[[], object] | None = None
+
+    def step(self, closure: None = None) -> None:
+        if self.fails is not None:
+            self.fails()
+        super().step(closure)
+
+
+def fails(error: BaseException) -> Callable[[], object]:
+    def raise_it() -> None:
+        raise error
+
+    return raise_it
+
+
+def mismatch() -> Tensor:
+    return torch.ones(3).half() + torch.ones(4)
+
+
+def watched(folder: Path, *, in_loss: Callable[[], object] | None, in_step: Callable[[], object] | None) -> Diagnosis:
+    """A run inside ``with`` that some code of the loop or of its optimizer leaves by an error, in its third step."""
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = Stepper(model.parameters(), lr=1e-3)
+    with contextlib.suppress(BaseException), ampscope.watch(model, dir=folder, quiet=True):
+        for step in range(LAST + 1):
+            optimizer.zero_grad()
+            loss = plain(model(torch.randn(4, 8), raises=False))
+            if step == LAST and in_loss is not None:
+                in_loss()
+            loss.backward()
+            optimizer.fails = in_step if step == LAST else None
+            optimizer.step()
+    return ampscope.diagnose(folder)
+
+
+@pytest.mark.parametrize(
+    ("in_loss", "in_step", "said"),
+    [
+        (mismatch, None, ("aten.add.Tensor", "forward")),
+        (None, mismatch, ("aten.add.Tensor", "optimizer")),
+        (fails(ValueError("labels out of range")), None, ("", "forward")),
+        (None, fails(AssertionError("the norm is not finite")), ("", "optimizer")),
+        (fails(SystemExit("the loss is too large")), None, ("", "forward")),
+    ],
+)
+def test_an_error_that_leaves_the_run_is_told_wherever_it_was_raised(
+    in_loss: Callable[[], object] | None,
+    in_step: Callable[[], object] | None,
+    said: tuple[str, str],
+    run_folder: Path,
+) -> None:
+    diagnosis = watched(run_folder, in_loss=in_loss, in_step=in_step)
+    told = diagnosis.primary
+    assert isinstance(told, Incident), diagnosis.summary
+    assert (told.cause, told.step, told.op, told.phase) == (Cause.EXCEPTION, LAST, *said)
+    assert told.source is not None
+    assert told.source.file.endswith("test_failed_calls.py")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(0), StopIteration(), EarlyStop()])
+def test_what_a_run_is_stopped_by_is_no_error(error: BaseException, run_folder: Path) -> None:
+    diagnosis = watched(run_folder, in_loss=fails(error), in_step=None)
+    assert (diagnosis.verdict, diagnosis.incidents) == (Verdict.HEALTHY, ())
+
+
+def test_an_error_that_the_loop_caught_after_its_last_step_is_none_of_the_run(run_folder: Path) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with ampscope.watch(model, dir=run_folder, quiet=True):
+        for _ in range(LAST):
+            plain(model(torch.randn(4, 8), raises=False)).backward()
+            optimizer.step()
+        with contextlib.suppress(RuntimeError):
+            model(torch.randn(4, 9), raises=False)
+    assert ampscope.diagnose(run_folder).verdict is Verdict.HEALTHY
+
+
+def test_a_second_run_within_the_handling_of_an_error_is_not_ended_by_it(run_folder: Path) -> None:
+    try:
+        mismatch()
+    except RuntimeError:
+        assert trained(run_folder, plain).verdict is Verdict.HEALTHY
+
+
+def test_gradients_that_the_loop_itself_gave_the_run_up_for_are_told(run_folder: Path) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with contextlib.suppress(AssertionError), ampscope.watch(model, dir=run_folder, quiet=True):
+        for step in range(LAST + 1):
+            optimizer.zero_grad()
+            x = model(torch.randn(4, 8), raises=False)
+            (x - x if step == LAST else x + 9.0).abs().sqrt().mean().backward()
+            assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+            optimizer.step()
+    told = ampscope.diagnose(run_folder).primary
+    assert isinstance(told, Incident)
+    assert (told.cause, told.step) == (Cause.SQRT_GRAD_ZERO, LAST)

@@ -12,6 +12,7 @@ from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.events.open_step import EndedStep, StepAttempt
+from ampscope.capture.events.run_end import RunEnd
 from ampscope.capture.step.measures.state.held import Held, Seen, StateHistory, largest, optimizer_state, weights
 from ampscope.capture.step.measures.state.written_state import WrittenState
 from ampscope.capture.step.optimizer_numbers import OptimizerNumbers
@@ -128,7 +129,7 @@ class StateWatch(StepObserver):
                 BadState([(each, since) for each, since in seen if since is not None], optimizer, step, attempt)
             )
 
-    def run_ended(self) -> None:
+    def run_ended(self, _: RunEnd) -> None:
         """Looks at everything once more; waits for the device."""
         for number, optimizer in self._optimizers.by_number().items():
             if number in self._ruined:
