@@ -1,12 +1,17 @@
-"""What all tests share: GPU tests are skipped where there is no GPU, and no test leaves a run's folder behind."""
+"""What all tests share: one thread to a process, GPU tests skipped where there is no GPU, a folder for a run."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# Before torch is imported, here and in what tests start: as many processes run as there are cores, and the threads of
+# several more would spin for each other's.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

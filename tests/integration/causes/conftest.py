@@ -1,4 +1,4 @@
-"""Models are trained in this process, on one thread, and a fault of AMPscope's own fails the test."""
+"""Models are trained in this process, and a fault of AMPscope's own fails the test."""
 
 from __future__ import annotations
 
@@ -14,8 +14,5 @@ from ampscope.capture.torch_support import guard  # noqa: E402  # after the chec
 @pytest.fixture(autouse=True)
 def strict_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(guard, "RAISE", True)
-    threads, stream = torch.get_num_threads(), torch.get_rng_state()
-    torch.set_num_threads(1)
-    yield
-    torch.set_rng_state(stream)
-    torch.set_num_threads(threads)
+    with torch.random.fork_rng():
+        yield

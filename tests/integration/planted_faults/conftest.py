@@ -1,4 +1,4 @@
-"""Planted trainings run on one thread; the run of all of them ends with a table of what was found."""
+"""Planted trainings leave no trace in the process; the run of all of them ends with a table of what was found."""
 
 from __future__ import annotations
 
@@ -20,11 +20,8 @@ def quiet_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from ampscope.capture.torch_support import guard
 
     monkeypatch.setattr(guard, "RAISE", True)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     with torch.random.fork_rng():
         yield
-    torch.set_num_threads(threads)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
