@@ -9,6 +9,7 @@ from ampscope.provenance.births import Birth, Harmless, harmless_births
 from ampscope.provenance.collapsed import FEWEST_VALUES, DistinctValues, collapsed
 from ampscope.provenance.graph import Graph, has_nan, is_finite, op_name
 from ampscope.provenance.lost_mass import LOST_SHARE, HowLost, Loss, cancelled, lost_mass
+from ampscope.provenance.parting import How, Parting, parting
 from ampscope.provenance.walk import Origin, is_deliberate, origins
 
 __all__ = [
@@ -18,9 +19,11 @@ __all__ = [
     "DistinctValues",
     "Graph",
     "Harmless",
+    "How",
     "HowLost",
     "Loss",
     "Origin",
+    "Parting",
     "absorbed",
     "cancelled",
     "collapsed",
@@ -31,5 +34,6 @@ __all__ = [
     "lost_mass",
     "op_name",
     "origins",
+    "parting",
     "reaches_loss",
 ]

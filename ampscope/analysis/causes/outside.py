@@ -58,7 +58,14 @@ class Raised(Reason):
 class ChangedSince(Reason):
     """A value was finite when it was written, and was not when it was read."""
 
+    written_by: str  #: the op that wrote it, or a `Node`
     seen_in: str  #: the op that read it
+
+    @property
+    def in_words(self) -> str:
+        """What was seen."""
+        gave, read = op_in_words(self.written_by), op_in_words(self.seen_in)
+        return f"What {gave} gave was finite, yet {read} read a non-finite value there"
 
 
 def _input(op: Executed) -> Match | None:
@@ -147,12 +154,11 @@ def _from_others(occurrence: Occurrence) -> str:
 
 def _does_not_repeat(occurrence: Occurrence) -> str:
     if isinstance(occurrence.reason, ChangedSince):
-        wrote, read = occurrence.op_in_words, op_in_words(occurrence.reason.seen_in)
-        return (
-            f"What {wrote} wrote was finite, yet {read} read a non-finite value there: something outside torch changed "
-            "it."
-        )
-    return "The same calls on the same values came out finite when they were run again."
+        return f"{occurrence.reason.in_words}: something outside torch changed it."
+    return (
+        f"Up to {occurrence.op_in_words} the step was the same to the last bit when it was run again, its inputs, "
+        "weights and random numbers too; only what became of this op's result was another, and finite."
+    )
 
 
 def _ended(occurrence: Occurrence) -> str:

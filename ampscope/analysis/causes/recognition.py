@@ -153,17 +153,19 @@ def _changed_since(op: Executed) -> Recognised:
     """A non-finite value out of an op that only carries values, or whose operands are too small to overflow.
 
     An operand was finite when it was written and was changed outside torch since, so the op to name is its writer:
-    of several operands, the one that was computed, rather than a weight or the cast of one.
+    of several operands, the one that was computed, rather than a weight or the cast of one. Whether it was the device,
+    or code, one execution alone does not tell.
     """
     exchange = _unread_exchange(op)
     if exchange is not None:
-        reason = FromOthers.of(exchange, unseen=True)
-        return Recognised(Cause.RECEIVED, exchange.seq, exchange.site.phase, reason)
+        received = FromOthers.of(exchange, unseen=True)
+        return Recognised(Cause.RECEIVED, exchange.seq, exchange.site.phase, received)
     floating = [edge for edge in op.edges if is_floating(operand_dtype(op, edge))]
     sites = {edge.from_seq: op.graph.site(edge.from_seq) for edge in floating}
     computed = [seq for seq, site in sites.items() if site.op not in ENTRY_NODES and not site.cast]
     writer = max(computed) if computed else next(iter(sites), op.seq)
-    return Recognised(Cause.HARDWARE_TRANSIENT, writer, Phase.FORWARD, ChangedSince(seen_in=op.site.op))
+    reason = ChangedSince(written_by=op.graph.site(writer).op, seen_in=op.site.op)
+    return Recognised(Cause.HARDWARE_TRANSIENT, writer, Phase.FORWARD, reason)
 
 
 def _unread_exchange(op: Executed) -> Executed | None:

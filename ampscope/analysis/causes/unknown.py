@@ -45,6 +45,8 @@ def not_measured(op: Executed) -> Match | None:
 
 def _infinite_constant(op: Executed) -> Match | None:
     """A constant that is infinite on purpose, as in a mask, and reached what matters or made a NaN at once."""
+    if any(str(value) == "nan" for value in op.scalars.values()):
+        return _unknown(f"{op.name} was given the constant nan.")
     constant = op.infinite_constant
     if constant is None:
         return None

@@ -8,13 +8,16 @@ from dataclasses import replace
 import numpy as np
 
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE
+from ampscope.analysis.causes.outside import ChangedSince
 from ampscope.analysis.causes.range_overflow import Literal, LossGrew, ScaleInLoop
 from ampscope.analysis.causes.recognition import Recognised
 from ampscope.analysis.causes.unknown import Observed
 from ampscope.analysis.numerics.arrays import FloatArray
+from ampscope.analysis.origin.second_run import SecondRun
 from ampscope.analysis.results import Tried
 from ampscope.analysis.scale.skip_runs import SkipRun, skip_runs
 from ampscope.analysis.tables.step_history import History
+from ampscope.provenance import How
 from ampscope.trace.json_columns import details
 from ampscope.trace.schema import Change, IncidentRow, ReplayStatus, Trial, Trigger
 from ampscope.trace.vocabulary import NOT_DETERMINISTIC, Cause
@@ -26,10 +29,13 @@ RUNAWAY_FACTOR = 100.0
 GROWTH_STEPS = 50
 
 
+_ONCE = "The step failed once and came out finite when it was run again"
 NOT_THE_SAME_TWICE = Observed(
-    sentence="The step failed once and came out finite when it was run again, but two further runs of it differ: it is "
-    "not deterministic, so that the failure cannot be told from chance."
+    sentence=f"{_ONCE}, but two further runs of it differ: it is not deterministic, so that the failure cannot be told "
+    "from chance."
 )
+#: Of executions that part so, the second says nothing of the first.
+_ANOTHER = frozenset({How.GIVEN, How.DRAWN, How.CALLS})
 
 
 class Context:
@@ -43,16 +49,26 @@ class Context:
         self._history = history
         self._skips = {optimizer: skip_runs(each) for optimizer, each in history.items()}
 
-    def judged(self, row: IncidentRow, found: Recognised, tried: Sequence[Tried] = ()) -> Recognised:
+    def judged(
+        self, row: IncidentRow, found: Recognised, tried: Sequence[Tried] = (), twice: SecondRun | None = None
+    ) -> Recognised:
         """The cause in the light of what else is known of the run.
 
         An overflow at the end of a runaway loss is divergence; what an identical second run did not do is transient, or
         the compiler's, for that run is eager; without a scaler, no loss scale is to blame.
+
+        Args:
+            row: The incident.
+            found: What was recognised in the best trace of its step.
+            tried: What else was tried on it.
+            twice: Where the second run, which came out finite, parts from the first; None where that was not traced.
         """
-        if row.replay == ReplayStatus.NOT_REPRODUCED:
-            cause = _cause_of_one_time(row, tried)
-            reason = NOT_THE_SAME_TWICE if cause is Cause.UNKNOWN else NOTHING_MORE
-            return replace(found, cause=cause, reason=reason, masked=False)
+        another = twice is not None and twice.how in _ANOTHER
+        if row.replay == ReplayStatus.NOT_REPRODUCED and not another:
+            return _of_one_time(row, found, tried, twice)
+        if isinstance(found.reason, ChangedSince) and row.replay != ReplayStatus.EXACT:
+            told = f"{found.reason.in_words}; whether code or the device changed it, no second run of the step shows."
+            return replace(found, cause=Cause.UNKNOWN, reason=Observed(sentence=told), masked=False)
         if isinstance(found.reason, Literal) and found.reason.value == row.scale and found.reason.dtype == "float16":
             return replace(found, cause=Cause.SCALE_OVERFLOW, reason=ScaleInLoop(scale=found.reason.value))
         overflow = found.cause in (Cause.FP16_OVERFLOW, Cause.SCALE_OVERFLOW)
@@ -101,19 +117,43 @@ class Context:
         A skip that could not be run again is harmless where a smaller scale was all that the next steps took.
         """
         if row.replay == ReplayStatus.NOT_REPRODUCED:
-            return _cause_of_one_time(row, tried)
+            return Cause.COMPILED_ONLY if _is_compiled(row) and not _varies(tried) else Cause.UNKNOWN
         if row.replay == ReplayStatus.UNAVAILABLE and row.scale is not None:
             run = self.calibration(row)
             return run.benign_cause if run is not None and run.recovered else Cause.UNKNOWN
         return Cause.UNKNOWN
 
 
-def _cause_of_one_time(row: IncidentRow, tried: Sequence[Tried]) -> Cause:
-    """Why a step that came out finite in its replay had failed: replays run compiled code eagerly.
+def why_unknown(row: IncidentRow) -> str:
+    """Why nothing can be said of where a value was born, in words."""
+    if row.replay == ReplayStatus.NOT_REPRODUCED:
+        again = row.replay_reason or "it came out finite when it was run again"
+        return f"{again}; and no trace of how it first ran shows where the value was born"
+    return row.replay_reason or "no trace of this step shows where the value was born"
 
-    A step that does not come out the same twice proves nothing of the device.
+
+def _of_one_time(row: IncidentRow, found: Recognised, tried: Sequence[Tried], twice: SecondRun | None) -> Recognised:
+    """What can be said of a failure that did not come again: replays run compiled code eagerly.
+
+    The device is at fault only where all was the same to the last bit but what became of one op's result.
     """
+    if _varies(tried):
+        return replace(found, cause=Cause.UNKNOWN, reason=NOT_THE_SAME_TWICE, masked=False)
+    if _is_compiled(row):
+        return replace(found, cause=Cause.COMPILED_ONLY, reason=NOTHING_MORE, masked=False)
+    if twice is None or twice.how is not How.RESULT:
+        missing = twice.missing if twice is not None else "how it first ran was not traced"
+        reason = Observed(sentence=f"{_ONCE}, and why cannot be told: {missing}.")
+        return replace(found, cause=Cause.UNKNOWN, reason=reason, masked=False)
+    seq, phase = (twice.seq, twice.phase) if twice.seq < found.seq else (found.seq, found.phase)
+    return replace(found, cause=Cause.HARDWARE_TRANSIENT, reason=NOTHING_MORE, masked=False, seq=seq, phase=phase)
+
+
+def _varies(tried: Sequence[Tried]) -> bool:
+    """Whether the step does not come out the same twice when it is run again: then nothing proves anything."""
     again = [each for each in tried if each.change == Change.NONE]
-    if any(each.reason == NOT_DETERMINISTIC or each.outcome == Trial.NONFINITE for each in again):
-        return Cause.UNKNOWN
-    return Cause.COMPILED_ONLY if details(row.evidence).get("compiled") is True else Cause.HARDWARE_TRANSIENT
+    return any(each.reason == NOT_DETERMINISTIC or each.outcome == Trial.NONFINITE for each in again)
+
+
+def _is_compiled(row: IncidentRow) -> bool:
+    return details(row.evidence).get("compiled") is True

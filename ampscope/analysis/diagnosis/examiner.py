@@ -15,12 +15,13 @@ from ampscope.analysis.causes.recognition import Recognised, first_overflow, par
 from ampscope.analysis.causes.unknown import Observed, wider_reduction
 from ampscope.analysis.cures import explicit_half, trials
 from ampscope.analysis.cures.explicit_half import ExplicitHalf, half_weights
-from ampscope.analysis.diagnosis.context import Context
+from ampscope.analysis.diagnosis.context import Context, why_unknown
 from ampscope.analysis.diagnosis.examined import Examined
 from ampscope.analysis.diagnosis.lost_gradients import as_cast_before, information_lost, lost_gradient
 from ampscope.analysis.diagnosis.raised import raised
 from ampscope.analysis.diagnosis.state.state_incidents import examined_state, examined_still, state_found, still_found
 from ampscope.analysis.diagnosis.state.writers import as_write, left_by
+from ampscope.analysis.origin.second_run import second_run
 from ampscope.analysis.origin.step_graph import Sites, StepGraph, source_line
 from ampscope.analysis.overview.ranks.bad_steps import Sighting
 from ampscope.analysis.results import Incident, PathNode, Tried
@@ -150,7 +151,9 @@ class Examiner:
     def _at_origin(self, row: IncidentRow, graph: StepGraph, origin: Origin, found: Recognised) -> Examined:
         """An incident with its origin, the cause judged by its context."""
         tried = self._tried.get((row.step, row.optimizer), ())
-        found = self._context.judged(row, found, tried)
+        once = row.replay == ReplayStatus.NOT_REPRODUCED
+        twice = second_run(graph, self._replayed(row), origin.seq) if once else None
+        found = self._context.judged(row, found, tried, twice)
         if found.cause is Cause.DIVERGENCE and (first := first_overflow(graph)) is not None:
             if isinstance(found.reason, LossGrew):  # then the step's first overflow tells, whatever came of it
                 found = replace(found, seq=first.seq, phase=first.phase)
@@ -201,7 +204,7 @@ class Examiner:
     def _without_origin(self, row: IncidentRow, cause: Cause | None = None, why: str = "") -> Examined:
         """What can be said when no trace of the step shows an origin."""
         cause = cause or self._context.cause_without_origin(row, self._tried.get((row.step, row.optimizer), ()))
-        why = why or row.replay_reason or "no trace of this step shows where the value was born"
+        why = why or why_unknown(row)
         lost = details(row.evidence).get("reduction")
         known = isinstance(lost, dict) and lost.get("overflows") is True
         lead = "It was lost on the way to the other ranks" if known else "The origin is not known"

@@ -65,7 +65,7 @@ def _came_out_finite(
         reason = "the step added to gradients from before it, which may be what is not finite; they are not replayed"
         return ReplayResult(ReplayStatus.UNAVAILABLE, reason)
     if reduction is None or own_loss:
-        reason = "the same calls on the same values came out finite this time"
+        reason = "the same calls came out finite this time"
         return ReplayResult(ReplayStatus.NOT_REPRODUCED, "; ".join([reason, *differences]))
     reduced = _reduced(player, reduction)
     if differences:

@@ -39,6 +39,7 @@ class Operator(NamedTuple):
     argument_names: tuple[str, ...]
     is_cast: bool
     draws: bool  #: random numbers, into its first argument
+    is_random: bool  #: its result depends on a random generator
     varies: bool  #: its gradient is computed by another formula while a dispatch mode is active
     communicates: bool  #: with other ranks
 
@@ -61,6 +62,7 @@ def describe(func: Any) -> Operator:
         argument_names=tuple(arg.name for arg in schema.arguments),
         is_cast=schema.name == "aten::_to_copy",
         draws=schema.name in _DRAWS,
+        is_random=torch.Tag.nondeterministic_seeded in func.tags,
         varies=(schema.name, schema.overload_name) in _VARYING or schema.name in _VARYING_NAMES,
         communicates=communicates(func),
     )

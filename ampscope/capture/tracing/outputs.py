@@ -13,6 +13,7 @@ from ampscope.capture.torch_support.torch_private import storage_key
 from ampscope.capture.tracing.distinct.casts_before import CastBefore, CastsBefore
 from ampscope.capture.tracing.distinct.distinct_values import DistinctCounts
 from ampscope.capture.tracing.statistics import stats
+from ampscope.capture.tracing.statistics.checksums import checksum, read
 from ampscope.capture.tracing.statistics.full_statistics import Census
 from ampscope.capture.tracing.statistics.stats import Slots
 from ampscope.capture.tracing.statistics.tensor_values import stored
@@ -28,6 +29,7 @@ class Output(NamedTuple):
     micro_batch: int
     numel: int
     measurement: int | None  #: number of its measurement, None where there is none
+    checksum: Tensor | None = None  #: where it is compared bit for bit with another execution's
 
 
 class Outputs:
@@ -53,10 +55,11 @@ class Outputs:
         if cast is not None:
             self.came_cast[seq] = cast
 
-    def add(self, seq: int, site: int, micro_batch: int, tensors: Sequence[Tensor]) -> None:
-        """Notes the outputs of an op, and measures them."""
+    def add(self, seq: int, site: int, micro_batch: int, tensors: Sequence[Tensor], *, all_bits: bool = False) -> None:
+        """Notes the outputs of an op, and measures them; with ``all_bits`` also by what every bit of theirs is in."""
         for out, tensor in enumerate(tensors):
-            self._outputs.append(Output(seq, out, site, micro_batch, tensor.numel(), self.measure(tensor)))
+            bits = checksum(tensor) if all_bits else None
+            self._outputs.append(Output(seq, out, site, micro_batch, tensor.numel(), self.measure(tensor), bits))
 
     def add_late(self, seq: int, site: int, micro_batch: int, tensors: Sequence[Tensor]) -> None:
         """Notes outputs that may not be there yet: each is measured when the step first reads it, or never.
@@ -97,7 +100,9 @@ class Outputs:
     def rows(self, step: int, source: str, measured: Sequence[Statistics]) -> list[OpRow]:
         """The trace's rows."""
         known: dict[int | None, Statistics] = {None: UNMEASURED, **dict(enumerate(measured))}
-        return [OpRow(step, source, *output[:-1], known[output.measurement]) for output in self._outputs]
+        sums = read([output.checksum for output in self._outputs])
+        pairs = zip(self._outputs, sums, strict=True)
+        return [OpRow(step, source, *each[:5], bits, known[each.measurement]) for each, bits in pairs]
 
     def clear(self) -> None:
         """Lets go of everything."""

@@ -240,7 +240,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         overwritten = {i for i, operand in enumerate(operands) if any(operand is each for each in written)}
         operands, results = [stored(each) for each in operands], [stored(each) for each in results]
         entries = [(i, operand, self._writer(operand, operator)) for i, operand in enumerate(operands)]
-        seq, site = self._number(point, results)
+        seq, site = self._number(point, results, all_bits=operator.is_random)
         if made_node:
             self._link(point)
         for i, operand, writer in entries:
@@ -256,11 +256,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         if self.points.records_graph(point.phase):
             self.places.link(self.points.sites.number(point))
 
-    def _number(self, point: Point, results: Sequence[Tensor] = ()) -> tuple[int, int]:
+    def _number(self, point: Point, results: Sequence[Tensor] = (), *, all_bits: bool = False) -> tuple[int, int]:
         """Gives an op its number in the order of execution and that of its site, and notes its outputs."""
         seq, self._count = self._count, self._count + 1
         site = self.points.sites.number(point)
-        self.outputs.add(seq, site, self.micro_batch, results)
+        self.outputs.add(seq, site, self.micro_batch, results, all_bits=all_bits)
         return seq, site
 
     def _writer(self, operand: Tensor, operator: Operator) -> Writer | None:
@@ -274,7 +274,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         writer = self._dataflow.writer(operand)
         if writer is None:
             node, name = self._dataflow.entry(operand) or (Node.INPUT, f"an operand of {operator.name}")
-            seq, _ = self._number(self.points.of_entry(node, name, operand), [operand])
+            seq, _ = self._number(self.points.of_entry(node, name, operand), [operand], all_bits=True)
             self._dataflow.wrote(seq, [operand])
             if node is not Node.PARAMETER:
                 self.outputs.entered(seq, operand)

@@ -144,6 +144,8 @@ class OpRow(NamedTuple):
     site: Int32  #: the program point: ``sites.site``
     micro_batch: Int16  #: which backward of the step it led to, or belongs to, from 0
     numel: int  #: elements of the output
+    checksum: int | None = None  #: sum of the elements' bits, of what came into the step from outside and of random
+    #: numbers: where two executions of a step have the same, they were given the same; null for everything else
     statistics: Statistics = UNMEASURED
 
     @property

@@ -26,7 +26,7 @@ class Op(NamedTuple):
 
 def step(*ops: Op) -> Graph:
     sites = {n: _site(n, op) for n, op in enumerate(ops)}
-    rows = [OpRow(0, "replay", n, 0, n, 0, N, _statistics(op)) for n, op in enumerate(ops)]
+    rows = [OpRow(0, "replay", n, 0, n, 0, N, statistics=_statistics(op)) for n, op in enumerate(ops)]
     edges = [
         EdgeRow(0, "replay", n, arg, read, 0, False, False, None, None)
         for n, op in enumerate(ops)

@@ -223,8 +223,8 @@ SENTENCES: list[tuple[Cause, Reason, str]] = [
     ),
     (
         Cause.HARDWARE_TRANSIENT,
-        ChangedSince(seen_in="aten.relu.default"),
-        "What bmm wrote was finite, yet relu read a non-finite value there: something outside torch changed it.",
+        ChangedSince(written_by="aten.bmm.default", seen_in="aten.relu.default"),
+        "What bmm gave was finite, yet relu read a non-finite value there: something outside torch changed it.",
     ),
     (Cause.UNKNOWN, Observed(sentence="The rows were lost."), "The rows were lost."),
     (

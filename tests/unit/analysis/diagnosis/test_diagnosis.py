@@ -288,23 +288,50 @@ def test_without_a_trace_the_origin_is_unknown_and_why(run_folder: Path) -> None
     assert diagnosis.summary == f"Step 1 had non-finite gradients. {incident.explanation}"
 
 
-def test_a_replay_that_comes_out_finite_points_outside_of_torch(run_folder: Path) -> None:
+def failed_once(trace: TraceBuilder, *, given_again: int = 5) -> None:
+    """A step that went wrong as it ran, and its replay, which did not; each was given ``x`` with a checksum."""
+    train(trace, [NAN])
+    entry = trace.site(Node.INPUT, name="x", in_dtypes=(), in_shapes=())
+    product = trace.site("aten.relu.default", line=7)
+    loss = trace.site(Node.LOSS, file="")
+    for source, end, checksum in ((Source.LIVE, NAN, 5), (Source.REPLAY, 1.0, given_again)):
+        x = trace.op(entry, source=source, checksum=checksum)
+        made = trace.op(product, source=source, min=end, max=end)
+        sink = trace.op(loss, source=source, min=end, max=end)
+        trace.edge(x, made, source=source)
+        trace.edge(made, sink, source=source)
+    trace.incident(trigger=Trigger.NONFINITE_LOSS, replay=ReplayStatus.NOT_REPRODUCED)
+
+
+def test_a_replay_that_is_the_same_to_the_last_bit_and_finite_points_outside_of_torch(run_folder: Path) -> None:
+    trace = TraceBuilder(run_folder)
+    failed_once(trace)
+    (incident,) = diagnose(trace.close()).incidents
+    assert (incident.cause, incident.phase) == (Cause.HARDWARE_TRANSIENT, "forward")
+    assert "the same to the last bit" in incident.explanation
+
+
+def test_a_replay_that_was_given_something_else_does_not(run_folder: Path) -> None:
+    trace = TraceBuilder(run_folder)
+    failed_once(trace, given_again=6)
+    (incident,) = diagnose(trace.close()).incidents
+    assert incident.cause is Cause.UNKNOWN
+
+
+def test_a_replay_of_a_step_that_was_not_traced_does_not(run_folder: Path) -> None:
     trace = TraceBuilder(run_folder)
     train(trace, [NAN])
     traced = Step(trace)
     traced.loss(traced.op("mm", traced.entry()))
     trace.incident(trigger=Trigger.NONFINITE_LOSS, replay=ReplayStatus.NOT_REPRODUCED)
     (incident,) = diagnose(trace.close()).incidents
-    assert (incident.cause, incident.phase) == (Cause.HARDWARE_TRANSIENT, "forward")
-    assert incident.explanation == ("The same calls on the same values came out finite when they were run again.")
+    assert incident.cause is Cause.UNKNOWN
+    assert "no trace of how it first ran" in incident.explanation
 
 
 def test_a_step_of_which_two_replays_differ_proves_nothing_of_the_device(run_folder: Path) -> None:
     trace = TraceBuilder(run_folder)
-    train(trace, [NAN])
-    traced = Step(trace)
-    traced.loss(traced.op("mm", traced.entry()))
-    trace.incident(trigger=Trigger.NONFINITE_LOSS, replay=ReplayStatus.NOT_REPRODUCED)
+    failed_once(trace)
     trace.replay(Change.NONE, Trial.FINITE, reason="two replays of the step differ: it is not deterministic")
     (incident,) = diagnose(trace.close()).incidents
     assert incident.cause is Cause.UNKNOWN

@@ -33,7 +33,7 @@ def grad(step: int) -> GradRow:
 
 
 def op(step: int, source: str = "live") -> OpRow:
-    return OpRow(step, source, 0, 0, 0, 0, 8, Statistics(0.0, 1.0))
+    return OpRow(step, source, 0, 0, 0, 0, 8, statistics=Statistics(0.0, 1.0))
 
 
 def site(number: int) -> SiteRow:
