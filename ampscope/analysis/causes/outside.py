@@ -155,10 +155,8 @@ def _from_others(occurrence: Occurrence) -> str:
 def _does_not_repeat(occurrence: Occurrence) -> str:
     if isinstance(occurrence.reason, ChangedSince):
         return f"{occurrence.reason.in_words}: something outside torch changed it."
-    return (
-        f"Up to {occurrence.op_in_words} the step was the same to the last bit when it was run again, its inputs, "
-        "weights and random numbers too; only what became of this op's result was another, and finite."
-    )
+    same = "the step was the same to the last bit when it was run again, its inputs, weights and random numbers too"
+    return f"Up to {occurrence.op_in_words} {same}; only what became of this op's result was another, and finite."
 
 
 def _ended(occurrence: Occurrence) -> str:
