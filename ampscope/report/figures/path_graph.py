@@ -14,11 +14,14 @@ from ampscope.report.numbers import UNMEASURED, count, span
 from ampscope.report.palette import dtype_color
 from ampscope.report.source_place import place
 from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, Phase
+from ampscope.trace.schema import Node as Pseudo
 from ampscope.trace.vocabulary import Severity
 
 #: Boxes of one direction, and ops in one box, up to which nothing is folded; what stays at either end when it is.
 _BOXES, _BOXES_HEAD, _BOXES_TAIL = 6, 3, 2
 _OPS, _OPS_HEAD, _OPS_TAIL = 4, 2, 1
+#: What stands before the names of what the loop carries, most of which say themselves that it is carried.
+_CARRIED: dict[str, str] = {Pseudo.CARRIED: "", Pseudo.CARRIED_AFTER: "after: "}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +170,9 @@ def _node(op: PathNode, *, mark: str = "", beside: str = "", line: str = "") -> 
 def _name(op: PathNode) -> str:
     if op.op in SINK_NODES or op.op in ENTRY_NODES:
         kind = op.op.replace("_", " ")
-        return kind if op.name in ("", op.op) else f"{kind} {op.name}"
+        if op.name in ("", op.op):
+            return kind
+        return f"{_CARRIED[op.op]}{op.name}" if op.op in _CARRIED else f"{kind} {op.name}"
     return op_in_words(op.op)
 
 

@@ -109,6 +109,12 @@ class TestPath:
         drawn = draw_path(_incident(_node("", module_type="GPT"), _node("")), Closeup())
         assert drawn.index("GPT") < drawn.index("outside the watched modules")
 
+    def test_what_the_loop_carries_is_called_so_once(self) -> None:
+        state = replace(_sink("carried_after"), name="carried tensor 2")
+        drawn = draw_path(_incident(_node("a"), state), Closeup())
+        assert "after: carried tensor 2" in drawn
+        assert drawn.count("carried") == drawn.count("carried tensor 2") + drawn.count("carried_after")
+
     def test_without_a_path_there_is_no_picture(self) -> None:
         assert draw_path(_incident(), Closeup()) == ""
 
