@@ -71,8 +71,12 @@ class LiveTrace(StepObserver):
 
     def sweep(self) -> None:
         """Removes tracers that could not be removed when they were dropped."""
-        while self._dropped:
-            self._dropped.pop().remove()
+        dropped, self._dropped = self._dropped, []
+        for tracer in dropped:
+            if tracer.handling:
+                self._dropped.append(tracer)
+            else:
+                tracer.remove()
 
     def step_began(self, start: StepStart) -> None:
         """Begins to trace, if this is one of the steps that are."""
@@ -179,7 +183,7 @@ class LiveTrace(StepObserver):
         tracer.remove()
         keep = self._budget.keeps(count)
         if not keep and tracer.all_finite() and not tracer.outputs.came_cast:
-            tracer.release()
+            self._let_go(tracer)
             return []
         ops, edges = tracer.rows(attempt.step, source_of(Source.LIVE, attempt.index))
         graph = provenance.Graph(ops, edges, self._recorder.sites.row)
@@ -190,7 +194,7 @@ class LiveTrace(StepObserver):
             self._write(ops, edges, attempt)
         if keep and not absorbed:
             self._budget.kept()
-        tracer.release()
+        self._let_go(tracer)
         return [origin.seq for origin in absorbed]
 
     def _collapsed(self, graph: provenance.Graph, tracer: Tracer, step: int) -> dict[int, Collapsed]:

@@ -48,12 +48,14 @@ class Watched:
             return scopes[-1]
 
         seed_everything()
+        before = _mode_stacks()
         try:
             state = loop(watch)
             state_bits = exact_state(state)
         finally:
             for scope in scopes:
                 scope.close()
+        assert _mode_stacks() == before
         return cls(state, state_bits, ampscope.open_run(folder))
 
     @property
@@ -77,6 +79,11 @@ class Watched:
         """Status of the replay of the one incident at a step, and the reason given for it."""
         (row,) = (row for row in self.incidents if (row.step, row.optimizer) == (step, optimizer))
         return row.replay, row.replay_reason
+
+
+def _mode_stacks() -> tuple[int, int]:
+    """How many modes of each kind every call goes through: one that is left there slows down all that follows."""
+    return torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
 
 
 def train_unwatched(loop: Loop) -> dict[str, bytes]:
