@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -27,6 +28,14 @@ class StepStart(NamedTuple):
 
 
 @dataclass(slots=True)
+class InsideTransform:
+    """What was seen of the functions that a transform calls."""
+
+    factors: deque[Any] = field(default_factory=lambda: deque(maxlen=8))  #: of its single values: of losses
+    half: bool = False  #: some ran where autocast computes in float16
+
+
+@dataclass(slots=True)
 class Through:
     """What calls a watched module in the loop's place: a transform, or ``functional_call``."""
 
@@ -39,6 +48,7 @@ class Through:
     trains: bool = False  #: autograd follows that call
     promising: bool = True  #: such calls have led to the model in training, or are new
     reads: Callable[[Tensor], Tensor] | None = None  #: is shown what a transform reads from outside, and returns it
+    inside: InsideTransform = field(default_factory=InsideTransform)
 
     @property
     def is_transform(self) -> bool:

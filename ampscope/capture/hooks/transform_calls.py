@@ -16,14 +16,17 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ampscope.capture.events.calls import Through
+from ampscope.capture.events.calls import InsideTransform, Through
 from ampscope.capture.hooks.listeners import Listeners
 from ampscope.capture.torch_support import tensor_tree, torch_private
-from ampscope.capture.torch_support.calls import transforms
+from ampscope.capture.torch_support.calls import call_state, transforms
 from ampscope.capture.torch_support.calls.transforms import Transform
 
 #: Times that a function is transformed without a call of a watched model before it begins no more steps.
 TRIES = 2
+
+
+_PRODUCTS = frozenset(("mul", "multiply"))
 
 
 class Exchange(NamedTuple):
@@ -31,6 +34,7 @@ class Exchange(NamedTuple):
 
     of: Callable[[Tensor], Tensor]
     again: bool  #: the transform is being run again, on other tensors
+    inside: InsideTransform | None = None  #: takes what else there is to see
 
 
 class Experience:
@@ -201,7 +205,7 @@ def reading(through: Through, proceed: Callable[[], Any]) -> Callable[[], Any]:
     def run() -> Any:
         if through.reads is None:
             return proceed()
-        with exchanging(Exchange(through.reads, again=False)):
+        with exchanging(Exchange(through.reads, again=False, inside=through.inside)):
             return proceed()
 
     return run
@@ -210,7 +214,7 @@ def reading(through: Through, proceed: Callable[[], Any]) -> Callable[[], Any]:
 @contextlib.contextmanager
 def exchanging(exchange: Exchange) -> Iterator[None]:
     """In the body, what transforms read from outside goes through ``exchange``: the tensors that are none of theirs."""
-    mode = _Reading(exchange.of)
+    mode = _Reading(exchange)
     torch_private.insert_function_mode(mode)
     _exchanges.append(exchange)
     try:
@@ -225,19 +229,37 @@ def _exchanged(value: Any) -> Any:
     return tensor_tree.rebuild(value, _exchanges[-1].of) if _exchanges else value
 
 
+def _is_single(value: Any) -> bool:
+    """Whether this is one value of a transform's own, as a loss is."""
+    return isinstance(value, Tensor) and value.dim() == 0 and transforms.is_wrapped(value)
+
+
+def _is_plain(factor: Any) -> bool:
+    return not isinstance(factor, Tensor) or not transforms.is_wrapped(factor)
+
+
 class _Reading(TorchFunctionMode):
     """Sees the operands of the functions that a transform calls."""
 
-    def __init__(self, exchange: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, exchange: Exchange) -> None:
         super().__init__()
-        self._exchange = exchange
+        self._exchange = exchange.of
+        self._inside = exchange.inside
+        self._types = call_state.device_types()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self._inside is not None:
+            self._look(self._inside, getattr(func, "__name__", ""), args)
         if func is not torch.autograd.grad and func is not torch.autograd.backward:
             args = tuple([self._read(value) for value in args])
             kwargs = {name: self._read(value) for name, value in kwargs.items()}
         return func(*args, **kwargs)
+
+    def _look(self, inside: InsideTransform, name: str, args: Any) -> None:
+        if len(args) == 2 and name in _PRODUCTS:
+            inside.factors += [each for each, other in (args, args[::-1]) if _is_single(other) and _is_plain(each)]
+        inside.half = inside.half or call_state.current(self._types).autocast_dtype is torch.float16
 
     def _read(self, value: Any) -> Any:
         if isinstance(value, Tensor):

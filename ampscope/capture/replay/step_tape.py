@@ -133,7 +133,7 @@ class StepTape(StepObserver):
         if not weights:
             return
         evaluation = self._evaluation
-        self._mode.watching = False
+        self._mode.weights_move(func, args, kwargs)
         evaluation.moved = True
         if self._judge is not None and (evaluation.backwards or self.functional.asked is not None):
             evaluation.judged = True
@@ -177,7 +177,9 @@ class StepTape(StepObserver):
         self.received.end()
         if entry is None:
             return
-        if entry.through is not None and not entry.through.lends:
+        if entry.through is not None and call.through is not None and not entry.through.lends:
+            self._mode.transformed(call.through.inside.factors, result)
+            self.half_forward |= call.through.inside.half
             entry.through.leaves = given_gradients.leaves(result, self._models)
             entry.through.value = transforms.value_of(entry.through.call, result)
         if call.is_foreign:

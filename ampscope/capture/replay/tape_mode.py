@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
@@ -45,6 +45,12 @@ class FunctionListener(Protocol):
         self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, *, after_backward: bool
     ) -> None:
         """A function has run."""
+
+    def weights_move(self, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        """A function is about to move weights."""
+
+    def transformed(self, factors: Iterable[Any], result: Any) -> None:
+        """A transform has returned, and has multiplied single values with ``factors``."""
 
 
 class CallWatcher(Protocol):
@@ -104,6 +110,18 @@ class TapeMode(TorchFunctionMode):
     def on_error(self, listener: ErrorListener) -> None:
         """Tells a listener of each function that raises."""
         self._raised = listener
+
+    def weights_move(self, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        """The loop is about to move weights: what comes after is not looked at."""
+        self.watching = False
+        self._pause.begin_glance()
+        with self._guard:
+            self._listener.weights_move(func, args, kwargs)
+        self._pause.end_glance()
+
+    def transformed(self, factors: Iterable[Any], result: Any) -> None:
+        """A transform of ``torch.func`` has run in the loop's place, where no function was seen."""
+        self._listener.transformed(factors, result)
 
     def insert(self) -> None:
         """Starts listening."""

@@ -12,10 +12,14 @@ import torch
 from torch import Tensor
 
 from ampscope.capture.torch_support.torch_private import storage_key
+from ampscope.capture.usage import scale_dependence
 from ampscope.capture.usage.scale_dependence import CONSTANT, SCALED, ScaleDependence
 
 #: A scale below this is too easily a number of the loop's own.
 _SMALLEST_SCALE = 64
+#: A factor of the whole loss that is this large is there for float16.
+_CLEARLY_SCALE = 512
+_TIMES = frozenset(("mul", "imul", "rmul", "multiply"))
 #: Micro-batches by which a loop may divide together with the scale.
 _MOST_PARTS = 4096
 _ROUNDING = 1e-6
@@ -50,6 +54,12 @@ class FollowedValues:
         """The scaler keeps its scale in this tensor."""
         if scale is not None and id(scale) not in self._tensors:
             self.follow(scale, ScaleDependence(1.0, of_scale=True))
+
+    def start_over(self) -> None:
+        """Nothing that was followed so far has to do with the scale."""
+        self.backward_done()
+        self._tensors.clear()
+        self.scales.clear()
 
     def follow(self, tensor: Tensor, dependence: ScaleDependence) -> None:
         """A tensor depends on the scale like this."""
@@ -130,6 +140,20 @@ class FollowedValues:
             return SCALED
         return found
 
+    def takes_scale_out(self, number: Any) -> bool:
+        """Whether a factor of scaled gradients holds one over the scale, with a learning rate in it or without.
+
+        A learning rate alone has few digits; over a scale it has many.
+        """
+        factor = abs(float(number)) if _is_number(number) else 0.0
+        rates = [factor * scale for scale in self.scales] if 0 < factor < math.inf else []
+        return any(
+            abs(rate - 1) <= _ROUNDING
+            or (rate <= 1 and scale >= _CLEARLY_SCALE)
+            or (not _is_round(factor) and (_is_round(rate) or _is_count(1.0 / rate)))
+            for rate, scale in zip(rates, self.scales, strict=False)
+        )
+
     def _of_gradient(self, tensor: Tensor) -> ScaleDependence:
         memory = self._memory(tensor)
         return (self._gradients or {}).get(memory, SCALED) if memory else CONSTANT
@@ -150,6 +174,82 @@ class FollowedValues:
             if number and _is_count(1.0 / (number * scale)):
                 return ScaleDependence(-1.0, of_scale=True)
         return CONSTANT
+
+
+class HandScale:
+    """A loss scale that a loop without a scaler multiplies and divides by itself.
+
+    Args:
+        values: How the loop's values depend on the scale; factors of the loss are added here.
+
+    Attributes:
+        in_gradients: Gradients have been asked of a loss that was multiplied.
+        divided_out: The loop has divided the scale out of scaled gradients: it knows what it does.
+    """
+
+    def __init__(self, values: FollowedValues) -> None:
+        self._values = values
+        self.in_gradients = False
+        self.divided_out = False
+
+    def function_runs(self, func: Callable[..., Any], args: Any, kwargs: Any, *, after_backward: bool) -> None:
+        """The loop computes something: with its loss, or with what came of it."""
+        name = scale_dependence.plain_name(func)
+        if not after_backward and len(args) > 1:
+            self._loss_computed(name, args)
+        if self.in_gradients and not self.divided_out and self._values.may_depend((*args, *kwargs.values())):
+            self.divided_out = self._divides(name, args, kwargs)
+
+    def transformed(self, factors: Iterable[Any]) -> bool:
+        """A transform has multiplied single values with ``factors``; returns whether its results are scaled."""
+        for factor in factors:
+            self._takes(factor)
+        scaled = any(self._values.dependence_of(factor).degree == 1 for factor in factors)
+        self.in_gradients |= scaled
+        return scaled
+
+    def _loss_computed(self, name: str, args: Any) -> None:
+        """Something was computed that may be the loss times a factor."""
+        if name in _TIMES:
+            for factor, other in (args[:2], args[1::-1]):
+                self._multiplies(factor, other)
+        elif scale_dependence.divides(name) and _is_number(args[1]) and args[1]:
+            self._takes(1.0 / args[1])
+
+    def _multiplies(self, factor: Any, other: Any) -> None:
+        single = isinstance(other, Tensor) and other.requires_grad and other.dim() == 0
+        if single or not isinstance(factor, Tensor):
+            self._takes(factor)
+
+    def _takes(self, factor: Any) -> None:
+        if _is_number(factor):
+            self._values.scale_read(float(factor))
+        elif _may_be_scale(factor) and self._values.dependence_of(factor) == CONSTANT:
+            self._values.follow(factor, ScaleDependence(1.0, of_scale=True))
+
+    def _divides(self, name: str, args: Any, kwargs: Any) -> bool:
+        """Whether this divides the scale out of something that was computed from scaled gradients."""
+        values = self._values
+        found = [values.dependence_of(each) for each in args]
+        if not any(each != CONSTANT and not each.of_scale for each in found):
+            return False
+        if name.endswith("non_finite_check_and_unscale") or name in ("sign", "sgn"):
+            return True
+        if scale_dependence.divides(name):  # by the scale, or by what is scaled itself: a norm, another moment
+            divisors = [each for each in found[1:] if each.degree]
+            return any((each.of_scale and each.degree == 1) or each.degree == found[0].degree for each in divisors)
+        factors = args if scale_dependence.multiplies(name) else (kwargs.get("alpha"), kwargs.get("value"))
+        return any(values.takes_scale_out(each) or _is_inverse(values, each) for each in factors)
+
+
+def _may_be_scale(value: Any) -> bool:
+    return isinstance(value, Tensor) and not value.requires_grad and value.numel() == 1
+
+
+def _is_inverse(values: FollowedValues, value: Any) -> bool:
+    """Whether a tensor is one over the scale, times a constant."""
+    found = values.dependence_of(value) if isinstance(value, Tensor) else CONSTANT
+    return found.of_scale and found.degree == -1
 
 
 def _is_number(value: Any) -> bool:

@@ -44,13 +44,6 @@ class GradientEdits:
         for tensor in tensor_tree.tensors(result):
             self._values.follow(tensor, SCALED)
 
-    def multiplied(self, func: Callable[..., Any], args: Any) -> None:
-        """Something was computed before backward in a run without a scaler: it may be a scale of the loop's own."""
-        if len(args) > 1 and scale_dependence.plain_name(func) in ("mul", "imul", "rmul"):
-            numbers = (float(each) for each in args[:2] if isinstance(each, (int, float)))
-            for number in numbers:
-                self._values.scale_read(number)
-
     def new_iteration(self) -> None:
         """A forward begins after a step: what was computed from the old gradients is history."""
         self._values.new_iteration()

@@ -67,6 +67,16 @@ def bounds(name: str) -> bool:
     return name in _BOUNDS or name in _COMPARISONS or name == "rdiv"
 
 
+def multiplies(name: str) -> bool:
+    """Whether a function's result is the product of its operands."""
+    return name in _PRODUCTS
+
+
+def divides(name: str) -> bool:
+    """Whether a function divides its first operand by its second."""
+    return name in _QUOTIENTS
+
+
 def of_result(name: str, args: Sequence[Any], kwargs: dict[str, Any], dependence_of: DependenceOf) -> ScaleDependence:
     """How a function's result depends on the loss scale.
 

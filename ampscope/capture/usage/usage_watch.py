@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
@@ -15,7 +15,7 @@ from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.torch_support.user_line import Place, user_place
 from ampscope.capture.usage import framework_habits
 from ampscope.capture.usage.call_order import CallOrder
-from ampscope.capture.usage.followed_values import FollowedValues
+from ampscope.capture.usage.followed_values import FollowedValues, HandScale
 from ampscope.capture.usage.gradient_edits import GradientEdits
 from ampscope.capture.usage.gradient_scales import UNSCALED, GradientScales, ScaledLosses
 from ampscope.capture.usage.half_gradients import HalfGradients
@@ -41,7 +41,7 @@ class ReportMistake(Protocol):
 
 
 class UsageWatch:
-    """Follows one run's loop.
+    """Follows one run's loop; many methods because it is told of every call that can be a mistake.
 
     Args:
         models: The watched models.
@@ -58,6 +58,7 @@ class UsageWatch:
             lambda: (p.grad for _, p in models.parameters.values() if p.grad is not None),
         )
         self._edits = GradientEdits(self._values, lambda: step_of(None))
+        self._by_hand = HandScale(self._values)
         self._calls = CallOrder()
         self._half = HalfGradients()
         self._handovers = ScalerHandovers()
@@ -93,6 +94,7 @@ class UsageWatch:
         by_hand = scalers == UNSCALED and any(self._values.dependence_of(root).degree == 1 for root in roots)
         if by_hand and known:
             scalers = known if len(known) == 1 else frozenset()
+        self._by_hand.in_gradients |= by_hand
         self._scaled = self._scaled or by_hand or scalers != UNSCALED
         self._scales.before_backward(scalers, several=several or len(known) > 1)
         self._calls.backward_began()
@@ -113,15 +115,28 @@ class UsageWatch:
             by_hand = any(self._values.dependence_of(each).degree == 1 for each in (*roots, seeds))
             if by_hand or self._losses.scalers_of(roots) != UNSCALED:
                 self._edits.scaled_anew(result)
+            self._by_hand.in_gradients |= by_hand
             return
-        if not self._calls.has_scaler and not after_backward:
-            self._edits.multiplied(func, args)
+        if not self._calls.has_scaler:
+            self._by_hand.function_runs(func, args, kwargs, after_backward=after_backward)
         self._edits.function_ran(func, args, kwargs, result, after_backward=after_backward and self._scaled)
+
+    def weights_move(self, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        """The loop is about to move weights with a torch function; the step may end with it."""
+        if not self._calls.has_scaler:
+            self._by_hand.function_runs(func, args, kwargs, after_backward=True)
+
+    def transformed(self, factors: Iterable[Any], result: Any) -> None:
+        """A transform of ``torch.func`` returned ``result``, and multiplied single values with ``factors`` for it."""
+        if not self._calls.has_scaler and self._by_hand.transformed(factors):
+            self._edits.scaled_anew(result)
 
     # -- the scaler ---------------------------------------------------------------------------------------------
 
     def new_scaler(self, scaler: int, *, fresh: bool) -> None:
         """The run has got a scaler with this number; ``fresh`` when it has scaled nothing and loaded no state yet."""
+        if not self._calls.has_scaler:
+            self._values.start_over()  # numbers that only looked like a scale
         self._calls.new_scaler(scaler)
         self._handovers.new_scaler(scaler, fresh=fresh)
 
@@ -199,7 +214,7 @@ class UsageWatch:
     def bypassed(self, optimizer: Optimizer, *, half_forward: bool, has_scaler: bool) -> None:
         """``optimizer.step`` was called without the scaler."""
         parameters = _parameters(optimizer)
-        if self._values.any_unscaled(p.grad for p in parameters if p.grad is not None):
+        if self._by_hand.divided_out or self._values.any_unscaled(p.grad for p in parameters if p.grad is not None):
             return
         if self._scales.hold_scale(parameters):
             mistake = Mistake.here(Cause.MISUSE_NO_UNSCALE, MistakeForm.STEPPED_PAST_SCALER)

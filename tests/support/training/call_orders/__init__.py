@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.support.training.call_orders import (
     autocast_regions,
     gradients_by_hand,
+    hand_scales,
     micro_batches,
     restored_states,
     schedulers,
@@ -17,6 +18,7 @@ __all__ = [
     "WRONG",
     "autocast_regions",
     "gradients_by_hand",
+    "hand_scales",
     "micro_batches",
     "restored_states",
     "schedulers",

@@ -76,9 +76,9 @@ class FunctionalStep(NamedTuple):
         Args:
             through: What is about to call a model with weights; None where nothing is.
         """
-        asked = self.asked
-        if asked is None or through is None:
-            return asked is not None and named_weights.update_was_made(self.tape, asked)
+        asked = [number for number, _ in self._asking()]
+        if not asked or through is None:
+            return bool(asked) and named_weights.update_was_made(self.tape, asked)
         return named_weights.were_updated(self.tape, asked, named_weights.named(through.operands, self.models))
 
     def is_over(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -35,38 +35,45 @@ def under_names(value: Any, models: Models) -> Iterator[tuple[str, Any]]:
             yield from ((name, inside) for name, inside in each.items() if name in names)
 
 
-def were_updated(tape: Tape, asked: int, weights: Iterator[tuple[str, Tensor]]) -> bool:
-    """Whether a loop has made any of ``weights`` since gradients were asked for, or written into it.
+def were_updated(tape: Tape, asked: Sequence[int], weights: Iterator[tuple[str, Tensor]]) -> bool:
+    """Whether a loop has made any of ``weights`` of the gradients that it has asked for, or written it with them.
 
     Not where autograd goes on through them: an inner step of meta-learning is a part of its step.
 
     Args:
         tape: The tape.
-        asked: Number of the entry that gave the gradients.
+        asked: Numbers of the entries that gave gradients.
         weights: That the loop is about to use.
     """
+    derived: set[int] | None = None
     for _, tensor in weights:
         known = tape.results.find(tensor)
-        if known is not None and known.source.entry > asked and tensor.grad_fn is None:
-            return True
+        if known is not None and known.source.entry > asked[0] and tensor.grad_fn is None:
+            derived = {number for number, _ in _derived(tape, asked)} if derived is None else derived
+            if known.source.entry in derived:
+                return True
     return False
 
 
-def update_was_made(tape: Tape, asked: int) -> bool:
+def update_was_made(tape: Tape, asked: Sequence[int]) -> bool:
     """Whether a loop has put gradients together with what they were asked of: with its weights.
 
     Args:
         tape: The tape.
-        asked: Number of the entry that gave the gradients.
+        asked: Numbers of the entries that gave gradients.
     """
-    operands, derived = {_key(each) for each in tape[asked].arguments.tensors}, {asked}
-    for number in range(asked + 1, tape.end):
-        reads = tape[number].arguments.tensors
+    operands = {_key(each) for number in asked for each in tape[number].arguments.tensors}
+    return any(_key(each) in operands for _, reads in _derived(tape, asked) for each in reads)
+
+
+def _derived(tape: Tape, asked: Sequence[int]) -> Iterator[tuple[int, list[TensorReference]]]:
+    """The entries that compute with gradients, or with what came of them: their numbers, and what they read."""
+    derived = set(asked)
+    for number in range(asked[0] + 1, tape.end):
+        reads = list(tape[number].arguments.tensors)
         if any(isinstance(each, EarlierResult) and each.entry in derived for each in reads):
             derived.add(number)
-            if any(_key(each) in operands for each in reads):
-                return True
-    return False
+            yield number, reads
 
 
 def _key(reference: TensorReference) -> object:
