@@ -119,6 +119,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
 
     # -- what comes from outside, what matters at the end -------------------------------------------------------
 
+    @property
+    def count(self) -> int:
+        """Sequence number that the next op will get."""
+        return self._count
+
     def name_entry(self, tensor: Tensor, node: Node, name: str) -> None:
         """Tells where a tensor that no op of the step wrote comes from."""
         for each in inner_tensors(tensor) or [stored(local(tensor))]:

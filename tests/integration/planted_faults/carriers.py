@@ -111,12 +111,67 @@ def _against_cache(state: dict[str, Any], out: Tensor, _: Tensor, step: int) -> 
     return (out[:2] - past).square().mean()
 
 
+def _group(state: dict[str, Any]) -> range:
+    """The documents of a step: the same come again every third."""
+    start = BATCH * (state["at"] % (READ - BAD))
+    return range(start, start + BATCH)
+
+
+def _loud(out: Tensor, bad: bool) -> Tensor:
+    """One row, and not the last, is too large for float16."""
+    return out * torch.where(torch.arange(BATCH) == 1, _size(bad), 1.0).unsqueeze(1)
+
+
+def _store(state: dict[str, Any], out: Tensor, bad: bool) -> None:
+    for document, row in zip(_group(state), _loud(out, bad), strict=True):
+        state["store"][document] = row.half()
+    state["at"] += 1
+
+
+def _store_in_place(state: dict[str, Any], out: Tensor, bad: bool) -> None:
+    for document, row in zip(_group(state), _loud(out, bad), strict=True):
+        state["store"].setdefault(document, torch.zeros(WIDTH).half()).copy_(row)
+    state["at"] += 1
+
+
+def _recall(state: dict[str, Any], _: Tensor, bad: bool) -> None:
+    nothing = torch.zeros(WIDTH).half()
+    state["recalled"] = torch.stack([state["store"].get(document, nothing) for document in _group(state)])
+
+
+def _with_recalled(state: dict[str, Any], out: Tensor, _: Tensor, step: int) -> Tensor:
+    return (out * state["recalled"].float()).mean()
+
+
+def _sum_up(state: dict[str, Any], out: Tensor, bad: bool) -> None:
+    state["sums"] += out.abs().sum(0) * _size(bad)
+    state["at"] += 1
+    if state["at"] % 3 == 0:
+        state["past"].append(state["sums"] / 3)
+        state["sums"] = torch.zeros_like(state["sums"])
+    if state["at"] == 9:
+        state["weights"] = (state["past"][-2] / state["past"][-1]).float().softmax(0)
+
+
+def _by_past(state: dict[str, Any], out: Tensor, _: Tensor, step: int) -> Tensor:
+    return (out * state["weights"]).mean()
+
+
+def _sums() -> dict[str, Any]:
+    return {"sums": torch.zeros(WIDTH).half(), "past": [], "at": 0, "weights": torch.ones(WIDTH)}
+
+
 CARRIERS = {
     "cache": Carrier(lambda: {"cache": {}}, _against_cache, after=_cache),
     "queue": Carrier(lambda: {"queue": torch.zeros(3 * BATCH, WIDTH).half()}, _against_queue, after=_enqueue),
     "bank": Carrier(lambda: {"rows": torch.zeros(16, WIDTH).half(), "at": 0}, _against_rows, after=_write_row),
     "target": Carrier(lambda: {"target": torch.zeros(WIDTH).half()}, _against_target, after=_follow_teacher),
     "normaliser": Carrier(lambda: {"square": torch.zeros(()).half()}, _weighted, before=_normalise),
+    "documents": Carrier(lambda: {"store": {}, "at": 0}, _with_recalled, before=_recall, after=_store),
+    "slots of documents": Carrier(
+        lambda: {"store": {}, "at": 0}, _with_recalled, before=_recall, after=_store_in_place
+    ),
+    "sums of epochs": Carrier(_sums, _by_past, after=_sum_up),
     "hidden": Carrier(lambda: {"hidden": torch.zeros(BATCH).half()}, _continue, after=_remember),
 }
 
@@ -186,7 +241,29 @@ def _late_softmax(state: dict[str, Any], out: Tensor, _: Tensor, step: int) -> T
     return (out + past.clamp(min=-1e4).softmax(-1)).square().mean()
 
 
+def _store_masks(state: dict[str, Any], out: Tensor, _: bool) -> None:
+    for document, row in zip(_group(state), out, strict=True):
+        state["store"][document] = row.half().masked_fill(row < row.median(), -torch.inf)
+    state["at"] += 1
+
+
+def _under_masks(state: dict[str, Any], out: Tensor, _: Tensor, step: int) -> Tensor:
+    return (out * state["recalled"].float().exp()).mean()
+
+
+def _overflow_and_mend(state: dict[str, Any], out: Tensor, _: bool) -> None:
+    """A value that is too large is there for a step that does not read it, and is written over."""
+    state["at"] += 1
+    state["rows"].copy_(out * _size(state["at"] == BAD))
+
+
 HARMLESS = {
+    "masks of documents": Carrier(lambda: {"store": {}, "at": 0}, _under_masks, before=_recall, after=_store_masks),
+    "mended in time": Carrier(
+        lambda: {"rows": torch.zeros(BATCH, WIDTH).half(), "at": 0},
+        lambda state, out, _, step: (out - (state["rows"].float() if step >= READ else 0.0)).square().mean(),
+        after=_overflow_and_mend,
+    ),
     "masked scores": Carrier(lambda: {"scores": []}, _late_softmax, after=_keep_masked),
     "best so far": Carrier(lambda: {"best": torch.tensor(torch.inf)}, _below_best, after=_best),
     "empty slots": Carrier(

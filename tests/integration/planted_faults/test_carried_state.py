@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +22,9 @@ WRITERS = {
     "bank": ("aten.copy_.default", "copy_("),
     "target": ("aten.mul_.Tensor", "mul_(1 + bad)"),
     "normaliser": ("aten.pow.Tensor_Scalar", "square().mean()"),
+    "documents": ("aten._to_copy.default", "row.half()"),
+    "slots of documents": ("aten.copy_.default", "copy_("),
+    "sums of epochs": ("aten.add_.Tensor", "+="),
     "hidden": ("aten._to_copy.default", ".half()"),
 }
 
@@ -74,6 +79,18 @@ def test_a_zero_made_by_an_infinity_is_told_by_what_made_that(run_folder: Path) 
     assert reader.written_by is not None
     assert reader.written_by.op == first.op
     assert "batch" not in " ".join(remedy.text for remedy in reader.remedies)
+
+
+def test_of_two_writes_the_earlier_is_named(run_folder: Path) -> None:
+    """Both sums of a ratio are infinite: the step that suffers would do so by the first alone."""
+    sums = CARRIERS["sums of epochs"]
+
+    def sum_up(state: dict[str, Any], out: Tensor, bad: bool) -> None:
+        sums.after(state, out, bad or state["at"] == BAD + 3)
+
+    first = _diagnosed(replace(sums, after=sum_up), run_folder, poisoned=True).primary
+    assert isinstance(first, Incident)
+    assert (first.cause, first.op, first.step) == (Cause.FP16_OVERFLOW, "aten.add_.Tensor", BAD)
 
 
 def test_priorities_that_stay_small_are_healthy(run_folder: Path) -> None:

@@ -77,8 +77,7 @@ def as_write(row: IncidentRow, examined: Examined) -> Examined:
     source, names = known.get("source"), known["carried"]
     if examined.incident.source is None and isinstance(source, dict) and source.get("file"):
         examined = examined._replace(incident=replace(examined.incident, source=SourceLine(**source)))
-    leaves = examined.leaves or frozenset(names)
-    return examined._replace(leaves=leaves, matters=known.get("read") is True)
+    return examined._replace(leaves=examined.leaves | frozenset(names), matters=known.get("read") is True)
 
 
 def left_by(graph: StepGraph, found: Sequence[Origin]) -> frozenset[str]:

@@ -7,14 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
+from ampscope.capture.replay.tape.entry import EarlierResult
 from ampscope.capture.step.carried import loop_position
 from ampscope.capture.step.carried.carried_tensors import Carried, Round, role_of
 from ampscope.capture.step.carried.condition import Condition
 from ampscope.capture.step.carried.gap import Gap
 from ampscope.capture.step.carried.loop_mode import LoopMode
-from ampscope.capture.step.carried.passing import Passing
 from ampscope.capture.step.carried.written_between import WrittenBetween
-from ampscope.capture.step.measures.state.held import largest_within
 from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.calls import call_state
 from ampscope.capture.torch_support.calls.pause import Pause
@@ -52,7 +51,6 @@ class BetweenSteps:
         self._carried = carried
         self._condition = condition
         self._written = written
-        self._passing = Passing()
         self.mode = LoopMode(self, pause)
         self._learning = True
         self._gap: Gap | None = None
@@ -91,15 +89,15 @@ class BetweenSteps:
             return gap is not None
         for tensor in tensor_tree.tensors((args, kwargs)):
             self._carried.read(Round.GAP, tensor)
-            name = self._carried.name(tensor)
+            name = self._condition.descent.label(tensor) or self._carried.name(tensor)
             if name:
                 gap.names[id(tensor)] = name
-        if entry.in_place:
-            for tensor in tensor_tree.tensors(kwargs.get("out", args[0] if args else None)):
+        made = list(tensor_tree.tensors(kwargs.get("out", args[0] if args else None) if entry.in_place else result))
+        for leaf, tensor in enumerate(made):
+            if entry.in_place:
                 self._carried.wrote(tensor)
-            return not gap.full
-        for leaf, tensor in enumerate(tensor_tree.tensors(result)):
             self._carried.made(Round.GAP, tensor, role_of(entry, leaf))
+        self._condition.descent.called(func, args, kwargs, made, in_place=entry.in_place)
         return not gap.full
 
     # -- what came of it ----------------------------------------------------------------------------------------
@@ -107,59 +105,51 @@ class BetweenSteps:
     def end(self) -> None:
         """A step begins: looks at what was written since the one before."""
         gap = self.stop()
-        self._arrived()
-        self._condition.forget_derived()
+        self._written.arrived()
         if gap is None:
             return
         self._carried.round_ended(Round.GAP)
-        found = {name: (tensor, source) for tensor, source in gap.results() if (name := self._carried.name(tensor))}
-        if self._learning:  # a cache may be read for the first time much later
-            found |= self._passing.name_those(gap, self._is_passing, self._written.is_born)
         here = loop_position.here()
-        self._written.look(gap, found, largest_within([tensor for tensor, _ in found.values()]), here)
+        self._written.look(gap, self._results(gap), here)
+        self._written.look_for_stillness(gap)
         self._before = gap, here
-        self._arrived()
-        self._condition.follow(gap)
+        self._written.arrived()
+        self._condition.descent.sweep()
 
-    def _arrived(self) -> None:
-        looks = self._written.arrived()
-        carried = {name: finite for name, finite in looks.items() if name not in self._passing}
-        self._condition.turned(carried, self._written.is_born)
-
-    def _is_passing(self, tensor: Tensor) -> bool:
-        return not tensor.requires_grad and not self._carried.name(tensor)
+    def _results(self, gap: Gap) -> list[tuple[str, Tensor, EarlierResult]]:
+        """What the calls made that is still there: a cache may be read for the first time much later."""
+        found = []
+        for tensor, source in gap.results():
+            name = self._carried.name(tensor) if tensor.requires_grad else self._carried.called(tensor)
+            if name:
+                found.append((name, tensor, source))
+        return found
 
     def forget(self) -> None:
         """The step that came after the latest calls is over."""
         self._before = None
 
-    def blame(self, read: set[int]) -> dict[int, str]:
+    def blame(self, read: set[int]) -> None:
         """Looks at what a step that has gone wrong read of the calls before it; waits for the device.
 
         Args:
             read: Identities of what it read.
-
-        Returns:
-            Of those that the calls made bad, the names.
         """
         if self._before is None:
-            return {}
+            return
         gap, forward = self._before
         self._before = None
 
+        self._written.arrived(wait=True)
+
         def is_bad(tensor: Tensor) -> bool:
-            return id(tensor) in read and self._is_passing(tensor) and not stats.finite(tensor)
+            unknown = id(tensor) in read and not self._condition.descent.label(tensor)
+            return unknown and not stats.finite(tensor)
 
-        found = self._passing.name_those(gap, is_bad, self._written.is_born)
+        found = [result for result in self._results(gap) if is_bad(result[1])]
         if found:
-            self._written.look(gap, found, largest_within([tensor for tensor, _ in found.values()]), forward)
+            self._written.look(gap, found, forward)
             self._written.arrived(wait=True)
-        return {id(tensor): name for name, (tensor, _) in found.items() if self._written.is_born(name)}
-
-    def passed_on(self, identity: int) -> str:
-        """The name of a tensor that the calls made bad, though nothing is known to carry it."""
-        name = self._passing.name_by_id(identity)
-        return name if self._written.is_born(name) else ""
 
     def made_of_carried(self) -> set[int]:
         """Identities of what the latest calls made of what the loop carries."""

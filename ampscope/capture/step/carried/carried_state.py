@@ -46,16 +46,16 @@ class CarriedState(StepObserver):
         self.guard = guard
         self._models = models
         self._carried = Carried(partial(buffer_name, models))
-        self._written = WrittenBetween(models, recorder, guard)
-        condition = Condition(self._carried)
+        self._condition = Condition()
+        self._written = WrittenBetween(models, self._condition, recorder, guard)
         self._following = Following(models)
-        self._between = BetweenSteps(self._carried, condition, self._written, casts, pause, guard)
-        self._within = WithinStep(tape, self._carried, condition, self._between, self._written)
+        self._between = BetweenSteps(self._carried, self._condition, self._written, casts, pause, guard)
+        self._within = WithinStep(tape, self._carried, self._condition, self._written)
         self.mode = self._between.mode
 
     @property
     def _follows(self) -> bool:
-        return self._following.is_on(carries=bool(self._carried))
+        return self._following.is_on(carries=bool(self._carried), suspects=bool(self._condition))
 
     def step_ended(self, ended: EndedStep) -> None:
         """What follows until the next forward is between two steps."""
@@ -76,7 +76,7 @@ class CarriedState(StepObserver):
             return
         self._within.note_reads()
         self._following.idle = 0 if self._within.names or self._is_of_use() else self._following.idle + 1
-        self._within.look_at_writes()
+        self._within.look_at_writes(attempt.step)
 
     def _is_of_use(self) -> bool:
         """Whether the step may read what was made, between the steps, of what the loop carries; asked now and then."""
@@ -87,7 +87,8 @@ class CarriedState(StepObserver):
 
     def suffered(self) -> None:
         """The step in progress has gone wrong: looks at what it read of the calls before it; waits for the device."""
-        self._within.names |= self._between.blame(self._within.outside())
+        self._between.blame(self._within.outside())
+        self._within.note_descent()
 
     def turned_bad(self) -> Trigger | None:
         """What the state that the step has left, or found, gives cause to look at; told once."""
@@ -102,9 +103,9 @@ class CarriedState(StepObserver):
     def judged(self, attempt: StepAttempt) -> None:
         """A step was looked at; if it went wrong, who wrote what it had read is told, too."""
         if attempt.bad:
-            self._written.failed(set(self._within.names.values()))
+            self._written.failed(self._within.labels)
         elif self._within.left:
-            self._written.hold(attempt, [name for name, _ in self._within.left])
+            self._written.hold(attempt, dict(self._within.left))
         self._within.left = ()
 
     def abandoned(self, reason: str) -> None:

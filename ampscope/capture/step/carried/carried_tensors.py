@@ -17,6 +17,8 @@ from ampscope.capture.torch_support.torch_private import storage_key, storage_re
 
 #: Results that are remembered while they are alive, to see which of them a later round reads.
 MOST_MADE = 1024
+#: Rounds of either kind, two for a step, after which the loop keeps what is still alive.
+KEPT_ROUNDS = 4
 
 
 class Role(NamedTuple):
@@ -45,6 +47,7 @@ class _Made(NamedTuple):
 
     tensor: weakref.ref[Tensor]
     role: Role
+    round: int  #: in which it was made, of all of either kind
 
 
 class Carried:
@@ -57,23 +60,28 @@ class Carried:
     def __init__(self, buffer_name: Callable[[Tensor], str]) -> None:
         self._buffer_name = buffer_name
         self._memories: dict[int, tuple[Any, str]] = {}  # storage -> what keeps the key, name
-        self._roles: dict[Role, str] = {}
+        self._names: dict[Role, str] = {}
+        self._roles: set[Role] = set()  # of which a later round has read what they made, or the loop keeps it
         self._made: tuple[dict[int, _Made], ...] = ({}, {})  # in earlier rounds of each kind
         self._making: tuple[dict[int, _Made], ...] = ({}, {})  # in the present one
         self._written: dict[int, Any] = {}  # storages written in earlier rounds -> what keeps the key
         self._writing: dict[int, Any] = {}
-        self._count = 0
+        self._round = 0
+        self._named = 0
 
     def __bool__(self) -> bool:
         return bool(self._memories or self._roles)
 
     def round_ended(self, kind: Round) -> None:
         """What was made until now was made in an earlier round from now on."""
+        self._round += 1
         made, making = self._made[kind], self._making[kind]
         kept = {key: each for key, each in made.items() if each.tensor() is not None} | making
         made.clear()
         made.update(list(kept.items())[-MOST_MADE:])
         making.clear()
+        if kind is Round.GAP:  # made between steps and still there: a store that is read much later, perhaps
+            self._roles.update(each.role for each in made.values() if self._is_old(each))
         self._written.update(self._writing)
         self._writing.clear()
         self._memories = {key: known for key, known in self._memories.items() if not known[0].expired()}
@@ -82,22 +90,26 @@ class Carried:
     def made(self, kind: Round, tensor: Tensor, role: Role) -> None:
         """A call has made a tensor."""
         if len(self._making[kind]) < MOST_MADE:
-            self._making[kind][id(tensor)] = _Made(weakref.ref(tensor), role)
+            self._making[kind][id(tensor)] = _Made(weakref.ref(tensor), role, self._round)
+
+    def _is_old(self, made: _Made) -> bool:
+        return self._round - made.round >= KEPT_ROUNDS
 
     def read(self, kind: Round, tensor: Tensor) -> None:
-        """A call reads a tensor; what an earlier round made is carried, and so is what its line makes from now on."""
-        known = self._made[kind].get(id(tensor))
-        if known is not None and known.tensor() is tensor:
-            self.is_carried(known.role)
+        """A call reads a tensor; what an earlier round made is carried, and so is what its line makes from now on.
 
-    def is_carried(self, role: Role) -> None:
-        """What a line makes is read by later rounds."""
-        if role not in self._roles:
-            self._roles[role] = self._new_name()
+        What the step makes for the code after it, and that for the next step, is not.
+        """
+        known = self._made[kind].get(id(tensor))
+        if known is None:
+            other = self._made[1 - kind].get(id(tensor))
+            known = other if other is not None and self._is_old(other) else None
+        if known is not None and known.tensor() is tensor:
+            self._roles.add(known.role)
 
     def wrote(self, tensor: Tensor) -> None:
         """A call has written into a tensor; memory that an earlier round wrote, too, is carried."""
-        if not _has_memory(tensor):
+        if not has_memory(tensor):
             return
         key = storage_key(tensor)
         if key in self._written and key not in self._memories:
@@ -107,21 +119,35 @@ class Carried:
 
     def name(self, tensor: Tensor) -> str:
         """What a carried tensor is called; empty for any other."""
-        known = self._memories.get(storage_key(tensor)) if _has_memory(tensor) else None
-        return known[1] if known is not None else self.name_by_id(id(tensor))
+        return self._name_of_memory(tensor) or self.name_by_id(id(tensor))
+
+    def called(self, tensor: Tensor) -> str:
+        """As `name`, of all that a line has made, whether it is known to be carried or not."""
+        made = self._made_as(id(tensor))
+        return self._name_of_memory(tensor) or (self._role_name(made.role) if made is not None else "")
 
     def name_by_id(self, identity: int) -> str:
         """What a carried tensor that is alive is called, by its ``id``, where its line tells."""
+        made = self._made_as(identity)
+        return self._role_name(made.role) if made is not None and made.role in self._roles else ""
+
+    def _name_of_memory(self, tensor: Tensor) -> str:
+        known = self._memories.get(storage_key(tensor)) if has_memory(tensor) else None
+        return known[1] if known is not None else ""
+
+    def _made_as(self, identity: int) -> _Made | None:
         for made in (*self._making, *self._made):
             held = made.get(identity)
-            tensor = held.tensor() if held is not None else None
-            if held is not None and tensor is not None and id(tensor) == identity:
-                return self._roles.get(held.role, "")
-        return ""
+            if held is not None and held.tensor() is not None:
+                return held
+        return None
+
+    def _role_name(self, role: Role) -> str:
+        return self._names.get(role) or self._names.setdefault(role, self._new_name())
 
     def _new_name(self) -> str:
-        self._count += 1
-        return f"carried tensor {self._count}"
+        self._named += 1
+        return f"carried tensor {self._named}"
 
 
 def buffer_name(models: Models, tensor: Tensor) -> str:
@@ -130,5 +156,6 @@ def buffer_name(models: Models, tensor: Tensor) -> str:
     return next((".".join(filter(None, (module, name))) for module, name, each in buffers if each is tensor), "")
 
 
-def _has_memory(tensor: Tensor) -> bool:
+def has_memory(tensor: Tensor) -> bool:
+    """Whether a tensor lives in memory of its own kind."""
     return type(tensor) is Tensor and tensor.layout is torch.strided and tensor.numel() > 0

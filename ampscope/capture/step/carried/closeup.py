@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +28,23 @@ from ampscope.trace.schema import Node, Source, Trigger, source_of
 Names = dict[int, tuple[Node, str]]
 
 
+class Traced(NamedTuple):
+    """What calls did that were run again."""
+
+    rows: TracedRows
+    first: list[int]  #: for each call that ran, in order, the sequence number of its first op
+    entries: list[int]  #: the calls that ran, by number
+
+    def call_of(self, seq: int) -> int:
+        """The call, by number, that an op belongs to; of what came from outside the call that read it first."""
+        return self.entries[max(0, bisect_right(self.first, seq) - 1)]
+
+    def counted_for(self, after: tuple[int, int]) -> TracedRows:
+        """The rows as those of a step and its optimizer."""
+        step, optimizer = after
+        return TracedRows(*self.rows.labelled(step, source_of(Source.WRITE, optimizer)), self.rows.sites)
+
+
 class Closeups:
     """Runs calls from between two steps again and records what they did.
 
@@ -46,25 +64,23 @@ class Closeups:
         nodes = {key: (Node.PARAMETER, name) for key, (name, _) in self._models.parameters.items()}
         return nodes | {key: (Node.CARRIED, name) for key, name in gap.names.items()}
 
-    def traced(
-        self, gap: Gap, names: Names, sinks: list[tuple[str, EarlierResult]], after: tuple[int, int]
-    ) -> TracedRows:
+    def traced(self, gap: Gap, names: Names, sinks: list[tuple[str, EarlierResult]]) -> Traced:
         """What the calls that ``sinks`` are made of, or that are made of them, did.
 
         Args:
             gap: The calls.
             names: Of what they read.
             sinks: The results in question, by name.
-            after: Step and optimizer that the rows are of.
 
         Raises:
             Exception: Whatever the calls raise when they are run again.
         """
         tracer = self._tracer(self._recorder.sites, full=True)
         try:
-            Closeup(gap, tracer, names).play(sinks)
-            step, optimizer = after
-            return TracedRows(*tracer.rows(step, source_of(Source.WRITE, optimizer)), self._recorder.sites)
+            closeup = Closeup(gap, tracer, names)
+            closeup.play(sinks)
+            rows = TracedRows(*tracer.rows(0, Source.WRITE), self._recorder.sites)
+            return Traced(rows, list(closeup.began.values()), list(closeup.began))
         finally:
             tracer.release()
 
@@ -127,6 +143,7 @@ class Closeup:
         self._names = names
         self._copies: dict[int, Tensor] = {}
         self._results: dict[int, list[Tensor]] = {}
+        self.began: dict[int, int] = {}  #: by number of a call that ran, what the tracer had counted before it
 
     def play(self, sinks: list[tuple[str, EarlierResult]]) -> None:
         """Runs what ``sinks`` are made of and what is made of them, and marks them, by name, for the walk back.
@@ -161,6 +178,7 @@ class Closeup:
         args, kwargs = entry.arguments.resolved(lambda each: self._tensor(each, overwritten=each is target))
         self._tracer.pause.on = False
         self._tracer.places.entry_place = entry.place
+        self.began[number] = self._tracer.count
         with entry.state.ambient.entered():
             result = call_user(entry.call, args, kwargs)
         left = in_place_results(args, kwargs, result) if entry.in_place else tensor_tree.tensors(result)

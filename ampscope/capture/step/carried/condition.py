@@ -1,66 +1,78 @@
-"""Which of the tensors that a loop carries are finite, which are not any more, and what was made of those."""
+"""In what condition the tensors are that a loop carries: finite, left bad by a write, or bad as they were given."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
+from collections.abc import Iterable
 
 from torch import Tensor
 
-from ampscope.capture.step.carried.carried_tensors import Carried
-from ampscope.capture.step.carried.gap import Gap
+from ampscope.capture.step.carried.descent import Descent
+
+#: Times that what a line makes was bad as it was given (a mask, a sentinel) before that is what it is for.
+TIMES_GIVEN = 3
 
 
 class Condition:
-    """What is known of the condition of carried tensors; keeps none of them alive.
+    """What looks at carried tensors have shown; keeps none of them alive.
 
-    Args:
-        carried: Names them.
+    Attributes:
+        descent: What comes of bad writes.
     """
 
-    def __init__(self, carried: Carried) -> None:
-        self._carried = carried
+    def __init__(self) -> None:
+        self.descent = Descent()
         self._finite: set[str] = set()  # names of those that were seen to be
-        self._bad: dict[str, bool] = {}  # name -> whether it was told that a step has read it
-        self._derived: dict[int, tuple[weakref.ref[Tensor], str]] = {}  # what the gap made of something bad
+        self._given: set[str] = set()  # names of those that are not, and that no call of the loop's made so
+        self._times: dict[str, int] = {}  # that each was found so
+        self._unread: set[str] = set()  # labels of writes of which it was not told yet that a step has read them
 
-    def turned(self, looks: dict[str, bool], born: Callable[[str], bool]) -> None:
-        """Learns which carried tensors are finite and which are not any more.
+    def __bool__(self) -> bool:
+        """Whether something bad is there that no step has read yet."""
+        return bool(self._unread and self.descent)
+
+    def seen(self, name: str, tensors: Iterable[tuple[Tensor | None, bool]]) -> list[int]:
+        """Takes down what a look has shown of the tensors of one name.
 
         Args:
-            looks: Whether each is finite.
-            born: Whether the loop is known to have made what is not finite in one.
+            name: Their name.
+            tensors: Each, as far as it is alive, with whether it is finite.
+
+        Returns:
+            The positions of those that are not finite, and of which it is not known yet why.
         """
-        for name, finite in looks.items():
-            if finite:
-                self._finite.add(name)
-                self._bad.pop(name, None)
-            elif born(name) or name in self._finite:
-                self._bad.setdefault(name, False)
+        each_finite, bad = True, []
+        for place, (tensor, finite) in enumerate(tensors):
+            each_finite &= finite
+            if finite and tensor is not None:
+                self.descent.healed(tensor)
+            elif not finite and not (tensor is not None and self.descent.label(tensor)):
+                bad.append(place)
+        if each_finite:
+            self._given.discard(name)
+            self._finite.add(name)
+        is_known = name in self._given or self._times.get(name, 0) >= TIMES_GIVEN
+        return [] if is_known else bad
 
-    def is_new(self, name: str) -> bool:
-        """Whether one that is not finite now was so when it was looked at before."""
-        return name in self._finite and name not in self._bad
+    def was_finite(self, name: str) -> bool:
+        """Whether one was finite when it was looked at before."""
+        return name in self._finite
 
-    def is_unread(self, name: str) -> bool:
-        """Whether one is not finite, and it was not told yet that a step has read it."""
-        return self._bad.get(name) is False
+    def given(self, names: Iterable[str]) -> None:
+        """These are not finite, and no call of the loop's made them so."""
+        for name in set(names):
+            self._given.add(name)
+            self._times[name] = self._times.get(name, 0) + 1
 
-    def was_read(self, names: list[str]) -> None:
-        """It is told that a step has read these."""
-        self._bad.update(dict.fromkeys(names, True))
+    def is_given(self, name: str) -> bool:
+        """Whether one only hands on what comes from outside, as a buffer for batches does."""
+        return name in self._given
 
-    def follow(self, gap: Gap) -> None:
-        """Notes what the calls between two steps made of something that is not finite."""
-        for name in self._bad:
-            for tensor in gap.made_of(lambda each, name=name: self._carried.name(each) == name):  # type: ignore[misc]  # bound now
-                self._derived[id(tensor)] = weakref.ref(tensor), name
+    def left(self, label: str) -> None:
+        """A write has left something bad, which steps to come may read."""
+        self._unread.add(label)
 
-    def forget_derived(self) -> None:
-        """What was made of something bad was made for the step that is over."""
-        self._derived = {}
-
-    def derived_from(self, identity: int) -> str:
-        """The name of the tensor, not finite, that the loop made another of between the steps."""
-        tensor, name = self._derived.get(identity, (lambda: None, ""))
-        return name if tensor() is not None else ""
+    def read(self, labels: set[str]) -> set[str]:
+        """A step has read what comes of these writes; returns those that none had read before."""
+        new = self._unread & labels
+        self._unread -= new
+        return new

@@ -12,6 +12,8 @@ from ampscope.capture.torch_support.models import Models
 LEARNED_STEPS = 3
 #: Steps after which a loop is no longer listened to between them, where none has read what it carries.
 PATIENCE = 32
+#: As many where something that is not finite is waiting to be read.
+PATIENCE_WITH_BAD = 1024
 #: Steps after one that went wrong for which the loop is listened to between them, too.
 ALERT_STEPS = 8
 
@@ -39,13 +41,15 @@ class Following:
         self._alert = ALERT_STEPS if bad else max(self._alert - 1, 0)
         self.learning = number <= LEARNED_STEPS or not number & (number - 1) or not (number - 1) & (number - 2)
 
-    def is_on(self, *, carries: bool) -> bool:
+    def is_on(self, *, carries: bool, suspects: bool) -> bool:
         """Whether steps, and what the loop does between them, are followed.
 
         Args:
             carries: The loop is known to carry something.
+            suspects: Something is there that the loop made inf or NaN, and that no step has read yet.
         """
-        return self.learning or self._alert > 0 or (carries and self.idle < PATIENCE)
+        patience = PATIENCE_WITH_BAD if suspects else PATIENCE
+        return self.learning or self._alert > 0 or ((carries or suspects) and self.idle < patience)
 
     def may_listen(self) -> bool:
         """Whether a mode may be installed: a compiler would put it into the loop's code.

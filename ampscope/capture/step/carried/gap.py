@@ -12,6 +12,7 @@ from ampscope.capture.replay.tape.entry import EarlierResult, Entry, OutsideTens
 from ampscope.capture.step.carried.loop_position import Position, here
 from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.calls import call_state
+from ampscope.capture.torch_support.calls.function_names import reads_values
 from ampscope.capture.torch_support.user_line import NOWHERE, user_place
 
 #: Calls between two steps that are taken down; one that makes more (an evaluation) is not followed to its end.
@@ -89,11 +90,7 @@ class Gap:
 
     def reading(self, sources: Iterable[int]) -> set[int]:
         """The entries whose results depend on those of ``sources``, which are among them."""
-        found = set(sources)
-        for number, entry in enumerate(self.tape.entries):
-            if any(result.entry in found for result in entry.arguments.earlier):
-                found.add(number)
-        return found
+        return depending(self.tape, sources)
 
     def made_of(self, is_source: Callable[[Tensor], bool]) -> list[Tensor]:
         """The results that depend on what such tensors hold, those tensors among them."""
@@ -104,3 +101,12 @@ class Gap:
                 sources.add(number)
         derived = self.reading(sources)
         return [tensor for tensor, source in results if source.entry in derived]
+
+
+def depending(tape: Tape, sources: Iterable[int]) -> set[int]:
+    """The entries of a tape whose results depend on those of ``sources``, which are among them."""
+    found = set(sources)
+    for number, entry in enumerate(tape.entries, tape.start):
+        if any(result.entry in found for result in entry.earlier) and reads_values(entry.call):
+            found.add(number)
+    return found

@@ -105,7 +105,7 @@ class StillCarried:
         counted = min(each["since"] for each in found), after[1]
         sinks = [(called[key][1], chain.last) for key, chain in lost.items()]
         details = {"still": found, "source": source_line(gap, sinks[0][1].entry)}
-        rows = self._closeups.traced(gap, named, sinks, counted)
+        rows = self._closeups.traced(gap, named, sinks).counted_for(counted)
         self._closeups.record(Trigger.BUFFER_STANDS_STILL, counted, rows, ReplayResult(ReplayStatus.EXACT), details)
 
 

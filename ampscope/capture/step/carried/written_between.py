@@ -1,11 +1,14 @@
-"""Tells of writes between two steps that left a carried tensor inf or NaN: the op, its line and its step."""
+"""Tells of writes between two steps that left something inf or NaN: the op, its line and the step it counts for."""
 
 from __future__ import annotations
 
 import math
 import time
+import weakref
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -14,10 +17,12 @@ from ampscope.capture.events.open_step import StepAttempt
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.replay.results import ReplayResult
 from ampscope.capture.replay.tape.entry import EarlierResult
-from ampscope.capture.step.carried.closeup import Closeups, Names, source_line
+from ampscope.capture.step.carried.closeup import Closeups, Traced, source_line
+from ampscope.capture.step.carried.condition import Condition
 from ampscope.capture.step.carried.gap import Gap
 from ampscope.capture.step.carried.loop_position import Position, is_above
 from ampscope.capture.step.carried.still_carried import StillCarried
+from ampscope.capture.step.measures.state.held import largest_within
 from ampscope.capture.torch_support.guard import Guard, Suppressed
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.readback import Parcel
@@ -26,15 +31,24 @@ from ampscope.trace.schema import ENTRY_NODES, ReplayStatus, Trigger
 
 #: Writes that are run again in one run: a tensor that goes bad again and again has been explained by then.
 MOST_CLOSEUPS = 24
+#: Looks on the way from the device; a host that runs further ahead loses the oldest.
+MOST_LOOKS = 4
+
+
+class Result(NamedTuple):
+    """What a call between two steps has made or written, and is alive."""
+
+    name: str  #: of what makes it, or of the memory that it lies in
+    tensor: weakref.ref[Tensor]
+    source: EarlierResult
 
 
 @dataclass(slots=True)
 class _Look:
-    """Carried tensors that the loop wrote between two steps, on the way to be known as finite or not."""
+    """Results of the calls between two steps, on the way to be known as finite or not."""
 
     parcel: Parcel
-    sources: dict[str, EarlierResult]
-    names: Names
+    results: list[Result]
     gap: Gap
     before: tuple[int, int]  #: step and optimizer of the attempt before
     forward: Position  #: where the first forward after it stands
@@ -42,10 +56,10 @@ class _Look:
 
 @dataclass(slots=True)
 class _Write:
-    """A write that left a carried tensor not finite, until it is known whether the step that comes reads that."""
+    """A write that left something not finite, until it is known whether a step reads what comes of it."""
 
     after: tuple[int, int]  #: step and optimizer that it counts for
-    names: list[str]
+    label: str
     outcome: ReplayResult
     rows: TracedRows | None
     details: dict[str, Any] = field(default_factory=dict)
@@ -57,111 +71,122 @@ class WrittenBetween:
 
     Args:
         models: The watched models.
+        condition: Learns what was found.
         recorder: Where rows go.
         guard: Catches faults in it.
     """
 
-    def __init__(self, models: Models, recorder: Recorder, guard: Guard) -> None:
+    def __init__(self, models: Models, condition: Condition, recorder: Recorder, guard: Guard) -> None:
         self._recorder = recorder
+        self._condition = condition
         self._closeups = Closeups(models, recorder, guard)
         self._still = StillCarried(self._closeups)
         self._before = (-1, 0)
-        self._look: _Look | None = None
-        self._known: dict[str, bool] = {}  # name -> finite, at the last look
-        self._fed: set[str] = set()
-        self._born: set[str] = set()
+        self._looks: deque[_Look] = deque(maxlen=MOST_LOOKS)
         self._untold: list[_Write] = []
         self._examined = 0
+        self._written = 0
 
     def after(self, attempt: StepAttempt) -> None:
         """An attempt is over."""
         self._before = attempt.step, attempt.index
 
-    def look(
-        self,
-        gap: Gap,
-        found: dict[str, tuple[Tensor, EarlierResult]],
-        largest: list[Tensor | None],
-        forward: Position,
-    ) -> None:
-        """Sends for what the carried tensors hold.
+    def look(self, gap: Gap, found: list[tuple[str, Tensor, EarlierResult]], forward: Position) -> None:
+        """Sends for what results hold.
 
         Args:
-            gap: The calls that wrote them.
-            found: The tensors by name, with the results of the gap that they are.
-            largest: The largest magnitude of each.
+            gap: The calls that made or wrote them.
+            found: The results with what they are called.
             forward: Where the loop's next forward stands.
         """
-        parcel = Parcel(dict(zip(found, largest, strict=True)))
-        sources = {name: source for name, (_, source) in found.items()}
-        names = self._closeups.names(gap)
-        self._still.look(gap, names, self._before)
-        self._look = _Look(parcel, sources, names, gap, self._before, forward)
+        largest = largest_within([tensor for _, tensor, _ in found])
+        parcel = Parcel(dict(zip(map(str, range(len(found))), largest, strict=True)))
+        results = [Result(name, weakref.ref(tensor), source) for name, tensor, source in found]
+        self._looks.append(_Look(parcel, results, gap, self._before, forward))
 
-    def arrived(self, *, wait: bool = False) -> dict[str, bool]:
-        """Whether each tensor that was looked at is finite, once the host knows; runs again what left one bad."""
-        look = self._look
-        if look is None or not (wait or look.parcel.arrived):
-            return {}
-        self._look = None
-        known = {name: value is None or math.isfinite(value) for name, value in look.parcel.values().items()}
-        turned = [name for name, finite in known.items() if not finite and self._known.get(name, True)]
-        self._known.update(known)
-        self._fed -= {name for name, finite in known.items() if finite}
-        by_step: dict[int, list[str]] = {}
-        for name in turned:
-            number = look.sources[name].entry
-            after = is_above(look.gap.positions[number], look.forward)
-            by_step.setdefault(look.before[0] + after, []).append(name)
-        for step, names in by_step.items():
-            self._examine(look, step, names)
-        return known
+    def look_for_stillness(self, gap: Gap) -> None:
+        """Looks for averages that stand still, if the turn has come."""
+        self._still.look(gap, self._closeups.names(gap), self._before)
 
-    def _examine(self, look: _Look, step: int, names: list[str]) -> None:
+    def arrived(self, *, wait: bool = False) -> None:
+        """Learns what results were not finite, once the host knows; runs the calls again that left them so."""
+        while self._looks and (wait or self._looks[0].parcel.arrived):
+            look = self._looks.popleft()
+            known = [value is None or math.isfinite(value) for value in look.parcel.values().values()]
+            by_name: dict[str, list[int]] = {}
+            for place, result in enumerate(look.results):
+                by_name.setdefault(result.name, []).append(place)
+            bad: list[Result] = []
+            for name, places in by_name.items():
+                seen = [(look.results[place].tensor(), known[place]) for place in places]
+                bad += [look.results[places[each]] for each in self._condition.seen(name, seen)]
+            if bad:
+                self._examine(look, bad)
+
+    def _examine(self, look: _Look, bad: list[Result]) -> None:
+        """Finds the op that left results not finite, and follows what comes of them."""
         self._examined += 1
+        outcome, started = ReplayResult(ReplayStatus.EXACT), time.perf_counter()
+        traced, names = None, self._closeups.names(look.gap)
         if self._examined > MOST_CLOSEUPS:
-            return
-        started = time.perf_counter()
-        after = step, look.before[1]
-        outcome, rows, is_absorbed = ReplayResult(ReplayStatus.EXACT), None, False
-        with Suppressed() as suppressed:
-            rows = self._closeups.traced(look.gap, look.names, [(name, look.sources[name]) for name in names], after)
-        if rows is not None:
-            graph = provenance.Graph(rows.ops, rows.edges, self._recorder.sites.row)
-            if not _is_born(graph):
-                self._fed.update(names)
-                return
-            self._born.update(names)
-            is_absorbed = bool(provenance.absorbed(graph))
+            outcome = ReplayResult(ReplayStatus.UNAVAILABLE, "many writes of the run had been looked into before")
         else:
-            outcome = ReplayResult(ReplayStatus.UNAVAILABLE, str(suppressed.error)[:200])
+            with Suppressed() as suppressed:
+                traced = self._closeups.traced(look.gap, names, [(each.name, each.source) for each in bad])
+            if suppressed.error is not None:
+                outcome = ReplayResult(ReplayStatus.UNAVAILABLE, str(suppressed.error)[:200])
+        entry, is_absorbed = bad[0].source.entry, False
+        if traced is not None:
+            graph = provenance.Graph(traced.rows.ops, traced.rows.edges, self._recorder.sites.row)
+            born = _born(graph)
+            if born is None:
+                self._condition.given(each.name for each in bad)
+                return
+            entry, is_absorbed = traced.call_of(born), bool(provenance.absorbed(graph))
+        elif not any(self._condition.was_finite(each.name) for each in bad):
+            return
         outcome.seconds = time.perf_counter() - started
-        details = {"carried": names, "source": source_line(look.gap, look.sources[names[0]].entry)}
-        self._untold.append(_Write(after, names, outcome, rows, details, is_absorbed))
+        self._note(look, bad, _Born(entry, traced, outcome, is_absorbed))
 
-    def is_born(self, name: str) -> bool:
-        """Whether what is not finite in a tensor was made by the calls between steps, as far as that is known."""
-        return name in self._born
+    def _note(self, look: _Look, bad: list[Result], born: _Born) -> None:
+        above = is_above(look.gap.positions[born.entry], look.forward)
+        after = look.before[0] + above, look.before[1]
+        label = self.label(bad[0].name, after[0])
+        rows = born.traced.counted_for(after) if born.traced is not None else None
+        details = {"carried": [label], "source": source_line(look.gap, born.entry)}
+        self._untold.append(_Write(after, label, born.outcome, rows, details, born.is_absorbed))
+        for result in bad:
+            if (tensor := result.tensor()) is not None:
+                self._condition.descent.add(tensor, label)
+        self._condition.descent.follow(look.gap.tape, {result.source.entry for result in bad}, label)
 
-    def is_fed(self, name: str) -> bool:
-        """Whether a tensor only hands on what comes from outside, as a buffer for batches does."""
-        return name in self._fed
+    def label(self, name: str, step: int) -> str:
+        """What a write that left something bad, and what comes of it, are known by.
 
-    def hold(self, attempt: StepAttempt, names: list[str]) -> None:
+        Args:
+            name: Of what it left.
+            step: That it counts for.
+        """
+        self._written += 1
+        label = f"{name}, written at step {step}" + (f" ({self._written})" if self._written > 1 else "")
+        self._condition.left(label)
+        return label
+
+    def hold(self, attempt: StepAttempt, labels: Iterable[str]) -> None:
         """A step has left these not finite, its replay is traced, and nothing of it has suffered yet."""
-        details = {"carried": names, "read": False}
-        after = attempt.step, attempt.index
-        self._untold.append(_Write(after, names, ReplayResult(ReplayStatus.EXACT), None, details))
+        for label in labels:
+            after, details = (attempt.step, attempt.index), {"carried": [label], "read": False}
+            self._untold.append(_Write(after, label, ReplayResult(ReplayStatus.EXACT), None, details))
 
-    def read(self, names: set[str]) -> None:
-        """The step in progress reads what comes from these tensors: what was made of an infinity matters now."""
-        for write in [each for each in self._untold if each.is_absorbed and not names.isdisjoint(each.names)]:
+    def read(self, labels: set[str]) -> None:
+        """The step in progress reads what comes of these writes: what was made of an infinity matters now."""
+        for write in [each for each in self._untold if each.is_absorbed and each.label in labels]:
             write.details["read"] = True
             self._tell(write)
 
-    def failed(self, names: set[str]) -> None:
-        """A step that reads these has gone wrong."""
-        for write in [each for each in self._untold if not names.isdisjoint(each.names)]:
+    def failed(self, labels: set[str]) -> None:
+        """A step that reads what comes of these writes has gone wrong."""
+        for write in [each for each in self._untold if each.label in labels]:
             self._tell(write)
 
     def _tell(self, write: _Write) -> None:
@@ -169,9 +194,18 @@ class WrittenBetween:
         self._closeups.record(Trigger.NONFINITE_CARRIED, write.after, write.rows, write.outcome, write.details)
 
 
-def _is_born(graph: provenance.Graph) -> bool:
-    """Whether calls made what is not finite themselves, and did not only hand on what they were given."""
-    return any(not _is_given(graph, origin.seq) for origin in provenance.origins(graph))
+class _Born(NamedTuple):
+    """What is known of how results of calls between steps came to be not finite."""
+
+    entry: int  #: the call that made the first of them so
+    traced: Traced | None
+    outcome: ReplayResult
+    is_absorbed: bool
+
+
+def _born(graph: provenance.Graph) -> int | None:
+    """The first op that made something not finite by itself, and did not only hand on what it was given."""
+    return next((origin.seq for origin in provenance.origins(graph) if not _is_given(graph, origin.seq)), None)
 
 
 def _is_given(graph: provenance.Graph, seq: int) -> bool:

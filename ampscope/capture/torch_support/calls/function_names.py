@@ -36,6 +36,9 @@ _ASKING = frozenset(_asking())
 _GRADIENT: Any = Tensor.grad  # a descriptor, typed as its value
 _ASSIGNS_GRADIENT = _GRADIENT.__set__
 
+#: Functions that take a tensor for its shape, dtype or device alone.
+_TAKES_SHAPE = ("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty")
+
 _RANDOM = ("rand", "dropout", "bernoulli", "normal_", "uniform_", "multinomial", "exponential_", "gumbel", "rrelu")
 
 
@@ -75,3 +78,11 @@ def attaches(func: Callable[..., Any]) -> bool:
 def draws_random_numbers(name: str) -> bool:
     """Whether a torch function of this name draws random numbers."""
     return any(word in name for word in _RANDOM)
+
+
+def reads_values(func: Callable[..., Any]) -> bool:
+    """Whether what a torch function returns depends on the numbers in the tensors that it is given."""
+    name = getattr(func, "__name__", "")
+    return (
+        name not in _TAKES_SHAPE and name not in ("zero_", "fill_") and not name.endswith(("rand_like", "randn_like"))
+    )
