@@ -19,10 +19,10 @@ from ampscope.capture.replay.handing_back import HandingBack
 from ampscope.capture.replay.state.unlisted_modules import left_as_found
 from ampscope.capture.replay.substitutes import Substitutes
 from ampscope.capture.replay.tape import framework_flags
-from ampscope.capture.replay.tape.call_tape import in_place_results
 from ampscope.capture.replay.tape.entry import EarlierResult, Entry, EntryKind, GradientOf, OutsideTensor
 from ampscope.capture.replay.tape.fingerprints import alike, fingerprint
 from ampscope.capture.replay.tape.functional import call_inputs
+from ampscope.capture.replay.tape.live_results import in_place_results
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.torch_support import tensor_tree, torch_private
 from ampscope.capture.torch_support.calls import call_state

@@ -112,6 +112,7 @@ class StepTape(StepObserver):
         else:
             self._starts = [*self._starts, self._evaluation.since, self._tape.end][-start.optimizers :]
             self._tape.forget_before(self._starts.pop(0) if start.optimizers > 1 else self._tape.end)
+        self._tape.results.forget_written()
         self._mode.after_backward = False
         self._begin(Evaluation(self._tape.end))
 

@@ -71,7 +71,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         self.points = OpPoints(sites, self.places, self.functions, self._modules)
         self.outputs = Outputs(full=full)
         self._dataflow = Dataflow(self.outputs.measure if full else None)
-        self._count = 0
+        self.count = 0  #: sequence number that the next op will get
         self._handling = 0  # ops in progress: inside one, torch has taken the mode off the stack by itself
 
     # -- being active -------------------------------------------------------------------------------------------
@@ -118,11 +118,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         return bool(self._handling or self.functions.handling)
 
     # -- what comes from outside, what matters at the end -------------------------------------------------------
-
-    @property
-    def count(self) -> int:
-        """Sequence number that the next op will get."""
-        return self._count
 
     def name_entry(self, tensor: Tensor, node: Node, name: str) -> None:
         """Tells where a tensor that no op of the step wrote comes from."""
@@ -195,7 +190,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
             received = exchange.received(result)
             if received:
                 point = self.points.of_op(operator, args, kwargs, sent, received)
-                seq, self._count = self._count, self._count + 1
+                seq, self.count = self.count, self.count + 1
                 site = self.points.sites.number(point._replace(scalars=exchange.facts))
                 self.outputs.add_late(seq, site, self.micro_batch, received)
                 for arg, (writer, measurement) in enumerate(looked_at):
@@ -263,7 +258,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
 
     def _number(self, point: Point, results: Sequence[Tensor] = (), *, all_bits: bool = False) -> tuple[int, int]:
         """Gives an op its number in the order of execution and that of its site, and notes its outputs."""
-        seq, self._count = self._count, self._count + 1
+        seq, self.count = self.count, self.count + 1
         site = self.points.sites.number(point)
         self.outputs.add(seq, site, self.micro_batch, results, all_bits=all_bits)
         return seq, site

@@ -20,7 +20,7 @@ from ampscope.capture.replay.tape.entry import (
     TensorReference,
 )
 from ampscope.capture.replay.tape.fingerprints import fingerprint
-from ampscope.capture.replay.tape.live_results import LeftGradients, LiveResults
+from ampscope.capture.replay.tape.live_results import LeftGradients, LiveResults, in_place_results, targets
 from ampscope.capture.replay.tape.outside_tensors import OutsideTensors
 from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.calls.backward_call import backward_roots
@@ -31,6 +31,8 @@ from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.user_line import NOWHERE, Place
 
+#: Elements up to which a tensor is copied before the loop writes into it after backward.
+SMALL_HISTORY = 1 << 12
 #: A tape longer than this is given up: a loop that never steps would otherwise keep every batch alive.
 MAX_ENTRIES = 20_000
 
@@ -67,9 +69,9 @@ class Tape:
         self._outside.forget_but(self.entries)
         self.obstacle = ""
 
-    def take_back(self, entry: Entry | None) -> None:
+    def take_back(self, entry: Entry) -> None:
         """Takes back the newest entry, whose call was left by an exception."""
-        if entry is not None and self.entries and self.entries[-1] is entry:
+        if self.entries and self.entries[-1] is entry:
             self.entries.pop()
 
     def clear(self) -> None:
@@ -153,11 +155,14 @@ class Tape:
     def overwritten_unknown(self, args: Any, kwargs: dict[str, Any], *, is_repeated: bool = True) -> dict[int, Tensor]:
         """Copies of small tensors from outside that an in-place function is about to overwrite, by ``id``.
 
-        Without ``is_repeated`` no replay runs the function, and only what calls before it have read is kept.
+        Without ``is_repeated`` it is no gradient, which a replay makes anew, and small as a history of their norms is.
         """
-        return self._outside.copied_before_write(
-            _targets(args, kwargs), lambda each: is_repeated and self.results.find(each) is None
-        )
+
+        def is_copied(each: Tensor) -> bool:
+            is_history = is_repeated or (each.numel() <= SMALL_HISTORY and self.gradients.find(each) is None)
+            return is_history and self.results.find(each) is None
+
+        return self._outside.copied_before_write(targets(args, kwargs), is_copied)
 
     def backward_call(
         self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], ambient: Ambient
@@ -201,7 +206,7 @@ class Tape:
         entry = _entry(EntryKind.FUNCTION, call, self._arguments(args, {}, originals, overwrites=True), ambient, place)
         entry.in_place = True
         self._append(entry)
-        self._add_written(_targets(args, {}))
+        self._add_written(targets(args, {}))
         return self.end - 1, entry
 
     def arrived(self, number: int, tensors: list[Tensor]) -> None:
@@ -254,9 +259,10 @@ class Tape:
         """Remembers the tensors of ``value`` as results of the newest entry."""
         if self.full or not self.entries:
             return
+        written = self.entries[-1].in_place
         for leaf, tensor in enumerate(tensor_tree.tensors(value)):
-            if self.entries[-1].in_place or not self._handed_back(tensor):
-                self.results.add(tensor, EarlierResult(self.end - 1, leaf))
+            if written or not self._handed_back(tensor):
+                self.results.add(tensor, EarlierResult(self.end - 1, leaf), written=written)
 
     def _add_written(self, written: list[Tensor]) -> None:
         """Remembers what an in-place call left, and makes results that share its memory depend on it."""
@@ -274,7 +280,7 @@ class Tape:
         if HALF & dtypes_asked(newest.call, newest.arguments.args, newest.arguments.kwargs):
             return False
         known = self.results.find(tensor)
-        source = known.source if known is not None else None
+        source = known and known.source
         return any(
             reference.identity == id(tensor) if isinstance(reference, OutsideTensor) else reference == source
             for reference in newest.arguments.tensors
@@ -283,15 +289,3 @@ class Tape:
 
 def _entry(kind: EntryKind, call: Any, arguments: Arguments, ambient: Ambient, place: Place) -> Entry:
     return Entry(kind, call, arguments, CallState(ambient, process_hooks.autocast_epoch()), place)
-
-
-def _targets(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """The tensors that an in-place function writes."""
-    return list(tensor_tree.tensors(kwargs.get("out", args[0] if args else None)))
-
-
-def in_place_results(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> list[Tensor]:
-    """What an in-place call left behind: the tensors it wrote, what they are views of, and what it returned."""
-    written = _targets(args, kwargs)
-    bases = [tensor._base for tensor in written if tensor._is_view() and tensor._base is not None]
-    return [*written, *bases, *tensor_tree.tensors(result)]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ampscope.capture.replay.tape.entry import EarlierResult, GradientOf
+from ampscope.capture.replay.tape.outside_tensors import SMALL_TARGET
+from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.torch_private import past_modes, storage_key, version_counter
 
@@ -20,6 +22,7 @@ class LiveResult(NamedTuple):
     tensor: weakref.ref[Tensor]
     source: EarlierResult
     version: int  #: of the tensor when the entry had made it
+    is_history: bool  #: it is small, has no history in autograd's sense, and the entry has written into it
 
     @property
     def was_written(self) -> bool:
@@ -46,9 +49,10 @@ class LiveResults:
         self._by_id: dict[int, LiveResult] = {}
         self.newest_scalar: Scalar | None = None
 
-    def add(self, tensor: Tensor, source: EarlierResult) -> None:
-        """An entry has returned ``tensor``."""
-        self._by_id[id(tensor)] = LiveResult(weakref.ref(tensor), source, version_counter(tensor))
+    def add(self, tensor: Tensor, source: EarlierResult, *, written: bool = False) -> None:
+        """An entry has returned ``tensor``, or, if ``written``, has overwritten it."""
+        is_history = written and not tensor.requires_grad and tensor.numel() <= SMALL_TARGET
+        self._by_id[id(tensor)] = LiveResult(weakref.ref(tensor), source, version_counter(tensor), is_history)
         if tensor.requires_grad and tensor.numel() == 1 and _owns_its_memory(tensor):
             past_dispatch, past_functions = past_modes([tensor])
             with past_dispatch, past_functions:  # no op of the loop's, which modes of the user's may count
@@ -58,6 +62,10 @@ class LiveResults:
         """What is known of ``tensor``; None where no entry returned it."""
         known = self._by_id.get(id(tensor))
         return known if known is not None and known.tensor() is tensor else None
+
+    def forget_written(self) -> None:
+        """What was written in place until now, and is small enough to be copied, comes from outside from now on."""
+        self._by_id = {key: known for key, known in self._by_id.items() if not known.is_history}
 
     def let_go_of_values(self) -> None:
         """From now on what has no history of its own comes from outside, whoever has made it."""
@@ -134,3 +142,15 @@ def _has_memory(tensor: Tensor) -> bool:
 def _owns_its_memory(tensor: Tensor) -> bool:
     """Whether keeping ``tensor`` keeps no more than its own few bytes."""
     return type(tensor) is Tensor and tensor.layout is torch.strided and not tensor._is_view()
+
+
+def targets(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors that an in-place function writes."""
+    return list(tensor_tree.tensors(kwargs.get("out", args[0] if args else None)))
+
+
+def in_place_results(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> list[Tensor]:
+    """What an in-place call left behind: the tensors it wrote, what they are views of, and what it returned."""
+    written = targets(args, kwargs)
+    bases = [tensor._base for tensor in written if tensor._is_view() and tensor._base is not None]
+    return [*written, *bases, *tensor_tree.tensors(result)]

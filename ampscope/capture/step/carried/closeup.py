@@ -12,8 +12,8 @@ from torch import Tensor
 from ampscope.capture.record.run_recorder import Evidence, Recorder
 from ampscope.capture.replay.player import call_user
 from ampscope.capture.replay.results import ReplayResult
-from ampscope.capture.replay.tape.call_tape import in_place_results
 from ampscope.capture.replay.tape.entry import EarlierResult, Entry, OutsideTensor
+from ampscope.capture.replay.tape.live_results import in_place_results
 from ampscope.capture.step.carried.gap import OVERWRITES, Gap
 from ampscope.capture.torch_support import tensor_tree, torch_private
 from ampscope.capture.torch_support.calls.call_state import random_state_kept

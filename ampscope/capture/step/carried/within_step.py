@@ -93,7 +93,10 @@ class WithinStep:
         descent = self._condition.descent
         if not descent:
             return
+        own = dict(self.left)
         for label, readers in descent.readers(self._tape.calls, self._start).items():
+            if label in own:
+                continue
             self.labels.add(label)
             for number in readers:
                 for outside in self._tape.calls[number].arguments.outside:
