@@ -43,8 +43,8 @@ def checksum(tensor: Tensor) -> Tensor | None:
     head = min(-flat.storage_offset() % in_word, flat.numel())
     tail = flat.numel() - (flat.numel() - head) % in_word
     narrow = _INTEGERS[flat.element_size()]
-    parts = [flat[:head].view(narrow), flat[head:tail].view(torch.int64), flat[tail:].view(narrow)]
-    sums = [part.sum(dtype=torch.int64) for part in parts if part.numel()]
+    parts = [(flat[:head], narrow), (flat[head:tail], torch.int64), (flat[tail:], narrow)]
+    sums = [part.view(dtype).sum(dtype=torch.int64) for part, dtype in parts if part.numel()]
     return sum(sums[1:], start=sums[0])
 
 

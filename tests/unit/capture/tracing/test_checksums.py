@@ -52,3 +52,8 @@ def test_the_last_bit_counts() -> None:
 @pytest.mark.parametrize("tensor", [torch.empty(0), torch.empty(3, device="meta")])
 def test_where_there_are_no_values_there_is_no_sum(tensor: Tensor) -> None:
     assert number(tensor) is None
+
+
+def test_a_few_elements_in_the_middle_of_a_word_have_a_sum() -> None:
+    history = torch.arange(9).half()
+    assert number(history[6:7]) == number(history[6:7].clone())
