@@ -16,6 +16,7 @@ from ampscope.analysis.causes import (
 from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, OpRule
 from ampscope.analysis.results import Finding, Incident
 from ampscope.trace.dtypes import FLOAT8
+from ampscope.trace.schema import Node
 from ampscope.trace.vocabulary import Cause
 
 FAMILIES = (range_overflow, range_underflow, mathematics, outside, state, ranks, usage, harmless, unknown)
@@ -35,7 +36,12 @@ def cause_in_words(cause: Cause) -> str:
 
 
 def item_in_words(item: Incident | Finding) -> str:
-    """Its cause as a noun phrase; one that speaks of float16 names the dtype of 8 bits that a cast went to instead."""
+    """Its cause as a noun phrase, in the words of what it met.
+
+    One that speaks of float16 names the dtype of 8 bits that a cast went to instead; what a loop carries is no batch.
+    """
+    if isinstance(item, Incident) and item.cause is Cause.BAD_INPUT and item.path and item.path[0].op == Node.CARRIED:
+        return cause_in_words(item.cause).replace("a batch", "a carried tensor")
     told = item.outputs if isinstance(item, Incident) and item.cause is Cause.FP16_OVERFLOW else ()
     narrow = next((each.dtype for each in told if each.dtype in FLOAT8), "")
     return cause_in_words(item.cause).replace("float16", narrow or "float16")

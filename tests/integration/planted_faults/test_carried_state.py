@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import ampscope
+from ampscope.analysis.causes.catalogue import what_in_words
 from ampscope.analysis.results import Diagnosis, Incident
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
 from tests.integration.planted_faults.carriers import BAD, CARRIERS, HARMLESS, PRIORITIES, READ, Carrier, train
@@ -55,6 +56,7 @@ def test_the_writer_of_poisoned_state_is_named(kind: str, run_folder: Path) -> N
         assert later.written_by is not None
         assert (later.written_by.step, later.written_by.op) == (BAD, op)
         assert "batch" not in " ".join(remedy.text for remedy in later.remedies)
+        assert "batch" not in what_in_words(later)
 
 
 @pytest.mark.parametrize("kind", CARRIERS)
