@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ampscope.capture.torch_support import torch_private
+from ampscope.capture.torch_support.communication.refusal import PLAIN
+from ampscope.capture.tracing import operators
 
 #: Share of the free memory that a replay may take.
 SHARE = 0.8
@@ -17,8 +24,43 @@ def fits(needed: int, device: torch.device) -> bool:
         needed: Estimated size of the step's results, bytes.
         device: Where the model lives.
     """
+    most = room(device)
+    return most is None or needed <= most
+
+
+def room(device: torch.device) -> int | None:
+    """Bytes that another run of a step may take on ``device``; None where nobody can tell."""
     free = _free(device)
-    return free is None or needed <= SHARE * free
+    return None if free is None else int(SHARE * free)
+
+
+class NoRoomError(Exception):
+    """What the forward pass of a replay gives takes more memory than it may."""
+
+
+class Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
+    """Active in a replay whose size nobody knows: ends it when its forward has given more than there is room for.
+
+    What the forward gives is what a step keeps for its backward, at the most.
+
+    Args:
+        most: Bytes; None for no bound.
+    """
+
+    def __init__(self, most: int | None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._left = math.inf if most is None else most
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not PLAIN.issuperset(types) and not torch_private.are_fake(types):
+            return NotImplemented  # a wrapper subclass: its inner ops come by again
+        result = func(*args, **(kwargs or {}))
+        if torch_private.current_backward_node() is None and not operators.describe(func).passes_through:
+            results = operators.flat_tensors(result if isinstance(result, (tuple, list)) else (result,))
+            self._left -= sum(each.numel() * each.element_size() for each in results)
+            if self._left < 0:
+                raise NoRoomError("there is not enough free memory to run the step once more")
+        return result
 
 
 def _free(device: torch.device) -> int | None:

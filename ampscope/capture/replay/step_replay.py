@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 
@@ -78,7 +79,7 @@ def retry(step: TapedStep, models: Models, tracer: Tracer, change: ReplayChange)
     """
     started = time.perf_counter()
     player = Player(step, models, tracer, change)
-    failed = play(player)
+    failed = play(player, memory.room(models.main_device()))
     seconds = time.perf_counter() - started
     if failed:
         return ChangedResult(Trial.UNAVAILABLE, failed, None, seconds)
@@ -111,7 +112,7 @@ def regained(
     if obstacle:
         return Regained(reason=obstacle)
     player = Player(step, models, tracer, change, asked_for=asked_for)
-    failed = play(player)
+    failed = play(player, memory.room(models.main_device()))
     if failed:
         return Regained(reason=failed, seconds=time.perf_counter() - started)
     scale = change.scale or step.scale or 1.0
@@ -128,14 +129,17 @@ def _mean_loss(player: Player) -> float | None:
     return sum(scalars) / len(scalars) if scalars else None
 
 
-def play(player: Player) -> str:
-    """Plays; returns why it could not be done, empty when it could."""
-    with Suppressed() as suppressed:
+def play(player: Player, most: int | None = None) -> str:
+    """Plays, as long as what its forward gives takes at ``most`` so many bytes; returns why it could not be done.
+
+    Empty when it could. The same calls as the training's need no bound: it has had room for them.
+    """
+    with Suppressed() as suppressed, memory.Bounded(most) if most is not None else contextlib.nullcontext():
         player.play()
     if suppressed.error is None:
         return ""
     memory.give_back(suppressed.error)
-    if isinstance(suppressed.error, CommunicationError):
+    if isinstance(suppressed.error, (CommunicationError, memory.NoRoomError)):
         return str(suppressed.error)
     said = (str(suppressed.error).splitlines() or [""])[0][:200]
     return f"{type(suppressed.error).__name__} while replaying: {said}"

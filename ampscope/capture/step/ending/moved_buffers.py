@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ampscope.capture.replay import player, step_replay
+from ampscope.capture.replay import memory, player, step_replay
 from ampscope.capture.replay.changes import EverythingIn
 from ampscope.capture.replay.player import Player
 from ampscope.capture.replay.state.state_snapshot import StateSnapshot
@@ -56,7 +56,7 @@ def _after(step: TapedStep, models: Models, names: frozenset[str], guard: Guard)
     change, stops = EverythingIn(torch.float32), (player.call_user.__code__,)
     tracer = Tracer(Sites(0, models.module_type), models.names, full=False, guard=guard, stops=stops)
     replay = Player(step, models, tracer, change)
-    failed = step_replay.why_not(step, models) or step_replay.play(replay)
+    failed = step_replay.why_not(step, models) or step_replay.play(replay, memory.room(models.main_device()))
     tracer.release()
     return {} if failed else {name: pair for name, pair in replay.buffers_moved() if name in names}
 

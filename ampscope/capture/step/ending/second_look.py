@@ -39,6 +39,8 @@ from ampscope.trace.schema import Node, ReplayStatus, Source, Trial, Trigger, so
 
 #: Zeros of a gradient that float32 has too may become more by this share before they are looked at again.
 _MORE_ZEROS = 0.25
+#: Steps after which another look is run again, at the latest; in the first steps it takes twice as many as before.
+_APART = 2 * gradients.RECORD_EVERY
 #: Gradients that are smaller by this factor than those of an earlier look, at a loss that has fallen by the other one,
 #: belong to a training that has come to its end.
 _CONVERGED, _FALLEN = 0.05, 0.2
@@ -102,7 +104,7 @@ class SecondLook(StepObserver):
                 self._look(attempt, recording._replace(scale=scale), loss)
                 attempt.judging_s += time.perf_counter() - started
         self._explained |= found
-        self._next = 2 * number
+        self._next = number + min(number, _APART)
 
     def _has_vanished(self, attempt: StepAttempt) -> bool:
         """Whether all gradients are zero, and those of the step before were not; no wait, see `SpikeEnding`."""

@@ -13,7 +13,8 @@ from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.communication import process_group
 from ampscope.trace.schema import COLLECTIVE_LIBRARIES
 
-_PLAIN = frozenset({Tensor, nn.Parameter})
+#: Classes of tensors that are no wrapper around others.
+PLAIN = frozenset({Tensor, nn.Parameter})
 
 
 class CommunicationError(RuntimeError):
@@ -53,7 +54,7 @@ class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
             torch_private.remove_dispatch_mode(self)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not _PLAIN.issuperset(types) and not torch_private.are_fake(types):
+        if not PLAIN.issuperset(types) and not torch_private.are_fake(types):
             return NotImplemented  # a wrapper subclass: its inner ops come by again
         if communicates(func) and not any(isinstance(mode, Answering) for mode in torch_private.dispatch_modes()):
             raise CommunicationError(
@@ -87,7 +88,7 @@ class Answering(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         raise NotImplementedError
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not _PLAIN.issuperset(types) and not torch_private.are_fake(types):
+        if not PLAIN.issuperset(types) and not torch_private.are_fake(types):
             return NotImplemented
         return self.answer(func, args, kwargs or {}) if communicates(func) else func(*args, **(kwargs or {}))
 

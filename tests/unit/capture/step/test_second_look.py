@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 import ampscope
 from ampscope.analysis.results import Diagnosis, Incident
-from ampscope.capture.replay import step_replay
+from ampscope.capture.replay import memory, step_replay
 from ampscope.capture.replay.changes import EverythingIn, ReplayChange
+from ampscope.capture.step.ending.second_look import SecondLook
 from ampscope.capture.step.measures import lost_gradients
 from ampscope.capture.torch_support.models import Models
 from ampscope.trace.vocabulary import Cause, Verdict
@@ -197,3 +198,34 @@ def test_a_loss_that_is_zero_in_float32_too_is_looked_at_once(
     diagnosis = counted(run_folder, lambda step: torch.tensor(float(step < from_step)))
     assert diagnosis.verdict is Verdict.HEALTHY
     assert next(looks) == [EverythingIn]
+
+
+class Late(nn.Module):
+    """Some units die at one step, and a sigmoid is driven into saturation at a later one."""
+
+    def __init__(self, dies: int, saturates: int) -> None:
+        super().__init__()
+        self.dies, self.saturates, self.calls = dies, saturates, 0
+
+    def forward(self, h: Tensor) -> Tensor:
+        self.calls += 1
+        alive = torch.ones(WIDTH, dtype=h.dtype)
+        alive[:3] = float(self.calls <= self.dies)
+        return (h * alive + (12.0 if self.calls > self.saturates else 0.0)).sigmoid()
+
+
+@pytest.mark.parametrize(("dies", "saturates", "told"), [(1000, 40, 50), (145, 155, 250)])
+def test_a_loss_that_begins_late_is_told_soon(dies: int, saturates: int, told: int, run_folder: Path) -> None:
+    trained(network(Late(dies, saturates)), run_folder, steps=told + 1)
+    found = ampscope.diagnose(run_folder).primary
+    assert isinstance(found, Incident)
+    assert (found.cause, found.step) == (Cause.STAGNATION, told)
+
+
+def test_no_step_is_run_in_float32_where_memory_is_short(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    monkeypatch.setattr(memory, "_free", lambda _: 64)
+    monkeypatch.setattr(SecondLook, "_confirm", lambda *_: ran.append("float32"))
+    alone, watched = trained(network(Gate(12.0)), None), trained(network(Gate(12.0)), run_folder)
+    assert (alone[0], ran) == (watched[0], [])
+    assert ampscope.diagnose(run_folder).incidents == ()
