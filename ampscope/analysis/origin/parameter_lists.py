@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ampscope.analysis.origin.step_graph import StepGraph
-from ampscope.trace.schema import EdgeRow, Node, SiteRow
+from ampscope.trace.schema import EdgeRow, Node, Phase, SiteRow
 
 #: Nodes that stand for what an optimizer left of one parameter.
 _LEFT = (Node.WEIGHT_AFTER, Node.STATE_AFTER)
@@ -35,10 +35,27 @@ def owner_of(graph: StepGraph, seq: int, out: int) -> str | None:
 
 
 def module_of_update(graph: StepGraph, seq: int) -> str:
-    """The module of the one parameter that the bad result of an optimizer's op went into; empty for several."""
+    """The module of the one parameter that an optimizer's op worked for; empty for several.
+
+    That is the one that its bad result went into, unless it was computed from the gradients of several.
+    """
     row = graph.bad_output(seq)
     name = owner_of(graph, seq, row.out) if row is not None else None
-    return name.rpartition(".")[0] if name else ""
+    return name.rpartition(".")[0] if name and len(_gradients_of(graph, seq)) < 2 else ""
+
+
+def _gradients_of(graph: StepGraph, seq: int) -> set[tuple[int, int]]:
+    """The gradients that an optimizer's op was computed from, where the trace holds the backward that gave them."""
+    found: set[tuple[int, int]] = set()
+    waiting, seen = [seq], {seq}
+    while waiting:
+        for edge in graph.inputs[waiting.pop()]:
+            if graph.site(edge.from_seq).phase == Phase.BACKWARD:
+                found.add((edge.from_seq, edge.from_out))
+            elif graph.site(edge.from_seq).phase == Phase.OPTIMIZER and edge.from_seq not in seen:
+                seen.add(edge.from_seq)
+                waiting.append(edge.from_seq)
+    return found
 
 
 def parameter_of(site: SiteRow) -> str:

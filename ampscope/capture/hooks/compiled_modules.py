@@ -6,6 +6,7 @@ A compiled module is another object than the module it was made of; a loop may c
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
@@ -42,6 +43,16 @@ def run_eagerly() -> Iterator[None]:
         yield
     finally:
         _eager_threads.remove(threading.get_ident())
+
+
+@contextlib.contextmanager
+def all_eager() -> Iterator[None]:
+    """Has compiled parts run eagerly, where ``torch.compile`` is in use at all."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"), run_eagerly():
+        yield
 
 
 def join(listener: CompileListener) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from itertools import groupby
@@ -34,7 +33,7 @@ from ampscope.capture.torch_support.models import Models, unwrapped
 from ampscope.capture.tracing.sites import dtype_name
 from ampscope.capture.tracing.statistics.stats import extremes, finite, measurable
 from ampscope.capture.tracing.tracer import Tracer
-from ampscope.trace.schema import Node
+from ampscope.trace.schema import Node, Phase
 
 
 class Player:
@@ -50,7 +49,7 @@ class Player:
     Attributes:
         losses: What the backward passes began from.
         bad_gradients: Names of the parameters whose gradients came out non-finite.
-        spoilt_buffers: Names of the buffers that were finite before and came out non-finite.
+        spoilt: Names of the buffers that were finite before and came out non-finite, and of weights whose updates did.
         differences: How what the tape holds and what the calls returned differ from the real step, in words; looked
             for only where nothing is changed.
         held_otherwise: What the tape holds is known to have been changed since the real step.
@@ -77,7 +76,7 @@ class Player:
         self._handing_back = HandingBack()
         self.losses: list[Tensor] = []
         self.bad_gradients: frozenset[str] = frozenset()
-        self.spoilt_buffers: frozenset[str] = frozenset()
+        self.spoilt: frozenset[str] = frozenset()
         self.differences: list[str] = []
         self.held_otherwise = False
 
@@ -87,7 +86,12 @@ class Player:
         Raises:
             Exception: Whatever the user's own code raises when it is run again.
         """
-        with random_state_kept(), _gradients_kept(self._models), _eager(), torch.autograd.set_detect_anomaly(False):
+        with (
+            random_state_kept(),
+            _gradients_kept(self._models),
+            compiled_modules.all_eager(),
+            torch.autograd.set_detect_anomaly(False),
+        ):
             if self._faithful:
                 self._check_versions()
             for node, name, leaf in self._substitutes.leaves():
@@ -98,7 +102,7 @@ class Player:
                 with self._change.active(self._tracer.places.now), self._tracer.active(), self._handing_back.active():
                     self._play_entries()
             self._mark_sinks()
-            self.spoilt_buffers = _bad_buffers(self._substitutes) - bad_before
+            self.spoilt |= _bad_buffers(self._substitutes) - bad_before
 
     @property
     def finite(self) -> bool:
@@ -146,6 +150,8 @@ class Player:
         for _, entries in groupby(self._entries, key=lambda numbered: numbered[1].state.autocast_epoch):
             with call_state.one_autocast_cache():
                 for number, entry in entries:
+                    if self._step.updates:
+                        self._tracer.points.phase = Phase.OPTIMIZER if number > self._step.gradients_at else None
                     self._play_entry(number, entry)
 
     def _hooks(self) -> list[Callable[..., Any]]:
@@ -259,6 +265,9 @@ class Player:
         self.bad_gradients = frozenset(name for name, _ in bad)
         for name, source in self._step.left:
             self._tracer.sink(self._results[source.entry][source.leaf], Node.CARRIED_AFTER, name)
+        for name, source in self._step.updates:
+            self._tracer.sink(update := self._tensor_of(source), Node.WEIGHT_AFTER, name, name.rpartition(".")[0])
+            self.spoilt |= frozenset() if finite(update) else {name}
         for module, name, buffer in self._substitutes.buffers():
             if not finite(buffer):
                 self._tracer.sink(buffer, Node.BUFFER_AFTER, ".".join(filter(None, (module, name))), module)
@@ -280,16 +289,6 @@ def _gradients_kept(models: Models) -> Iterator[None]:
     finally:
         for parameter, gradient in kept:
             parameter.grad = gradient
-
-
-@contextlib.contextmanager
-def _eager() -> Iterator[None]:
-    """Runs compiled parts eagerly, where ``torch.compile`` is in use at all."""
-    if "torch._dynamo" not in sys.modules:
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"), compiled_modules.run_eagerly():
-        yield
 
 
 def call_user(call: Callable[..., Any], args: Any, kwargs: Any) -> Any:

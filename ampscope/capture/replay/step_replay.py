@@ -83,7 +83,7 @@ def retry(step: TapedStep, models: Models, tracer: Tracer, change: ReplayChange)
     seconds = time.perf_counter() - started
     if failed:
         return ChangedResult(Trial.UNAVAILABLE, failed, None, seconds)
-    outcome = Trial.FINITE if player.finite and not player.spoilt_buffers else Trial.NONFINITE
+    outcome = Trial.FINITE if player.finite and not player.spoilt else Trial.NONFINITE
     return ChangedResult(outcome, "; ".join(player.differences), _mean_loss(player), seconds)
 
 

@@ -19,7 +19,7 @@ from ampscope.capture.replay.tape.functional import given_gradients, outside_rea
 from ampscope.capture.replay.tape.functional.given_gradients import FunctionalStep
 from ampscope.capture.replay.tape.received_values import ReceivedValues
 from ampscope.capture.replay.tape.taped_step import TapedStep
-from ampscope.capture.replay.tape.weight_writes import WeightWrites
+from ampscope.capture.replay.tape.weight_writes import Update, WeightWrites
 from ampscope.capture.replay.tape_mode import ErrorListener, FunctionListener, TapeMode
 from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.calls import transforms
@@ -138,7 +138,9 @@ class StepTape(StepObserver):
         evaluation.moved = True
         if self._judge is not None and (evaluation.backwards or self.functional.asked is not None):
             evaluation.judged = True
+            evaluation.updates = list(self._writes.updates(func, args, kwargs, weights))
             self._judge(weights)
+            evaluation.updates = []
 
     def call_began(self, call: ModuleCall) -> None:
         """Puts the call of a watched module onto the tape."""
@@ -262,6 +264,10 @@ class StepTape(StepObserver):
             collectives=evaluation.collectives_run(),
             given=self.functional.sources(),
         )
+
+    def updates(self) -> list[Update]:
+        """What the loop is about to move weights by, of what it has made in this step."""
+        return self._evaluation.updates
 
     @property
     def functional(self) -> FunctionalStep:

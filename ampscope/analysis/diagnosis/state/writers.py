@@ -15,7 +15,7 @@ from ampscope.trace.json_columns import details
 from ampscope.trace.schema import IncidentRow, Node, Trigger
 
 #: Nodes that stand for what later steps find there.
-_LEFT = (Node.BUFFER_AFTER, Node.CARRIED_AFTER)
+_LEFT = (Node.BUFFER_AFTER, Node.CARRIED_AFTER, Node.WEIGHT_AFTER)
 _NOT_UNDONE = "A skipped step does not undo what is written there."
 
 

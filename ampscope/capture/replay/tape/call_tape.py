@@ -31,8 +31,6 @@ from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.user_line import NOWHERE, Place
 
-#: Elements up to which a tensor is copied before the loop writes into it after backward.
-SMALL_HISTORY = 1 << 12
 #: A tape longer than this is given up: a loop that never steps would otherwise keep every batch alive.
 MAX_ENTRIES = 20_000
 
@@ -155,12 +153,11 @@ class Tape:
     def overwritten_unknown(self, args: Any, kwargs: dict[str, Any], *, is_repeated: bool = True) -> dict[int, Tensor]:
         """Copies of small tensors from outside that an in-place function is about to overwrite, by ``id``.
 
-        Without ``is_repeated`` it is no gradient, which a replay makes anew, and small as a history of their norms is.
+        Without ``is_repeated`` it is what a loop keeps beside its gradients, which a replay makes anew, and not much.
         """
 
         def is_copied(each: Tensor) -> bool:
-            is_history = is_repeated or (each.numel() <= SMALL_HISTORY and self.gradients.find(each) is None)
-            return is_history and self.results.find(each) is None
+            return self.results.find(each) is None and (is_repeated or self.gradients.may_copy(each))
 
         return self._outside.copied_before_write(targets(args, kwargs), is_copied)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ampscope.capture.replay.tape.weight_writes import Update
 from ampscope.capture.torch_support.communication.process_group import collectives_so_far
 
 #: Calls without a backward, and micro-batches without an optimizer step, whose inputs are kept alive.
@@ -27,6 +28,9 @@ class Evaluation:
     calls: int = 0  #: of watched modules since the last backward
     backwards: int = 0
     moved: bool = False  #: the weights have been moved since: the next call begins another evaluation
+    updates: list[Update] = field(
+        default_factory=list
+    )  #: by which the loop is about to move weights, while it is judged
     judged: bool = False  #: its gradients were looked at while its weights were still there
     versions: dict[int, list[int]] = field(default_factory=dict)  #: module -> counters of its weights after its call
 

@@ -15,6 +15,9 @@ from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.torch_private import past_modes, storage_key, version_counter
 
+#: Elements that are copied after a backward, before the loop overwrites them, in all.
+MOST_COPIED = 1 << 18
+
 
 class LiveResult(NamedTuple):
     """A tensor that an entry returned."""
@@ -115,10 +118,11 @@ class LeftGradients:
     def __init__(self) -> None:
         self._models: Models | None = None
         self._known: dict[int, tuple[weakref.ref[Tensor], int]] | None = None  # id -> gradient, id of its parameter
+        self._copied = MOST_COPIED  # elements that may still be
 
     def left_by_backward(self, models: Models) -> None:
         """A backward has ended; which tensors it has left is looked up when the first of them is asked for."""
-        self._models, self._known = models, None
+        self._models, self._known, self._copied = models, None, MOST_COPIED
 
     def find(self, tensor: Tensor) -> GradientOf | None:
         """Whose gradient a tensor is; None for any other."""
@@ -129,6 +133,13 @@ class LeftGradients:
             self._known = {id(grad): (weakref.ref(grad), key) for key, grad in pairs if grad is not None}
         known = self._known.get(id(tensor))
         return GradientOf(known[1]) if known is not None and known[0]() is tensor else None
+
+    def may_copy(self, tensor: Tensor) -> bool:
+        """Whether what the loop overwrites after backward is kept as it was: no gradient, and not too much."""
+        if self._models is None or tensor.numel() > self._copied or self.find(tensor) is not None:
+            return False
+        self._copied -= tensor.numel()
+        return True
 
     def forget(self) -> None:
         """Forgets them."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
+
+import torch
 
 from ampscope.capture.replay.state.state_snapshot import StateSnapshot
 from ampscope.capture.replay.tape import dependencies
 from ampscope.capture.replay.tape.call_tape import Tape
-from ampscope.capture.replay.tape.entry import EarlierResult, Entry
+from ampscope.capture.replay.tape.entry import EarlierResult, Entry, EntryKind
+from ampscope.capture.replay.tape.weight_writes import Update
 from ampscope.capture.torch_support.communication import gradient_reduction
 from ampscope.capture.torch_support.communication.gradient_reduction import GradientReduction, synchronising, wrapper_of
 from ampscope.capture.torch_support.models import Models
@@ -30,6 +33,7 @@ class TapedStep(NamedTuple):
     left: tuple[tuple[str, EarlierResult], ...] = ()  #: what it has left of that, not finite, by name
     given: Mapping[str, EarlierResult] = MappingProxyType({})  #: gradients that no backward has left, by name
     edits: tuple[int, ...] = ()  #: entries that write after the last backward, where they are part of it
+    updates: tuple[tuple[str, EarlierResult], ...] = ()  #: by which the loop moves weights, by names of these
     edited: bool = False  #: it ends with what the loop did to the gradients, not with the last backward
 
     def with_edits(self, models: Models) -> TapedStep | None:
@@ -40,9 +44,20 @@ class TapedStep(NamedTuple):
             return None
         return self._replace(edits=written, given=assigned, edited=True)
 
+    def with_updates(self, updates: Iterable[Update]) -> TapedStep:
+        """The step with all that the loop has made of its gradients, to the ``updates`` of its weights."""
+        written = dependencies.written_after_backward(self.tape.entries, self.tape.start, self.since)
+        known = ((name, self.tape.earlier_result(tensor, overwrites=False)) for name, tensor in updates)
+        return self._replace(edits=written, updates=tuple((name, source) for name, source in known if source))
+
+    @property
+    def gradients_at(self) -> int:
+        """Number of the last entry that gave gradients."""
+        return max((number for number, entry in self.entries() if _gives_gradients(entry)), default=self.since)
+
     def entries(self) -> list[tuple[int, Entry]]:
         """The entries that make the step, each with its number, in order."""
-        also = [source.entry for source in (*(each for _, each in self.left), *self.given.values())]
+        also = [source.entry for source in (*(each for _, each in (*self.left, *self.updates)), *self.given.values())]
         numbers = dependencies.needed(self.tape.entries, self.tape.start, self.since, [*also, *self.edits])
         return [(number, self.tape[number]) for number in numbers]
 
@@ -61,3 +76,8 @@ class TapedStep(NamedTuple):
         inside = [synchronising(wrapper_of(part)) for entry in calls for part in list(entry.module.modules())[1:]]
         found = [wrapper for wrapper in (*wrappers, *inside) if wrapper is not None]
         return gradient_reduction.of_step(found, self.collectives)
+
+
+def _gives_gradients(entry: Entry) -> bool:
+    asked = entry.call is torch.autograd.grad or (entry.through is not None and bool(entry.through.leaves))
+    return asked or entry.kind is EntryKind.BACKWARD

@@ -1,9 +1,9 @@
-"""Recognises, before it runs, a torch function that writes into the weights that a step trains."""
+"""Recognises, before it runs, a torch function that writes into the weights of a step, and what it gives to them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,16 @@ from torch import Tensor, nn
 from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.calls.function_names import writes_values
 from ampscope.capture.torch_support.models import Models
+
+#: Functions after which a weight is not finite where what it was given is not: sums, products and copies.
+_GIVES = frozenset({"add", "iadd", "sub", "isub", "mul", "imul", "lerp", "copy", "set", "setitem"})
+
+
+class Update(NamedTuple):
+    """What the loop is about to give to one weight."""
+
+    name: str  #: of the weight
+    tensor: Tensor
 
 
 class WeightWrites:
@@ -34,6 +44,21 @@ class WeightWrites:
             return []
         targets = tensor_tree.tensors(kwargs.get("out", args[0] if args else None))
         return [weight for weight in map(self._weight, targets) if weight is not None]
+
+    def updates(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], weights: list[Tensor]
+    ) -> Iterator[Update]:
+        """What such a call gives to the ``weights`` that it writes; of lists, each to the one in its place.
+
+        Nothing of a function that may make finite weights of it, as one that divides by it does.
+        """
+        if getattr(func, "__name__", "").strip("_").removeprefix("foreach_") not in _GIVES:
+            return
+        names = [self._models.parameters[id(weight)][0] for weight in weights]
+        for value in (*args[1:], *kwargs.values()):
+            found = list(tensor_tree.tensors(value))
+            of = names if len(found) == len(names) else names[:1] * len(found)
+            yield from (Update(name, tensor) for name, tensor in zip(of, found, strict=True))
 
     def _weight(self, tensor: Tensor) -> Tensor | None:
         known = self._models.parameters.get(id(tensor))

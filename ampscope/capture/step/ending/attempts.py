@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 from torch import Tensor
@@ -19,12 +20,14 @@ from ampscope.capture.step.ending.device_decisions import DeviceDecisions
 from ampscope.capture.step.ending.incidents import Incidents
 from ampscope.capture.step.ending.verdict import Verdict
 from ampscope.capture.step.measures import gradients
+from ampscope.capture.step.measures.state.held import largest_within
 from ampscope.capture.step.measures.state.written_state import WrittenState
 from ampscope.capture.step.observers import Observers
 from ampscope.capture.step.optimizer_numbers import OptimizerNumbers
 from ampscope.capture.step.own_work import OwnWork
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.readback import Parcel
 
 
 class Attempts:
@@ -126,6 +129,20 @@ class Attempts:
         with self.guard:
             poisoned = self._written.turned_bad()
             self.found(attempt, verdict.of_what_gradients_hide(attempt, poisoned, self._carried.turned_bad()))
+
+    def check_updates(self, attempt: StepAttempt) -> None:
+        """Judges what the loop is about to move weights by; waits for the device."""
+        updates = self.tape.updates()
+        if attempt.bad or not updates:
+            return
+        with self.guard:
+            sizes = largest_within([each.tensor for each in updates])
+            known = Parcel({str(place): size for place, size in enumerate(sizes)}).values().values()
+            bad = [each for each, size in zip(updates, known, strict=True) if not math.isfinite(size or 0.0)]
+            recording = self.recording().with_updates(bad) if bad else None
+            if recording is not None and recording.updates:
+                self._carried.suffered()
+                self._judge(attempt, verdict.of_updates(), recording)
 
     def skipped(self, attempt: StepAttempt) -> None:
         """A scaler has skipped the optimizer."""

@@ -42,6 +42,7 @@ class LoopEndings:
                 attempt = self._attempts.expected(weights)
                 self._attempts.check(attempt)
                 self._attempts.found(attempt, verdict.of_what_gradients_hide(attempt, [], None))
+                self._attempts.check_updates(attempt)
                 opened.bad = attempt if attempt.bad else None
 
     def call_comes(self, through: Through | None) -> None:
@@ -82,6 +83,7 @@ class LoopEndings:
         attempt.stepped = True
         self._attempts.without_scaler(attempt)
         self._attempts.check_the_rest(attempt)
+        self._attempts.check_updates(attempt)
         self._attempts.end(attempt)
 
     def left_unfinished(self, *, failed: bool = False) -> None:

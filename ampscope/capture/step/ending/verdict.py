@@ -71,6 +71,11 @@ def of_what_gradients_hide(
     return Verdict(Trigger.NONFINITE_BUFFER if buffers else Trigger.NONFINITE_STATE, Symptom())
 
 
+def of_updates() -> Verdict:
+    """What the loop itself is about to move weights by is not finite, though its gradients are."""
+    return Verdict(Trigger.NONFINITE_WEIGHT, Symptom())
+
+
 def of_loss_alone(opened: OpenStep) -> Verdict | None:
     """The loss of a step, as far as the host knows it without waiting."""
     return Verdict(Trigger.NONFINITE_LOSS, Symptom(loss=True)) if opened.loss_known_bad else None
