@@ -32,7 +32,10 @@ _HANDS_ON = frozenset({"_to_copy", "clone", "copy", "detach", "alias", "view", "
 #: Products; their results are sums of as many terms as their operands share.
 _PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "mv", "dot"})
 #: Ops that add up: what is left where all terms cancel is float32's own rounding, and no loss.
-_ADDS_UP = _PRODUCTS | {"sum", "mean", "convolution_backward", "_softmax_backward_data", "_log_softmax_backward_data"}
+_ADDS_UP = _PRODUCTS | {
+    *("sum", "mean", "add", "sub", "rsub"),
+    *("convolution_backward", "_softmax_backward_data", "_log_softmax_backward_data"),
+}
 #: Ops of whose operands one that is no rounding makes the result none.
 _SUMS = frozenset({"add", "sub", "rsub", "cat", "stack", "copy", "index_put", "index_add"})
 #: What float32 leaves of a sum that cancels, as a share of its terms.

@@ -44,6 +44,11 @@ class TooFewValues(Reason):
     of: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextToZero(Reason):
+    """A divisor so small that the quotient of an ordinary number leaves the range of its dtype."""
+
+
 # -- rules and sentences ----------------------------------------------------------------------------------------------
 
 
@@ -72,11 +77,11 @@ def _no_logarithm(occurrence: Occurrence) -> str:
 
 def _division(op: Executed) -> Match | None:
     divides = op.name in _DIVISIONS or (op.name == "pow" and (op.exponent is None or op.exponent < 0))
-    if not divides or not op.divides_by_zero:
+    if not divides or not (op.divides_by_zero or op.divides_next_to_zero):
         return None
     lost = constant_lost(op)
-    if lost is not None:
-        return lost
+    if lost is not None or not op.divides_by_zero:
+        return lost or Match(Cause.DIV_ZERO, NextToZero())
     flushed = flushed_operand(op)
     return Match(Cause.FP16_UNDERFLOW, flushed) if flushed is not None else Match(Cause.DIV_ZERO)
 
@@ -108,6 +113,8 @@ def _too_few_values(op: Executed) -> Match | None:
 def _by_zero(occurrence: Occurrence) -> str:
     if isinstance(occurrence.reason, TooFewValues):
         return f"{occurrence.op_in_words} was taken over {occurrence.reason.of}."
+    if isinstance(occurrence.reason, NextToZero):
+        return f"{occurrence.op_in_words} divided by a number next to zero, and the quotient leaves its dtype's range."
     return f"{occurrence.op_in_words} divided by zero."
 
 

@@ -145,6 +145,19 @@ class Executed:
             return any(value == 0 for _, value in self.numbers())
         return is_zero_by_zero(self) or any(self._has_zero(edge) for edge in self.divisors)
 
+    @property
+    def divides_next_to_zero(self) -> bool:
+        """Whether its quotient overflows by the smallness of what it divides by, which is no zero.
+
+        So it is if what is divided is at most the root of the largest number: the divisor is below that one's inverse.
+        Not in float16, which ends so early that a wider dtype has the quotient; nor of powers, which may be steep.
+        """
+        limit, by = rounding.LARGEST.get(self.dtype), {edge.arg for edge in self.divisors}
+        if limit is None or self.dtype == "float16" or self.name == "pow" or self.gives_nan or self.is_complex:
+            return False
+        divided = [each.magnitude for edge, each in zip(self.edges, self.ranges, strict=True) if edge.arg not in by]
+        return all(size is not None and size <= math.sqrt(limit) for size in divided)
+
     def _has_zero(self, edge: EdgeRow) -> bool:
         """Whether an operand holds a zero; a complex number is one if both its parts are."""
         low, high = self._range(edge)

@@ -116,3 +116,14 @@ def test_what_a_sum_that_cancels_leaves_in_float32_is_nothing_to_lose() -> None:
     noise = of(2.0**-23, 0)
     assert cancelled(noise) == {1, 2}
     assert lost_mass(of(2.0**-23, N), noise, {"w"}) is None
+
+
+@pytest.mark.parametrize(("size", "is_noise"), [(2.0**-23, True), (2.0**-12, False)])
+def test_what_a_difference_of_equals_leaves_in_float32_is_nothing_to_lose(size: float, *, is_noise: bool) -> None:
+    """Two branches that agree: half precision has exact zeros, float32 its rounding, or a difference that it keeps."""
+
+    def of(zeros: int) -> Graph:
+        difference = Op("sub", (0, 1), size=size, zeros=zeros)
+        return step(Op("exp"), Op("tanh"), difference, difference._replace(op=Node.GRADIENT, reads=(2,), name="w"))
+
+    assert (lost_mass(of(N), of(0), {"w"}) is None) is is_noise

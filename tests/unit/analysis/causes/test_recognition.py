@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from ampscope.analysis.causes.catalogue import OP_RULES, explanation
-from ampscope.analysis.causes.cause_entry import Occurrence
+from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Occurrence
+from ampscope.analysis.causes.mathematics import NextToZero
 from ampscope.analysis.causes.outside import CameIn, FromOthers
 from ampscope.analysis.causes.range_underflow import ConstantLost
 from ampscope.analysis.causes.recognition import Recognised, first_overflow, recognise
@@ -73,6 +74,11 @@ ALONE = [
     Alone("div.Tensor", (FINE, POSITIVE), NOTANUMBER, Cause.DIV_ZERO, dtype=FULL),
     Alone("div.Tensor", (FINE,), NOTANUMBER, Cause.DIV_ZERO, {"other": 0}, dtype=FULL),
     Alone("reciprocal", (POSITIVE,), (1.0, INF), Cause.DIV_ZERO),
+    # by next to nothing: an ordinary number over it leaves float32; a huge one over an ordinary one does so by itself
+    Alone("div.Tensor", ((0.0, 100.0), (1e-39, 1.0)), (0.0, INF), Cause.DIV_ZERO, dtype=FULL),
+    Alone("div.Tensor", ((0.0, 100.0),), (0.0, INF), Cause.DIV_ZERO, {"other": 1e-40}, dtype=BF16),
+    Alone("reciprocal", ((1e-40, 1.0),), (1.0, INF), Cause.DIV_ZERO, dtype=FULL),
+    Alone("div.Tensor", ((0.0, 1e35), (1e-5, 1.0)), (0.0, INF), Cause.DIVERGENCE, dtype=FULL),
     Alone("rsqrt", (POSITIVE,), (1.0, INF), Cause.DIV_ZERO),
     Alone("pow.Tensor_Scalar", (POSITIVE,), (1.0, INF), Cause.DIV_ZERO, {"exponent": -0.5}),
     Alone("mean.dim", ((None, None),), NOTANUMBER, Cause.DIV_ZERO, shapes=("0x8", "8")),
@@ -248,11 +254,13 @@ def test_a_divisor_made_of_zeros_was_not_flushed() -> None:
 
 
 def test_a_zero_inside_the_span_of_a_divisor_is_seen_by_its_count() -> None:
-    for zeros, cause in ((1, Cause.DIV_ZERO), (0, Cause.DIVERGENCE)):
+    for zeros, reason in ((1, NOTHING_MORE), (0, NextToZero())):
         step = Step()
         divisor = step.op("sub.Tensor", step.entry(), out=FINE, zeros=zeros, dtype=FULL)
         step.loss(step.op("div.Tensor", step.entry(), divisor, out=OVERFLOWN, dtype=FULL))
-        assert named(step)[0] is cause
+        graph = step.graph()
+        found = recognise(graph, origins(graph)[0])
+        assert (found.cause, found.reason) == (Cause.DIV_ZERO, reason)
 
 
 # -- backward -------------------------------------------------------------------------------------------------------
