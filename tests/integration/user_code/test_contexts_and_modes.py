@@ -15,7 +15,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.support.training.small_loop import POISONED, mlp, mse, train
+import ampscope
+from tests.support.training.small_loop import BATCH, POISONED, WIDTH, mlp, mse, train
 from tests.support.training.twin_runs import EXACT, train_both
 
 
@@ -110,3 +111,29 @@ def test_a_default_device(where: str, run_folder: Path) -> None:
     finally:
         torch.set_default_device(None)
     assert watched.replay_of(POISONED) == EXACT
+
+
+@pytest.mark.parametrize("carries", [False, True])
+def test_a_loop_is_listened_to_between_its_steps_only_where_it_carries_something(
+    carries: bool, run_folder: Path
+) -> None:
+    """The scale, which a scaler carries for every loop, is none of that."""
+    heights: list[int] = []
+    center = torch.zeros(BATCH, WIDTH)
+
+    def forward(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        heights.append(torch._C._len_torch_function_stack())
+        out = model(x)
+        loss = F.mse_loss(out - center if carries else out, y)
+        if carries:
+            center.lerp_(out.detach().float(), 0.1)
+        return loss
+
+    with contextlib.ExitStack() as closing:
+        train(
+            lambda model, scaler: closing.enter_context(ampscope.watch(model, scaler, dir=run_folder, quiet=True)),
+            mlp(),
+            forward,
+            steps=21,
+        )
+    assert heights[13:16] == heights[18:] == [int(carries)] * 3, "neither among the first steps, nor after the bad one"

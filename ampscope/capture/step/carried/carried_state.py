@@ -16,6 +16,7 @@ from ampscope.capture.step.carried.condition import Condition
 from ampscope.capture.step.carried.following import Following
 from ampscope.capture.step.carried.within_step import WithinStep
 from ampscope.capture.step.carried.written_between import WrittenBetween
+from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.calls.pause import Pause
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
@@ -74,7 +75,8 @@ class CarriedState(StepObserver):
         """Notes which carried tensors the step has read, and looks at those that it has made or written."""
         if not self._follows:
             return
-        self._within.note_reads()
+        scale, _ = torch_private.scaler_tensors(attempt.opened.scaler)
+        self._within.note_reads(but=scale)
         self._following.idle = 0 if self._within.names or self._is_of_use() else self._following.idle + 1
         self._within.look_at_writes(attempt.step)
 

@@ -62,8 +62,12 @@ class WithinStep:
         read, self._read = self._read, set()
         return bool(read)
 
-    def note_reads(self) -> None:
-        """Notes which carried tensors the step has read."""
+    def note_reads(self, *, but: Tensor | None) -> None:
+        """Notes which carried tensors the step has read.
+
+        Args:
+            but: The loss scale, which every step reads, and whose history is kept elsewhere.
+        """
         self._carried.round_ended(Round.STEP)
         alive = {id(tensor): tensor for tensor, _ in self._tape.calls.results.alive()}
         results = self._tape.calls.results.alive()
@@ -71,9 +75,11 @@ class WithinStep:
         for entry in self.entries():
             for source in entry.arguments.earlier:
                 made = before.get((source.entry, source.leaf))
-                if made is not None:  # by the step before, which the tape has not forgotten
+                if made is not None and made is not but:  # by the step before, which the tape has not forgotten
                     self._carried.read(Round.STEP, made)
             for reference in entry.arguments.outside:
+                if reference.identity == id(but):
+                    continue
                 tensor = reference.tensor if id(reference.tensor) == reference.identity else None
                 self._note_read(reference.identity, tensor if tensor is not None else alive.get(reference.identity))
         self.note_descent()
