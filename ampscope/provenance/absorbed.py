@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from ampscope.provenance.graph import Graph, has_nan, op_name
+from ampscope.provenance.graph import Graph, has_nan, is_finite, op_name
 from ampscope.provenance.walk import Origin, is_deliberate, path_along
 from ampscope.trace.schema import ENTRY_NODES, EdgeRow, Node, Phase, SiteRow
 
 #: Ops after which an infinity is gone and has taken information with it: 1 / inf is 0, whatever was meant.
 _DIVIDES = ("rsqrt", "reciprocal", "div")
+#: Ops that divide by the root of a running variance, their last operand, except in training.
+_BY_VARIANCE = frozenset(
+    {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_native_batch_norm_legit_no_training"}
+)
 #: Ops whose result can exceed the range of its dtype although the operands were finite.
 _GROWS = ("mul", "pow", "square", "exp", "mm", "matmul", "linear", "conv", "sum", "add", "cumsum", "norm", "mean")
 #: Ops that leave the range so steeply that the reciprocal of what they left is as good as zero.
@@ -61,17 +65,28 @@ def _to_division(graph: Graph, seq: int) -> tuple[int, ...]:
             if edge.seq in towards or graph.site(edge.seq).phase == Phase.BACKWARD or not graph.edge_is_bad(edge):
                 continue
             towards[edge.seq] = here
-            if graph.bad_output(edge.seq) is not None:
+            if _hands_on(graph, edge.seq):
                 queue.append(edge.seq)
             elif _swallows(graph, edge) and not _saturates(graph, seq, edge.seq):
                 return path_along(towards, edge.seq)[::-1]
     return ()
 
 
+def _hands_on(graph: Graph, seq: int) -> bool:
+    """Whether what an op gave is not finite; the running statistics that it was given are no result of it."""
+    if op_name(graph.site(seq).op) not in _BY_VARIANCE:
+        return graph.bad_output(seq) is not None
+    result = graph.output(seq)
+    return not is_finite(result.min, result.max)
+
+
 def _swallows(graph: Graph, edge: EdgeRow) -> bool:
     name = op_name(graph.site(edge.seq).op)
     if name == "div":
         return edge.arg == 1
+    if name in _BY_VARIANCE:
+        last = len(graph.site(edge.seq).in_dtypes) - 1
+        return edge.arg == last and graph.scalars(edge.seq).get("training") is not True
     if name == "pow":
         return any(isinstance(v, (int, float)) and v < 0 for v in graph.scalars(edge.seq).values())
     return any(word in name for word in _DIVIDES)

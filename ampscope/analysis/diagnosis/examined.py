@@ -26,6 +26,9 @@ class Examined(NamedTuple):
     reason: Reason = NOTHING_MORE
     explicit: ExplicitHalf = ExplicitHalf()
     leaves: frozenset[str] = frozenset()  #: buffers and carried tensors that the step was the first to leave not finite
+    remains: bool = (
+        False  #: what it left of the model's own state was so when the run ended, whether it was read or not
+    )
     matters: bool = True  #: whether it is one though no other incident comes of it
     steps: frozenset[int] = frozenset()  #: of all its occurrences, where there is more than one
 

@@ -76,7 +76,7 @@ def step_watch(
         tape=tape,
         live=live,
         written=written,
-        state=StateWatch(models, optimizers, written, history, readback, incidents, looking),
+        state=StateWatch(models, optimizers, written, carried.averages, history, readback, incidents, looking),
         still=StillBuffers(models, incidents, tape, budgets[1], cycle, looking),
         carried=carried,
         usage=UsageObserver(usage, report, optimizers.step_of, guard_for("the usage check")),

@@ -29,7 +29,7 @@ ORDER: dict[str, str] = {
     "step_ended": "trace rows usage state carried failed",
     "scheduler_stepped": "usage",
     "abandoned": "live tape carried failed",
-    "run_ended": "state failed",
+    "run_ended": "carried state failed",
 }
 
 

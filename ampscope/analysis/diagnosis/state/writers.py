@@ -38,7 +38,7 @@ def with_writers(found: Sequence[Examined]) -> list[Examined]:
             linked[place] = each._replace(incident=_since(each.incident, wrote.incident))
             readers.setdefault(found.index(wrote), each.incident)
     return [
-        each._replace(incident=_read_by(each.incident, readers.get(place)))
+        each._replace(incident=_read_by(each, readers.get(place)))
         for place, each in enumerate(linked)
         if each.matters or (place in readers and each.incident.op)
     ]
@@ -61,11 +61,14 @@ def _since(incident: Incident, wrote: Incident) -> Incident:
     return replace(incident, explanation=text, written_by=by_whom)
 
 
-def _read_by(incident: Incident, reader: Incident | None) -> Incident:
+def _read_by(wrote: Examined, reader: Incident | None) -> Incident:
+    incident = wrote.incident
     if incident.trigger != Trigger.NONFINITE_CARRIED:
         return incident
-    read = f"step {reader.step:,} read it" if reader is not None else "the step that came next read it"
-    text = f"{incident.explanation} The loop carries that from step to step, and {read}. {_NOT_UNDONE}"
+    what = f"step {reader.step:,} read it" if reader is not None else "the step that came next read it"
+    if reader is None and wrote.remains:
+        what = "it was not finite still when the run ended: it is kept of the model's own weights or buffers"
+    text = f"{incident.explanation} The loop carries that from step to step, and {what}. {_NOT_UNDONE}"
     return replace(incident, explanation=text)
 
 
@@ -77,7 +80,9 @@ def as_write(row: IncidentRow, examined: Examined) -> Examined:
     source, names = known.get("source"), known["carried"]
     if examined.incident.source is None and isinstance(source, dict) and source.get("file"):
         examined = examined._replace(incident=replace(examined.incident, source=SourceLine(**source)))
-    return examined._replace(leaves=examined.leaves | frozenset(names), matters=known.get("read") is True)
+    remains = known.get("remains") is True
+    leaves = examined.leaves | frozenset(names)
+    return examined._replace(leaves=leaves, remains=remains, matters=remains or known.get("read") is True)
 
 
 def left_by(graph: StepGraph, found: Sequence[Origin]) -> frozenset[str]:

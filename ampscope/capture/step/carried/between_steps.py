@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ampscope.capture.replay.tape.entry import EarlierResult
 from ampscope.capture.step.carried import loop_position
-from ampscope.capture.step.carried.carried_tensors import Carried, Round, role_of
+from ampscope.capture.step.carried.carried_tensors import Averages, Carried, Round, role_of
 from ampscope.capture.step.carried.condition import Condition
 from ampscope.capture.step.carried.gap import Gap
 from ampscope.capture.step.carried.loop_mode import LoopMode
@@ -27,6 +27,7 @@ class BetweenSteps:
 
     Args:
         carried: Learns what the loop carries.
+        averages: Learns what of that follows the watched models.
         condition: Learns what of that is finite.
         written: Finds out which call left something bad.
         casts: Is told of casts between the first steps.
@@ -40,6 +41,7 @@ class BetweenSteps:
     def __init__(
         self,
         carried: Carried,
+        averages: Averages,
         condition: Condition,
         written: WrittenBetween,
         casts: CastsBefore,
@@ -49,12 +51,13 @@ class BetweenSteps:
         self.guard = guard
         self._casts = casts
         self._carried = carried
+        self._averages = averages
         self._condition = condition
         self._written = written
         self.mode = LoopMode(self, pause)
         self._learning = True
         self._gap: Gap | None = None
-        self._before: tuple[Gap, loop_position.Position] | None = None  # and where the step after it began
+        self._before: tuple[Gap, loop_position.Position | None] | None = None  # and where the step after it began
 
     def begin(self, *, learning: bool) -> None:
         """A step has ended: what follows until the next forward is between two steps.
@@ -102,18 +105,20 @@ class BetweenSteps:
 
     # -- what came of it ----------------------------------------------------------------------------------------
 
-    def end(self) -> None:
-        """A step begins: looks at what was written since the one before."""
+    def end(self, *, run_ended: bool = False) -> None:
+        """A step begins, or none will come: looks at what was written since the one before."""
         gap = self.stop()
-        self._written.arrived()
+        self._written.arrived(wait=run_ended)
         if gap is None:
             return
         self._carried.round_ended(Round.GAP)
-        here = loop_position.here()
+        if self._learning:
+            self._averages.learn(gap.tape)
+        here = None if run_ended else loop_position.here()
         self._written.look(gap, self._results(gap), here)
         self._written.look_for_stillness(gap)
         self._before = gap, here
-        self._written.arrived()
+        self._written.arrived(wait=run_ended)
         self._condition.descent.sweep()
 
     def _results(self, gap: Gap) -> list[tuple[str, Tensor, EarlierResult]]:

@@ -7,11 +7,12 @@ from functools import partial
 from ampscope.capture.events.calls import StepStart
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.events.open_step import EndedStep, StepAttempt
+from ampscope.capture.events.run_end import RunEnd
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.replay.step_tape import StepTape
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.step.carried.between_steps import BetweenSteps
-from ampscope.capture.step.carried.carried_tensors import Carried, buffer_name
+from ampscope.capture.step.carried.carried_tensors import Averages, Carried, buffer_name
 from ampscope.capture.step.carried.condition import Condition
 from ampscope.capture.step.carried.following import Following
 from ampscope.capture.step.carried.within_step import WithinStep
@@ -21,6 +22,7 @@ from ampscope.capture.torch_support.calls.pause import Pause
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.tracing.distinct.casts_before import CastsBefore
+from ampscope.capture.tracing.statistics import stats
 from ampscope.trace.schema import Trigger
 
 
@@ -39,6 +41,7 @@ class CarriedState(StepObserver):
 
     Attributes:
         mode: Listens between steps.
+        averages: What the loop keeps of the models.
     """
 
     def __init__(
@@ -47,10 +50,11 @@ class CarriedState(StepObserver):
         self.guard = guard
         self._models = models
         self._carried = Carried(partial(buffer_name, models))
+        self.averages = Averages(models)
         self._condition = Condition()
         self._written = WrittenBetween(models, self._condition, recorder, guard)
         self._following = Following(models)
-        self._between = BetweenSteps(self._carried, self._condition, self._written, casts, pause, guard)
+        self._between = BetweenSteps(self._carried, self.averages, self._condition, self._written, casts, pause, guard)
         self._within = WithinStep(tape, self._carried, self._condition, self._written)
         self.mode = self._between.mode
 
@@ -113,3 +117,9 @@ class CarriedState(StepObserver):
     def abandoned(self, reason: str) -> None:
         """Stops listening."""
         self._between.stop()
+
+    def run_ended(self, end: RunEnd) -> None:
+        """Tells of writes that left an average of the model bad for good, though no step has read it; waits."""
+        self._between.end(run_ended=True)
+        bad = [held.tensor for held in self.averages.held() if not stats.finite(held.tensor)]
+        self._written.remained({self._condition.descent.label(tensor) for tensor in bad} - {""})

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
+from ampscope.capture.replay.tape.call_tape import Tape
 from ampscope.capture.replay.tape.entry import Entry
+from ampscope.capture.step.measures.state.held import Held
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.torch_private import storage_key, storage_ref
+from ampscope.capture.tracing.statistics import stats
+from ampscope.trace.schema import StateKind
 
 #: Results that are remembered while they are alive, to see which of them a later round reads.
 MOST_MADE = 1024
-#: Rounds of either kind, two for a step, after which the loop keeps what is still alive.
-KEPT_ROUNDS = 4
+#: Rounds of either kind, two for a step, after which the loop keeps what is still alive: longer than the tape does.
+KEPT_ROUNDS = 8
 
 
 class Role(NamedTuple):
@@ -150,6 +155,51 @@ class Carried:
         return f"carried tensor {self._named}"
 
 
+class Averages:
+    """What a loop keeps of the weights and buffers of the watched models, and writes in place: averages, teachers.
+
+    Keeps none of them alive, and learns which there are from the calls between a few steps.
+
+    Args:
+        models: The watched models.
+    """
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        self._known: dict[int, tuple[weakref.ref[Tensor], str]] = {}
+        self._count = 0
+
+    def learn(self, tape: Tape) -> None:
+        """Looks for them among what the calls on a tape have written: each has the shape of what it is made of."""
+        self._known = {key: known for key, known in self._known.items() if known[0]() is not None}
+        names = {key: name for key, (name, _) in self._models.parameters.items()}
+        names |= {id(each): ".".join(filter(None, (module, name))) for module, name, each in self._models.buffers()}
+        gradients = {id(parameter.grad) for _, parameter in self._models.parameters.values()}
+        made_of: dict[int, dict[torch.Size, set[str]]] = {}
+        for number, entry in enumerate(tape.entries, tape.start):
+            here = made_of[number] = {}
+            for outside in entry.arguments.outside:
+                if outside.identity in names:
+                    here.setdefault(outside.tensor.shape, set()).add(names[outside.identity])
+            for result in entry.earlier:
+                for shape, which in made_of.get(result.entry, {}).items():
+                    here.setdefault(shape, set()).update(which)
+        for tensor, source in list(tape.results.alive()):
+            which = made_of[source.entry].get(tensor.shape, set()) if tape[source.entry].in_place else set()
+            is_other = id(tensor) not in names and id(tensor) not in gradients and tensor.grad_fn is None
+            if which and is_other and has_memory(tensor) and id(tensor) not in self._known:
+                self._count += 1
+                of = f" of {which.pop()}" if len(which) == 1 else ""
+                self._known[id(tensor)] = weakref.ref(tensor), f"average {self._count}{of}"
+
+    def held(self) -> Iterator[Held]:
+        """Those that are alive, and have values that can be looked at."""
+        for reference, name in list(self._known.values()):
+            tensor = reference()
+            if tensor is not None and stats.may_turn_bad(tensor) and tensor.untyped_storage().nbytes():
+                yield Held(StateKind.CARRIED, name, "", tensor.detach())
+
+
 def buffer_name(models: Models, tensor: Tensor) -> str:
     """The qualified name of a buffer of the models; empty for any other tensor."""
     buffers = models.buffers()
@@ -158,4 +208,4 @@ def buffer_name(models: Models, tensor: Tensor) -> str:
 
 def has_memory(tensor: Tensor) -> bool:
     """Whether a tensor lives in memory of its own kind."""
-    return type(tensor) is Tensor and tensor.layout is torch.strided and tensor.numel() > 0
+    return type(tensor) in (Tensor, Parameter) and tensor.layout is torch.strided and tensor.numel() > 0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ampscope.capture.replay.tape.call_tape import Tape
@@ -37,6 +39,7 @@ class Gap:
         self.names: dict[int, str] = {}  #: of the carried tensors that the calls read, by ``id``
         self._types = types
         self._copied = 0
+        self._aliases: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = {}  # with what they are aliases of
 
     def before_write(self, func: Callable[..., Any], args: Any, kwargs: Any) -> dict[int, Tensor]:
         """Copies of what a function is about to overwrite, as far as it reads it and the copies stay small."""
@@ -58,11 +61,28 @@ class Gap:
         )
         self.positions.append(here())
         entry = self.tape.entries[-1]
+        self._note_alias(func, args, result)
+        if entry.in_place:
+            self._wrote_through_aliases(tensor_tree.tensors(kwargs.get("out", args[0] if args else None)))
         if entry.in_place and func.__name__ not in OVERWRITES:
             target = entry.arguments.tensors[0]
             if isinstance(target, OutsideTensor) and target.identity not in originals:
                 self.unknown.add(len(self.positions) - 1)
         return entry
+
+    def _note_alias(self, func: Callable[..., Any], args: Any, result: Any) -> None:
+        """Remembers whose memory ``x.detach()`` and ``x.data`` give: a loop writes through them and lets go of them."""
+        is_alias = func.__name__ == "detach" or getattr(func, "__self__", None) is torch.Tensor.data
+        if is_alias and isinstance(result, Tensor) and args and isinstance(args[0], Tensor):
+            self._aliases[id(result)] = weakref.ref(result), weakref.ref(args[0])
+
+    def _wrote_through_aliases(self, targets: Iterable[Tensor]) -> None:
+        """What the newest call has written into is the tensor that lives on."""
+        for leaf, target in enumerate(targets):
+            alias, base = self._aliases.get(id(target), (lambda: None, lambda: None))
+            owner = base()
+            if alias() is target and owner is not None:
+                self.tape.results.add(owner, EarlierResult(len(self.positions) - 1, leaf), written=True)
 
     def results(self) -> Iterator[tuple[Tensor, EarlierResult]]:
         """What the calls returned or wrote, as far as it is alive."""

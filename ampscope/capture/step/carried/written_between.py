@@ -51,7 +51,7 @@ class _Look:
     results: list[Result]
     gap: Gap
     before: tuple[int, int]  #: step and optimizer of the attempt before
-    forward: Position  #: where the first forward after it stands
+    forward: Position | None  #: where the first forward after it stands; None where none came
 
 
 @dataclass(slots=True)
@@ -91,13 +91,13 @@ class WrittenBetween:
         """An attempt is over."""
         self._before = attempt.step, attempt.index
 
-    def look(self, gap: Gap, found: list[tuple[str, Tensor, EarlierResult]], forward: Position) -> None:
+    def look(self, gap: Gap, found: list[tuple[str, Tensor, EarlierResult]], forward: Position | None) -> None:
         """Sends for what results hold.
 
         Args:
             gap: The calls that made or wrote them.
             found: The results with what they are called.
-            forward: Where the loop's next forward stands.
+            forward: Where the loop's next forward stands; None where none comes.
         """
         largest = largest_within([tensor for _, tensor, _ in found])
         parcel = Parcel(dict(zip(map(str, range(len(found))), largest, strict=True)))
@@ -149,7 +149,7 @@ class WrittenBetween:
         self._note(look, bad, _Born(entry, traced, outcome, is_absorbed))
 
     def _note(self, look: _Look, bad: list[Result], born: _Born) -> None:
-        above = is_above(look.gap.positions[born.entry], look.forward)
+        above = look.forward is not None and is_above(look.gap.positions[born.entry], look.forward)
         after = look.before[0] + above, look.before[1]
         label = self.label(bad[0].name, after[0])
         rows = born.traced.counted_for(after) if born.traced is not None else None
@@ -187,6 +187,12 @@ class WrittenBetween:
     def failed(self, labels: set[str]) -> None:
         """A step that reads what comes of these writes has gone wrong."""
         for write in [each for each in self._untold if each.label in labels]:
+            self._tell(write)
+
+    def remained(self, labels: set[str]) -> None:
+        """The run has ended, and what these writes left in averages of the model is not finite still."""
+        for write in [each for each in self._untold if each.label in labels]:
+            write.details["remains"] = True
             self._tell(write)
 
     def _tell(self, write: _Write) -> None:

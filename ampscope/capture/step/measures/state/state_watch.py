@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 import torch
@@ -20,6 +20,7 @@ from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.torch_support.readback import Readback, Values
+from ampscope.trace.schema import StateKind
 
 #: Weights and optimizer state are looked at after one step in this many, and after steps 0, 1, 2, 4, ... before that.
 LOOK_EVERY = 64
@@ -45,6 +46,13 @@ class StateReport(Protocol):
         """Some of it was found not to be finite."""
 
 
+class KeptBeside(Protocol):
+    """Knows tensors that a loop keeps of the watched models, and are none of theirs."""
+
+    def held(self) -> Iterator[Held]:
+        """Those that are alive."""
+
+
 class StateWatch(StepObserver):
     """Weights and optimizer state of a run; one look reads all of it once, so looks are rare.
 
@@ -55,6 +63,7 @@ class StateWatch(StepObserver):
         models: The watched models.
         optimizers: Which optimizers are the run's.
         written: Looks at buffers and carried tensors.
+        averages: Knows what the loop keeps of the models beside them.
         history: Takes down what is seen.
         readback: Brings the values.
         report: Is told what was found not to be finite, once of each tensor.
@@ -66,6 +75,7 @@ class StateWatch(StepObserver):
         models: Models,
         optimizers: OptimizerNumbers,
         written: WrittenState,
+        averages: KeptBeside,
         history: StateHistory,
         readback: Readback,
         report: StateReport,
@@ -75,11 +85,13 @@ class StateWatch(StepObserver):
         self._models = models
         self._optimizers = optimizers
         self._written = written
+        self._averages = averages
         self._history = history
         self._readback = readback
         self._report = report
         self._ruined: set[int] = set()  # numbers of optimizers that took gradients which were not finite
         self._harmless: dict[int, float] = {}  # by number of the optimizer, the largest norm that was looked into
+        self._once_finite: set[str] = set()  # names of what was
         self._finite_at: dict[int, int] = {}  # by number of the optimizer, the last step after which all was finite
 
     def step_ended(self, ended: EndedStep) -> None:
@@ -109,16 +121,26 @@ class StateWatch(StepObserver):
 
     def look(self, attempt: StepAttempt) -> None:
         """Looks at what the optimizer of ``attempt`` has written, without waiting for the device."""
-        held = [*weights(self._models), *optimizer_state(attempt.optimizer, self._models)]
+        held = [*weights(self._models), *optimizer_state(attempt.optimizer, self._models), *self._averages.held()]
         values = dict(zip(map(str, range(len(held))), largest([each.tensor for each in held]), strict=True))
         self._readback.fetch(dict(values), lambda arrived: self._came(held, arrived, attempt))
 
     def _came(self, held: list[Held], values: Values, attempt: StepAttempt) -> None:
-        bad = [each for each, value in zip(held, values.values(), strict=True) if not math.isfinite(value or 0.0)]
+        bad = self._bad(held, values.values())
         if bad:
             self._tell(bad, attempt.index, attempt.step, attempt)
         else:
             self._finite_at[attempt.index] = attempt.step
+
+    def _bad(self, held: Iterable[Held], values: Iterable[float | None]) -> list[Held]:
+        """What is not finite, by its largest magnitude; a mask that is kept of the model's was never otherwise."""
+        bad = []
+        for each, value in zip(held, values, strict=True):
+            if math.isfinite(value or 0.0):
+                self._once_finite.add(each.name)
+            elif each.kind is not StateKind.CARRIED or each.name in self._once_finite:
+                bad.append(each)
+        return bad
 
     def _tell(self, bad: Iterable[Held], optimizer: int, step: int, attempt: StepAttempt | None) -> None:
         finite_at = self._finite_at.get(optimizer)
@@ -135,9 +157,9 @@ class StateWatch(StepObserver):
             if number in self._ruined:
                 continue
             step = self._optimizers.step_at(number) - 1
-            held = [*(weights(self._models) if not number else ()), *optimizer_state(optimizer, self._models)]
-            values = largest([each.tensor for each in held])
-            bad = [each for each, value in zip(held, values, strict=True) if not math.isfinite(float(value))]
+            once = [*weights(self._models), *self._averages.held()] if not number else []
+            held = [*once, *optimizer_state(optimizer, self._models)]
+            bad = self._bad(held, map(float, largest([each.tensor for each in held])))
             self._tell([*bad, *(self._written.now_bad() if not number else ())], number, step, None)
 
 
