@@ -21,6 +21,8 @@ _IMPORTANCE = {
 }
 #: In-place ops that do not read what they overwrite.
 _OVERWRITES = frozenset({"aten.copy_.default", "aten.zero_.default", "aten.fill_.Scalar", "aten.fill_.Tensor"})
+#: Functions that are finite at -inf: an infinity in what they give does not come from there.
+_FINITE_AT_MINUS_INFINITY = frozenset({"exp", "exp2", "expm1"})
 
 
 class Graph:
@@ -118,7 +120,14 @@ class Graph:
         operands = self.inputs[seq]
         if self.site(seq).op in _OVERWRITES:
             operands = [edge for edge in operands if not edge.in_place]
-        return [edge for edge in operands if self.edge_is_bad(edge)]
+        bad = [edge for edge in operands if self.edge_is_bad(edge)]
+        if op_name(self.site(seq).op) in _FINITE_AT_MINUS_INFINITY and self.bad_output(seq) is not None:
+            return [edge for edge in bad if not self._holds_minus_infinity_alone(edge)]
+        return bad
+
+    def _holds_minus_infinity_alone(self, edge: EdgeRow) -> bool:
+        seen = edge if edge.partial and edge.min is not None else self.output(edge.from_seq, edge.from_out)
+        return seen.min == -math.inf and seen.max is not None and seen.max < math.inf
 
 
 def is_finite(low: float | None, high: float | None) -> bool:

@@ -48,6 +48,20 @@ def test_the_origin_is_found_through_a_chain_and_the_path_tells_the_way(step: St
     assert origin.path == (product, difference, mean, loss)
 
 
+@pytest.mark.parametrize("name", ["exp", "exp2", "expm1"])
+def test_an_exponential_that_overflows_is_not_the_fault_of_the_mask_that_it_reads(step: Step, name: str) -> None:
+    masked = step.op("masked_fill.Scalar", step.entry(), out=MASKED, scalars={"value": "-inf"})
+    raised = step.op(name, masked, out=OVERFLOWN)
+    step.loss(step.op("div.Tensor", raised, step.op("sum", raised, out=OVERFLOWN), out=NOTANUMBER))
+    assert born(step) == [raised]
+
+
+def test_an_infinity_that_an_exponential_was_given_comes_from_before(step: Step) -> None:
+    product = step.op("mm", step.entry(), step.entry(), out=(-INF, INF))
+    step.loss(step.op("exp", product, out=OVERFLOWN))
+    assert born(step) == [product]
+
+
 def test_the_output_that_went_bad_is_named(step: Step) -> None:
     x = step.entry()
     statistics = step.op("var_mean.correction", x, more=(NOTANUMBER,))
