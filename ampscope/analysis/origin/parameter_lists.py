@@ -41,20 +41,23 @@ def module_of_update(graph: StepGraph, seq: int) -> str:
     """
     row = graph.bad_output(seq)
     name = owner_of(graph, seq, row.out) if row is not None else None
-    return name.rpartition(".")[0] if name and len(_gradients_of(graph, seq)) < 2 else ""
+    if row is None or not name or len(_gradients_of(graph, seq, row.out)) > 1:
+        return ""
+    return name.rpartition(".")[0]
 
 
-def _gradients_of(graph: StepGraph, seq: int) -> set[tuple[int, int]]:
-    """The gradients that an optimizer's op was computed from, where the trace holds the backward that gave them."""
+def _gradients_of(graph: StepGraph, seq: int, out: int) -> set[tuple[int, int]]:
+    """The gradients that a result of an optimizer's op was computed from, where the trace holds their backward."""
     found: set[tuple[int, int]] = set()
-    waiting, seen = [seq], {seq}
+    waiting, seen = [(seq, out)], {(seq, out)}
     while waiting:
-        for edge in graph.inputs[waiting.pop()]:
-            if graph.site(edge.from_seq).phase == Phase.BACKWARD:
-                found.add((edge.from_seq, edge.from_out))
-            elif graph.site(edge.from_seq).phase == Phase.OPTIMIZER and edge.from_seq not in seen:
-                seen.add(edge.from_seq)
-                waiting.append(edge.from_seq)
+        for edge in operands_of(graph, *waiting.pop()):
+            source, phase = (edge.from_seq, edge.from_out), graph.site(edge.from_seq).phase
+            if phase == Phase.BACKWARD:
+                found.add(source)
+            elif phase == Phase.OPTIMIZER and source not in seen:
+                seen.add(source)
+                waiting.append(source)
     return found
 
 
