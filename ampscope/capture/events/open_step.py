@@ -108,6 +108,7 @@ class StepAttempt:
     norms: dict[str, Tensor] = field(default_factory=dict)  #: per parameter, likewise
     traced: str = ""  #: which execution of the step the trace holds
     judging_s: float = 0.0  #: what replays of it took
+    before: Any = None  #: a copy of the optimizer with all that it writes, as it was before it stepped
 
     @property
     def scale(self) -> float | None:

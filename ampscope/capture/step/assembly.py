@@ -17,6 +17,7 @@ from ampscope.capture.step.ending.endings import Endings
 from ampscope.capture.step.ending.failed_calls import FailedCalls
 from ampscope.capture.step.ending.incidents import Incidents
 from ampscope.capture.step.ending.loop_endings import LoopEndings
+from ampscope.capture.step.ending.optimizer_rerun import OptimizersBefore
 from ampscope.capture.step.ending.second_look import SecondLook
 from ampscope.capture.step.ending.spikes import SpikeEnding
 from ampscope.capture.step.ending.still_buffers import StillBuffers
@@ -85,6 +86,7 @@ def step_watch(
         history=ScalerHistory(recorder, optimizers, readback, guard_for("the scaler's history")),
         second=SecondLook(models, recorder, incidents, tape, budgets[1], cycle, guard_for("the second look")),
         failed=failed,
+        before=OptimizersBefore(models, looking),
         trace=TraceEnding(models, live, incidents, tape, budgets[0], cycle, tracing),
     )
     attempts = Attempts(models, optimizers, cycle, observers, incidents, tape, written, carried, own, guard)

@@ -85,7 +85,14 @@ class OptimizerView(NamedTuple):
         """
         own = [value for name, value in vars(self.optimizer).items() if not _is_common(name)]
         few = sum(tensor.numel() for tensor in tensor_tree.tensors(own)) <= _OWN_ELEMENTS
+        kept = (value for state in self.optimizer.state.values() for value in dict(state).values())
+        own += [value for value in kept if not isinstance(value, Tensor)]
         return few and all(_consists_of_values(value, _OWN_DEPTH) for value in own)
+
+    @property
+    def has_own_step(self) -> bool:
+        """Whether its ``step`` is somebody's own, and none of torch's."""
+        return not str(getattr(type(self.optimizer).step, "__module__", "")).startswith("torch.optim")
 
     def copied_onto(self, copies: Mapping[int, Tensor], prepared: Callable[[Tensor], Tensor]) -> Any:
         """An optimizer like it, for copies of some of its parameters, which steps one parameter after the other.
@@ -101,15 +108,14 @@ class OptimizerView(NamedTuple):
         copy = _OwnCopies(copies, prepared)
         for name, value in vars(self.optimizer).items():
             if name != "step":
-                again.__dict__[name] = value if _is_common(name) else copy.of(value)
+                common = type(value)() if name.endswith("_hooks") else value
+                again.__dict__[name] = common if _is_common(name) else copy.of(value)
         again.state, again.param_groups = defaultdict(dict), []
         for group in self.optimizer.param_groups:
             chosen = [parameter for parameter in group["params"] if id(parameter) in copies]
             for parameter in chosen:
-                again.state[copies[id(parameter)]] = {
-                    key: prepared(value) if isinstance(value, Tensor) else value
-                    for key, value in self.optimizer.state.get(parameter, {}).items()
-                }
+                kept = self.optimizer.state.get(parameter, {})
+                again.state[copies[id(parameter)]] = {key: copy.of(value) for key, value in kept.items()}
             if chosen:
                 plain = {key: value for key, value in _AT_ONCE.items() if key in group}
                 again.param_groups.append({**group, **plain, "params": [copies[id(p)] for p in chosen]})
@@ -151,7 +157,7 @@ def _consists_of_values(value: Any, depth: int) -> bool:
         return all(_consists_of_values(each, depth - 1) for pair in value.items() for each in pair)
     if type(value) in _SEQUENCES and depth:
         return all(_consists_of_values(each, depth - 1) for each in value)
-    return isinstance(value, (int, float, str, bool, type(None)))
+    return isinstance(value, (int, float, str, bool, type(None), torch.dtype, torch.device))
 
 
 def _is_common(name: str) -> bool:

@@ -222,7 +222,7 @@ class Incidents:
         replayed = source_of(Source.REPLAY, attempt.index)
         tracer = Tracer(self._recorder.sites, self._models.names, full=True, guard=self._guard)
         with self._guard:
-            if attempt.traced != replayed and optimizer_rerun.rerun(attempt.optimizer, names, self._models, tracer):
+            if attempt.traced != replayed and optimizer_rerun.rerun(attempt, names, self._models, tracer):
                 attempt.traced = replayed
                 self._recorder.trace(*tracer.rows(attempt.step, replayed), attempt.step, replayed)
         tracer.release()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from ampscope.capture.torch_support.calls.call_state import random_state_kept
-from ampscope.capture.torch_support.guard import Suppressed
+from ampscope.capture.events.observer import StepObserver
+from ampscope.capture.events.open_step import StepAttempt
+from ampscope.capture.torch_support import tensor_tree
+from ampscope.capture.torch_support.calls.call_state import RandomState, random_state_kept
+from ampscope.capture.torch_support.guard import Guard, Suppressed
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.tracing.statistics.stats import finite, measurable
@@ -21,16 +24,52 @@ from ampscope.trace.schema import Node, Phase
 _MOST = 4
 #: Elements of all of them.
 _LARGEST = 1 << 24
+#: Elements of weights and state up to which an optimizer is copied before each of its steps.
+_SMALL = 1 << 18
 
 
-def rerun(optimizer: Optimizer, names: list[str], models: Models, tracer: Tracer) -> bool:
-    """Steps on copies of some parameters, with their present gradients and state, under ``tracer``.
+class OptimizerBefore(NamedTuple):
+    """An optimizer on copies of all that it writes, as it was before its step."""
 
-    What is not finite begins at zero: whatever the step itself makes of the gradients shows again, and what was bad
-    before it does not. An optimizer of the user's is left alone if it holds more than numbers of its own.
+    again: Any
+    copies: dict[int, nn.Parameter]  #: by ``id`` of the parameter
+    random: RandomState
+
+
+class OptimizersBefore(StepObserver):
+    """Copies optimizers whose step is somebody's own, before they step, as long as they are small.
+
+    What such a step computes depends on more than its present state: on a count of steps, on what it refreshes now and
+    then. The step of an optimizer of torch's shows again what it has made from what it has left.
 
     Args:
-        optimizer: Has stepped; its gradients are still there.
+        models: The watched models.
+        guard: Catches faults of copying.
+    """
+
+    def __init__(self, models: Models, guard: Guard) -> None:
+        self.guard = guard
+        self._models = models
+
+    def optimizer_steps(self, attempt: StepAttempt) -> None:
+        """Copies it."""
+        view = OptimizerView(attempt.optimizer)
+        if attempt.bad or not view.has_own_step:
+            return
+        parameters = [p for p in view.parameters if p.grad is not None]
+        state = [view.optimizer.state.get(p, {}) for p in parameters]
+        size = sum(each.numel() for each in (*parameters, *tensor_tree.tensors(state)))
+        ours = all(id(p) in self._models.parameters and _is_plain(p) for p in parameters)
+        if size <= _SMALL and ours and view.is_plain:
+            copies = {id(p): _copied(p, _cloned) for p in parameters}
+            attempt.before = OptimizerBefore(view.copied_onto(copies, _cloned), copies, RandomState.take())
+
+
+def rerun(attempt: StepAttempt, names: list[str], models: Models, tracer: Tracer) -> bool:
+    """Steps once more under ``tracer``: on the copies from before, or on copies of what is there now.
+
+    Args:
+        attempt: Its optimizer has stepped; its gradients are still there.
         names: Qualified names of the parameters.
         models: The watched models.
         tracer: Gets what comes out non-finite as sinks.
@@ -38,14 +77,36 @@ def rerun(optimizer: Optimizer, names: list[str], models: Models, tracer: Tracer
     Returns:
         Whether anything came out non-finite. Nothing of the training is different afterwards.
     """
+    before: OptimizerBefore | None = attempt.before
+    if before is None:
+        return _rerun_now(attempt.optimizer, names, models, tracer)
+    attempt.before = None
+    wanted = [p for _, p in models.parameters.values() if id(p) in before.copies]
+    with random_state_kept():
+        before.random.put_back()
+        return _play(before.again, wanted, before.copies, models, tracer)
+
+
+def _rerun_now(optimizer: Optimizer, names: list[str], models: Models, tracer: Tracer) -> bool:
+    """Steps on copies of some parameters, with their present gradients and state, under ``tracer``.
+
+    What is not finite begins at zero: whatever the step itself makes of the gradients shows again, and what was bad
+    before it does not. An optimizer of the user's is left alone if it holds more than numbers of its own.
+    """
     wanted = [p for name, p in models.parameters.values() if name in names and _can_step(p)][:_MOST]
     if not wanted or not OptimizerView(optimizer).is_plain or sum(p.numel() for p in wanted) > _LARGEST:
         return False
-    copies = {id(p): _copied(p) for p in wanted}
-    again = OptimizerView(optimizer).copied_onto(copies, _without_bad)
+    copies = {id(p): _copied(p, _without_bad) for p in wanted}
+    return _play(OptimizerView(optimizer).copied_onto(copies, _without_bad), wanted, copies, models, tracer)
+
+
+def _play(
+    again: Any, wanted: Sequence[Tensor], copies: Mapping[int, nn.Parameter], models: Models, tracer: Tracer
+) -> bool:
+    """Steps, and marks what came out bad; returns whether anything did."""
     for parameter in wanted:
         _name(tracer, models.parameters[id(parameter)][0], copies[id(parameter)], again.state[copies[id(parameter)]])
-    step = type(optimizer).step
+    step = type(again).step
     tracer.points.phase = Phase.OPTIMIZER
     with random_state_kept(), Suppressed() as suppressed, tracer.active():
         getattr(step, "__wrapped__", step)(again)
@@ -59,14 +120,21 @@ def rerun(optimizer: Optimizer, names: list[str], models: Models, tracer: Tracer
 
 
 def _can_step(parameter: Tensor) -> bool:
-    gradient = parameter.grad
-    return type(parameter) is nn.Parameter and gradient is not None and measurable(gradient) and finite(gradient)
+    return _is_plain(parameter) and parameter.grad is not None and finite(parameter.grad)
 
 
-def _copied(parameter: Tensor) -> nn.Parameter:
-    copy = nn.Parameter(_without_bad(parameter), requires_grad=True)
-    copy.grad = parameter.grad.detach().clone() if parameter.grad is not None else None
+def _is_plain(parameter: Tensor) -> bool:
+    return type(parameter) is nn.Parameter and parameter.grad is not None and measurable(parameter.grad)
+
+
+def _copied(parameter: Tensor, prepared: Callable[[Tensor], Tensor]) -> nn.Parameter:
+    copy = nn.Parameter(prepared(parameter), requires_grad=True)
+    copy.grad = _cloned(parameter.grad) if parameter.grad is not None else None
     return copy
+
+
+def _cloned(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
 
 
 def _without_bad(tensor: Tensor) -> Tensor:

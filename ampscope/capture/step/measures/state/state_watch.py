@@ -101,7 +101,8 @@ class StateWatch(StepObserver):
             self._ruined.add(attempt.index)
         if not attempt.stepped or attempt.bad or attempt.index in self._ruined:
             return
-        if is_due(attempt.step) or may_divide_by_zero(attempt.optimizer) or self._is_suspicious(attempt):
+        due = attempt.before is not None or is_due(attempt.step)
+        if due or may_divide_by_zero(attempt.optimizer) or self._is_suspicious(attempt):
             self.look(attempt)
 
     def _is_suspicious(self, attempt: StepAttempt) -> bool:
