@@ -29,6 +29,7 @@ class OpenStep:
     micro_batches: int = 0
     scaler: Any = None  #: that scaled its latest loss
     norm: Tensor | None = None  #: of gradients that were judged as they were given, for nothing keeps those
+    doubt: Doubt | None = None  #: gradients that were not finite when they were given
     bad: StepAttempt | None = None  #: went bad, as far as it had come, before its weights were moved
 
     def scaled(self, losses: Any) -> None:
@@ -107,6 +108,7 @@ class StepAttempt:
     found_inf: list[Tensor] = field(default_factory=list)  #: of an optimizer that decides on the device
     norms: dict[str, Tensor] = field(default_factory=dict)  #: per parameter, likewise
     traced: str = ""  #: which execution of the step the trace holds
+    late: bool = False  #: the weights had moved before it was known that they would
     judging_s: float = 0.0  #: what replays of it took
     before: Any = None  #: a copy of the optimizer with all that it writes, as it was before it stepped
 
@@ -119,6 +121,14 @@ class StepAttempt:
     def on_device(self) -> bool:
         """Whether the optimizer unscales and skips on the device."""
         return self.scaling is not None and OptimizerView(self.optimizer).decides_on_device
+
+
+class Doubt(NamedTuple):
+    """Gradients that are not finite, as long as the loop may still leave them out."""
+
+    attempt: StepAttempt  #: holds them
+    given_by: list[int]  #: the entries of the tape that gave such
+    recording: Any  #: what it takes to run the step again, as far as it had come; None where that is not known
 
 
 class EndedStep(NamedTuple):

@@ -234,8 +234,11 @@ def _is_single(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dim() == 0 and transforms.is_wrapped(value)
 
 
-def _is_plain(factor: Any) -> bool:
-    return not isinstance(factor, Tensor) or not transforms.is_wrapped(factor)
+def _outside(factor: Any) -> Any:
+    """What a transform was given, for what stands for it inside; None for what is differentiated there."""
+    if not isinstance(factor, Tensor) or not transforms.is_wrapped(factor):
+        return factor
+    return None if factor.requires_grad else transforms.unwrapped(factor)
 
 
 class _Reading(TorchFunctionMode):
@@ -258,7 +261,7 @@ class _Reading(TorchFunctionMode):
 
     def _look(self, inside: InsideTransform, name: str, args: Any) -> None:
         if len(args) == 2 and name in _PRODUCTS:
-            inside.factors += [each for each, other in (args, args[::-1]) if _is_single(other) and _is_plain(each)]
+            inside.factors += [_outside(each) for each, other in (args, args[::-1]) if _is_single(other)]
         inside.half = inside.half or call_state.current(self._types).autocast_dtype is torch.float16
 
     def _read(self, value: Any) -> Any:

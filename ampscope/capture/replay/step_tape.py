@@ -19,7 +19,7 @@ from ampscope.capture.replay.tape.functional import given_gradients, outside_rea
 from ampscope.capture.replay.tape.functional.given_gradients import FunctionalStep
 from ampscope.capture.replay.tape.received_values import ReceivedValues
 from ampscope.capture.replay.tape.taped_step import TapedStep
-from ampscope.capture.replay.tape.weight_writes import Update, WeightWrites
+from ampscope.capture.replay.tape.weight_writes import Update, WeightWrites, WrittenValues
 from ampscope.capture.replay.tape_mode import ErrorListener, FunctionListener, TapeMode
 from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.calls import transforms
@@ -57,7 +57,7 @@ class StepTape(StepObserver):
         self._state = StateSnapshot(models)
         self._mode = TapeMode(self._tape, listener, guard, pause, self._before_function)
         self._writes = WeightWrites(models)
-        self._judge: Callable[[list[Tensor]], None] | None = None
+        self._judge: Callable[[list[Tensor], WrittenValues], None] | None = None
         self.received = received
         self._evaluation = Evaluation(0)
         self._starts: list[int] = []  # where the latest steps began
@@ -90,10 +90,10 @@ class StepTape(StepObserver):
         """Tells a listener of each torch function of the loop's that raises."""
         self._mode.on_error(listener)
 
-    def on_weights_move(self, judge: Callable[[list[Tensor]], None]) -> None:
+    def on_weights_move(self, judge: Callable[[list[Tensor], WrittenValues], None]) -> None:
         """Has ``judge`` called with weights that the loop itself is about to move, after gradients have come.
 
-        What the step has come to so far can be run again only then.
+        And with what they are written with. What the step has come to can be run again only then.
         """
         self._judge = judge
 
@@ -139,7 +139,7 @@ class StepTape(StepObserver):
         if self._judge is not None and (evaluation.backwards or self.functional.asked is not None):
             evaluation.judged = True
             evaluation.updates = list(self._writes.updates(func, args, kwargs, weights))
-            self._judge(weights)
+            self._judge(weights, self._writes.values(func, args, kwargs))
             evaluation.updates = []
 
     def call_began(self, call: ModuleCall) -> None:

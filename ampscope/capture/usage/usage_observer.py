@@ -37,6 +37,7 @@ class UsageObserver(StepObserver):
         self._report = report
         self._step_of = step_of
         self._stepped_in_epoch = -1  # autocast region in which the last optimizer step ran
+        self._began_in_epoch = -1  # in which the step in progress began
         self._has_scaler = False  # a scaler has scaled a loss of this run
 
     def step_began(self, start: StepStart) -> None:
@@ -45,6 +46,7 @@ class UsageObserver(StepObserver):
         if now.cache and now.autocast_dtype is not None and self._stepped_in_epoch == process_hooks.autocast_epoch():
             step = max(self._step_of(None) - 1, 0)
             self._report(Cause.MISUSE_AUTOCAST_SPANS_STEP, user_place(), {}, step)
+        self._began_in_epoch = process_hooks.autocast_epoch()
         self._usage.new_iteration()
 
     def backward_began(self, backward: BackwardCall) -> None:
@@ -100,8 +102,9 @@ class UsageObserver(StepObserver):
         """Takes down that the optimizer has stepped or was skipped, and under which autocast region."""
         attempt = ended.attempt
         self._usage.stepped(attempt.optimizer, skipped=attempt.scaling is not None and not attempt.stepped)
-        within = ended.ambient.autocast_dtype is not None
-        self._stepped_in_epoch = process_hooks.autocast_epoch() if within else -1
+        epoch = process_hooks.autocast_epoch()
+        within = ended.ambient.autocast_dtype is not None and (not attempt.late or self._began_in_epoch == epoch)
+        self._stepped_in_epoch = epoch if within else -1
 
     def scheduler_stepped(self, scheduler: Any) -> None:
         """Checks that the step before was not skipped."""

@@ -14,6 +14,7 @@ from ampscope.capture.torch_support.models import Models
 
 #: Functions after which a weight is not finite where what it was given is not: sums, products and copies.
 _GIVES = frozenset({"add", "iadd", "sub", "isub", "mul", "imul", "lerp", "copy", "set", "setitem"})
+_COPIES = frozenset(("copy_", "_foreach_copy_", "__set__", "set_"))
 
 
 class Update(NamedTuple):
@@ -21,6 +22,13 @@ class Update(NamedTuple):
 
     name: str  #: of the weight
     tensor: Tensor
+
+
+class WrittenValues(NamedTuple):
+    """What weights are written with."""
+
+    operands: list[Tensor]
+    are_copied: bool  #: as they are; nothing is computed with them
 
 
 class WeightWrites:
@@ -59,6 +67,11 @@ class WeightWrites:
             found = list(tensor_tree.tensors(value))
             of = names if len(found) == len(names) else names[:1] * len(found)
             yield from (Update(name, tensor) for name, tensor in zip(of, found, strict=True))
+
+    def values(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> WrittenValues:
+        """What a call of ``func`` is about to write weights with."""
+        operands = list(tensor_tree.tensors((args[1:], kwargs)))
+        return WrittenValues(operands, getattr(func, "__name__", "") in _COPIES)
 
     def _weight(self, tensor: Tensor) -> Tensor | None:
         known = self._models.parameters.get(id(tensor))

@@ -118,11 +118,11 @@ class Attempts:
         if attempt.norm is None:
             self.check(attempt)
 
-    def check(self, attempt: StepAttempt) -> None:
-        """Judges the gradients by their norm."""
+    def check(self, attempt: StepAttempt, recording: TapedStep | None = None) -> None:
+        """Judges the gradients by their norm; with a ``recording`` from when they were given."""
         with self.guard:
             attempt.norm = gradients.total_norm(attempt.optimizer)
-            self.found(attempt, verdict.of_unscaled_step(attempt, self.models))
+            self.found(attempt, verdict.of_unscaled_step(attempt, self.models), recording)
 
     def check_the_rest(self, attempt: StepAttempt) -> None:
         """Judges what gradients hide: the loss, buffers, what the loop carries."""
@@ -149,11 +149,11 @@ class Attempts:
         self._written.turned_bad()
         self.found(attempt, verdict.of_skip(attempt, self.models))
 
-    def found(self, attempt: StepAttempt, bad: Verdict | None) -> None:
+    def found(self, attempt: StepAttempt, bad: Verdict | None, recording: TapedStep | None = None) -> None:
         """Makes an incident of what is ``bad``, unless the attempt has one."""
         if bad is not None and not attempt.bad:
             self._carried.suffered()
-            self._judge(attempt, bad, None if self.tape.broken else self.recording())
+            self._judge(attempt, bad, None if self.tape.broken else recording or self.recording())
 
     def recording(self) -> TapedStep:
         """What it takes to run the present step again."""

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from ampscope.capture.events.calls import Through
+from ampscope.capture.events.open_step import Doubt
+from ampscope.capture.replay.tape.weight_writes import WrittenValues
 from ampscope.capture.step.ending import verdict
 from ampscope.capture.step.ending.attempts import Attempts
+from ampscope.capture.step.measures import gradients
+from ampscope.capture.tracing.statistics import stats
 
 
 class LoopEndings:
@@ -27,17 +33,22 @@ class LoopEndings:
         self._guard = attempts.guard
         self._tape.on_weights_move(self.before_weights_move)
 
-    def before_weights_move(self, weights: list[Tensor]) -> None:
+    def before_weights_move(self, weights: list[Tensor], values: WrittenValues) -> None:
         """The loop is about to write into ``weights``: what the step has come to is judged while they are there.
 
         In mid-step (SAM) the step goes on afterwards; where no optimizer holds the weights, their change ends it.
+
+        Args:
+            weights: What it writes.
+            values: What it writes them with.
         """
         if not self._cycle.is_open or self._cycle.is_busy:
             return
         opened = self._cycle.opened
         with self._own, self._guard:
             if self._optimizers.nobody_steps(weights):
-                self._updated_by_hand(weights)
+                taken_up = self._takes_up(values.operands)
+                self._updated_by_hand(weights, values.operands if values.are_copied else (), taken_up=taken_up)
             elif opened.bad is None:
                 attempt = self._attempts.expected(weights)
                 self._attempts.check(attempt)
@@ -50,12 +61,20 @@ class LoopEndings:
         if through is None or not self._cycle.is_open or self._cycle.is_busy:
             return
         with self._own, self._guard:
-            step = self._tape.functional
-            if step.was_updated(through) and self._ended_by_nobody():
-                step.is_over()
+            step, doubt = self._tape.functional, self._cycle.opened.doubt
+            given = step.weights_given(through)
+            if step.was_updated(through):
+                if self._ended_by_nobody(given):
+                    step.is_over()
+            elif doubt is not None and not _are_finite(given):  # they were taken up where nobody has seen it
+                self._check(doubt)
 
     def call_returned(self, through: Through | None) -> None:
-        """A model was called: gradients that came of it are judged while they are there, if nobody else will."""
+        """A model was called: gradients that came of it are looked at while they are there, if nobody else will.
+
+        What is not finite is kept until it is known what the loop makes of it: it may look at them itself, and leave
+        the step out.
+        """
         opened = self._cycle.opened
         if through is None or opened.bad is not None:
             return
@@ -63,24 +82,56 @@ class LoopEndings:
             weights = self._weights()
             if self._tape.functional.asked is not None and self._optimizers.nobody_steps(weights):
                 attempt = self._attempts.expected(weights)
-                self._attempts.check(attempt)
-                opened.norm = attempt.norm
-                opened.bad = attempt if attempt.bad else None
+                norm = gradients.total_norm(attempt.optimizer)
+                opened.norm = norm
+                if norm is not None and not norm.isfinite():
+                    given_by = [*(opened.doubt.given_by if opened.doubt else ()), self._tape.functional.latest]
+                    opened.norm, opened.doubt = None, Doubt(attempt, given_by, self._attempts.recording())
 
-    def _ended_by_nobody(self) -> bool:
+    def _takes_up(self, operands: Sequence[Tensor] | None) -> bool:
+        """Whether gradients in doubt are in ``operands``; with None, in weights that the loop has made."""
+        doubt = self._cycle.opened.doubt
+        return doubt is not None and self._tape.functional.takes_up(doubt.given_by, operands)
+
+    def _check(self, doubt: Doubt) -> None:
+        """Judges gradients that the loop has not left out."""
+        attempt, opened = doubt.attempt, self._cycle.opened
+        self._attempts.check(attempt, doubt.recording)
+        opened.norm, opened.doubt = attempt.norm, None
+        opened.bad = attempt if attempt.bad else None
+
+    def _ended_by_nobody(self, values: Sequence[Tensor] = ()) -> bool:
         """Ends the step, unless an optimizer will; returns whether it did."""
         weights = self._weights()
         by_hand = self._optimizers.nobody_steps(weights)
         if by_hand:
-            self._updated_by_hand(weights)
+            taken_up = bool(values) or self._takes_up(None)
+            self._updated_by_hand(weights, values, taken_up=taken_up, late=True)
         return by_hand
 
     def _weights(self) -> list[Tensor]:
         return [weight for _, weight in self._models.parameters.values()]
 
-    def _updated_by_hand(self, weights: list[Tensor]) -> None:
+    def _updated_by_hand(
+        self, weights: list[Tensor], values: Sequence[Tensor], *, taken_up: bool, late: bool = False
+    ) -> None:
+        """The loop moves weights.
+
+        Args:
+            weights: What it moves.
+            values: What they become, where that is known: if finite, they hold no bad gradients.
+            taken_up: They may hold gradients that were not finite when they were given.
+            late: They have moved already.
+        """
+        doubt = self._cycle.opened.doubt
+        if doubt is not None and taken_up and not _are_finite(values):
+            self._check(doubt)
         attempt = self._attempts.begin_without(weights)
-        attempt.stepped = True
+        attempt.stepped, attempt.late = True, late
+        if attempt.opened.norm is None and values:
+            norm = gradients.total_norm(attempt.optimizer)
+            if norm is not None and not norm.isfinite() and _are_finite(values):
+                attempt.opened.norm = norm
         self._attempts.without_scaler(attempt)
         self._attempts.check_the_rest(attempt)
         self._attempts.check_updates(attempt)
@@ -114,3 +165,8 @@ class LoopEndings:
                 attempt = self._attempts.expected(self._weights())
                 self._attempts.check(attempt)
                 opened.bad = attempt if attempt.bad else None
+
+
+def _are_finite(values: Sequence[Tensor]) -> bool:
+    """Whether there is anything, and all of it is finite; waits for the device."""
+    return bool(values) and all(map(stats.finite, values))

@@ -68,6 +68,14 @@ def is_wrapped(tensor: torch.Tensor) -> bool:
     return ask is not None and bool(ask(tensor))
 
 
+def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """What the user gave, for the tensor that stands for it inside transforms."""
+    take = getattr(torch._C._functorch, "get_unwrapped", None)
+    while take is not None and is_wrapped(tensor):
+        tensor = take(tensor)
+    return tensor
+
+
 def innermost(function: Any) -> Callable[..., Any]:
     """The user's function inside transforms of it and inside ``partial``."""
     for _ in range(16):

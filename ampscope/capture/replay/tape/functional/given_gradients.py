@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -80,6 +80,21 @@ class FunctionalStep(NamedTuple):
         if not asked or through is None:
             return bool(asked) and named_weights.update_was_made(self.tape, asked)
         return named_weights.were_updated(self.tape, asked, named_weights.named(through.operands, self.models))
+
+    @property
+    def latest(self) -> int:
+        """Number of the last entry that gave gradients."""
+        return max(number for number, _ in self._asking())
+
+    def takes_up(self, asked: list[int], operands: Iterable[Tensor] | None) -> bool:
+        """Whether what the entries ``asked`` gave is in ``operands``, or, with None, in weights of the loop's own."""
+        if operands is None:
+            return named_weights.update_was_made(self.tape, asked)
+        return named_weights.come_of(self.tape, asked, operands)
+
+    def weights_given(self, through: Through) -> list[Tensor]:
+        """The weights that the loop gives to whatever is about to call a model."""
+        return [weight for _, weight in named_weights.named(through.operands, self.models)]
 
     def is_over(self) -> None:
         """What the loop has made of it, or for the next one, is where that begins: weights and a batch."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -62,14 +62,20 @@ def update_was_made(tape: Tape, asked: Sequence[int]) -> bool:
         tape: The tape.
         asked: Numbers of the entries that gave gradients.
     """
-    operands = {_key(each) for number in asked for each in tape[number].arguments.tensors}
+    operands = {_key(each) for number in asked if number >= tape.start for each in tape[number].arguments.tensors}
     return any(_key(each) in operands for _, reads in _derived(tape, asked) for each in reads)
+
+
+def come_of(tape: Tape, asked: Sequence[int], values: Iterable[Tensor]) -> bool:
+    """Whether any of ``values`` was computed from what the entries ``asked`` gave, or is that itself."""
+    derived = {*asked, *(number for number, _ in _derived(tape, asked))}
+    return any((known := tape.results.find(each)) is not None and known.source.entry in derived for each in values)
 
 
 def _derived(tape: Tape, asked: Sequence[int]) -> Iterator[tuple[int, list[TensorReference]]]:
     """The entries that compute with gradients, or with what came of them: their numbers, and what they read."""
     derived = set(asked)
-    for number in range(asked[0] + 1, tape.end):
+    for number in range(max(min(asked, default=tape.end) + 1, tape.start), tape.end):
         reads = list(tape[number].arguments.tensors)
         if any(isinstance(each, EarlierResult) and each.entry in derived for each in reads):
             derived.add(number)
