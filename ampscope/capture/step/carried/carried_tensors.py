@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from ampscope.capture.replay.tape.call_tape import Tape
 from ampscope.capture.replay.tape.entry import Entry
@@ -187,7 +186,7 @@ class Averages:
         for tensor, source in list(tape.results.alive()):
             which = made_of[source.entry].get(tensor.shape, set()) if tape[source.entry].in_place else set()
             is_other = id(tensor) not in names and id(tensor) not in gradients and tensor.grad_fn is None
-            if which and is_other and has_memory(tensor) and id(tensor) not in self._known:
+            if which and is_other and tensor.layout is torch.strided and id(tensor) not in self._known:
                 self._count += 1
                 of = f" of {which.pop()}" if len(which) == 1 else ""
                 self._known[id(tensor)] = weakref.ref(tensor), f"average {self._count}{of}"
@@ -208,4 +207,4 @@ def buffer_name(models: Models, tensor: Tensor) -> str:
 
 def has_memory(tensor: Tensor) -> bool:
     """Whether a tensor lives in memory of its own kind."""
-    return type(tensor) in (Tensor, Parameter) and tensor.layout is torch.strided and tensor.numel() > 0
+    return type(tensor) is Tensor and tensor.layout is torch.strided and tensor.numel() > 0

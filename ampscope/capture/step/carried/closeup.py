@@ -61,8 +61,8 @@ class Closeups:
 
     def names(self, gap: Gap) -> Names:
         """What is known of what the calls read."""
-        nodes = {key: (Node.PARAMETER, name) for key, (name, _) in self._models.parameters.items()}
-        return nodes | {key: (Node.CARRIED, name) for key, name in gap.names.items()}
+        carried = {key: (Node.CARRIED, name) for key, name in gap.names.items()}
+        return carried | {key: (Node.PARAMETER, name) for key, (name, _) in self._models.parameters.items()}
 
     def traced(self, gap: Gap, names: Names, sinks: list[tuple[str, EarlierResult]]) -> Traced:
         """What the calls that ``sinks`` are made of, or that are made of them, did.
