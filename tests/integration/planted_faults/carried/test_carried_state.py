@@ -14,7 +14,7 @@ import ampscope
 from ampscope.analysis.causes.catalogue import what_in_words
 from ampscope.analysis.results import Diagnosis, Incident
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
-from tests.integration.planted_faults.carriers import BAD, CARRIERS, HARMLESS, PRIORITIES, READ, Carrier, train
+from tests.integration.planted_faults.carried.carriers import BAD, CARRIERS, HARMLESS, PRIORITIES, READ, Carrier, train
 
 #: The op that left the range of float16, and a part of its line.
 WRITERS = {
