@@ -107,3 +107,19 @@ def test_a_teacher_that_stays_finite_is_healthy_masks_and_all(blend: Blend, read
     told = trained(blend, run_folder, poisoned=False, reads=reads)
     assert [each for each in told.incidents if each.severity is not Severity.INFO] == []
     assert told.verdict is Verdict.HEALTHY
+
+
+def test_a_part_of_a_weight_that_the_loop_writes_into_is_no_average(run_folder: Path) -> None:
+    """Autograd refuses to tell the history of such a part; following the loop goes on."""
+    model = Masked()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with ampscope.watch(model, dir=run_folder, quiet=True):
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.randn(16, 6)).square().mean().backward()
+            optimizer.step()
+            with torch.no_grad():
+                row = model.head.weight[0]
+                model.head.weight[1].mul_(0.5)
+            row.detach().mul_(0.5)
+    assert ampscope.diagnose(run_folder).verdict is Verdict.HEALTHY

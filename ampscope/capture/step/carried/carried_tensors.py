@@ -185,7 +185,7 @@ class Averages:
                     here.setdefault(shape, set()).update(which)
         for tensor, source in list(tape.results.alive()):
             which = made_of[source.entry].get(tensor.shape, set()) if tape[source.entry].in_place else set()
-            is_other = id(tensor) not in names and id(tensor) not in gradients and tensor.grad_fn is None
+            is_other = id(tensor) not in names and id(tensor) not in gradients and _stands_alone(tensor)
             if which and is_other and tensor.layout is torch.strided and id(tensor) not in self._known:
                 self._count += 1
                 of = f" of {which.pop()}" if len(which) == 1 else ""
@@ -203,6 +203,11 @@ def buffer_name(models: Models, tensor: Tensor) -> str:
     """The qualified name of a buffer of the models; empty for any other tensor."""
     buffers = models.buffers()
     return next((".".join(filter(None, (module, name))) for module, name, each in buffers if each is tensor), "")
+
+
+def _stands_alone(tensor: Tensor) -> bool:
+    """Whether it is no part of another tensor (of which autograd must not be asked) and no result with a history."""
+    return not tensor._is_view() and tensor.grad_fn is None
 
 
 def has_memory(tensor: Tensor) -> bool:
