@@ -146,9 +146,13 @@ class LiveTrace(StepObserver):
             tracer.pause = Pause(on=True)
             self._dropped.append(tracer)
 
-    def poisoned_weights(self) -> list[str]:
-        """Parameters that the traced optimizer step made non-finite; they are marked for the walk back."""
-        if self._tracer is None or not self._half_parameters():
+    def poisoned_weights(self, *, of_any_dtype: bool = False) -> list[str]:
+        """Parameters that the traced optimizer step made non-finite; they are marked for the walk back.
+
+        Args:
+            of_any_dtype: Look at them also where none is kept in half precision.
+        """
+        if self._tracer is None or not (of_any_dtype or self._half_parameters()):
             return []
         self._tracer.remove()
         bad = [(name, p) for name, p in self._models.parameters.values() if not stats.finite(p)]

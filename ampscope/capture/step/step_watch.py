@@ -164,7 +164,8 @@ class StepWatch:
         self._cycle.opened.micro_batches += 1
         self._cycle.on(Moment.RUNS_BACKWARD)
         self._observers.tell(StepObserver.backward_ended)
-        if listening:
+        self._by_loop.backward_returned()
+        if listening and self._cycle.is_open:
             self._tape.listen()
         return result
 
@@ -185,6 +186,7 @@ class StepWatch:
             call = BackwardCall(args, kwargs, roots, self._own.ambient, several)
             self._observers.tell(StepObserver.backward_began, call)
             self._cycle.opened.backward(roots)
+            self._by_loop.backward_comes()
 
     # -- the scaler ---------------------------------------------------------------------------------------------
 
@@ -235,26 +237,17 @@ class StepWatch:
 
     def before_optimizer(self, optimizer: Optimizer, *, with_closure: bool) -> None:
         """An optimizer is about to step."""
-        if not self._is_busy(optimizer_begins=True) and self.optimizers.owns(optimizer):
+        if self._cycle.state is State.BACKWARD and self.optimizers.owns(optimizer):
+            self._by_loop.optimizer_in_backward()
+        elif not self._is_busy(optimizer_begins=True) and self.optimizers.owns(optimizer):
             with self._own:
                 if not with_closure and self._endings.is_idle and self.optimizers.comes_again(optimizer):
                     self._begin()
                 self._endings.before_optimizer(optimizer, with_closure=with_closure)
 
     def closure(self, optimizer: Optimizer, call: Callable[[], Any]) -> Any:
-        """Runs the closure of an optimizer; a class that hands it on to its base comes by here twice."""
-        if self._endings.in_closure:
-            return call()
-        with self._own:
-            self._endings.closure_began(optimizer)
-        try:
-            result = call()
-        except BaseException:
-            self._endings.closure_lost(optimizer)
-            raise
-        with self._own:
-            self._endings.closure_ended(optimizer)
-        return result
+        """Runs the closure of an optimizer."""
+        return self._endings.closure(optimizer, call)
 
     def after_optimizer(self, optimizer: Optimizer) -> None:
         """An optimizer of the run has stepped."""

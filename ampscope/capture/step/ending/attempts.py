@@ -144,6 +144,11 @@ class Attempts:
                 self._carried.suffered()
                 self._judge(attempt, verdict.of_updates(), recording)
 
+    def check_weights(self, attempt: StepAttempt) -> None:
+        """Judges weights that have moved before anything of the step was judged; waits for the device, if traced."""
+        with self.guard:
+            self._incidents.look_at_weights(attempt, of_any_dtype=True)
+
     def skipped(self, attempt: StepAttempt) -> None:
         """A scaler has skipped the optimizer."""
         self._written.turned_bad()

@@ -56,7 +56,7 @@ class Endings:
         self._own = own
         self._guard = guard
         self._evaluating: Optimizer | None = None  # an optimizer that runs forward and backward by itself
-        self.in_closure = False  #: of an optimizer
+        self._in_closure = False  #: of an optimizer
         self._steps_running = 0  # one inside the other, when the optimizer of the attempt began
 
     # -- with a scaler ------------------------------------------------------------------------------------------
@@ -111,17 +111,32 @@ class Endings:
         if self.attempts.current.optimizer is optimizer:
             self._steps(self.attempts.current)
 
-    def closure_began(self, optimizer: Optimizer) -> None:
+    def closure(self, optimizer: Optimizer, call: Callable[[], Any]) -> Any:
+        """Runs the closure of an optimizer; a class that hands it on to its base comes by here twice."""
+        if self._in_closure:
+            return call()
+        with self._own:
+            self._closure_began(optimizer)
+        try:
+            result = call()
+        except BaseException:
+            self._closure_lost(optimizer)
+            raise
+        with self._own:
+            self._closure_ended(optimizer)
+        return result
+
+    def _closure_began(self, optimizer: Optimizer) -> None:
         """The closure of an optimizer is about to run forward and backward, once more if it has been run before."""
-        self.in_closure = True
+        self._in_closure = True
         if self._evaluating is optimizer:
             self._cycle.leave_optimizer()
             if self.attempts.current is not None:
                 self._tape.weights_moved()
 
-    def closure_ended(self, optimizer: Optimizer) -> None:
+    def _closure_ended(self, optimizer: Optimizer) -> None:
         """What is there now is what the optimizer will use."""
-        self.in_closure = False
+        self._in_closure = False
         if self._evaluating is not optimizer:
             return
         if not self._cycle.is_open:
@@ -136,9 +151,9 @@ class Endings:
             self.attempts.check(self.attempts.current)
             self._cycle.enter_optimizer()
 
-    def closure_lost(self, optimizer: Optimizer) -> None:
+    def _closure_lost(self, optimizer: Optimizer) -> None:
         """The closure was left by an exception, and so was the optimizer."""
-        self.in_closure = False
+        self._in_closure = False
         if self._evaluating is optimizer:
             self._evaluating = self.attempts.current = None
 

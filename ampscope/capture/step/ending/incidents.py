@@ -189,9 +189,14 @@ class Incidents:
         )
         self._tell(attempt, trigger, outcome)
 
-    def look_at_weights(self, attempt: StepAttempt) -> None:
-        """Reports an optimizer that made weights non-finite, as far as the live trace of its step shows."""
-        poisoned = [] if attempt.bad else self._live.poisoned_weights()
+    def look_at_weights(self, attempt: StepAttempt, *, of_any_dtype: bool = False) -> None:
+        """Reports an optimizer that made weights non-finite, as far as the live trace of its step shows.
+
+        Args:
+            attempt: Of that step.
+            of_any_dtype: Not only where some are kept in half precision, which finite gradients may take out of range.
+        """
+        poisoned = [] if attempt.bad else self._live.poisoned_weights(of_any_dtype=of_any_dtype)
         if poisoned:
             reason = "an optimizer step is traced as it runs, never replayed"
             outcome = ReplayResult(ReplayStatus.UNAVAILABLE, reason)

@@ -31,6 +31,8 @@ class LoopEndings:
         self._tape = attempts.tape
         self._own = attempts.own
         self._guard = attempts.guard
+        self._versions: int | None = None  # of the weights before a backward, where nobody is known to step them
+        self._moved = False  # by an optimizer that stepped inside a backward
         self._tape.on_weights_move(self.before_weights_move)
 
     def before_weights_move(self, weights: list[Tensor], values: WrittenValues) -> None:
@@ -55,6 +57,28 @@ class LoopEndings:
                 self._attempts.found(attempt, verdict.of_what_gradients_hide(attempt, [], None))
                 self._attempts.check_updates(attempt)
                 opened.bad = attempt if attempt.bad else None
+
+    def backward_comes(self) -> None:
+        """A backward is about to run; hooks on gradients may move weights inside it."""
+        self._moved = False
+        self._versions = None if len(self._optimizers) else self._count_writes()
+
+    def optimizer_in_backward(self) -> None:
+        """An optimizer of the run's steps inside a backward, as one for each parameter does in a hook."""
+        self._moved = True
+
+    def backward_returned(self) -> None:
+        """A backward has run: if weights have moved inside it, the step is over."""
+        with self._own, self._guard:
+            weights = self._weights()
+            if not self._moved and self._versions is not None and self._versions != self._count_writes():
+                self._moved = self._optimizers.nobody_steps(weights)
+            if self._moved:
+                self._tape.weights_moved()
+                self._updated_by_hand(weights, (), taken_up=False, late=True)
+
+    def _count_writes(self) -> int:
+        return sum(weight._version for weight in self._weights())
 
     def call_comes(self, through: Through | None) -> None:
         """A model is about to be called: where the loop gives it new weights, the step before is over."""
@@ -135,6 +159,8 @@ class LoopEndings:
         self._attempts.without_scaler(attempt)
         self._attempts.check_the_rest(attempt)
         self._attempts.check_updates(attempt)
+        if late:
+            self._attempts.check_weights(attempt)
         self._attempts.end(attempt)
 
     def left_unfinished(self, *, failed: bool = False) -> None:
