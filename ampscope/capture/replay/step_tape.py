@@ -90,6 +90,10 @@ class StepTape(StepObserver):
         """Tells a listener of each torch function of the loop's that raises."""
         self._mode.on_error(listener)
 
+    def on_gradients(self, listener: Callable[[], None]) -> None:
+        """Tells a listener when the loop has asked for gradients, which no parameter may hold."""
+        self._mode.on_gradients(listener)
+
     def on_weights_move(self, judge: Callable[[list[Tensor], WrittenValues], None]) -> None:
         """Has ``judge`` called with weights that the loop itself is about to move, after gradients have come.
 

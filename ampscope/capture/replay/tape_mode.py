@@ -102,6 +102,7 @@ class TapeMode(TorchFunctionMode):
         self._inserted = False
         self._handling = 0  # inside a handled function torch has taken this mode off the stack by itself
         self._raised: ErrorListener | None = None
+        self._asked: Callable[[], None] | None = None
         self._fast_paths = FastPaths(self._leave, self._come_back)
         self.recording = True
         self.watching = False
@@ -110,6 +111,10 @@ class TapeMode(TorchFunctionMode):
     def on_error(self, listener: ErrorListener) -> None:
         """Tells a listener of each function that raises."""
         self._raised = listener
+
+    def on_gradients(self, listener: Callable[[], None]) -> None:
+        """Tells a listener when the loop has got gradients by asking for them."""
+        self._asked = listener
 
     def weights_move(self, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """The loop is about to move weights: what comes after is not looked at."""
@@ -185,6 +190,8 @@ class TapeMode(TorchFunctionMode):
                 with self._guard:
                     self._note(func, args, before, result)
                 self._pause.end_glance()
+                if func is torch.autograd.grad and self._asked is not None:
+                    self._asked()
         finally:
             self._handling -= 1
         return result

@@ -34,6 +34,7 @@ class LoopEndings:
         self._versions: int | None = None  # of the weights before a backward, where nobody is known to step them
         self._moved = False  # by an optimizer that stepped inside a backward
         self._tape.on_weights_move(self.before_weights_move)
+        self._tape.on_gradients(self.gradients_given)
 
     def before_weights_move(self, weights: list[Tensor], values: WrittenValues) -> None:
         """The loop is about to write into ``weights``: what the step has come to is judged while they are there.
@@ -94,13 +95,18 @@ class LoopEndings:
                 self._check(doubt)
 
     def call_returned(self, through: Through | None) -> None:
-        """A model was called: gradients that came of it are looked at while they are there, if nobody else will.
+        """A model was called, in the loop's place perhaps, by what gives gradients."""
+        if through is not None:
+            self.gradients_given()
+
+    def gradients_given(self) -> None:
+        """The loop has got gradients: they are looked at while they are there, if nobody else will.
 
         What is not finite is kept until it is known what the loop makes of it: it may look at them itself, and leave
         the step out.
         """
         opened = self._cycle.opened
-        if through is None or opened.bad is not None:
+        if opened.bad is not None or not self._cycle.is_open or self._cycle.is_busy:
             return
         with self._own, self._guard:
             weights = self._weights()

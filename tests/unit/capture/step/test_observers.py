@@ -12,6 +12,7 @@ from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.replay.step_tape import StepTape
 from ampscope.capture.step.carried.carried_state import CarriedState
 from ampscope.capture.step.ending.failed_calls import FailedCalls
+from ampscope.capture.step.ending.optimizer_rerun import OptimizersBefore
 from ampscope.capture.step.ending.second_look import SecondLook
 from ampscope.capture.step.ending.spikes import SpikeEnding
 from ampscope.capture.step.ending.still_buffers import StillBuffers
@@ -42,6 +43,7 @@ PARTS: dict[str, type[StepObserver]] = {
     "trace": TraceEnding,
     "spikes": SpikeEnding,
     "failed": FailedCalls,
+    "before": OptimizersBefore,
 }
 
 
