@@ -135,7 +135,10 @@ class TestDigits:
     """The convolutional network that is stopped, and resumed in a new process."""
 
     STEPS = 8  #: in an epoch
-    ORDERS = (pytest.param((), id="load, watch"), pytest.param(("--watch-before-loading",), id="watch, load"))
+    ORDERS = (
+        pytest.param((), id="load, watch"),
+        pytest.param(("--watch-before-loading",), id="watch, load", marks=pytest.mark.slow),
+    )
 
     @pytest.fixture(autouse=True)
     def needs_sklearn(self) -> None:

@@ -68,6 +68,7 @@ def test_a_training_that_fails(ampscope: Command, monkeypatch: pytest.MonkeyPatc
     assert "stopped with exit code 3" in answer.err
 
 
+@pytest.mark.slow
 def test_the_gpt_breaks_where_the_attention_overflows(ampscope: Command, tmp_path: Path) -> None:
     answer = ampscope("demo", "--dir", tmp_path, "--no-view")
     assert answer.code == 0
@@ -82,6 +83,7 @@ def test_the_gpt_breaks_where_the_attention_overflows(ampscope: Command, tmp_pat
     assert 100 <= primary.step <= 500
 
 
+@pytest.mark.slow
 def test_the_digits_stay_healthy_over_a_resume(ampscope: Command, tmp_path: Path) -> None:
     assert ampscope("demo", "--dir", tmp_path, "--story", "digits", "--no-view").code == 0
     diagnosis = diagnose(tmp_path / "demo-digits")
