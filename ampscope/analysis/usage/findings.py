@@ -14,11 +14,12 @@ from ampscope.analysis.causes.unknown import Observed
 from ampscope.analysis.causes.usage import LearningRateMoved, OptimizerRestored, ScaleForgotten
 from ampscope.analysis.origin.step_graph import source_line
 from ampscope.analysis.results import Finding, SourceLine
+from ampscope.analysis.tables.lazy_tables import collect, rank_table
 from ampscope.analysis.tables.step_history import History
 from ampscope.analysis.usage.mistakes import explained, fixes, happens_once
 from ampscope.trace.json_columns import details
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import FindingRow, Phase, ScalerAction, ScalerEventRow, SiteRow, Table
+from ampscope.trace.schema import FindingRow, Phase, ScalerAction, ScalerEventRow, SiteRow, Source, Table, execution_of
 from ampscope.trace.vocabulary import Cause, MistakeForm
 
 #: Mistakes that bring others with them: shown first.
@@ -160,6 +161,9 @@ def _resumed_scalers(events: Sequence[ScalerEventRow]) -> Iterator[tuple[ScalerE
 def _recomputed_otherwise(run: Run, rank: int) -> list[Finding]:
     """A checkpointed module or line whose recomputation ran in another precision than their forward."""
     sites = run.rows(Table.SITES, rank=rank)
+    if any(site.phase == Phase.RECOMPUTE for site in sites):
+        as_it_was = _seen_as_it_was(run, rank)
+        sites = [site for site in sites if site.site in as_it_was]
     forward: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
     for site in sites:
         if site.phase == Phase.FORWARD:
@@ -169,6 +173,13 @@ def _recomputed_otherwise(run: Run, rank: int) -> list[Finding]:
         (each for each in again if _precision(each) not in forward.get(_place(each), {_precision(each)})), None
     )
     return [_finding(Cause.MISUSE_CHECKPOINT_AUTOCAST_MISMATCH, 0, source_line(other))] if other else []
+
+
+def _seen_as_it_was(run: Run, rank: int) -> set[int]:
+    """Numbers of the program points that a step as it was has come by, not only one tried in another precision."""
+    ops = collect(rank_table(run, Table.OPS, rank).select("site", "source").unique())
+    tried = str(Source.REPLAY_FP32)
+    return {row["site"] for row in ops if execution_of(row["source"])[0] != tried}
 
 
 def _precision(site: SiteRow) -> tuple[str, ...]:

@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 
 from ampscope.capture.keep_fp32 import in_float32
 from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.calls import call_state
+from ampscope.capture.torch_support.calls.backward_call import RUN_BACKWARD, active_in_engine
 from ampscope.capture.torch_support.calls.half_conversions import METHODS, dtypes_asked
 from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.models import Models
@@ -158,7 +160,7 @@ class OtherLossScale(ReplayChange):
 
 
 class _Conversions(TorchFunctionMode):
-    """Gives every call that names a half dtype another one in its place.
+    """Gives every call that names a half dtype another one in its place, inside a backward, too.
 
     Args:
         instead: The dtypes to replace.
@@ -172,13 +174,15 @@ class _Conversions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._instead.keys() & dtypes_asked(func, args, kwargs):
+        by_engine = isinstance(func, OpOverload) and torch_private.current_backward_node() is not None
+        if not by_engine and self._instead.keys() & dtypes_asked(func, args, kwargs):
             self._note()
             if func in METHODS:
                 return args[0].to(self._other(METHODS[func]), **kwargs)
             args = tuple(self._other(value) for value in args)
             kwargs = {name: self._other(value) for name, value in kwargs.items()}
-        return func(*args, **kwargs)
+        with active_in_engine(self) if func in RUN_BACKWARD else contextlib.nullcontext():
+            return func(*args, **kwargs)
 
     def _other(self, value: Any) -> Any:
         return self._instead.get(value, value) if isinstance(value, torch.dtype) else value

@@ -1,14 +1,20 @@
-"""A call of ``torch.autograd.backward``: its arguments, given by position or by name, and where it leads."""
+"""A call of ``torch.autograd.backward``: its arguments, by position or by name, where it leads, and who sees it."""
 
 from __future__ import annotations
 
-from collections.abc import Container
+import contextlib
+import threading
+from collections.abc import Container, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from ampscope.capture.torch_support import tensor_tree
 
+#: Functions in which user code runs that no function mode sees: a checkpoint's recomputation, a custom backward.
+RUN_BACKWARD = (torch.autograd.backward, torch.autograd.grad, Tensor.backward)
 #: Nodes of autograd's graph that are looked at for a parameter.
 MOST_NODES = 2000
 
@@ -35,3 +41,23 @@ def leads_to(roots: list[Tensor], parameters: Container[int]) -> bool:
         seen |= new
         front += new
     return False
+
+
+@contextlib.contextmanager
+def active_in_engine(mode: TorchFunctionMode) -> Iterator[None]:
+    """Has ``mode`` active while autograd's engine runs for this thread, though torch has taken it off for the backward.
+
+    For the replay of a step: what other threads run meanwhile is left alone.
+    """
+    autograd: Any = torch.autograd  # the name is none that it exports
+    run, thread = autograd._engine_run_backward, threading.get_ident()
+
+    def run_with_mode(*args: Any, **kwargs: Any) -> Any:
+        with mode if threading.get_ident() == thread else contextlib.nullcontext():
+            return run(*args, **kwargs)
+
+    autograd._engine_run_backward = run_with_mode
+    try:
+        yield
+    finally:
+        autograd._engine_run_backward = run
