@@ -12,6 +12,7 @@ from ampscope.capture.replay.tape.weight_writes import WrittenValues
 from ampscope.capture.step.ending import verdict
 from ampscope.capture.step.ending.attempts import Attempts
 from ampscope.capture.step.measures import gradients
+from ampscope.capture.torch_support.torch_private import version_counter
 from ampscope.capture.tracing.statistics import stats
 
 
@@ -70,16 +71,16 @@ class LoopEndings:
 
     def backward_returned(self) -> None:
         """A backward has run: if weights have moved inside it, the step is over."""
+        if not self._moved and self._versions is None:
+            return
         with self._own, self._guard:
             weights = self._weights()
-            if not self._moved and self._versions is not None and self._versions != self._count_writes():
-                self._moved = self._optimizers.nobody_steps(weights)
-            if self._moved:
+            if self._moved or (self._versions != self._count_writes() and self._optimizers.nobody_steps(weights)):
                 self._tape.weights_moved()
                 self._updated_by_hand(weights, (), taken_up=False, late=True)
 
     def _count_writes(self) -> int:
-        return sum(weight._version for weight in self._weights())
+        return sum(map(version_counter, self._weights()))
 
     def call_comes(self, through: Through | None) -> None:
         """A model is about to be called: where the loop gives it new weights, the step before is over."""

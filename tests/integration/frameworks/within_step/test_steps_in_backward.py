@@ -45,7 +45,7 @@ def by_hand(_: nn.Module) -> Callable[[Tensor], None]:
 def train(watch: Callable[..., object], hooks: Hooks, *, bad: bool) -> dict[str, Any]:
     model = mlp()
     hook = hooks(model)
-    for parameter in model.parameters():
+    for parameter in filter(lambda each: each.requires_grad, model.parameters()):
         parameter.register_post_accumulate_grad_hook(hook)
     watch(model)
     losses = []
@@ -76,4 +76,20 @@ def test_what_goes_wrong_is_told_of_its_step(hooks: Hooks, run_folder: Path) -> 
     assert (primary.cause, primary.step) == (Cause.SQRT_GRAD_ZERO, POISONED)
     assert primary.source is not None
     assert "torch.sqrt" in primary.source.code
+    assert watched.warnings == []
+
+
+def test_a_frozen_weight_made_in_inference_mode_is_no_fault(run_folder: Path) -> None:
+    """It has no count of the writes to it."""
+
+    def with_frozen(watch: Callable[..., object]) -> dict[str, Any]:
+        def hooks(model: nn.Module) -> Callable[[Tensor], None]:
+            with torch.inference_mode():
+                model.register_parameter("frozen", nn.Parameter(torch.ones(2), requires_grad=False))
+            return by_hand(model)
+
+        return train(watch, hooks, bad=False)
+
+    watched = train_both(with_frozen, run_folder)
+    assert [row.step for row in watched.steps] == list(range(STEPS))
     assert watched.warnings == []
