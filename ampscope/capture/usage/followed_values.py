@@ -22,6 +22,8 @@ _CLEARLY_SCALE = 512
 _TIMES = frozenset(("mul", "imul", "rmul", "multiply"))
 #: Micro-batches by which a loop may divide together with the scale.
 _MOST_PARTS = 4096
+#: Seeds of a backward up to this size are looked at.
+_MOST_ELEMENTS = 1 << 16
 _ROUNDING = 1e-6
 _LARGEST_INT = 1 << 62
 
@@ -185,12 +187,14 @@ class HandScale:
     Attributes:
         in_gradients: Gradients have been asked of a loss that was multiplied.
         divided_out: The loop has divided the scale out of scaled gradients: it knows what it does.
+        judged: An optimizer has stepped without a scaler, and it was decided whether one is missing.
     """
 
     def __init__(self, values: FollowedValues) -> None:
         self._values = values
         self.in_gradients = False
         self.divided_out = False
+        self.judged = False
 
     def function_runs(self, func: Callable[..., Any], args: Any, kwargs: Any, *, after_backward: bool) -> None:
         """The loop computes something: with its loss, or with what came of it."""
@@ -199,6 +203,16 @@ class HandScale:
             self._loss_computed(name, args)
         if self.in_gradients and not self.divided_out and self._values.may_depend((*args, *kwargs.values())):
             self.divided_out = self._divides(name, args, kwargs)
+
+    def seeded(self, seeds: Iterable[Tensor]) -> None:
+        """A backward begins with these gradients of its losses: the same as losses multiplied with them."""
+        for seed in seeds:
+            waits = seed.device.type != "cpu" and (self.judged or self.divided_out)
+            factor = None if waits or self._values.dependence_of(seed) != CONSTANT else _equal_elements(seed)
+            for scale in {factor, factor * seed.numel()} if factor and factor != 1 else ():
+                if scale >= _SMALLEST_SCALE:
+                    self._values.scale_read(scale)
+                    self._values.follow(seed, ScaleDependence(1.0, of_scale=True))
 
     def transformed(self, factors: Iterable[Any]) -> bool:
         """A transform has multiplied single values with ``factors``; returns whether its results are scaled."""
@@ -244,6 +258,20 @@ class HandScale:
 
 def _may_be_scale(value: Any) -> bool:
     return isinstance(value, Tensor) and not value.requires_grad and value.numel() == 1
+
+
+def _equal_elements(tensor: Tensor) -> float | None:
+    """The number that all elements of a tensor are; None where they differ or cannot be read."""
+    plain = type(tensor) is Tensor and tensor.layout is torch.strided and tensor.is_floating_point()
+    if not plain or not 0 < tensor.numel() <= _MOST_ELEMENTS or not _can_be_read(tensor.device.type):
+        return None
+    least, most = (float(each) for each in torch.aminmax(tensor.detach()))
+    return most if least == most else None
+
+
+def _can_be_read(device: str) -> bool:
+    """Whether the host can get a value from a kind of device: one that a graph is captured on has none to give."""
+    return device == "cpu" or (device == "cuda" and not torch.cuda.is_current_stream_capturing())
 
 
 def _is_inverse(values: FollowedValues, value: Any) -> bool:

@@ -12,6 +12,7 @@ from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.events.open_step import EndedStep
 from ampscope.capture.hooks import process_hooks
 from ampscope.capture.torch_support import tensor_tree, torch_private
+from ampscope.capture.torch_support.calls.backward_call import backward_seeds
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.torch_support.user_line import user_place
@@ -52,8 +53,8 @@ class UsageObserver(StepObserver):
     def backward_began(self, backward: BackwardCall) -> None:
         """Checks where backward runs and what it starts from."""
         under = backward.ambient.autocast_dtype is not None
-        several = backward.several_optimizers
-        self._usage.before_backward(backward.roots, under_autocast=under, several=several)
+        several, seeds = backward.several_optimizers, backward_seeds(backward.args, backward.kwargs)
+        self._usage.before_backward(backward.roots, seeds, under_autocast=under, several=several)
 
     def backward_ended(self) -> None:
         """Checks what was added to the gradients."""

@@ -80,24 +80,31 @@ class UsageWatch:
         self._edits.new_iteration()
         self._scaled = False
 
-    def before_backward(self, roots: list[Tensor], *, under_autocast: bool, several: bool) -> None:
+    def before_backward(self, roots: list[Tensor], seeds: list[Tensor], *, under_autocast: bool, several: bool) -> None:
         """A backward begins.
 
         Args:
             roots: What it starts from.
+            seeds: The gradients of its roots, where the loop gives them: they may hold the scale.
             under_autocast: Whether an autocast region is open.
             several: Whether to tell apart which parameters it reaches: there may be optimizers without a scaler.
         """
         if under_autocast and not framework_habits.holds_autocast():
             self._report(Mistake(Cause.MISUSE_BACKWARD_UNDER_AUTOCAST, user_place()))
         known, scalers = self._calls.scalers, self._losses.scalers_of(roots)
-        by_hand = scalers == UNSCALED and any(self._values.dependence_of(root).degree == 1 for root in roots)
+        by_hand = scalers == UNSCALED and self._scaled_by_hand(roots, seeds)
         if by_hand and known:
             scalers = known if len(known) == 1 else frozenset()
         self._by_hand.in_gradients |= by_hand
         self._scaled = self._scaled or by_hand or scalers != UNSCALED
         self._scales.before_backward(scalers, several=several or len(known) > 1)
         self._calls.backward_began()
+
+    def _scaled_by_hand(self, roots: list[Tensor], seeds: list[Tensor]) -> bool:
+        """Whether gradients are asked of losses that the loop has multiplied with a scale, before or by their seeds."""
+        if not self._calls.has_scaler:
+            self._by_hand.seeded(seeds)
+        return any(self._values.dependence_of(each).degree == 1 for each in (*roots, *seeds))
 
     def after_backward(self) -> None:
         """A backward has added to the gradients."""
@@ -110,9 +117,9 @@ class UsageWatch:
     ) -> None:
         """A torch function ran outside the models."""
         if func is torch.autograd.grad:
-            seeds = kwargs.get("grad_outputs", args[2] if len(args) > 2 else None)
+            seeds = tensor_tree.tensors(kwargs.get("grad_outputs", args[2] if len(args) > 2 else None))
             roots = list(tensor_tree.tensors(args[0]))
-            by_hand = any(self._values.dependence_of(each).degree == 1 for each in (*roots, seeds))
+            by_hand = self._scaled_by_hand(roots, list(seeds))
             if by_hand or self._losses.scalers_of(roots) != UNSCALED:
                 self._edits.scaled_anew(result)
             self._by_hand.in_gradients |= by_hand
@@ -214,6 +221,7 @@ class UsageWatch:
     def bypassed(self, optimizer: Optimizer, *, half_forward: bool, has_scaler: bool) -> None:
         """``optimizer.step`` was called without the scaler."""
         parameters = _parameters(optimizer)
+        self._by_hand.judged = True
         if self._by_hand.divided_out or self._values.any_unscaled(p.grad for p in parameters if p.grad is not None):
             return
         if self._scales.hold_scale(parameters):

@@ -24,6 +24,11 @@ def backward_roots(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor
     return list(tensor_tree.tensors(args[0] if args else kwargs.get("tensors")))
 
 
+def backward_seeds(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The gradients of its roots that ``torch.autograd.backward`` begins with; empty where it takes ones."""
+    return list(tensor_tree.tensors(args[1] if len(args) > 1 else kwargs.get("grad_tensors")))
+
+
 def creates_graph(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a backward was asked to be differentiable itself (its fourth argument)."""
     return bool(args[3] if len(args) > 3 else kwargs.get("create_graph"))
