@@ -34,6 +34,7 @@ demo: $(VENV)/.all
 
 test: lint types
 	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m accelerator
 
 slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow
@@ -64,6 +65,7 @@ torch-versions: $(TORCHES:%=.venv-torch-%/.done)
 	@for version in $(TORCHES); do \
 	    echo "torch $$version"; \
 	    .venv-torch-$$version/bin/python -m pytest tests/unit/capture $(TRAINS) || exit 1; \
+	    .venv-torch-$$version/bin/python -m pytest -m accelerator || exit 1; \
 	done
 
 .venv-torch-%/.done: pyproject.toml constraints.txt

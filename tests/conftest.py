@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.training.accelerator import selection
+
 # Before torch is imported, here and in what tests start: as many processes run as there are cores, and the threads of
 # several more would spin for each other's.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -18,7 +20,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record-order", action="store_true", help="write the golden file of step_order anew")
 
 
+@pytest.hookimpl(trylast=True)  # what is not asked for has been left out by then
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    selection.prepare(items)
+    _skip_without_gpu(items)
+
+
+def _skip_without_gpu(items: list[pytest.Item]) -> None:
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not on_gpu:
         return

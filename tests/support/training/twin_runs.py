@@ -109,6 +109,10 @@ def seed_everything(seed: int = 0) -> None:
 def exact_state(state: Any) -> dict[str, bytes]:
     """Every value in ``state`` and every random stream, bit for bit: NaNs compare equal, -0.0 differs from 0.0."""
     streams = {"torch": torch.get_rng_state(), "python": random.getstate(), "numpy": np.random.get_state()}
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is not None:
+        generators = torch.get_device_module(accelerator)
+        streams["accelerator"] = [generators.get_rng_state(i) for i in range(torch.accelerator.device_count())]
     return {name: _bits(value) for name, value in _leaves("", {"rng": streams, "state": state})}
 
 
