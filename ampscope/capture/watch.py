@@ -24,6 +24,7 @@ from ampscope.capture.record.job import Job, this_job
 from ampscope.capture.record.run_folder import DEFAULT_FOLDER, default_folder
 from ampscope.capture.record.sampled_ranks import sampled_ranks
 from ampscope.capture.scope import Extent, Scope, close_forgotten, open_scopes
+from ampscope.capture.torch_support.calls import kernel_choice
 from ampscope.capture.torch_support.models import Models, inside_fabric
 from ampscope.capture.torch_support.optimizer_view import OptimizerView, is_optimizer
 from ampscope.errors import WatchError
@@ -253,6 +254,6 @@ def _manifest(models: Models, job: Job, name: str, configuration: dict[str, Any]
         name=name,
         model=models.main_type(),
         parameters=sum(parameter.numel() for _, parameter in models.parameters.values()),
-        configuration=configuration,
+        configuration=configuration | {"kernels": kernel_choice.by_name(kernel_choice.current())},
         job=job.ids,
     )

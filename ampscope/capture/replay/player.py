@@ -15,6 +15,7 @@ from ampscope.capture.hooks import compiled_modules
 from ampscope.capture.hooks.transform_calls import Exchange, exchanging
 from ampscope.capture.replay.changes import ReplayChange
 from ampscope.capture.replay.handing_back import HandingBack
+from ampscope.capture.replay.state.kept_gradients import gradients_kept
 from ampscope.capture.replay.state.unlisted_modules import left_as_found
 from ampscope.capture.replay.substitutes import Substitutes
 from ampscope.capture.replay.tape import framework_flags
@@ -24,10 +25,10 @@ from ampscope.capture.replay.tape.functional import call_inputs
 from ampscope.capture.replay.tape.live_results import in_place_results
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.torch_support import tensor_tree, torch_private
-from ampscope.capture.torch_support.calls import call_state
+from ampscope.capture.torch_support.calls import call_state, kernel_choice
 from ampscope.capture.torch_support.calls.backward_call import backward_roots, creates_graph
-from ampscope.capture.torch_support.calls.call_state import random_state_kept
 from ampscope.capture.torch_support.calls.function_names import attaches
+from ampscope.capture.torch_support.calls.random_state import random_state_kept
 from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.models import Models, unwrapped
 from ampscope.capture.tracing.sites import dtype_name
@@ -87,8 +88,8 @@ class Player:
             Exception: Whatever the user's own code raises when it is run again.
         """
         with (
-            random_state_kept(),
-            _gradients_kept(self._models),
+            random_state_kept(self._models.devices | self._step.devices()),
+            gradients_kept(self._models),
             compiled_modules.all_eager(),
             torch.autograd.set_detect_anomaly(False),
         ):
@@ -174,7 +175,7 @@ class Player:
         self._handing_back.entry_begins(entry)
         for module, training in zip(self._models.modules, entry.state.training, strict=False):
             module.__dict__["training"] = training  # the module's attributes are copies, and go with the replay
-        with entry.state.ambient.entered():
+        with entry.state.ambient.entered(), kernel_choice.made(entry.state.kernels):
             if entry.kind is EntryKind.BACKWARD:
                 self._backward(entry, args, kwargs)
                 return
@@ -276,19 +277,6 @@ class Player:
 def _bad_buffers(substitutes: Substitutes) -> frozenset[str]:
     found = substitutes.buffers()
     return frozenset(".".join(filter(None, (module, name))) for module, name, buffer in found if not finite(buffer))
-
-
-@contextlib.contextmanager
-def _gradients_kept(models: Models) -> Iterator[None]:
-    """Puts back every ``.grad`` in case a module holds a parameter where no substitute reaches it."""
-    kept = [(parameter, parameter.grad) for _, parameter in models.parameters.values()]
-    for parameter, _ in kept:
-        parameter.grad = None
-    try:
-        yield
-    finally:
-        for parameter, gradient in kept:
-            parameter.grad = gradient
 
 
 def call_user(call: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -163,6 +163,7 @@ class StepTape(StepObserver):
             through.kwargs if through is not None else call.kwargs,
             ambient=call.ambient,
             place=user_place() or NOWHERE,
+            devices=self._models.devices,
             host_random=learning or self._draws_on_host,
         )
         if through is not None:

@@ -13,11 +13,12 @@ from torch.overrides import TorchFunctionMode
 from ampscope.capture.replay.tape.call_tape import Tape
 from ampscope.capture.torch_support import tensor_tree, torch_private
 from ampscope.capture.torch_support.calls import call_state
-from ampscope.capture.torch_support.calls.call_state import Ambient, RandomState
+from ampscope.capture.torch_support.calls.call_state import Ambient
 from ampscope.capture.torch_support.calls.fast_paths import Call, FastPaths
 from ampscope.capture.torch_support.calls.function_names import draws_random_numbers, is_in_place, leaves_all_as_it_is
 from ampscope.capture.torch_support.calls.half_conversions import dtypes_asked
 from ampscope.capture.torch_support.calls.pause import Pause
+from ampscope.capture.torch_support.calls.random_state import RandomState
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.user_line import NOWHERE, user_place
 
@@ -27,6 +28,12 @@ _GRADIENT = torch.Tensor.grad
 @cache
 def _name_draws(name: str) -> bool:
     return draws_random_numbers(name)
+
+
+def _devices(args: Any, kwargs: dict[str, Any]) -> set[torch.device]:
+    """Where a function that draws random numbers may do so."""
+    named = [torch.device(kwargs["device"])] if kwargs.get("device") is not None else []
+    return {*named, *(tensor.device for tensor in tensor_tree.tensors((args, kwargs)))}
 
 
 class _Before(NamedTuple):
@@ -199,7 +206,7 @@ class TapeMode(TorchFunctionMode):
     def _before(self, func: Any, args: Any, kwargs: dict[str, Any]) -> _Before | None:
         """The generators' states before the function draws from them; None after a fault."""
         with self._guard:
-            random = RandomState.take() if _name_draws(getattr(func, "__name__", "")) else None
+            random = RandomState.take(_devices(args, kwargs)) if _name_draws(getattr(func, "__name__", "")) else None
             generator = kwargs.get("generator")
             if generator is not None:
                 kwargs = {**kwargs, "generator": generator.clone_state()}

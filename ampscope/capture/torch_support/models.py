@@ -81,6 +81,7 @@ class Models:
         self.types: dict[str, str] = {}
         self.modules: list[nn.Module] = []
         self.parameters: dict[int, tuple[str, nn.Parameter]] = {}  #: ``id`` -> name, parameter
+        self.devices: frozenset[torch.device] = frozenset()  #: of parameters and buffers, as of `refresh`
         self.revision = 0  #: grows when `refresh` finds other layers or parameters
         self._attribute_counts: list[int] = []
         self._plain: list[tuple[nn.Module, list[str]]] = []  # the modules with tensors in plain attributes
@@ -102,6 +103,8 @@ class Models:
             prefix = "" if len(self.roots) == 1 else f"{class_name(root)}[{index}]"
             self._add(root, prefix)
         self._held = self._held_now()
+        tensors = (*(p for _, p in self.parameters.values()), *(buffer for *_, buffer in self.buffers()))
+        self.devices = frozenset(tensor.device for tensor in tensors)
         changed = before != (list(self.parameters), list(self.names))
         self.revision += changed
         return changed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -23,10 +23,12 @@ from ampscope.capture.replay.tape.fingerprints import fingerprint
 from ampscope.capture.replay.tape.live_results import LeftGradients, LiveResults, in_place_results, targets
 from ampscope.capture.replay.tape.outside_tensors import OutsideTensors
 from ampscope.capture.torch_support import tensor_tree
+from ampscope.capture.torch_support.calls import kernel_choice
 from ampscope.capture.torch_support.calls.backward_call import backward_roots
-from ampscope.capture.torch_support.calls.call_state import Ambient, RandomState
+from ampscope.capture.torch_support.calls.call_state import Ambient
 from ampscope.capture.torch_support.calls.function_names import is_in_place
 from ampscope.capture.torch_support.calls.half_conversions import dtypes_asked
+from ampscope.capture.torch_support.calls.random_state import RandomState
 from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.user_line import NOWHERE, Place
@@ -92,6 +94,7 @@ class Tape:
         *,
         ambient: Ambient,
         place: Place,
+        devices: Iterable[torch.device],
         host_random: bool,
     ) -> Entry:
         """Opens the entry of a watched module's call; `returned` completes it.
@@ -102,10 +105,12 @@ class Tape:
             kwargs: Its keyword arguments.
             ambient: The loop's autocast and grad mode.
             place: The user's line.
+            devices: Where the module computes; what it is given may lie elsewhere.
             host_random: Whether the call may draw from Python's or NumPy's global generator.
         """
         entry = _entry(EntryKind.MODULE, module, self._arguments(args, kwargs), ambient, place)
-        entry.state.random = RandomState.take(host=host_random)
+        entry.state.kernels = kernel_choice.current()
+        entry.state.random = RandomState.take({*devices, *entry.arguments.devices}, host=host_random)
         return self._append(entry)
 
     def returned(self, entry: Entry, result: Any) -> None:
@@ -140,7 +145,7 @@ class Tape:
         in_place = is_in_place(func, kwargs)
         arguments = self._arguments(args, kwargs, originals, overwrites=in_place)
         entry = _entry(EntryKind.FUNCTION, func, arguments, ambient, place)
-        entry.state.random = random
+        entry.state.random, entry.state.kernels = random, kernel_choice.of_function(func)
         entry.in_place = in_place
         if func is torch.autograd.grad:
             entry.fingerprint = [each.detach() for each in tensor_tree.tensors(args[:1]) if each.numel() == 1]
@@ -167,7 +172,7 @@ class Tape:
         """Adds a backward, before it runs."""
         entry = _entry(EntryKind.BACKWARD, call, self._arguments(args, kwargs), ambient, NOWHERE)
         entry.fingerprint = [local(loss).detach().clone() for loss in backward_roots(args, kwargs)]
-        entry.state.flags = framework_flags.raised()
+        entry.state.flags, entry.state.kernels = framework_flags.raised(), kernel_choice.current()
         return self._append(entry)
 
     def add_missing_backward(self, call: Callable[..., Any], since: int, ambient: Ambient) -> Tensor | None:

@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ampscope.capture.replay.tape.framework_flags import Flag
 from ampscope.capture.replay.tape.reception import Reception
 from ampscope.capture.torch_support import tensor_tree
-from ampscope.capture.torch_support.calls.call_state import Ambient, RandomState
+from ampscope.capture.torch_support.calls.call_state import Ambient
+from ampscope.capture.torch_support.calls.kernel_choice import KernelChoice
+from ampscope.capture.torch_support.calls.random_state import RandomState
 from ampscope.capture.torch_support.user_line import Place
 
 
@@ -84,6 +87,11 @@ class Arguments:
         """The tensors among them that came from outside the tape."""
         return [reference for reference in self.tensors if isinstance(reference, OutsideTensor)]
 
+    @property
+    def devices(self) -> set[torch.device]:
+        """Where the tensors among them lie that came from outside the tape."""
+        return {each.tensor.device for each in self.tensors if isinstance(each, OutsideTensor)}
+
     def resolved(self, tensor_of: Callable[[Any], Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with ``tensor_of(reference)`` in the place of every reference."""
         args, kwargs = tensor_tree.rebuild((self.args, self.kwargs), tensor_of, TensorReference)
@@ -98,6 +106,7 @@ class CallState:
     autocast_epoch: int  #: which cache of cast weights it used
     random: RandomState | None = None  #: where the call may draw
     training: list[bool] = field(default_factory=list)  #: ``training`` of each watched module, at a module's call
+    kernels: KernelChoice | None = None  #: where it chooses between kernels
     flags: tuple[Flag, ...] = ()  #: what a framework had noted about a backward
 
 

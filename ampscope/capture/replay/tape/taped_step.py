@@ -61,6 +61,11 @@ class TapedStep(NamedTuple):
         numbers = dependencies.needed(self.tape.entries, self.tape.start, self.since, [*also, *self.edits])
         return [(number, self.tape[number]) for number in numbers]
 
+    def devices(self) -> set[torch.device]:
+        """Whose generators its calls may draw from."""
+        states = (entry.state.random for _, entry in self.entries())
+        return {device for state in states if state is not None for device in state.devices}
+
     def ran_through(self) -> bool:
         """Whether torch.func called a model in the loop's place, whose function may have read what no tape holds."""
         return any(entry.through is not None for _, entry in self.entries())

@@ -16,7 +16,8 @@ from ampscope.capture.replay.tape.entry import EarlierResult, Entry, OutsideTens
 from ampscope.capture.replay.tape.live_results import in_place_results
 from ampscope.capture.step.carried.gap import OVERWRITES, Gap
 from ampscope.capture.torch_support import tensor_tree, torch_private
-from ampscope.capture.torch_support.calls.call_state import random_state_kept
+from ampscope.capture.torch_support.calls import kernel_choice
+from ampscope.capture.torch_support.calls.random_state import random_state_kept
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.tracing.sites import Sites
@@ -179,7 +180,7 @@ class Closeup:
         self._tracer.pause.on = False
         self._tracer.places.entry_place = entry.place
         self.began[number] = self._tracer.count
-        with entry.state.ambient.entered():
+        with entry.state.ambient.entered(), kernel_choice.made(entry.state.kernels):
             result = call_user(entry.call, args, kwargs)
         left = in_place_results(args, kwargs, result) if entry.in_place else tensor_tree.tensors(result)
         self._results[number] = list(left)

@@ -12,7 +12,7 @@ from torch.optim.optimizer import Optimizer
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.events.open_step import StepAttempt
 from ampscope.capture.torch_support import tensor_tree
-from ampscope.capture.torch_support.calls.call_state import RandomState, random_state_kept
+from ampscope.capture.torch_support.calls.random_state import RandomState, random_state_kept
 from ampscope.capture.torch_support.guard import Guard, Suppressed
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
@@ -62,7 +62,8 @@ class OptimizersBefore(StepObserver):
         ours = all(id(p) in self._models.parameters and _is_plain(p) for p in parameters)
         if size <= _SMALL and ours and view.is_plain:
             copies = {id(p): _copied(p, _cloned) for p in parameters}
-            attempt.before = OptimizerBefore(view.copied_onto(copies, _cloned), copies, RandomState.take())
+            random = RandomState.take(self._models.devices)
+            attempt.before = OptimizerBefore(view.copied_onto(copies, _cloned), copies, random)
 
 
 def rerun(attempt: StepAttempt, names: list[str], models: Models, tracer: Tracer) -> bool:
@@ -82,7 +83,7 @@ def rerun(attempt: StepAttempt, names: list[str], models: Models, tracer: Tracer
         return _rerun_now(attempt.optimizer, names, models, tracer)
     attempt.before = None
     wanted = [p for _, p in models.parameters.values() if id(p) in before.copies]
-    with random_state_kept():
+    with random_state_kept(before.random.devices):
         before.random.put_back()
         return _play(before.again, wanted, before.copies, models, tracer)
 
@@ -108,7 +109,7 @@ def _play(
         _name(tracer, models.parameters[id(parameter)][0], copies[id(parameter)], again.state[copies[id(parameter)]])
     step = type(again).step
     tracer.points.phase = Phase.OPTIMIZER
-    with random_state_kept(), Suppressed() as suppressed, tracer.active():
+    with random_state_kept(models.devices), Suppressed() as suppressed, tracer.active():
         getattr(step, "__wrapped__", step)(again)
     if suppressed.error is not None:
         return False

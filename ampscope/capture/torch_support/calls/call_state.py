@@ -1,16 +1,13 @@
-"""The state around a call that decides its numbers: autocast, grad mode and random number generators."""
+"""The state around a call that decides its numbers: autocast and grad mode."""
 
 from __future__ import annotations
 
 import contextlib
-import random
-import sys
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 
 @cache
@@ -107,60 +104,3 @@ class PlainState:
         """The loop's own state, while this is entered."""
         regions = tuple(Region(kind, kind in self._switched, torch.get_autocast_dtype(kind)) for kind in self._types)
         return Ambient(regions, torch.is_autocast_cache_enabled(), self._grad)
-
-
-def _cuda_is_in_use() -> bool:
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]  # torch leaves it untyped
-
-
-class RandomState(NamedTuple):
-    """States of every generator a forward may draw from."""
-
-    cpu: Tensor
-    accelerator: Tensor | None
-    python: Any
-    numpy: Any
-
-    @staticmethod
-    def take(*, host: bool = True) -> RandomState:
-        """The states now; reads host memory only.
-
-        Args:
-            host: Also those of Python's and NumPy's global generators, which cost more than torch's.
-        """
-        accelerator = torch.cuda.get_rng_state() if _cuda_is_in_use() else None
-        numpy = sys.modules.get("numpy") if host else None
-        return RandomState(
-            torch.get_rng_state(),
-            accelerator,
-            random.getstate() if host else None,
-            numpy.random.get_state() if numpy is not None else None,
-        )
-
-    def put_back(self) -> None:
-        """Sets every generator to this state."""
-        torch.set_rng_state(self.cpu)
-        if self.accelerator is not None:
-            torch.cuda.set_rng_state(self.accelerator)
-        if self.python is not None:
-            random.setstate(self.python)
-        if self.numpy is not None:
-            sys.modules["numpy"].random.set_state(self.numpy)
-
-    def host_unchanged(self) -> bool:
-        """Whether Python's and NumPy's generators still are as they were."""
-        now = RandomState.take()
-        same = self.python == now.python
-        if self.numpy is None or now.numpy is None:
-            return same and self.numpy is now.numpy
-        return same and self.numpy[2:] == now.numpy[2:] and bool((self.numpy[1] == now.numpy[1]).all())
-
-
-@contextlib.contextmanager
-def random_state_kept() -> Iterator[None]:
-    """Puts every generator back to where it was before the body."""
-    state = RandomState.take()
-    try:
-        yield
-    finally:
-        state.put_back()

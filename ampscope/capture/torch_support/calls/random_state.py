@@ -1,0 +1,125 @@
+"""Where the random number generators stand from which a call may draw, on the host and on every device it uses."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ampscope.capture.torch_support.calls import call_state
+
+
+class RandomState(NamedTuple):
+    """States of every generator a call may draw from."""
+
+    cpu: Tensor
+    devices: dict[torch.device, Tensor]  #: of accelerators
+    python: Any
+    numpy: Any
+
+    @staticmethod
+    def take(devices: Iterable[torch.device] = (), *, host: bool = True) -> RandomState:
+        """The states now; reads host memory only.
+
+        Args:
+            devices: Where the call may compute, besides the current device of the accelerator.
+            host: Also those of Python's and NumPy's global generators, which cost more than torch's.
+        """
+        numpy = sys.modules.get("numpy") if host else None
+        return RandomState(
+            torch.get_rng_state(),
+            {device: _state(device) for device in _with_generators(devices)},
+            random.getstate() if host else None,
+            numpy.random.get_state() if numpy is not None else None,
+        )
+
+    def put_back(self) -> None:
+        """Sets every generator to this state.
+
+        One that stands there is not touched: a write makes cuDNN draw the dropout of its recurrent layers anew.
+        """
+        torch.set_rng_state(self.cpu)
+        for device, state in self.devices.items():
+            if not torch.equal(_state(device), state):
+                _generators(device).set_rng_state(state, *_named(device))
+        if self.python is not None:
+            random.setstate(self.python)
+        if self.numpy is not None:
+            sys.modules["numpy"].random.set_state(self.numpy)
+
+    def host_unchanged(self) -> bool:
+        """Whether Python's and NumPy's generators still are as they were."""
+        now = RandomState.take()
+        same = self.python == now.python
+        if self.numpy is None or now.numpy is None:
+            return same and self.numpy is now.numpy
+        return same and self.numpy[2:] == now.numpy[2:] and bool((self.numpy[1] == now.numpy[1]).all())
+
+
+@contextlib.contextmanager
+def random_state_kept(devices: Iterable[torch.device] = ()) -> Iterator[None]:
+    """Puts every generator back to where it was before the body.
+
+    Args:
+        devices: Where the body may compute, besides the current device of the accelerator.
+    """
+    state = RandomState.take(devices)
+    try:
+        yield
+    finally:
+        state.put_back()
+
+
+#: Device types whose numbers come from the host's generator, or from none.
+_HOST = frozenset({"cpu", "meta"})
+
+
+@cache
+def _accelerators() -> tuple[torch.device, ...]:
+    """One device, without an index, for each type of accelerator that this process may use."""
+    return tuple(torch.device(kind) for kind in dict.fromkeys(("cuda", *call_state.device_types()[1:])))
+
+
+def _with_generators(devices: Iterable[torch.device]) -> set[torch.device]:
+    """Those of ``devices`` that draw numbers of their own, and the current one of the accelerator in use."""
+    found = {device for device in (*_accelerators(), *devices) if device.type not in _HOST and _draws(device)}
+    return set(map(_indexed, found)) if found else found
+
+
+def _generators(device: torch.device) -> Any:
+    """The module of torch's that has the generators of a type of device; None where torch has none."""
+    return getattr(torch, device.type, None)
+
+
+def _draws(device: torch.device) -> bool:
+    """Whether a type of device is in use, and has generators whose states can be read and written."""
+    home = _generators(device)
+    return getattr(home, "is_initialized", _always)() and hasattr(home, "get_rng_state")
+
+
+def _always() -> bool:
+    return True
+
+
+def _indexed(device: torch.device) -> torch.device:
+    """The current device of its type, where none is named."""
+    index: int | None = device.index
+    if index is None and _named(device):
+        index = _generators(device).current_device()
+    return device if index is None else torch.device(device.type, index)
+
+
+def _named(device: torch.device) -> tuple[torch.device, ...]:
+    """How its state is asked for: of a type that has but one device (mps), without naming it."""
+    return (device,) if hasattr(_generators(device), "current_device") else ()
+
+
+def _state(device: torch.device) -> Tensor:
+    state: Tensor = _generators(device).get_rng_state(*_named(device))
+    return state

@@ -1,0 +1,114 @@
+"""The settings by which torch chooses kernels: read as they are, set for a while, and left as they were found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ampscope.capture.torch_support.calls import kernel_choice
+
+
+def _sdpa() -> Any:
+    return sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH], set_priority=True)
+
+
+def _precision(place: tuple[str, str], value: str) -> Callable[[], Any]:
+    def change() -> Any:
+        torch._C._set_fp32_precision_setter(*place, value)
+
+    return change
+
+
+#: What changes a setting for good, by the name under which it is recorded.
+CHANGES: dict[str, Callable[[], Any]] = {
+    "deterministic_algorithms": lambda: torch.use_deterministic_algorithms(mode=True, warn_only=True),
+    "cudnn": lambda: torch._C._set_cudnn_enabled(False),
+    "cudnn_benchmark": lambda: torch._C._set_cudnn_benchmark(True),
+    "cudnn_deterministic": lambda: torch._C._set_cudnn_deterministic(True),
+    "sdpa_flash": lambda: torch.backends.cuda.enable_flash_sdp(False),
+    "sdpa_math": lambda: torch.backends.cuda.enable_math_sdp(False),
+    "sdpa_mem_efficient": lambda: torch.backends.cuda.enable_mem_efficient_sdp(False),
+    "sdpa_cudnn": lambda: torch.backends.cuda.enable_cudnn_sdp(False),
+    "fp16_reduced_precision_reduction": lambda: torch._C._set_cublas_allow_fp16_reduced_precision_reduction(
+        False, False
+    ),
+    "bf16_reduced_precision_reduction": lambda: torch._C._set_cublas_allow_bf16_reduced_precision_reduction(
+        False, False
+    ),
+    "fp32_precision_generic_all": _precision(("generic", "all"), "tf32"),
+    "fp32_precision_cuda_matmul": _precision(("cuda", "matmul"), "tf32"),
+    "fp32_precision_cuda_conv": _precision(("cuda", "conv"), "ieee"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_setting_of_then_is_set_again_and_the_present_one_comes_back(name: str) -> None:
+    present = kernel_choice.current()
+    with kernel_choice.made(present):
+        pass
+    assert kernel_choice.current() == present
+    try:
+        CHANGES[name]()
+        then = kernel_choice.current()
+        assert kernel_choice.by_name(then)[name] != kernel_choice.by_name(present)[name]
+    finally:
+        _restore(present)
+    assert kernel_choice.current() == present
+    with kernel_choice.made(then):
+        assert kernel_choice.current() == then
+    assert kernel_choice.current() == present
+
+
+def _restore(present: kernel_choice.KernelChoice) -> None:
+    for setting, value in zip(kernel_choice._SETTINGS, present, strict=True):
+        if setting.get() != value:
+            setting.put(value)
+
+
+def test_the_order_of_attention_kernels_is_one_of_them() -> None:
+    with _sdpa():
+        then = kernel_choice.current()
+    named = kernel_choice.by_name(then)
+    assert named["sdpa_priority"][:2] == [SDPBackend.EFFICIENT_ATTENTION.value, SDPBackend.MATH.value]
+    assert (named["sdpa_flash"], named["sdpa_math"]) == (False, True)
+
+
+def test_a_precision_that_was_said_for_all_does_not_stay_said_for_one() -> None:
+    put = partial(torch._C._set_fp32_precision_setter, "generic", "all")
+    present = kernel_choice.current()
+    try:
+        put("tf32")
+        then = kernel_choice.current()
+        put("none")
+        with kernel_choice.made(then):
+            pass
+        put("ieee")
+        assert kernel_choice.by_name(kernel_choice.current())["fp32_precision_cuda_matmul"] == "ieee"
+    finally:
+        put("none")
+    assert kernel_choice.current() == present
+
+
+def test_nothing_is_set_where_nothing_was_noted() -> None:
+    with _sdpa():
+        inside = kernel_choice.current()
+        with kernel_choice.made(None):
+            assert kernel_choice.current() == inside
+
+
+def test_what_is_read_can_be_written_down() -> None:
+    named = kernel_choice.by_name(kernel_choice.current())
+    assert {"deterministic_algorithms", "sdpa_priority", "fp32_precision_cuda_matmul"} <= named.keys()
+    assert json.loads(json.dumps(named)).keys() == named.keys()
+
+
+def test_functions_that_choose_are_known_by_name() -> None:
+    assert kernel_choice.of_function(torch.nn.functional.scaled_dot_product_attention) is not None
+    assert kernel_choice.of_function(torch.matmul) is not None
+    assert kernel_choice.of_function(torch.relu) is None
