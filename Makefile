@@ -9,6 +9,7 @@
 # make docs             write docs/trace-format.md anew from the schema
 # make torch-versions   what touches torch, under the oldest torch supported and the newest tested
 # make bench            what watching costs a loop and a framework's training, and what an incident costs
+# make gpu-check        on a machine with a GPU: is AMPscope right here, and what does it cost; five minutes, one page
 # make bench-app        how fast the app opens large runs and many runs
 # make samples          record the sample runs in sample_logs/ again
 # make screenshots      a picture of every page of the app
@@ -24,7 +25,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow lint types coverage healthy plants docs torch-versions bench bench-app samples screenshots clean
+.PHONY: help demo test slow lint types coverage healthy plants docs torch-versions bench bench-app gpu-check samples screenshots clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -79,6 +80,10 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/incidents.py
 	$(BIN)/python benchmarks/frameworks.py
+
+# With the Python at hand (PYTHON=...), whose torch is the one for its GPU; it needs torch and pyarrow, nothing else.
+gpu-check:
+	@PYTHONPATH=.:benchmarks $(PYTHON) -m gpu_check
 
 bench-app: $(VENV)/.dev
 	test -d .bench/big || $(BIN)/python benchmarks/big_trace.py .bench/big/run

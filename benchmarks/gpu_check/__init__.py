@@ -1,0 +1,1 @@
+"""What AMPscope promises of a GPU, checked on the GPU at hand: ``make gpu-check``."""
