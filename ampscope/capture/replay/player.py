@@ -92,6 +92,7 @@ class Player:
             gradients_kept(self._models),
             compiled_modules.all_eager(),
             torch.autograd.set_detect_anomaly(False),
+            torch.autograd.set_multithreading_enabled(False),  # one thread numbers all autograd nodes, in one order
         ):
             if self._faithful:
                 self._check_versions()

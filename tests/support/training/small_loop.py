@@ -33,9 +33,9 @@ def mse(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.mse_loss(model(x), y)
 
 
-def make_scaler(**options: Any) -> torch.amp.GradScaler:
+def make_scaler(*, device: str = "cpu", **options: Any) -> torch.amp.GradScaler:
     """Starts low enough not to have to calibrate."""
-    return torch.amp.GradScaler("cpu", **{"init_scale": 2.0**8, "growth_interval": 2, **options})
+    return torch.amp.GradScaler(device, **{"init_scale": 2.0**8, "growth_interval": 2, **options})
 
 
 def mlp() -> nn.Sequential:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from types import CodeType
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -21,6 +23,15 @@ _BACKWARD = (process_hooks.backward_frame, Tensor.backward.__code__, torch.autog
 MOST_NODES = 8
 
 
+@dataclass(slots=True)
+class _Nodes:
+    """The autograd nodes that one thread has made; each thread numbers its own."""
+
+    sites: dict[int, int] = field(default_factory=dict)  #: autograd sequence number -> site of the forward op
+    last: int = -1
+    made: range = range(0)  #: the numbers of those that were made last
+
+
 class Places:
     """The user's lines, and the forward op that made each autograd node.
 
@@ -34,10 +45,9 @@ class Places:
         self._sites = sites
         self._stops = stops
         self._stops_in_backward = (*stops, *_BACKWARD, process_hooks.original_backward().__code__)
-        self._thread = threading.get_ident()  # that forward runs on
-        self._forward_of: dict[int, int] = {}  # autograd sequence number -> site of the forward op
-        self._last_number = -1
-        self._made = range(0)  # the numbers of the nodes that were made last
+        self._forward_thread = threading.get_ident()
+        self._forward = _Nodes()
+        self._nodes = {self._forward_thread: self._forward}  # by thread
 
     def now(self) -> Place:
         """The line of a torch function that is being called."""
@@ -53,7 +63,7 @@ class Places:
     @property
     def numbers_nodes(self) -> bool:
         """Whether nodes made now are numbered with those of forward: each thread counts its own."""
-        return threading.get_ident() == self._thread
+        return threading.get_ident() == self._forward_thread
 
     def _of_node(self, node: Any) -> Place:
         """The line of the forward op whose gradient is being computed."""
@@ -62,20 +72,42 @@ class Places:
 
     def forward_site(self, node: Any) -> int | None:
         """The site of the forward op that made an autograd node; None where no traced op did."""
-        return self._forward_of.get(torch_private.node_sequence_number(node))
+        return self._makers_nodes().sites.get(torch_private.node_sequence_number(node))
+
+    def _makers_nodes(self) -> _Nodes:
+        """The nodes of the thread that made those which are being evaluated on this one.
+
+        That is the forward's, unless what this thread made is evaluated by a backward that it called itself, as a
+        reentrant checkpoint does on an accelerator's thread.
+        """
+        own = self._own_nodes()
+        return own if own is self._forward or self._calls_backward() else self._forward
+
+    def _own_nodes(self) -> _Nodes:
+        """The nodes that the thread running now has made."""
+        return self._nodes.setdefault(threading.get_ident(), _Nodes())
+
+    def _calls_backward(self) -> bool:
+        """Whether a backward was called on this thread, and not only evaluated."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code not in self._stops_in_backward:
+            frame = frame.f_back
+        return frame is not None
 
     def made_node(self) -> bool:
-        """Whether an autograd node was made since this was last asked."""
-        number = torch_private.next_sequence_number()
-        before = max(self._last_number, number - MOST_NODES) if self._last_number >= 0 else number - 1
-        self._made, self._last_number = range(before, number), number
-        return bool(self._made)
+        """Whether this thread has made an autograd node since this was last asked."""
+        number, nodes = torch_private.next_sequence_number(), self._own_nodes()
+        before = max(nodes.last, number - MOST_NODES) if nodes.last >= 0 else number - 1
+        nodes.made, nodes.last = range(before, number), number
+        return bool(nodes.made)
 
     def link(self, site: int) -> None:
         """The nodes that were made last are those of the op at ``site``: one for each transform that it runs in."""
-        for number in self._made:
-            self._forward_of[number] = site
+        nodes = self._own_nodes()
+        for number in nodes.made:
+            nodes.sites[number] = site
 
     def clear(self) -> None:
         """Forgets which op made which node."""
-        self._forward_of.clear()
+        for nodes in self._nodes.values():
+            nodes.sites.clear()
