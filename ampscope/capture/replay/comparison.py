@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import torch
+
 from ampscope.capture.replay.player import Player
 from ampscope.capture.replay.results import Reduced, ReplayResult, Symptom
+from ampscope.capture.replay.state.device_asserts import can_assert
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.torch_support.communication.gradient_reduction import GradientReduction
+from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.dtypes import FINFO
 from ampscope.trace.schema import ReplayStatus
 
 
-def compared(player: Player, real: Symptom, step: TapedStep, *, after_good_step: bool) -> ReplayResult:
+def compared(player: Player, tracer: Tracer, real: Symptom, step: TapedStep, *, after_good_step: bool) -> ReplayResult:
     """What a replay that could be played came to.
 
     A replay has the gradients that this rank computed. Where the real ones were reduced across ranks, what was bad here
@@ -18,11 +24,12 @@ def compared(player: Player, real: Symptom, step: TapedStep, *, after_good_step:
 
     Args:
         player: Has played the step.
+        tracer: Has observed that.
         real: What was bad in the real step.
         step: The step.
         after_good_step: The step before ended with finite gradients, so that what it left in them is finite.
     """
-    differences = list(dict.fromkeys(player.differences))
+    differences = list(dict.fromkeys(player.differences.found))
     reduction = step.reduction() if real.gradients else None
     if real and player.finite and step.ran_through():
         reason = (
@@ -35,15 +42,38 @@ def compared(player: Player, real: Symptom, step: TapedStep, *, after_good_step:
             player, real, reduction, differences, added_to_unknown=left
         )
     if real.gradients and not _same_gradients(real, player.bad_gradients, reduction):
-        differences.append("other parameters have non-finite gradients")
+        player.differences.note("other parameters have non-finite gradients")
+        differences.append(player.differences.found[-1])
     if differences:
-        return ReplayResult(ReplayStatus.DIVERGED, "; ".join(differences))
+        unordered = _added_in_any_order(tracer, player.devices) if player.differences.are_rounding else ""
+        differences += [unordered] if unordered else []
+        return ReplayResult(ReplayStatus.DIVERGED, "; ".join(differences), within_rounding=bool(unordered))
     return ReplayResult(ReplayStatus.EXACT)
+
+
+#: Forward ops whose sums come in the order in which the threads of an accelerator come by, unless deterministic
+#: algorithms are asked for. Source: torch.use_deterministic_algorithms.
+_UNORDERED = frozenset(
+    {
+        *("_embedding_bag", "_index_put_impl", "_sparse_addmm", "_sparse_mm", "bincount", "cumsum", "histc"),
+        *("index_add", "index_put", "index_reduce", "nll_loss2d_forward", "put", "scatter_add", "scatter_reduce"),
+        *("segment_reduce",),
+    }
+)
+
+
+def _added_in_any_order(tracer: Tracer, devices: Iterable[torch.device]) -> str:
+    """Why values may come out rounded otherwise, in words; empty where no such reason is known."""
+    if not can_assert(devices):
+        return ""
+    ops = (tracer.points.sites.point(number).op for number in tracer.outputs.sites())
+    found = next((op for op in ops if op.removeprefix("aten.").partition(".")[0].removesuffix("_") in _UNORDERED), "")
+    return f"by no more than rounding, for {found} adds in no fixed order on this device" if found else ""
 
 
 def _not_the_same(player: Player, real: Symptom, differences: list[str], *, late: bool) -> ReplayResult | None:
     """Why a replay that came out finite was not run on the same calls and values; None where it may have been."""
-    if player.held_otherwise or (late and differences):
+    if player.differences.held_otherwise or (late and differences):
         reason = "the step was run again after what it computed with had changed, or may have"
         return ReplayResult(ReplayStatus.UNAVAILABLE, "; ".join([reason, *differences]))
     if real.gradients and not real.loss and player.real_losses_finite and player.hooked:

@@ -15,12 +15,13 @@ from ampscope.capture.hooks import compiled_modules
 from ampscope.capture.hooks.transform_calls import Exchange, exchanging
 from ampscope.capture.replay.changes import ReplayChange
 from ampscope.capture.replay.handing_back import HandingBack
+from ampscope.capture.replay.state.device_asserts import guarded
 from ampscope.capture.replay.state.kept_gradients import gradients_kept
 from ampscope.capture.replay.state.unlisted_modules import left_as_found
 from ampscope.capture.replay.substitutes import Substitutes
 from ampscope.capture.replay.tape import framework_flags
 from ampscope.capture.replay.tape.entry import EarlierResult, Entry, EntryKind, GradientOf, OutsideTensor
-from ampscope.capture.replay.tape.fingerprints import alike, fingerprint
+from ampscope.capture.replay.tape.fingerprints import Differences, fingerprint
 from ampscope.capture.replay.tape.functional import call_inputs
 from ampscope.capture.replay.tape.live_results import in_place_results
 from ampscope.capture.replay.tape.taped_step import TapedStep
@@ -51,9 +52,8 @@ class Player:
         losses: What the backward passes began from.
         bad_gradients: Names of the parameters whose gradients came out non-finite.
         spoilt: Names of the buffers that were finite before and came out non-finite, and of weights whose updates did.
-        differences: How what the tape holds and what the calls returned differ from the real step, in words; looked
-            for only where nothing is changed.
-        held_otherwise: What the tape holds is known to have been changed since the real step.
+        differences: How what the tape holds and what the calls returned differ from the real step; looked for only
+            where nothing is changed.
     """
 
     def __init__(
@@ -78,8 +78,7 @@ class Player:
         self.losses: list[Tensor] = []
         self.bad_gradients: frozenset[str] = frozenset()
         self.spoilt: frozenset[str] = frozenset()
-        self.differences: list[str] = []
-        self.held_otherwise = False
+        self.differences = Differences()
 
     def play(self) -> None:
         """Runs the tape. Nothing of the model, the generators or the gradients is different afterwards.
@@ -88,7 +87,7 @@ class Player:
             Exception: Whatever the user's own code raises when it is run again.
         """
         with (
-            random_state_kept(self._models.devices | self._step.devices()),
+            random_state_kept(self.devices),
             gradients_kept(self._models),
             compiled_modules.all_eager(),
             torch.autograd.set_detect_anomaly(False),
@@ -101,10 +100,20 @@ class Player:
             bad_before = _bad_buffers(self._substitutes)
             with left_as_found(self._models.names), self._substitutes.installed(self._hooks()):
                 self._change.change_modules(self._models)
-                with self._change.active(self._tracer.places.now), self._tracer.active(), self._handing_back.active():
+                with (
+                    self._change.active(self._tracer.places.now),
+                    self._tracer.active(),
+                    self._handing_back.active(),
+                    guarded(self.devices, self._tracer.unseen),
+                ):
                     self._play_entries()
             self._mark_sinks()
             self.spoilt |= _bad_buffers(self._substitutes) - bad_before
+
+    @property
+    def devices(self) -> frozenset[torch.device]:
+        """Where the calls compute, as far as it is known."""
+        return self._models.devices | self._step.devices()
 
     @property
     def finite(self) -> bool:
@@ -220,9 +229,8 @@ class Player:
         if not self._faithful:
             return
         self._tracer.pause.on = True
-        if not alike(fingerprint(result), entry.fingerprint):
-            name = self._models.names.get(id(entry.call), "") or type(entry.call).__name__
-            self.differences.append(f"the output of {name} differs")
+        name = self._models.names.get(id(entry.call), "") or type(entry.call).__name__
+        self.differences.compare(f"the output of {name} differs", fingerprint(result), entry.fingerprint)
         if self._tracer.batch is not None:
             self._tracer.batch.returned(result)
         self._tracer.pause.on = False
@@ -230,8 +238,8 @@ class Player:
     def _backward(self, entry: Entry, args: Any, kwargs: Any) -> None:
         self._tracer.pause.on = True
         losses = [local(loss).detach() for loss in backward_roots(args, kwargs)]
-        if self._faithful and not alike(losses, entry.fingerprint):
-            self.differences.append("the loss differs")
+        if self._faithful:
+            self.differences.compare("the loss differs", losses, entry.fingerprint)
         self.losses += losses
         self._tracer.pause.on = False
         self._tracer.functions.creates_graph = creates_graph(args, kwargs)
@@ -252,10 +260,10 @@ class Player:
         """Notes inputs and weights that were changed in place since the real step read them."""
         for _, entry in self._entries:
             if entry.versions and entry.versions != self._models.versions(entry.module):
-                self.differences.append("weights changed since")
+                self.differences.note("weights changed since")
             if any(torch_private.version_counter(read.tensor) != read.version for read in entry.arguments.outside):
-                self.differences.append("an input was changed in place since")
-        self.held_otherwise = bool(self.differences)
+                self.differences.note("an input was changed in place since")
+        self.differences.held_otherwise = bool(self.differences.found)
 
     def _mark_sinks(self) -> None:
         for loss in self.losses:

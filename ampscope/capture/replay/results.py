@@ -46,6 +46,7 @@ class ReplayResult:
     reason: str = ""
     seconds: float = 0.0
     finite: bool = False  #: nothing bad came of it
+    within_rounding: bool = False  #: it diverged, and why by no more than that is known
     bad_rows: dict[str, list[int]] = field(default_factory=dict)  #: of each input that is not finite, by name
     few_rows: RowShare | None = None  #: of a finite step: the rows that make its gradient
     standing_out: dict[str, list[int]] = field(default_factory=dict)  #: likewise: of each input, its outlying rows

@@ -10,6 +10,7 @@ from ampscope.capture.replay import comparison, memory
 from ampscope.capture.replay.changes import ReplayChange
 from ampscope.capture.replay.player import Player
 from ampscope.capture.replay.results import ChangedResult, Regained, ReplayResult, Symptom
+from ampscope.capture.replay.state.device_asserts import OutOfRangeError
 from ampscope.capture.replay.tape.call_tape import MAX_ENTRIES
 from ampscope.capture.replay.tape.entry import EarlierResult, Entry, EntryKind, OutsideTensor
 from ampscope.capture.replay.tape.taped_step import TapedStep
@@ -56,7 +57,7 @@ def run(
     if failed:
         result = ReplayResult(ReplayStatus.UNAVAILABLE, failed)
     else:
-        result = comparison.compared(player, real, step, after_good_step=after_good_step)
+        result = comparison.compared(player, tracer, real, step, after_good_step=after_good_step)
         result.finite = player.finite
         if rows is not None:
             result.few_rows, result.standing_out = rows.few(), rows.standing_out
@@ -84,7 +85,7 @@ def retry(step: TapedStep, models: Models, tracer: Tracer, change: ReplayChange)
     if failed:
         return ChangedResult(Trial.UNAVAILABLE, failed, None, seconds)
     outcome = Trial.FINITE if player.finite and not player.spoilt else Trial.NONFINITE
-    return ChangedResult(outcome, "; ".join(player.differences), _mean_loss(player), seconds)
+    return ChangedResult(outcome, "; ".join(player.differences.found), _mean_loss(player), seconds)
 
 
 def regained(
@@ -120,7 +121,7 @@ def regained(
     if scale != 1.0:
         found = {name: gradient.float() / scale for name, gradient in found.items()}
     return Regained(
-        found, "", tuple(dict.fromkeys(player.differences)), _mean_loss(player), time.perf_counter() - started
+        found, "", tuple(dict.fromkeys(player.differences.found)), _mean_loss(player), time.perf_counter() - started
     )
 
 
@@ -139,7 +140,7 @@ def play(player: Player, most: int | None = None) -> str:
     if suppressed.error is None:
         return ""
     memory.give_back(suppressed.error)
-    if isinstance(suppressed.error, (CommunicationError, memory.NoRoomError)):
+    if isinstance(suppressed.error, (CommunicationError, memory.NoRoomError, OutOfRangeError)):
         return str(suppressed.error)
     said = (str(suppressed.error).splitlines() or [""])[0][:200]
     return f"{type(suppressed.error).__name__} while replaying: {said}"

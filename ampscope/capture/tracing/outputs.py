@@ -104,6 +104,10 @@ class Outputs:
         pairs = zip(self._outputs, sums, strict=True)
         return [OpRow(step, source, *each[:5], bits, known[each.measurement]) for each, bits in pairs]
 
+    def sites(self) -> list[int]:
+        """Numbers of the sites that gave them, each once, in order."""
+        return list(dict.fromkeys(output.site for output in self._outputs))
+
     def clear(self) -> None:
         """Lets go of everything."""
         self._outputs.clear()

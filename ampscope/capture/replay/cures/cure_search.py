@@ -20,7 +20,8 @@ from ampscope.capture.replay.changes import (
 from ampscope.capture.replay.cures import failure
 from ampscope.capture.replay.cures.failure import Failure
 from ampscope.capture.replay.handing_back import OF_UNCHANGED
-from ampscope.capture.replay.results import ChangedResult, TrialResult
+from ampscope.capture.replay.results import ChangedResult, ReplayResult, TrialResult
+from ampscope.capture.replay.state.device_asserts import can_assert
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
@@ -126,20 +127,22 @@ class CureSearch:
         self._guard = guard
         self._plans: dict[object, tuple[Plan, ReplayChange | None]] = {}
 
-    def examine(self, step: TapedStep, rows: TracedRows, status: ReplayStatus) -> list[TrialRun]:
+    def examine(self, step: TapedStep, rows: TracedRows, replay: ReplayResult) -> list[TrialRun]:
         """Tries what may cure a step whose faithful replay is done.
 
         Args:
             step: The step.
             rows: The records of its faithful replay.
-            status: What that came to.
+            replay: What that came to.
 
         Returns:
             What was tried, in order.
         """
-        if status is ReplayStatus.RECEIVED:
+        if replay.status is ReplayStatus.RECEIVED:
             return []  # nothing that this rank does otherwise changes what the others sent
-        if status is ReplayStatus.NOT_REPRODUCED:
+        if replay.status is ReplayStatus.DIVERGED and not replay.within_rounding and can_assert(self._models.devices):
+            return []  # another step than the one that ran; on an accelerator nothing more is risked on it
+        if replay.status is ReplayStatus.NOT_REPRODUCED:
             return self._again(step, rows)
         located = failure.located(rows, scaled=step.scale is not None)
         return self._follow(located, step, rows) if located is not None else []

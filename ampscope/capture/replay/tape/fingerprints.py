@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,6 +12,9 @@ from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.local_shards import has_arrived, local
 from ampscope.capture.torch_support.torch_private import past_modes
 from ampscope.capture.tracing.statistics.stats import can_be_bad
+
+#: Of the greatest magnitude: what other orders of the same sums come to, in half precision and through several layers.
+_ROUNDING = 0.01
 
 
 def fingerprint(value: Any, leaves: int = 4) -> list[Tensor]:
@@ -46,3 +50,40 @@ def alike(ours: list[Tensor], theirs: list[Tensor]) -> bool:
         a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | (a.isnan() & b.isnan())).all())
         for a, b in zip(ours, theirs, strict=True)
     )
+
+
+@dataclass(slots=True)
+class Differences:
+    """What differs, in words; the real step is known by a few elements of what its calls returned."""
+
+    found: list[str] = field(default_factory=list)
+    held_otherwise: bool = False  #: what the tape holds is known to have been changed since the real step
+    are_rounding: bool = True  #: what was returned differs by no more
+
+    def note(self, text: str) -> None:
+        """What the calls were given, or left, is known to be another."""
+        self.found.append(text)
+        self.are_rounding = False
+
+    def compare(self, text: str, ours: list[Tensor], theirs: list[Tensor]) -> None:
+        """Notes ``text`` where the replay's values are not, to the bit, those of the real step."""
+        if not alike(ours, theirs):
+            self.found.append(text)
+            self.are_rounding = self.are_rounding and _close(ours, theirs)
+
+
+def _close(ours: list[Tensor], theirs: list[Tensor]) -> bool:
+    """Whether values of the same shapes differ by rounding, and none of them is infinite or NaN on one side only."""
+    pairs = list(zip(ours, theirs, strict=False))
+    if len(ours) != len(theirs) or any(a.shape != b.shape or a.dtype != b.dtype for a, b in pairs):
+        return False
+    return all(_differ_little(a, b) for a, b in pairs)
+
+
+def _differ_little(one: Tensor, other: Tensor) -> bool:
+    finite = other.isfinite()
+    if not torch.equal(finite, one.isfinite()) or not torch.equal(one[~finite].isnan(), other[~finite].isnan()):
+        return False
+    wide = torch.complex128 if other.is_complex() else torch.float64
+    apart, size = (each[finite].detach().to(wide).abs() for each in (one - other, other))
+    return not apart.numel() or bool(apart.max() <= _ROUNDING * size.max())

@@ -91,7 +91,7 @@ class Incidents:
                 if bad.trigger in _OF_STATE and (rows is None or not _matters(rows)):
                     return
                 if rows is not None:
-                    self._try_cures(attempt, recording, rows, outcome.status)
+                    self._try_cures(attempt, recording, rows, outcome)
             attempt.judging_s = time.perf_counter() - started
             self._replay_budget.judged(attempt.judging_s)
         else:
@@ -132,12 +132,12 @@ class Incidents:
         self._replay_budget.spent(outcome.seconds)
         return outcome, tracer
 
-    def _try_cures(self, attempt: StepAttempt, recording: TapedStep, rows: TracedRows, status: ReplayStatus) -> None:
+    def _try_cures(self, attempt: StepAttempt, recording: TapedStep, rows: TracedRows, replay: ReplayResult) -> None:
         if self._trial_guard.broken:
             return
         with self._trial_guard:
             recording = recording._replace(scale=attempt.scale)
-            for run in self._cure_search.examine(recording, rows, status):
+            for run in self._cure_search.examine(recording, rows, replay):
                 self._recorder.trial(run.trial, step=attempt.step, optimizer=attempt.index)
                 if run.trial.change is Change.FP32 and run.trial.result.outcome is not Trial.UNAVAILABLE:
                     source = source_of(Source.REPLAY_FP32, attempt.index)

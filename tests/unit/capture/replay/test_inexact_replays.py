@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ampscope.trace.schema import ReplayStatus
+from ampscope.capture.replay.state import device_asserts
+from ampscope.trace.schema import ReplayStatus, Table
 from tests.support.training.model_parts import linear
 from tests.support.training.small_loop import BATCH, POISONED, WIDTH, make_scaler, mlp, mse, poison, train
 from tests.support.training.small_models import Square, TwoLayers
@@ -275,3 +276,32 @@ def test_replays_have_a_budget_and_say_when_it_is_spent(run_folder: Path) -> Non
     statuses = [row.replay for row in watched.incidents]
     assert statuses == [ReplayStatus.EXACT] * 3 + [ReplayStatus.UNAVAILABLE] * 2
     assert "share of the run's time" in watched.incidents[-1].replay_reason
+
+
+class Summed(TwoLayers):
+    """Adds rows in another order each time, as the threads of an accelerator do, or something else each time."""
+
+    def __init__(self, apart: float) -> None:
+        super().__init__()
+        self.apart = apart
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x).float()
+        wrong = 1 + self.apart * (1 + int.from_bytes(os.urandom(2), "little") / 2**16)
+        return torch.zeros_like(out).index_add(0, torch.arange(len(out)), out * wrong)
+
+
+@pytest.mark.parametrize("on_device", [True, False], ids=["an accelerator", "the host"])
+@pytest.mark.parametrize("apart", [1e-5, 0.5], ids=["rounding", "more"])
+def test_sums_in_no_fixed_order(
+    apart: float, on_device: bool, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if on_device:
+        monkeypatch.setattr(device_asserts, "_RAISING", frozenset())
+    watched = Watched.train(lambda watch: train(watch, Summed(apart)), run_folder)
+    status, reason = watched.replay_of(POISONED)
+    assert status == ReplayStatus.DIVERGED
+    is_rounding = on_device and apart < 0.1
+    assert ("by no more than rounding, for aten.index_add.default" in reason) is is_rounding
+    tried = watched.run.rows(Table.REPLAYS)
+    assert bool(tried) is (is_rounding or not on_device), "nothing more is run there on what is another step"
