@@ -178,6 +178,8 @@ class TapeMode(TorchFunctionMode):
         try:
             if self._pause.on or self._guard.broken or torch_private.in_functorch():
                 return func(*args, **kwargs)
+            if self._pause.cuda and self._pause.captures():
+                return func(*args, **kwargs)
             if self.watching:
                 with self._guard:
                     self._watcher(func, args, kwargs)

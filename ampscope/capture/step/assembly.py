@@ -38,6 +38,7 @@ from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.readback import Readback
 from ampscope.capture.usage.usage_observer import UsageObserver
 from ampscope.capture.usage.usage_watch import UsageWatch
+from ampscope.trace.schema import EventKind
 from ampscope.trace.vocabulary import STEP_RECORD, STEP_TAPE
 
 
@@ -59,8 +60,8 @@ def step_watch(
     """
     guard, tracing, looking = map(guard_for, (STEP_RECORD, "the op tracer", "the look at the state"))
     readback, cycle, pause, history = Readback(), StepCycle(), Pause(), StateHistory()
-    own = OwnWork(pause)
     optimizers = OptimizerNumbers(models, recorder.next_step, recorder.describe_parameters, guard)
+    own = OwnWork(pause, lambda text: recorder.event(EventKind.WARNING, optimizers.step_of(None), text))
     report = MistakeReport(recorder, terminal, optimizers.step_of)
     usage = UsageWatch(models, report, optimizers.step_of)
     live = LiveTrace(models, recorder, budgets[0], pause, tracing)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from ampscope.capture.replay.tape_mode import TapeMode
@@ -16,6 +17,10 @@ from ampscope.capture.torch_support.torch_private import OthersAside
 from ampscope.capture.tracing.program.function_watch import FunctionWatch
 from ampscope.capture.tracing.tracer import Tracer
 
+CAPTURED = (
+    "the loop captures a CUDA graph: what goes into it is left alone, and nothing is seen of what replays of it compute"
+)
+
 
 def _is_ours(mode: object) -> bool:
     return isinstance(mode, (TapeMode, LoopMode, Tracer, FunctionWatch, NoCollectives))
@@ -26,10 +31,13 @@ class OwnWork:
 
     Args:
         pause: On while the work lasts: what observes ops leaves it out.
+        say: Is told, as a text for the user, why there may be none.
     """
 
-    def __init__(self, pause: Pause) -> None:
+    def __init__(self, pause: Pause, say: Callable[[str], object]) -> None:
         self._pause = pause
+        self._say = say
+        self._has_said = False
         self._aside = OthersAside(_is_ours)
         self._plain = PlainState(call_state.device_types())
         self._alone = NoCollectives()
@@ -48,9 +56,20 @@ class OwnWork:
         """The loop's own autocast and grad mode, around the work that is being done."""
         return self._plain.around()
 
+    @property
+    def is_unwanted(self) -> bool:
+        """Whether a CUDA graph is being captured, into which nothing of it must go; said once."""
+        if not self._pause.cuda or not self._pause.captures():
+            return False
+        if not self._has_said:
+            self._has_said = True
+            self._say(CAPTURED)
+        return True
+
     def start_over(self) -> None:
         """A step begins: its work is counted from here."""
         self._taken, self._pause.glanced, self._started = 0.0, 0.0, time.perf_counter()
+        self._pause.look_for_cuda()
 
     def __enter__(self) -> OwnWork:
         self._depth += 1

@@ -140,8 +140,16 @@ class StepWatch:
         self._observers.tell(StepObserver.step_began, start)
 
     def _is_busy(self, *, optimizer_begins: bool = False) -> bool:
-        """Whether calls belong to a backward, an optimizer or a replay, and not to the loop."""
-        return self._cycle.is_busy and not self._endings.optimizer_is_lost(another_begins=optimizer_begins)
+        """Whether calls belong to a backward, an optimizer, a replay or a CUDA graph, and not to the loop."""
+        busy = self._cycle.is_busy and not self._endings.optimizer_is_lost(another_begins=optimizer_begins)
+        return busy or self.is_captured
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether calls go into a CUDA graph: they are left alone, and a step that they are part of is given up."""
+        if (captured := self._own.is_unwanted) and self._cycle.is_open:
+            self.abandon("a part of the step was captured into a CUDA graph")
+        return captured
 
     # -- backward -----------------------------------------------------------------------------------------------
 
@@ -256,8 +264,7 @@ class StepWatch:
 
     def scheduled(self, scheduler: Any) -> None:
         """A learning rate scheduler steps."""
-        optimizer = getattr(scheduler, "optimizer", None)
-        if optimizer is not None and self.optimizers.owns(optimizer):
+        if (optimizer := getattr(scheduler, "optimizer", None)) is not None and self.optimizers.owns(optimizer):
             self._observers.tell(StepObserver.scheduler_stepped, scheduler)
 
     @property

@@ -157,7 +157,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
             return NotImplemented  # a wrapper subclass: its inner ops come by again
         operator = operators.describe(func)
         guard = self._guard
-        if self.pause.on or guard.broken:
+        if self.pause.on or guard.broken or (self.pause.cuda and self.pause.captures()):
             return func(*args, **kwargs)
         self._handling += 1
         try:

@@ -102,6 +102,8 @@ class LoopMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         keeper = None if self._pause.on or self._heard_enough else self._keeper()
+        if self._pause.cuda and self._pause.captures():
+            keeper = None
         if keeper is None or keeper.guard.broken or leaves_all_as_it_is(func, args) or _is_foreign(func):
             return func(*args, **kwargs)
         self._handling += 1

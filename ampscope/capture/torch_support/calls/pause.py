@@ -1,8 +1,10 @@
-"""Whether AMPscope itself computes: what hears of ops and functions leaves those calls out."""
+"""Whether the calls that come now are left alone: AMPscope's own, and those that go into a CUDA graph."""
 
 from __future__ import annotations
 
 import time
+
+import torch
 
 
 class Pause:
@@ -11,14 +13,24 @@ class Pause:
     Attributes:
         on: The calls that come now are AMPscope's own.
         glanced: Seconds that glances have taken.
+        cuda: CUDA was in use when the latest step began; only then may anybody be capturing a graph.
     """
 
-    __slots__ = ("_began", "glanced", "on")
+    __slots__ = ("_began", "cuda", "glanced", "on")
 
     def __init__(self, *, on: bool = False) -> None:
         self.on = on
         self.glanced = 0.0
         self._began = 0.0
+        self.look_for_cuda()
+
+    def look_for_cuda(self) -> None:
+        """A step begins; in between nobody asks, for these calls are many."""
+        self.cuda = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+    def captures(self) -> bool:
+        """Whether what is called now goes into a CUDA graph, which a query, a copy or a wait would spoil."""
+        return self.cuda and torch.cuda.is_current_stream_capturing()
 
     def begin_glance(self) -> None:
         """A glance at one function of the loop's begins: too short, and too often, to be set apart as other work is."""

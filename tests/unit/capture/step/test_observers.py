@@ -78,7 +78,7 @@ def test_a_fault_breaks_one_observer_and_the_others_hear_all_the_same() -> None:
     faults: list[str] = []
     pause = Pause()
     parts: dict[str, Any] = {name: Listening(name, heard, pause, faults.append) for name in PARTS}
-    own = OwnWork(pause)
+    own = OwnWork(pause, str)
     Observers(own, **parts).tell(StepObserver.backward_ended)
     assert heard == [(name, True) for name in ORDER["backward_ended"].split()]
     assert len(faults) == 1
@@ -89,7 +89,7 @@ def test_a_fault_breaks_one_observer_and_the_others_hear_all_the_same() -> None:
 
 def test_own_work_inside_own_work_is_one_stretch() -> None:
     pause = Pause()
-    own = OwnWork(pause)
+    own = OwnWork(pause, str)
     on = []
     with own:
         with own:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("two_ranks")
 
 
 def own_work() -> OwnWork:
-    return OwnWork(Pause())
+    return OwnWork(Pause(), str)
 
 
 def test_a_collective_is_refused() -> None:
