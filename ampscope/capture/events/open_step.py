@@ -26,6 +26,7 @@ class OpenStep:
     waiting: list[Tensor] = field(default_factory=list)  #: scaled, but no backward has come for them yet
     parcels: list[Parcel] = field(default_factory=list)  #: the losses, on their way to the host
     norms: dict[int, Tensor | None] = field(default_factory=dict)  #: of unscaled gradients, by ``id`` of the optimizer
+    sent: dict[int, Sent] = field(default_factory=dict)  #: norms on their way to the host, by ``id``
     micro_batches: int = 0
     scaler: Any = None  #: that scaled its latest loss
     norm: Tensor | None = None  #: of gradients that were judged as they were given, for nothing keeps those
@@ -41,12 +42,37 @@ class OpenStep:
         losses = self.waiting or _values(roots)
         self.waiting = []
         self.losses += losses
-        self.parcels += [Parcel({"loss": loss}) for loss in losses if loss.numel() == 1]
+        for loss in losses:
+            if loss.numel() == 1:
+                self.parcels.append(Parcel({"loss": loss}))
 
     def given(self, losses: list[Tensor]) -> None:
         """Gradients were asked of ``losses``, and no backward has run."""
         self.micro_batches += len(losses)
         self.backward(losses)
+
+    def unscaled(self, optimizer: Optimizer, norm: Tensor | None) -> None:
+        """The gradients of ``optimizer``, with this norm, are free of the scale."""
+        self.norms[id(optimizer)] = norm
+        self.send(norm)
+
+    def send(self, norm: Tensor | None) -> None:
+        """Starts a copy of ``norm`` to the host: who asks for it after the device was waited for has it at once."""
+        if norm is not None and not norm.is_cpu:
+            self.sent[id(norm)] = Sent(norm, Parcel({"norm": norm}))
+
+    def number(self, norm: Tensor) -> float:
+        """The value of a norm; waits for what has not arrived."""
+        sent = self.sent.get(id(norm)) if self.sent else None
+        value = sent.parcel.values()["norm"] if sent is not None else None
+        return float(norm) if value is None else value
+
+    def known_number(self, norm: Tensor | None) -> float | None:
+        """The value of a norm as far as the host has it without waiting."""
+        if norm is None or norm.is_cpu:
+            return None if norm is None else float(norm)
+        sent = self.sent.get(id(norm))
+        return sent.parcel.values()["norm"] if sent is not None and sent.parcel.arrived else None
 
     def wait_for_losses(self) -> None:
         """Waits until the host knows every loss."""
@@ -56,8 +82,11 @@ class OpenStep:
     @property
     def loss_known_bad(self) -> bool:
         """Whether a loss is non-finite, as far as the host knows without waiting for the device."""
-        known = [parcel.values() for parcel in self.parcels if parcel.arrived]
-        return any(value is not None and value - value != 0 for values in known for value in values.values())
+        for parcel in self.parcels:
+            loss = parcel.values()["loss"] if parcel.arrived else None
+            if loss is not None and loss - loss != 0:
+                return True
+        return False
 
     def known_loss(self) -> float | None:
         """Mean of the losses; None without any, or where the host does not know them all without waiting."""
@@ -72,6 +101,13 @@ class OpenStep:
             return self.losses[0]
         means = [loss.float().mean() for loss in self.losses if loss.numel()]
         return torch.stack([mean.to(means[0].device) for mean in means]).mean() if means else None
+
+
+class Sent(NamedTuple):
+    """A number on the device, kept so that its ``id`` stays its own, and its copy."""
+
+    tensor: Tensor
+    parcel: Parcel
 
 
 def _values(losses: Iterable[Tensor]) -> list[Tensor]:
@@ -110,6 +146,7 @@ class StepAttempt:
     traced: str = ""  #: which execution of the step the trace holds
     late: bool = False  #: the weights had moved before it was known that they would
     judging_s: float = 0.0  #: what replays of it took
+    over: bool = False  #: the loop has gone on
     before: Any = None  #: a copy of the optimizer with all that it writes, as it was before it stepped
 
     @property

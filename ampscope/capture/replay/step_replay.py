@@ -153,6 +153,8 @@ def why_not(step: TapedStep, models: Models) -> str:
 
 def _obstacle(step: TapedStep) -> str:
     """Why a step cannot be replayed at all; empty when it can."""
+    if step.moved:
+        return "its loss and buffers reached the host only after the optimizer had moved the weights"
     if step.tape.obstacle or step.state.gap():
         return step.tape.obstacle or step.state.gap()
     if step.tape.full:

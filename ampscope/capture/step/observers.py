@@ -23,7 +23,7 @@ ORDER: dict[str, str] = {
     "scaler_joined": "history usage",
     "scaler_call_began": "history usage",
     "scaler_call_ended": "tape usage history",
-    "attempt_began": "written carried",
+    "attempt_began": "written carried second",
     "bare_step": "usage",
     "optimizer_steps": "second still rows spikes before",
     "step_ended": "trace rows usage state carried failed",

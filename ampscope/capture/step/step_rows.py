@@ -74,6 +74,7 @@ class StepRows(StepObserver):
             "scale": scaling.scale if scaling else None,
             "tracker": scaling.tracker if scaling else None,
             "found_inf": attempt.found_inf[0] if attempt.found_inf else None,
+            "lr": OptimizerView(attempt.optimizer).learning_rate,
         }
         self._readback.fetch(fetched, lambda values: self._put(attempt, self._row(ended, values, now, observing)))
 
@@ -95,7 +96,7 @@ class StepRows(StepObserver):
             found_inf=skipped if attempt.scaling is not None else None,
             skipped=skipped,
             grad_norm=values["norm"],
-            lr=OptimizerView(attempt.optimizer).learning_rate,
+            lr=values["lr"],
             micro_batches=attempt.opened.micro_batches,
             duration_s=ended.seconds,
             observing_s=observing,
@@ -103,13 +104,9 @@ class StepRows(StepObserver):
         )
 
     def _write_gradients(self, attempt: StepAttempt) -> None:
-        self._recorder.grads(
-            gradients.rows(
-                attempt.optimizer,
-                self._models,
-                self._recorder.params,
-                step=attempt.step,
-                index=attempt.index,
-                unchanged=lost_updates.unchanged(self._kept),
-            )
+        found = gradients.magnitudes(attempt.optimizer, self._models)
+        params, step, index = self._recorder.params, attempt.step, attempt.index
+        self._readback.fetch(
+            {**found.values, **lost_updates.counts(self._kept)},
+            lambda known: self._recorder.grads(found.rows(known, params, step=step, index=index)),
         )

@@ -239,7 +239,7 @@ class StepWatch:
             self._observers.tell(StepObserver.scaler_call_ended, call)
             if call.method is ScalerMethod.UNSCALE:
                 with self._guard:
-                    self._cycle.opened.norms[id(call.argument)] = gradients.total_norm(call.argument)
+                    self._cycle.opened.unscaled(call.argument, gradients.total_norm(call.argument))
 
     # -- the optimizer: see `process_hooks.Listener` ------------------------------------------------------------
 

@@ -51,10 +51,9 @@ class OptimizerView(NamedTuple):
         return (gradient for _, gradient in self.with_gradients)
 
     @property
-    def learning_rate(self) -> float | None:
-        """The learning rate of its first group; None where it has none."""
-        rate = self.optimizer.param_groups[0].get("lr") if self.optimizer.param_groups else None
-        return float(rate) if rate is not None else None
+    def learning_rate(self) -> Tensor | float | None:
+        """The learning rate of its first group, on the device where the optimizer keeps it; None where it has none."""
+        return self.optimizer.param_groups[0].get("lr") if self.optimizer.param_groups else None
 
     @property
     def epsilons(self) -> Iterator[tuple[float, torch.dtype]]:

@@ -19,23 +19,31 @@ class Parcel:
     """
 
     def __init__(self, values: dict[str, Tensor | float | None]) -> None:
-        far = {
-            name: value for name, value in values.items() if isinstance(value, Tensor) and value.device.type != "cpu"
-        }
-        self._near: Values = {n: None if v is None else float(v) for n, v in values.items() if n not in far}
-        self._names = list(far)
+        far: dict[str, Tensor] = {}
+        self._values: Values = {}
+        for name, value in values.items():
+            if isinstance(value, Tensor) and not value.is_cpu:
+                far[name], self._values[name] = value, None
+            else:
+                self._values[name] = None if value is None else float(value)
         self._event: torch.Event | None = None
         if far:
-            self._send(list(far.values()))
+            self._send(far)
 
-    def _send(self, tensors: list[Tensor]) -> None:
-        home = tensors[0].device
-        flat = [tensor.detach().reshape(()).to(home, torch.float64, non_blocking=True) for tensor in tensors]
-        self._device = torch.stack(flat)  # kept until it has been copied
-        self._host = torch.empty(len(flat), dtype=torch.float64, pin_memory=home.type == "cuda")
+    def _send(self, far: dict[str, Tensor]) -> None:
+        """Starts one copy of all values, in as many launches as they have devices and dtypes."""
+        alike: dict[tuple[torch.device, torch.dtype], list[str]] = {}
+        for name, value in far.items():
+            alike.setdefault((value.device, value.dtype), []).append(name)
+        home = next(iter(alike))[0]
+        self._names = [name for names in alike.values() for name in names]
+        stacked = [torch.stack([far[name].detach().reshape(()) for name in names]) for names in alike.values()]
+        wide = [each.to(home, torch.float64, non_blocking=True) for each in stacked]
+        self._device = torch.cat(wide) if len(wide) > 1 else wide[0]  # kept until it has been copied
+        self._host = torch.empty(len(far), dtype=torch.float64, pin_memory=home.type != "mps")  # which shares it
         self._host.copy_(self._device, non_blocking=True)
         self._event = torch.Event(home.type)
-        self._event.record()
+        self._event.record(torch.accelerator.current_stream(home))  # not that of the device that is current
 
     @property
     def arrived(self) -> bool:
@@ -44,10 +52,11 @@ class Parcel:
 
     def values(self) -> Values:
         """The values; waits for what has not arrived."""
-        if self._event is None:
-            return self._near
-        self._event.synchronize()
-        return self._near | dict(zip(self._names, self._host.tolist(), strict=True))
+        if self._event is not None:
+            self._event.synchronize()
+            self._values |= zip(self._names, self._host.tolist(), strict=True)
+            self._event = None
+        return self._values
 
 
 class Readback:

@@ -28,6 +28,7 @@ class TapedStep(NamedTuple):
     after_unjudged: bool = False  #: weights were moved within the step before, by what nobody looked at
     scale: float | None = None  #: its loss scale; None without a scaler
     late: bool = False  #: judged when the loop has gone on, and may have written into what the step computed with
+    moved: bool = False  #: its optimizer has moved the weights, too
     collectives: int | None = 0  #: that ran since its first backward began; None: not known
     carried: Mapping[int, str] = MappingProxyType({})  #: what it reads of what the loop carries: ``id`` -> name
     left: tuple[tuple[str, EarlierResult], ...] = ()  #: what it has left of that, not finite, by name

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
@@ -20,7 +22,7 @@ from ampscope.capture.step.ending.device_decisions import DeviceDecisions
 from ampscope.capture.step.ending.incidents import Incidents
 from ampscope.capture.step.ending.verdict import Verdict
 from ampscope.capture.step.measures import gradients
-from ampscope.capture.step.measures.state.held import largest_within
+from ampscope.capture.step.measures.state.held import Held, largest_within
 from ampscope.capture.step.measures.state.written_state import WrittenState
 from ampscope.capture.step.observers import Observers
 from ampscope.capture.step.optimizer_numbers import OptimizerNumbers
@@ -122,6 +124,7 @@ class Attempts:
         """Judges the gradients by their norm; with a ``recording`` from when they were given."""
         with self.guard:
             attempt.norm = gradients.total_norm(attempt.optimizer)
+            attempt.opened.send(attempt.norm)
             self.found(attempt, verdict.of_unscaled_step(attempt, self.models), recording)
 
     def check_the_rest(self, attempt: StepAttempt) -> None:
@@ -129,6 +132,12 @@ class Attempts:
         with self.guard:
             poisoned = self._written.turned_bad()
             self.found(attempt, verdict.of_what_gradients_hide(attempt, poisoned, self._carried.turned_bad()))
+
+    def postpone(self, attempt: StepAttempt) -> None:
+        """The device decides whether the optimizer steps: what else there is to judge arrives before its decision."""
+        poisoned = self._written.to_be_told()
+        hidden = partial(_of_what_gradients_hide, attempt, poisoned)
+        self.on_device.postpone(attempt, self.recording(), hidden)
 
     def check_updates(self, attempt: StepAttempt) -> None:
         """Judges what the loop is about to move weights by; waits for the device."""
@@ -178,7 +187,12 @@ class Attempts:
             attempt.norm = attempt.opened.norms.get(id(attempt.optimizer))
         ended = EndedStep(attempt, self.cycle.attempts, seconds, self.own.ambient)
         self._observers.tell(StepObserver.step_ended, ended)
+        attempt.over = True
         with self.guard:
             self._incidents.passed(ended)
         self.optimizers.stepped(attempt, first=self.cycle.is_open)
         self.cycle.on(Moment.ENDS)
+
+
+def _of_what_gradients_hide(attempt: StepAttempt, poisoned: Callable[[], list[Held]]) -> Verdict | None:
+    return verdict.of_what_gradients_hide(attempt, poisoned())

@@ -23,6 +23,7 @@ class _Undecided(NamedTuple):
     attempt: StepAttempt
     decision: Parcel
     recording: TapedStep
+    hidden: Callable[[], Verdict | None]  #: what its gradients hide, when the decision is here
 
 
 class DeviceDecisions:
@@ -54,13 +55,19 @@ class DeviceDecisions:
         attempt.norm = norm
         attempt.norms = gradients.norms_by_name(attempt.optimizer, self._models)
 
-    def postpone(self, attempt: StepAttempt, recording: TapedStep) -> None:
-        """The optimizer has stepped or skipped; `decide` will tell."""
+    def postpone(self, attempt: StepAttempt, recording: TapedStep, hidden: Callable[[], Verdict | None]) -> None:
+        """The optimizer has stepped or skipped; `decide` will tell.
+
+        Args:
+            attempt: Its attempt.
+            recording: What a replay needs.
+            hidden: Judges loss and buffers, which were sent to the host before the decision.
+        """
         attempt.found_inf = scaler_found_inf(attempt.scaling.scaler, attempt.optimizer) if attempt.scaling else []
         for entry in recording.tape.entries:  # counters move although a device that skips writes nothing
             entry.versions = self._models.versions(entry.module) if entry.versions else []
         decision = Parcel({str(index): flag for index, flag in enumerate(attempt.found_inf)})
-        self._undecided = _Undecided(attempt, decision, recording._replace(late=True))
+        self._undecided = _Undecided(attempt, decision, recording._replace(late=True), hidden)
 
     def decide(self, *, wait: bool) -> None:
         """Judges the attempt, if its decision is here or worth waiting for."""
@@ -68,5 +75,10 @@ class DeviceDecisions:
         if pending is None or not (wait or pending.decision.arrived):
             return
         self._undecided = None
-        if any(pending.decision.values().values()) and not pending.attempt.bad:
+        skipped, hidden = any(pending.decision.values().values()), pending.hidden()
+        if pending.attempt.bad:
+            return
+        if skipped:
             self._judge(pending.attempt, verdict.of_device_skip(pending.attempt.norms), pending.recording)
+        elif hidden is not None:
+            self._judge(pending.attempt, hidden, pending.recording._replace(moved=True))

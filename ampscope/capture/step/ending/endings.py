@@ -85,7 +85,7 @@ class Endings:
         with self._own:
             with self._guard:
                 if attempt.on_device:
-                    self.attempts.on_device.postpone(attempt, self.attempts.recording())
+                    self.attempts.postpone(attempt)
                 elif not attempt.stepped:
                     self.attempts.skipped(attempt)
             self.attempts.end(attempt)

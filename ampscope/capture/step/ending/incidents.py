@@ -169,7 +169,7 @@ class Incidents:
         """Writes the incident's row; the live trace too, unless an exact replay makes it superfluous."""
         attempt.bad = True
         self.latest = (attempt.step, attempt.index)
-        if outcome.status is not ReplayStatus.EXACT:
+        if outcome.status is not ReplayStatus.EXACT and not attempt.over:  # what is traced now is another step
             self._live.write_incident(attempt)
         blind = outcome.status in (ReplayStatus.NOT_REPRODUCED, ReplayStatus.UNAVAILABLE)
         if blind and not evidence.over_budget:

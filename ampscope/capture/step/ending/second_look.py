@@ -27,7 +27,7 @@ from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.step.cycle import State, StepCycle
 from ampscope.capture.step.ending.incidents import Incidents
 from ampscope.capture.step.measures import gradients, lost_gradients
-from ampscope.capture.step.measures.lost_gradients import Sign
+from ampscope.capture.step.measures.lost_gradients import Sign, Signs
 from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
@@ -81,7 +81,14 @@ class SecondLook(StepObserver):
         self._largest = 0.0  # norm of all gradients at any look
         self._highest = 0.0  # loss, likewise
         self._vanished = False  # all gradients of the step before were zero
+        self._signs: Signs | None = None  # of the attempt in progress
         self._next = 0  # step before which nothing more is run again
+
+    def attempt_began(self, attempt: StepAttempt) -> None:
+        """Measures the gradients of a step that is looked at, before somebody waits for them anyway."""
+        due = not self._tape.broken and _is_due(self._steps[attempt.index]) and self._is_half()
+        scaled = attempt.scaling is not None and id(attempt.optimizer) not in attempt.opened.norms
+        self._signs = self._measure(attempt, scaled=scaled) if due else None
 
     def optimizer_steps(self, attempt: StepAttempt) -> None:
         """Looks at the gradients that the optimizer is about to use, if this is one of the steps that are looked at."""
@@ -92,8 +99,8 @@ class SecondLook(StepObserver):
         if not self._is_half():
             return
         loss = self._compare(attempt)
-        scale = attempt.scale
-        found = lost_gradients.signs(attempt.optimizer, self._models, scale or 1.0)
+        signs = self._signs or self._measure(attempt, scaled=attempt.on_device)
+        scale, found = signs.scale, signs.suspicious()
         new = {name: sign for name, sign in found.items() if self._is_new(name, sign)}
         if not new or number < self._next or not self._budget.allows_look():
             return
@@ -109,8 +116,12 @@ class SecondLook(StepObserver):
     def _has_vanished(self, attempt: StepAttempt) -> bool:
         """Whether all gradients are zero, and those of the step before were not; no wait, see `SpikeEnding`."""
         norm = None if attempt.on_device else _norm(attempt)
-        before, self._vanished = self._vanished, norm is not None and float(norm) == 0.0
+        before, self._vanished = self._vanished, norm is not None and attempt.opened.number(norm) == 0.0
         return self._vanished and not before and self._largest > 0.0
+
+    def _measure(self, attempt: StepAttempt, *, scaled: bool) -> Signs:
+        scale = attempt.scaling.scale if attempt.scaling is not None else None
+        return Signs(attempt.optimizer, self._models, scale, scaled=scaled)
 
     def _is_half(self) -> bool:
         """Whether the step computed in half precision: by what was traced so far, else by where its tape ran."""
@@ -127,9 +138,11 @@ class SecondLook(StepObserver):
         """Notes the sizes of gradients and loss; returns the loss, NaN where it is not known."""
         norm = _norm(attempt)
         if norm is not None:
-            self._largest = max(self._largest, float(norm))
-        mean = attempt.opened.mean_loss()
-        loss = float(mean) if mean is not None else math.nan
+            self._largest = max(self._largest, attempt.opened.number(norm))
+        loss = attempt.opened.known_loss()
+        if loss is None:
+            mean = attempt.opened.mean_loss()
+            loss = float(mean) if mean is not None else math.nan
         self._highest = max(self._highest, loss if math.isfinite(loss) else 0.0)
         return loss
 

@@ -57,7 +57,8 @@ class SpikeEnding(StepObserver):
             return
         norm = attempt.norm if attempt.norm is not None else attempt.opened.norms.get(id(attempt.optimizer))
         # Whoever decided that the optimizer may step has waited for the gradients, and so for their norm.
-        found = self._far_out(attempt.index, attempt.opened.known_loss(), None if norm is None else float(norm))
+        size = None if norm is None else attempt.opened.number(norm)
+        found = self._far_out(attempt.index, attempt.opened.known_loss(), size)
         if found:
             with self._cycle.inside(State.JUDGING):
                 outcome = self._incidents.look(attempt, None if self._tape.broken else self._tape.recording())

@@ -37,7 +37,7 @@ def of_skip(attempt: StepAttempt, models: Models) -> Verdict:
 
 def of_unscaled_step(attempt: StepAttempt, models: Models) -> Verdict | None:
     """No scaler looks at the gradients, so their total norm tells; waits for the device."""
-    if attempt.norm is None or math.isfinite(float(attempt.norm)):
+    if attempt.norm is None or math.isfinite(attempt.opened.number(attempt.norm)):
         return None
     bad = gradients.non_finite(attempt.optimizer, models)
     if not bad:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
+from ampscope.capture.step.measures import lost_updates
 from ampscope.capture.torch_support.local_shards import has_arrived, local
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
+from ampscope.capture.torch_support.readback import Values
 from ampscope.capture.torch_support.torch_private import past_modes
 from ampscope.capture.tracing.statistics.stats import extremes, finite
 from ampscope.capture.tracing.statistics.tensor_values import stored
@@ -69,24 +72,37 @@ def _is_dense(gradient: Tensor) -> bool:
     return gradient.layout is torch.strided and has_arrived(gradient)
 
 
-def rows(
-    optimizer: Optimizer,
-    models: Models,
-    params: dict[str, int],
-    *,
-    step: int,
-    index: int,
-    unchanged: Mapping[str, float],
-) -> list[GradRow]:
-    """A row for each unscaled gradient; waits for the device."""
-    found = []
+class Magnitudes(NamedTuple):
+    """What is recorded of each gradient, as device scalars."""
+
+    sizes: dict[str, int]  #: elements of each, by name of the parameter
+    values: dict[str, Tensor]  #: of each, its extremes and how many elements are not zero
+
+    def rows(self, known: Values, params: Mapping[str, int], *, step: int, index: int) -> list[GradRow]:
+        """A row for each gradient.
+
+        Args:
+            known: The values, on the host, with those of `lost_updates.counts`.
+            params: Numbers of the parameters.
+            step: Of the optimizer.
+            index: Number of the optimizer.
+        """
+        found = []
+        for name, size in self.sizes.items():
+            low, high = known[f"low {name}"] or 0.0, known[f"high {name}"] or 0.0
+            bad = not math.isfinite(low) or not math.isfinite(high)
+            largest = None if bad else max(abs(low), abs(high))
+            zeros = 1.0 - (known[f"nonzero {name}"] or 0.0) / size
+            found.append(GradRow(step, index, params[name], largest, bad, zeros, lost_updates.share(known, name)))
+        return found
+
+
+def magnitudes(optimizer: Optimizer, models: Models) -> Magnitudes:
+    """What is recorded of each unscaled gradient; no wait."""
+    found = Magnitudes({}, {})
     for name, gradient in owned(optimizer, models):
-        if not _is_dense(gradient) or not gradient.numel():
-            continue
-        values = gradient.detach()
-        low, high = (float(value) for value in extremes(values))
-        largest = max(abs(low), abs(high))
-        bad = not math.isfinite(low) or not math.isfinite(high)
-        zeros = 1.0 - int(values.count_nonzero()) / values.numel()
-        found.append(GradRow(step, index, params[name], None if bad else largest, bad, zeros, unchanged.get(name)))
+        if _is_dense(gradient) and gradient.numel():
+            found.sizes[name] = gradient.numel()
+            found.values[f"low {name}"], found.values[f"high {name}"] = extremes(gradient)
+            found.values[f"nonzero {name}"] = gradient.detach().count_nonzero()
     return found

@@ -12,6 +12,7 @@ from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.step.measures import gradients
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.readback import Parcel
 from ampscope.provenance import LOST_SHARE
 from ampscope.trace.dtypes import FINFO
 
@@ -26,29 +27,46 @@ class Sign(NamedTuple):
     tiny: bool  #: its largest element, times the loss scale, is below what float16 holds well
 
 
-def signs(optimizer: Optimizer, models: Models, scale: float) -> dict[str, Sign]:
-    """The parameters whose gradient may have lost something; waits for the device, once.
-
-    Of an embedding, which has no gradient for what the batch does not mention, only one that is zero throughout counts.
+class Signs:
+    """What the gradients of an optimizer look like from outside, on its way to the host.
 
     Args:
         optimizer: Whose gradients.
         models: The watched models.
-        scale: The loss scale, which these gradients carry no more.
+        scale: The loss scale; None without a scaler.
+        scaled: The gradients carry it still.
     """
-    found = [(name, g) for name, g in gradients.owned(optimizer, models) if _is_comparable(g)]
-    if not found:
-        return {}
-    home = found[0][1].device
-    largest = torch._foreach_norm([g for _, g in found], math.inf)
-    counts = [torch.stack([g.count_nonzero().to(home), n.to(home)]) for (_, g), n in zip(found, largest, strict=True)]
-    looked_up = _looked_up(models)
-    suspicious = {}
-    for (name, gradient), (nonzero, most) in zip(found, torch.stack(counts).tolist(), strict=True):
-        sign = Sign(1.0 - nonzero / gradient.numel(), 0.0 < most * scale < _TINY)
-        if sign.tiny or sign.zeros > (LOST_SHARE if name not in looked_up else 1.0 - 0.5 / gradient.numel()):
-            suspicious[name] = sign
-    return suspicious
+
+    def __init__(self, optimizer: Optimizer, models: Models, scale: Tensor | None, *, scaled: bool) -> None:
+        found = [(name, g) for name, g in gradients.owned(optimizer, models) if _is_comparable(g)]
+        self._models = models
+        self._scaled = scaled
+        self._sizes = {name: gradient.numel() for name, gradient in found}
+        largest = torch._foreach_norm([g for _, g in found], math.inf) if found else ()
+        nonzero = {f"nonzero {name}": gradient.count_nonzero() for name, gradient in found}
+        most = {f"most {name}": norm for (name, _), norm in zip(found, largest, strict=True)}
+        self._parcel = Parcel({**nonzero, **most, "scale": scale})
+
+    @property
+    def scale(self) -> float | None:
+        """The loss scale; waits for what has not arrived."""
+        return self._parcel.values()["scale"]
+
+    def suspicious(self) -> dict[str, Sign]:
+        """The parameters whose gradient may have lost something; waits for what has not arrived.
+
+        Of an embedding, which has no gradient for what the batch does not mention, only one that is zero throughout
+        counts.
+        """
+        factor = 1.0 if self._scaled else self.scale or 1.0
+        looked_up, known = _looked_up(self._models), self._parcel.values()
+        found = {}
+        for name, size in self._sizes.items():
+            nonzero, most = known[f"nonzero {name}"] or 0.0, known[f"most {name}"] or 0.0
+            sign = Sign(1.0 - nonzero / size, 0.0 < most * factor < _TINY)
+            if sign.tiny or sign.zeros > (LOST_SHARE if name not in looked_up else 1.0 - 0.5 / size):
+                found[name] = sign
+        return found
 
 
 def lost_shares(ours: Mapping[str, Tensor], wide: Mapping[str, Tensor]) -> dict[str, float]:

@@ -13,6 +13,7 @@ from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.local_shards import has_arrived, local
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
+from ampscope.capture.torch_support.readback import Values
 
 #: Elements of a parameter that are compared before and after the optimizer's step.
 SAMPLE = 1 << 12
@@ -36,18 +37,27 @@ def keep(optimizer: Optimizer, models: Models) -> dict[str, Kept]:
     return found
 
 
-def unchanged(kept: Mapping[str, Kept]) -> dict[str, float]:
-    """The share of elements with a gradient that the step left exactly as they were; waits for the device."""
-    shares = {}
+def counts(kept: Mapping[str, Kept]) -> dict[str, Tensor]:
+    """How many elements had a gradient, and how many of them the step left exactly as they were; no wait."""
+    found = {}
     for name, (parameter, before) in kept.items():
         if parameter.grad is None or parameter.grad.layout is not torch.strided or not has_arrived(parameter.grad):
             continue
         moved = _sample(parameter.grad) != 0
         same = (_sample(parameter) == before) & moved
-        due, lost = int(moved.sum()), int(same.sum())
-        if due:
-            shares[name] = lost / due
-    return shares
+        found[f"due {name}"], found[f"same {name}"] = moved.sum(), same.sum()
+    return found
+
+
+def share(known: Values, name: str) -> float | None:
+    """The share of a parameter's due elements that were left as they were; None where none was due, or nobody looked.
+
+    Args:
+        known: What `counts` gave, on the host.
+        name: Of the parameter.
+    """
+    due, same = known.get(f"due {name}"), known.get(f"same {name}")
+    return same / due if due and same is not None else None
 
 
 def _sample(tensor: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from tests.support.training.accelerator.build import library
 TYPE = "fake"
 DEVICES = 2
 #: Ticks after which what is launched is done, if it is never waited for.
-NEVER = 2**60
+NEVER = 2**40
 
 
 class Count(IntEnum):

@@ -134,22 +134,28 @@ def test_what_the_loop_takes_from_gradients_is_no_loss(run_folder: Path, edit: C
     assert ampscope.diagnose(run_folder).primary is None
 
 
+def _suspicious(optimizer: torch.optim.Optimizer, model: nn.Module, scale: float) -> dict[str, lost_gradients.Sign]:
+    measured = lost_gradients.Signs(optimizer, Models([model]), torch.tensor(scale), scaled=False)
+    assert measured.scale == scale
+    return measured.suspicious()
+
+
 def test_rows_that_a_batch_does_not_mention_are_no_sign() -> None:
     looked_up = nn.Embedding(50, 4)
     model = nn.Sequential(looked_up, nn.Linear(4, 1))
     model(torch.tensor([1, 2])).sum().backward()
     optimizer = torch.optim.SGD(model.parameters())
-    assert lost_gradients.signs(optimizer, Models([model]), 1.0) == {}
+    assert _suspicious(optimizer, model, 1.0) == {}
     looked_up.weight.grad = torch.zeros(50, 4)
-    assert lost_gradients.signs(optimizer, Models([model]), 1.0)["0.weight"].zeros == 1.0
+    assert _suspicious(optimizer, model, 1.0)["0.weight"].zeros == 1.0
 
 
 def test_gradients_that_float16_hardly_holds_are_a_sign() -> None:
     model = nn.Linear(2, 1)
     model(torch.full((1, 2), 1e-6)).sum().backward()
     optimizer = torch.optim.SGD(model.parameters())
-    assert set(lost_gradients.signs(optimizer, Models([model]), 1.0)) == {"weight"}
-    assert lost_gradients.signs(optimizer, Models([model]), 1024.0) == {}
+    assert set(_suspicious(optimizer, model, 1.0)) == {"weight"}
+    assert _suspicious(optimizer, model, 1024.0) == {}
 
 
 @pytest.mark.parametrize(

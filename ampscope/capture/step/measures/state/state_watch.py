@@ -107,11 +107,8 @@ class StateWatch(StepObserver):
 
     def _is_suspicious(self, attempt: StepAttempt) -> bool:
         """Whether squares of the gradients may leave the range of the state's dtype, as far as the host knows."""
-        norm = attempt.norm
-        if norm is None or (norm.device.type != "cpu" and attempt.scaling is not None):
-            return False
-        size = float(norm)
-        if size <= max(_SMALL, self._harmless.get(attempt.index, 0.0)):
+        size = attempt.opened.known_number(attempt.norm)
+        if size is None or size <= max(_SMALL, self._harmless.get(attempt.index, 0.0)):
             return False
         held = optimizer_state(attempt.optimizer, self._models)
         reach = min((torch.finfo(each.tensor.dtype).max for each in held), default=math.inf)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -64,7 +66,7 @@ class WrittenState(StepObserver):
     def start(self) -> None:
         """Before the first step: what is not finite now is so on purpose."""
         self.send(-1)
-        self._from_start.update(self._bad())
+        self._from_start.update(self._bad(self._look))
 
     def carry(self, name: str, tensor: Tensor) -> None:
         """Looks at a tensor of the loop's own from now on, as long as it lives; kept weakly.
@@ -117,23 +119,29 @@ class WrittenState(StepObserver):
 
     def turned_bad(self) -> list[Held]:
         """What was finite until this step and is no more, if known by now; told once."""
-        if not self._look.parcel.arrived:
-            return []
-        new = [name for name in self._bad() if name not in self._from_start and name not in self._told]
+        return self._turned_bad(self._look) if self._look.parcel.arrived else []
+
+    def to_be_told(self) -> Callable[[], list[Held]]:
+        """Gives what `turned_bad` would, of this step, when it is asked; waits then for what has not arrived."""
+        look = self._look
+        look.judged = True  # or will be
+        return partial(self._turned_bad, look)
+
+    def _turned_bad(self, look: _Look) -> list[Held]:
+        new = [name for name in self._bad(look) if name not in self._from_start and name not in self._told]
         self._told.update(new)
         for held in self._held(new):
-            self._history.note_bad(held, step=self._look.step, finite_at=self._look.step_before)
+            self._history.note_bad(held, step=look.step, finite_at=look.step_before)
         return self._held(new)
 
     def now_bad(self) -> list[Held]:
         """What is not finite now, and was when the run began; waits for the device."""
         self._written.clear()
         self.send(self._look.step)
-        return self._held([name for name in self._bad() if name not in self._from_start])
+        return self._held([name for name in self._bad(self._look) if name not in self._from_start])
 
-    def _bad(self) -> list[str]:
-        """Names of what is not finite by the latest look."""
-        look = self._look
+    def _bad(self, look: _Look) -> list[str]:
+        """Names of what is not finite by a look."""
         look.judged = True
         values = look.parcel.values().items()
         return [name for name, value in values if value is not None and not math.isfinite(value)]
