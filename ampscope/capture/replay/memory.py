@@ -11,6 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.communication.refusal import PLAIN
+from ampscope.capture.torch_support.local_shards import local
+from ampscope.capture.torch_support.models import Models
 from ampscope.capture.tracing import operators
 
 #: Share of the free memory that a replay may take.
@@ -26,6 +28,12 @@ def fits(needed: int, device: torch.device) -> bool:
     """
     most = room(device)
     return most is None or needed <= most
+
+
+def of_gradients(models: Models) -> int:
+    """Bytes that another set of gradients takes, beside those of the training, which are kept meanwhile."""
+    trained = (local(each) for _, each in models.parameters.values() if each.requires_grad)
+    return sum(each.numel() * each.element_size() for each in trained)
 
 
 def room(device: torch.device) -> int | None:

@@ -20,6 +20,7 @@ from ampscope.capture.replay.state.kept_gradients import gradients_kept
 from ampscope.capture.replay.state.unlisted_modules import left_as_found
 from ampscope.capture.replay.substitutes import Substitutes
 from ampscope.capture.replay.tape import framework_flags
+from ampscope.capture.replay.tape.dependencies import HeldResults, cleared_on_failure
 from ampscope.capture.replay.tape.entry import EarlierResult, Entry, EntryKind, GradientOf, OutsideTensor
 from ampscope.capture.replay.tape.fingerprints import Differences, fingerprint
 from ampscope.capture.replay.tape.functional import call_inputs
@@ -72,7 +73,7 @@ class Player:
         self._change = change
         self._faithful = type(change) is ReplayChange
         self._substitutes = Substitutes(models, step.state, change.leaf)
-        self._results: dict[int, list[Tensor]] = {}
+        self._results = HeldResults(self._entries, step.read_last())
         self._step = step
         self._handing_back = HandingBack()
         self.losses: list[Tensor] = []
@@ -87,6 +88,7 @@ class Player:
             Exception: Whatever the user's own code raises when it is run again.
         """
         with (
+            cleared_on_failure(self._results, self._substitutes),
             random_state_kept(self.devices),
             gradients_kept(self._models),
             compiled_modules.all_eager(),
@@ -164,6 +166,7 @@ class Player:
                     if self._step.updates:
                         self._tracer.points.phase = Phase.OPTIMIZER if number > self._step.gradients_at else None
                     self._play_entry(number, entry)
+                    self._results.was_run(number, entry)
 
     def _hooks(self) -> list[Callable[..., Any]]:
         """What the loop attached to tensors in this step; it runs again in the replay's backward."""
@@ -198,7 +201,7 @@ class Player:
         if self._step.given and not self._step.edited and entry.call is torch.autograd.grad:
             self.losses += [loss.detach() for loss in tensor_tree.tensors(args[:1]) if loss.numel() == 1]
         left = in_place_results(args, kwargs, result) if entry.in_place else tensor_tree.tensors(result)
-        self._results[index] = list(left)
+        self._results.put(index, list(left))
 
     def _callable(self, entry: Entry) -> Callable[..., Any]:
         if entry.through is not None:
@@ -249,7 +252,7 @@ class Player:
 
     def _tensor_of(self, reference: EarlierResult | OutsideTensor | GradientOf) -> Tensor:
         if isinstance(reference, EarlierResult):
-            return self._results[reference.entry][reference.leaf]
+            return self._results.of(reference)
         if isinstance(reference, GradientOf):
             return self._substitutes.gradient_of(reference.parameter)
         if (name := self._step.carried.get(reference.identity)) is not None:
@@ -274,7 +277,7 @@ class Player:
             self._tracer.sink(gradient, Node.GRADIENT, name, name.rpartition(".")[0])
         self.bad_gradients = frozenset(name for name, _ in bad)
         for name, source in self._step.left:
-            self._tracer.sink(self._results[source.entry][source.leaf], Node.CARRIED_AFTER, name)
+            self._tracer.sink(self._results.of(source), Node.CARRIED_AFTER, name)
         for name, source in self._step.updates:
             self._tracer.sink(update := self._tensor_of(source), Node.WEIGHT_AFTER, name, name.rpartition(".")[0])
             self.spoilt |= frozenset() if finite(update) else {name}

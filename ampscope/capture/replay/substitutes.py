@@ -47,6 +47,10 @@ class Substitutes:
             known = self._tensors[id(tensor)] = (tensor, self._make(tensor))
         return known[1]
 
+    def clear(self) -> None:
+        """Lets go of all substitutes, and of the gradients that they have gathered."""
+        self._tensors.clear()
+
     def _make(self, tensor: Tensor) -> Tensor:
         if inner_tensors(tensor):
             return self._rewrapped(tensor)

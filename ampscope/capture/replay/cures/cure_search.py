@@ -175,7 +175,7 @@ class CureSearch:
         """Why nothing that is changed can be tried on a step; empty where it can."""
         if step.has_received():
             return OF_UNCHANGED
-        if not memory.fits(rows.bytes_written(), self._models.main_device()):
+        if not memory.fits(rows.bytes_written() + memory.of_gradients(self._models), self._models.main_device()):
             return "there is not enough free memory to run the step once more"
         return ""
 

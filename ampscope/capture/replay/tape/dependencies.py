@@ -1,10 +1,14 @@
-"""Which entries of a tape a step is made of: what it calls, and whatever that depends on."""
+"""What of a tape a step is made of, whatever that depends on included, and how long a replay holds its results."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
-from ampscope.capture.replay.tape.entry import Entry, EntryKind
+from torch import Tensor
+
+from ampscope.capture.replay.tape.entry import EarlierResult, Entry, EntryKind
 
 
 def needed(entries: Sequence[Entry], start: int, since: int, also: Iterable[int] = ()) -> list[int]:
@@ -48,3 +52,50 @@ def written_after_backward(entries: Sequence[Entry], start: int, since: int) -> 
     numbered = list(enumerate(entries, start))
     backwards = [number for number, entry in numbered if number >= since and entry.kind is EntryKind.BACKWARD]
     return tuple(number for number, entry in numbered if entry.in_place and backwards and number > backwards[-1])
+
+
+class HeldResults:
+    """What the calls of a replay have returned, as long as it is read: micro-batches need not be there together.
+
+    Args:
+        entries: Those that are run, each with its number.
+        read_last: What is read when all have run.
+    """
+
+    def __init__(self, entries: Iterable[tuple[int, Entry]], read_last: Iterable[EarlierResult]) -> None:
+        self._last_readers = {result.entry: number for number, entry in entries for result in entry.earlier}
+        self._read_last = {result.entry for result in read_last}
+        self._held: dict[int, list[Tensor]] = {}
+
+    def put(self, number: int, results: list[Tensor]) -> None:
+        """An entry has returned."""
+        self._held[number] = results
+
+    def of(self, reference: EarlierResult) -> Tensor:
+        """What an entry returned."""
+        return self._held[reference.entry][reference.leaf]
+
+    def was_run(self, number: int, entry: Entry) -> None:
+        """Lets go of what no later entry reads."""
+        for read in {number, *(result.entry for result in entry.earlier)} - self._read_last:
+            if self._last_readers.get(read, number) <= number:
+                self._held.pop(read, None)
+
+    def clear(self) -> None:
+        """Lets go of everything."""
+        self._held.clear()
+
+
+class _Holder(Protocol):
+    def clear(self) -> None: ...
+
+
+@contextlib.contextmanager
+def cleared_on_failure(*holders: _Holder) -> Iterator[None]:
+    """Lets go of what a replay that fails has held: the allocator can give back only what nobody holds."""
+    try:
+        yield
+    except BaseException:
+        for each in holders:
+            each.clear()
+        raise

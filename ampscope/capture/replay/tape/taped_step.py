@@ -67,6 +67,10 @@ class TapedStep(NamedTuple):
         states = (entry.state.random for _, entry in self.entries())
         return {device for state in states if state is not None for device in state.devices}
 
+    def read_last(self) -> list[EarlierResult]:
+        """What is looked at when all of it has run."""
+        return [*(source for _, source in (*self.left, *self.updates)), *self.given.values()]
+
     def ran_through(self) -> bool:
         """Whether torch.func called a model in the loop's place, whose function may have read what no tape holds."""
         return any(entry.through is not None for _, entry in self.entries())

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ampscope.capture.torch_support.local_shards import has_arrived, local
 from ampscope.capture.torch_support.tensor_tree import inner_tensors
-from ampscope.capture.tracing.statistics.tensor_values import MEASURED, numbers, stored
+from ampscope.capture.tracing.statistics.tensor_values import MEASURED, in_memory_order, numbers, stored
 from ampscope.trace.dtypes import FINFO
 from ampscope.trace.schema import Statistics
 
@@ -40,7 +40,7 @@ def extremes(tensor: Tensor) -> tuple[Tensor, Tensor]:
 
     Of complex numbers, those of the real and imaginary parts together.
     """
-    low, high = torch.aminmax(numbers(tensor.detach()))
+    low, high = torch.aminmax(in_memory_order(numbers(tensor.detach())))
     return low, high
 
 
@@ -81,7 +81,7 @@ class Slots:
 
     def measure(self, tensor: Tensor) -> int:
         """Writes the NaN-propagating min and max of a measurable tensor into the next slot and returns its number."""
-        values = numbers(tensor.detach() if tensor.requires_grad else tensor)
+        values = in_memory_order(numbers(tensor.detach() if tensor.requires_grad else tensor))
         key = (values.device, values.dtype)
         free = self._free.get(key)
         if not free:

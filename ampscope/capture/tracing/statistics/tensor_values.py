@@ -48,3 +48,15 @@ def numbers(tensor: Tensor) -> Tensor:
     if tensor.dtype in _COMPLEX:
         return torch.view_as_real(tensor.resolve_conj())
     return tensor.to(_WIDER[tensor.dtype])
+
+
+def in_memory_order(tensor: Tensor) -> Tensor:
+    """A dense tensor with its dimensions in the order in which they lie in memory; any other, as it is.
+
+    For what is the same in any order: torch copies a ``channels_last`` tensor to find its least element.
+    """
+    if tensor.is_contiguous():
+        return tensor
+    strides = tensor.stride()
+    ordered = tensor.permute(sorted(range(tensor.dim()), key=strides.__getitem__, reverse=True))
+    return ordered if ordered.is_contiguous() else tensor

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampscope.capture.tracing.statistics import full_statistics, stats
 from ampscope.capture.tracing.statistics.full_statistics import SAMPLE, Census
@@ -372,3 +374,38 @@ def test_finite_or_not_whatever_the_layout(tensor: Tensor, verdict: bool) -> Non
 
 def test_finite_is_unknown_where_nothing_was_measured() -> None:
     assert UNMEASURED.finite is None
+
+
+class _Minima(TorchDispatchMode):
+    """Notes whether what a minimum is asked of lies as torch can read it, or has to be copied first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.as_they_lie: list[bool] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "aminmax" in str(func):
+            self.as_they_lie.append(args[0].is_contiguous())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "as_it_lies"),
+    [
+        (torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last), True),
+        (torch.randn(2, 3, 4, 5, 6).to(memory_format=torch.channels_last_3d), True),
+        (torch.randn(4, 5).t(), True),
+        (torch.randn(4, 1, 5).permute(2, 0, 1), True),
+        (torch.randn(4, 10)[:, ::2], False),
+        (torch.randn(4, 1).expand(4, 3), False),
+    ],
+    ids=["channels last", "channels last 3d", "transposed", "permuted", "strided", "expanded"],
+)
+def test_what_is_dense_is_measured_where_it_lies(tensor: Tensor, as_it_lies: bool) -> None:
+    slots = stats.Slots()
+    with _Minima() as minima:
+        low, high = stats.extremes(tensor)
+        slots.measure(tensor)
+    assert (low, high) == (tensor.min(), tensor.max())
+    assert (slots.read()[0].min, slots.read()[0].max) == (low.item(), high.item())
+    assert minima.as_they_lie == [as_it_lies, as_it_lies]

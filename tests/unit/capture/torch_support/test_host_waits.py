@@ -1,0 +1,124 @@
+"""Where capture turns a tensor into a number of the host's, it makes the training wait: each place has its reason."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from tests.support.paths import ROOT
+
+CAPTURE = ROOT / "ampscope" / "capture"
+#: Methods and functions that give the host what a tensor holds.
+_READS = frozenset({"item", "tolist", "is_nonzero", "nonzero", "equal", "allclose", "cpu", "numpy"})
+_CASTS = frozenset({"bool", "int", "float"})
+
+REPLAYED = "a bad step, or one that is looked into, is run again: that waits in any case"
+TRACED = "the statistics of a step that was traced are written down"
+ARRIVED = "was waited for already, or has just been found to have arrived"
+ON_HOST = "lies on the host"
+RARE = "at the first steps, at adoption or takeover, or once gradients already differ in scale"
+
+#: By file and function, why a tensor may be read there.
+WAITS: dict[str, str] = {
+    "events/open_step.py number": ARRIVED,
+    "events/open_step.py known_number": ON_HOST,
+    "events/open_step.py scale": REPLAYED,
+    "replay/state/unlisted_modules.py _restorer": REPLAYED,
+    "replay/state/unlisted_modules.py put_back": REPLAYED,
+    "replay/step_replay.py _mean_loss": REPLAYED,
+    "replay/step_tape.py call_ended": RARE,
+    "replay/tape/fingerprints.py alike": REPLAYED,
+    "replay/tape/fingerprints.py _differ_little": REPLAYED,
+    "replay/state/device_asserts.py _check": REPLAYED,
+    "step/carried/still_carried.py _is_lost": REPLAYED,
+    "step/ending/second_look.py _stands_still": REPLAYED,
+    "step/ending/second_look.py _compare": "a loss of several elements, in the few steps that are looked at",
+    "step/ending/spikes.py _shares": REPLAYED,
+    "step/ending/still_buffers.py _stands_still": "buffers in half precision, in the few steps that are looked at",
+    "step/ending/verdict.py of_device_skip": ARRIVED,
+    "step/measures/lost_gradients.py total_norm": REPLAYED,
+    "step/measures/lost_gradients.py _missing": REPLAYED,
+    "step/measures/state/evidence.py _counts": REPLAYED,
+    "step/measures/state/state_watch.py _is_finite": ARRIVED,
+    "step/measures/stillness.py is_lost": REPLAYED,
+    "step/measures/stillness.py described": REPLAYED,
+    "step/scaler_history.py _copy": ON_HOST,
+    "step/scaler_history.py scaler_joined": RARE,
+    "torch_support/optimizer_view.py steps_made": RARE,
+    "torch_support/calls/random_state.py put_back": ON_HOST,
+    "torch_support/calls/random_state.py host_unchanged": ON_HOST,
+    "torch_support/readback.py __init__": ON_HOST,
+    "torch_support/readback.py values": ARRIVED,
+    "tracing/distinct/distinct_values.py read": TRACED,
+    "tracing/statistics/bad_rows.py bad_rows": REPLAYED,
+    "tracing/statistics/batch_rows.py given": REPLAYED,
+    "tracing/statistics/batch_rows.py few": REPLAYED,
+    "tracing/statistics/checksums.py read": TRACED,
+    "tracing/statistics/exponent_histogram.py histograms": ON_HOST,
+    "tracing/statistics/exponent_histogram.py _smallest": ON_HOST,
+    "tracing/statistics/full_statistics.py _of_complex": REPLAYED,
+    "tracing/statistics/full_statistics.py _look_through": REPLAYED,
+    "tracing/statistics/full_statistics.py _look": REPLAYED,
+    "tracing/statistics/full_statistics.py empty": REPLAYED,
+    "tracing/statistics/stats.py finite": REPLAYED,
+    "tracing/statistics/stats.py read": TRACED,
+    "tracing/operand_keeper.py of": REPLAYED,
+    "usage/followed_values.py _equal_elements": "asked only where that does not wait",
+    "usage/gradient_edits.py _number_read": "the loop has read it",
+    "usage/gradient_scales.py _all_zero": RARE,
+    "usage/scaler_handover.py _number": RARE,
+}
+#: Functions that turn into numbers what is no tensor.
+NO_TENSORS = frozenset(
+    f"{file} {function}"
+    for file, functions in {
+        "replay/memory.py": "_free room",
+        "step/carried/between_steps.py": "made_of_carried",
+        "step/carried/carried_tensors.py": "__bool__",
+        "step/carried/condition.py": "__bool__",
+        "step/carried/descent.py": "__bool__",
+        "step/carried/written_between.py": "_examine",
+        "torch_support/calls/backward_call.py": "creates_graph",
+        "torch_support/calls/pause.py": "look_for_cuda",
+        "torch_support/calls/failed_call.py": "_described",
+        "torch_support/calls/transforms.py": "is_wrapped",
+        "torch_support/communication/gradient_reduction.py": "of_step",
+        "torch_support/readback.py": "arrived",
+        "torch_support/torch_private.py": "next_sequence_number node_sequence_number steps_on_device",
+        "tracing/collective_ops.py": "_of_group",
+        "tracing/dataflow.py": "wrote",
+        "tracing/program/function_watch.py": "_note",
+        "tracing/tracer.py": "handling",
+        "usage/clip_factors.py": "_rounded inconsistent_since",
+        "usage/followed_values.py": "_is_round _memory _takes dependence_of may_depend takes_scale_out",
+        "usage/gradient_scales.py": "hold_scale",
+    }.items()
+    for function in functions.split()
+)
+
+
+def reads() -> Iterator[str]:
+    """Each function that may read a tensor, by its file and name."""
+    for file in sorted(CAPTURE.rglob("*.py")):
+        for function in ast.walk(ast.parse(file.read_text())):
+            if isinstance(function, ast.FunctionDef) and any(map(_is_read, ast.walk(function))):
+                yield f"{file.relative_to(CAPTURE).as_posix()} {function.name}"
+
+
+def _is_read(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call):
+        return False
+    if isinstance(node.func, ast.Name) and node.args:
+        plain = (ast.Constant,) if node.func.id == "float" else (ast.Constant, ast.Name, ast.Attribute)
+        return node.func.id in _CASTS and not isinstance(node.args[0], plain)
+    return isinstance(node.func, ast.Attribute) and node.func.attr in _READS
+
+
+def test_each_has_its_reason() -> None:
+    assert set(reads()) == WAITS.keys() | NO_TENSORS
+
+
+def test_a_read_is_noticed() -> None:
+    code = "def f(t):\n    return t.item()\ndef g(t):\n    return bool(t > 0)\ndef h(t):\n    return t + 1"
+    functions = [each for each in ast.walk(ast.parse(code)) if isinstance(each, ast.FunctionDef)]
+    assert [any(map(_is_read, ast.walk(each))) for each in functions] == [True, True, False]
