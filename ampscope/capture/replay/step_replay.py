@@ -10,6 +10,7 @@ from ampscope.capture.replay import comparison, memory
 from ampscope.capture.replay.changes import ReplayChange
 from ampscope.capture.replay.player import Player
 from ampscope.capture.replay.results import ChangedResult, Regained, ReplayResult, Symptom
+from ampscope.capture.replay.state import unrepeatable
 from ampscope.capture.replay.state.device_asserts import OutOfRangeError
 from ampscope.capture.replay.tape.call_tape import MAX_ENTRIES
 from ampscope.capture.replay.tape.entry import EarlierResult, Entry, EntryKind, OutsideTensor
@@ -148,7 +149,8 @@ def play(player: Player, most: int | None = None) -> str:
 
 def why_not(step: TapedStep, models: Models) -> str:
     """Why a step cannot be run again; empty when it can."""
-    return _obstacle(step) or obstacle_to_replay(itertools.chain(models.roots, models.modules))
+    sharded = obstacle_to_replay(itertools.chain(models.roots, models.modules))
+    return _obstacle(step) or sharded or unrepeatable.obstacle(models.roots, models.modules)
 
 
 def _obstacle(step: TapedStep) -> str:

@@ -25,6 +25,15 @@ def is_sharded(tensor: Tensor) -> bool:
     return kind is not None and isinstance(tensor, kind)
 
 
+def is_divided(tensor: Tensor) -> bool:
+    """Whether a tensor is a ``DTensor`` of which other ranks hold other parts; the same on all is none of these."""
+    if not is_sharded(tensor):
+        return False
+    held: Any = tensor
+    sizes = zip(held.placements, held.device_mesh.shape, strict=True)
+    return any(size > 1 and not placement.is_replicate() for placement, size in sizes)
+
+
 def local(tensor: Tensor) -> Tensor:
     """What of ``tensor`` lies in this rank's memory, detached; any tensor that is not distributed, as it is.
 

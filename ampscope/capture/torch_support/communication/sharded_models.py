@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from ampscope.capture.torch_support.local_shards import is_divided
+
 _FSDP1 = ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel")
 _FSDP2 = ("torch.distributed.fsdp", "FSDPModule")
 
@@ -32,6 +34,9 @@ def class_name(module: nn.Module) -> str:
     return own[marker + 1].__name__
 
 
+_IN_PARTS = "the parameters lie in parts on several ranks"
+
+
 def obstacle_to_replay(modules: Iterable[nn.Module]) -> str:
     """Why no step of these modules can be run again on one rank; empty where none of them speaks against it.
 
@@ -40,7 +45,10 @@ def obstacle_to_replay(modules: Iterable[nn.Module]) -> str:
     """
     for module in modules:
         if is_fully_sharded(module) or _is_a(module, *_FSDP1) or getattr(module, "_is_fsdp_managed_module", False):
-            return "the parameters lie in parts on several ranks (FSDP), and gathering them again would communicate"
-        if any(hasattr(parameter, "ds_id") for parameter in module._parameters.values()):
-            return "the parameters lie in parts on several ranks (ZeRO-3), and gathering them again would communicate"
+            return f"{_IN_PARTS} (FSDP), and gathering them again would communicate"
+        for parameter in module._parameters.values():
+            if hasattr(parameter, "ds_id"):
+                return f"{_IN_PARTS} (ZeRO-3), and gathering them again would communicate"
+            if type(parameter) is not nn.Parameter and parameter is not None and is_divided(parameter):
+                return f"{_IN_PARTS} (tensor parallelism), and computing with them again would communicate"
     return ""

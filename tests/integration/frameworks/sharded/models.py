@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed._composable.replicate import replicate
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, fully_shard
@@ -33,6 +34,8 @@ class Setting(NamedTuple):
     autocast: bool = False  #: float16 through autocast
     half: bool = True  #: computes in float16, so that a large batch overflows
     same_batch: bool = False  #: the ranks work on one batch together
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
+    varies: bool = False  #: batches of several sizes, in the first steps above all
 
 
 def make_model() -> nn.Module:
@@ -71,6 +74,17 @@ def _tensor_parallel(model: nn.Module) -> nn.Module:
     return parallelize_module(model, _mesh(), {"0": ColwiseParallel(), "2": RowwiseParallel()})
 
 
+def _replicate(model: nn.Module) -> nn.Module:
+    replicate(model)
+    return model
+
+
+def _zero(parameters: Any, lr: float) -> torch.optim.Optimizer:
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # which warns when it is imported
+
+    return ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, lr=lr)
+
+
 def _scaler() -> torch.amp.GradScaler:
     return torch.amp.GradScaler("cpu", init_scale=128.0)
 
@@ -87,5 +101,8 @@ SETTINGS = {
     "fsdp2-bf16": Setting(_fsdp2(torch.bfloat16), half=False),
     "fsdp2-fp16": Setting(_fsdp2(torch.float16), _scaler),
     "fsdp2-fp16-sharded-scaler": Setting(_fsdp2(torch.float16), _sharded_scaler),
+    "replicate": Setting(_replicate, _scaler, autocast=True),
+    "zero": Setting(nn.parallel.DistributedDataParallel, _scaler, autocast=True, optimizer=_zero),
+    "tensor-parallel-varying": Setting(_tensor_parallel, _scaler, autocast=True, same_batch=True, varies=True),
     "tensor-parallel": Setting(_tensor_parallel, _scaler, autocast=True, same_batch=True),
 }

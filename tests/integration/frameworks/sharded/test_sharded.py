@@ -105,6 +105,14 @@ def test_a_replay_that_would_gather_says_so(name: str, ranks: int, job: Callable
             assert "several ranks" in row.replay_reason
 
 
+def test_an_optimizer_that_is_shared_out_leaves_the_replay_exact(job: Callable[[str, int], Job]) -> None:
+    done = job("zero", 2)
+    incidents = done.incidents("bad")
+    assert list(incidents) == [0, 1]
+    assert incidents[BAD_RANK].replay == ReplayStatus.EXACT
+    assert done.origins("bad", BAD_RANK, "replay") == [("aten.mul.Tensor", BAD_MODULE)]
+
+
 @pytest.mark.parametrize(("name", "ranks"), FSDP)
 def test_the_trace_of_the_real_step_names_the_op(name: str, ranks: int, job: Callable[[str, int], Job]) -> None:
     (op, module), *_ = job(name, ranks).origins("traced", BAD_RANK, "live")
@@ -121,9 +129,12 @@ def test_the_other_ranks_say_that_they_received_it(name: str, ranks: int, job: C
         assert done.causes("traced", rank) == {Cause.RECEIVED}
 
 
-def test_a_replay_ends_where_tensor_parallelism_communicates(job: Callable[[str, int], Job]) -> None:
-    done = job("tensor-parallel", 2)
-    for rank, row in done.incidents("bad").items():
+@pytest.mark.parametrize("name", ["tensor-parallel", "tensor-parallel-varying"])
+def test_no_replay_of_tensor_parallelism_begins(name: str, job: Callable[[str, int], Job]) -> None:
+    done = job(name, 2)
+    incidents = done.incidents("bad")
+    assert list(incidents) == [0, 1]
+    for rank, row in incidents.items():
         assert row.replay == ReplayStatus.UNAVAILABLE
-        assert "communicates with other ranks" in row.replay_reason
+        assert "tensor parallelism" in row.replay_reason
         assert done.origins("traced", rank, "live") == [("aten.mul.Tensor", BAD_MODULE)]

@@ -49,7 +49,7 @@ def train(setting: Setting, *, bad: bool, folder: Path | None = None, first: boo
     model = setting.distribute(model)
     if folder is not None and not first:
         scope = ampscope.watch(model, scaler, dir=folder, quiet=True, **options)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    optimizer = setting.optimizer(model.parameters(), lr=1e-3)
     trained = Trained()
     for step in range(STEPS):
         loss = _loss(model, setting, step, bad=bad)
@@ -72,8 +72,9 @@ def train(setting: Setting, *, bad: bool, folder: Path | None = None, first: boo
 def _loss(model: nn.Module, setting: Setting, step: int, *, bad: bool) -> Tensor:
     rank = 0 if setting.same_batch else dist.get_rank()
     generator = torch.Generator().manual_seed(100 * step + rank)
-    x = torch.randn(BATCH, WIDTH, generator=generator)
-    y = torch.randint(0, CLASSES, (BATCH,), generator=generator)
+    size = BATCH + step % 3 if setting.varies else BATCH
+    x = torch.randn(size, WIDTH, generator=generator)
+    y = torch.randint(0, CLASSES, (size,), generator=generator)
     if bad and step == BAD_STEP and (setting.same_batch or rank == BAD_RANK):
         x = x * TOO_LARGE if setting.half else x.masked_fill(x > 1, torch.nan)
     with torch.autocast("cpu", torch.float16, enabled=setting.autocast):

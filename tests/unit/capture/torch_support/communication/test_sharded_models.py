@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from ampscope.capture.torch_support import instrumented
 from ampscope.capture.torch_support.communication import sharded_models
@@ -34,3 +36,13 @@ def test_names_are_those_of_the_model_as_it_was_written() -> None:
 def test_a_plain_model_has_no_obstacle() -> None:
     assert sharded_models.obstacle_to_replay(Models([Block()]).modules) == ""
     assert sharded_models.class_name(Block()) == "Block"
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_parameters_in_parts_are_an_obstacle_and_those_that_all_have_are_none() -> None:
+    mesh = init_device_mesh("cpu", (2,))
+    model = Block()
+    for placement, reason in ((Replicate(), ""), (Shard(0), "tensor parallelism")):
+        model.inner.weight = nn.Parameter(distribute_tensor(torch.ones(4, 4), mesh, [placement]))
+        found = sharded_models.obstacle_to_replay(model.modules())
+        assert (reason in found) if reason else (found == "")
