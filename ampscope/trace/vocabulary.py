@@ -127,6 +127,8 @@ class Verdict(StrEnum):
 NOT_DETERMINISTIC = "two replays of the step differ: it is not deterministic"
 #: What a warning on the time line says of a part of capture that a fault has ended, after the part's name.
 SWITCHED_OFF = "switched itself off"
+#: Why, where what the training ran on its device has failed, and every later call meets that.
+DEVICE_FAILED = "for the device had failed in what the training ran on it"
 #: The part of capture that follows the loop, judges its steps and writes them.
 STEP_RECORD = "the step record"
 #: The part of capture that keeps a step's calls: what looks into a step, bad or not, needs it.

@@ -7,7 +7,7 @@ import narwhals as nw
 from ampscope.analysis.tables.lazy_tables import collect, rank_table
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import EventKind, EventRow, Table
-from ampscope.trace.vocabulary import STEP_RECORD, STEP_TAPE, SWITCHED_OFF
+from ampscope.trace.vocabulary import DEVICE_FAILED, STEP_RECORD, STEP_TAPE, SWITCHED_OFF
 
 _STARTING = "Nothing was observed yet: the process is alive, and no optimizer step of the model was seen so far."
 _NO_STEP = (
@@ -18,6 +18,10 @@ _NO_STEP = (
 _FAULT = (
     "That is a fault of AMPscope, which the training does not feel: report it with this text, and watch the next run "
     "to know."
+)
+
+_OF_DEVICE = (
+    "That is an error of the training's own: run it with CUDA_LAUNCH_BLOCKING=1, and the traceback shows what failed."
 )
 
 
@@ -45,11 +49,16 @@ def _ended_early(run: Run, rank: int, steps: int) -> str:
     warnings = [event for event in run.rows(Table.EVENTS, rank=rank, kind=EventKind.WARNING) if event.segment >= newest]
     record = next((event for event in warnings if _is_end_of(STEP_RECORD, event)), None)
     if record is not None:
-        return f"Nothing is known of the run from step {record.step:,} on: {record.text}. {_FAULT}"
+        return f"Nothing is known of the run from step {record.step:,} on: {record.text}. {_whose(record)}"
     tape = next((event for event in warnings if _is_end_of(STEP_TAPE, event)), None)
     if tape is None or not steps or tape.step > _last(run, rank, "step"):  # what switched off then had seen all steps
         return ""
-    return f"From step {tape.step:,} on losses and gradients were judged, and nothing else: {tape.text}. {_FAULT}"
+    return f"From step {tape.step:,} on losses and gradients were judged, and nothing else: {tape.text}. {_whose(tape)}"
+
+
+def _whose(event: EventRow) -> str:
+    """Whose fault it was that a part switched itself off, and what to do."""
+    return _OF_DEVICE if DEVICE_FAILED in event.text else _FAULT
 
 
 def _is_end_of(part: str, event: EventRow) -> bool:

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ampscope.capture.replay.state.copies import StateCopies
@@ -18,6 +19,8 @@ from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.tensor_tree import inner_tensors, rewrapped
 from ampscope.trace.schema import Node
 
+#: Bytes by which kernels may ask how memory is aligned; what torch allocates is aligned to these.
+_ALIGNED = 64
 #: Tensors from outside up to this size are replayed on copies, in case the step writes into them.
 COPIED_BYTES = 64 << 20
 
@@ -62,7 +65,7 @@ class Substitutes:
             return tensor
         if not tensor.requires_grad:
             small = tensor.numel() * tensor.element_size() <= COPIED_BYTES
-            return self._converted(tensor.clone() if small else tensor)
+            return self._converted(_copied(tensor) if small else tensor)
         alias = self._converted(tensor.detach())
         return nn.Parameter(alias) if isinstance(tensor, nn.Parameter) else alias.requires_grad_()
 
@@ -131,3 +134,20 @@ class Substitutes:
                 module.__dict__.clear()
                 module.__dict__.update(attributes)
             put_back.all()
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """A copy with the strides and the alignment of ``tensor``, by which kernels are chosen and round otherwise."""
+    copied = tensor.clone()
+    if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
+        return copied
+    lead = tensor.data_ptr() % _ALIGNED
+    if not tensor.numel() or lead % tensor.element_size() or (not lead and copied.stride() == tensor.stride()):
+        return copied
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    if extent > 2 * tensor.numel():
+        return copied  # a few columns of something large: not worth the memory
+    first = lead // tensor.element_size()
+    room = torch.empty(first + extent, dtype=tensor.dtype, device=tensor.device)
+    room[first:].copy_(tensor.as_strided((extent,), (1,)))
+    return room.as_strided(tensor.shape, tensor.stride(), first)

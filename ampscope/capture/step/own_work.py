@@ -32,12 +32,16 @@ class OwnWork:
     Args:
         pause: On while the work lasts: what observes ops leaves it out.
         say: Is told, as a text for the user, why there may be none.
+
+    Attributes:
+        may_be_unwanted: CUDA was in use when the latest step began, so `is_unwanted` is to be asked.
     """
 
     def __init__(self, pause: Pause, say: Callable[[str], object]) -> None:
         self._pause = pause
         self._say = say
         self._has_said = False
+        self.may_be_unwanted = pause.cuda
         self._aside = OthersAside(_is_ours)
         self._plain = PlainState(call_state.device_types())
         self._alone = NoCollectives()
@@ -59,7 +63,7 @@ class OwnWork:
     @property
     def is_unwanted(self) -> bool:
         """Whether a CUDA graph is being captured, into which nothing of it must go; said once."""
-        if not self._pause.cuda or not self._pause.captures():
+        if not self._pause.captures():
             return False
         if not self._has_said:
             self._has_said = True
@@ -69,7 +73,7 @@ class OwnWork:
     def start_over(self) -> None:
         """A step begins: its work is counted from here."""
         self._taken, self._pause.glanced, self._started = 0.0, 0.0, time.perf_counter()
-        self._pause.look_for_cuda()
+        self.may_be_unwanted = self._pause.look_for_cuda()
 
     def __enter__(self) -> OwnWork:
         self._depth += 1

@@ -147,7 +147,7 @@ class StepWatch:
     @property
     def is_captured(self) -> bool:
         """Whether calls go into a CUDA graph: they are left alone, and a step that they are part of is given up."""
-        if (captured := self._own.is_unwanted) and self._cycle.is_open:
+        if (captured := self._own.may_be_unwanted and self._own.is_unwanted) and self._cycle.is_open:
             self.abandon("a part of the step was captured into a CUDA graph")
         return captured
 

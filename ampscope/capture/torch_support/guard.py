@@ -8,10 +8,20 @@ import warnings
 from collections.abc import Callable
 from types import TracebackType
 
-from ampscope.trace.vocabulary import SWITCHED_OFF
+import torch
 
+from ampscope.trace.vocabulary import DEVICE_FAILED, SWITCHED_OFF
+
+_BY_DEVICE = ("CUDA error:", "HIP error:", "device-side assert", "CUBLAS_STATUS_", "CUDNN_STATUS_EXECUTION_FAILED")
 #: Set to True to let faults through; for AMPscope's own tests.
 RAISE = False
+
+
+def is_of_device(error: BaseException) -> bool:
+    """Whether a device tells of what ran on it earlier; the first call that waits for it hears that, ours or not."""
+    return isinstance(error, torch.AcceleratorError) or (
+        isinstance(error, RuntimeError) and any(text in str(error) for text in _BY_DEVICE)
+    )
 
 
 class Suppressed:
@@ -62,7 +72,12 @@ class Guard:
     def _report(self, error: Exception) -> None:
         where = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{where.filename.rsplit('/', 1)[-1]}:{where.lineno}"
-        text = f"{self.part} {SWITCHED_OFF} after {type(error).__name__}: {error} ({place})"
+        told = f"{type(error).__name__}: {error}"
+        if is_of_device(error):
+            text = f"{self.part} {SWITCHED_OFF}, {DEVICE_FAILED} ({told.splitlines()[0]})"
+            goes_on = "the training's next call on it raises the same"
+        else:
+            text, goes_on = f"{self.part} {SWITCHED_OFF} after {told} ({place})", "training goes on unchanged"
         with contextlib.suppress(Warning):  # where warnings are errors, this one still is none of the loop's
-            warnings.warn(f"ampscope: {text}; training goes on unchanged", RuntimeWarning, stacklevel=4)
+            warnings.warn(f"ampscope: {text}; {goes_on}", RuntimeWarning, stacklevel=4)
         self.on_fault(text)

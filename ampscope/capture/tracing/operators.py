@@ -24,7 +24,13 @@ _DRAWS = frozenset(
 _VARYING = frozenset({("aten::masked_fill", "Tensor"), ("aten::masked_fill_", "Tensor")})
 _VARYING_NAMES = frozenset({"aten::prod", "aten::cumprod", "aten::masked_scatter", "aten::linalg_det"})
 #: Ops that write to arguments of which their schema does not say so.
-_WRITES_SILENTLY = frozenset({"aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm"})
+_WRITES_SILENTLY = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "batch_norm_update_stats"),
+        *("batch_norm_gather_stats", "batch_norm_gather_stats_with_counts"),
+    )
+)
 _RUNNING = ("running_mean", "running_var")
 
 

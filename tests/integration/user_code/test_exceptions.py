@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ampscope.trace.schema import ReplayStatus
 from tests.support.training.small_loop import BATCH, POISONED, WIDTH, make_scaler, mlp, mse, poison, train
-from tests.support.training.twin_runs import EXACT, train_both
+from tests.support.training.twin_runs import EXACT, Watched, train_both
 
 
 class Failing(nn.Module):
@@ -27,6 +27,43 @@ class Failing(nn.Module):
         if fail:
             raise ValueError("on purpose")
         return out
+
+
+class DeviceError(nn.Module):
+    """Stands for a call that a device failed in."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.inner, self.calls, self.error = mlp(), 0, error
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == POISONED:
+            raise self.error
+        out: Tensor = self.inner(x)
+        return out
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError("CUDA error: device-side assert triggered"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_of_the_device_reaches_the_users_clause_as_it_is(error: Exception, run_folder: Path) -> None:
+    caught: list[Exception] = []
+
+    def loop(watch: Callable[..., object]) -> Any:
+        try:
+            train(watch, DeviceError(error))
+        except type(error) as met:  # as a loop that frees memory and goes on has it
+            caught.append(met)
+
+    watched = Watched.train(loop, run_folder)
+    assert caught == [error]
+    assert watched.warnings == []
 
 
 class Boom(torch.autograd.Function):

@@ -145,7 +145,9 @@ class Tape:
         in_place = is_in_place(func, kwargs)
         arguments = self._arguments(args, kwargs, originals, overwrites=in_place)
         entry = _entry(EntryKind.FUNCTION, func, arguments, ambient, place)
-        entry.state.random, entry.state.kernels = random, kernel_choice.of_function(func)
+        entry.state.random = random
+        if getattr(func, "__name__", "") in kernel_choice.CHOOSING:
+            entry.state.kernels = kernel_choice.current()
         entry.in_place = in_place
         if func is torch.autograd.grad:
             entry.fingerprint = [each.detach() for each in tensor_tree.tensors(args[:1]) if each.numel() == 1]

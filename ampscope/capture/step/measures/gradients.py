@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.step.measures import lost_updates
+from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.local_shards import has_arrived, local
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
@@ -50,9 +51,16 @@ def total_norm(optimizer: Optimizer) -> Tensor | None:
     with torch.no_grad(), past_dispatch, past_functions:
         norms = list(torch._foreach_norm(dense))
         if any(norm.device != home or norm.dtype != torch.float32 for norm in norms):
-            norms = [norm.to(home, torch.float32, non_blocking=True) for norm in norms]
+            known = _without_overflow(dense, norms)
+            norms = [norm.to(home, torch.float32, non_blocking=True) for norm in known]
         total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
         return total
+
+
+def _without_overflow(tensors: list[Tensor], norms: Sequence[Tensor]) -> Iterator[Tensor]:
+    """The norms, of half precision in float32: the norm of finite numbers there need not fit their dtype."""
+    for tensor, norm in zip(tensors, norms, strict=True):
+        yield torch.linalg.vector_norm(tensor, dtype=torch.float32) if norm.dtype in HALF else norm
 
 
 def non_finite(optimizer: Optimizer, models: Models) -> list[str]:
@@ -64,7 +72,8 @@ def norms_by_name(optimizer: Optimizer, models: Models) -> dict[str, Tensor]:
     """L2 norm of each watched parameter's gradient as a device scalar."""
     found = [(name, values) for name, each in owned(optimizer, models) if _is_dense(values := stored(each))]
     with torch.no_grad():
-        norms = torch._foreach_norm([gradient for _, gradient in found]) if found else ()
+        gradients = [gradient for _, gradient in found]
+        norms = list(_without_overflow(gradients, torch._foreach_norm(gradients))) if found else []
     return {name: norm for (name, _), norm in zip(found, norms, strict=True)}
 
 

@@ -61,7 +61,7 @@ _PRECISIONS = (
     *(("mkldnn", "all"), ("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn")),
 )
 #: Functions outside of modules that have several kernels, among which a context may choose.
-_CHOOSING = frozenset(
+CHOOSING = frozenset(
     ("scaled_dot_product_attention", "multi_head_attention_forward", "linear", "bilinear", "matmul", "__matmul__")
 ) | frozenset(("mm", "bmm", "addmm", "baddbmm", "einsum", "conv1d", "conv2d", "conv3d", "backward", "grad"))
 
@@ -99,11 +99,6 @@ _READERS = tuple(setting.get for setting in _SETTINGS)
 def current() -> KernelChoice:
     """The settings now: process-wide, reads no device."""
     return tuple([read() for read in _READERS])
-
-
-def of_function(func: Callable[..., Any]) -> KernelChoice | None:
-    """The settings for a function that chooses between kernels; None for any other."""
-    return current() if getattr(func, "__name__", "") in _CHOOSING else None
 
 
 def by_name(choice: KernelChoice) -> dict[str, Any]:

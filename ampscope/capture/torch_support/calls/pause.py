@@ -24,9 +24,10 @@ class Pause:
         self._began = 0.0
         self.look_for_cuda()
 
-    def look_for_cuda(self) -> None:
+    def look_for_cuda(self) -> bool:
         """A step begins; in between nobody asks, for these calls are many."""
         self.cuda = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return self.cuda
 
     def captures(self) -> bool:
         """Whether what is called now goes into a CUDA graph, which a query, a copy or a wait would spoil."""

@@ -14,7 +14,16 @@ from ampscope import diagnose, open_run
 from ampscope.errors import RunNotFound
 from ampscope.report.diagnosis_json import as_json
 from ampscope.trace.schema import Change, EventKind, Node, Phase, ReplayStatus, Source, Trial, Trigger
-from ampscope.trace.vocabulary import STEP_RECORD, STEP_TAPE, SWITCHED_OFF, Cause, MistakeForm, Severity, Verdict
+from ampscope.trace.vocabulary import (
+    DEVICE_FAILED,
+    STEP_RECORD,
+    STEP_TAPE,
+    SWITCHED_OFF,
+    Cause,
+    MistakeForm,
+    Severity,
+    Verdict,
+)
 from tests.support.trace_builder import TraceBuilder
 from tests.support.traced_steps import FULL, INF, NOTANUMBER, OVERFLOWN, Step
 
@@ -91,6 +100,17 @@ def test_a_segment_in_which_calls_are_seen_is_observed(run_folder: Path) -> None
     trace.event(EventKind.UNSEEN, "no call was seen", step=1)
     trace.step(segment=1)
     assert diagnose(trace.close()).verdict is Verdict.HEALTHY
+
+
+def test_a_record_that_ended_with_the_device_names_the_training(run_folder: Path) -> None:
+    trace = TraceBuilder(run_folder)
+    trace.step()
+    text = f"{STEP_RECORD} {SWITCHED_OFF}, {DEVICE_FAILED} (AcceleratorError: CUDA error: device-side assert triggered)"
+    trace.event(EventKind.WARNING, text, step=1)
+    found = diagnose(trace.close())
+    assert found.verdict is Verdict.NOT_OBSERVED
+    assert "CUDA_LAUNCH_BLOCKING=1" in found.summary
+    assert "fault of AMPscope" not in found.summary
 
 
 @pytest.mark.parametrize(

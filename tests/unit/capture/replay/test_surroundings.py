@@ -1,4 +1,4 @@
-"""A replay computes with the kernels that contexts around the real calls had chosen, and draws where they drew."""
+"""A replay computes with the kernels that contexts had chosen, on operands that lie in memory as the real ones did."""
 
 from __future__ import annotations
 
@@ -16,9 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ampscope.capture.replay import substitutes
+from ampscope.capture.replay.state.state_snapshot import StateSnapshot
+from ampscope.capture.replay.substitutes import Substitutes
 from ampscope.capture.torch_support.calls import kernel_choice
+from ampscope.capture.torch_support.models import Models
 from ampscope.trace.schema import ReplayStatus, Table
 from tests.support.training.small_loop import BATCH, POISONED, WIDTH, make_scaler, mlp, mse, train
+from tests.support.training.small_models import TwoLayers
 from tests.support.training.twin_runs import train_both
 
 
@@ -102,3 +107,40 @@ def test_a_run_tells_the_settings_it_began_with(run_folder: Path) -> None:
     watched = train_both(lambda watch: train(watch, mlp()), run_folder)
     now = kernel_choice.by_name(kernel_choice.current())
     assert watched.run.manifest.configuration["kernels"] == json.loads(json.dumps(now))
+
+
+def test_copies_lie_in_memory_as_the_tensors_do() -> None:
+    models = Models([mlp()])
+    copies = Substitutes(models, StateSnapshot(models), lambda tensor: tensor)
+    wide = torch.arange(40.0).half().reshape(4, 10)
+    for tensor in (wide, wide.t(), wide[:, 1:], wide.flatten()[3:], wide[:, 2:7].t(), wide[:, :1].expand(4, 8)):
+        copied = copies.of(tensor)
+        assert torch.equal(copied, tensor)
+        assert copied.data_ptr() % 64 == tensor.data_ptr() % 64
+        assert copied.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
+        assert copied.stride() == tensor.stride()
+    column = torch.randn(1000, 100)[:, 1]
+    assert copies.of(column).untyped_storage().nbytes() == column.numel() * 4  # and not all that lies between
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_an_input_too_large_to_copy_is_not_overwritten_twice(
+    writes: bool, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Halving(TwoLayers):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.mul_(0.5) if writes else x * 0.5)
+
+    def loop(watch: Callable[..., object]) -> Any:
+        batches: list[Tensor] = []
+
+        def forward(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            batches.append(x)
+            return mse(model, x, y)
+
+        return [train(watch, Halving(), forward), batches]
+
+    monkeypatch.setattr(substitutes, "COPIED_BYTES", 8)
+    status, reason = train_both(loop, run_folder).replay_of(POISONED)
+    assert (status == ReplayStatus.EXACT) is not writes
+    assert ("was overwritten in the step, and no copy of it is kept" in reason) is writes

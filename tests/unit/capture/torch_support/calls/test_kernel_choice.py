@@ -106,9 +106,3 @@ def test_what_is_read_can_be_written_down() -> None:
     named = kernel_choice.by_name(kernel_choice.current())
     assert {"deterministic_algorithms", "sdpa_priority", "fp32_precision_cuda_matmul"} <= named.keys()
     assert json.loads(json.dumps(named)).keys() == named.keys()
-
-
-def test_functions_that_choose_are_known_by_name() -> None:
-    assert kernel_choice.of_function(torch.nn.functional.scaled_dot_product_attention) is not None
-    assert kernel_choice.of_function(torch.matmul) is not None
-    assert kernel_choice.of_function(torch.relu) is None

@@ -1,0 +1,19 @@
+"""What a collective brings is looked at when the step reads it, for then the loop has waited; never before."""
+
+from __future__ import annotations
+
+import torch
+
+from ampscope.capture.tracing.outputs import Outputs
+
+
+def test_what_may_still_be_written_is_measured_when_it_is_read() -> None:
+    outputs, awaited, unread = Outputs(full=False), torch.zeros(4), torch.zeros(4)
+    outputs.add_late(0, 0, 0, [awaited])
+    outputs.add_late(1, 1, 0, [unread])
+    awaited.fill_(5.0)  # as another rank does, some time after the op has returned
+    outputs.is_read(awaited)
+    assert outputs.is_awaited(unread)
+    first, second = outputs.rows(0, "live", outputs.measured())
+    assert (first.min, first.max) == (5.0, 5.0)
+    assert (second.min, second.max) == (None, None)
