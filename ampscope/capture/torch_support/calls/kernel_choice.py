@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ampscope.capture.torch_support.guard import Suppressed
+
 #: Values of the settings, in the order of `_SETTINGS`.
 KernelChoice = tuple[Any, ...]
 
@@ -73,10 +75,17 @@ def _found() -> Iterator[_Setting]:
     if hasattr(torch._C, "_set_deterministic_algorithms"):
         yield _Setting("deterministic_algorithms", _deterministic, _set_deterministic)
     if hasattr(torch._C, "_get_fp32_precision_getter"):
-        for place in _PRECISIONS:
+        for place in filter(_is_known, _PRECISIONS):
             name = "fp32_precision_" + "_".join(place)
             put_precision = partial(torch._C._set_fp32_precision_setter, *place)
             yield _Setting(name, partial(torch._C._get_fp32_precision_getter, *place), put_precision)
+
+
+def _is_known(place: tuple[str, str]) -> bool:
+    """Whether this torch keeps a precision there; the pairs that it takes have changed from version to version."""
+    with Suppressed() as suppressed:
+        torch._C._get_fp32_precision_getter(*place)
+    return suppressed.error is None
 
 
 def _spread(put: Callable[..., None], value: Any) -> None:

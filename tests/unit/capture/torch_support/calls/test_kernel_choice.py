@@ -95,6 +95,20 @@ def test_a_precision_that_was_said_for_all_does_not_stay_said_for_one() -> None:
     assert kernel_choice.current() == present
 
 
+def test_what_this_torch_lacks_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def getter(backend: str, op: str) -> str:
+        if op == "rnn":
+            raise RuntimeError(f"Invalid (backend, op) pair: ({backend}, {op})")
+        return "none"
+
+    monkeypatch.setattr(torch._C, "_get_fp32_precision_getter", getter)
+    monkeypatch.delattr(torch._C, "_get_fa3_sdp_enabled", raising=False)
+    names = [setting.name for setting in kernel_choice._found()]
+    assert "fp32_precision_cuda_matmul" in names
+    assert "fp32_precision_cuda_rnn" not in names
+    assert "sdpa_flash_3" not in names
+
+
 def test_nothing_is_set_where_nothing_was_noted() -> None:
     with _sdpa():
         inside = kernel_choice.current()
