@@ -34,7 +34,7 @@ ROOMS = {
     "notebook_repr": room(),
     "trace": room(ampscope="errors notebook_repr", others="pyarrow duckdb narwhals numpy"),
     "provenance": room(ampscope="trace errors", others="numpy"),
-    "capture": room(ampscope="ampscope errors trace provenance", others="torch numpy pyarrow safetensors"),
+    "capture": room(ampscope="ampscope errors trace provenance", others="torch triton numpy pyarrow safetensors"),
     "analysis": room(ampscope="errors notebook_repr trace provenance", others="pyarrow duckdb narwhals numpy"),
     "report": room(ampscope="analysis trace errors", others="rich"),
     "cli": room(ampscope="ampscope report analysis trace errors", others="typer rich"),

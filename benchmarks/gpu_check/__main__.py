@@ -58,7 +58,8 @@ def main() -> int:
         tell(answer)
         return int(answer.outcome is Outcome.WRONG)
     if args.costs:
-        tell(costs.measure(costs.settings(tiny=args.tiny)[args.costs], device))
+        looks = args.costs == costs.LOOKS
+        tell(costs.looks(device) if looks else costs.measure(costs.settings(tiny=args.tiny)[args.costs], device))
         return 0
     return whole(args)
 
@@ -75,7 +76,7 @@ def whole(args: argparse.Namespace) -> int:
             answers.append(answer)
             print(page.claims([answer]), flush=True)
     measured: dict[str, Any] = {}
-    for title in () if args.no_costs else costs.settings(tiny=args.tiny):
+    for title in () if args.no_costs else (*costs.settings(tiny=args.tiny), costs.LOOKS):
         tiny = ["--tiny"] if args.tiny else []
         rows = run_alone(["--costs", title, "--device", args.device, *tiny], COSTS_LIMIT)
         measured[title] = rows if isinstance(rows, dict) else {"": {"skipped": rows}}

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 
 import ampscope
+from ampscope.capture.tracing.statistics.full_statistics import Census
+from ampscope.capture.tracing.statistics.fused_look import FusedLook, has_triton
 from gpu_check.models import GPT2, ResNet
 
 #: Steps before any is timed: past those at a run's start in which AMPscope looks closely.
@@ -158,6 +160,44 @@ def _row(variant: Variant, unwatched: Variant) -> dict[str, Any]:
         "ratio": statistics.quantiles(ratios, n=4, method="inclusive"),
         "memory": max(variant.memory) - max(unwatched.memory) if unwatched.training.device.type == "cuda" else None,
     }
+
+
+LOOKS = "how long it takes to look at a half-precision tensor: torch's kernels, and AMPscope's own"
+
+
+def looks(device: torch.device) -> dict[str, Any]:
+    """Rows by size: AMPscope's own kernel beside torch's, for tensors that are finite and that are not."""
+    if device.type != "cuda" or not has_triton():
+        return {"": {"skipped": "needs CUDA and Triton"}}
+    rows = {}
+    for elements in (2**12, 2**20, 2**26):
+        for name, value in (("finite", 1.0), ("with an inf", float("inf"))):
+            tensor = torch.full((elements,), 0.5, device=device, dtype=torch.float16)
+            tensor[-1] = value
+            pairs = [(_looked(tensor, fused=True), _looked(tensor, fused=False)) for _ in range(8)]
+            ratios = [ours / torchs for ours, torchs in pairs[1:]]
+            rows[f"{elements} elements, {name}"] = {
+                "step_ms": statistics.median(ours for ours, _ in pairs[1:]) * 1e3,
+                "ratio": statistics.quantiles(ratios, n=4, method="inclusive"),
+            }
+    return rows
+
+
+def _looked(tensor: Tensor, *, fused: bool, times: int = 64) -> float:
+    """Seconds for one look, of as many as a small replay takes."""
+    wait(tensor.device)
+    start = time.perf_counter()
+    if fused:
+        own = FusedLook(tensor.device)
+        for _ in range(times):
+            own.look(tensor)
+        own.read()
+    else:
+        census = Census()
+        for _ in range(times):
+            census.look(tensor)
+    wait(tensor.device)
+    return (time.perf_counter() - start) / times
 
 
 def _incident(watched: Variant, unwatched: Variant) -> dict[str, Any]:

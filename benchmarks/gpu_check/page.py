@@ -42,7 +42,7 @@ def _cost(row: dict[str, Any]) -> str:
         return f"skipped: {row['skipped']}"
     low, middle, high = row["ratio"]
     memory = f"  {row['memory'] / 2**20:+8.1f} MiB" if row.get("memory") is not None else ""
-    return f"{row['step_ms']:9.2f} ms  {middle:6.3f} ({low:.3f} to {high:.3f}){memory}"
+    return f"{row['step_ms']:10.3f} ms  {middle:6.3f} ({low:.3f} to {high:.3f}){memory}"
 
 
 def verdict(answers: list[Answer]) -> str:

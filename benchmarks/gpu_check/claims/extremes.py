@@ -8,11 +8,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from ampscope.capture.tracing.statistics.full_statistics import Census
+from ampscope.capture.tracing.statistics.fused_look import FusedLook, has_triton
 from ampscope.capture.tracing.statistics.stats import Slots
 from gpu_check.claim import Claim, Skipped, expect, need_cuda
 
 #: More elements than a 32-bit number counts.
 VAST = 2**31 + 17
+_EXACT = ("min", "max", "nan", "posinf", "neginf", "max_finite")
 
 
 def _tensors(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
@@ -43,8 +46,28 @@ def _as_torch_says(device: torch.device) -> str:
     return f"{count} tensors"
 
 
-def _equal(seen: float | None, true: float) -> bool:
-    return seen is not None and (seen == true or (math.isnan(seen) and math.isnan(true)))
+def _equal(seen: float | None, true: float | None) -> bool:
+    if seen is None or true is None:
+        return seen is true
+    return seen == true or (math.isnan(seen) and math.isnan(true))
+
+
+def _fused(device: torch.device) -> str:
+    need_cuda(device, "a kernel that Triton builds")
+    if not has_triton():
+        raise Skipped("needs Triton")
+    count = 0
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        fused, census = FusedLook(device), Census()
+        seen = [tensor for _, tensor in _tensors(device, dtype) if fused.accepts(tensor)]
+        for tensor in seen:
+            fused.look(tensor)
+            census.measure(tensor)
+        for tensor, ours, torchs in zip(seen, fused.read(), census.read(), strict=True):
+            same = all(_equal(getattr(ours, name), getattr(torchs, name)) for name in _EXACT)
+            expect(same, f"{dtype}, {tuple(tensor.shape)}: {ours} for {torchs}")
+            count += 1
+    return f"{count} tensors"
 
 
 def _vast(device: torch.device) -> str:
@@ -67,5 +90,6 @@ CLAIMS = (
         "extremes of half, bfloat16, float, double in any layout are those of min() and max()",
         _as_torch_says,
     ),
+    Claim("extremes-fused", "AMPscope's own kernel sees in every tensor what torch's see", _fused),
     Claim("extremes-vast", "of more than 2^31 elements too", _vast),
 )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ampscope.capture.torch_support.dtypes import torch_dtype
 from ampscope.capture.tracing.statistics.exponent_histogram import Histogram, histograms
+from ampscope.capture.tracing.statistics.fused_look import FusedLook, has_triton
 from ampscope.capture.tracing.statistics.tensor_values import numbers
 from ampscope.trace.dtypes import FINFO, FloatInfo
 from ampscope.trace.schema import Statistics
@@ -19,6 +20,9 @@ SAMPLE = 1 << 12
 #: Elements and tensors sampled before their histograms are made.
 _ARENA = 1 << 20
 _SEGMENTS = 1 << 10
+#: Whether a GPU's tensors are looked at by one kernel of AMPscope's own instead of torch's, where it can be built.
+#: `make gpu-check` measures both; no GPU has been asked yet.
+FUSED = False
 #: Elements whose bits are looked at together.
 _CHUNK = 1 << 24
 
@@ -45,6 +49,13 @@ _LAYOUTS = {torch_dtype(name): _bits(info) for name, info in FINFO.items() if in
 _NORMAL = {torch_dtype(name): info.normal for name, info in FINFO.items()}
 
 
+class Later(NamedTuple):
+    """What will be known of a tensor when its device is asked."""
+
+    fused: FusedLook
+    number: int
+
+
 class Census:
     """Measures one tensor after another, and has their statistics when it has seen all.
 
@@ -56,16 +67,21 @@ class Census:
     def __init__(self) -> None:
         self._pairs: dict[tuple[torch.device, torch.dtype], Tensor] = {}
         self._arenas: dict[tuple[torch.device, torch.dtype], _Arena] = {}
-        self._extremes: list[Statistics] = []
+        self._extremes: list[Statistics | Later] = []
+        self._fused: dict[torch.device, FusedLook | None] = {}
         self._shapes: dict[int, Histogram] = {}
 
     def measure(self, tensor: Tensor) -> int:
-        """Looks at ``tensor`` and returns its number; waits for the device once."""
+        """Looks at ``tensor`` and returns its number; waits for the device once, unless one kernel does it all."""
         tensor = tensor.detach()
         values = numbers(tensor)
         number = len(self._extremes)
-        seen = self._look(values)
-        self._extremes.append(_of_complex(tensor, seen) if tensor.is_complex() else seen)
+        fused = self._fused_look(values.device)
+        if fused and not tensor.is_complex() and fused.accepts(values):
+            self._extremes.append(Later(fused, fused.look(values)))
+        else:
+            seen = self.look(values)
+            self._extremes.append(_of_complex(tensor, seen) if tensor.is_complex() else seen)
         wide = torch.float64 if values.dtype is torch.float64 else torch.float32
         key = (values.device, wide)
         arena = self._arenas.get(key) or self._arenas.setdefault(key, _Arena(*key))
@@ -79,9 +95,16 @@ class Census:
         """The statistics of every tensor measured, in order."""
         for arena in self._arenas.values():
             self._shapes |= arena.empty()
-        return [_together(seen, self._shapes[number]) for number, seen in enumerate(self._extremes)]
+        told = {fused: fused.read() for fused in self._fused.values() if fused}
+        seen = [told[one.fused][one.number] if isinstance(one, Later) else one for one in self._extremes]
+        return [_together(one, self._shapes[number]) for number, one in enumerate(seen)]
 
-    def _look(self, tensor: Tensor) -> Statistics:
+    def _fused_look(self, device: torch.device) -> FusedLook | None:
+        if device not in self._fused:
+            self._fused[device] = FusedLook(device) if FUSED and device.type == "cuda" and has_triton() else None
+        return self._fused[device]
+
+    def look(self, tensor: Tensor) -> Statistics:
         """What is exact: the extremes, the counts of what is not finite, the largest finite magnitude."""
         key = (tensor.device, tensor.dtype)
         if key not in self._pairs:
