@@ -97,9 +97,9 @@ class Player:
         ):
             if self._faithful:
                 self._check_versions()
-            for node, name, leaf in self._substitutes.leaves():
+            for node, name, leaf in self._substitutes.leaves(self._step.carried):
                 self._tracer.name_entry(leaf, node, name)
-            bad_before = _bad_buffers(self._substitutes)
+            bad_before = self._substitutes.bad_buffers()
             with left_as_found(self._models.names), self._substitutes.installed(self._hooks()):
                 self._change.change_modules(self._models)
                 with (
@@ -109,8 +109,9 @@ class Player:
                     guarded(self.devices, self._tracer.unseen),
                 ):
                     self._play_entries()
+                _mark_attributes(self._tracer, self._step, self._substitutes)
             self._mark_sinks()
-            self.spoilt |= _bad_buffers(self._substitutes) - bad_before
+            self.spoilt |= self._substitutes.bad_buffers() - bad_before
 
     @property
     def devices(self) -> frozenset[torch.device]:
@@ -286,9 +287,12 @@ class Player:
                 self._tracer.sink(buffer, Node.BUFFER_AFTER, ".".join(filter(None, (module, name))), module)
 
 
-def _bad_buffers(substitutes: Substitutes) -> frozenset[str]:
-    found = substitutes.buffers()
-    return frozenset(".".join(filter(None, (module, name))) for module, name, buffer in found if not finite(buffer))
+def _mark_attributes(tracer: Tracer, step: TapedStep, substitutes: Substitutes) -> None:
+    """Marks what a step has left in plain attributes, while the modules hold it."""
+    held = substitutes.attribute_tensors() if step.left_in_attributes else {}
+    for name, label in step.left_in_attributes.items():
+        if name in held:
+            tracer.sink(held[name], Node.CARRIED_AFTER, label)
 
 
 def call_user(call: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -286,6 +286,11 @@ class StepTape(StepObserver):
         return self._tape
 
     @property
+    def state(self) -> StateSnapshot:
+        """What forward may change, as it was when the step began."""
+        return self._state
+
+    @property
     def broken(self) -> bool:
         """Whether the tape has switched itself off."""
         return self.guard.broken

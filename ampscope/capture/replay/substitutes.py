@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from ampscope.capture.replay.state.silence import silenced
 from ampscope.capture.replay.state.state_snapshot import StateSnapshot
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.tensor_tree import inner_tensors, rewrapped
+from ampscope.capture.tracing.statistics.stats import finite
 from ampscope.trace.schema import Node
 
 #: Bytes by which kernels may ask how memory is aligned; what torch allocates is aligned to these.
@@ -94,17 +95,33 @@ class Substitutes:
             if key in self._tensors:
                 yield name, self._tensors[key][1]
 
-    def leaves(self) -> Iterator[tuple[Node, str, Tensor]]:
-        """Every parameter and buffer of the models, with its name, as the step reads it from outside."""
+    def leaves(self, carried: Mapping[int, str]) -> Iterator[tuple[Node, str, Tensor]]:
+        """Every parameter and buffer of the models, with its name, as the step reads it from outside.
+
+        Args:
+            carried: Names of tensors in plain attributes that an earlier step has left there, by ``id``.
+        """
         for name, parameter in self._models.parameters.values():
             yield Node.PARAMETER, name, self.of(parameter) if inner_tensors(parameter) else parameter
         for module, name, buffer in self.buffers():
             yield Node.BUFFER, ".".join(filter(None, (module, name))), buffer
+        for held in self._snapshot.attribute_tensors() if carried else ():
+            if id(held.tensor) in carried:
+                yield Node.CARRIED, carried[id(held.tensor)], self.of(held.tensor)
+
+    def attribute_tensors(self) -> dict[str, Tensor]:
+        """The tensors in plain attributes of the models, by name, as the calls have left them."""
+        return {held.name: held.tensor for held in self._snapshot.held.now()}
 
     def buffers(self) -> Iterator[tuple[str, str, Tensor]]:
         """Module, name and substitute of every buffer."""
         for module, name, buffer in self._models.buffers():
             yield module, name, self.of(buffer)
+
+    def bad_buffers(self) -> frozenset[str]:
+        """Qualified names of the buffers that are not finite now."""
+        bad = ((module, name) for module, name, buffer in self.buffers() if not finite(buffer))
+        return frozenset(".".join(filter(None, each)) for each in bad)
 
     def at_start(self, module: str, name: str) -> Tensor | None:
         """A buffer as it was when the step began; None for one that no step has changed."""

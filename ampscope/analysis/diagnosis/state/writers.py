@@ -45,12 +45,15 @@ def with_writers(found: Sequence[Examined]) -> list[Examined]:
 
 
 def _writer(examined: Examined, writers: dict[tuple[int, str], Examined]) -> Examined | None:
-    """Who left what a step found; None where it is not known, or began in the step."""
+    """Who left what a step found, of those who handed it on the first; None where it is not known, or began here."""
     incident, reason = examined.incident, examined.reason
     if incident.written_by is not None or not isinstance(reason, CameIn):
         return None
     found = writers.get((incident.rank, reason.name))
-    return found if found is not None and found is not examined and found.incident.step <= incident.step else None
+    if found is None or found is examined or found.incident.step > incident.step:
+        return None
+    earlier = _writer(found, writers) if found.incident.step < incident.step else None
+    return earlier or found
 
 
 def _since(incident: Incident, wrote: Incident) -> Incident:

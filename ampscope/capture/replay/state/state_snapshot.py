@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ampscope.capture.replay.state.attribute_tensors import AttributeTensor, AttributeTensors
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.tensor_tree import inner_tensors
 from ampscope.capture.torch_support.torch_private import version_counter
@@ -25,15 +26,20 @@ class StateSnapshot:
 
     Args:
         models: The watched models.
+
+    Attributes:
+        held: Finds what modules keep in plain attributes.
     """
 
     def __init__(self, models: Models) -> None:
         self._models = models
+        self.held = AttributeTensors(models)
         self._copies: dict[int, tuple[Tensor, Tensor]] = {}  #: id -> tensor, copy
         self._versions: dict[int, int] = {}
         self._changing: set[int] = set()
         self._attributes: list[tuple[nn.Module, dict[str, Any]]] = []
         self._candidates: list[Tensor] = []
+        self._nested: list[Tensor] = []  # in what plain attributes hold
         self._replaceable: list[int] = []  # at the last look
         self._revision = -1  # of the models, likewise
         self._taken_at = -1  # revision of the models at the start of the step
@@ -44,10 +50,14 @@ class StateSnapshot:
         self._attributes = [
             (module, {**vars(module), "_buffers": dict(vars(module)["_buffers"])}) for module in self._models.modules
         ]
+        self.held.search()
+        if self.held:
+            self.held.keep(self._attributes)
         self._review()
         self._taken_at = self._revision
         with torch.no_grad():
-            live = [tensor for tensor in self._candidates if self._may_change(tensor)]
+            self._nested = [each.tensor for each in self.held.now() if each.is_nested] if self.held else []
+            live = [tensor for tensor in (*self._candidates, *self._nested) if self._may_change(tensor)]
             if [id(tensor) for tensor in live] != list(self._copies):
                 self._copies = {id(tensor): (tensor, tensor.detach().clone()) for tensor in live}
             elif live:
@@ -55,7 +65,7 @@ class StateSnapshot:
 
     def forget(self) -> None:
         """Lets go of the state; `take` comes before it is asked for again."""
-        self._copies, self._attributes, self._candidates = {}, [], []
+        self._copies, self._attributes, self._candidates, self._nested = {}, [], [], []
         self._revision = -1
 
     def _review(self) -> None:
@@ -85,7 +95,7 @@ class StateSnapshot:
         if self._taken_at != self._models.revision or not self._models.is_current():
             return "a layer or a parameter of the model was replaced within the step"
         listed = set(map(id, self._candidates))
-        for tensor in self._candidates:
+        for tensor in (*self._candidates, *self._nested):
             if id(tensor) not in self._copies and version_counter(tensor) != self._versions.get(id(tensor)):
                 return "a large buffer was changed for the first time, and what it held before was not kept"
         for module, attributes in self._attributes:
@@ -98,3 +108,7 @@ class StateSnapshot:
     def attributes(self) -> list[tuple[nn.Module, dict[str, Any]]]:
         """Every module with its attributes as they were at the start of the step."""
         return self._attributes
+
+    def attribute_tensors(self) -> list[AttributeTensor]:
+        """The tensors in plain attributes as they were referred to at the start of the step."""
+        return self.held.at(self._attributes)

@@ -32,6 +32,7 @@ class TapedStep(NamedTuple):
     collectives: int | None = 0  #: that ran since its first backward began; None: not known
     carried: Mapping[int, str] = MappingProxyType({})  #: what it reads of what the loop carries: ``id`` -> name
     left: tuple[tuple[str, EarlierResult], ...] = ()  #: what it has left of that, not finite, by name
+    left_in_attributes: Mapping[str, str] = MappingProxyType({})  #: likewise in plain attributes of modules: -> name
     given: Mapping[str, EarlierResult] = MappingProxyType({})  #: gradients that no backward has left, by name
     edits: tuple[int, ...] = ()  #: entries that write after the last backward, where they are part of it
     updates: tuple[tuple[str, EarlierResult], ...] = ()  #: by which the loop moves weights, by names of these

@@ -78,6 +78,7 @@ class CarriedState(StepObserver):
     def attempt_began(self, attempt: StepAttempt) -> None:
         """Notes which carried tensors the step has read, and looks at those that it has made or written."""
         if not self._follows:
+            self._within.look_at_attributes(attempt.step)
             return
         scale, _ = torch_private.scaler_tensors(attempt.opened.scaler)
         self._within.note_reads(but=scale)
@@ -93,26 +94,28 @@ class CarriedState(StepObserver):
 
     def suffered(self) -> None:
         """The step in progress has gone wrong: looks at what it read of the calls before it; waits for the device."""
+        self._within.arrived(wait=True)
         self._between.blame(self._within.outside())
         self._within.note_descent()
 
     def turned_bad(self) -> Trigger | None:
         """What the state that the step has left, or found, gives cause to look at; told once."""
-        if self._within.left:
+        if self._within.has_left_bad():
             return Trigger.NONFINITE_CARRIED
         return Trigger.CARRIED_READ if self._within.take_read() else None
 
     def completed(self, recording: TapedStep) -> TapedStep:
         """What it takes to run a step again, with what is known of the carried tensors in it."""
-        return recording._replace(carried=self._within.names, left=self._within.left)
+        within = self._within
+        return recording._replace(carried=within.names, left=within.left, left_in_attributes=within.left_in_attributes)
 
     def judged(self, attempt: StepAttempt) -> None:
         """A step was looked at; if it went wrong, who wrote what it had read is told, too."""
         if attempt.bad:
             self._written.failed(self._within.labels)
-        elif self._within.left:
-            self._written.hold(attempt, dict(self._within.left))
-        self._within.left = ()
+        else:
+            self._written.hold(attempt, {*dict(self._within.left), *self._within.left_in_attributes.values()})
+        self._within.left, self._within.left_in_attributes = (), {}
 
     def abandoned(self, reason: str) -> None:
         """Stops listening."""

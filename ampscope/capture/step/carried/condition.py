@@ -57,6 +57,10 @@ class Condition:
         """Whether one was finite when it was looked at before."""
         return name in self._finite
 
+    def unknown(self, names: Iterable[str]) -> None:
+        """A look at these was not waited for."""
+        self._finite.difference_update(names)
+
     def given(self, names: Iterable[str]) -> None:
         """These are not finite, and no call of the loop's made them so."""
         for name in set(names):

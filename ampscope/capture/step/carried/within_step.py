@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -12,8 +14,30 @@ from ampscope.capture.replay.tape.entry import EarlierResult, Entry, EntryKind
 from ampscope.capture.step.carried.carried_tensors import Carried, Round, role_of
 from ampscope.capture.step.carried.condition import Condition
 from ampscope.capture.step.carried.written_between import WrittenBetween
+from ampscope.capture.step.measures.state.attribute_looks import AttributeLooks
 from ampscope.capture.step.measures.state.held import largest_within
 from ampscope.capture.torch_support.readback import Parcel
+
+#: Times that what one attribute holds is looked into when it turns bad: where nothing suffers, that is what it is for.
+MOST_TURNS = 4
+
+
+class _Left(NamedTuple):
+    """A tensor that the step has made or written, and that may be read later."""
+
+    name: str
+    tensor: Tensor
+    source: EarlierResult | None  #: None for one that lies in a plain attribute of a module
+    attribute: str = ""  #: that one
+    is_new: bool = False  #: it holds one of that name for the first time
+
+
+class _Look(NamedTuple):
+    """What a step has left, on the way to be known as finite or not."""
+
+    step: int
+    left: list[_Left]
+    parcel: Parcel
 
 
 class WithinStep:
@@ -29,6 +53,7 @@ class WithinStep:
         names: Of what the step reads, by ``id``.
         labels: Of the bad writes that it reads what comes of.
         left: What it has left not finite.
+        left_in_attributes: Likewise in plain attributes of the modules: their names, and what they are known by.
     """
 
     def __init__(self, tape: StepTape, carried: Carried, condition: Condition, written: WrittenBetween) -> None:
@@ -41,10 +66,18 @@ class WithinStep:
         self.names: dict[int, str] = {}
         self.labels: set[str] = set()
         self.left: tuple[tuple[str, EarlierResult], ...] = ()
+        self.left_in_attributes: dict[str, str] = {}
+        self._attributes = AttributeLooks()
+        self._turned: set[str] = set()  # attributes that hold what is not finite since this step
+        self._turns: Counter[str] = Counter()  # how often each has while no step went wrong
+        self._look: _Look | None = None
 
     def begin(self) -> None:
         """A step begins."""
-        self.left, self.names = (), {}
+        if self._look is not None:
+            self._condition.unknown(each.name for each in self._look.left)
+        self._look, self._turned = None, set()
+        self.left, self.left_in_attributes, self.names = (), {}, {}
         self.labels, self._read = set(), set()
         self._start = self._tape.calls.end
 
@@ -99,7 +132,7 @@ class WithinStep:
         descent = self._condition.descent
         if not descent:
             return
-        own = dict(self.left)
+        own = {*dict(self.left), *self.left_in_attributes.values()}
         for label, readers in descent.readers(self._tape.calls, self._start).items():
             if label in own:
                 continue
@@ -109,10 +142,26 @@ class WithinStep:
                     if (descent.label_by_id(outside.identity) or descent.label(outside.tensor)) == label:
                         self.names[outside.identity] = label
             descent.follow(self._tape.calls, readers, label)
+        self._note_attributes(own)
+
+    def _note_attributes(self, own: set[str]) -> None:
+        """As `note_descent`, of what the modules held in plain attributes when the step began: it may have read it."""
+        for held in self._tape.state.attribute_tensors():
+            label = self._condition.descent.label(held.tensor)
+            if label and label not in own:
+                self.labels.add(label)
+                self.names[id(held.tensor)] = label
 
     def look_at_writes(self, step: int) -> None:
         """Looks at the carried tensors that the step, of that number, has made or written."""
-        found: list[tuple[str, Tensor, EarlierResult]] = []
+        self._send(step, [*self._results(), *self._in_attributes()])
+
+    def look_at_attributes(self, step: int) -> None:
+        """As `look_at_writes`, of what the step has left in plain attributes alone."""
+        if self._tape.state.held:
+            self._send(step, self._in_attributes())
+
+    def _results(self) -> Iterator[_Left]:
         for tensor, source in list(self._tape.calls.results.alive()):
             entry = self._tape.calls[source.entry]
             if entry.kind is EntryKind.BACKWARD or tensor.requires_grad:
@@ -123,25 +172,68 @@ class WithinStep:
                 self._carried.made(Round.STEP, tensor, role_of(entry, source.leaf))
             name = self._carried.name(tensor)
             if name:
-                found.append((name, tensor, source))
-        largest = largest_within([tensor for _, tensor, _ in found])
-        values = Parcel(dict(zip(map(str, range(len(found))), largest, strict=True)))
-        if values.arrived:
-            self._found(step, found, [value is None or math.isfinite(value) for value in values.values().values()])
+                yield _Left(name, tensor, source)
 
-    def _found(self, step: int, found: list[tuple[str, Tensor, EarlierResult]], finite: list[bool]) -> None:
+    def _in_attributes(self) -> list[_Left]:
+        """What the modules hold in plain attributes, as far as the step has changed it.
+
+        What an earlier step left there is named by it, for a replay of this one.
+        """
+        if not self._tape.state.held:
+            return []
+        before, now = self._tape.state.attribute_tensors(), self._tape.state.held.now()
+        for identity, name in self._attributes.left_there(before).items():
+            self.names.setdefault(identity, name)
+        known = {each.name for each in before}
+        return [
+            _Left(each.name, each.tensor, None, each.attribute, each.name not in known)
+            for each in self._attributes.changed(now)
+        ]
+
+    def _send(self, step: int, left: list[_Left]) -> None:
+        if left:
+            largest = largest_within([each.tensor for each in left])
+            parcel = Parcel(dict(zip(map(str, range(len(left))), largest, strict=True)))
+            self._look = _Look(step, left, parcel)
+        self.arrived()
+
+    def arrived(self, *, wait: bool = False) -> None:
+        """Learns what of that was not finite, once the host knows."""
+        look = self._look
+        if look is None or not (wait or look.parcel.arrived):
+            return
+        self._look = None
+        finite = [value is None or math.isfinite(value) for value in look.parcel.values().values()]
         by_name: dict[str, list[int]] = {}
-        for place, (name, _, _) in enumerate(found):
-            by_name.setdefault(name, []).append(place)
-        left = []
+        for place, each in enumerate(look.left):
+            by_name.setdefault(each.name, []).append(place)
         for name, places in by_name.items():
             was_finite = self._condition.was_finite(name)
-            bad = self._condition.seen(name, [(found[place][1], finite[place]) for place in places])
-            if bad and was_finite:
-                label = self._written.label(name, step)
-                sources = [found[places[each]][2] for each in bad]
-                left += [(label, source) for source in sources]
-                self._condition.descent.follow(self._tape.calls, {source.entry for source in sources}, label)
-                for each in bad:
-                    self._condition.descent.add(found[places[each]][1], label)
-        self.left = tuple(left)
+            bad = self._condition.seen(name, [(look.left[place].tensor, finite[place]) for place in places])
+            found = [look.left[places[each]] for each in bad]
+            if found and (was_finite or found[0].is_new):
+                self._left_bad(self._written.label(name, look.step), found)
+
+    def _left_bad(self, label: str, bad: list[_Left]) -> None:
+        """The step has left these of one name not finite."""
+        sources = [each.source for each in bad if each.source is not None]
+        self.left += tuple((label, source) for source in sources)
+        self._condition.descent.follow(self._tape.calls, {source.entry for source in sources}, label)
+        for each in bad:
+            self._condition.descent.add(each.tensor, label)
+            if each.attribute:
+                self.left_in_attributes[each.name] = label
+                self._turned.add(each.attribute)
+
+    def has_left_bad(self) -> bool:
+        """Whether the step has left something not finite, as far as the host knows; not told for the umpteenth time."""
+        if self._look is not None:
+            self.arrived()
+        if not self._turned:
+            return bool(self.left)
+        turned, self._turned = self._turned, set()
+        self._turns.update(turned)
+        often = all(self._turns[each] > MOST_TURNS for each in turned)
+        if often:
+            self._condition.read(set(self.left_in_attributes.values()))
+        return bool(self.left) or not often

@@ -77,6 +77,7 @@ class Incidents:
             recording: What a replay needs; None when there is none to trust.
         """
         symptom = bad.symptom
+        is_of_state = bad.trigger in _OF_STATE
         outcome = ReplayResult(ReplayStatus.UNAVAILABLE, "replays had used up their share of the run's time")
         evidence = Evidence(bad_params=tuple(sorted(symptom.gradients)), details=dict(bad.details))
         started = time.perf_counter()
@@ -88,7 +89,7 @@ class Incidents:
                 outcome, rows, recording = self._replay(attempt, symptom, recording)
                 details = _details(outcome) | {"compiled": self._models.compiled} | dict(bad.details)
                 evidence = replace(evidence, details=details)
-                if bad.trigger in _OF_STATE and (rows is None or not _matters(rows)):
+                if is_of_state and (rows is None or not _matters(rows)):
                     return
                 if rows is not None:
                     self._try_cures(attempt, recording, rows, outcome)
@@ -96,7 +97,8 @@ class Incidents:
             self._replay_budget.judged(attempt.judging_s)
         else:
             evidence = replace(evidence, over_budget=True)
-        self.report(attempt, bad.trigger, outcome, evidence)
+        if attempt.traced or not is_of_state:
+            self.report(attempt, bad.trigger, outcome, evidence)
 
     def _replay(
         self, attempt: StepAttempt, symptom: Symptom, recording: TapedStep
