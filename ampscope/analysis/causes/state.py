@@ -88,6 +88,67 @@ class StandsStill(Reason):
         return Remedy(text=f"Keep {self.name} in float32, with the module that writes it.", code=code)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightHeld(StandsStill):
+    """A weight stays where it is, because its dtype rounds the optimizer's updates of it away."""
+
+    looks: int  #: steps that were looked at
+    update: float  #: root mean square of its updates
+    spacing: float  #: of its dtype's numbers there
+    others: int = 0  #: further weights of the same optimizer
+
+    @property
+    def in_words(self) -> str:
+        """What was seen, in two sentences."""
+        return (
+            f"{self.share:.0%} of the weight {self.name} did not move in any of {self.looks:,} steps from "
+            f"{self.since:,} to {self.last:,} that were looked at{_and_more(self.others)}. Its updates, about "
+            f"{self.update:.2g} each, are rounded away: numbers of {self.dtype} are {self.spacing:.2g} apart at "
+            f"{self.value:.3g}. In float32 they would have moved it by about {self.off_by:.2g}."
+        )
+
+    @property
+    def remedy(self) -> Remedy:
+        """What keeps its updates."""
+        module, _, name = self.name.rpartition(".")
+        code = f"model.get_submodule({module!r}).float()  # holds {name}" if module else "model.float()"
+        return Remedy(text=f"Keep {self.name} in float32, or give the optimizer a float32 master of it.", code=code)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AverageHeld(StandsStill):
+    """A running average of an optimizer does not decay, because its dtype rounds that away."""
+
+    owner: str  #: the parameter whose state it is
+    looks: int
+    update: float  #: share of it that a step replaces
+    spacing: float  #: of its dtype's numbers, as a share of them
+    others: int = 0
+
+    @property
+    def in_words(self) -> str:
+        """What was seen, in two sentences."""
+        return (
+            f"{self.share:.0%} of {self.name} of {self.owner}, which the optimizer keeps in {self.dtype}, did not move "
+            f"in any of {self.looks:,} steps from {self.since:,} to {self.last:,} that were looked at"
+            f"{_and_more(self.others)}. A step is to replace {self.update:.2g} of it, and numbers of {self.dtype} are "
+            f"up to {self.spacing:.2g} of themselves apart: it stays at {self.value:.2g}, where it should come down to "
+            f"{self.off_by:.2g}, and updates that are divided by it remain too small."
+        )
+
+    @property
+    def remedy(self) -> Remedy:
+        """What lets it decay."""
+        return Remedy(
+            text="Keep the optimizer's state in float32: give it float32 parameters, or a smaller beta.",
+            code="model.float()  # before the optimizer is made; autocast computes in half precision",
+        )
+
+
+def _and_more(others: int) -> str:
+    return f", and neither did {others:,} more" if others else ""
+
+
 def _bad_state(occurrence: Occurrence) -> str:
     reason = occurrence.reason
     text = reason.in_words if isinstance(reason, TurnedBad) else "The optimizer's state is not finite."

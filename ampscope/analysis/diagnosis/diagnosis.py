@@ -54,7 +54,9 @@ def _diagnose(run: Run) -> Diagnosis:
     history = histories(run, sampled)
     sites = Sites(run, sampled)
     examined = merged(without_consequences(examined_incidents(run, world)))
-    silent = silent_failures(run, sites, history, lost=any(each.trigger == Trigger.LOST_GRADIENT for each in examined))
+    lost = any(each.trigger == Trigger.LOST_GRADIENT for each in examined)
+    held = frozenset(name for each in examined if each.trigger == Trigger.UPDATES_LOST for name in each.tripped)
+    silent = silent_failures(run, sites, history, lost=lost, held=held)
     outliers = spikes(run, sites, history, examined)
     failures = [*silent, *led_there(examined, outliers)]
     incidents = [*failures, *harmless_values(run, sites, failures), *outliers, *apart_replicas(run)]

@@ -19,6 +19,7 @@ from ampscope.analysis.diagnosis.context import Context, why_unknown
 from ampscope.analysis.diagnosis.examined import Examined
 from ampscope.analysis.diagnosis.lost_gradients import as_cast_before, information_lost, lost_gradient
 from ampscope.analysis.diagnosis.raised import raised
+from ampscope.analysis.diagnosis.state.held_updates import examined_held
 from ampscope.analysis.diagnosis.state.state_incidents import examined_state, examined_still, state_found, still_found
 from ampscope.analysis.diagnosis.state.writers import as_write, left_by
 from ampscope.analysis.origin.second_run import second_run
@@ -92,13 +93,12 @@ class Examiner:
         state = state_found(row)
         if state is not None:
             return [examined_state(row, state, self._replayed(row))]
-        still = still_found(row)
-        if still:
+        if still := still_found(row):
             return [examined_still(row, each, self._replayed(row)) for each in still]
         if row.trigger in (Trigger.LOST_GRADIENT, Trigger.INFORMATION_LOST):
             return [self._of_lost_gradient(row)] if row.trigger == Trigger.LOST_GRADIENT else self._of_values_lost(row)
-        if row.trigger == Trigger.EXCEPTION:
-            return [raised(row, self._rank)]
+        if row.trigger in (Trigger.EXCEPTION, Trigger.UPDATES_LOST):
+            return [raised(row, self._rank) if row.trigger == Trigger.EXCEPTION else examined_held(row, self._rank)]
         graph, found = self._origins(row)
         if not found:
             return [as_write(row, self._calmed(row, self._without_origin(row)))]

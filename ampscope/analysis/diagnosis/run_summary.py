@@ -56,6 +56,7 @@ _EFFECTS: dict[str, str] = {
     Trigger.NONFINITE_WEIGHT: "left non-finite weights",
     Trigger.NONFINITE_BUFFER: "left a non-finite buffer",
     Trigger.BUFFER_STANDS_STILL: "left a buffer where it was",
+    Trigger.UPDATES_LOST: "lost updates to rounding",
     Trigger.NONFINITE_STATE: "left state that is not finite",
     Trigger.NONFINITE_CARRIED: "left a tensor that the loop carries non-finite",
     Trigger.CARRIED_READ: "read a non-finite tensor that the loop carries",

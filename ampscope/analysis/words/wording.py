@@ -12,6 +12,7 @@ _TRIGGERS: dict[str, str] = {
     Trigger.NONFINITE_WEIGHT: "a weight was not finite after the step",
     Trigger.NONFINITE_BUFFER: "a buffer was not finite after the step",
     Trigger.BUFFER_STANDS_STILL: "a buffer did not move, and in float32 it does",
+    Trigger.UPDATES_LOST: "updates were rounded away, and in float32 they are not",
     Trigger.NONFINITE_STATE: "state that outlives the step was not finite after it",
     Trigger.NONFINITE_CARRIED: "a tensor that the loop carries from step to step was not finite",
     Trigger.CARRIED_READ: "the step read a tensor of the loop's that was not finite",

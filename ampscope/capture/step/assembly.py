@@ -26,6 +26,7 @@ from ampscope.capture.step.live_trace import LiveTrace
 from ampscope.capture.step.measures.state.held import StateHistory
 from ampscope.capture.step.measures.state.state_watch import StateWatch
 from ampscope.capture.step.measures.state.written_state import WrittenState
+from ampscope.capture.step.measures.updates.still_updates import StillUpdates
 from ampscope.capture.step.observers import Observers
 from ampscope.capture.step.optimizer_numbers import OptimizerNumbers
 from ampscope.capture.step.own_work import OwnWork
@@ -80,6 +81,7 @@ def step_watch(
         written=written,
         state=StateWatch(models, optimizers, written, carried.averages, history, readback, incidents, looking),
         still=StillBuffers(models, incidents, tape, budgets[1], cycle, looking),
+        updates=StillUpdates(models, recorder, terminal, budgets[1], looking),
         carried=carried,
         usage=UsageObserver(usage, report, optimizers.step_of, guard_for("the usage check")),
         rows=StepRows(models, recorder, readback, own, guard, spikes.arrived),

@@ -10,7 +10,8 @@ from torch import Tensor
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.events.open_step import EndedStep, StepAttempt
 from ampscope.capture.record.run_recorder import Recorder
-from ampscope.capture.step.measures import gradients, lost_updates
+from ampscope.capture.step.measures import gradients
+from ampscope.capture.step.measures.updates import lost_updates
 from ampscope.capture.step.own_work import OwnWork
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
@@ -47,6 +48,7 @@ class StepRows(StepObserver):
         self._readback = readback
         self._own = own
         self._kept: dict[str, lost_updates.Kept] = {}  # half parameters before the optimizer stepped
+        self._earlier: dict[str, Tensor] = {}  # what was kept of them at the look before
 
     def due(self, attempt: StepAttempt) -> bool:
         """Whether this is one of the attempts whose gradients are recorded whatever becomes of them."""
@@ -60,6 +62,7 @@ class StepRows(StepObserver):
     def step_ended(self, ended: EndedStep) -> None:
         """Writes the attempt's rows."""
         self.write(ended)
+        self._earlier |= {name: each.before for name, each in self._kept.items()}
         self._kept = {}
 
     def write(self, ended: EndedStep) -> None:
@@ -107,6 +110,6 @@ class StepRows(StepObserver):
         found = gradients.magnitudes(attempt.optimizer, self._models)
         params, step, index = self._recorder.params, attempt.step, attempt.index
         self._readback.fetch(
-            {**found.values, **lost_updates.counts(self._kept)},
+            {**found.values, **lost_updates.counts(self._kept, self._earlier)},
             lambda known: self._recorder.grads(found.rows(known, params, step=step, index=index)),
         )

@@ -56,6 +56,12 @@ class OptimizerView(NamedTuple):
         return self.optimizer.param_groups[0].get("lr") if self.optimizer.param_groups else None
 
     @property
+    def at_rest(self) -> frozenset[int]:
+        """The parameters, by ``id``, whose learning rate is zero now."""
+        groups = (group for group in self.optimizer.param_groups if not group.get("lr", 1.0))
+        return frozenset(id(parameter) for group in groups for parameter in group["params"])
+
+    @property
     def epsilons(self) -> Iterator[tuple[float, torch.dtype]]:
         """The eps of each group that has one, with the dtype of the group's first parameter."""
         for group in self.optimizer.param_groups:

@@ -116,6 +116,7 @@ class Trigger(StrEnum):
     NONFINITE_BUFFER = "nonfinite_buffer"  #: a buffer that became inf or NaN
     NONFINITE_STATE = "nonfinite_state"  #: optimizer state, or a tensor that the loop carries, that became inf or NaN
     BUFFER_STANDS_STILL = "buffer_stands_still"  #: a buffer in half precision that float32 would move
+    UPDATES_LOST = "updates_lost"  #: weights or optimizer state in half precision into which no update arrives
     NONFINITE_CARRIED = "nonfinite_carried"  #: a tensor that the loop carries from step to step became inf or NaN
     CARRIED_READ = "nonfinite_carried_read"  #: a step read such a tensor for the first time, and seems well
     EXCEPTION = "exception"  #: an error by which the loop left the step, and the run

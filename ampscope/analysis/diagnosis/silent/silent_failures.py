@@ -31,7 +31,14 @@ LOST_SHARE = 0.9
 FULL_RATE = 0.5
 
 
-def silent_failures(run: Run, sites: Sites, history: Mapping[int, History], *, lost: bool = False) -> list[Incident]:
+def silent_failures(
+    run: Run,
+    sites: Sites,
+    history: Mapping[int, History],
+    *,
+    lost: bool = False,
+    held: frozenset[str] = frozenset(),
+) -> list[Incident]:
     """What keeps a run from learning although every value in it is finite, as incidents.
 
     Args:
@@ -39,8 +46,9 @@ def silent_failures(run: Run, sites: Sites, history: Mapping[int, History], *, l
         sites: The sites of one of its ranks.
         history: The steps of that rank, by optimizer.
         lost: Whether an incident tells of lost gradients already, from better evidence.
+        held: Weights of which an incident tells already that their updates are rounded away.
     """
-    return [*_lost_updates(run, sites, history), *(() if lost else _flushed_gradients(run, sites))]
+    return [*_lost_updates(run, sites, history, held), *(() if lost else _flushed_gradients(run, sites))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,32 +58,37 @@ class _Reading:
     step: int
     share: float
     dtype: str
+    weights: frozenset[str]  #: that were looked at
 
 
-def _lost_updates(run: Run, sites: Sites, history: Mapping[int, History]) -> Iterator[Incident]:
+def _lost_updates(run: Run, sites: Sites, history: Mapping[int, History], held: frozenset[str]) -> Iterator[Incident]:
     for optimizer, readings in _readings(run, sites.rank).items():
-        counted = [each for each in readings if _at_full_rate(history.get(optimizer), each.step)]
+        told = all(each.weights <= held for each in readings)
+        counted = [each for each in readings if not told and _at_full_rate(history.get(optimizer), each.step)]
         if counted and np.mean([each.share for each in counted]) >= LOST_SHARE:
             yield _lost(run, sites, optimizer, counted)
 
 
 def _readings(run: Run, rank: int) -> dict[int, list[_Reading]]:
     """Of each optimizer, the share of half-precision elements that a step left unchanged, in order of steps."""
-    params = collect(rank_table(run, Table.PARAMS, rank).select("param", "numel", "dtype"))
+    params = collect(rank_table(run, Table.PARAMS, rank).select("param", "name", "numel", "dtype"))
+    called = {row["param"]: row["name"] for row in params}
     size = {row["param"]: row["numel"] for row in params}
     dtype = {row["param"]: row["dtype"] for row in params}
     columns = ("optimizer", "step", "param", "unchanged")
     rows = collect(rank_table(run, Table.GRADS, rank).filter(~nw.col("unchanged").is_null()).select(*columns))
     steps: dict[tuple[int, int], list[tuple[int, float, str]]] = defaultdict(list)
+    names: dict[tuple[int, int], set[str]] = defaultdict(set)
     for row in rows:
         found = (size.get(row["param"], 0), row["unchanged"], dtype.get(row["param"], ""))
         steps[row["optimizer"], row["step"]].append(found)
+        names[row["optimizer"], row["step"]].add(called.get(row["param"], ""))
     readings: dict[int, list[_Reading]] = defaultdict(list)
     for (optimizer, step), weights in sorted(steps.items()):
         elements = max(1, sum(count for count, _, _ in weights))
         share = sum(count * each for count, each, _ in weights) / elements
         common = Counter(name for _, _, name in weights).most_common(1)[0][0]
-        readings[optimizer].append(_Reading(step, share, common))
+        readings[optimizer].append(_Reading(step, share, common, frozenset(names[optimizer, step])))
     return readings
 
 
@@ -91,7 +104,7 @@ def _at_full_rate(history: History | None, step: int) -> bool:
 def _lost(run: Run, sites: Sites, optimizer: int, readings: list[_Reading]) -> Incident:
     first = readings[0]
     cause = Cause.BF16_PRECISION if first.dtype == "bfloat16" else Cause.HALF_PARAMS
-    reason = UpdatesLost(dtype=first.dtype, share=first.share)
+    reason = UpdatesLost(dtype=first.dtype, share=float(np.mean([each.share for each in readings])))
     graph = StepGraph(run, sites, first.step, source_of(Source.LIVE, optimizer))
     found = _incident(first.step, cause, reason, graph, _last_update(graph))
     return replace(found, last_step=readings[-1].step, count=len(readings))

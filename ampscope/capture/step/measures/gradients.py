@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from ampscope.capture.step.measures import lost_updates
+from ampscope.capture.step.measures.updates import lost_updates
 from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.local_shards import has_arrived, local
 from ampscope.capture.torch_support.models import Models

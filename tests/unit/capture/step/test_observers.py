@@ -20,6 +20,7 @@ from ampscope.capture.step.ending.trace_ending import TraceEnding
 from ampscope.capture.step.live_trace import LiveTrace
 from ampscope.capture.step.measures.state.state_watch import StateWatch
 from ampscope.capture.step.measures.state.written_state import WrittenState
+from ampscope.capture.step.measures.updates.still_updates import StillUpdates
 from ampscope.capture.step.observers import ORDER, Observers
 from ampscope.capture.step.own_work import OwnWork
 from ampscope.capture.step.scaler_history import ScalerHistory
@@ -36,6 +37,7 @@ PARTS: dict[str, type[StepObserver]] = {
     "carried": CarriedState,
     "state": StateWatch,
     "still": StillBuffers,
+    "updates": StillUpdates,
     "usage": UsageObserver,
     "rows": StepRows,
     "history": ScalerHistory,

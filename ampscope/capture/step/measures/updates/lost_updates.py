@@ -9,14 +9,12 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
+from ampscope.capture.step.measures.updates.kept_in_half import sampled
 from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.local_shards import has_arrived, local
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.torch_support.readback import Values
-
-#: Elements of a parameter that are compared before and after the optimizer's step.
-SAMPLE = 1 << 12
 
 
 class Kept(NamedTuple):
@@ -27,24 +25,35 @@ class Kept(NamedTuple):
 
 
 def keep(optimizer: Optimizer, models: Models) -> dict[str, Kept]:
-    """A sample of every half-precision parameter of ``optimizer`` that has a gradient, by name."""
+    """A sample of every half-precision parameter of ``optimizer`` that has a gradient and is to move, by name."""
     found = {}
-    for parameter in OptimizerView(optimizer).parameters:
+    view = OptimizerView(optimizer)
+    at_rest = view.at_rest
+    for parameter in view.parameters:
         known = models.parameters.get(id(parameter))
         half = parameter.dtype in HALF and parameter.layout is torch.strided and parameter.numel()
-        if known is not None and half and parameter.grad is not None and local(parameter).numel():
-            found[known[0]] = Kept(parameter, _sample(parameter).clone())
+        moves = parameter.grad is not None and id(parameter) not in at_rest
+        if known is not None and half and moves and local(parameter).numel():
+            found[known[0]] = Kept(parameter, sampled(local(parameter)).clone())
     return found
 
 
-def counts(kept: Mapping[str, Kept]) -> dict[str, Tensor]:
-    """How many elements had a gradient, and how many of them the step left exactly as they were; no wait."""
+def counts(kept: Mapping[str, Kept], earlier: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """How many elements had a gradient, and how many of them the step left exactly as they were; no wait.
+
+    Args:
+        kept: The parameters before the step.
+        earlier: Samples of them at the look before. What has moved since is not held: an optimizer that rounds by
+            chance, or adds up what it could not write, leaves in one step as it is what it moves in many.
+    """
     found = {}
     for name, (parameter, before) in kept.items():
         if parameter.grad is None or parameter.grad.layout is not torch.strided or not has_arrived(parameter.grad):
             continue
-        moved = _sample(parameter.grad) != 0
-        same = (_sample(parameter) == before) & moved
+        moved = sampled(local(parameter.grad)) != 0
+        same = (sampled(local(parameter)) == before) & moved
+        if name in earlier and earlier[name].shape == before.shape:
+            same &= earlier[name] == before
         found[f"due {name}"], found[f"same {name}"] = moved.sum(), same.sum()
     return found
 
@@ -58,8 +67,3 @@ def share(known: Values, name: str) -> float | None:
     """
     due, same = known.get(f"due {name}"), known.get(f"same {name}")
     return same / due if due and same is not None else None
-
-
-def _sample(tensor: Tensor) -> Tensor:
-    flat = local(tensor).detach().reshape(-1)
-    return flat[:: max(1, flat.numel() // SAMPLE)]
