@@ -16,6 +16,7 @@ REPLAYED = "a bad step, or one that is looked into, is run again: that waits in 
 TRACED = "the statistics of a step that was traced are written down"
 ARRIVED = "was waited for already, or has just been found to have arrived"
 ON_HOST = "lies on the host"
+HELD = "weights or optimizer state in half precision, in the few steps that are looked at"
 RARE = "at the first steps, at adoption or takeover, or once gradients already differ in scale"
 
 #: By file and function, why a tensor may be read there.
@@ -40,6 +41,14 @@ WAITS: dict[str, str] = {
     "step/measures/lost_gradients.py _missing": REPLAYED,
     "step/measures/state/evidence.py _counts": REPLAYED,
     "step/measures/state/state_watch.py _is_finite": ARRIVED,
+    "step/measures/updates/convergence.py look": HELD,
+    "step/measures/updates/decay.py evidence": HELD,
+    "step/measures/updates/decay.py is_lost": HELD,
+    "step/measures/updates/drift.py evidence": HELD,
+    "step/measures/updates/drift.py is_lost": HELD,
+    "step/measures/updates/still_updates.py _described": HELD,
+    "step/measures/updates/still_updates.py _look": HELD,
+    "step/measures/updates/still_updates.py _same_as_before": HELD,
     "step/measures/stillness.py is_lost": REPLAYED,
     "step/measures/stillness.py described": REPLAYED,
     "step/scaler_history.py _copy": ON_HOST,
@@ -58,7 +67,8 @@ WAITS: dict[str, str] = {
     "tracing/statistics/exponent_histogram.py _smallest": ON_HOST,
     "tracing/statistics/full_statistics.py _of_complex": REPLAYED,
     "tracing/statistics/full_statistics.py _look_through": REPLAYED,
-    "tracing/statistics/full_statistics.py _look": REPLAYED,
+    "tracing/statistics/full_statistics.py look": REPLAYED,
+    "tracing/statistics/fused_look.py read": REPLAYED,
     "tracing/statistics/full_statistics.py empty": REPLAYED,
     "tracing/statistics/stats.py finite": REPLAYED,
     "tracing/statistics/stats.py read": TRACED,

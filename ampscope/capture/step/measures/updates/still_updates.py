@@ -107,7 +107,8 @@ class StillUpdates(StepObserver):
     def _look(self, attempt: StepAttempt, kept: Sequence[KeptInHalf]) -> None:
         self._looks += 1
         rate = self._rates.setdefault(attempt.index, _Rate())
-        rate.read(OptimizerView(attempt.optimizer).learning_rate)
+        known_rate = OptimizerView(attempt.optimizer).learning_rate
+        rate.read(float(known_rate) if known_rate is not None else None)
         self._convergence.setdefault(attempt.index, Convergence()).look(attempt)
         known = self._watched.pop(attempt.index, {})
         if rate.rises:
