@@ -25,8 +25,8 @@ def test_commands_exist() -> None:
 
 
 def test_make_targets_exist() -> None:
-    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
-    named = set(re.findall(r"^make (\w+)|`make (\w+)", README, re.MULTILINE))
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    named = set(re.findall(r"^make ([\w-]+)|`make ([\w-]+)", README, re.MULTILINE))
     assert {one or other for one, other in named} <= targets
 
 
