@@ -178,7 +178,7 @@ class Models:
         for module in self.modules:
             held = vars(module)
             frozen = [p for p in held["_parameters"].values() if p is not None and not p.requires_grad]
-            plain = [value for name, value in held.items() if isinstance(value, Tensor)]
+            plain = [value for value in list(held.values()) if issubclass(type(value), Tensor)]
             for tensor in (*held["_buffers"].values(), *frozen, *plain):
                 if tensor is not None and id(tensor) not in yielded and tensor.is_leaf:
                     yielded.add(id(tensor))
@@ -195,7 +195,7 @@ class Models:
 
     def _with_plain_tensors(self) -> Iterator[tuple[nn.Module, list[str]]]:
         for module in self.modules:
-            names = [name for name, value in vars(module).items() if isinstance(value, Tensor)]
+            names = [name for name, value in list(vars(module).items()) if issubclass(type(value), Tensor)]
             if names:
                 yield module, names
 

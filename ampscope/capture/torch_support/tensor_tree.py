@@ -101,14 +101,12 @@ def is_plain_object(value: Any) -> bool:
 
     What derives from a class of torch's is a thing of torch's (an optimizer, a data loader), whoever wrote it.
     """
-    if isinstance(value, (nn.Module, type, types.ModuleType)) or callable(value) or not hasattr(value, "__dict__"):
-        return False
-    return _is_plain(type(value))
+    return _is_plain(type(value)) and not callable(value) and hasattr(value, "__dict__")
 
 
 def container_kind(value: Any) -> Any:
     """Which of Python's own containers that can change ``value`` is, or derives from; None for anything else."""
-    return next((kind for kind in _CONTAINER_KINDS if isinstance(value, kind)), None)
+    return next((kind for kind in _CONTAINER_KINDS if issubclass(type(value), kind)), None)
 
 
 def plain_copy(value: Any) -> Any:
@@ -129,13 +127,13 @@ def plain_copy(value: Any) -> Any:
 def _fill(copied: Any, value: Any, kind: Any) -> None:
     """Gives the copy of a container of this ``kind`` what the container holds."""
     if kind is deque:
-        deque.__init__(copied, value, value.maxlen)
+        deque.__init__(copied, deque.__iter__(value), value.maxlen)
     elif kind is list:
-        list.extend(copied, value)
+        list.extend(copied, list.__iter__(value))
     elif kind is set:
-        set.update(copied, value)
+        set.update(copied, set.__iter__(value))
     elif kind is not None:
-        for key, item in dict.items(value):
+        for key, item in list(dict.items(value)):  # other threads may change it
             kind.__setitem__(copied, key, item)
     if kind is defaultdict:
         copied.default_factory = value.default_factory

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from ampscope.capture.replay.state import ownership
 from ampscope.capture.replay.state.copies import StateCopies
 from ampscope.capture.replay.state.ownership import Treatment
 from ampscope.capture.replay.state.put_back import PutBack
+from ampscope.capture.torch_support.guard import Suppressed
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.tensor_tree import container_kind, is_plain_object
 
@@ -19,8 +20,10 @@ from ampscope.capture.torch_support.tensor_tree import container_kind, is_plain_
 SEARCH_EVERY = 50
 #: Containers inside each other that are looked into.
 _DEPTH = 4
-#: Tensors in one attribute that are followed.
-_MOST = 64
+#: Objects that one attribute holds at most, for its tensors to be followed: they are looked through around each step.
+_MOST = 256
+#: Keys of a mapping that are told as they are; any other may take long to put into words, or wait for a device.
+_TOLD = (str, int, float, bool, bytes, type(None))
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, type, torch.Size, torch.dtype, torch.device, nn.Module)
 #: What every module has.
 _OF_TORCH = frozenset(vars(nn.Module()))
@@ -69,8 +72,8 @@ class AttributeTensors:
             self._found = [each for module in self._models.modules for each in self._holding(module, known)]
 
     def _holding(self, module: nn.Module, known: dict[int, bool]) -> Iterator[Attribute]:
-        for key, value in vars(module).items():
-            if key in _OF_TORCH or isinstance(value, _ATOMS):
+        for key, value in list(vars(module).items()):
+            if key in _OF_TORCH or issubclass(type(value), _ATOMS):
                 continue
             if id(value) not in known:
                 known[id(value)] = _holds_state(value)
@@ -81,53 +84,78 @@ class AttributeTensors:
         """The tensors, as the modules hold them now."""
         return [each for held in self._found for each in _tensors(held.name, vars(held.module).get(held.key))]
 
-    def at(self, attributes: list[tuple[nn.Module, dict[str, Any]]]) -> list[AttributeTensor]:
-        """The tensors that were in ``attributes``, by module."""
-        of = {id(module): held for module, held in attributes}
-        values = ((each.name, of.get(id(each.module), {}).get(each.key)) for each in self._found)
-        return [each for name, value in values for each in _tensors(name, value)]
-
     def keep(self, attributes: list[tuple[nn.Module, dict[str, Any]]]) -> None:
         """Puts copies of what holds tensors into ``attributes``, for the step may change what is in it."""
         of, copies = {id(module): held for module, held in attributes}, StateCopies(lambda tensor: tensor, PutBack())
         for each in self._found:
             held = of.get(id(each.module), {})
             if each.key in held:
-                held[each.key] = copies.of(held[each.key])
+                with Suppressed():  # what cannot be copied stays what it is, and a replay says so
+                    held[each.key] = copies.of(held[each.key])
 
 
 def _holds_state(value: Any) -> bool:
-    """Whether it is a tensor, or what holds one without driving the training."""
-    if isinstance(value, Tensor):
+    """Whether it is a tensor, or what holds some, and not much else, without driving the training."""
+    if issubclass(type(value), Tensor):
         return True
-    if container_kind(value) is None and not isinstance(value, tuple) and not is_plain_object(value):
-        return False
-    return ownership.judged(value).treatment is Treatment.COPIED
+    walk = _Walk()
+    with Suppressed() as suppressed:  # nobody knows what an object of the user's does when it is looked at
+        tensors = list(walk.tensors("", value, _DEPTH))
+        holds = bool(tensors) and not walk.is_cut and ownership.judged(value).treatment is Treatment.COPIED
+    return suppressed.error is None and holds
 
 
 def _tensors(name: str, value: Any) -> list[AttributeTensor]:
     """The tensors with floating values in what is called ``name``, each once."""
-    found: dict[int, AttributeTensor] = {}
-    for each, tensor in _walk(name, value, _DEPTH):
-        if len(found) == _MOST:
-            break
-        if type(tensor) is Tensor and tensor.is_floating_point() and not tensor.requires_grad:
-            found.setdefault(id(tensor), AttributeTensor(each, tensor, name, tensor is not value))
-    return list(found.values())
+    with Suppressed():
+        return [
+            AttributeTensor(each, tensor, name, tensor is not value)
+            for each, tensor in _Walk().tensors(name, value, _DEPTH)
+            if type(tensor) is Tensor and tensor.is_floating_point() and not tensor.requires_grad
+        ]
+    return []
 
 
-def _walk(name: str, value: Any, depth: int) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
-        yield name, value
-    elif depth and not isinstance(value, _ATOMS):
-        for inner, item in _items(name, value):
-            yield from _walk(inner, item, depth - 1)
+class _Walk:
+    """One walk through what an attribute holds: every object once, and not without end; no code of the user's runs.
+
+    Attributes:
+        is_cut: Whether there was too much to see.
+    """
+
+    def __init__(self) -> None:
+        self.is_cut = False
+        self._entered: set[int] = set()
+
+    def tensors(self, name: str, value: Any, depth: int) -> Iterator[tuple[str, Tensor]]:
+        """The tensors in ``value``, with their names."""
+        if issubclass(type(value), _ATOMS) or id(value) in self._entered:
+            return
+        self._entered.add(id(value))
+        if issubclass(type(value), Tensor):
+            yield name, value
+        elif depth:
+            items = _items(value, _MOST - len(self._entered))
+            self.is_cut = self.is_cut or items is None
+            for label, item in items or ():
+                yield from self.tensors(name + label, item, depth - 1)
 
 
-def _items(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        yield from ((f"{name}[{key!r}]", item) for key, item in list(value.items()))
-    elif isinstance(value, (tuple, list)) or container_kind(value) is not None:
-        yield from ((f"{name}[{place}]", item) for place, item in enumerate(list(value)))
-    elif is_plain_object(value):
-        yield from ((f"{name}.{key}", item) for key, item in list(vars(value).items()))
+def _items(value: Any, most: int) -> list[tuple[str, Any]] | None:
+    """What a container or a plain object holds, each with what follows its name there; None where that is too much.
+
+    It is read at once, for other threads may change it.
+    """
+    kind = tuple if issubclass(type(value), tuple) else container_kind(value)
+    if kind is None:
+        fields = list(vars(value).items()) if is_plain_object(value) else []
+        return [(f".{key}", item) for key, item in fields] if len(fields) <= most else None
+    if kind.__len__(value) > most:
+        return None
+    if issubclass(kind, dict):
+        return [(f"[{_told(key, place)}]", item) for place, (key, item) in enumerate(list(dict.items(value)))]
+    return [(f"[{place}]", item) for place, item in enumerate(list(kind.__iter__(value)))]
+
+
+def _told(key: Any, place: int) -> str:
+    return repr(key) if type(key) in _TOLD else f"{type(key).__name__} {place}"

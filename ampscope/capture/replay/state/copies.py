@@ -38,9 +38,9 @@ class StateCopies:
         Raises:
             Exception: Whatever its own copying raises; there must be no replay then.
         """
-        if isinstance(value, _PLAIN) or depth == 0:
+        if issubclass(type(value), _PLAIN) or depth == 0:
             return value
-        if isinstance(value, Tensor):
+        if issubclass(type(value), Tensor):
             return self._tensor(value)
         if id(value) not in self._made:
             self._originals.append(value)
@@ -49,23 +49,32 @@ class StateCopies:
         return self._made[id(value)]
 
     def _copy(self, value: Any, depth: int) -> Any:
-        if isinstance(value, torch.Generator):
+        if issubclass(type(value), torch.Generator):
             return value.clone_state()
         if ownership.is_generator(value):
             return copy.deepcopy(value)
-        if isinstance(value, tuple):
-            return tuple.__new__(type(value), [self.of(item, depth - 1) for item in value])
+        if issubclass(type(value), tuple):
+            return self._tuple(value, depth)
         if container_kind(value) is not None:
             return self._container(value, depth)
         return self._object(value, depth) if is_plain_object(value) else value
 
+    def _tuple(self, value: Any, depth: int) -> Any:
+        held = list(tuple.__iter__(value))
+        items = [self.of(item, depth - 1) for item in held]
+        if all(item is before for item, before in zip(items, held, strict=True)):
+            return value  # it cannot change, and some, as the time, cannot be made again
+        if type(value).__module__ == "torch.return_types":
+            return type(value)(items)
+        return tuple.__new__(type(value), items)  # a named tuple's own constructor may look at its fields
+
     def _container(self, value: Any, depth: int) -> Any:
         kind, copied = container_kind(value), plain_copy(value)
         if isinstance(copied, dict):
-            for key, item in dict.items(value):
+            for key, item in list(dict.items(copied)):
                 kind.__setitem__(copied, key, self.of(item, depth - 1))
         elif kind is not set:
-            for index, item in enumerate(value):
+            for index, item in enumerate(list(kind.__iter__(copied))):
                 kind.__setitem__(copied, index, self.of(item, depth - 1))
         return copied
 
@@ -73,7 +82,7 @@ class StateCopies:
         treatment, seen = ownership.judged(value)
         if treatment is Treatment.COPIED:
             copied = plain_copy(value)
-            for name, item in vars(value).items():
+            for name, item in list(vars(copied).items()):
                 vars(copied)[name] = self.of(item, depth - 1)
             return copied
         for each in seen:

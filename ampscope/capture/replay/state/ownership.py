@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import collections
 import random
-from collections.abc import Iterator
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
@@ -45,7 +44,8 @@ class Judged(NamedTuple):
 
 def is_generator(value: Any) -> bool:
     """Whether ``value`` draws random numbers: torch's, Python's or NumPy's kind."""
-    return isinstance(value, (torch.Generator, random.Random)) or type(value).__module__.startswith("numpy.random")
+    kind = type(value)
+    return issubclass(kind, (torch.Generator, random.Random)) or kind.__module__.startswith("numpy.random")
 
 
 def judged(value: Any) -> Judged:
@@ -54,9 +54,9 @@ def judged(value: Any) -> Judged:
     front = collections.deque([value])
     while front:
         for item in _held(front.popleft()):
-            if isinstance(item, driving):
+            if issubclass(type(item), driving):
                 return Judged(Treatment.LEFT_ALONE, [])
-            holds_state = holds_state or isinstance(item, Tensor) or is_generator(item)
+            holds_state = holds_state or issubclass(type(item), Tensor) or is_generator(item)
             if id(item) not in seen and _can_be_entered(item):
                 if len(seen) == _MOST:
                     return Judged(Treatment.PUT_BACK, list(seen.values()))
@@ -74,12 +74,12 @@ def _driving_kinds() -> tuple[type, ...]:
 
 
 def _can_be_entered(item: Any) -> bool:
-    return not isinstance(item, _ATOMS) and (isinstance(item, _CONTAINERS) or is_plain_object(item))
+    return not issubclass(type(item), _ATOMS) and (issubclass(type(item), _CONTAINERS) or is_plain_object(item))
 
 
-def _held(value: Any) -> Iterator[Any]:
-    """What a container or a plain object holds."""
-    if isinstance(value, _CONTAINERS):
-        yield from dict.values(value) if isinstance(value, dict) else iter(value)
-    else:
-        yield from list(vars(value).values())
+def _held(value: Any) -> list[Any]:
+    """What a container or a plain object holds, read at once, for other threads may change it."""
+    kind = next((kind for kind in _CONTAINERS if issubclass(type(value), kind)), None)
+    if kind is None:
+        return list(vars(value).values())
+    return list(dict.values(value) if kind is dict else kind.__iter__(value))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ class StateSnapshot:
         self._changing: set[int] = set()
         self._attributes: list[tuple[nn.Module, dict[str, Any]]] = []
         self._candidates: list[Tensor] = []
-        self._nested: list[Tensor] = []  # in what plain attributes hold
+        self._in_attributes: list[AttributeTensor] = []
         self._replaceable: list[int] = []  # at the last look
         self._revision = -1  # of the models, likewise
         self._taken_at = -1  # revision of the models at the start of the step
@@ -56,8 +57,8 @@ class StateSnapshot:
         self._review()
         self._taken_at = self._revision
         with torch.no_grad():
-            self._nested = [each.tensor for each in self.held.now() if each.is_nested] if self.held else []
-            live = [tensor for tensor in (*self._candidates, *self._nested) if self._may_change(tensor)]
+            self._in_attributes = self.held.now() if self.held else []
+            live = [tensor for tensor in (*self._candidates, *self._nested()) if self._may_change(tensor)]
             if [id(tensor) for tensor in live] != list(self._copies):
                 self._copies = {id(tensor): (tensor, tensor.detach().clone()) for tensor in live}
             elif live:
@@ -65,7 +66,7 @@ class StateSnapshot:
 
     def forget(self) -> None:
         """Lets go of the state; `take` comes before it is asked for again."""
-        self._copies, self._attributes, self._candidates, self._nested = {}, [], [], []
+        self._copies, self._attributes, self._candidates, self._in_attributes = {}, [], [], []
         self._revision = -1
 
     def _review(self) -> None:
@@ -95,12 +96,12 @@ class StateSnapshot:
         if self._taken_at != self._models.revision or not self._models.is_current():
             return "a layer or a parameter of the model was replaced within the step"
         listed = set(map(id, self._candidates))
-        for tensor in (*self._candidates, *self._nested):
+        for tensor in (*self._candidates, *self._nested()):
             if id(tensor) not in self._copies and version_counter(tensor) != self._versions.get(id(tensor)):
                 return "a large buffer was changed for the first time, and what it held before was not kept"
         for module, attributes in self._attributes:
             for name, value in attributes.items():
-                written = isinstance(value, Tensor) and value.is_leaf and version_counter(value) > 0
+                written = issubclass(type(value), Tensor) and value.is_leaf and version_counter(value) > 0
                 if written and id(value) not in listed and not inner_tensors(value):
                     return f"the tensor {name} of {type(module).__name__} was new, and what it held was not kept"
         return ""
@@ -111,4 +112,8 @@ class StateSnapshot:
 
     def attribute_tensors(self) -> list[AttributeTensor]:
         """The tensors in plain attributes as they were referred to at the start of the step."""
-        return self.held.at(self._attributes)
+        return self._in_attributes
+
+    def _nested(self) -> Iterator[Tensor]:
+        """Those of them that lie in what an attribute holds."""
+        return (each.tensor for each in self._in_attributes if each.is_nested)
