@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,46 @@ def without_the_gain(model: Gained) -> torch.optim.Optimizer:
 
 def decaying(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+
+
+class Compensated(torch.optim.Optimizer):
+    """Kahan's sum: what a weight could not take yet is kept, and written as soon as it is a spacing."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:  # type: ignore[override]  # no closure
+        for group in self.param_groups:
+            for weight in group["params"]:
+                rest = self.state[weight].setdefault("rest", torch.zeros_like(weight))
+                rest.sub_(weight.grad, alpha=group["lr"])
+                before = weight.clone()
+                weight.add_(rest)
+                rest.add_(before - weight)
+
+
+class Mastered(torch.optim.Optimizer):
+    """Keeps float32 weights of its own, and rounds those into the model's."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:  # type: ignore[override]  # no closure
+        for group in self.param_groups:
+            for weight in group["params"]:
+                master = self.state[weight].setdefault("master", weight.float())
+                master.sub_(weight.grad.float(), alpha=group["lr"])
+                weight.copy_(master)
+
+
+def compensated(model: nn.Module) -> torch.optim.Optimizer:
+    return Compensated(model.parameters(), lr=1e-3)
+
+
+def mastered(model: nn.Module) -> torch.optim.Optimizer:
+    return Mastered(model.parameters(), lr=1e-3)
 
 
 def nothing(_: Gained, __: int) -> None:
@@ -123,6 +163,8 @@ def test_a_gain_that_is_held_while_all_else_moves_is_told_by_name(run_folder: Pa
         pytest.param(decaying, {"before": gain_without_gradient}, id="decay alone"),
         pytest.param(small, {"after": now_and_then}, id="now and then"),
         pytest.param(small, {"warm_up": True}, id="warm-up"),
+        pytest.param(compensated, {}, id="Kahan's sum"),
+        pytest.param(mastered, {}, id="float32 weights of the optimizer's own"),
     ],
 )
 def test_its_twin_is_quiet(optimizer_of: Optimizers, settings: dict[str, object], run_folder: Path) -> None:

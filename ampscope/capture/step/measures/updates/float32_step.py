@@ -23,6 +23,9 @@ class Float32Step:
         optimizer: The optimizer; a `plain` one.
         parameters: Those that take part; they have gradients.
         larger: Whether what it keeps in half precision begins larger by a factor, see `enlarged`.
+
+    Attributes:
+        failed: Whether it raised.
     """
 
     def __init__(self, optimizer: Optimizer, parameters: Sequence[nn.Parameter], *, larger: bool = False) -> None:
@@ -30,13 +33,24 @@ class Float32Step:
         self._copies = {id(parameter): _copied(parameter) for parameter in parameters}
         self._again: Any = OptimizerView(optimizer).copied_onto(self._copies, widened)
         step = type(optimizer).step
-        with random_state_kept(), Suppressed() as suppressed:
-            getattr(step, "__wrapped__", step)(self._again)
-        self.failed = suppressed.error is not None
+        self._step = getattr(step, "__wrapped__", step)
+        self.failed = False
+        self._make()
 
-    def weight(self, parameter: nn.Parameter) -> Tensor:
-        """What the step leaves of a parameter (float32)."""
-        return self._copies[id(parameter)].detach()
+    def updates(self) -> dict[int, Tensor]:
+        """The change of each parameter (float32), by ``id`` of it, in one more step with the same gradients.
+
+        An optimizer that keeps what it could not write (Kahan's sum, float32 weights of its own) writes all of that in
+        the first step on copies; what one step is to write shows in the next.
+        """
+        before = {key: copy.detach().clone() for key, copy in self._copies.items()}
+        self._make()
+        return {key: copy.detach() - before[key] for key, copy in self._copies.items()}
+
+    def _make(self) -> None:
+        with random_state_kept(), Suppressed() as suppressed:
+            self._step(self._again)
+        self.failed = self.failed or suppressed.error is not None
 
     def state(self, parameter: nn.Parameter, key: str) -> Tensor | None:
         """What it leaves of its state of a parameter; None where it keeps that no more."""

@@ -134,8 +134,13 @@ class StillUpdates(StepObserver):
         if not chosen or wide.failed or larger.failed:
             return
         watched = self._watched[attempt.index]
+        for each in state:
+            _read_state(watched[each.key].seen, attempt.step, each, wide, larger)
+        updates = wide.updates()
+        if wide.failed:
+            return
         for each in chosen:
-            _read(watched[each.key].seen, attempt.step, each, wide, larger)
+            _read_weight(watched[each.key].seen, attempt.step, each, updates[id(each.parameter)])
         for kind in StateKind.WEIGHT, StateKind.OPTIMIZER:
             lost = [each for each in chosen if each.kind is kind and self._is_lost(attempt, watched[each.key].seen)]
             if lost:
@@ -190,19 +195,26 @@ def _within(still: Sequence[KeptInHalf]) -> dict[int, nn.Parameter]:
     return chosen
 
 
-def _read(seen: Drift | Decay, step: int, kept: KeptInHalf, wide: Float32Step, larger: Float32Step) -> None:
-    """Takes down what a step in float32 writes, where there is a gradient."""
-    assert kept.parameter.grad is not None
-    before = sampled(kept.tensor).float()
-    asked = sampled(kept.parameter.grad) != 0
+def _read_weight(seen: Drift | Decay, step: int, kept: KeptInHalf, update: Tensor) -> None:
+    """Takes down what a step in float32 writes of a weight, where there is a gradient."""
     if isinstance(seen, Drift):
-        seen.read(step, torch.where(asked, sampled(wide.weight(kept.parameter)) - before, 0.0))
-        return
+        seen.read(step, torch.where(_asked(kept), sampled(update), 0.0))
+
+
+def _read_state(seen: Drift | Decay, step: int, kept: KeptInHalf, wide: Float32Step, larger: Float32Step) -> None:
+    """As `_read_weight`, of state."""
+    before = sampled(kept.tensor).float()
     after, after_larger = wide.state(kept.parameter, kept.name), larger.state(kept.parameter, kept.name)
-    if after is not None and after_larger is not None:
+    if isinstance(seen, Decay) and after is not None and after_larger is not None:
         found = movement(before, sampled(after), enlarged(before), sampled(after_larger))
-        moved = torch.where(asked, found.moved, 0.0)
+        moved = torch.where(_asked(kept), found.moved, 0.0)
         seen.read(step, sampled(kept.tensor).clone(), found._replace(moved=moved))
+
+
+def _asked(kept: KeptInHalf) -> Tensor:
+    """Where there is a gradient."""
+    assert kept.parameter.grad is not None
+    return sampled(kept.parameter.grad) != 0
 
 
 def _described(kept: KeptInHalf, watched: _Watched) -> dict[str, Any]:
