@@ -34,23 +34,23 @@ class Float32Step:
         self._again: Any = OptimizerView(optimizer).copied_onto(self._copies, widened)
         step = type(optimizer).step
         self._step = getattr(step, "__wrapped__", step)
-        self.failed = False
-        self._make()
+        self.failed = not self._makes_it()
 
-    def updates(self) -> dict[int, Tensor]:
+    def updates(self) -> dict[int, Tensor] | None:
         """The change of each parameter (float32), by ``id`` of it, in one more step with the same gradients.
 
-        An optimizer that keeps what it could not write (Kahan's sum, float32 weights of its own) writes all of that in
-        the first step on copies; what one step is to write shows in the next.
+        None where that raises. An optimizer that keeps what it could not write (Kahan's sum, float32 weights of its
+        own) writes all of that in the first step on copies; what one step is to write shows in the next.
         """
         before = {key: copy.detach().clone() for key, copy in self._copies.items()}
-        self._make()
+        if not self._makes_it():
+            return None
         return {key: copy.detach() - before[key] for key, copy in self._copies.items()}
 
-    def _make(self) -> None:
+    def _makes_it(self) -> bool:
         with random_state_kept(), Suppressed() as suppressed:
             self._step(self._again)
-        self.failed = self.failed or suppressed.error is not None
+        return suppressed.error is None
 
     def state(self, parameter: nn.Parameter, key: str) -> Tensor | None:
         """What it leaves of its state of a parameter; None where it keeps that no more."""

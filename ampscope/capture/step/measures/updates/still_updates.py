@@ -137,7 +137,7 @@ class StillUpdates(StepObserver):
         for each in state:
             _read_state(watched[each.key].seen, attempt.step, each, wide, larger)
         updates = wide.updates()
-        if wide.failed:
+        if updates is None:
             return
         for each in chosen:
             _read_weight(watched[each.key].seen, attempt.step, each, updates[id(each.parameter)])
