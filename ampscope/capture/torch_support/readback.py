@@ -24,8 +24,12 @@ class Parcel:
         for name, value in values.items():
             if isinstance(value, Tensor) and not value.is_cpu:
                 far[name], self._values[name] = value, None
+            elif isinstance(value, Tensor):
+                self._values[name] = float(
+                    value.detach()
+                )  # torch warns of a number that is made of one with a gradient
             else:
-                self._values[name] = None if value is None else float(value)
+                self._values[name] = value
         self._event: torch.Event | None = None
         if far:
             self._send(far)

@@ -1,0 +1,1 @@
+"""Tests of what a replay copies, keeps and puts back."""
