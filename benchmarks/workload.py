@@ -51,11 +51,11 @@ class Transformer(nn.Module):
 
 
 class Block(nn.Module):
-    """A pre-norm transformer layer with dropout."""
+    """A pre-norm transformer layer with dropout; a causal one looks back only."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, *, causal: bool = False) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.causal = heads, causal
         self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
@@ -68,7 +68,7 @@ class Block(nn.Module):
     def attention(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
         q, k, v = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         attended: Tensor = self.project(mixed.transpose(1, 2).reshape(batch, length, width))
         return attended
 

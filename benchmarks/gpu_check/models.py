@@ -10,26 +10,7 @@ from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
-
-
-class _Layer(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.dropout = nn.Dropout(0.1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.dropout(self.attention(self.norm_1(x)))
-        return x + self.dropout(self.down(nn.functional.gelu(self.up(self.norm_2(x)), approximate="tanh")))
-
-    def attention(self, x: Tensor) -> Tensor:
-        batch, length, width = x.shape
-        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.project(mixed.transpose(1, 2).reshape(batch, length, width))
+from workload import Block
 
 
 class GPT2(nn.Module):
@@ -43,7 +24,7 @@ class GPT2(nn.Module):
         super().__init__()
         self.words = nn.Embedding(words, width)
         self.places = nn.Embedding(self.LENGTH, width)
-        self.layers = nn.ModuleList(_Layer(width, heads) for _ in range(layers))
+        self.layers = nn.ModuleList(Block(width, heads, causal=True) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         for embedding in (self.words, self.places):
             nn.init.normal_(embedding.weight, std=0.02)
