@@ -59,6 +59,10 @@ class ReplayChange:
     def _note_conversion(self) -> None:
         self._converted[self._place()] = None
 
+    def dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype in which the replay reads what comes from outside in ``dtype``."""
+        return dtype
+
     def leaf(self, tensor: Tensor) -> Tensor:
         """A parameter, buffer or operand from outside as the replay reads it."""
         return tensor
@@ -88,9 +92,13 @@ class EverythingIn(ReplayChange):
         with _autocast_in(self._instead), _Conversions(self._instead, self._note_conversion):
             yield
 
+    def dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """See `ReplayChange.dtype`."""
+        return self._instead.get(dtype, dtype)
+
     def leaf(self, tensor: Tensor) -> Tensor:
         """See `ReplayChange.leaf`."""
-        dtype = self._instead.get(tensor.dtype, tensor.dtype)
+        dtype = self.dtype(tensor.dtype)
         return rewrapped(tensor, self.leaf, dtype) if inner_tensors(tensor) else tensor.to(dtype)
 
 

@@ -38,8 +38,9 @@ def compared(player: Player, tracer: Tracer, real: Symptom, step: TapedStep, *, 
         return ReplayResult(ReplayStatus.UNAVAILABLE, "; ".join([reason, *differences]))
     if real and player.finite:
         left = step.had_gradients and not (reduction is not None and after_good_step)
-        return _not_the_same(player, real, differences, late=step.late) or _came_out_finite(
-            player, real, reduction, differences, added_to_unknown=left
+        own_loss = real.loss or not step.losses_were_finite
+        return _not_the_same(player, differences, late=step.late, own_loss=own_loss) or _came_out_finite(
+            player, reduction, differences, own_loss=own_loss, added_to_unknown=left
         )
     if real.gradients and not _same_gradients(real, player.bad_gradients, reduction):
         player.differences.note("other parameters have non-finite gradients")
@@ -71,12 +72,12 @@ def _added_in_any_order(tracer: Tracer, devices: Iterable[torch.device]) -> str:
     return f"by no more than rounding, for {found} adds in no fixed order on this device" if found else ""
 
 
-def _not_the_same(player: Player, real: Symptom, differences: list[str], *, late: bool) -> ReplayResult | None:
+def _not_the_same(player: Player, differences: list[str], *, late: bool, own_loss: bool) -> ReplayResult | None:
     """Why a replay that came out finite was not run on the same calls and values; None where it may have been."""
     if player.differences.held_otherwise or (late and differences):
         reason = "the step was run again after what it computed with had changed, or may have"
         return ReplayResult(ReplayStatus.UNAVAILABLE, "; ".join([reason, *differences]))
-    if real.gradients and not real.loss and player.real_losses_finite and player.hooked:
+    if not own_loss and player.hooked:
         reason = f"a replay does not run the functions attached to parameters ({player.hooked}), and came out finite"
         return ReplayResult(ReplayStatus.UNAVAILABLE, reason)
     return None
@@ -84,13 +85,12 @@ def _not_the_same(player: Player, real: Symptom, differences: list[str], *, late
 
 def _came_out_finite(
     player: Player,
-    real: Symptom,
     reduction: GradientReduction | None,
     differences: list[str],
     *,
+    own_loss: bool,
     added_to_unknown: bool,
 ) -> ReplayResult:
-    own_loss = real.loss or not player.real_losses_finite
     if added_to_unknown and not own_loss:
         reason = "the step added to gradients from before it, which may be what is not finite; they are not replayed"
         return ReplayResult(ReplayStatus.UNAVAILABLE, reason)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.communication.refusal import PLAIN
 from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.tensor_tree import inner_tensors
 from ampscope.capture.tracing import operators
 
 #: Share of the free memory that a replay may take.
@@ -30,10 +32,22 @@ def fits(needed: int, device: torch.device) -> bool:
     return most is None or needed <= most
 
 
-def of_gradients(models: Models) -> int:
-    """Bytes that another set of gradients takes, beside those of the training, which are kept meanwhile."""
-    trained = (local(each) for _, each in models.parameters.values() if each.requires_grad)
-    return sum(each.numel() * each.element_size() for each in trained)
+def of_weights(models: Models, dtype: Callable[[torch.dtype], torch.dtype]) -> int:
+    """Bytes that the weights of another run take: gradients of its own, beside those of the training, and conversions.
+
+    It shares the weights themselves, trained and frozen ones, as long as it reads them as they are.
+
+    Args:
+        models: The watched models.
+        dtype: Gives the dtype in which it reads a weight of some dtype.
+    """
+    gradients = conversions = 0
+    for each in (*(weight for _, weight in models.parameters.values()), *(buffer for *_, buffer in models.buffers())):
+        for part in inner_tensors(each) or [local(each)]:
+            size = part.numel() * dtype(part.dtype).itemsize
+            gradients += size * each.requires_grad
+            conversions += size * (dtype(part.dtype) is not part.dtype)
+    return gradients + conversions
 
 
 def room(device: torch.device) -> int | None:

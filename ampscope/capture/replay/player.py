@@ -18,6 +18,7 @@ from ampscope.capture.replay.handing_back import HandingBack
 from ampscope.capture.replay.state.device_asserts import guarded
 from ampscope.capture.replay.state.kept_gradients import gradients_kept
 from ampscope.capture.replay.state.unlisted_modules import left_as_found
+from ampscope.capture.replay.state.write_guard import WriteGuard
 from ampscope.capture.replay.substitutes import Substitutes
 from ampscope.capture.replay.tape import framework_flags
 from ampscope.capture.replay.tape.dependencies import HeldResults, cleared_on_failure
@@ -72,7 +73,8 @@ class Player:
         self._tracer = tracer
         self._change = change
         self._faithful = type(change) is ReplayChange
-        self._substitutes = Substitutes(models, step.state, change.leaf)
+        self._guard = WriteGuard()
+        self._substitutes = Substitutes(models, step.state, change.leaf, self._guard)
         self._results = HeldResults(self._entries, step.read_last())
         self._step = step
         self._handing_back = HandingBack()
@@ -89,6 +91,7 @@ class Player:
         """
         with (
             cleared_on_failure(self._results, self._substitutes),
+            self._guard.putting_back(),
             random_state_kept(self.devices),
             gradients_kept(self._models),
             compiled_modules.all_eager(),
@@ -106,6 +109,7 @@ class Player:
                     self._change.active(self._tracer.places.now),
                     self._tracer.active(),
                     self._handing_back.active(),
+                    self._guard.active(),
                     guarded(self.devices, self._tracer.unseen),
                 ):
                     self._play_entries()
@@ -134,11 +138,6 @@ class Player:
             before = self._substitutes.at_start(module, name)
             if before is not None and before.is_floating_point():
                 yield ".".join(filter(None, (module, name))), (before.float(), buffer.detach().float())
-
-    @property
-    def real_losses_finite(self) -> bool:
-        """Whether what the real step's backward passes began from was finite."""
-        return all(finite(x) for _, each in self._entries if each.kind is EntryKind.BACKWARD for x in each.fingerprint)
 
     @property
     def hooked(self) -> str:

@@ -6,9 +6,7 @@ import contextlib
 import itertools
 import time
 
-import torch
-
-from ampscope.capture.replay import comparison, memory, substitutes
+from ampscope.capture.replay import comparison, memory
 from ampscope.capture.replay.changes import ReplayChange
 from ampscope.capture.replay.player import Player
 from ampscope.capture.replay.results import ChangedResult, Regained, ReplayResult, Symptom
@@ -17,7 +15,7 @@ from ampscope.capture.replay.state.device_asserts import OutOfRangeError
 from ampscope.capture.replay.tape.call_tape import MAX_ENTRIES
 from ampscope.capture.replay.tape.entry import EarlierResult, Entry, EntryKind, OutsideTensor
 from ampscope.capture.replay.tape.taped_step import TapedStep
-from ampscope.capture.torch_support import dynamo, torch_private
+from ampscope.capture.torch_support import dynamo
 from ampscope.capture.torch_support.communication.refusal import CommunicationError
 from ampscope.capture.torch_support.communication.sharded_models import obstacle_to_replay
 from ampscope.capture.torch_support.guard import Suppressed
@@ -166,7 +164,7 @@ def _obstacle(step: TapedStep) -> str:
     entries = [entry for _, entry in step.entries()]
     if not step.given and not any(entry.kind is EntryKind.BACKWARD for entry in entries):
         return "no backward was seen in the step"
-    gaps = (_gap(entry, step.tape.start) or _overwritten(entry) for entry in entries)
+    gaps = (_gap(entry, step.tape.start) for entry in entries)
     return next(filter(None, gaps), "")
 
 
@@ -186,16 +184,6 @@ def _gap(entry: Entry, start: int) -> str:
             made_by = reference.tensor.grad_fn.name()
             gap = f"the step uses a tensor whose making the tape did not see (its history ends in {made_by})"
             return f"{gap}; {COMPILED}" if dynamo.in_use() else gap
-    return ""
-
-
-def _overwritten(entry: Entry) -> str:
-    """What an entry has read that was written since, and is too large for a replay to write into a copy of it."""
-    for read in entry.arguments.outside:
-        is_large = read.tensor.layout is torch.strided and read.tensor.nbytes > substitutes.COPIED_BYTES
-        if is_large and not read.tensor.requires_grad and torch_private.version_counter(read.tensor) != read.version:
-            most = substitutes.COPIED_BYTES >> 20
-            return f"an input of more than {most} MiB was overwritten in the step, and no copy of it is kept"
     return ""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from ampscope.capture.replay.state.function_state import functions_of, keep_func
 from ampscope.capture.replay.state.put_back import PutBack
 from ampscope.capture.replay.state.silence import silenced
 from ampscope.capture.replay.state.state_snapshot import StateSnapshot
+from ampscope.capture.replay.state.write_guard import COPIED_BYTES, WriteGuard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.tensor_tree import inner_tensors, rewrapped
 from ampscope.capture.tracing.statistics.stats import finite
@@ -22,59 +24,71 @@ from ampscope.trace.schema import Node
 
 #: Bytes by which kernels may ask how memory is aligned; what torch allocates is aligned to these.
 _ALIGNED = 64
-#: Tensors from outside up to this size are replayed on copies, in case the step writes into them.
-COPIED_BYTES = 64 << 20
 
 
 class Substitutes:
     """Substitutes for the leaves of one replay: aliases of parameters that share memory but gather their own gradients.
 
-    Hooks on the real parameters (an optimizer in backward, ``DistributedDataParallel``'s reducer) never see them.
+    Hooks on the real parameters (an optimizer in backward, ``DistributedDataParallel``'s reducer) never see them. What
+    comes from outside and is no parameter is copied up to `COPIED_BYTES`, in case the step writes into it.
 
     Args:
         models: The watched models.
         snapshot: What forward may change, as it was.
         converted: Gives each leaf the dtype in which the replay reads it.
+        guard: Puts back what the replay writes into memory that it shares with the training.
     """
 
-    def __init__(self, models: Models, snapshot: StateSnapshot, converted: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self,
+        models: Models,
+        snapshot: StateSnapshot,
+        converted: Callable[[Tensor], Tensor],
+        guard: WriteGuard,
+    ) -> None:
         self._models = models
         self._snapshot = snapshot
         self._converted = converted
+        self._guard = guard
         # id -> original (kept, so that the id stays its), substitute
         self._tensors: dict[int, tuple[Tensor, Tensor]] = {}
 
     def of(self, tensor: Tensor) -> Tensor:
         """The substitute of a leaf or of a tensor that a forward may change; any other tensor itself."""
+        return self._of(tensor, is_weight=isinstance(tensor, nn.Parameter))
+
+    def _of(self, tensor: Tensor, *, is_weight: bool) -> Tensor:
         known = self._tensors.get(id(tensor))
         if known is None:
-            known = self._tensors[id(tensor)] = (tensor, self._make(tensor))
+            known = self._tensors[id(tensor)] = (tensor, self._make(tensor, is_weight=is_weight))
         return known[1]
 
     def clear(self) -> None:
         """Lets go of all substitutes, and of the gradients that they have gathered."""
         self._tensors.clear()
 
-    def _make(self, tensor: Tensor) -> Tensor:
+    def _make(self, tensor: Tensor, *, is_weight: bool) -> Tensor:
+        """Makes a substitute; ``is_weight``: of a parameter, or of what one's wrapper keeps."""
         if inner_tensors(tensor):
-            return self._rewrapped(tensor)
+            return self._rewrapped(tensor, is_weight=is_weight)
         copied = self._snapshot.at_start(tensor)
         if copied is not None and not tensor.requires_grad:  # it may have been frozen until this step
             copied = self._converted(copied)
-            return nn.Parameter(copied, requires_grad=False) if isinstance(tensor, nn.Parameter) else copied
+            return _frozen(copied, tensor) if isinstance(tensor, nn.Parameter) else copied
         if tensor.grad_fn is not None:
             return tensor
-        if not tensor.requires_grad:
-            small = tensor.numel() * tensor.element_size() <= COPIED_BYTES
-            return self._converted(_copied(tensor) if small else tensor)
-        alias = self._converted(tensor.detach())
-        return nn.Parameter(alias) if isinstance(tensor, nn.Parameter) else alias.requires_grad_()
+        if not (is_weight or tensor.requires_grad) and tensor.nbytes <= COPIED_BYTES:
+            return self._converted(_copied(tensor))
+        alias = self._converted(self._guard.alias(tensor))
+        if isinstance(tensor, nn.Parameter):
+            return nn.Parameter(alias) if tensor.requires_grad else _frozen(alias, tensor)
+        return alias.requires_grad_(tensor.requires_grad)
 
-    def _rewrapped(self, tensor: Tensor) -> Tensor:
+    def _rewrapped(self, tensor: Tensor, *, is_weight: bool) -> Tensor:
         """A wrapper around substitutes: an op on the wrapper itself, a copy too, is what its class makes of it."""
         if tensor.grad_fn is not None:
             return tensor
-        leaf = self._converted(rewrapped(tensor, self.of))
+        leaf = self._converted(rewrapped(tensor, partial(self._of, is_weight=is_weight)))
         return leaf.requires_grad_() if tensor.requires_grad else leaf
 
     def gradient_of(self, parameter: int) -> Tensor:
@@ -151,6 +165,16 @@ class Substitutes:
                 module.__dict__.clear()
                 module.__dict__.update(attributes)
             put_back.all()
+
+
+def _frozen(alias: Tensor, weight: Tensor) -> Tensor:
+    """A weight that is not trained, in the memory of ``alias``, with all that code may ask ``weight`` for."""
+    kind: Any = type(weight)
+    if kind is nn.Parameter or alias.dtype is not weight.dtype or type(alias) is not Tensor:
+        return nn.Parameter(alias, requires_grad=False)
+    leaf: Tensor = Tensor._make_subclass(kind, alias)
+    vars(leaf).update(vars(weight))  # a quantised weight keeps its scale there
+    return leaf
 
 
 def _copied(tensor: Tensor) -> Tensor:

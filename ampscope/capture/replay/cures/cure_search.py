@@ -161,7 +161,7 @@ class CureSearch:
         steps, change = self._plans.pop(key) if key in self._plans else _begun(plan(located, step.scale))
         runs: list[TrialRun] = []
         while change is not None and self._budget.allows_trial(len(runs)):
-            obstacle = self._obstacle(step, rows)
+            obstacle = self._obstacle(step, rows, change)
             if obstacle:
                 result = ChangedResult(Trial.UNAVAILABLE, obstacle)
                 runs.append(TrialRun(_trial(change, step, result), rows))
@@ -171,11 +171,12 @@ class CureSearch:
         self._plans[key] = steps, change
         return runs
 
-    def _obstacle(self, step: TapedStep, rows: TracedRows) -> str:
-        """Why nothing that is changed can be tried on a step; empty where it can."""
+    def _obstacle(self, step: TapedStep, rows: TracedRows, change: ReplayChange) -> str:
+        """Why a change cannot be tried on a step; empty where it can."""
         if step.has_received():
             return OF_UNCHANGED
-        if not memory.fits(rows.bytes_written() + memory.of_gradients(self._models), self._models.main_device()):
+        needed = rows.bytes_written() + memory.of_weights(self._models, change.dtype)
+        if not memory.fits(needed, self._models.main_device()):
             return "there is not enough free memory to run the step once more"
         return ""
 

@@ -16,6 +16,7 @@ from ampscope.capture.replay.tape.weight_writes import Update
 from ampscope.capture.torch_support.communication import gradient_reduction
 from ampscope.capture.torch_support.communication.gradient_reduction import GradientReduction, synchronising, wrapper_of
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.tracing.statistics.stats import finite
 
 
 class TapedStep(NamedTuple):
@@ -56,6 +57,12 @@ class TapedStep(NamedTuple):
     def gradients_at(self) -> int:
         """Number of the last entry that gave gradients."""
         return max((number for number, entry in self.entries() if _gives_gradients(entry)), default=self.since)
+
+    @property
+    def losses_were_finite(self) -> bool:
+        """Whether what its backward passes began from was finite."""
+        backwards = (entry for _, entry in self.entries() if entry.kind is EntryKind.BACKWARD)
+        return all(finite(loss) for entry in backwards for loss in entry.fingerprint)
 
     def entries(self) -> list[tuple[int, Entry]]:
         """The entries that make the step, each with its number, in order."""

@@ -21,6 +21,9 @@ ROWS, CLASSES = 64, 512
 #: The results of one micro-batch.
 LOGITS_BYTES = 4 * ROWS * CLASSES
 BAD = 2
+#: Of a frozen weight, many times as large as what a call gives.
+BASE_ROWS = 1 << 20
+BASE_BYTES = 4 * BASE_ROWS * WIDTH
 #: All that the model has given.
 GIVEN: list[weakref.ref[Tensor]] = []
 
@@ -39,6 +42,18 @@ class Classifier(nn.Module):
         if self.calls_left[0] < 0:
             raise torch.OutOfMemoryError("there is no more of it")
         GIVEN.append(weakref.ref(logits))
+        return logits
+
+
+class Adapted(Classifier):
+    """Beside what it trains it has a frozen base, many times as large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Embedding(BASE_ROWS, WIDTH).requires_grad_(requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = super().forward(x) + self.base(x[:, 0].long().abs()).mean(1, keepdim=True)
         return logits
 
 
@@ -62,6 +77,12 @@ def test_micro_batches_are_not_kept_together(run_folder: Path) -> None:
     one = judged(Classifier(), run_folder.with_name("one"), micro_batches=1)
     many = judged(Classifier(), run_folder.with_name("many"), micro_batches=8)
     assert many < one + 3 * LOGITS_BYTES
+
+
+def test_frozen_weights_are_there_once(run_folder: Path) -> None:
+    plain = judged(Classifier(), run_folder.with_name("plain"), micro_batches=1)
+    adapted = judged(Adapted(), run_folder.with_name("adapted"), micro_batches=1)
+    assert adapted < plain + BASE_BYTES // 4
 
 
 def test_what_a_replay_holds_goes_before_the_allocators_reserve(

@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ampscope.capture.replay import substitutes
 from ampscope.capture.replay.state.state_snapshot import StateSnapshot
+from ampscope.capture.replay.state.write_guard import WriteGuard
 from ampscope.capture.replay.substitutes import Substitutes
 from ampscope.capture.torch_support.calls import kernel_choice
 from ampscope.capture.torch_support.models import Models
@@ -111,7 +112,8 @@ def test_a_run_tells_the_settings_it_began_with(run_folder: Path) -> None:
 
 def test_copies_lie_in_memory_as_the_tensors_do() -> None:
     models = Models([mlp()])
-    copies = Substitutes(models, StateSnapshot(models), lambda tensor: tensor)
+    guard = WriteGuard()
+    copies = Substitutes(models, StateSnapshot(models), lambda tensor: tensor, guard)
     wide = torch.arange(40.0).half().reshape(4, 10)
     for tensor in (wide, wide.t(), wide[:, 1:], wide.flatten()[3:], wide[:, 2:7].t(), wide[:, :1].expand(4, 8)):
         copied = copies.of(tensor)
@@ -143,4 +145,4 @@ def test_an_input_too_large_to_copy_is_not_overwritten_twice(
     monkeypatch.setattr(substitutes, "COPIED_BYTES", 8)
     status, reason = train_both(loop, run_folder).replay_of(POISONED)
     assert (status == ReplayStatus.EXACT) is not writes
-    assert ("was overwritten in the step, and no copy of it is kept" in reason) is writes
+    assert ("an input was changed in place since" in reason) is writes

@@ -1,0 +1,113 @@
+"""Lets a replay compute with the training's own memory: what it writes there is put back, to the last bit.
+
+A copy of the weights that a step does not train may not fit: they are nearly all of a model that is tuned by adapters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ampscope.capture.torch_support import torch_private
+from ampscope.capture.torch_support.communication.refusal import PLAIN
+from ampscope.capture.tracing import operators
+
+#: Tensors up to this size are copied where nobody can see whether they are written into.
+COPIED_BYTES = 64 << 20
+#: They give away where memory lies: what writes there without torch (NumPy, a kernel of the user's) is not seen.
+_GIVE_ADDRESSES = frozenset(
+    {
+        *(Tensor.data_ptr, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__),
+        Tensor.__cuda_array_interface__.__get__,
+    }
+)
+
+
+class WriteGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
+    """Active in a replay, below all that observes it: keeps what is about to be overwritten of the memory it guards."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._guarded: dict[int, Tensor] = {}  # by storage: what keeps the key its
+        self._kept: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}  # by place in memory: it, and what it held
+        self._whole: set[int] = set()  # storages of which all is kept
+
+    def alias(self, tensor: Tensor) -> Tensor:
+        """A leaf in the memory of ``tensor``, which is guarded from now on; its change counter is its own."""
+        is_plain = type(tensor).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+        alias = tensor.data if is_plain else tensor.detach()
+        if tensor.layout is torch.strided:
+            self._guarded.setdefault(torch_private.storage_key(tensor), alias)
+        return alias
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Keeps what the body is about to overwrite."""
+        addresses = _Addresses(self._address_given)
+        try:
+            torch_private.insert_dispatch_mode(self)
+            torch_private.insert_function_mode(addresses)
+            yield
+        finally:
+            torch_private.remove_function_mode(addresses)
+            torch_private.remove_dispatch_mode(self)
+
+    @contextlib.contextmanager
+    def putting_back(self) -> Iterator[None]:
+        """Puts everything back when the body ends.
+
+        The latest first: what was kept of a place later may be what was written there before.
+        """
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for place, kept in reversed(self._kept.values()):
+                    place.copy_(kept)
+            self._kept.clear()
+            self._whole.clear()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not PLAIN.issuperset(types) and not torch_private.are_fake(types):
+            return NotImplemented  # a wrapper subclass: its inner ops come by again
+        operator = operators.describe(func)
+        if operator.writes:
+            for tensor in operators.written_tensors(operator, args, kwargs):
+                self._keep(tensor)
+        return func(*args, **kwargs)
+
+    def _keep(self, tensor: Tensor) -> None:
+        """Keeps what ``tensor`` holds, if its memory is guarded and nothing of just that place has been kept."""
+        if tensor.layout is not torch.strided or (key := torch_private.storage_key(tensor)) not in self._guarded:
+            return
+        place = (key, tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride())
+        if key in self._whole or place in self._kept:
+            return
+        with torch.no_grad():
+            self._kept[place] = tensor.data, tensor.clone()
+        if tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes():
+            self._whole.add(key)
+
+    def _address_given(self, tensor: Tensor) -> None:
+        if tensor.layout is torch.strided and tensor.nbytes <= COPIED_BYTES:
+            self._keep(tensor)
+
+
+class _Addresses(TorchFunctionMode):
+    """Tells of tensors whose address is given away."""
+
+    def __init__(self, given: Callable[[Tensor], None]) -> None:
+        super().__init__()
+        self._given = given
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _GIVE_ADDRESSES:
+            self._given(args[0])
+        return func(*args, **(kwargs or {}))
