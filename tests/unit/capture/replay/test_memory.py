@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ampscope.capture.replay import memory
 from ampscope.capture.replay.memory import Bounded, NoRoomError
+from tests.support.training.small_loop import BATCH, POISONED, WIDTH, make_scaler, mlp, poison, train
+from tests.support.training.small_models import TwoLayers
+from tests.support.training.twin_runs import EXACT, train_both
 
 KIB = 256  # float32 elements
 
@@ -36,3 +45,67 @@ def test_what_backward_gives_takes_the_place_of_what_forward_gave() -> None:
 
 def test_where_nobody_can_tell_there_is_no_bound() -> None:
     assert memory.room(torch.device("meta")) is None
+
+
+class Counting(TwoLayers):
+    """Takes down at each call how many results of calls before it are still there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: SimpleQueue[weakref.ref[Tensor]] = SimpleQueue()  # which a replay does not put back
+        self.alive: SimpleQueue[int] = SimpleQueue()
+
+    def forward(self, x: Tensor) -> Tensor:
+        known = [self.given.get_nowait() for _ in range(self.given.qsize())]
+        self.alive.put(sum(each() is not None for each in known))
+        out: Tensor = super().forward(x)
+        for each in (*known, weakref.ref(out)):
+            self.given.put(each)
+        return out
+
+
+def test_results_are_freed_after_their_last_reader(run_folder: Path) -> None:
+    """The losses of all micro-batches are kept; what the model returned is needed by its own micro-batch alone."""
+    micro_batches, models = 6, []
+
+    def loop(watch: Callable[..., object]) -> Any:
+        model = Counting()
+        models.append(model)
+        optimizer, scaler = torch.optim.SGD(model.parameters(), 0.01), make_scaler()
+        watch(model, scaler)
+        for step in range(POISONED + 1):
+            optimizer.zero_grad()
+            for _ in range(micro_batches):
+                with torch.autocast("cpu", dtype=torch.float16):
+                    loss = model(torch.randn(BATCH, WIDTH)).square().mean()
+                poison(step, scaler.scale(loss)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return [dict(model.named_parameters()), optimizer, scaler]
+
+    assert train_both(loop, run_folder).replay_of(POISONED) == EXACT
+    alive = [models[-1].alive.get_nowait() for _ in range(models[-1].alive.qsize())]
+    assert len(alive) >= (POISONED + 2) * micro_batches  # that of the replay, too
+    assert max(alive) <= 1
+
+
+def test_another_set_of_gradients_is_part_of_the_estimate(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def fits(needed: int, _: torch.device) -> bool:
+        asked.append(needed)
+        return True
+
+    monkeypatch.setattr(memory, "fits", fits)
+
+    def needed(*, frozen: bool) -> int:
+        def loop(watch: Callable[..., object]) -> Any:
+            model = mlp()
+            model[0].requires_grad_(requires_grad=not frozen)
+            return train(watch, model, parameters=[each for each in model.parameters() if each.requires_grad])["losses"]
+
+        assert train_both(loop, run_folder.with_name(f"frozen={frozen}")).replay_of(POISONED) == EXACT
+        first, asked[:] = asked[0], []
+        return first
+
+    assert needed(frozen=False) == needed(frozen=True) + 4 * (WIDTH * WIDTH + WIDTH)
