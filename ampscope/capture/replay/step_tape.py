@@ -159,8 +159,7 @@ class StepTape(StepObserver):
         through = call.through
         entry = self._tape.module_call(
             module,
-            through.args if through is not None else call.args,
-            through.kwargs if through is not None else call.kwargs,
+            *((through.args, through.kwargs) if through is not None else (call.args, call.kwargs)),
             ambient=call.ambient,
             place=user_place() or NOWHERE,
             devices=self._models.devices,
@@ -273,6 +272,11 @@ class StepTape(StepObserver):
     def updates(self) -> list[Update]:
         """What the loop is about to move weights by, of what it has made in this step."""
         return self._evaluation.updates
+
+    @property
+    def is_moved(self) -> bool:
+        """Whether the loop has moved weights since the latest call of a model."""
+        return self._evaluation.moved
 
     @property
     def functional(self) -> FunctionalStep:

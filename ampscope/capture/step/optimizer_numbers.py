@@ -107,6 +107,10 @@ class OptimizerNumbers:
                 self._nobody = not steps_any(weights)
         return self._nobody
 
+    def rest(self) -> None:
+        """None steps, whoever holds the weights: the loop was seen to move them by itself, step after step."""
+        self._nobody = True
+
     def step_at(self, number: int) -> int:
         """Number of the step that the optimizer with a number is working on."""
         return self._next_step.get(number, 0)

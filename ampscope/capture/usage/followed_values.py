@@ -204,6 +204,12 @@ class HandScale:
         if self.in_gradients and not self.divided_out and self._values.may_depend((*args, *kwargs.values())):
             self.divided_out = self._divides(name, args, kwargs)
 
+    def is_free_of_scale(self, func: Callable[..., Any], args: Any, kwargs: Any) -> bool:
+        """Whether what a function gives to the tensor that it writes is free of the scale, as far as it is known."""
+        given = map(self._values.dependence_of, (*args[1:], *kwargs.values()))
+        depends = any(each.degree or each.inhomogeneous for each in given)
+        return not depends or self._divides(scale_dependence.plain_name(func), args, kwargs)
+
     def seeded(self, seeds: Iterable[Tensor]) -> None:
         """A backward begins with these gradients of its losses: the same as losses multiplied with them."""
         for seed in seeds:

@@ -64,6 +64,7 @@ class UsageWatch:
         self._handovers = ScalerHandovers()
         self._schedulers = SchedulerSteps()
         self._scaled = False  # gradients hold a scale, a scaler's or one of the loop's own
+        self._moved_unscaled = False  # the loop itself moves weights, by what does not depend on a scaler's scale
         self._latest_step = 0  # that was attempted
 
     def _report(self, mistake: Mistake | None, step: int | None = None) -> None:
@@ -91,6 +92,7 @@ class UsageWatch:
         """
         if under_autocast and not framework_habits.holds_autocast():
             self._report(Mistake(Cause.MISUSE_BACKWARD_UNDER_AUTOCAST, user_place()))
+        self._moved_unscaled = False
         known, scalers = self._calls.scalers, self._losses.scalers_of(roots)
         by_hand = scalers == UNSCALED and self._scaled_by_hand(roots, seeds)
         if by_hand and known:
@@ -132,6 +134,9 @@ class UsageWatch:
         """The loop is about to move weights with a torch function; the step may end with it."""
         if not self._calls.has_scaler:
             self._by_hand.function_runs(func, args, kwargs, after_backward=True)
+        elif self._scaled:
+            self._values.find_gradients()
+            self._moved_unscaled = self._by_hand.is_free_of_scale(func, args, kwargs)
 
     def transformed(self, factors: Iterable[Any], result: Any) -> None:
         """A transform of ``torch.func`` returned ``result``, and multiplied single values with ``factors`` for it."""
@@ -223,6 +228,8 @@ class UsageWatch:
         parameters = _parameters(optimizer)
         self._by_hand.judged = True
         if self._by_hand.divided_out or self._values.any_unscaled(p.grad for p in parameters if p.grad is not None):
+            return
+        if self._moved_unscaled:
             return
         if self._scales.hold_scale(parameters):
             mistake = Mistake.here(Cause.MISUSE_NO_UNSCALE, MistakeForm.STEPPED_PAST_SCALER)

@@ -6,9 +6,11 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
-from ampscope.capture.replay.tape.entry import EarlierResult, Entry, EntryKind
+from ampscope.capture.replay.tape.call_tape import Tape
+from ampscope.capture.replay.tape.entry import EarlierResult, Entry, EntryKind, GradientOf, TensorReference
 
 
 def needed(entries: Sequence[Entry], start: int, since: int, also: Iterable[int] = ()) -> list[int]:
@@ -52,6 +54,27 @@ def written_after_backward(entries: Sequence[Entry], start: int, since: int) -> 
     numbered = list(enumerate(entries, start))
     backwards = [number for number, entry in numbered if number >= since and entry.kind is EntryKind.BACKWARD]
     return tuple(number for number, entry in numbered if entry.in_place and backwards and number > backwards[-1])
+
+
+def made_of_gradients(tape: Tape, values: Iterable[Tensor]) -> bool:
+    """Whether any of ``values`` is a gradient, or was computed from such ones."""
+    derived: set[int] = set()
+    for number, entry in enumerate(tape.entries, tape.start):
+        reads = entry.arguments.tensors
+        if gives_gradients(entry) or any(isinstance(each, GradientOf) or _is_of(each, derived) for each in reads):
+            derived.add(number)
+    found = ((tape.gradients.find(each), tape.results.find(each)) for each in values)
+    return any(left is not None or (made is not None and made.source.entry in derived) for left, made in found)
+
+
+def gives_gradients(entry: Entry) -> bool:
+    """Whether an entry gives gradients, to parameters or to the loop."""
+    asked = entry.call is torch.autograd.grad or (entry.through is not None and bool(entry.through.leaves))
+    return asked or entry.kind is EntryKind.BACKWARD
+
+
+def _is_of(reference: TensorReference, entries: set[int]) -> bool:
+    return isinstance(reference, EarlierResult) and reference.entry in entries
 
 
 class HeldResults:

@@ -56,7 +56,9 @@ class TapedStep(NamedTuple):
     @property
     def gradients_at(self) -> int:
         """Number of the last entry that gave gradients."""
-        return max((number for number, entry in self.entries() if _gives_gradients(entry)), default=self.since)
+        return max(
+            (number for number, entry in self.entries() if dependencies.gives_gradients(entry)), default=self.since
+        )
 
     @property
     def losses_were_finite(self) -> bool:
@@ -94,8 +96,3 @@ class TapedStep(NamedTuple):
         inside = [synchronising(wrapper_of(part)) for entry in calls for part in list(entry.module.modules())[1:]]
         found = [wrapper for wrapper in (*wrappers, *inside) if wrapper is not None]
         return gradient_reduction.of_step(found, self.collectives)
-
-
-def _gives_gradients(entry: Entry) -> bool:
-    asked = entry.call is torch.autograd.grad or (entry.through is not None and bool(entry.through.leaves))
-    return asked or entry.kind is EntryKind.BACKWARD

@@ -3,17 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from torch import Tensor
 
-from ampscope.capture.events.calls import Through
-from ampscope.capture.events.open_step import Doubt
+from ampscope.capture.events.calls import Through, may_train
+from ampscope.capture.events.open_step import Doubt, OpenStep
+from ampscope.capture.replay.tape import dependencies
 from ampscope.capture.replay.tape.weight_writes import WrittenValues
+from ampscope.capture.step.cycle import State
 from ampscope.capture.step.ending import verdict
 from ampscope.capture.step.ending.attempts import Attempts
 from ampscope.capture.step.measures import gradients
 from ampscope.capture.torch_support.torch_private import version_counter
 from ampscope.capture.tracing.statistics import stats
+
+#: Evaluations of the run's first step after which the loop has moved weights by gradients itself, and goes on: by then
+#: the optimizer of a loop that climbs within its step (SAM) has stepped. One that has not is there for something else.
+MOST_UNSTEPPED = 2
+
+
+class _Moved(NamedTuple):
+    """The loop has moved weights by their gradients, and an optimizer holds them that has never stepped."""
+
+    opened: OpenStep
+    losses: int  #: of the step, until then
+    parcels: int
+    micro_batches: int
+    norm: Tensor | None
+    bad: bool  #: the step had gone bad by then
+
+    def since(self, before: _Moved | None) -> OpenStep:
+        """What of the step lies between two such moves."""
+        losses, parcels, backwards = before[1:4] if before is not None else (0, 0, 0)
+        return replace(
+            self.opened,
+            losses=self.opened.losses[losses : self.losses],
+            parcels=self.opened.parcels[parcels : self.parcels],
+            micro_batches=self.micro_batches - backwards,
+        )
 
 
 class LoopEndings:
@@ -34,6 +63,7 @@ class LoopEndings:
         self._guard = attempts.guard
         self._versions: int | None = None  # of the weights before a backward, where nobody is known to step them
         self._moved = False  # by an optimizer that stepped inside a backward
+        self._unstepped: list[_Moved] = []  # in the present step
         self._tape.on_weights_move(self.before_weights_move)
         self._tape.on_gradients(self.gradients_given)
 
@@ -53,12 +83,43 @@ class LoopEndings:
             if self._optimizers.nobody_steps(weights):
                 taken_up = self._takes_up(values.operands)
                 self._updated_by_hand(weights, values.operands if values.are_copied else (), taken_up=taken_up)
-            elif opened.bad is None:
+                return
+            norm = None
+            if opened.bad is None:
                 attempt = self._attempts.expected(weights)
                 self._attempts.check(attempt)
                 self._attempts.found(attempt, verdict.of_what_gradients_hide(attempt, [], None))
                 self._attempts.check_updates(attempt)
-                opened.bad = attempt if attempt.bad else None
+                opened.bad, norm = attempt if attempt.bad else None, attempt.norm
+            if not len(self._optimizers):
+                self._note_unstepped(values, norm)
+
+    def _note_unstepped(self, values: WrittenValues, norm: Tensor | None) -> None:
+        """The loop moves weights though an optimizer holds them, which has not stepped in this run."""
+        opened = self._cycle.opened
+        unscaled = self._cycle.state is State.GRADIENTS_READY  # of what follows, nothing is on the tape
+        if self._unstepped and self._unstepped[-1].opened is not opened:
+            self._unstepped.clear()
+        if unscaled or dependencies.made_of_gradients(self._tape.calls, values.operands):
+            counts = len(opened.losses), len(opened.parcels), opened.micro_batches
+            self._unstepped.append(_Moved(opened, *counts, norm, opened.bad is not None))
+
+    def _is_unstepped(self, most: int) -> bool:
+        """Whether the loop has moved weights by itself more than ``most`` times, and no optimizer has stepped since."""
+        moved = self._unstepped
+        is_here = len(moved) > most and moved[-1].opened is self._cycle.opened and self._tape.is_moved
+        return is_here and not len(self._optimizers)
+
+    def _was_by_hand(self) -> None:
+        """Whatever optimizer holds the weights is none of the loop's steps: each of its own moves was one."""
+        moved, self._unstepped = self._unstepped, []
+        self._optimizers.rest()
+        parts = [each.since(before) for before, each in zip([None, *moved], moved, strict=False)]
+        for each, part in zip(moved, parts, strict=True):
+            attempt = self._attempts.begin_without(self._weights())
+            attempt.opened, attempt.norm, attempt.bad = part, each.norm, each.bad
+            attempt.stepped = attempt.late = True
+            self._attempts.end(attempt)
 
     def backward_comes(self) -> None:
         """A backward is about to run; hooks on gradients may move weights inside it."""
@@ -84,7 +145,12 @@ class LoopEndings:
 
     def call_comes(self, through: Through | None) -> None:
         """A model is about to be called: where the loop gives it new weights, the step before is over."""
-        if through is None or not self._cycle.is_open or self._cycle.is_busy:
+        if not self._cycle.is_open or self._cycle.is_busy:
+            return
+        if self._unstepped and may_train(through) and self._is_unstepped(MOST_UNSTEPPED - 1):
+            with self._own, self._guard:
+                self._was_by_hand()
+        if through is None or not self._cycle.is_open:
             return
         with self._own, self._guard:
             step, doubt = self._tape.functional, self._cycle.opened.doubt
@@ -181,6 +247,9 @@ class LoopEndings:
         if not self._cycle.is_open or self._tape.broken:
             return
         with self._guard:
+            if self._is_unstepped(0):
+                self._was_by_hand()
+                return
             if self._tape.functional.was_updated():
                 self._ended_by_nobody()
         opened = self._cycle.opened
