@@ -61,7 +61,7 @@ FLOORS = {
         "step_watch assembly scaler_watch"
     ),
     "ampscope.capture.step.ending": (
-        "optimizer_rerun verdict incidents second_look moved_buffers still_buffers spikes trace_ending "
+        "optimizer_rerun verdict incidents looks second_look spikes trace_ending "
         "device_decisions attempts endings loop_endings failed_calls"
     ),
     "ampscope.capture.tracing": (

@@ -8,6 +8,7 @@ from ampscope.provenance.absorbed import absorbed, reaches_loss
 from ampscope.provenance.births import Birth, Harmless, harmless_births
 from ampscope.provenance.collapsed import FEWEST_VALUES, DistinctValues, collapsed
 from ampscope.provenance.graph import Graph, has_nan, is_finite, op_name
+from ampscope.provenance.hidden import hidden, hidden_beside
 from ampscope.provenance.lost_mass import LOST_SHARE, HowLost, Loss, cancelled, lost_mass
 from ampscope.provenance.parting import How, Parting, parting
 from ampscope.provenance.walk import Origin, is_deliberate, origins
@@ -29,6 +30,8 @@ __all__ = [
     "collapsed",
     "harmless_births",
     "has_nan",
+    "hidden",
+    "hidden_beside",
     "is_deliberate",
     "is_finite",
     "lost_mass",

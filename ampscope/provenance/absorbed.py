@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from ampscope.provenance.graph import Graph, has_nan, is_finite, op_name
 from ampscope.provenance.walk import Origin, is_deliberate, path_along
 from ampscope.trace.schema import ENTRY_NODES, EdgeRow, Node, Phase, SiteRow
@@ -37,10 +39,15 @@ def absorbed(graph: Graph) -> list[Origin]:
 
 def reaches_loss(graph: Graph, seq: int) -> bool:
     """Whether a loss was computed from what an op gave."""
+    return reaches(graph, seq, (Node.LOSS,))
+
+
+def reaches(graph: Graph, seq: int, sinks: Collection[Node]) -> bool:
+    """Whether one of some kinds of sinks was computed from what an op gave."""
     seen, queue = {seq}, [seq]
     while queue:
         for edge in graph.readers[queue.pop()]:
-            if graph.site(edge.seq).op == Node.LOSS:
+            if graph.site(edge.seq).op in sinks:
                 return True
             if edge.seq not in seen:
                 seen.add(edge.seq)

@@ -8,16 +8,16 @@ of their counterpart, to the op that made exact zeros of operands which had lost
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from enum import StrEnum
 from functools import cache
 from typing import NamedTuple
 
+from ampscope.provenance.counterparts import HANDS_ON, REACH, Counterparts
 from ampscope.provenance.graph import Graph, op_name
 from ampscope.provenance.walk import Origin, path_along
 from ampscope.trace.dtypes import FINFO, HALF_DTYPES
-from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, Node, OpRow, Phase, SiteRow
+from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, Node, OpRow, Phase
 
 #: A gradient that has lost this share of its mass is worth a word.
 LOST_SHARE = 0.1
@@ -27,8 +27,6 @@ _FOLLOWED = LOST_SHARE / 2
 _NEW_ZEROS = 0.02
 #: Functions with a bound that their results round to, which their gradient is zero at.
 _SATURATING = frozenset({"sigmoid", "tanh", "_softmax", "erf"})
-#: Ops that hand on the values they were given; with them, half precision has ops that float32 does without.
-_HANDS_ON = frozenset({"_to_copy", "clone", "copy", "detach", "alias", "view", "_unsafe_view"})
 #: Products; their results are sums of as many terms as their operands share.
 _PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "mv", "dot"})
 #: Ops that add up: what is left where all terms cancel is float32's own rounding, and no loss.
@@ -42,8 +40,6 @@ _SUMS = frozenset({"add", "sub", "rsub", "cat", "stack", "copy", "index_put", "i
 _CANCELLED = 2.0**-20
 #: Doublings above a dtype's smallest number up to which what was rounded before may yet become zero.
 _COARSE = 2
-#: How far behind an op, through ops that hand on, a saturated operand is looked for.
-_REACH = 4
 
 
 class HowLost(StrEnum):
@@ -111,26 +107,9 @@ class _Pairs:
 
     def __init__(self, half: Graph, wide: Graph) -> None:
         self.half = half
-        self._wide = wide
-        self._partner = _partners(half, wide)
+        self._counterpart = Counterparts(half, wide).of
         self._cancelled = cancelled(wide)
         self.lost = cache(self._lost)
-
-    def _counterpart(self, seq: int, out: int) -> OpRow | None:
-        """What float32 has in the place of an output; None where it has no such op."""
-        for _ in range(_REACH):
-            partner = self._partner.get(seq)
-            if partner is not None:
-                there = self._wide.output(partner, out)
-                return there if (there.out, there.numel) == (out, self.half.output(seq, out).numel) else None
-            operands = self.half.inputs[seq]
-            if op_name(self.half.site(seq).op) not in _HANDS_ON or not operands:
-                return None
-            read = operands[-1]  # of a copy into memory, what is copied
-            if read.partial:
-                return None
-            seq, out = read.from_seq, read.from_out
-        return None
 
     def _lost(self, seq: int, out: int) -> float | None:
         """The share of mass that an output lacks; None where there is nothing to compare it with."""
@@ -169,7 +148,7 @@ class _Pairs:
             here, there = self.half.output(seq), self._counterpart(seq, 0)
             if there is not None and _at_bound(here) - _at_bound(there) > _NEW_ZEROS * here.numel:
                 yield seq
-        elif depth == 0 or (depth < _REACH and op_name(site.op) in _HANDS_ON):
+        elif depth == 0 or (depth < REACH and op_name(site.op) in HANDS_ON):
             for edge in self.half.inputs[seq]:
                 yield from self._saturated(edge.from_seq, depth + 1)
 
@@ -203,31 +182,6 @@ def _cancels(result: OpRow, name: str, operands: list[OpRow]) -> bool:
     size = math.prod(sizes[-2:]) if name in _PRODUCTS else sizes[0]
     terms = max(1.0, max(row.numel for row in operands) / max(1, result.numel))
     return largest <= _CANCELLED * size * math.sqrt(terms)
-
-
-def _partners(half: Graph, wide: Graph) -> dict[int, int]:
-    """Of each op that hands nothing on, the one of the other execution: the same code, as often run."""
-    mine, theirs = _by_point(half), _by_point(wide)
-    found: dict[int, int] = {}
-    for point, seqs in mine.items():
-        others = theirs.get(point, [])
-        if len(seqs) == len(others):
-            found.update(zip(seqs, others, strict=True))
-    return found
-
-
-def _by_point(graph: Graph) -> dict[tuple[object, ...], list[int]]:
-    points: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    for seq in sorted(graph.outputs):
-        site = graph.site(seq)
-        if site.op not in SINK_NODES and op_name(site.op) not in _HANDS_ON:
-            points[_point(site, graph.outputs[seq][0].micro_batch)].append(seq)
-    return points
-
-
-def _point(site: SiteRow, micro_batch: int) -> tuple[object, ...]:
-    op = site.op if site.op in ENTRY_NODES else op_name(site.op)
-    return op, site.name, site.module, site.phase, site.grad_fn, site.file, site.line, micro_batch
 
 
 def _mass(row: OpRow) -> float | None:

@@ -68,13 +68,14 @@ class Step:
         out: Span = FINE,
         more: tuple[Span, ...] = (),
         zeros: int = 0,
+        counts: dict[str, Any] | None = None,
         scalars: dict[str, Any] | None = None,
         dtype: str = HALF,
         shape: str = "8x8",
         **site: Any,
     ) -> int:
         """An executed op, ``mm`` for ``aten.mm.default``, at a line of its own; ``more`` are the spans of outputs
-        after the first. Columns of the site may be given by name.
+        after the first, ``counts`` further statistics. Columns of the site may be given by name.
         """
         reads = [each if isinstance(each, Part) else Part(each) for each in operands]
         known = [read.seq for read in reads if read.seq in self._dtypes]
@@ -87,7 +88,8 @@ class Step:
             "line": 100 + len(self._sites),
         }
         number = self._trace.site(_full_name(op), **{**columns, **site})
-        seq = self._trace.op(number, min=out[0], max=out[1], zeros=zeros, **self._where)
+        seen = {"min": out[0], "max": out[1], "zeros": zeros, **(counts or {})}
+        seq = self._trace.op(number, **seen, **self._where)
         for index, span in enumerate(more, 1):
             self._trace.op(number, seq=seq, out=index, min=span[0], max=span[1], **self._where)
         for arg, read in enumerate(reads):

@@ -19,6 +19,7 @@ from ampscope.analysis.diagnosis.context import Context, why_unknown
 from ampscope.analysis.diagnosis.examined import Examined
 from ampscope.analysis.diagnosis.lost_gradients import as_cast_before, information_lost, lost_gradient
 from ampscope.analysis.diagnosis.raised import raised
+from ampscope.analysis.diagnosis.silent.hidden_overflows import as_hidden, origins_of
 from ampscope.analysis.diagnosis.state.held_updates import examined_held
 from ampscope.analysis.diagnosis.state.state_incidents import examined_state, examined_still, state_found, still_found
 from ampscope.analysis.diagnosis.state.writers import as_write, left_by
@@ -27,14 +28,12 @@ from ampscope.analysis.origin.step_graph import Sites, StepGraph, source_line
 from ampscope.analysis.overview.ranks.bad_steps import Sighting
 from ampscope.analysis.results import Incident, PathNode, Tried
 from ampscope.analysis.tables.step_history import History
-from ampscope.provenance import Origin, absorbed, origins
+from ampscope.provenance import Origin
 from ampscope.trace.json_columns import details
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import EventKind, IncidentRow, Node, Phase, ReplayStatus, Source, Table, Trigger, source_of
 from ampscope.trace.vocabulary import Cause
 
-#: Incidents in which nothing that matters is other than finite.
-_ABSORBED = (Trigger.ABSORBED_OVERFLOW, Trigger.CARRIED_READ)
 #: Origins of one step that are named besides the first.
 MOST_OTHERS = 3
 
@@ -128,7 +127,7 @@ class Examiner:
         written = row.trigger == Trigger.NONFINITE_CARRIED
         for source in (Source.WRITE, Source.REPLAY) if written else (Source.REPLAY, Source.LIVE):
             graph = StepGraph(self._run, self._sites, row.step, source_of(source, row.optimizer))
-            found = absorbed(graph) if row.trigger in _ABSORBED else origins(graph)
+            found = origins_of(row, graph)
             if found:
                 break
         return graph, found
@@ -166,6 +165,7 @@ class Examiner:
         explicit = self._explicit_half(graph, found, tried)
         path = origin.path if found.seq == origin.seq else (found.seq, *origin.path)
         incident = replace(_incident(row, graph, found, explicit, tried), path=graph.path(path))
+        incident = as_hidden(row, graph, origin, incident)
         return Examined(incident, found.reason, explicit)
 
     def _explicit_half(self, graph: StepGraph, found: Recognised, tried: Sequence[Tried]) -> ExplicitHalf:

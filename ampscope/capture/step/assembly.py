@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ampscope.capture.budgets import ReplayBudget, TraceBudget
+from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.record.mistakes import MistakeReport
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.record.terminal import Terminal
@@ -16,11 +17,13 @@ from ampscope.capture.step.ending.attempts import Attempts
 from ampscope.capture.step.ending.endings import Endings
 from ampscope.capture.step.ending.failed_calls import FailedCalls
 from ampscope.capture.step.ending.incidents import Incidents
+from ampscope.capture.step.ending.looks.again import Again
+from ampscope.capture.step.ending.looks.hidden_overflow import HiddenOverflow
+from ampscope.capture.step.ending.looks.still_buffers import StillBuffers
 from ampscope.capture.step.ending.loop_endings import LoopEndings
 from ampscope.capture.step.ending.optimizer_rerun import OptimizersBefore
 from ampscope.capture.step.ending.second_look import SecondLook
 from ampscope.capture.step.ending.spikes import SpikeEnding
-from ampscope.capture.step.ending.still_buffers import StillBuffers
 from ampscope.capture.step.ending.trace_ending import TraceEnding
 from ampscope.capture.step.live_trace import LiveTrace
 from ampscope.capture.step.measures.state.held import StateHistory
@@ -74,6 +77,7 @@ def step_watch(
     spikes = SpikeEnding(models, recorder, incidents, tape, cycle, guard_for("the look at spikes"))
     failed = FailedCalls(models, recorder, incidents, optimizers, guard_for("the look at exceptions"))
     tape.on_error(failed.function_raised)
+    again = Again(models, recorder, budgets[1], guard_for("the second look"))
     observers = Observers(
         own,
         tape=tape,
@@ -87,7 +91,7 @@ def step_watch(
         rows=StepRows(models, recorder, readback, own, guard, spikes.arrived),
         spikes=spikes,
         history=ScalerHistory(recorder, optimizers, readback, guard_for("the scaler's history")),
-        second=SecondLook(models, recorder, incidents, tape, budgets[1], cycle, guard_for("the second look")),
+        **_looks(again, incidents, live, tape, cycle),
         failed=failed,
         before=OptimizersBefore(models, looking),
         trace=TraceEnding(models, live, incidents, tape, budgets[0], cycle, tracing),
@@ -96,6 +100,14 @@ def step_watch(
     by_loop = LoopEndings(attempts)
     ends = Endings(attempts, cycle, observers, incidents, tape, own, guard), by_loop, carried.mode
     return StepWatch(models, recorder, readback, optimizers, cycle, own, live, tape, observers, *ends, guard)
+
+
+def _looks(
+    again: Again, incidents: Incidents, live: LiveTrace, tape: StepTape, cycle: StepCycle
+) -> dict[str, StepObserver]:
+    """The looks at steps that went well."""
+    hidden = HiddenOverflow(again, incidents, live, tape, cycle, again.guard)
+    return {"hidden": hidden, "second": SecondLook(again, hidden, incidents, tape, cycle, again.guard)}
 
 
 def _tape(models: Models, usage: UsageWatch, pause: Pause, guard_for: Callable[[str], Guard]) -> StepTape:

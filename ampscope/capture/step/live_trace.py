@@ -160,6 +160,12 @@ class LiveTrace(StepObserver):
             self._tracer.sink(parameter.detach(), Node.WEIGHT_AFTER, name)
         return [name for name, _ in bad]
 
+    def not_finite(self) -> provenance.Graph | None:
+        """The ops of the traced step so far, if what one of them gave is not finite; waits for the device."""
+        if self._tracer is None or self._tracer.all_finite():
+            return None
+        return provenance.Graph(*self._tracer.rows(self._number, ""), self._recorder.sites.row)
+
     def write_incident(self, attempt: StepAttempt) -> None:
         """Writes the trace of a bad step, with the walk's starting points marked."""
         tracer, self._tracer = self._tracer, None

@@ -25,7 +25,7 @@ ORDER: dict[str, str] = {
     "scaler_call_ended": "tape usage history",
     "attempt_began": "written carried second",
     "bare_step": "usage",
-    "optimizer_steps": "second still updates rows spikes before",
+    "optimizer_steps": "hidden second still updates rows spikes before",
     "step_ended": "trace rows usage state carried failed",
     "scheduler_stepped": "usage",
     "abandoned": "live tape carried failed",

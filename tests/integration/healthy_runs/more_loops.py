@@ -267,3 +267,25 @@ def high_scale(chance: random.Random) -> Training:
     model = _perceptron()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     return _usual(model, Precision(torch.float16, scaler), lambda _: _classify(model), optimizer)
+
+
+class _Gated(nn.Module):
+    """Units that are open or shut: what decides it leaves float16, and is bounded, as it is in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.score = nn.Linear(PIXELS, WIDTH), nn.Linear(PIXELS, WIDTH)
+        self.last = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        steep = self.score(x).detach() * 6e4
+        out: Tensor = self.last(F.relu(self.first(x)) * steep.clamp(0.0, 1.0))
+        return out
+
+
+def gates(_: random.Random) -> Training:
+    """Overflows that a bound takes to where any large number would come."""
+    model = _Gated()
+    optimizer = torch.optim.Adam([*model.first.parameters(), *model.last.parameters()], lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu")
+    return _usual(model, Precision(torch.float16, scaler), lambda _: _classify(model), optimizer)

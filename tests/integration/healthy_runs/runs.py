@@ -61,6 +61,7 @@ LOOPS: tuple[Callable[[random.Random], Training], ...] = (
     more_loops.values,
     more_loops.curriculum,
     more_loops.high_scale,
+    more_loops.gates,
     *kept_weights.LOOPS,
 )
 #: The name of the dtype under autocast, and whether there is a scaler.

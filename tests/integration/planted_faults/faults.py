@@ -79,6 +79,13 @@ class Square(AfterNorm):
         return (x.half() * 1024).square()
 
 
+class GuardedSquare(AfterNorm):
+    """Squares likewise, and has what overflowed be zero."""
+
+    def fault(self, x: Tensor) -> Tensor:
+        return torch.nan_to_num((x.half() * 1024).square(), posinf=0.0) / 2**20
+
+
 class PhaseTransform(AfterNorm):
     """Keeps the phases of a spectrum and divides its magnitudes out, which silence has none of: complex 0 / 0."""
 

@@ -140,6 +140,13 @@ PLANTS = (
         answer=lambda where: Answer(Cause.FP16_OVERFLOW, "aten.pow.Tensor_Scalar", where.norm),
     ),
     Plant(
+        name="overflow in a square that is made zero",
+        dtypes=(FP16,),
+        insert=faults.GuardedSquare,
+        armed=_fault,
+        answer=lambda where: Answer(Cause.FP16_OVERFLOW, "aten.pow.Tensor_Scalar", where.norm),
+    ),
+    Plant(
         name="zero row under a norm without eps",
         insert=faults.RootOfZero,
         armed=_fault,

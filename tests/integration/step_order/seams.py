@@ -56,7 +56,7 @@ _UNCOUNTED = frozenset({"saw_function"})
 #: Events that a part answers by calling another of its own methods, which is noted.
 _ANSWERED = {
     "tape": {"scaler_call_ended"},
-    "live": {"call_lost", "abandoned"},
+    "live": {"call_lost", "abandoned", "not_finite"},
     "buffers": {"step_began", "attempt_began"},
     "rows": {"optimizer_steps", "step_ended"},
     "incidents": {"look_at_weights", "absorbed"},

@@ -14,11 +14,10 @@ from collections import defaultdict
 import torch
 from torch import Tensor
 
-from ampscope.capture.budgets import EARLY_STEPS, ReplayBudget
+from ampscope.capture.budgets import EARLY_STEPS
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.events.open_step import StepAttempt
-from ampscope.capture.record.run_recorder import Evidence, Recorder
-from ampscope.capture.replay import player, step_replay
+from ampscope.capture.record.run_recorder import Evidence
 from ampscope.capture.replay.changes import EverythingIn, ReplayChange
 from ampscope.capture.replay.cures.gradient_trials import gradient_trials, trial
 from ampscope.capture.replay.results import ChangedResult, Regained, ReplayResult
@@ -26,16 +25,15 @@ from ampscope.capture.replay.step_tape import StepTape
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.step.cycle import State, StepCycle
 from ampscope.capture.step.ending.incidents import Incidents
+from ampscope.capture.step.ending.looks.again import Again
+from ampscope.capture.step.ending.looks.hidden_overflow import HiddenOverflow
 from ampscope.capture.step.measures import gradients, lost_gradients
 from ampscope.capture.step.measures.lost_gradients import Sign, Signs
 from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.guard import Guard
-from ampscope.capture.torch_support.models import Models
-from ampscope.capture.tracing.sites import Sites
 from ampscope.capture.tracing.traced_rows import TracedRows
-from ampscope.capture.tracing.tracer import Tracer
 from ampscope.provenance import absorbed, cancelled, lost_mass
-from ampscope.trace.schema import Node, ReplayStatus, Source, Trial, Trigger, source_of
+from ampscope.trace.schema import Node, ReplayStatus, Trial, Trigger
 
 #: Zeros of a gradient that float32 has too may become more by this share before they are looked at again.
 _MORE_ZEROS = 0.25
@@ -50,31 +48,28 @@ class SecondLook(StepObserver):
     """Looks at the gradients of some good steps before their optimizer moves.
 
     Args:
-        models: The watched models.
-        recorder: Where rows go.
+        again: Runs steps again, where that can be afforded.
+        hidden: Tells of an overflow by which gradients were lost.
         incidents: Reports what was lost.
         tape: What a replay needs.
-        budget: Whether it can be afforded.
         cycle: Where the step is.
         guard: Catches faults of looking.
     """
 
     def __init__(
         self,
-        models: Models,
-        recorder: Recorder,
+        again: Again,
+        hidden: HiddenOverflow,
         incidents: Incidents,
         tape: StepTape,
-        budget: ReplayBudget,
         cycle: StepCycle,
         guard: Guard,
     ) -> None:
         self.guard = guard
-        self._models = models
-        self._recorder = recorder
+        self._again = again
+        self._hidden = hidden
         self._incidents = incidents
         self._tape = tape
-        self._budget = budget
         self._cycle = cycle
         self._steps: dict[int, int] = defaultdict(int)  # seen of each optimizer
         self._explained: dict[str, Sign] = {}  # signs that float32 showed too, or that were reported
@@ -102,7 +97,7 @@ class SecondLook(StepObserver):
         signs = self._signs or self._measure(attempt, scaled=attempt.on_device)
         scale, found = signs.scale, signs.suspicious()
         new = {name: sign for name, sign in found.items() if self._is_new(name, sign)}
-        if not new or number < self._next or not self._budget.allows_look():
+        if not new or number < self._next or not self._again.budget.allows_look():
             return
         recording = self._tape.recording()
         if not _of_others(recording):
@@ -121,11 +116,11 @@ class SecondLook(StepObserver):
 
     def _measure(self, attempt: StepAttempt, *, scaled: bool) -> Signs:
         scale = attempt.scaling.scale if attempt.scaling is not None else None
-        return Signs(attempt.optimizer, self._models, scale, scaled=scaled)
+        return Signs(attempt.optimizer, self._again.models, scale, scaled=scaled)
 
     def _is_half(self) -> bool:
         """Whether the step computed in half precision: by what was traced so far, else by where its tape ran."""
-        computed = self._recorder.sites.computed_in(HALF)
+        computed = self._again.recorder.sites.computed_in(HALF)
         if computed is not None:
             return computed
         return any(e.state.ambient.autocast_dtype in HALF for e in self._tape.recording().tape.entries)
@@ -151,12 +146,12 @@ class SecondLook(StepObserver):
 
     def _look(self, attempt: StepAttempt, recording: TapedStep, loss: float) -> None:
         """Runs the step in float32, and reports what the real one lost beside that."""
-        wide = self._run(recording, EverythingIn(torch.float32))
+        wide = self._again.run(recording, EverythingIn(torch.float32))
         if wide.reason:
             return
         norm = lost_gradients.total_norm(wide.gradients)
         self._largest = max(self._largest, norm)
-        ours: dict[str, Tensor] = dict(gradients.owned(attempt.optimizer, self._models))
+        ours: dict[str, Tensor] = dict(gradients.owned(attempt.optimizer, self._again.models))
         if attempt.on_device and recording.scale:
             ours = {name: gradient / recording.scale for name, gradient in ours.items()}
         suspects = lost_gradients.lost_shares(ours, wide.gradients)
@@ -165,8 +160,7 @@ class SecondLook(StepObserver):
 
     def _confirm(self, attempt: StepAttempt, recording: TapedStep, wide: Regained, suspects: frozenset[str]) -> None:
         """Runs the step as it was: what the loop did to gradients by itself is no loss, nor are roundings."""
-        source, source_wide = (source_of(each, attempt.index) for each in (Source.REPLAY, Source.REPLAY_FP32))
-        ours, rows = self._traced(recording, ReplayChange(), suspects)
+        ours, rows = self._again.traced(recording, ReplayChange(), suspects)
         shares = {k: v for k, v in lost_gradients.lost_shares(ours.gradients, wide.gradients).items() if k in suspects}
         if not shares or ours.reason:
             return
@@ -174,55 +168,31 @@ class SecondLook(StepObserver):
         outcome = ReplayResult(status, "; ".join(ours.differences), ours.seconds)
         divided_away = [origin.seq for origin in absorbed(rows.graph())]
         if divided_away:  # then zeros come of an infinity, whatever else was lost
-            attempt.traced = source
-            self._recorder.trace(*rows.labelled(attempt.step, source), attempt.step, source)
+            self._again.record(attempt, rows)
             evidence = Evidence(bad_params=tuple(sorted(shares)), details={"ops": divided_away})
             self._incidents.report(attempt, Trigger.ABSORBED_OVERFLOW, outcome, evidence)
             return
         everything = EverythingIn(torch.float32)
-        wide, rows_wide = self._traced(recording, everything, suspects)
+        wide, rows_wide = self._again.traced(recording, everything, suspects)
+        if self._hidden.tell(attempt, recording, (ours, rows), (wide, rows_wide)):
+            return
         loss = lost_mass(rows.graph(), rows_wide.graph(), shares)
         if loss is None and not _stands_still(ours, rows_wide):
             return
-        attempt.traced = source
-        self._recorder.trace(*rows.labelled(attempt.step, source), attempt.step, source)
-        self._recorder.trace(*rows_wide.labelled(attempt.step, source_wide), attempt.step, source_wide)
+        self._again.record(attempt, rows, rows_wide)
         of_everything = trial(everything, recording.scale, ChangedResult(Trial.FINITE, "", wide.loss, wide.seconds))
         for tried in gradient_trials(
             loss,
             rows,
             of_everything,
-            lambda change: self._run(recording, change),
+            lambda change: self._again.run(recording, change),
             lambda found: shares.keys().isdisjoint(lost_gradients.lost_shares(found.gradients, wide.gradients)),
             scale=recording.scale,
-            budget=self._budget,
+            budget=self._again.budget,
         ):
-            self._recorder.trial(tried, step=attempt.step, optimizer=attempt.index)
+            self._again.recorder.trial(tried, step=attempt.step, optimizer=attempt.index)
         evidence = Evidence(bad_params=tuple(sorted(shares)), details={"lost": shares})
         self._incidents.report(attempt, Trigger.LOST_GRADIENT, outcome, evidence)
-
-    def _run(self, recording: TapedStep, change: ReplayChange) -> Regained:
-        """Runs the step with a change; nothing of it is recorded."""
-        tracer = self._tracer(Sites(0, self._models.module_type), full=False)
-        found = step_replay.regained(recording, self._models, tracer, change)
-        tracer.release()
-        self._budget.spent(found.seconds)
-        return found
-
-    def _traced(
-        self, recording: TapedStep, change: ReplayChange, asked_for: frozenset[str]
-    ) -> tuple[Regained, TracedRows]:
-        """Runs the step with every statistic."""
-        tracer = self._tracer(self._recorder.sites, full=True)
-        found = step_replay.regained(recording, self._models, tracer, change, asked_for=asked_for)
-        rows = TracedRows(*tracer.rows(0, ""), self._recorder.sites)
-        tracer.release()
-        self._budget.spent(found.seconds)
-        return found, rows
-
-    def _tracer(self, sites: Sites, *, full: bool) -> Tracer:
-        stops = (player.call_user.__code__,)
-        return Tracer(sites, self._models.names, full=full, guard=self.guard, stops=stops)
 
 
 def _stands_still(ours: Regained, wide: TracedRows) -> bool:

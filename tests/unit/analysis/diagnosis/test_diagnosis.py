@@ -262,6 +262,23 @@ def test_an_overflow_that_a_norm_swallowed_is_told_though_the_loss_is_fine(run_f
     assert (incident.cause, incident.module) == (Cause.FP16_OVERFLOW, "norm")
 
 
+def test_an_overflow_that_the_code_took_for_a_number_is_told_with_what_did(run_folder: Path) -> None:
+    trace = TraceBuilder(run_folder)
+    train(trace, [2.0])
+    traced = Step(trace)
+    square, harmless = (traced.op("square", traced.entry(), out=(0.0, INF), module=name) for name in ("norm", "other"))
+    made = traced.op("nan_to_num", square, line=7)
+    traced.loss(traced.op("add.Tensor", made, traced.op("clamp", harmless)))
+    known = {"ops": [square], "hidden": [[square, made]], "gradients_apart": 0.62, "loss_apart": 0.01}
+    trace.incident(trigger=Trigger.ABSORBED_OVERFLOW, evidence=json.dumps(known))
+    incident = diagnose(trace.close()).incidents[0]
+    assert (incident.cause, incident.module) == (Cause.FP16_OVERFLOW, "norm")
+    assert incident.explanation.endswith(
+        "nan_to_num at train.py:7 made finite numbers of it, so neither the loss nor a gradient shows it. The same "
+        "step in float32 has gradients that differ by 62% of their size."
+    )
+
+
 def test_an_overflow_at_the_end_of_a_loss_that_ran_away_is_divergence(run_folder: Path) -> None:
     trace = TraceBuilder(run_folder)
     train(trace, [2.0, 3.0, 50.0, 900.0, NAN])

@@ -12,10 +12,11 @@ from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.replay.step_tape import StepTape
 from ampscope.capture.step.carried.carried_state import CarriedState
 from ampscope.capture.step.ending.failed_calls import FailedCalls
+from ampscope.capture.step.ending.looks.hidden_overflow import HiddenOverflow
+from ampscope.capture.step.ending.looks.still_buffers import StillBuffers
 from ampscope.capture.step.ending.optimizer_rerun import OptimizersBefore
 from ampscope.capture.step.ending.second_look import SecondLook
 from ampscope.capture.step.ending.spikes import SpikeEnding
-from ampscope.capture.step.ending.still_buffers import StillBuffers
 from ampscope.capture.step.ending.trace_ending import TraceEnding
 from ampscope.capture.step.live_trace import LiveTrace
 from ampscope.capture.step.measures.state.state_watch import StateWatch
@@ -41,6 +42,7 @@ PARTS: dict[str, type[StepObserver]] = {
     "usage": UsageObserver,
     "rows": StepRows,
     "history": ScalerHistory,
+    "hidden": HiddenOverflow,
     "second": SecondLook,
     "trace": TraceEnding,
     "spikes": SpikeEnding,

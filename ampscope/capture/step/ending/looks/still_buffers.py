@@ -16,8 +16,8 @@ from ampscope.capture.replay.results import Symptom
 from ampscope.capture.replay.step_tape import StepTape
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.step.cycle import State, StepCycle
-from ampscope.capture.step.ending import moved_buffers
 from ampscope.capture.step.ending.incidents import Incidents
+from ampscope.capture.step.ending.looks import moved_buffers
 from ampscope.capture.step.ending.verdict import Verdict
 from ampscope.capture.step.measures.state.state_watch import is_due
 from ampscope.capture.step.measures.stillness import MOST, READINGS, Stillness

@@ -1,0 +1,163 @@
+"""Looks at steps in which an overflow was taken for a number: whether what came of it is what float32 has.
+
+Such steps are known from their live trace, so only those are looked at that are traced. A step is run again as it was
+and in float32, before its weights move; where the gradients or the loss are others for the overflow, it is an incident.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+import torch
+
+from ampscope.capture.budgets import EARLY_STEPS
+from ampscope.capture.events.observer import StepObserver
+from ampscope.capture.events.open_step import StepAttempt
+from ampscope.capture.record.run_recorder import Evidence
+from ampscope.capture.replay.changes import EverythingIn, ModulesInFloat32, ReplayChange
+from ampscope.capture.replay.cures.gradient_trials import trial
+from ampscope.capture.replay.results import ChangedResult, Regained, ReplayResult
+from ampscope.capture.replay.step_tape import StepTape
+from ampscope.capture.replay.tape.taped_step import TapedStep
+from ampscope.capture.step.cycle import State, StepCycle
+from ampscope.capture.step.ending.incidents import Incidents
+from ampscope.capture.step.ending.looks.again import Again
+from ampscope.capture.step.live_trace import LiveTrace
+from ampscope.capture.step.measures import gradients
+from ampscope.capture.step.measures.deviation import Deviation
+from ampscope.capture.torch_support.guard import Guard
+from ampscope.capture.tracing.statistics.stats import finite
+from ampscope.capture.tracing.traced_rows import TracedRows
+from ampscope.provenance import Graph, Origin, hidden, hidden_beside
+from ampscope.trace.schema import LOSS_CODE, Phase, ReplayStatus, Trial, Trigger
+
+
+class HiddenOverflow(StepObserver):
+    """Looks for overflows that the code itself hid.
+
+    Args:
+        again: Runs steps again.
+        incidents: Reports what mattered.
+        live: The trace of the step in progress.
+        tape: What a replay needs.
+        cycle: Where the step is.
+        guard: Catches faults of looking.
+    """
+
+    def __init__(
+        self, again: Again, incidents: Incidents, live: LiveTrace, tape: StepTape, cycle: StepCycle, guard: Guard
+    ) -> None:
+        self.guard = guard
+        self._again = again
+        self._incidents = incidents
+        self._live = live
+        self._tape = tape
+        self._cycle = cycle
+        self._looked: dict[tuple[int, int], int] = {}  # sites of an overflow and of what hid it: the latest look
+
+    def optimizer_steps(self, attempt: StepAttempt) -> None:
+        """Looks, if the step was traced and something in it was not finite."""
+        graph = None if attempt.bad or self._tape.broken else self._live.not_finite()
+        places = {_places(graph, each) for each in hidden(graph)} if graph is not None else set()
+        new = {each for each in places if attempt.step - self._looked.get(each, -EARLY_STEPS) >= EARLY_STEPS}
+        if not new or not self._again.budget.allows_look(whatever_it_costs=not self._looked):
+            return
+        recording = self._tape.recording()._replace(scale=attempt.scale)
+        self._looked |= dict.fromkeys(places, attempt.step)
+        if recording.has_received():  # what others would have sent in float32 cannot be known
+            return
+        with self._cycle.inside(State.JUDGING):
+            started = time.perf_counter()
+            self._look(attempt, recording)
+            attempt.judging_s += time.perf_counter() - started
+
+    def _look(self, attempt: StepAttempt, recording: TapedStep) -> None:
+        names = gradients.names(attempt.optimizer, self._again.models)
+        ours, rows = self._again.traced(recording, ReplayChange(), names)
+        edited = recording.with_edits(self._again.models) if not ours.reason and not _is_finite(ours) else None
+        if edited is not None:  # the loop hid it in the gradients themselves
+            recording = edited
+            ours, rows = self._again.traced(recording, ReplayChange(), names)
+        if ours.reason or not _is_finite(ours):
+            return
+        wide, rows_wide = self._again.traced(recording, EverythingIn(torch.float32), names)
+        self.tell(attempt, recording, (ours, rows), (wide, rows_wide))
+
+    def tell(
+        self,
+        attempt: StepAttempt,
+        recording: TapedStep,
+        half: tuple[Regained, TracedRows],
+        wide: tuple[Regained, TracedRows],
+    ) -> bool:
+        """Reports an overflow of a step that was hidden, if there is one and it matters.
+
+        Args:
+            attempt: The attempt.
+            recording: The step.
+            half: What a faithful replay came to.
+            wide: What everything in float32 came to.
+
+        Returns:
+            Whether there was.
+        """
+        (ours, rows), (whole, rows_wide) = half, wide
+        if whole.reason or not _is_finite(whole):
+            return False
+        found = hidden_beside(rows.graph(), rows_wide.graph())
+        apart = Deviation.between(ours, whole) if found else None
+        if apart is None or not apart.is_large:
+            return False
+        change = _change(rows.graph(), found)
+        healed = self._again.run(recording, change) if change is not None else None
+        left = Deviation.between(healed, whole) if healed is not None and not healed.reason else None
+        names = apart.explained(left)
+        if not names and not apart.of_loss(left):
+            return False
+        self._again.record(attempt, rows, rows_wide)
+        self._record_trials(attempt, recording, whole, (change, healed, left is not None and left.is_near))
+        status = ReplayStatus.DIVERGED if ours.differences else ReplayStatus.EXACT
+        outcome = ReplayResult(status, "; ".join(ours.differences), ours.seconds)
+        details = {
+            "ops": [each.seq for each in found],
+            "hidden": [[each.seq, each.sink] for each in found],
+            "gradients_apart": apart.total,
+            "loss_apart": apart.loss,
+        }
+        evidence = Evidence(bad_params=tuple(sorted(names)), details=details)
+        self._incidents.report(attempt, Trigger.ABSORBED_OVERFLOW, outcome, evidence)
+        return True
+
+    def _record_trials(
+        self,
+        attempt: StepAttempt,
+        recording: TapedStep,
+        whole: Regained,
+        tried: tuple[ReplayChange | None, Regained | None, bool],
+    ) -> None:
+        change, healed, cured = tried
+        runs: list[tuple[ReplayChange, Regained, bool]] = [(EverythingIn(torch.float32), whole, True)]
+        if change is not None and healed is not None and not healed.reason:
+            runs.append((change, healed, cured))
+        for each, found, worked in runs:
+            result = ChangedResult(Trial.FINITE if worked else Trial.NONFINITE, "", found.loss, found.seconds)
+            made = trial(each, recording.scale, result)
+            self._again.recorder.trial(made, step=attempt.step, optimizer=attempt.index)
+
+
+def _places(graph: Graph, origin: Origin) -> tuple[int, int]:
+    return graph.outputs[origin.seq][0].site, graph.outputs[origin.sink][0].site
+
+
+def _is_finite(found: Regained) -> bool:
+    """Whether losses and gradients are, as far as they are known."""
+    loss = found.loss is None or math.isfinite(found.loss)
+    return loss and all(map(finite, found.gradients.values()))
+
+
+def _change(graph: Graph, found: list[Origin]) -> ReplayChange | None:
+    """Float32 where values overflowed and where that was hidden; None where that is the whole model."""
+    sites = [graph.site(seq) for origin in found for seq in origin.path]
+    modules = {LOSS_CODE if site.phase == Phase.LOSS and not site.module else site.module for site in sites}
+    return None if "" in modules else ModulesInFloat32(tuple(sorted(modules)), conversions=True)
