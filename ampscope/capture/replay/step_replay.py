@@ -15,6 +15,7 @@ from ampscope.capture.replay.state.device_asserts import OutOfRangeError
 from ampscope.capture.replay.tape.call_tape import MAX_ENTRIES
 from ampscope.capture.replay.tape.entry import EarlierResult, Entry, EntryKind, OutsideTensor
 from ampscope.capture.replay.tape.taped_step import TapedStep
+from ampscope.capture.replay.tape.weight_writes import IN_FORWARD
 from ampscope.capture.torch_support import dynamo
 from ampscope.capture.torch_support.communication.refusal import CommunicationError
 from ampscope.capture.torch_support.communication.sharded_models import obstacle_to_replay
@@ -31,6 +32,9 @@ COMPILED = (
     "what runs inside a function that torch.compile compiled is not seen: compile the model alone, model.compile(), "
     "and call it and the loss outside compiled functions"
 )
+
+#: Why a step is not run again that an optimizer decided on the device, and whose gradients were finite.
+WEIGHTS_HAD_MOVED = "what it left reached the host only after the optimizer had moved the weights"
 
 
 def run(
@@ -156,9 +160,11 @@ def why_not(step: TapedStep, models: Models) -> str:
 def _obstacle(step: TapedStep) -> str:
     """Why a step cannot be replayed at all; empty when it can."""
     if step.moved:
-        return "its loss and buffers reached the host only after the optimizer had moved the weights"
+        return WEIGHTS_HAD_MOVED
     if step.tape.obstacle or step.state.gap():
         return step.tape.obstacle or step.state.gap()
+    if step.edits_weights():
+        return IN_FORWARD
     if step.tape.full:
         return f"the step made more than {MAX_ENTRIES} calls, too many to keep"
     entries = [entry for _, entry in step.entries()]

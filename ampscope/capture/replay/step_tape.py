@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from ampscope.capture.replay.tape.functional import given_gradients, outside_rea
 from ampscope.capture.replay.tape.functional.given_gradients import FunctionalStep
 from ampscope.capture.replay.tape.received_values import ReceivedValues
 from ampscope.capture.replay.tape.taped_step import TapedStep
-from ampscope.capture.replay.tape.weight_writes import Update, WeightWrites, WrittenValues
+from ampscope.capture.replay.tape.weight_writes import IN_FORWARD, ForwardEdits, Update, WeightWrites, WrittenValues
 from ampscope.capture.replay.tape_mode import ErrorListener, FunctionListener, TapeMode
 from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.calls import transforms
@@ -62,9 +63,8 @@ class StepTape(StepObserver):
         self._evaluation = Evaluation(0)
         self._starts: list[int] = []  # where the latest steps began
         self._entry: Entry | None = None  # of the call in progress
-        self._weights_at_entry: list[Tensor] | None = None
         self._draws_on_host = False  # the forward draws from Python's or NumPy's global generator
-        self._edits_weights = False  # the forward changes parameters behind their counters (``.data``)
+        self._edits = ForwardEdits(models)
         self.half_forward = False  #: a forward ran in float16
 
     # -- listening to the loop's own calls ----------------------------------------------------------------------
@@ -173,7 +173,7 @@ class StepTape(StepObserver):
         entry.synchronised_by = synchronising(wrapper)
         self._evaluation.wrapped |= wrapper is not None
         entry.state.training = [each.training for each in self._models.modules]
-        self._weights_at_entry = self._models.weight_norms() if learning else None
+        self._edits.call_began(looks=learning)
         self.half_forward |= entry.state.ambient.autocast_dtype is torch.float16
         self._entry = entry
         self.received.begin(entry)
@@ -193,13 +193,12 @@ class StepTape(StepObserver):
             entry.kind = EntryKind.FUNCTION  # of the loop's own
         self._tape.returned(entry, result)
         self.half_forward |= any(tensor.dtype is torch.float16 for tensor in tensor_tree.tensors(result))
-        if self._weights_at_entry is not None:
+        if call.learning:
             self._draws_on_host |= entry.state.random is not None and not entry.state.random.host_unchanged()
-            pairs = zip(self._models.weight_norms(), self._weights_at_entry, strict=True)
-            self._edits_weights |= any(bool(now != before) and not bool(now.isnan()) for now, before in pairs)
+        self._edits.call_ended()
         versions = self._evaluation.versions[id(entry.module)] = self._models.versions(entry.module)
-        if self._edits_weights or entry.versions != versions:
-            self._tape.obstacle = "a parameter is changed inside the forward pass"
+        if self._edits.seen() or entry.versions != versions:
+            self._tape.obstacle = IN_FORWARD
 
     def call_lost(self, call: ModuleCall) -> None:
         """Takes the call off the tape again."""
@@ -267,6 +266,7 @@ class StepTape(StepObserver):
             after_unjudged=evaluation.after_unjudged,
             collectives=evaluation.collectives_run(),
             given=self.functional.sources(),
+            edits_weights=partial(self._edits.seen, wait=True),
         )
 
     def updates(self) -> list[Update]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -37,6 +37,7 @@ class TapedStep(NamedTuple):
     given: Mapping[str, EarlierResult] = MappingProxyType({})  #: gradients that no backward has left, by name
     edits: tuple[int, ...] = ()  #: entries that write after the last backward, where they are part of it
     updates: tuple[tuple[str, EarlierResult], ...] = ()  #: by which the loop moves weights, by names of these
+    edits_weights: Callable[[], bool] = bool  #: whether forward does, behind their change counters; waits
     edited: bool = False  #: it ends with what the loop did to the gradients, not with the last backward
 
     def with_edits(self, models: Models) -> TapedStep | None:

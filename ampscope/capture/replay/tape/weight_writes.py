@@ -1,7 +1,9 @@
-"""Recognises, before it runs, a torch function that writes into the weights of a step, and what it gives to them."""
+"""Recognises what writes into the weights of a step: a torch function of the loop's, before it runs, and forward."""
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -11,10 +13,13 @@ from torch import Tensor, nn
 from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.calls.function_names import writes_values
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.readback import Parcel
 
 #: Functions after which a weight is not finite where what it was given is not: sums, products and copies.
 _GIVES = frozenset({"add", "iadd", "sub", "isub", "mul", "imul", "lerp", "copy", "set", "setitem"})
 _COPIES = frozenset(("copy_", "_foreach_copy_", "__set__", "set_"))
+#: Why a step is not run again whose forward pass does that.
+IN_FORWARD = "a parameter is changed inside the forward pass"
 
 
 class Update(NamedTuple):
@@ -88,6 +93,39 @@ class WeightWrites:
             weights = (weight for _, weight in self._models.parameters.values() if weight.requires_grad)
             self._memory = {weight.data_ptr(): weight for weight in weights if _has_address(weight)}
         return self._memory.get(tensor.data_ptr()) if _has_address(tensor) else None
+
+
+class ForwardEdits:
+    """Whether forward changes weights behind their change counters (``.data``), as norms before and after it tell.
+
+    Args:
+        models: The watched models.
+    """
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        self._before: list[Tensor] | None = None
+        self._sent: deque[Parcel] = deque()
+        self._found = False
+
+    def call_began(self, *, looks: bool) -> None:
+        """The forward pass begins; ``looks``: at its weights."""
+        self._before = self._models.weight_norms() if looks else None
+
+    def call_ended(self) -> None:
+        """It has ended: sends for what the norms were and are."""
+        if self._before is not None:
+            norms = [*self._before, *self._models.weight_norms()]
+            self._sent.append(Parcel({str(place): norm for place, norm in enumerate(norms)}))
+        self._before = None
+
+    def seen(self, *, wait: bool = False) -> bool:
+        """Whether one did so, as far as the host knows."""
+        while self._sent and (wait or self._sent[0].arrived):
+            norms = [norm or 0.0 for norm in self._sent.popleft().values().values()]
+            pairs = zip(norms[: len(norms) // 2], norms[len(norms) // 2 :], strict=True)
+            self._found |= any(now != before and not math.isnan(now) for before, now in pairs)
+        return self._found
 
 
 def _has_address(tensor: Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from ampscope.capture.events.calls import StepStart
@@ -9,6 +10,8 @@ from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.events.open_step import EndedStep, StepAttempt
 from ampscope.capture.events.run_end import RunEnd
 from ampscope.capture.record.run_recorder import Recorder
+from ampscope.capture.replay.results import ReplayResult
+from ampscope.capture.replay.step_replay import WEIGHTS_HAD_MOVED
 from ampscope.capture.replay.step_tape import StepTape
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.step.carried.between_steps import BetweenSteps
@@ -23,7 +26,7 @@ from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.tracing.distinct.casts_before import CastsBefore
 from ampscope.capture.tracing.statistics import stats
-from ampscope.trace.schema import Trigger
+from ampscope.trace.schema import ReplayStatus, Trigger
 
 
 class CarriedState(StepObserver):
@@ -104,6 +107,15 @@ class CarriedState(StepObserver):
             return Trigger.NONFINITE_CARRIED
         return Trigger.CARRIED_READ if self._within.take_read() else None
 
+    def to_be_told(self, attempt: StepAttempt) -> Callable[[], None]:
+        """The weights move before the host knows what the step has left: takes that down when it is called; waits."""
+        left = self._within.to_be_told()
+
+        def told() -> None:
+            self._written.hold(attempt, left(), ReplayResult(ReplayStatus.UNAVAILABLE, WEIGHTS_HAD_MOVED))
+
+        return told
+
     def completed(self, recording: TapedStep) -> TapedStep:
         """What it takes to run a step again, with what is known of the carried tensors in it."""
         within = self._within
@@ -114,7 +126,8 @@ class CarriedState(StepObserver):
         if attempt.bad:
             self._written.failed(self._within.labels)
         else:
-            self._written.hold(attempt, {*dict(self._within.left), *self._within.left_in_attributes.values()})
+            labels = {*dict(self._within.left), *self._within.left_in_attributes.values()}
+            self._written.hold(attempt, labels, ReplayResult(ReplayStatus.EXACT))  # its replay is traced
         self._within.left, self._within.left_in_attributes = (), {}
 
     def abandoned(self, reason: str) -> None:

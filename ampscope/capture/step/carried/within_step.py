@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 from torch import Tensor
 
 from ampscope.capture.replay.step_tape import StepTape
+from ampscope.capture.replay.tape.call_tape import Tape
 from ampscope.capture.replay.tape.entry import EarlierResult, Entry, EntryKind
 from ampscope.capture.step.carried.carried_tensors import Carried, Round, role_of
 from ampscope.capture.step.carried.condition import Condition
@@ -38,6 +40,20 @@ class _Look(NamedTuple):
     step: int
     left: list[_Left]
     parcel: Parcel
+    calls: Tape  #: of the step
+
+    def bad(self, condition: Condition) -> Iterator[tuple[str, list[_Left]]]:
+        """What is not finite, by name, and was when it was looked at before; waits for what has not arrived."""
+        finite = [value is None or math.isfinite(value) for value in self.parcel.values().values()]
+        by_name: dict[str, list[int]] = {}
+        for place, each in enumerate(self.left):
+            by_name.setdefault(each.name, []).append(place)
+        for name, places in by_name.items():
+            was_finite = condition.was_finite(name)
+            bad = condition.seen(name, [(self.left[place].tensor, finite[place]) for place in places])
+            found = [self.left[places[each]] for each in bad]
+            if found and (was_finite or found[0].is_new):
+                yield name, found
 
 
 class WithinStep:
@@ -71,6 +87,7 @@ class WithinStep:
         self._turned: set[str] = set()  # attributes that hold what is not finite since this step
         self._turns: Counter[str] = Counter()  # how often each has while no step went wrong
         self._look: _Look | None = None
+        self._is_noted = False  # what the step in progress reads
 
     def begin(self) -> None:
         """A step begins."""
@@ -78,7 +95,7 @@ class WithinStep:
             self._condition.unknown(each.name for each in self._look.left)
         self._look, self._turned = None, set()
         self.left, self.left_in_attributes, self.names = (), {}, {}
-        self.labels, self._read = set(), set()
+        self.labels, self._read, self._is_noted = set(), set(), False
         self._start = self._tape.calls.end
 
     def entries(self) -> Iterator[Entry]:
@@ -115,8 +132,12 @@ class WithinStep:
                     continue
                 tensor = reference.tensor if id(reference.tensor) == reference.identity else None
                 self._note_read(reference.identity, tensor if tensor is not None else alive.get(reference.identity))
+        self._is_noted = True
+        self._note_labels()
+
+    def _note_labels(self) -> None:
         self.note_descent()
-        self._read = self._condition.read(self.labels)
+        self._read |= self._condition.read(self.labels)
         self._written.read(self.labels)
 
     def _note_read(self, identity: int, tensor: Tensor | None) -> None:
@@ -194,7 +215,7 @@ class WithinStep:
         if left:
             largest = largest_within([each.tensor for each in left])
             parcel = Parcel(dict(zip(map(str, range(len(left))), largest, strict=True)))
-            self._look = _Look(step, left, parcel)
+            self._look = _Look(step, left, parcel, self._tape.calls)
         self.arrived()
 
     def arrived(self, *, wait: bool = False) -> None:
@@ -203,27 +224,34 @@ class WithinStep:
         if look is None or not (wait or look.parcel.arrived):
             return
         self._look = None
-        finite = [value is None or math.isfinite(value) for value in look.parcel.values().values()]
-        by_name: dict[str, list[int]] = {}
-        for place, each in enumerate(look.left):
-            by_name.setdefault(each.name, []).append(place)
-        for name, places in by_name.items():
-            was_finite = self._condition.was_finite(name)
-            bad = self._condition.seen(name, [(look.left[place].tensor, finite[place]) for place in places])
-            found = [look.left[places[each]] for each in bad]
-            if found and (was_finite or found[0].is_new):
-                self._left_bad(self._written.label(name, look.step), found)
+        for name, bad in look.bad(self._condition):
+            label = self._left_bad(look, name, bad)
+            self.left += tuple((label, each.source) for each in bad if each.source is not None)
+            for each in bad:
+                if each.attribute:
+                    self.left_in_attributes[each.name] = label
+                    self._turned.add(each.attribute)
 
-    def _left_bad(self, label: str, bad: list[_Left]) -> None:
-        """The step has left these of one name not finite."""
-        sources = [each.source for each in bad if each.source is not None]
-        self.left += tuple((label, source) for source in sources)
-        self._condition.descent.follow(self._tape.calls, {source.entry for source in sources}, label)
+    def _left_bad(self, look: _Look, name: str, bad: list[_Left]) -> str:
+        """A step has left these of one name not finite; returns what they are known by."""
+        label = self._written.label(name, look.step)
+        sources = {each.source.entry for each in bad if each.source is not None}
+        self._condition.descent.follow(look.calls, sources, label)
         for each in bad:
             self._condition.descent.add(each.tensor, label)
-            if each.attribute:
-                self.left_in_attributes[each.name] = label
-                self._turned.add(each.attribute)
+        return label
+
+    def to_be_told(self) -> Callable[[], set[str]]:
+        """The step ends before the host knows what it has left: gives the labels of that when it is asked."""
+        look, self._look, self._is_noted = self._look, None, False
+        return partial(self._left_by, look) if look is not None else set
+
+    def _left_by(self, look: _Look) -> set[str]:
+        """Labels of what an earlier step has left not finite, which the present one may have read meanwhile; waits."""
+        labels = {self._left_bad(look, name, bad) for name, bad in look.bad(self._condition)}
+        if labels and self._is_noted:
+            self._note_labels()
+        return labels
 
     def has_left_bad(self) -> bool:
         """Whether the step has left something not finite, as far as the host knows; not told for the umpteenth time."""

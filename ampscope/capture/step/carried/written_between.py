@@ -172,11 +172,17 @@ class WrittenBetween:
         self._condition.left(label)
         return label
 
-    def hold(self, attempt: StepAttempt, labels: Iterable[str]) -> None:
-        """A step has left these not finite, its replay is traced, and nothing of it has suffered yet."""
+    def hold(self, attempt: StepAttempt, labels: Iterable[str], outcome: ReplayResult) -> None:
+        """A step has left these not finite, and nothing of it has suffered yet.
+
+        Args:
+            attempt: Its attempt.
+            labels: Of what it left.
+            outcome: Whether a replay of it is traced.
+        """
         for label in labels:
             after, details = (attempt.step, attempt.index), {"carried": [label], "read": False}
-            self._untold.append(_Write(after, label, ReplayResult(ReplayStatus.EXACT), None, details))
+            self._untold.append(_Write(after, label, outcome, None, details))
 
     def read(self, labels: set[str]) -> None:
         """The step in progress reads what comes of these writes: what was made of an infinity matters now."""

@@ -136,7 +136,7 @@ class Attempts:
     def postpone(self, attempt: StepAttempt) -> None:
         """The device decides whether the optimizer steps: what else there is to judge arrives before its decision."""
         poisoned = self._written.to_be_told()
-        hidden = partial(_of_what_gradients_hide, attempt, poisoned)
+        hidden = partial(_of_what_gradients_hide, attempt, poisoned, self._carried.to_be_told(attempt))
         self.on_device.postpone(attempt, self.recording(), hidden)
 
     def check_updates(self, attempt: StepAttempt) -> None:
@@ -194,5 +194,8 @@ class Attempts:
         self.cycle.on(Moment.ENDS)
 
 
-def _of_what_gradients_hide(attempt: StepAttempt, poisoned: Callable[[], list[Held]]) -> Verdict | None:
+def _of_what_gradients_hide(
+    attempt: StepAttempt, poisoned: Callable[[], list[Held]], note_carried: Callable[[], None]
+) -> Verdict | None:
+    note_carried()
     return verdict.of_what_gradients_hide(attempt, poisoned())

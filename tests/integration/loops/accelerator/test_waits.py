@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,22 +64,25 @@ class Run:
         self.optimizer.step(closure)
 
 
-def counted(loop: tuple[Callable[[], Run], Callable[[Run], None]], folder: Path | None) -> Waits:
-    """What the steps that are not traced do, each; watched into ``folder``."""
+def counted(
+    loop: tuple[Callable[[], Run], Callable[[Run], None]], folder: Path | None, *, since: int = TRACED
+) -> Waits:
+    """What the steps do that are not traced, each; watched into ``folder``, and from the first on if none is."""
     make, step = loop
     torch.manual_seed(0)
     run, found = make(), []
-    scope = ampscope.watch(run.model, run.scaler, dir=folder, quiet=True) if folder is not None else None
+    every: dict[str, Any] = {} if since else {"every": 0}
+    scope = ampscope.watch(run.model, run.scaler, dir=folder, quiet=True, **every) if folder is not None else None
     for number in range(STEPS):
         before = fake_device.counts()
         with fake_device.waits_noted() as noted:
             step(run)
         found.append(fake_device.counts() - before)
-        if scope is not None and number >= TRACED:
+        if scope is not None and number >= since:
             print(number, *noted, sep="\n  ")  # noqa: T201  # shown where the test fails
     if scope is not None:
         scope.close()
-    return found[TRACED:]
+    return found[since:]
 
 
 def waits(found: Waits) -> list[dict[Count, int]]:
@@ -99,6 +103,13 @@ def test_a_scalers_loop_waits_where_its_scaler_does(name: str, run_folder: Path)
     """Even where the device never catches up."""
     with fake_device.latency(fake_device.NEVER):
         assert waits(counted(LOOPS[name], run_folder)) == waits(counted(LOOPS[name], None))
+
+
+@pytest.mark.parametrize("name", ["a scaler", "a scaler, and clipping"])
+def test_the_first_steps_wait_no_more_than_others(name: str, run_folder: Path) -> None:
+    """In them it is learned what the forward pass writes into, and which buffers are not finite on purpose."""
+    with fake_device.latency(fake_device.NEVER):
+        assert waits(counted(LOOPS[name], run_folder, since=0)) == waits(counted(LOOPS[name], None, since=0))
 
 
 @pytest.mark.parametrize("name", ["no scaler", "a closure", "a scaler, fused"])

@@ -42,7 +42,8 @@ class Holder(nn.Module):
 
     def forward(self, x: Tensor, loud: bool) -> Tensor:
         before = self.read()
-        self.write((x * (LOUD if loud else 1.0)).detach().half().square() * 0.1)
+        half = (x * (LOUD if loud else 1.0)).detach().half()
+        self.write(half * half * 0.1)  # a power is computed in float32 on an accelerator
         self.steps += 1
         return x if before is None else x + before
 
@@ -111,6 +112,10 @@ class InDict(Holder):
         self.cache["hidden"] = square
 
 
+def _mask(hidden: int, device: torch.device) -> Tensor:
+    return torch.zeros(WIDTH, device=device).masked_fill(torch.arange(WIDTH, device=device) < hidden, -torch.inf)
+
+
 class Mask(Holder):
     """A new mask in each step, which a softmax reads in the next."""
 
@@ -120,7 +125,9 @@ class Mask(Holder):
         return None if self.mask is None else self.mask.softmax(-1)
 
     def write(self, square: Tensor) -> None:
-        self.mask = torch.zeros(WIDTH).masked_fill(torch.arange(WIDTH) < self.steps % 3, -torch.inf)
+        self.mask = torch.zeros(WIDTH, device=square.device).masked_fill(
+            torch.arange(WIDTH, device=square.device) < self.steps % 3, -torch.inf
+        )
 
 
 class Masks(Holder):
@@ -134,7 +141,9 @@ class Masks(Holder):
         return self.masks[self.steps - 1].softmax(-1) if self.masks else None
 
     def write(self, square: Tensor) -> None:
-        self.masks[self.steps] = torch.zeros(WIDTH).masked_fill(torch.arange(WIDTH) < 2, -torch.inf)
+        self.masks[self.steps] = torch.zeros(WIDTH, device=square.device).masked_fill(
+            torch.arange(WIDTH, device=square.device) < 2, -torch.inf
+        )
 
 
 class Shown(Hidden):
@@ -158,15 +167,24 @@ class _Net(nn.Module):
         return out
 
 
-def train(kind: type[Holder], watch: Watch, *, poisoned: bool, loss_fails_at: int = -1) -> None:
+def train(
+    kind: type[Holder],
+    watch: Watch,
+    *,
+    poisoned: bool,
+    loss_fails_at: int = -1,
+    device: str = "cpu",
+    fused: bool = False,
+) -> None:
     torch.manual_seed(0)
-    model = _Net(kind())
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+    with torch.device(device):
+        model = _Net(kind())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, fused=fused)
+    scaler = torch.amp.GradScaler(device, init_scale=16.0)
     watch(model, scaler)
     for step in range(STEPS):
-        with torch.autocast("cpu", dtype=torch.float16):
-            out = model(torch.randn(BATCH, WIDTH), poisoned and step == BAD)
+        with torch.autocast(device, dtype=torch.float16):
+            out = model(torch.randn(BATCH, WIDTH, device=device), poisoned and step == BAD)
         loss = out.float().square().mean()
         if step == loss_fails_at:
             loss = (loss * 0).log()

@@ -27,7 +27,6 @@ WAITS: dict[str, str] = {
     "replay/state/unlisted_modules.py _restorer": REPLAYED,
     "replay/state/unlisted_modules.py put_back": REPLAYED,
     "replay/step_replay.py _mean_loss": REPLAYED,
-    "replay/step_tape.py call_ended": RARE,
     "replay/tape/fingerprints.py alike": REPLAYED,
     "replay/tape/fingerprints.py _differ_little": REPLAYED,
     "replay/state/device_asserts.py _check": REPLAYED,

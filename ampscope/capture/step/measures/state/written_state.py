@@ -51,7 +51,8 @@ class WrittenState(StepObserver):
         self._looks = 0
         self._revision = -1  # of the models when the list was drawn up
         self._look = _Look(-1, -1, [], Parcel({}), judged=True)
-        self._from_start: set[str] = set()  #: not finite before the first step
+        self._first: _Look | None = None  # the look before the first step
+        self._not_finite_then: set[str] = set()
         self._told: set[str] = set()
 
     def step_began(self, start: StepStart) -> None:
@@ -65,8 +66,16 @@ class WrittenState(StepObserver):
 
     def start(self) -> None:
         """Before the first step: what is not finite now is so on purpose."""
+        self._from_start()
         self.send(-1)
-        self._from_start.update(self._bad(self._look))
+        self._first, self._look.judged = self._look, True  # or will be, when it is asked for
+
+    def _from_start(self) -> set[str]:
+        """What was not finite before the first step; that is known wherever something later is."""
+        first, self._first = self._first, None
+        if first is not None:
+            self._not_finite_then.update(self._bad(first))
+        return self._not_finite_then
 
     def carry(self, name: str, tensor: Tensor) -> None:
         """Looks at a tensor of the loop's own from now on, as long as it lives; kept weakly.
@@ -128,7 +137,7 @@ class WrittenState(StepObserver):
         return partial(self._turned_bad, look)
 
     def _turned_bad(self, look: _Look) -> list[Held]:
-        new = [name for name in self._bad(look) if name not in self._from_start and name not in self._told]
+        new = [name for name in self._bad(look) if name not in self._from_start() and name not in self._told]
         self._told.update(new)
         for held in self._held(new):
             self._history.note_bad(held, step=look.step, finite_at=look.step_before)
@@ -138,7 +147,7 @@ class WrittenState(StepObserver):
         """What is not finite now, and was when the run began; waits for the device."""
         self._written.clear()
         self.send(self._look.step)
-        return self._held([name for name in self._bad(self._look) if name not in self._from_start])
+        return self._held([name for name in self._bad(self._look) if name not in self._from_start()])
 
     def _bad(self, look: _Look) -> list[str]:
         """Names of what is not finite by a look."""
