@@ -14,7 +14,7 @@ from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.hooks import process_hooks
 from ampscope.capture.replay.state.state_snapshot import StateSnapshot
 from ampscope.capture.replay.tape.call_tape import Tape
-from ampscope.capture.replay.tape.entry import CalledThrough, Entry, EntryKind
+from ampscope.capture.replay.tape.entry import Entry, EntryKind
 from ampscope.capture.replay.tape.evaluation import MOST_CALLS, Evaluation
 from ampscope.capture.replay.tape.functional import given_gradients, outside_reads
 from ampscope.capture.replay.tape.functional.given_gradients import FunctionalStep
@@ -166,8 +166,7 @@ class StepTape(StepObserver):
             host_random=learning or self._draws_on_host,
         )
         if through is not None:
-            entry.through = CalledThrough(through.call, through.inputs, lends=not through.is_transform)
-            through.reads = outside_reads.reader(self._tape, entry.through.reads) if through.is_transform else None
+            entry.through = outside_reads.called(through, self._tape, self._models)
         entry.versions = self._models.versions(module)
         wrapper = wrapper_of(module)
         entry.synchronised_by = synchronising(wrapper)
@@ -239,6 +238,7 @@ class StepTape(StepObserver):
 
     def backward_ended(self) -> None:
         """Gradients are there to be touched."""
+        self._models.stand_ins.take_up()
         self.received.end()
         self._evaluation.calls = 0
         self._evaluation.backwards += 1

@@ -47,6 +47,8 @@ class OptimizerNumbers:
         self._stepped: set[int] = set()  # ``id`` of those that have stepped since the latest step began
         self._nobody = False  # the loop was seen to update weights that no optimizer holds
         self._asked = 0  # whether there is any
+        self._free, self._asked_free = False, 0  # no optimizer holds parameters of the models' own; likewise
+        models.stand_ins.allowed = self._own_are_free
 
     def __len__(self) -> int:
         return len(self.by_number())
@@ -94,8 +96,7 @@ class OptimizerNumbers:
         for number, optimizer in sorted(self.by_number().items(), key=lambda each: each[0]):
             if wanted & set(map(id, OptimizerView(optimizer).parameters)):
                 return stand_in(OptimizerView(optimizer).parameters, gradients) if gradients else optimizer, number
-        trained = [each for _, each in self._models.parameters.values() if each.requires_grad]
-        return stand_in(trained, gradients), self._next_number()
+        return stand_in(self._models.trained(), gradients), self._next_number()
 
     def nobody_steps(self, weights: list[Tensor]) -> bool:
         """Whether no optimizer holds any of ``weights``, so that it is the loop that updates them."""
@@ -106,6 +107,18 @@ class OptimizerNumbers:
             if not self._asked & (self._asked - 1):  # a look at all of the process's objects, so ever more rarely
                 self._nobody = not steps_any(weights)
         return self._nobody
+
+    def _own_are_free(self) -> bool:
+        """Whether no optimizer holds a parameter of the models' own, for which leaves of the loop's may stand in."""
+        own = [each for key, (_, each) in self._models.parameters.items() if key not in self._models.stand_ins.held]
+        wanted = set(map(id, own))
+        if any(wanted & set(map(id, OptimizerView(each).parameters)) for each in self.by_number().values()):
+            return False
+        if not self._free:
+            self._asked_free += 1
+            if not self._asked_free & (self._asked_free - 1):  # as above
+                self._free = not steps_any(own)
+        return self._free
 
     def rest(self) -> None:
         """None steps, whoever holds the weights: the loop was seen to move them by itself, step after step."""
@@ -142,6 +155,8 @@ class OptimizerNumbers:
     def owns(self, optimizer: Optimizer) -> bool:
         """Whether an optimizer holds a parameter of a watched model."""
         known = self._of(optimizer)
+        if not known.owned and self._models.stand_ins.take_up(OptimizerView(optimizer).parameters):
+            known.owned = None
         if known.owned is None:
             known.owned = False
             with self._guard:

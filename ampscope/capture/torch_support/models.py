@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ampscope.capture.torch_support import dynamo
+from ampscope.capture.torch_support.calls.stand_ins import StandIns
 from ampscope.capture.torch_support.communication.sharded_models import class_name, is_fully_sharded
 from ampscope.capture.torch_support.local_shards import is_sharded, local
 from ampscope.capture.torch_support.tensor_tree import inner_tensors
@@ -80,7 +81,8 @@ class Models:
         self.names: dict[int, str] = {}  #: ``id`` of a module -> qualified name
         self.types: dict[str, str] = {}
         self.modules: list[nn.Module] = []
-        self.parameters: dict[int, tuple[str, nn.Parameter]] = {}  #: ``id`` -> name, parameter
+        self.parameters: dict[int, tuple[str, Tensor]] = {}  #: ``id`` -> name, parameter or what stands in for it
+        self.stand_ins = StandIns(self.parameters)  #: leaves that the loop trains in the place of parameters
         self.devices: frozenset[torch.device] = frozenset()  #: of parameters and buffers, as of `refresh`
         self.revision = 0  #: grows when `refresh` finds other layers or parameters
         self._attribute_counts: list[int] = []
@@ -102,6 +104,7 @@ class Models:
         for index, root in enumerate(self.roots):
             prefix = "" if len(self.roots) == 1 else f"{class_name(root)}[{index}]"
             self._add(root, prefix)
+        self.parameters |= self.stand_ins.held
         self._held = self._held_now()
         tensors = (*(p for _, p in self.parameters.values()), *(buffer for *_, buffer in self.buffers()))
         self.devices = frozenset(tensor.device for tensor in tensors)
@@ -114,6 +117,7 @@ class Models:
         self.roots = []
         for held in (self.modules, self._plain, self.names, self.parameters, self._own_parameters, self._trained):
             held.clear()
+        self.stand_ins.release()
 
     def is_current(self) -> bool:
         """Whether the models hold the layers and parameters that the latest `refresh` found; asked at every step."""
@@ -160,6 +164,13 @@ class Models:
     def owns(self, parameters: Iterator[Tensor]) -> bool:
         """Whether any of ``parameters`` belongs to a watched model."""
         return any(id(parameter) in self.parameters for parameter in parameters)
+
+    def trained(self) -> Iterator[Tensor]:
+        """The parameters that are trained, without those that something stands in for."""
+        replaced = {name for name, _ in self.stand_ins.held.values()}
+        for key, (name, parameter) in self.parameters.items():
+            if parameter.requires_grad and (key in self.stand_ins.held or name not in replaced):
+                yield parameter
 
     def module_type(self, name: str) -> str:
         """Class name of the module with a qualified name."""
@@ -214,7 +225,8 @@ class Models:
 
     def weight_norms(self) -> list[Tensor]:
         """The L2 norm of every dense trainable parameter, as far as it lies on this rank, as device scalars."""
-        trained = [local(p) for _, p in self.parameters.values() if p.requires_grad and p.layout is torch.strided]
+        trainable = (p for _, p in self.parameters.values() if p.requires_grad and not p.is_meta)
+        trained = [local(p) for p in trainable if p.layout is torch.strided]
         held = [each for weight in trained for each in (inner_tensors(weight) or [weight])]
         weights = [each.detach() for each in held if each.is_floating_point() or each.is_complex()]
         return list(torch._foreach_norm(weights)) if weights else []
@@ -225,7 +237,8 @@ class Models:
 
     def main_device(self) -> torch.device:
         """Where the parameters live."""
-        return next((parameter.device for _, parameter in self.parameters.values()), torch.device("cpu"))
+        devices = (parameter.device for _, parameter in self.parameters.values() if not parameter.is_meta)
+        return next(devices, torch.device("cpu"))
 
 
 def _ids(held: list[dict[str, Any]], table: str) -> list[int]:

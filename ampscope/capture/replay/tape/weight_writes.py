@@ -80,6 +80,8 @@ class WeightWrites:
 
     def _weight(self, tensor: Tensor) -> Tensor | None:
         known = self._models.parameters.get(id(tensor))
+        if known is None and self._models.stand_ins.take_up([tensor]):
+            known = self._models.parameters[id(tensor)]
         if known is not None:
             return tensor if tensor.requires_grad else None
         if tensor.grad_fn is not None:

@@ -6,8 +6,19 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from ampscope.capture.events.calls import Through
 from ampscope.capture.replay.tape.call_tape import Tape
-from ampscope.capture.replay.tape.entry import EarlierResult
+from ampscope.capture.replay.tape.entry import CalledThrough, EarlierResult
+from ampscope.capture.replay.tape.functional import named_weights
+from ampscope.capture.torch_support.models import Models
+
+
+def called(through: Through, tape: Tape, models: Models) -> CalledThrough:
+    """What calls a model in the loop's place, for the tape; what it reads from there is noted while it runs."""
+    models.stand_ins.lend(named_weights.named(through.operands, models))
+    found = CalledThrough(through.call, through.inputs, lends=not through.is_transform)
+    through.reads = reader(tape, found.reads) if through.is_transform else None
+    return found
 
 
 def reader(tape: Tape, reads: dict[int, EarlierResult]) -> Callable[[Tensor], Tensor]:
