@@ -125,7 +125,10 @@ class ScaleState(NamedTuple):
     @staticmethod
     def of(scaler: Any) -> ScaleState:
         """The state now."""
-        scale, tracker = (t.detach().clone() if t is not None else None for t in torch_private.scaler_tensors(scaler))
+        held = torch_private.scaler_tensors(scaler)
+        past_dispatch, past_functions = torch_private.past_modes(each for each in held if each is not None)
+        with past_dispatch, past_functions:
+            scale, tracker = (each.detach().clone() if each is not None else None for each in held)
         return ScaleState(scaler, scale, tracker)
 
 

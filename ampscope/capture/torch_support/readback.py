@@ -25,9 +25,8 @@ class Parcel:
             if isinstance(value, Tensor) and not value.is_cpu:
                 far[name], self._values[name] = value, None
             elif isinstance(value, Tensor):
-                self._values[name] = float(
-                    value.detach()
-                )  # torch warns of a number that is made of one with a gradient
+                # torch warns of a number that is made of one with a gradient
+                self._values[name] = float(value.detach() if value.requires_grad else value)
             else:
                 self._values[name] = value
         self._event: torch.Event | None = None

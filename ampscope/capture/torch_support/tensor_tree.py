@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -45,6 +45,11 @@ def tensors(value: Any) -> Iterator[Tensor]:
 def rebuild(value: Any, change: Callable[[Any], Any], kind: type = Tensor) -> Any:
     """``value`` with every leaf of type ``kind`` replaced by ``change(leaf)``; containers are copied, never edited."""
     return _Rebuilding(change, kind).of(value, _DEPTH)
+
+
+def is_flat(values: Iterable[Any]) -> bool:
+    """Whether there is nothing but tensors and plain values, none of which holds others."""
+    return all(isinstance(value, _LEAVES) for value in values)
 
 
 def inner_tensors(tensor: Tensor) -> list[Tensor]:

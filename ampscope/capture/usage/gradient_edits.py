@@ -58,12 +58,8 @@ class GradientEdits:
 
     # -- what torch ran -----------------------------------------------------------------------------------------
 
-    def function_ran(
-        self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, *, after_backward: bool
-    ) -> None:
+    def function_ran(self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
         """A torch function ran outside the models."""
-        if after_backward:
-            self._values.find_gradients()
         if not self._values.may_depend((*args, *kwargs.values())):
             return
         name = scale_dependence.plain_name(func)

@@ -126,13 +126,19 @@ class UsageWatch:
                 self._edits.scaled_anew(result)
             self._by_hand.in_gradients |= by_hand
             return
+        if getattr(func, "__name__", "") == "backward":
+            return  # is told by itself; the gradients that it has left are found when the loop touches them
+        if after_backward and self._scaled:
+            self._values.find_gradients()
         if not self._calls.has_scaler:
             self._by_hand.function_runs(func, args, kwargs, after_backward=after_backward)
-        self._edits.function_ran(func, args, kwargs, result, after_backward=after_backward and self._scaled)
+        self._edits.function_ran(func, args, kwargs, result)
 
     def weights_move(self, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """The loop is about to move weights with a torch function; the step may end with it."""
         if not self._calls.has_scaler:
+            if self._scaled:
+                self._values.find_gradients()
             self._by_hand.function_runs(func, args, kwargs, after_backward=True)
         elif self._scaled:
             self._values.find_gradients()

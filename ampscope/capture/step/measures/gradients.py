@@ -43,14 +43,16 @@ def total_norm(optimizer: Optimizer) -> Tensor | None:
 
     Where gradients are sharded, that of the shards on this rank; of sparse ones, that of the values as they are stored.
     """
-    dense = [values for each in OptimizerView(optimizer).gradients if _is_dense(values := stored(local(each)))]
+    dense = list(OptimizerView(optimizer).gradients)
+    if not all(type(each) is Tensor and each.layout is torch.strided and not each.is_nested for each in dense):
+        dense = [values for each in dense if _is_dense(values := stored(local(each)))]
     if not dense:
         return None
     home = dense[0].device
     past_dispatch, past_functions = past_modes(dense)
     with torch.no_grad(), past_dispatch, past_functions:
         norms = list(torch._foreach_norm(dense))
-        if any(norm.device != home or norm.dtype != torch.float32 for norm in norms):
+        if {norm.dtype for norm in norms} != {torch.float32} or {norm.device for norm in norms} != {home}:
             known = _without_overflow(dense, norms)
             norms = [norm.to(home, torch.float32, non_blocking=True) for norm in known]
         total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
