@@ -52,7 +52,7 @@ class StepRows(StepObserver):
 
     def due(self, attempt: StepAttempt) -> bool:
         """Whether this is one of the attempts whose gradients are recorded whatever becomes of them."""
-        return attempt.step % gradients.RECORD_EVERY == 0
+        return gradients.is_recorded(attempt.step)
 
     def optimizer_steps(self, attempt: StepAttempt) -> None:
         """Keeps what shows afterwards whether the update was lost."""

@@ -91,6 +91,14 @@ def compensated(model: nn.Module) -> torch.optim.Optimizer:
     return Compensated(model.parameters(), lr=1e-3)
 
 
+def hardly_compensated(model: nn.Module) -> torch.optim.Optimizer:
+    return Compensated(model.parameters(), lr=1e-5)
+
+
+def gentle(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.RAdam(model.parameters(), lr=1e-2)
+
+
 def mastered(model: nn.Module) -> torch.optim.Optimizer:
     return Mastered(model.parameters(), lr=1e-3)
 
@@ -165,11 +173,33 @@ def test_a_gain_that_is_held_while_all_else_moves_is_told_by_name(run_folder: Pa
         pytest.param(small, {"warm_up": True}, id="warm-up"),
         pytest.param(compensated, {}, id="Kahan's sum"),
         pytest.param(mastered, {}, id="float32 weights of the optimizer's own"),
+        pytest.param(hardly_compensated, {"steps": 30}, id="Kahan's sum of next to nothing"),
+        pytest.param(gentle, {"steps": 30}, id="begins gently"),
     ],
 )
 def test_its_twin_is_quiet(optimizer_of: Optimizers, settings: dict[str, object], run_folder: Path) -> None:
     diagnosis = trained(optimizer_of, run_folder, **settings)  # type: ignore[arg-type]  # one of each name's own type
     assert diagnosis.verdict is Verdict.HEALTHY, diagnosis.summary
+
+
+class Written(Compensated):
+    """The same without the sum."""
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:  # type: ignore[override]  # no closure
+        for group in self.param_groups:
+            for weight in group["params"]:
+                weight.sub_(weight.grad, alpha=group["lr"])
+
+
+def written(model: nn.Module) -> torch.optim.Optimizer:
+    return Written(model.parameters(), lr=1e-3)
+
+
+def test_updates_that_nothing_adds_up_are_lost(run_folder: Path) -> None:
+    found = trained(written, run_folder, steps=200).primary
+    assert isinstance(found, Incident)
+    assert found.cause is Cause.BF16_PRECISION
 
 
 def only_the_gain_in_half(model: Gained) -> torch.optim.Optimizer:

@@ -63,8 +63,10 @@ class _Reading:
 
 def _lost_updates(run: Run, sites: Sites, history: Mapping[int, History], held: frozenset[str]) -> Iterator[Incident]:
     for optimizer, readings in _readings(run, sites.rank).items():
-        told = all(each.weights <= held for each in readings)
-        counted = [each for each in readings if not told and _at_full_rate(history.get(optimizer), each.step)]
+        if all(each.weights <= held for each in readings):
+            continue
+        # the first is of one step by itself, and an optimizer may begin gently (RAdam); the others look further back
+        counted = [each for each in readings[1:] or readings if _at_full_rate(history.get(optimizer), each.step)]
         if counted and np.mean([each.share for each in counted]) >= LOST_SHARE:
             yield _lost(run, sites, optimizer, counted)
 

@@ -21,8 +21,14 @@ from ampscope.capture.tracing.statistics.stats import extremes, finite
 from ampscope.capture.tracing.statistics.tensor_values import stored
 from ampscope.trace.schema import GradRow
 
-#: Magnitudes of all gradients are recorded at one step in this many, and at every bad one.
-RECORD_EVERY = 50
+#: Magnitudes of all gradients are recorded at one step in this many, and at every bad one; and once soon after the
+#: first: by then an optimizer that begins gently has begun, and its weights can be held against the first look.
+RECORD_EVERY, RECORDED_EARLY = 50, 16
+
+
+def is_recorded(step: int) -> bool:
+    """Whether gradients of a step are recorded whatever becomes of it."""
+    return step % RECORD_EVERY == 0 or step == RECORDED_EARLY
 
 
 def owned(optimizer: Optimizer, models: Models) -> Iterator[tuple[str, Tensor]]:

@@ -25,9 +25,15 @@ class Kept(NamedTuple):
 
 
 def keep(optimizer: Optimizer, models: Models) -> dict[str, Kept]:
-    """A sample of every half-precision parameter of ``optimizer`` that has a gradient and is to move, by name."""
-    found = {}
+    """A sample of every half-precision parameter of ``optimizer`` that has a gradient and is to move, by name.
+
+    Of an optimizer that is none of torch's, none: what it cannot write it may add to a later update (Kahan's sum). What
+    a step of it is to write is found on copies, see `still_updates`.
+    """
+    found: dict[str, Kept] = {}
     view = OptimizerView(optimizer)
+    if view.has_own_step:
+        return found
     at_rest = view.at_rest
     for parameter in view.parameters:
         known = models.parameters.get(id(parameter))
