@@ -120,14 +120,14 @@ class Incident(NotebookRepr):
     kind: str = "incident"
     step: int
     last_step: int
-    count: int
+    count: int = 1
     severity: Severity
     cause: Cause
     phase: str  #: forward, backward, optimizer or input
-    op: str
-    module: str
-    module_type: str
-    source: SourceLine | None
+    op: str = ""  #: that made the value; empty where no one op did, or none is known
+    module: str = ""
+    module_type: str = ""
+    source: SourceLine | None = None
     inputs: tuple[Operand, ...] = ()
     outputs: tuple[Operand, ...] = ()
     path: tuple[PathNode, ...] = ()

@@ -192,11 +192,11 @@ class Scope:
 
     def closure(self, optimizer: torch.optim.Optimizer, call: Any) -> Any:
         """See `process_hooks.Listener`."""
-        return call() if self._steps.is_captured else self._steps.closure(optimizer, call)
+        return call() if self._steps.gives_way_to_capture() else self._steps.closure(optimizer, call)
 
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """See `process_hooks.Listener`."""
-        if self._steps.optimizers.owns(optimizer) and not self._steps.is_captured:
+        if self._steps.optimizers.owns(optimizer) and not self._steps.gives_way_to_capture():
             self._steps.after_optimizer(optimizer)
             self._check_rank()
             self._modules.stepped()
@@ -209,7 +209,7 @@ class Scope:
     def adopt(self, scaler: Any) -> ScalerWatch | None:
         """Takes a scaler into the run's history: one given to ``watch``, or one that scales this run's loss."""
         known = any(watch.scaler is scaler for watch in self._scalers)
-        if known or self._steps.is_captured or not (self._steps.in_progress or not self._scalers):
+        if known or self._steps.gives_way_to_capture() or not (self._steps.in_progress or not self._scalers):
             return None
         number = self._recorder.next_scaler + len(self._scalers)
         guard = self._guard("the scaler's history")

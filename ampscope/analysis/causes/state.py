@@ -57,7 +57,7 @@ class TurnedBad(Reason):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandsStill(Reason):
-    """A buffer stays where it is, because its dtype rounds its updates away."""
+    """A tensor stays where it is, because its dtype rounds its updates away."""
 
     name: str
     dtype: str
@@ -65,8 +65,30 @@ class StandsStill(Reason):
     last: int  #: the last one
     share: float  #: of its elements
     value: float  #: their mean magnitude
-    off_by: float  #: how far they are, on the average, from what they follow
-    is_buffer: bool = True  #: else something that the loop itself writes between steps
+    off_by: float  #: how far they are, on the average, from where they should be
+
+    @property
+    def in_words(self) -> str:
+        """What was seen, in two sentences."""
+        raise NotImplementedError
+
+    @property
+    def remedy(self) -> Remedy:
+        """What lets it move."""
+        raise NotImplementedError
+
+    def kept_wide(self, text: str, otherwise: str) -> Remedy:
+        """The remedy of keeping the module that holds it in float32; of what no module holds, ``otherwise``."""
+        module, _, name = self.name.rpartition(".")
+        code = f"model.get_submodule({module!r}).float()  # holds {name}" if module else otherwise
+        return Remedy(text=text, code=code)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowerHeld(StandsStill):
+    """A buffer, or an average that the loop keeps, does not follow what it is made of."""
+
+    is_buffer: bool  #: else something that the loop itself writes between steps
 
     @property
     def in_words(self) -> str:
@@ -81,11 +103,8 @@ class StandsStill(Reason):
     @property
     def remedy(self) -> Remedy:
         """What keeps its updates."""
-        module, _, name = self.name.rpartition(".")
-        if not module:
-            return Remedy(text=f"Keep {self.name} in float32.", code="average = average.float()")
-        code = f"model.get_submodule({module!r}).float()  # holds {name}"
-        return Remedy(text=f"Keep {self.name} in float32, with the module that writes it.", code=code)
+        with_module = ", with the module that writes it" if "." in self.name else ""
+        return self.kept_wide(f"Keep {self.name} in float32{with_module}.", "average = average.float()")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,9 +129,8 @@ class WeightHeld(StandsStill):
     @property
     def remedy(self) -> Remedy:
         """What keeps its updates."""
-        module, _, name = self.name.rpartition(".")
-        code = f"model.get_submodule({module!r}).float()  # holds {name}" if module else "model.float()"
-        return Remedy(text=f"Keep {self.name} in float32, or give the optimizer a float32 master of it.", code=code)
+        text = f"Keep {self.name} in float32, or give the optimizer a float32 master of it."
+        return self.kept_wide(text, "model.float()")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

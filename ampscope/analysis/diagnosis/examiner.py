@@ -213,14 +213,9 @@ class Examiner:
         incident = Incident(
             step=row.step,
             last_step=row.step,
-            count=1,
             severity=CATALOGUE[cause].severity,
             cause=cause,
             phase=Phase.FORWARD if row.trigger == Trigger.NONFINITE_LOSS else Phase.BACKWARD,
-            op="",
-            module="",
-            module_type="",
-            source=None,
             replay=row.replay,
             replay_reason=row.replay_reason,
             tried=self._tried.get((row.step, row.optimizer), ()),
@@ -242,7 +237,6 @@ def _incident(
     return Incident(
         step=row.step,
         last_step=row.step,
-        count=1,
         severity=CATALOGUE[found.cause].severity,
         cause=found.cause,
         phase=Phase.FORWARD if found.phase == Phase.LOSS else found.phase,

@@ -56,7 +56,6 @@ def _incident(graph: StepGraph, seq: int, cause: Cause) -> Incident:
     return Incident(
         step=graph.step,
         last_step=graph.step,
-        count=1,
         severity=CATALOGUE[cause].severity,
         cause=cause,
         phase=public_phase(site.phase),

@@ -30,7 +30,6 @@ def raised(row: IncidentRow, rank: int) -> Examined:
     incident = Incident(
         step=row.step,
         last_step=row.step,
-        count=1,
         severity=CATALOGUE[cause].severity,
         cause=cause,
         phase=public_phase(call.get("phase", Phase.FORWARD)),

@@ -50,7 +50,7 @@ class ScalerWatch:
 
     def called(self, call: ScalerCall, proceed: Callable[[], Any]) -> Any:
         """See `scaler_calls.ScalerListener`."""
-        if (call.method not in _ALWAYS and not self.scaler.is_enabled()) or self._steps.is_captured:
+        if (call.method not in _ALWAYS and not self.scaler.is_enabled()) or self._steps.gives_way_to_capture():
             return proceed()
         self._describe(call)
         if call.method is not ScalerMethod.STEP:

@@ -142,11 +142,10 @@ class StepWatch:
     def _is_busy(self, *, optimizer_begins: bool = False) -> bool:
         """Whether calls belong to a backward, an optimizer, a replay or a CUDA graph, and not to the loop."""
         busy = self._cycle.is_busy and not self._endings.optimizer_is_lost(another_begins=optimizer_begins)
-        return busy or self.is_captured
+        return busy or self.gives_way_to_capture()
 
-    @property
-    def is_captured(self) -> bool:
-        """Whether calls go into a CUDA graph: they are left alone, and a step that they are part of is given up."""
+    def gives_way_to_capture(self) -> bool:
+        """Gives up a step of which a part goes into a CUDA graph; returns whether calls do, to be left alone."""
         if (captured := self._own.may_be_unwanted and self._own.is_unwanted) and self._cycle.is_open:
             self.abandon("a part of the step was captured into a CUDA graph")
         return captured

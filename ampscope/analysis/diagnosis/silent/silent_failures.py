@@ -174,7 +174,6 @@ def _incident(step: int, cause: Cause, reason: Reason, graph: StepGraph, seq: in
     return Incident(
         step=step,
         last_step=step,
-        count=1,
         severity=CATALOGUE[cause].severity,
         cause=cause,
         phase=phase,

@@ -9,7 +9,7 @@ from typing import Any
 from ampscope.analysis.causes.catalogue import CATALOGUE, explanation
 from ampscope.analysis.causes.cause_entry import Occurrence
 from ampscope.analysis.causes.recognition import Recognised, recognise
-from ampscope.analysis.causes.state import StandsStill, TurnedBad
+from ampscope.analysis.causes.state import FollowerHeld, TurnedBad
 from ampscope.analysis.diagnosis.examined import Examined
 from ampscope.analysis.origin.parameter_lists import module_of_update
 from ampscope.analysis.origin.step_graph import StepGraph, source_line
@@ -102,14 +102,10 @@ def _state_incident(row: IncidentRow, reason: TurnedBad, rank: int, cause: Cause
     return Incident(
         step=reason.bad_at,
         last_step=reason.bad_at,
-        count=1,
         severity=CATALOGUE[cause].severity,
         cause=cause,
         phase=Phase.OPTIMIZER if written_by_optimizer else Phase.FORWARD,
-        op="",
         module=reason.module,
-        module_type="",
-        source=None,
         replay=row.replay,
         replay_reason=row.replay_reason,
         trigger=row.trigger,
@@ -140,7 +136,7 @@ def _is_explained(rank: int, reason: TurnedBad, errors: Iterable[tuple[int, int]
 # -- buffers that stand still -----------------------------------------------------------------------------------------
 
 
-def still_found(row: IncidentRow) -> list[StandsStill]:
+def still_found(row: IncidentRow) -> list[FollowerHeld]:
     """The buffers that were found to stand still; none for an incident of another kind."""
     found = details(row.evidence).get("still")
     is_buffer = "source" not in details(row.evidence)
@@ -148,8 +144,8 @@ def still_found(row: IncidentRow) -> list[StandsStill]:
     return [_still(each, is_buffer=is_buffer) for each in known]
 
 
-def _still(found: Mapping[str, Any], *, is_buffer: bool) -> StandsStill:
-    return StandsStill(
+def _still(found: Mapping[str, Any], *, is_buffer: bool) -> FollowerHeld:
+    return FollowerHeld(
         name=str(found.get("name", "")),
         dtype=str(found.get("dtype", "")),
         since=_count(found, "since"),
@@ -166,7 +162,7 @@ def _number(found: Mapping[str, Any], key: str) -> float:
     return float(value) if isinstance(value, (int, float)) else 0.0
 
 
-def examined_still(row: IncidentRow, reason: StandsStill, graph: StepGraph) -> Examined:
+def examined_still(row: IncidentRow, reason: FollowerHeld, graph: StepGraph) -> Examined:
     """The incident of a buffer that stands still, with the op that writes it."""
     between = details(row.evidence).get("source")
     narrow = Cause.STAGNATION if between else Cause.HALF_PARAMS
@@ -177,7 +173,6 @@ def examined_still(row: IncidentRow, reason: StandsStill, graph: StepGraph) -> E
     incident = Incident(
         step=reason.since,
         last_step=reason.last,
-        count=1,
         severity=CATALOGUE[cause].severity,
         cause=cause,
         phase=Phase.OPTIMIZER if between else Phase.FORWARD,

@@ -37,17 +37,18 @@ def kept_in_half(optimizer: Optimizer, models: Models) -> Iterator[KeptInHalf]:
     """The half-precision weights of ``optimizer`` that have gradients, and its half-precision state of any weight."""
     for parameter, gradient in OptimizerView(optimizer).with_gradients:
         known = models.parameters.get(id(parameter))
-        if known is None or type(parameter) is not nn.Parameter or not _is_plain(parameter) or not _is_plain(gradient):
+        state = optimizer.state.get(parameter)
+        kept = state if isinstance(state, dict) else {}
+        half = [(str(key), each) for key, each in kept.items() if type(each) is Tensor and each.dtype in HALF]
+        if known is None or not (half or parameter.dtype in HALF):
+            continue
+        if type(parameter) is not nn.Parameter or not _is_plain(parameter) or not _is_plain(gradient):
             continue
         if parameter.dtype in HALF:
             yield KeptInHalf(StateKind.WEIGHT, parameter, known[0], known[0], parameter)
-        state = optimizer.state.get(parameter)
-        if not isinstance(state, dict):
-            continue
-        for key, value in state.items():
-            like = type(value) is Tensor and value.shape == parameter.shape and _is_plain(value)
-            if like and value.dtype in HALF and f"max_{key}" not in state:  # of that one the largest counts, ever after
-                yield KeptInHalf(StateKind.OPTIMIZER, parameter, known[0], str(key), value)
+        for key, value in half:
+            if value.shape == parameter.shape and _is_plain(value) and f"max_{key}" not in kept:  # the largest counts
+                yield KeptInHalf(StateKind.OPTIMIZER, parameter, known[0], key, value)
 
 
 def sampled(tensor: Tensor) -> Tensor:
