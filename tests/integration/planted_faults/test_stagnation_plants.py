@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import ampscope
 from ampscope.analysis.results import Diagnosis
@@ -49,6 +50,22 @@ class Gate(BehindNorm):
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(x)
         return x * (self.gate(x) + self.moved).sigmoid()
+
+
+class Choice(BehindNorm):
+    """A learned choice among features whose first is preferred: float16 rounds what is left of the others to 0."""
+
+    preferred: Tensor
+
+    def __init__(self, norm: nn.Module, *, by: float) -> None:
+        super().__init__(norm)
+        self.scores = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("preferred", F.one_hot(torch.tensor(0), WIDTH) * by, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        scores = self.scores(x)
+        return x + (scores + self.preferred.to(scores.dtype)).softmax(-1) * x
 
 
 class Branch(BehindNorm):
@@ -117,6 +134,14 @@ LOSSES = (
         twins={"open": partial(Gate, moved=0.0), "saturated in float32 too": partial(Gate, moved=300.0)},
         causes=(Cause.STAGNATION,),
         op="aten.sigmoid.default",
+    ),
+    Loss(
+        name="saturated choice",
+        dtype=FP16,
+        insert=partial(Choice, by=20.0),
+        twins={"open": partial(Choice, by=0.0), "saturated in float32 too": partial(Choice, by=300.0)},
+        causes=(Cause.STAGNATION,),
+        op="aten._softmax.default",
     ),
     Loss(
         name="branch below float16",
