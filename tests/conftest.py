@@ -45,6 +45,23 @@ def compiled_code_is_forgotten() -> Iterator[None]:
         sys.modules["torch"].compiler.reset()
 
 
+@pytest.fixture(params=["cpu", pytest.param("fake", marks=pytest.mark.accelerator)])
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    """For what holds on every device: the tests that ask for it run on the host and on the fake accelerator.
+
+    Tensors and layers are made there, as in a script that has called ``torch.set_default_device``.
+    """
+    kind: str = request.param
+    if kind == "cpu":
+        yield kind
+        return
+    sys.modules["torch"].set_default_device(kind)
+    try:
+        yield kind
+    finally:
+        sys.modules["torch"].set_default_device(None)
+
+
 @pytest.fixture
 def run_folder(tmp_path: Path) -> Path:
     """Where a test's run may be recorded; it does not exist yet."""

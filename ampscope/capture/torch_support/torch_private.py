@@ -6,11 +6,12 @@ test and a warning can name them.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -38,10 +39,7 @@ NAMES = (
 
 def _private(name: str) -> Any | None:
     """What ``torch._C`` has under a dotted name; None when this torch has no such thing."""
-    found: Any = torch._C
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
+    return functools.reduce(lambda home, part: getattr(home, part, None), name.split("."), cast("Any", torch._C))
 
 
 def missing() -> list[str]:
@@ -233,6 +231,11 @@ def _default_device_mode() -> Any:
     return getattr(getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None), "device_context", None)
 
 
+def default_device() -> Any:
+    """The device that ``torch.set_default_device`` or a context has chosen, also while its mode is aside; or None."""
+    return getattr(sys.modules.get("torch.utils._device"), "CURRENT_DEVICE", None)
+
+
 def in_functorch() -> bool:
     """Whether code runs inside ``vmap``, ``grad`` or another transform of torch.func."""
     peek = getattr(torch._C._functorch, "peek_interpreter_stack", None)
@@ -282,16 +285,13 @@ def scaler_is_fresh(scaler: Any) -> bool:
 
 def scaler_found_inf(scaler: Any, optimizer: Any) -> list[Tensor]:
     """The per-device ``found_inf`` flags that ``scaler`` holds for ``optimizer``."""
-    states = getattr(scaler, "_per_optimizer_states", {})
-    if id(optimizer) not in states:
-        return []
-    return list(states[id(optimizer)]["found_inf_per_device"].values())
+    state = getattr(scaler, "_per_optimizer_states", {}).get(id(optimizer), {})
+    return list(state.get("found_inf_per_device", {}).values())
 
 
 def has_gradient_hooks(parameter: Tensor) -> bool:
     """Whether functions were attached to a parameter that may change its gradient."""
-    names = ("_backward_hooks", "_post_accumulate_grad_hooks")
-    return any(getattr(parameter, name, None) for name in names)
+    return any(getattr(parameter, name, None) for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
 
 
 def steps_on_device(optimizer: Any) -> bool:

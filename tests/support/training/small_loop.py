@@ -33,9 +33,14 @@ def mse(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.mse_loss(model(x), y)
 
 
-def make_scaler(*, device: str = "cpu", **options: Any) -> torch.amp.GradScaler:
+def here() -> str:
+    """The kind of device on which tensors are made, which the fixture ``device`` chooses."""
+    return torch.get_default_device().type
+
+
+def make_scaler(*, device: str = "", **options: Any) -> torch.amp.GradScaler:
     """Starts low enough not to have to calibrate."""
-    return torch.amp.GradScaler(device, **{"init_scale": 2.0**8, "growth_interval": 2, **options})
+    return torch.amp.GradScaler(device or here(), **{"init_scale": 2.0**8, "growth_interval": 2, **options})
 
 
 def mlp() -> nn.Sequential:
@@ -59,7 +64,7 @@ def train(
     for step in range(steps):
         x, y = make_batch()
         optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.float16):
+        with torch.autocast(here(), dtype=torch.float16):
             loss = forward(model, x, y)
         poison(step, scaler.scale(loss)).backward()
         scaler.step(optimizer)

@@ -1,4 +1,4 @@
-"""The state around a call that decides its numbers: autocast and grad mode."""
+"""The state around a call that decides its numbers: autocast, grad mode and the default device."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
+
+from ampscope.capture.torch_support import torch_private
 
 
 @cache
@@ -26,11 +28,12 @@ class Region(NamedTuple):
 
 
 class Ambient(NamedTuple):
-    """Autocast and grad mode at a call."""
+    """Autocast, grad mode and default device at a call."""
 
     regions: tuple[Region, ...]
     cache: bool
     grad: bool
+    device: torch.device | None = None  #: on which tensors are made; None where the loop has chosen none
 
     @property
     def autocast_dtype(self) -> torch.dtype | None:
@@ -42,6 +45,8 @@ class Ambient(NamedTuple):
         """Runs the body under this state."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(self.grad))
+            if self.device is not None:
+                stack.enter_context(self.device)
             for region in self.regions:
                 if region.enabled != torch.is_autocast_enabled(region.device_type) or region.enabled:
                     stack.enter_context(
@@ -60,7 +65,7 @@ def one_autocast_cache() -> Iterator[None]:
 def current(types: tuple[str, ...]) -> Ambient:
     """The state now."""
     regions = tuple(Region(t, torch.is_autocast_enabled(t), torch.get_autocast_dtype(t)) for t in types)
-    return Ambient(regions, torch.is_autocast_cache_enabled(), torch.is_grad_enabled())
+    return Ambient(regions, torch.is_autocast_cache_enabled(), torch.is_grad_enabled(), torch_private.default_device())
 
 
 class PlainState:
@@ -103,4 +108,4 @@ class PlainState:
     def around(self) -> Ambient:
         """The loop's own state, while this is entered."""
         regions = tuple(Region(kind, kind in self._switched, torch.get_autocast_dtype(kind)) for kind in self._types)
-        return Ambient(regions, torch.is_autocast_cache_enabled(), self._grad)
+        return Ambient(regions, torch.is_autocast_cache_enabled(), self._grad, torch_private.default_device())

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.calls import call_state
 
 
@@ -87,8 +88,10 @@ def _accelerators() -> tuple[torch.device, ...]:
 
 
 def _with_generators(devices: Iterable[torch.device]) -> set[torch.device]:
-    """Those of ``devices`` that draw numbers of their own, and the current one of the accelerator in use."""
-    found = {device for device in (*_accelerators(), *devices) if device.type not in _HOST and _draws(device)}
+    """Those of ``devices`` that draw numbers of their own, the default one, and the current one in use."""
+    default = torch_private.default_device()
+    all_devices = (*_accelerators(), *devices, *(() if default is None else (default,)))
+    found = {device for device in all_devices if device.type not in _HOST and _draws(device)}
     return set(map(_indexed, found)) if found else found
 
 

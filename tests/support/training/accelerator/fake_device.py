@@ -175,7 +175,7 @@ def _seed_all(seed: int) -> None:
 
 
 def _get_rng_state(device: torch.device | str | int | None = TYPE) -> Tensor:
-    state = torch.empty(_call("generator_size"), dtype=torch.uint8)
+    state = torch.empty(_call("generator_size"), dtype=torch.uint8, device="cpu")
     _call("get_generator", _index(device), ctypes.c_void_p(state.data_ptr()))
     return state
 
