@@ -110,7 +110,7 @@ class Player:
                     self._tracer.active(),
                     self._handing_back.active(),
                     self._guard.active(),
-                    guarded(self.devices, self._tracer.unseen),
+                    guarded(self.devices, self._tracer),
                 ):
                     self._play_entries()
                 _mark_attributes(self._tracer, self._step, self._substitutes)

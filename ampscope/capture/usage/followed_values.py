@@ -277,7 +277,7 @@ def _equal_elements(tensor: Tensor) -> float | None:
 
 def _can_be_read(device: str) -> bool:
     """Whether the host can get a value from a kind of device: one that a graph is captured on has none to give."""
-    return device == "cpu" or (device == "cuda" and not torch.cuda.is_current_stream_capturing())
+    return device != "meta" and not (device == "cuda" and torch.cuda.is_current_stream_capturing())
 
 
 def _is_inverse(values: FollowedValues, value: Any) -> bool:

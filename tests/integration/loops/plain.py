@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.integration.loops.trained import Trained, Watch, seed_everything
+from tests.support.training.small_loop import here
 
 
 def make_model() -> nn.Sequential:
@@ -41,7 +42,7 @@ def train(watch: Watch | None = None, *, epochs: int = 4, batch_size: int = 32, 
     inputs, targets = make_data()
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    scaler = torch.amp.GradScaler("cpu", growth_interval=10)
+    scaler = torch.amp.GradScaler(here(), growth_interval=10)
     if watch is not None:
         watch(model, scaler)
     losses: list[float] = []
@@ -56,7 +57,7 @@ def train(watch: Watch | None = None, *, epochs: int = 4, batch_size: int = 32, 
                 y = y.flip(0)
 
             optimizer.zero_grad()
-            with torch.autocast("cpu", dtype=torch.float16):
+            with torch.autocast(here(), dtype=torch.float16):
                 output = model(x)
                 loss = nn.functional.mse_loss(output, y)
             scaler.scale(loss).backward()

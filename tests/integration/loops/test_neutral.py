@@ -77,6 +77,13 @@ def test_watching_changes_no_bit(loop: Loop, options: dict[str, Any], run_folder
     assert {row.step for row in record.rows(Table.INCIDENTS)} & set(unwatched.skipped)
 
 
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("options", [{}, {"every": 1}], ids=["default", "every=1"])
+def test_watching_the_recipe_changes_no_bit_on_any_device(options: dict[str, Any], run_folder: Path) -> None:
+    expected = exact_state(plain.train())
+    assert differences(_watched_state(plain.train, run_folder, **options), expected) == []
+
+
 def test_a_closed_scope_leaves_nothing_behind(loop: Loop, run_folder: Path) -> None:
     scopes: list[ampscope.Scope] = []
     watched = loop(lambda model, scaler: scopes.append(ampscope.watch(model, scaler, dir=run_folder)))

@@ -62,8 +62,10 @@ def _random_streams() -> dict[str, object]:
         "python": random.getstate(),
         "numpy": np.random.get_state(),
     }
-    if torch.cuda.is_available():
-        streams["cuda"] = torch.cuda.get_rng_state_all()
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is not None:
+        generators = torch.get_device_module(accelerator)
+        streams["accelerator"] = [generators.get_rng_state(i) for i in range(torch.accelerator.device_count())]
     return streams
 
 

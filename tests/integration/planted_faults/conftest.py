@@ -20,7 +20,7 @@ def quiet_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from ampscope.capture.torch_support import guard
 
     monkeypatch.setattr(guard, "RAISE", True)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         yield
 
 

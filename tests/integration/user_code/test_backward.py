@@ -6,12 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.support.training.model_parts import linear
 from tests.support.training.small_loop import POISONED, mlp, train
 from tests.support.training.twin_runs import EXACT, train_both
+
+pytestmark = pytest.mark.usefixtures("device")
 
 
 def test_formulas_of_backward_do_not_change(run_folder: Path) -> None:

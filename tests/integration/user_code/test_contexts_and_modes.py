@@ -57,6 +57,7 @@ CONTEXTS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("reach", ["forward", "forward and loss"])
 @pytest.mark.parametrize("name", CONTEXTS)
 def test_a_context_around_the_forward(name: str, reach: str, run_folder: Path) -> None:
@@ -73,6 +74,7 @@ def test_a_context_around_the_forward(name: str, reach: str, run_folder: Path) -
     assert watched.warnings == []
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("mode", [Functions, Dispatches], ids=lambda mode: mode.__name__)
 def test_a_mode_of_the_users_sees_what_it_sees_without_the_watch(mode: type, run_folder: Path) -> None:
     """Neither AMPscope's own functions and ops nor fewer of the user's."""

@@ -17,6 +17,7 @@ from tests.support.training.small_loop import BATCH, POISONED, WIDTH, mlp, train
 from tests.support.training.twin_runs import EXACT, train_both
 
 
+@pytest.mark.usefixtures("device")
 def test_a_model_with_an_eight_bit_cast(run_folder: Path) -> None:
     """fp8 values cannot be measured; everything else can."""
 
@@ -44,6 +45,7 @@ class MarkedParameter(nn.Parameter):
     pass
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("what", ["input", "target", "parameter", "buffer"])
 def test_tensor_subclasses(what: str, run_folder: Path) -> None:
     class Net(nn.Module):
@@ -68,6 +70,7 @@ def test_tensor_subclasses(what: str, run_folder: Path) -> None:
     assert watched.warnings == []
 
 
+@pytest.mark.usefixtures("device")
 def test_complex_and_double_precision_parts(run_folder: Path) -> None:
     def forward(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         spectrum = torch.fft.rfft(model(x).float()).abs()

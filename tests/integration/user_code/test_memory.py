@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from tests.support.training.model_parts import grad_of
-from tests.support.training.small_loop import BATCH, WIDTH
+from tests.support.training.small_loop import BATCH, WIDTH, here
 from tests.support.training.training_loop import TrainingLoop
+
+pytestmark = pytest.mark.usefixtures("device")
 
 
 def _steps_by_hand(loop: TrainingLoop, x: Tensor) -> None:
@@ -26,7 +28,7 @@ def _steps_by_hand(loop: TrainingLoop, x: Tensor) -> None:
 
 def _full_step(loop: TrainingLoop, x: Tensor) -> None:
     loop.optimizer.zero_grad()
-    with torch.autocast("cpu", dtype=torch.float16):
+    with torch.autocast(here(), dtype=torch.float16):
         loss = loop.model(x).float().pow(2).mean()
     loop.scaler.scale(loss).backward()
     loop.scaler.step(loop.optimizer)

@@ -15,6 +15,8 @@ from ampscope.trace.schema import Table
 from tests.support.training.small_loop import BATCH, POISONED, WIDTH, mlp, mse, train
 from tests.support.training.twin_runs import train_both
 
+pytestmark = pytest.mark.usefixtures("device")
+
 
 def _per_sample(watch: Callable[..., object], *, looks: bool) -> Any:
     """The model is called inside ``vmap`` and ``grad`` of torch.func, and then as usual, in turns."""

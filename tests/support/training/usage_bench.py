@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import ampscope
 from ampscope.analysis.results import Diagnosis, Finding
+from tests.support.training.small_loop import here
 from tests.support.training.twin_runs import Watched, train_both
 
 WIDTH, BATCH, STEPS = 8, 16, 4
@@ -29,7 +30,7 @@ class Bench:
         self.model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1))
         self.parameters = list(self.model.parameters())
         self.optimizer = optimizer(self.parameters, lr=1e-3, **options)
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        self.scaler = torch.amp.GradScaler(here(), init_scale=scale)
         watch(self.model, self.scaler)
 
     @property
@@ -65,7 +66,7 @@ class Bench:
 
 
 def loss_of(model: nn.Module, sign: float = 1.0) -> Tensor:
-    with torch.autocast("cpu", dtype=torch.float16):
+    with torch.autocast(here(), dtype=torch.float16):
         return nn.functional.mse_loss(model(torch.randn(BATCH, WIDTH)), sign * torch.ones(BATCH, 1))
 
 

@@ -20,7 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.communication.refusal import PLAIN
 from ampscope.capture.tracing import operators
+from ampscope.capture.tracing.program.function_watch import FunctionWatch
 from ampscope.capture.tracing.statistics.stats import extremes
+from ampscope.capture.tracing.tracer import Tracer
 
 #: Device types on which nothing is asserted that an exception would not tell.
 _RAISING = frozenset({"cpu", "meta", "mps"})
@@ -51,11 +53,9 @@ def can_assert(devices: Iterable[torch.device]) -> bool:
     return any(device.type not in _RAISING for device in devices)
 
 
-def guarded(
-    devices: Iterable[torch.device], unseen: Callable[[], AbstractContextManager[None]]
-) -> AbstractContextManager[object]:
-    """`DeviceAsserts` where one of ``devices`` needs it."""
-    return DeviceAsserts(unseen) if can_assert(devices) else contextlib.nullcontext()
+def guarded(devices: Iterable[torch.device], tracer: Tracer) -> AbstractContextManager[object]:
+    """`DeviceAsserts` where one of ``devices`` needs it, above the tracer of the replay."""
+    return DeviceAsserts(tracer.unseen, tracer.functions) if can_assert(devices) else contextlib.nullcontext()
 
 
 class DeviceAsserts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
@@ -66,16 +66,22 @@ class DeviceAsserts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
 
     Args:
         unseen: Leaves what it computes out of the replay's trace.
+        functions: Knows the function that is being called, for a trace below this mode.
     """
 
-    def __init__(self, unseen: Callable[[], AbstractContextManager[None]]) -> None:
+    def __init__(
+        self, unseen: Callable[[], AbstractContextManager[None]], functions: FunctionWatch | None = None
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._unseen = unseen
+        self._functions = functions
         self._derived: dict[int, Any] = {}  #: by storage: integers that floats have a part in, known weakly
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not PLAIN.issuperset(types) and not torch_private.are_fake(types):
+            if self._functions is not None:
+                self._functions.unwraps = True  # no mode below hears of the wrapper itself
             return NotImplemented  # a wrapper subclass: its inner ops come by again
         operator = operators.describe(func)
         if operator.passes_through or torch_private.are_fake(types):

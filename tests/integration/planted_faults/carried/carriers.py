@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.support.training.small_loop import here
+
 BATCH, WIDTH = 8, 6
 #: The step that leaves something behind which is not finite, the first that reads it, and how many there are.
 BAD, READ, STEPS = 4, 7, 10
@@ -32,14 +34,14 @@ def train(carrier: Carrier, watch: Watch, *, poisoned: bool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, 16), nn.Tanh(), nn.Linear(16, WIDTH))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    scaler = torch.amp.GradScaler(here(), init_scale=64.0)
     watch(model, scaler)
     state = carrier.state()
     for step in range(STEPS):
         x = torch.randn(BATCH, WIDTH)
         carrier.before(state, x, poisoned and step == BAD)
         optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.float16):
+        with torch.autocast(here(), dtype=torch.float16):
             out = model(x).float()
             loss = out.pow(2).mean() + carrier.loss(state, out, x, step)
         scaler.scale(loss).backward()

@@ -16,6 +16,8 @@ from ampscope.analysis.results import Diagnosis, Incident
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
 from tests.integration.planted_faults.carried.carriers import BAD, CARRIERS, HARMLESS, PRIORITIES, READ, Carrier, train
 
+pytestmark = pytest.mark.usefixtures("device")
+
 #: The op that left the range of float16, and a part of its line.
 WRITERS = {
     "cache": ("aten._to_copy.default", ").half()"),

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ampscope.trace.vocabulary import Cause
 from tests.support.training.call_orders.registry import wrong
+from tests.support.training.small_loop import here
 from tests.support.training.usage_bench import (
     STEPS,
     WIDTH,
@@ -21,11 +22,11 @@ from tests.support.training.usage_bench import (
 @wrong(Cause.MISUSE_AUTOCAST_SPANS_STEP)
 def one_region_for_all_steps(watch: Watch) -> None:
     bench = Bench(watch)
-    with torch.autocast("cpu", dtype=torch.float16):
+    with torch.autocast(here(), dtype=torch.float16):
         for _ in range(STEPS):
             bench.optimizer.zero_grad()
             loss = bench.loss()
-            with torch.autocast("cpu", enabled=False):
+            with torch.autocast(here(), enabled=False):
                 bench.scaler.scale(loss).backward()
             bench.step()
 
@@ -69,7 +70,7 @@ class Checkpointed(nn.Module):
 @wrong(Cause.MISUSE_CHECKPOINT_AUTOCAST_MISMATCH)
 def recomputed_in_another_precision(watch: Watch) -> None:
     model = Checkpointed()
-    optimizer, scaler = torch.optim.SGD(model.parameters(), 1e-3), torch.amp.GradScaler("cpu", init_scale=256.0)
+    optimizer, scaler = torch.optim.SGD(model.parameters(), 1e-3), torch.amp.GradScaler(here(), init_scale=256.0)
     watch(model, scaler)
     for _ in range(STEPS):
         optimizer.zero_grad()

@@ -13,6 +13,7 @@ from torch.func import functional_call
 from ampscope.trace.vocabulary import Cause
 from tests.support.training.call_orders.registry import RIGHT, WRONG
 from tests.support.training.model_parts import grad_of
+from tests.support.training.small_loop import here
 from tests.support.training.usage_bench import BATCH, STEPS, WIDTH, Bench, Watch, loss_of
 
 SCALE, RATE = 8192.0, 0.01
@@ -158,7 +159,7 @@ def transformed(factor: Any, update: Update, watch: Watch) -> Any:
     for _ in range(STEPS):
         weights = dict(bench.model.named_parameters())
         detached = {name: weight.detach() for name, weight in weights.items()}
-        with torch.autocast("cpu", dtype=torch.float16):
+        with torch.autocast(here(), dtype=torch.float16):
             gradients = torch.func.grad(scaled_loss)(detached, torch.randn(BATCH, WIDTH))
         with torch.no_grad():
             update(list(weights.values()), list(gradients.values()))
@@ -186,7 +187,7 @@ def under_autocast_of_its_own(watch: Watch) -> Any:
     bench = Bare(watch)
 
     def loss_at(weights: dict[str, Tensor], x: Tensor) -> Tensor:
-        with torch.autocast("cpu", dtype=torch.float16):
+        with torch.autocast(here(), dtype=torch.float16):
             out = functional_call(bench.model, weights, (x,))
         return nn.functional.mse_loss(out.float(), torch.ones(BATCH, 1))
 

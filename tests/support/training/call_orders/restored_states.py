@@ -10,6 +10,7 @@ import torch
 
 from ampscope.trace.vocabulary import Cause
 from tests.support.training.call_orders.registry import RIGHT, WRONG
+from tests.support.training.small_loop import here
 from tests.support.training.usage_bench import (
     STEPS,
     Bench,
@@ -25,7 +26,7 @@ def resumed(watch: Watch, *, restore: bool, renew: bool) -> Any:
     for _ in bench.steps(2 * STEPS):
         pass
     states = copy.deepcopy((bench.scaler.state_dict(), bench.optimizer.state_dict()))
-    bench.scaler = torch.amp.GradScaler("cpu", init_scale=HIGH)
+    bench.scaler = torch.amp.GradScaler(here(), init_scale=HIGH)
     if restore:
         bench.scaler.load_state_dict(states[0])
     if renew:

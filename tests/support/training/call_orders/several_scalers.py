@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ampscope.trace.vocabulary import Cause
 from tests.support.training.call_orders.registry import right, wrong
+from tests.support.training.small_loop import here
 from tests.support.training.usage_bench import (
     BATCH,
     STEPS,
@@ -25,12 +26,12 @@ class Pair:
         self.generator, self.critic = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
         self.of_generator = torch.optim.Adam(self.generator.parameters(), 1e-3)
         self.of_critic = torch.optim.Adam(self.critic.parameters(), 1e-3)
-        self.scalers = [torch.amp.GradScaler("cpu", init_scale=scale) for scale in scales]
+        self.scalers = [torch.amp.GradScaler(here(), init_scale=scale) for scale in scales]
         watch([self.generator, self.critic], self.scalers[0])
 
     def losses(self) -> tuple[Tensor, Tensor]:
         """The critic's loss, and the generator's for the same fake batch, which reaches the critic too."""
-        with torch.autocast("cpu", dtype=torch.float16):
+        with torch.autocast(here(), dtype=torch.float16):
             fake = self.generator(torch.randn(BATCH, WIDTH))
             real = self.critic(torch.randn(BATCH, WIDTH)).float().mean()
             return self.critic(fake.detach()).float().mean() - real, -self.critic(fake).float().mean()
@@ -107,7 +108,7 @@ def a_loss_multiplied_by_the_scale_by_hand(watch: Watch) -> Any:
 
 @wrong(Cause.MISUSE_MULTIPLE_SCALERS_UPDATE)
 def scaled_by_one_and_stepped_by_another(watch: Watch) -> None:
-    bench, other = Bench(watch), torch.amp.GradScaler("cpu", init_scale=64.0)
+    bench, other = Bench(watch), torch.amp.GradScaler(here(), init_scale=64.0)
     for _ in range(STEPS):
         bench.optimizer.zero_grad()
         loss = bench.loss()
@@ -119,7 +120,7 @@ def scaled_by_one_and_stepped_by_another(watch: Watch) -> None:
 
 @wrong(Cause.MISUSE_MULTIPLE_SCALERS_UPDATE)
 def two_scalers_for_the_gradients_of_one_optimizer(watch: Watch) -> None:
-    bench, other = Bench(watch), torch.amp.GradScaler("cpu", init_scale=64.0)
+    bench, other = Bench(watch), torch.amp.GradScaler(here(), init_scale=64.0)
     for _ in bench.steps():
         other.scale(bench.loss(-1.0)).backward()
 

@@ -27,6 +27,8 @@ from tests.support.training.small_loop import BATCH, POISONED, WIDTH, make_scale
 from tests.support.training.small_models import TwoLayers
 from tests.support.training.twin_runs import train_both
 
+pytestmark = pytest.mark.usefixtures("device")
+
 
 class Attention(nn.Module):
     def __init__(self) -> None:

@@ -16,10 +16,14 @@ from ampscope import diagnose
 from ampscope.trace.schema import ReplayStatus
 from ampscope.trace.vocabulary import Cause, Verdict
 from tests.support.primary import primary_incident
+from tests.support.training.small_loop import here
 from tests.support.training.step_traces import line_of
 from tests.support.training.twin_runs import Watched
 
 WIDTH, BAD, STEPS = 8, 4, 7
+
+
+pytestmark = pytest.mark.usefixtures("device")
 
 
 class Blocks(Tensor):
@@ -31,7 +35,7 @@ class Blocks(Tensor):
 
     @staticmethod
     def __new__(cls, blocks: Tensor, scales: Tensor) -> Any:
-        made: Any = Tensor._make_wrapper_subclass(cls, (WIDTH, WIDTH), dtype=scales.dtype)
+        made: Any = Tensor._make_wrapper_subclass(cls, (WIDTH, WIDTH), dtype=scales.dtype, device=scales.device)
         made.blocks, made.scales = blocks, scales
         return made
 
@@ -59,7 +63,7 @@ class Dense(Tensor):
 
     @staticmethod
     def __new__(cls, store: Tensor, gain: Tensor) -> Any:
-        made: Any = Tensor._make_wrapper_subclass(cls, store.shape, dtype=store.dtype)
+        made: Any = Tensor._make_wrapper_subclass(cls, store.shape, dtype=store.dtype, device=store.device)
         made.store, made.gain = store, gain
         return made
 
@@ -143,7 +147,7 @@ def loop(hold: Callable[[nn.Module], None], bad: int = BAD) -> Callable[[Callabl
         layer = Layer(hold)
         model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Identity(), layer, nn.Tanh(), nn.Linear(WIDTH, 2))
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-2)
-        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        scaler = torch.amp.GradScaler(here(), init_scale=64.0)
         watch(model, scaler)
         losses = []
         Blocks.asked.clear()
@@ -151,7 +155,7 @@ def loop(hold: Callable[[nn.Module], None], bad: int = BAD) -> Callable[[Callabl
             x = torch.randn(4, WIDTH) * (1e3 if step == bad and hold is as_tagged else 1.0)
             recalibrated(layer.weight, badly=step == bad)
             optimizer.zero_grad()
-            with torch.autocast("cpu", dtype=torch.float16):
+            with torch.autocast(here(), dtype=torch.float16):
                 loss = model(x).float().square().mean()
             scaler.scale(loss).backward()
             scaler.step(optimizer)

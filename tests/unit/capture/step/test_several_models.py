@@ -16,7 +16,18 @@ from torch import Tensor, nn
 import ampscope
 from ampscope.trace.schema import ReplayStatus, Source, Table
 from tests.support.training.model_parts import grad_norm
-from tests.support.training.small_loop import BATCH, POISONED, WIDTH, make_batch, make_scaler, mlp, mse, poison, train
+from tests.support.training.small_loop import (
+    BATCH,
+    POISONED,
+    WIDTH,
+    here,
+    make_batch,
+    make_scaler,
+    mlp,
+    mse,
+    poison,
+    train,
+)
 from tests.support.training.step_traces import Trace
 from tests.support.training.twin_runs import EXACT, Watched, train_both
 
@@ -33,7 +44,7 @@ def gan(*, bad: str, watched: str = "both") -> Callable[..., Any]:
         watch(models[watched], scaler)
         rows = []
         for step in range(POISONED + 2):
-            with torch.autocast("cpu", dtype=torch.float16):
+            with torch.autocast(here(), dtype=torch.float16):
                 fake = generator(torch.randn(BATCH, WIDTH))
                 real = torch.randn(BATCH, WIDTH)
                 loss = F.softplus(-critic(real)).mean() + F.softplus(critic(fake.detach())).mean()
@@ -42,7 +53,7 @@ def gan(*, bad: str, watched: str = "both") -> Callable[..., Any]:
             (poison(step, scaled) if bad in ("critic", "both") else scaled).backward()
             scaler.step(of_critic)
             rows.append(loss.item())
-            with torch.autocast("cpu", dtype=torch.float16):
+            with torch.autocast(here(), dtype=torch.float16):
                 loss = F.softplus(-critic(fake)).mean()
             of_generator.zero_grad()
             scaled = scaler.scale(loss)
@@ -98,7 +109,7 @@ def two_by_two(watch: Callable[..., object], *, unscale: bool) -> Any:
         for optimizer in optimizers:
             optimizer.zero_grad()
         x, y = make_batch()
-        with torch.autocast("cpu", dtype=torch.float16):
+        with torch.autocast(here(), dtype=torch.float16):
             one, other = models[0](x), models[1](y)
             losses = [F.mse_loss(one, other), F.l1_loss(one, y) + other.float().mean()]
         scaler.scale(losses[0]).backward(retain_graph=True)
@@ -114,6 +125,7 @@ def two_by_two(watch: Callable[..., object], *, unscale: bool) -> Any:
     return [*models, *optimizers, scaler, rows]
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("unscale", [False, True], ids=["", "unscaled by the loop"])
 def test_two_optimizers_after_one_forward(unscale: bool, run_folder: Path) -> None:
     watched = train_both(lambda watch: two_by_two(watch, unscale=unscale), run_folder)
@@ -134,6 +146,7 @@ class Parts(nn.Module):
         self.encoder, self.head, self.late = mlp(), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
 
 
+@pytest.mark.usefixtures("device")
 def test_parts_of_a_model_called_by_the_loop_have_their_names(run_folder: Path) -> None:
     def forward(model: Parts, x: Tensor, y: Tensor) -> Tensor:
         return F.mse_loss(model.head(F.gelu(model.encoder(x))), y)
@@ -145,6 +158,7 @@ def test_parts_of_a_model_called_by_the_loop_have_their_names(run_folder: Path) 
     assert [op.site.phase for op in trace.find("aten.gelu.")] == ["loss"]
 
 
+@pytest.mark.usefixtures("device")
 def test_a_part_first_called_late_still_replays_exactly(run_folder: Path) -> None:
     calls = iter(range(100))
 
@@ -160,6 +174,7 @@ def test_a_part_first_called_late_still_replays_exactly(run_folder: Path) -> Non
     assert train_both(loop, run_folder).replay_of(POISONED) == EXACT
 
 
+@pytest.mark.usefixtures("device")
 def test_named_models_in_a_dict(run_folder: Path) -> None:
     def loop(watch: Callable[..., object]) -> Any:
         models = {"encoder": mlp(), "head": nn.Linear(WIDTH, WIDTH)}
@@ -199,7 +214,7 @@ class TestDistributed:
             for step in range(POISONED + 2):
                 for part in range(2):
                     with model.no_sync() if part == 0 else contextlib.nullcontext():
-                        with torch.autocast("cpu", dtype=torch.float16):
+                        with torch.autocast(here(), dtype=torch.float16):
                             loss = mse(model, *make_batch())
                         poison(step, scaler.scale(loss)).backward()
                     losses.append(loss.item())
@@ -217,6 +232,7 @@ class TestDistributed:
         assert ampscope.diagnose(watched.run).run.model == "Sequential"
 
 
+@pytest.mark.usefixtures("device")
 def test_steps_of_an_optimizer_made_anew(run_folder: Path) -> None:
     """A loop that makes a new optimizer (unfreezing, a new learning rate) goes on counting its own steps."""
 
@@ -228,7 +244,7 @@ def test_steps_of_an_optimizer_made_anew(run_folder: Path) -> None:
             optimizer = torch.optim.SGD(model.parameters(), 0.01)
             for _ in range(2):
                 optimizer.zero_grad()
-                with torch.autocast("cpu", dtype=torch.float16):
+                with torch.autocast(here(), dtype=torch.float16):
                     loss = mse(model, *make_batch())
                 scaler.scale(loss).backward()
                 scaler.step(optimizer)

@@ -12,6 +12,9 @@ from tests.support.training.usage_bench import findings_of, found_in
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step", "ignore:.*different devices")
 
 
+pytestmark = pytest.mark.usefixtures("device")
+
+
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_correct_loop_draws_no_finding(name: str, run_folder: Path) -> None:
     assert findings_of(RIGHT[name], run_folder) == ()

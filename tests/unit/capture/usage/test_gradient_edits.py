@@ -16,6 +16,8 @@ from tests.support.training.usage_bench import Bench, Watch, findings_of, found_
 CLIP, RAW = Cause.MISUSE_CLIP_BEFORE_UNSCALE, Cause.MISUSE_NO_UNSCALE
 Edit = Callable[[Bench], object]
 
+pytestmark = pytest.mark.usefixtures("device")
+
 RIGHT: dict[str, Edit] = {}
 WRONG: dict[str, tuple[Edit, Cause]] = {}
 

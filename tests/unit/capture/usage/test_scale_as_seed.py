@@ -12,8 +12,11 @@ from torch.nn import functional as F
 
 import ampscope
 from ampscope.trace.vocabulary import Cause
+from tests.support.training.small_loop import here
 
 SCALE, SAMPLES = 1024.0, 8
+
+pytestmark = pytest.mark.usefixtures("device")
 
 #: Leaves gradients of the losses of single samples in a model's parameters.
 Backward = Callable[[nn.Module, Tensor], None]
@@ -90,7 +93,7 @@ def mistakes(backward: Backward, folder: Path) -> set[Cause]:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     with ampscope.watch(model, dir=folder, quiet=True):
         for _ in range(4):
-            with torch.autocast("cpu", torch.float16):
+            with torch.autocast(here(), torch.float16):
                 results = model(torch.randn(SAMPLES, 6))
             losses = F.cross_entropy(results.float(), torch.randint(3, (SAMPLES,)), reduction="none")
             backward(model, losses)

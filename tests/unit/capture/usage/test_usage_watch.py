@@ -14,9 +14,11 @@ from torch import Tensor, nn
 import ampscope
 from ampscope.trace.vocabulary import Cause
 from tests.support.training.model_parts import grad_of, linear
-from tests.support.training.small_loop import BATCH, WIDTH, make_scaler, mlp, mse
+from tests.support.training.small_loop import BATCH, WIDTH, here, make_scaler, mlp, mse
 from tests.support.training.step_traces import line_of
 from tests.support.training.twin_runs import Watched, train_both
+
+pytestmark = pytest.mark.usefixtures("device")
 
 STEPS = 4
 
@@ -32,7 +34,7 @@ class Bench:
         watch(self.model, self.scaler if scaler else None)
 
     def loss(self, dtype: torch.dtype = torch.float16) -> Tensor:
-        with torch.autocast("cpu", dtype=dtype):
+        with torch.autocast(here(), dtype=dtype):
             return mse(self.model, torch.randn(BATCH, WIDTH), torch.randn(BATCH, WIDTH))
 
     def scaled(self) -> None:
@@ -190,7 +192,7 @@ def several_losses_scaled_one_by_one(watch: Callable[..., object]) -> Any:
     bench = Bench(watch)
     for _ in range(STEPS):
         bench.optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.float16):
+        with torch.autocast(here(), dtype=torch.float16):
             out = bench.model(torch.randn(BATCH, WIDTH))
             losses = [out.float().pow(2).mean(), out.float().abs().mean()]
         bench.scaler.scale(losses[0]).backward(retain_graph=True)
@@ -206,7 +208,7 @@ def a_gan_with_one_scaler(watch: Callable[..., object]) -> Any:
     optimizers = [torch.optim.Adam(model.parameters(), 1e-3) for model in (generator, critic)]
     watch([generator, critic], scaler)
     for _ in range(STEPS):
-        with torch.autocast("cpu", dtype=torch.float16):
+        with torch.autocast(here(), dtype=torch.float16):
             fake = generator(torch.randn(BATCH, WIDTH))
             loss = F.softplus(-critic(torch.randn(BATCH, WIDTH))).mean() + F.softplus(critic(fake.detach())).mean()
         optimizers[1].zero_grad()
@@ -215,7 +217,7 @@ def a_gan_with_one_scaler(watch: Callable[..., object]) -> Any:
         nn.utils.clip_grad_norm_(critic.parameters(), 1.0)
         scaler.step(optimizers[1])
         optimizers[0].zero_grad()
-        with torch.autocast("cpu", dtype=torch.float16):
+        with torch.autocast(here(), dtype=torch.float16):
             loss = F.softplus(-critic(fake)).mean()
         scaler.scale(loss).backward()
         scaler.step(optimizers[0])
@@ -233,7 +235,7 @@ def one_of_two_optimizers_without_the_scaler(watch: Callable[..., object]) -> An
     for _ in range(STEPS):
         one.zero_grad()
         other.zero_grad()
-        with torch.autocast("cpu", dtype=torch.float16):
+        with torch.autocast(here(), dtype=torch.float16):
             loss = mse(half, torch.randn(BATCH, WIDTH), torch.randn(BATCH, WIDTH))
         scaler.scale(loss).backward()
         mse(single, torch.randn(BATCH, WIDTH), torch.randn(BATCH, WIDTH)).backward()
@@ -372,7 +374,7 @@ def backward_inside_autocast(watch: Callable[..., object]) -> None:
     bench = Bench(watch)
     for _ in range(STEPS):
         bench.optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.float16):
+        with torch.autocast(here(), dtype=torch.float16):
             loss = mse(bench.model, torch.randn(BATCH, WIDTH), torch.randn(BATCH, WIDTH))
             bench.scaler.scale(loss).backward()
         bench.step()
@@ -403,7 +405,7 @@ def half_precision_inside_the_model_without_a_scaler(watch: Callable[..., object
             super().__init__()
             self.inner = mlp()
 
-        @torch.autocast("cpu", dtype=torch.float16)
+        @torch.autocast(here(), dtype=torch.float16)
         def forward(self, x: Tensor) -> Tensor:
             return self.inner(x)
 

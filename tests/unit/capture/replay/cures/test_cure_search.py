@@ -22,7 +22,7 @@ from ampscope.capture.replay.cures.failure import Failure, OpKey
 from ampscope.trace import schema
 from ampscope.trace.schema import LOSS_CODE, ReplayRow, Table, Trial
 from tests.support.primary import primary_incident
-from tests.support.training.small_loop import Model
+from tests.support.training.small_loop import Model, here
 from tests.support.training.twin_runs import Loop, Watched, train_both
 
 LARGE = 1000.0  #: its square is past 65504
@@ -65,12 +65,12 @@ def loop(
 
     def run(watch: Callable[..., Any]) -> Any:
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        scaler = torch.amp.GradScaler("cpu", init_scale=init_scale)
+        scaler = torch.amp.GradScaler(here(), init_scale=init_scale)
         watch(model, scaler)
         losses = []
         for step in range(steps):
             optimizer.zero_grad()
-            with torch.autocast("cpu", dtype=dtype):
+            with torch.autocast(here(), dtype=dtype):
                 loss = loss_of(model, torch.randn(2, 8, 8), step)
             scaler.scale(loss).backward()
             scaler.step(optimizer)
@@ -108,6 +108,7 @@ def in_short(rows: list[ReplayRow]) -> list[tuple[str, tuple[str, ...], str]]:
     return [(row.change, tuple(row.modules), row.outcome) for row in rows]
 
 
+@pytest.mark.usefixtures("device")
 def test_the_cure_of_an_overflow_is_found_and_training_is_the_same(run_folder: Path) -> None:
     watched = train_both(fresh(Net, overflow_at(1)), run_folder)
     assert in_short(tried(watched)) == [
@@ -126,6 +127,7 @@ def test_the_cure_of_an_overflow_is_found_and_training_is_the_same(run_folder: P
     assert watched.warnings == []
 
 
+@pytest.mark.usefixtures("device")
 def test_the_remedy_that_is_called_verified_keeps_the_loop_from_failing(run_folder: Path) -> None:
     def bad(model: nn.Module) -> Watched:
         return Watched.train(loop(model, overflow_at(1)), run_folder)
@@ -164,6 +166,7 @@ class Average(nn.Module):
         return x
 
 
+@pytest.mark.usefixtures("device")
 def test_what_leaves_a_buffer_bad_has_not_cured_the_step(run_folder: Path) -> None:
     watched = Watched.train(fresh(Averaged, overflow_at(1)), run_folder)
     cured = [row.modules for row in tried(watched) if row.change == "modules_fp32" and row.outcome == "finite"]
@@ -172,6 +175,7 @@ def test_what_leaves_a_buffer_bad_has_not_cured_the_step(run_folder: Path) -> No
     assert cured
 
 
+@pytest.mark.usefixtures("device")
 def test_what_fails_in_float32_too_is_not_blamed_on_precision(run_folder: Path) -> None:
     def zero(model: nn.Module, x: Tensor, step: int) -> Tensor:
         return torch.log(model(x).relu() * 0.0 + (step != 1)).mean()
@@ -181,6 +185,7 @@ def test_what_fails_in_float32_too_is_not_blamed_on_precision(run_folder: Path) 
     assert primary_incident(watched.run).fp32_ok is False
 
 
+@pytest.mark.usefixtures("device")
 def test_the_largest_scale_is_the_largest(run_folder: Path) -> None:
     def steep(model: nn.Module, x: Tensor, step: int) -> Tensor:
         return (model(x).float() * 5).square().sum()
@@ -203,6 +208,7 @@ def test_the_largest_scale_is_the_largest(run_folder: Path) -> None:
     assert first_step_skipped(2 * best)
 
 
+@pytest.mark.usefixtures("device")
 def test_a_failure_that_comes_again_goes_on_where_the_last_stopped(run_folder: Path) -> None:
     watched = Watched.train(loop(Net(), overflow_at(None), steps=6), run_folder, replay_budget=1)
     rows = tried(watched)
@@ -213,6 +219,7 @@ def test_a_failure_that_comes_again_goes_on_where_the_last_stopped(run_folder: P
     assert [each.change for each in incident.tried] == ["fp32", "modules_fp32", "modules_fp32", "bf16"]
 
 
+@pytest.mark.usefixtures("device")
 def test_no_budget_no_trials(run_folder: Path) -> None:
     watched = Watched.train(loop(Net(), overflow_at(1)), run_folder, replay_budget=0)
     assert (watched.replay_of(1)[0], tried(watched)) == ("exact", [])
@@ -231,6 +238,7 @@ def test_no_memory_no_trials_and_it_is_said(run_folder: Path, monkeypatch: pytes
     assert 4 * 2 * 8 * 8 < needed < 1 << 20
 
 
+@pytest.mark.usefixtures("device")
 def test_memory_that_is_there_and_that_is_not() -> None:
     assert memory.fits(1, torch.device("cpu"))
     assert not memory.fits(1 << 60, torch.device("cpu"))
@@ -250,7 +258,7 @@ class ByHand(nn.Module):
 
 
 def _own_region(x: Tensor) -> Tensor:
-    with torch.autocast("cpu", dtype=torch.float16):
+    with torch.autocast(here(), dtype=torch.float16):
         return x.unsqueeze(-1) @ x.unsqueeze(-2)
 
 
@@ -284,6 +292,7 @@ def test_float32_means_float32_however_half_was_asked_for(run_folder: Path, squa
     assert watched.warnings == []
 
 
+@pytest.mark.usefixtures("device")
 def test_half_parameters_and_inputs_are_widened(run_folder: Path) -> None:
     def run(watch: Callable[..., Any]) -> Any:
         model = nn.Linear(8, 8).half()
@@ -376,6 +385,7 @@ def test_a_conversion_and_what_autocast_does_after_it_are_cured_together(run_fol
     assert remedy.text.endswith("and keep 1 in float32.")
 
 
+@pytest.mark.usefixtures("device")
 def test_a_conversion_that_has_no_part_in_the_failure_is_left_alone(run_folder: Path) -> None:
     def loss_of(model: Net, x: Tensor, step: int) -> Tensor:
         model.gain = LARGE
@@ -409,6 +419,7 @@ class Gains(nn.Module):
         return ((self.inner(x) * 0 + 300.0) * self.gain).float()
 
 
+@pytest.mark.usefixtures("device")
 def test_a_remedy_for_what_is_half_itself_reaches_it(run_folder: Path) -> None:
     def bad(model: nn.Module) -> Watched:
         return Watched.train(loop(model, rates_loss, steps=1), run_folder)
@@ -422,6 +433,7 @@ def test_a_remedy_for_what_is_half_itself_reaches_it(run_folder: Path) -> None:
     assert remedy.code.startswith("model.float()")
 
 
+@pytest.mark.usefixtures("device")
 def test_bfloat16_alone_is_compared_with_float32(run_folder: Path) -> None:
     def loss_of(model: nn.Module, x: Tensor, step: int) -> Tensor:
         return torch.log(1 - torch.sigmoid(model(x) * 0 + 7.0)).mean()  # 0.999 rounds to 1 in bfloat16
@@ -443,7 +455,7 @@ def test_nothing_of_torch_stays_replaced(run_folder: Path) -> None:
 
     model = Net()
     optimizer, scaler = torch.optim.SGD(model.parameters(), lr=1e-3), Scaler("cpu", init_scale=4.0)
-    with ampscope.watch(model, scaler, dir=run_folder, quiet=True), torch.autocast("cpu", dtype=torch.float16):
+    with ampscope.watch(model, scaler, dir=run_folder, quiet=True), torch.autocast(here(), dtype=torch.float16):
         scaler.scale(overflow_at(0)(model, torch.randn(2, 8, 8), 0)).backward()
         scaler.step(optimizer)
         scaler.update()
@@ -452,6 +464,7 @@ def test_nothing_of_torch_stays_replaced(run_folder: Path) -> None:
     assert len(ampscope.open_run(run_folder).rows(Table.REPLAYS)) == 3
 
 
+@pytest.mark.usefixtures("device")
 def test_a_change_that_cannot_be_made_says_why(run_folder: Path) -> None:
     def loss_of(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         out = model(x) * LARGE
@@ -500,11 +513,13 @@ def shown(outcome: Trial, *modules: str, headroom: float | None = None) -> Trial
 FINITE, NOT = Trial.FINITE, Trial.NONFINITE
 
 
+@pytest.mark.usefixtures("device")
 def test_precision_without_a_part_in_it_ends_the_plan() -> None:
     assert follow(failure(), 4.0, iter([shown(NOT)])) == [("fp32",)]
     assert follow(failure(dtypes=""), 4.0, iter([])) == []
 
 
+@pytest.mark.usefixtures("device")
 def test_the_modules_grow_by_those_in_which_it_fails_next() -> None:
     answers = iter([shown(FINITE), shown(NOT, "a", "c"), shown(NOT, "d"), shown(FINITE), shown(FINITE)])
     assert follow(failure(), None, answers) == [
@@ -516,6 +531,7 @@ def test_the_modules_grow_by_those_in_which_it_fails_next() -> None:
     ]
 
 
+@pytest.mark.usefixtures("device")
 def test_the_search_ends_where_nothing_new_fails_or_too_much_does() -> None:
     nothing_new = iter([shown(FINITE), shown(NOT, "a"), shown(NOT)])
     assert follow(failure(dtypes="bfloat16"), None, nothing_new) == [("fp32",), ("modules_fp32", "a")]
@@ -524,6 +540,7 @@ def test_the_search_ends_where_nothing_new_fails_or_too_much_does() -> None:
     assert len(asked) == 1 + cure_search.MOST_MODULES
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize(
     ("scale", "low", "expected"),
     [
@@ -541,6 +558,7 @@ def test_the_scales(scale: float, low: Any, expected: list[Any]) -> None:
     assert [change for change in asked if change[0] == "scale"] == expected
 
 
+@pytest.mark.usefixtures("device")
 def test_changes_say_what_they_are() -> None:
     assert ReplayChange().kind is schema.Change.NONE
     assert EverythingIn(torch.float32).kind is schema.Change.FP32
@@ -555,6 +573,7 @@ def test_changes_say_what_they_are() -> None:
 # -- the budget -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("device")
 def test_the_first_incidents_are_always_replayed_and_later_ones_within_the_share(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
