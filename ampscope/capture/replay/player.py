@@ -109,7 +109,7 @@ class Player:
                     self._change.active(self._tracer.places.now),
                     self._tracer.active(),
                     self._handing_back.active(),
-                    self._guard.active(),
+                    self._guard.active(self._tracer.functions),
                     guarded(self.devices, self._tracer),
                 ):
                     self._play_entries()

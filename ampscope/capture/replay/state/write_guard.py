@@ -6,17 +6,17 @@ A copy of the weights that a step does not train may not fit: they are nearly al
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.communication.refusal import PLAIN
 from ampscope.capture.tracing import operators
+from ampscope.capture.tracing.program.function_watch import FunctionWatch
 
 #: Tensors up to this size are copied where nobody can see whether they are written into.
 COPIED_BYTES = 64 << 20
@@ -47,15 +47,18 @@ class WriteGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
         return alias
 
     @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
-        """Keeps what the body is about to overwrite."""
-        addresses = _Addresses(self._address_given)
+    def active(self, functions: FunctionWatch) -> Iterator[None]:
+        """Keeps what the body is about to overwrite.
+
+        Args:
+            functions: Tells of the functions that are called in it.
+        """
         try:
             torch_private.insert_dispatch_mode(self)
-            torch_private.insert_function_mode(addresses)
+            functions.listener = self._function_called
             yield
         finally:
-            torch_private.remove_function_mode(addresses)
+            functions.listener = None
             torch_private.remove_dispatch_mode(self)
 
     @contextlib.contextmanager
@@ -95,19 +98,7 @@ class WriteGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
         if tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes():
             self._whole.add(key)
 
-    def _address_given(self, tensor: Tensor) -> None:
-        if tensor.layout is torch.strided and tensor.nbytes <= COPIED_BYTES:
-            self._keep(tensor)
-
-
-class _Addresses(TorchFunctionMode):
-    """Tells of tensors whose address is given away."""
-
-    def __init__(self, given: Callable[[Tensor], None]) -> None:
-        super().__init__()
-        self._given = given
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _GIVE_ADDRESSES:
-            self._given(args[0])
-        return func(*args, **(kwargs or {}))
+    def _function_called(self, func: Any, args: Any) -> None:
+        """Keeps what lies where code of the user's is about to learn the address."""
+        if func in _GIVE_ADDRESSES and args[0].layout is torch.strided and args[0].nbytes <= COPIED_BYTES:
+            self._keep(args[0])

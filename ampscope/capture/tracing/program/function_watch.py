@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ class FunctionWatch(TorchFunctionMode):
         self.region: torch.dtype | None = None  #: dtype of the autocast region; None outside
         self.creates_graph = False  #: the backward in progress records a graph of itself
         self.unwraps = False  #: the function is answered by the class of one of its operands, in code of its own
+        self.listener: Callable[[Any, Any], None] | None = None  #: is told of each function and its arguments, before
         self.handling = 0  #: calls in progress: inside one, torch has taken the mode off the stack by itself
         self._places = places
         self._guard = guard
@@ -42,6 +44,8 @@ class FunctionWatch(TorchFunctionMode):
         self.handling += 1
         try:
             self.unwraps = not _PLAIN.issuperset(types)
+            if self.listener is not None:
+                self.listener(func, args)
             self._note(func, args, kwargs)
             return func(*args, **kwargs)
         finally:

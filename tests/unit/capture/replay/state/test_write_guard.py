@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -16,7 +17,11 @@ from ampscope.capture.replay import memory
 from ampscope.capture.replay.changes import EverythingIn, ReplayChange
 from ampscope.capture.replay.state.state_snapshot import SMALL_BUFFER_BYTES
 from ampscope.capture.replay.state.write_guard import WriteGuard
+from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.tracing.program.function_watch import FunctionWatch
+from ampscope.capture.tracing.program.places import Places
+from ampscope.capture.tracing.sites import Sites
 from ampscope.trace.schema import ReplayStatus
 from tests.support.training.small_loop import BATCH, POISONED, WIDTH, mse, train
 from tests.support.training.twin_runs import train_both
@@ -30,6 +35,14 @@ Write = Callable[[Tensor], object]
 @pytest.fixture
 def guard() -> WriteGuard:
     return WriteGuard()
+
+
+@contextlib.contextmanager
+def active(guard: WriteGuard) -> Iterator[None]:
+    """As in a replay."""
+    functions = FunctionWatch(Places(Sites(0, str), ()), Guard("the test", pytest.fail))
+    with guard.putting_back(), functions, guard.active(functions):
+        yield
 
 
 def _without_gradients(write: Write) -> Write:
@@ -82,7 +95,7 @@ def test_what_is_written_is_put_back(write: Write, guard: WriteGuard) -> None:
     weight.data[3, 3], weight.data[3, 4] = torch.nan, -0.0
     before, version, address = _bits(weight), weight._version, weight.data_ptr()
     alias = nn.Parameter(guard.alias(weight), requires_grad=False)
-    with guard.putting_back(), guard.active():
+    with active(guard):
         write(alias)
         assert not torch.equal(_bits(alias), before)
         assert torch.equal(_bits(alias), _bits(weight))  # whoever reads them in the replay sees what it wrote
@@ -99,7 +112,7 @@ def test_it_is_put_back_after_an_error(guard: WriteGuard) -> None:
     weight = torch.ones(3)
 
     def fail() -> None:
-        with guard.putting_back(), guard.active():
+        with active(guard):
             guard.alias(weight).zero_()
             raise KeyboardInterrupt
 
@@ -111,7 +124,7 @@ def test_it_is_put_back_after_an_error(guard: WriteGuard) -> None:
 def test_memory_of_others_is_not_looked_at(guard: WriteGuard) -> None:
     weight, other = torch.ones(3), torch.ones(3)
     guard.alias(weight)
-    with guard.putting_back(), guard.active():
+    with active(guard):
         other.zero_()
     assert other.tolist() == [0.0, 0.0, 0.0]
 
