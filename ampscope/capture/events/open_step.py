@@ -26,6 +26,7 @@ class OpenStep:
     waiting: list[Tensor] = field(default_factory=list)  #: scaled, but no backward has come for them yet
     parcels: list[Parcel] = field(default_factory=list)  #: the losses, on their way to the host
     norms: dict[int, Tensor | None] = field(default_factory=dict)  #: of unscaled gradients, by ``id`` of the optimizer
+    edited: dict[int, Tensor | None] = field(default_factory=dict)  #: likewise, where the loop has changed them since
     sent: dict[int, Sent] = field(default_factory=dict)  #: norms on their way to the host, by ``id``
     micro_batches: int = 0
     scaler: Any = None  #: that scaled its latest loss
@@ -54,6 +55,11 @@ class OpenStep:
     def unscaled(self, optimizer: Optimizer, norm: Tensor | None) -> None:
         """The gradients of ``optimizer``, with this norm, are free of the scale."""
         self.norms[id(optimizer)] = norm
+        self.send(norm)
+
+    def changed(self, optimizer: Optimizer, norm: Tensor | None) -> None:
+        """The loop has changed the unscaled gradients of ``optimizer``, which have this norm now."""
+        self.edited[id(optimizer)] = norm
         self.send(norm)
 
     def send(self, norm: Tensor | None) -> None:

@@ -17,10 +17,11 @@ from ampscope.capture.replay.tape.call_tape import Tape
 from ampscope.capture.replay.tape.entry import Entry, EntryKind
 from ampscope.capture.replay.tape.evaluation import MOST_CALLS, Evaluation
 from ampscope.capture.replay.tape.functional import given_gradients, outside_reads
+from ampscope.capture.replay.tape.functional.edit_log import EditLog
 from ampscope.capture.replay.tape.functional.given_gradients import FunctionalStep
 from ampscope.capture.replay.tape.received_values import ReceivedValues
 from ampscope.capture.replay.tape.taped_step import TapedStep
-from ampscope.capture.replay.tape.weight_writes import IN_FORWARD, ForwardEdits, Update, WeightWrites, WrittenValues
+from ampscope.capture.replay.tape.weight_writes import IN_FORWARD, ForwardEdits, WeightWrites, WrittenValues
 from ampscope.capture.replay.tape_mode import ErrorListener, FunctionListener, TapeMode
 from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.calls import transforms
@@ -72,12 +73,12 @@ class StepTape(StepObserver):
     def listen(self) -> None:
         """Puts the loop's own calls onto the tape."""
         with self.guard:
-            self._mode.recording = True
+            self._mode.recording, self._mode.edits = True, None
             self._mode.insert()
 
     def complete(self) -> None:
         """Puts nothing more onto the tape, but goes on to see whether the loop moves weights by itself."""
-        self._mode.recording = False
+        self._mode.complete()
         self.received.complete()
 
     def stop(self) -> bool:
@@ -218,11 +219,9 @@ class StepTape(StepObserver):
     def scaler_call_ended(self, call: ScalerCall) -> None:
         """Marks what multiplied a loss with the loss scale."""
         if call.method is ScalerMethod.SCALE:
-            self.scaled(list(tensor_tree.tensors(call.result)))
-
-    def scaled(self, results: list[Tensor]) -> None:
-        """``scaler.scale`` made ``results``."""
-        self._tape.mark_scaled(results)
+            self._tape.mark_scaled(list(tensor_tree.tensors(call.result)))
+        elif self._evaluation.backwards:
+            self._mode.scaler_called(call, self._models)
 
     def backward_began(self, backward: BackwardCall) -> None:
         """Puts a backward onto the tape."""
@@ -269,14 +268,15 @@ class StepTape(StepObserver):
             edits_weights=partial(self._edits.seen, wait=True),
         )
 
-    def updates(self) -> list[Update]:
-        """What the loop is about to move weights by, of what it has made in this step."""
-        return self._evaluation.updates
+    @property
+    def evaluation(self) -> Evaluation:
+        """What is known of the present evaluation."""
+        return self._evaluation
 
     @property
-    def is_moved(self) -> bool:
-        """Whether the loop has moved weights since the latest call of a model."""
-        return self._evaluation.moved
+    def gradient_edits(self) -> EditLog | None:
+        """What the loop did after its gradients were unscaled."""
+        return self._mode.edits
 
     @property
     def functional(self) -> FunctionalStep:

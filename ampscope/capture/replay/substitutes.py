@@ -17,6 +17,7 @@ from ampscope.capture.replay.state.put_back import PutBack
 from ampscope.capture.replay.state.silence import silenced
 from ampscope.capture.replay.state.state_snapshot import StateSnapshot
 from ampscope.capture.replay.state.write_guard import COPIED_BYTES, WriteGuard
+from ampscope.capture.replay.tape.entry import NoGradientError
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.tensor_tree import inner_tensors, rewrapped
 from ampscope.capture.tracing.statistics.stats import finite
@@ -95,12 +96,12 @@ class Substitutes:
         """The gradient that the substitute of a parameter, given by ``id``, has now.
 
         Raises:
-            RuntimeError: It has none.
+            NoGradientError: It has none.
         """
         name, real = self._models.parameters[parameter]
         gradient = self.of(real).grad
         if gradient is None:
-            raise RuntimeError(f"the gradient of {name} that the loop has changed came from before the step")
+            raise NoGradientError(f"the gradient of {name} that the loop has changed came from before the step")
         return gradient
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:

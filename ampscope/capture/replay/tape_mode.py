@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any, NamedTuple, Protocol
@@ -10,7 +11,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ampscope.capture.events.calls import ScalerCall, ScalerMethod
 from ampscope.capture.replay.tape.call_tape import Tape
+from ampscope.capture.replay.tape.functional.edit_log import EditLog
 from ampscope.capture.torch_support import tensor_tree, torch_private
 from ampscope.capture.torch_support.calls import call_state
 from ampscope.capture.torch_support.calls.call_state import Ambient
@@ -20,6 +23,7 @@ from ampscope.capture.torch_support.calls.half_conversions import dtypes_asked
 from ampscope.capture.torch_support.calls.pause import Pause
 from ampscope.capture.torch_support.calls.random_state import RandomState
 from ampscope.capture.torch_support.guard import Guard
+from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.user_line import NOWHERE, user_place
 
 _GRADIENT = torch.Tensor.grad
@@ -89,6 +93,7 @@ class TapeMode(TorchFunctionMode):
         recording: Whether calls go onto the tape; if not, they are only watched.
         watching: Whether ``watcher`` looks at the calls.
         after_backward: A backward of the step has run.
+        edits: What the loop does after its gradients were unscaled, for as long as nothing else comes.
     """
 
     def __init__(
@@ -114,6 +119,7 @@ class TapeMode(TorchFunctionMode):
         self.recording = True
         self.watching = False
         self.after_backward = False
+        self.edits: EditLog | None = None
 
     def on_error(self, listener: ErrorListener) -> None:
         """Tells a listener of each function that raises."""
@@ -134,6 +140,21 @@ class TapeMode(TorchFunctionMode):
     def transformed(self, factors: Iterable[Any], result: Any) -> None:
         """A transform of ``torch.func`` has run in the loop's place, where no function was seen."""
         self._listener.transformed(factors, result)
+
+    def complete(self) -> None:
+        """Puts nothing more onto the tape."""
+        self.recording = False
+        if self.edits is not None:
+            self.edits.is_open = False
+
+    def scaler_called(self, call: ScalerCall, models: Models) -> None:
+        """What the loop does between the unscaling of gradients and the scaler's update is noted."""
+        if call.method is ScalerMethod.UPDATE:
+            self.edits = None
+        scale = torch_private.scaler_tensors(call.scaler)[0] if call.method is ScalerMethod.UNSCALE else None
+        if scale is not None:
+            self.edits = self.edits or EditLog(self.recorded, models)
+            self.edits.unscaled(call.argument, scale, call.place)
 
     def insert(self) -> None:
         """Starts listening."""
@@ -184,7 +205,7 @@ class TapeMode(TorchFunctionMode):
                 with self._guard:
                     self._watcher(func, args, kwargs)
             if not self.recording:
-                return func(*args, **kwargs)
+                return func(*args, **kwargs) if self.edits is None else self._edit(self.edits, func, args, kwargs)
             self._pause.begin_glance()
             before = self._before(func, args, kwargs)
             self._pause.end_glance()
@@ -203,6 +224,19 @@ class TapeMode(TorchFunctionMode):
                     self._asked()
         finally:
             self._handling -= 1
+        return result
+
+    def _edit(self, edits: EditLog, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Runs a function between the unscaling of gradients and the step."""
+        if not edits.is_open:
+            return func(*args, **kwargs)
+        before = None
+        with self._guard:
+            before = edits.before(func, args, kwargs)
+        result = func(*args, **kwargs)
+        if before is not None:
+            with self._guard:
+                edits.note(func, args, kwargs, result, before=before, frame=sys._getframe(2))
         return result
 
     def _before(self, func: Any, args: Any, kwargs: dict[str, Any]) -> _Before | None:

@@ -115,8 +115,12 @@ def user_place(*stops: CodeType) -> Place | None:
     Returns:
         The place, or None when the search ended without one.
     """
+    return place_of(sys._getframe(1), *stops)
+
+
+def place_of(frame: FrameType | None, *stops: CodeType) -> Place | None:
+    """The same, from a frame on; see `user_place`."""
     in_framework: Place | None = None
-    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if code in stops:

@@ -94,12 +94,16 @@ def bad_steps(
 
 
 def _with_what_began_it(steps: Iterable[BadStep], written: Collection[tuple[int, int]]) -> Iterator[BadStep]:
-    """Each step with the one since which the weights are bad: that was written, and no good step came in between."""
+    """Each step with the one since which the weights are bad: that was written, and no good step came in between.
+
+    A step that was skipped leaves them as they were.
+    """
     before: dict[int, BadStep] = {}
     for each in steps:
         last = before.get(each.optimizer)
-        follows = last is not None and last.step == each.step - 1 and (each.optimizer, last.step) in written
-        since = (last.step if last.since is None else last.since) if last is not None and follows else None
+        follows = last is not None and last.step == each.step - 1
+        began = last.step if last is not None and (each.optimizer, last.step) in written else None
+        since = (began if last.since is None else last.since) if last is not None and follows else None
         before[each.optimizer] = replace(each, since=since)
         yield before[each.optimizer]
 

@@ -18,6 +18,8 @@ from ampscope.capture.replay.tape.entry import (
     EntryKind,
     OutsideTensor,
     TensorReference,
+    UnscaledGradients,
+    unscale_,
 )
 from ampscope.capture.replay.tape.fingerprints import fingerprint
 from ampscope.capture.replay.tape.live_results import LeftGradients, LiveResults, in_place_results, targets
@@ -218,6 +220,10 @@ class Tape:
         for leaf, tensor in enumerate(tensors):
             self.results.add(tensor, EarlierResult(number, leaf))
 
+    def unscaled(self, gradients: UnscaledGradients, *, ambient: Ambient, place: Place) -> None:
+        """Adds ``scaler.unscale_``, after it ran."""
+        self._append(_entry(EntryKind.FUNCTION, unscale_, gradients, ambient, place)).in_place = True
+
     def mark_scaled(self, outputs: list[Tensor]) -> None:
         """Notes that the entries which made ``outputs`` multiply with the loss scale."""
         for tensor in outputs:
@@ -283,8 +289,7 @@ class Tape:
         newest = self.entries[-1]
         if HALF & dtypes_asked(newest.call, newest.arguments.args, newest.arguments.kwargs):
             return False
-        known = self.results.find(tensor)
-        source = known and known.source
+        source = known.source if (known := self.results.find(tensor)) is not None else None
         return any(
             reference.identity == id(tensor) if isinstance(reference, OutsideTensor) else reference == source
             for reference in newest.arguments.tensors

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.replay.tape.framework_flags import Flag
 from ampscope.capture.replay.tape.reception import Reception
@@ -16,6 +18,7 @@ from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.calls.call_state import Ambient
 from ampscope.capture.torch_support.calls.kernel_choice import KernelChoice
 from ampscope.capture.torch_support.calls.random_state import RandomState
+from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.torch_support.user_line import Place
 
 
@@ -103,6 +106,27 @@ class Arguments:
 
 
 @dataclass(slots=True)
+class UnscaledGradients(Arguments):
+    """The gradients that ``scaler.unscale_`` divides by the loss scale: looked up when they are asked for."""
+
+    optimizer: Optimizer
+    scale: Tensor
+    known: Container[int]  #: ``id`` of the parameters whose gradients a replay has
+
+    def resolved(self, tensor_of: Callable[[Any], Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """See `Arguments.resolved`; without gradients that no backward of the replay has left."""
+        found = []
+        for parameter in OptimizerView(self.optimizer).parameters:
+            with contextlib.suppress(NoGradientError):
+                found += [tensor_of(GradientOf(id(parameter)))] if id(parameter) in self.known else []
+        return (found, self.scale), {}
+
+
+class NoGradientError(RuntimeError):
+    """A replay has no gradient of a parameter that the real step had one of."""
+
+
+@dataclass(slots=True)
 class CallState:
     """The state around a call that decides its numbers."""
 
@@ -160,3 +184,10 @@ class Entry:
     def is_training_call(self) -> bool:
         """Whether it is a module's call that autograd follows."""
         return self.kind is EntryKind.MODULE and self.state.ambient.grad
+
+
+def unscale_(gradients: list[Tensor], scale: Tensor) -> None:
+    """What ``scaler.unscale_`` does to gradients that are finite; its look at them changes nothing."""
+    inverse = scale.float().reciprocal()
+    for gradient in gradients:
+        (gradient._values() if gradient.is_sparse else gradient).mul_(inverse.to(gradient.device))

@@ -126,13 +126,20 @@ class LeftGradients:
 
     def find(self, tensor: Tensor) -> GradientOf | None:
         """Whose gradient a tensor is; None for any other."""
-        if self._models is None:
-            return None
-        if self._known is None:
+        known = self._look().get(id(tensor))
+        return GradientOf(known[1]) if known is not None and known[0]() is tensor else None
+
+    def holds(self, value: Any) -> bool:
+        """Whether a value is one of them, or a list that begins with one."""
+        first = value[0] if isinstance(value, (list, tuple)) and value else value
+        return id(first) in self._look()
+
+    def _look(self) -> dict[int, tuple[weakref.ref[Tensor], int]]:
+        """Looks up which they are, before the loop puts others in their place."""
+        if self._known is None and self._models is not None:
             pairs = [(key, parameter.grad) for key, (_, parameter) in self._models.parameters.items()]
             self._known = {id(grad): (weakref.ref(grad), key) for key, grad in pairs if grad is not None}
-        known = self._known.get(id(tensor))
-        return GradientOf(known[1]) if known is not None and known[0]() is tensor else None
+        return self._known or {}
 
     def may_copy(self, tensor: Tensor) -> bool:
         """Whether what the loop overwrites after backward is kept as it was: no gradient, and not too much."""

@@ -98,6 +98,10 @@ class Attempts:
         opened = attempt.opened
         self.gradients_complete()
         self.tape.stop()
+        edits = self.tape.gradient_edits
+        if attempt.scaling is not None and edits is not None and edits.edited:
+            with self.guard:
+                opened.changed(attempt.optimizer, gradients.total_norm(attempt.optimizer))
         if not opened.losses:
             opened.given(self.tape.functional.losses())
         if opened.bad is not None:
@@ -132,6 +136,12 @@ class Attempts:
         with self.guard:
             poisoned = self._written.turned_bad()
             self.found(attempt, verdict.of_what_gradients_hide(attempt, poisoned, self._carried.turned_bad()))
+            edited = None if attempt.bad else verdict.of_edits(attempt, self.models)
+            if edited is not None:
+                attempt.norm = attempt.opened.edited[id(attempt.optimizer)]
+                if self.tape.gradient_edits is not None:
+                    self.tape.gradient_edits.write()
+                self.found(attempt, edited)
 
     def postpone(self, attempt: StepAttempt) -> None:
         """The device decides whether the optimizer steps: what else there is to judge arrives before its decision."""
@@ -141,7 +151,7 @@ class Attempts:
 
     def check_updates(self, attempt: StepAttempt) -> None:
         """Judges what the loop is about to move weights by; waits for the device."""
-        updates = self.tape.updates()
+        updates = self.tape.evaluation.updates
         if attempt.bad or not updates:
             return
         with self.guard:

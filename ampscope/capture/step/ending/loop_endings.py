@@ -107,7 +107,7 @@ class LoopEndings:
     def _is_unstepped(self, most: int) -> bool:
         """Whether the loop has moved weights by itself more than ``most`` times, and no optimizer has stepped since."""
         moved = self._unstepped
-        is_here = len(moved) > most and moved[-1].opened is self._cycle.opened and self._tape.is_moved
+        is_here = len(moved) > most and moved[-1].opened is self._cycle.opened and self._tape.evaluation.moved
         return is_here and not len(self._optimizers)
 
     def _was_by_hand(self) -> None:

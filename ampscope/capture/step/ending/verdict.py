@@ -46,6 +46,14 @@ def of_unscaled_step(attempt: StepAttempt, models: Models) -> Verdict | None:
     return Verdict(Trigger.NONFINITE_GRADIENT, symptom)
 
 
+def of_edits(attempt: StepAttempt, models: Models) -> Verdict | None:
+    """What the loop did to gradients that the scaler had found finite, as far as the host knows without waiting."""
+    norm = attempt.opened.known_number(attempt.opened.edited.get(id(attempt.optimizer)))
+    bad = gradients.non_finite(attempt.optimizer, models) if norm is not None and not math.isfinite(norm) else ()
+    symptom = Symptom(frozenset(bad), judged=gradients.names(attempt.optimizer, models)) if bad else None
+    return Verdict(Trigger.NONFINITE_GRADIENT, symptom) if symptom is not None else None
+
+
 def of_device_skip(norms: Mapping[str, Tensor]) -> Verdict:
     """A fused optimizer has skipped on the device; what is left of its gradients are their ``norms`` by name."""
     bad = frozenset(name for name, norm in norms.items() if not bool(norm.isfinite()))

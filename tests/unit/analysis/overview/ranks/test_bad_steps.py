@@ -85,6 +85,12 @@ def test_a_bad_step_after_one_that_was_written_is_its_aftermath() -> None:
     assert [(bad.step, bad.since) for bad in found] == [(4, None), (5, 4), (6, 4), (8, None)]
 
 
+def test_a_step_that_was_skipped_for_bad_weights_leaves_them_so() -> None:
+    sightings = [seen(0, EXACT, step=step) for step in (4, 5, 6)]
+    found = bad_steps(sightings, {0: 9}, 1, written={(0, 4)})
+    assert [bad.since for bad in found] == [None, 4, 4]
+
+
 def test_a_bad_step_after_one_that_was_skipped_began_by_itself() -> None:
     sightings = [seen(0, EXACT, step=step) for step in (4, 5)]
     for size in (1, 2):

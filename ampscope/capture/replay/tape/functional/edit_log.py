@@ -1,0 +1,127 @@
+"""What a loop does to its gradients between ``scaler.unscale_`` and the step: noted as it comes, taped if need be.
+
+Many loops do something there in every step, and hardly ever does it go wrong. So a call is noted as it was made, which
+takes next to nothing, and goes onto the tape when what has come of it is not finite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad
+from torch.optim.optimizer import Optimizer
+
+from ampscope.capture.replay.tape.call_tape import Tape
+from ampscope.capture.replay.tape.entry import UnscaledGradients
+from ampscope.capture.torch_support import tensor_tree
+from ampscope.capture.torch_support.calls import call_state
+from ampscope.capture.torch_support.calls.function_names import draws_random_numbers, is_in_place
+from ampscope.capture.torch_support.calls.random_state import RandomState
+from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.user_line import NOWHERE, Place, place_of
+
+_ASSIGNED: Any = Tensor.grad  # a descriptor, typed as its value
+#: torch's own clipping makes finite gradients of finite ones.
+_CLIPS = clip_grad.__file__
+#: Where torch's operators on tensors are written in Python.
+_OPERATORS = frozenset({torch.overrides.__file__, torch._tensor.__file__})
+#: Bytes of what the loop makes there that are kept alive until the step, and calls that are kept.
+MOST_KEPT, MOST_CALLS = 1 << 26, 5_000
+
+
+class _Edit(NamedTuple):
+    """A call of the loop's."""
+
+    func: Callable[..., Any]
+    args: Any
+    kwargs: dict[str, Any]
+    result: Any
+    place: Place
+    random: RandomState | None  #: before the first call that draws
+    originals: dict[int, Tensor]  #: what it overwrote of the loop's own, as it was, by ``id``
+
+
+class EditLog:
+    """The calls of one step since its gradients were unscaled.
+
+    Args:
+        tape: Where they go if need be.
+        models: The watched models.
+    """
+
+    def __init__(self, tape: Tape, models: Models) -> None:
+        self._tape = tape
+        self._models = models
+        self._ambient = call_state.current(call_state.device_types())._replace(grad=False)  # gradients are numbers here
+        self._calls: list[_Edit | tuple[UnscaledGradients, Place]] = []
+        self._bytes = 0
+        self._drew = False
+        self.edited = False  #: the loop has done something that may make gradients other than finite
+        self.is_open = False  #: calls are the loop's, not the scaler's
+
+    def unscaled(self, optimizer: Optimizer, scale: Tensor, place: Place | None) -> None:
+        """A scaler has divided the gradients of an optimizer by the scale."""
+        gradients = UnscaledGradients((), {}, [], optimizer, scale, self._models.parameters)
+        self._calls.append((gradients, place or NOWHERE))
+        self.is_open = True
+
+    def before(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[int, Tensor]]:
+        """What must be known before a function runs: generators, and what it overwrites of the loop's own."""
+        random, originals = None, {}
+        if not self._drew and draws_random_numbers(getattr(func, "__name__", "")):
+            self._drew = True
+            random = RandomState.take({each.device for each in tensor_tree.tensors((args, kwargs))})
+        if args and not self._tape.gradients.holds(args[0]) and is_in_place(func, kwargs):
+            originals = self._tape.overwritten_unknown(args, kwargs, is_repeated=False)
+        return random, originals
+
+    def note(
+        self,
+        func: Callable[..., Any],
+        args: Any,
+        kwargs: dict[str, Any],
+        result: Any,
+        *,
+        before: tuple[RandomState | None, dict[int, Tensor]],
+        frame: FrameType | None,
+    ) -> None:
+        """A function has run that was called in ``frame``."""
+        while frame is not None and frame.f_code.co_filename in _OPERATORS:
+            frame = frame.f_back
+        self.edited = self.edited or frame is None or frame.f_code.co_filename != _CLIPS
+        if getattr(func, "__self__", None) is _ASSIGNED:
+            return
+        if isinstance(result, Tensor) and not (args and result is args[0]):
+            self._bytes += result.nbytes
+        elif isinstance(result, (list, tuple)):
+            self._bytes += sum(each.nbytes for each in tensor_tree.tensors(result))
+        self._calls.append(_Edit(func, args, kwargs, result, place_of(frame) or NOWHERE, *before))
+        if self._bytes > MOST_KEPT or len(self._calls) > MOST_CALLS:
+            self.forget()
+
+    def forget(self) -> None:
+        """Lets go of all: nothing of it will be run again."""
+        self._calls.clear()
+        self.is_open = self.edited = False
+
+    def write(self) -> None:
+        """Puts the calls onto the tape."""
+        for each in self._calls:
+            if not isinstance(each, _Edit):
+                self._tape.unscaled(each[0], ambient=self._ambient, place=each[1])
+                continue
+            self._tape.function_call(
+                each.func,
+                each.args,
+                each.kwargs,
+                each.result,
+                ambient=self._ambient,
+                place=each.place,
+                random=each.random,
+                originals=each.originals,
+            )
+        self.forget()
