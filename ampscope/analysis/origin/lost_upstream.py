@@ -11,6 +11,8 @@ from ampscope.analysis.origin.op_facts import Executed
 _KEEPS_AWAY = frozenset({"add", "sub", "rsub", "clamp", "clamp_min", "clamp_max", "maximum", "threshold"})
 #: Ops whose result may be smaller than any operand.
 _SHRINKS = frozenset("mul pow square exp _to_copy sigmoid _softmax div prod exp2 erfc".split())  # noqa: SIM905  # a word list
+#: Those that are zero in any dtype of operands below the second number, where float32 ends.
+_EXPONENTIALS, _LOWEST_EXPONENT = frozenset({"exp", "exp2", "sigmoid"}), -103.0
 
 
 class RoundedConstant(NamedTuple):
@@ -77,8 +79,11 @@ def _spans(op: Executed, value: float) -> bool:
 def _flushes(op: Executed) -> bool:
     if op.name not in _SHRINKS or op.dtype != "float16" or not op.result.statistics.zeros:
         return False
-    if op.graph.bad_inputs(op.seq):
+    if op.graph.bad_inputs(op.seq) or op.infinite_constant is not None:
         return False  # a number over an infinity is zero
-    producers = [op.graph.producer(edge) for edge in op.edges if not edge.partial]
-    measured = [row for row in producers if row.min is not None]
-    return bool(measured) and all(row.statistics.zeros == 0 for row in measured)
+    if any(value == 0 for _, value in op.numbers()):
+        return False  # so is a product with zero
+    read = [op.graph.producer(edge) for edge in op.edges if not edge.partial]
+    if not read or any(row.min is None or row.statistics.zeros != 0 for row in read):
+        return False
+    return op.name not in _EXPONENTIALS or min(row.min or 0.0 for row in read) > _LOWEST_EXPONENT
