@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ampscope.capture.replay.tape.entry import Entry, OutsideTensor
 from ampscope.capture.torch_support.torch_private import storage_key, version_counter
 
 #: Elements up to which a tensor from outside is copied before the loop overwrites it.
 SMALL_TARGET = 1 << 20
+_PLAIN = (Tensor, nn.Parameter)
 
 
 class OutsideTensors:
@@ -68,7 +69,7 @@ class OutsideTensors:
 
 def _is_plain(tensor: Tensor) -> bool:
     """Whether a tensor lives in memory of its own kind, and autograd would not let the loop write into it unseen."""
-    return type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.requires_grad
+    return type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.requires_grad
 
 
 def _keep(reference: OutsideTensor, copies: dict[int, Tensor]) -> None:

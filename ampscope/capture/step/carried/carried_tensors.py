@@ -9,7 +9,7 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ampscope.capture.replay.tape.call_tape import Tape
 from ampscope.capture.replay.tape.entry import Entry
@@ -23,6 +23,7 @@ from ampscope.trace.schema import StateKind
 MOST_MADE = 1024
 #: Rounds of either kind, two for a step, after which the loop keeps what is still alive: longer than the tape does.
 KEPT_ROUNDS = 8
+_PLAIN = (Tensor, nn.Parameter)
 
 
 class Role(NamedTuple):
@@ -212,4 +213,4 @@ def _stands_alone(tensor: Tensor) -> bool:
 
 def has_memory(tensor: Tensor) -> bool:
     """Whether a tensor lives in memory of its own kind."""
-    return type(tensor) is Tensor and tensor.layout is torch.strided and tensor.numel() > 0
+    return type(tensor) in _PLAIN and tensor.layout is torch.strided and tensor.numel() > 0

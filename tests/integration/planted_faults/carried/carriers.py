@@ -85,6 +85,21 @@ def _against_target(state: dict[str, Any], out: Tensor, _: Tensor, step: int) ->
     return F.smooth_l1_loss(out, state["target"].float().expand_as(out)) if step >= READ else out.mean()
 
 
+def _teacher() -> dict[str, Any]:
+    return {"teacher": nn.Linear(WIDTH, WIDTH).half().requires_grad_(False)}
+
+
+def _teach(state: dict[str, Any], out: Tensor, bad: bool) -> None:
+    for weight in state["teacher"].parameters():
+        weight.mul_(0.9).add_(out.mean().half() * 0.1 + 4e4 * bad)
+        weight.mul_(bad + 1)
+
+
+def _like_teacher(state: dict[str, Any], out: Tensor, x: Tensor, step: int) -> Tensor:
+    """The teacher is asked after the model, within the step."""
+    return F.mse_loss(out, state["teacher"](x.half()).float()) if step >= READ else out.mean()
+
+
 def _normalise(state: dict[str, Any], x: Tensor, bad: bool) -> None:
     reward = x.sum(-1) * (2000.0 if bad else 1.0)
     state["square"] = 0.5 * state["square"] + reward.half().square().mean()
@@ -168,6 +183,7 @@ CARRIERS = {
     "queue": Carrier(lambda: {"queue": torch.zeros(3 * BATCH, WIDTH).half()}, _against_queue, after=_enqueue),
     "bank": Carrier(lambda: {"rows": torch.zeros(16, WIDTH).half(), "at": 0}, _against_rows, after=_write_row),
     "target": Carrier(lambda: {"target": torch.zeros(WIDTH).half()}, _against_target, after=_follow_teacher),
+    "teacher": Carrier(_teacher, _like_teacher, after=_teach),
     "normaliser": Carrier(lambda: {"square": torch.zeros(()).half()}, _weighted, before=_normalise),
     "documents": Carrier(lambda: {"store": {}, "at": 0}, _with_recalled, before=_recall, after=_store),
     "slots of documents": Carrier(

@@ -24,6 +24,7 @@ WRITERS = {
     "queue": ("aten._to_copy.default", "keys.half()"),
     "bank": ("aten.copy_.default", "copy_("),
     "target": ("aten.mul_.Tensor", "mul_(1 + bad)"),
+    "teacher": ("aten.mul_.Tensor", "mul_(bad + 1)"),
     "normaliser": ("aten.pow.Tensor_Scalar", "square().mean()"),
     "documents": ("aten._to_copy.default", "row.half()"),
     "slots of documents": ("aten.copy_.default", "copy_("),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.torch_support.local_shards import local
@@ -24,6 +24,7 @@ _MANY = 1 << 10
 MOST_LOOKED_AT = 1 << 22
 #: Dtypes that are measured as they are.
 _ORDINARY = frozenset({torch.float32, torch.float16, torch.bfloat16})
+_PLAIN = (Tensor, nn.Parameter)
 
 
 class Held(NamedTuple):
@@ -121,7 +122,7 @@ def largest_within(tensors: Sequence[Tensor], most: int = MOST_LOOKED_AT) -> lis
     """
     chosen: dict[int, Tensor] = {}
     for place, tensor in enumerate(tensors):
-        can = type(tensor) is Tensor and stats.may_turn_bad(tensor) and tensor.numel() <= most
+        can = type(tensor) in _PLAIN and stats.may_turn_bad(tensor) and tensor.numel() <= most
         if can and tensor.untyped_storage().nbytes():
             most -= tensor.numel()
             chosen[place] = tensor.detach()
