@@ -153,6 +153,7 @@ class StepAttempt:
     found_inf: list[Tensor] = field(default_factory=list)  #: of an optimizer that decides on the device
     norms: dict[str, Tensor] = field(default_factory=dict)  #: per parameter, likewise
     traced: str = ""  #: which execution of the step the trace holds
+    by_hand: bool = False  #: the loop itself moves the weights, and is about to
     late: bool = False  #: the weights had moved before it was known that they would
     judging_s: float = 0.0  #: what replays of it took
     over: bool = False  #: the loop has gone on

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ampscope.capture.replay.tape_mode import TapeMode
-from ampscope.capture.step.carried.loop_mode import LoopMode
+from ampscope.capture.step.carried.listening.loop_mode import LoopMode
 from ampscope.capture.torch_support import dynamo
 from ampscope.capture.torch_support.calls import call_state
 from ampscope.capture.torch_support.calls.call_state import Ambient, PlainState

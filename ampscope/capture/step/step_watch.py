@@ -15,7 +15,7 @@ from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.events.open_step import OpenStep
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.replay.step_tape import StepTape
-from ampscope.capture.step.carried.loop_mode import LoopMode
+from ampscope.capture.step.carried.listening.loop_mode import LoopMode
 from ampscope.capture.step.cycle import Moment, State, StepCycle
 from ampscope.capture.step.ending.endings import Endings
 from ampscope.capture.step.ending.loop_endings import LoopEndings

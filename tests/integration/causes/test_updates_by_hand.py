@@ -78,6 +78,63 @@ def mended(weights: Parameters, _: dict[str, Tensor]) -> None:
         p.add_(torch.nan_to_num(gradient(p) / gradient(p).norm()), alpha=-1e-2)
 
 
+# -- updates whose first weights stay as they should, and a later one does not --------------------------------------
+
+
+def gate_last(weights: Parameters) -> list[tuple[str, nn.Parameter]]:
+    """The weights whose gradients may be zero come last: the step is judged before the first of all is written."""
+    return sorted(weights.items(), key=lambda each: each[0].startswith("gate"))
+
+
+def in_the_write(weights: Parameters, kept: dict[str, Tensor], eps: float = 0.0) -> None:
+    """Adam without a second average: what divides is the write itself."""
+    for name, p in gate_last(weights):
+        moment = kept.setdefault(name, torch.zeros_like(p)).mul_(0.5).add_(gradient(p), alpha=0.5)
+        p.addcdiv_(moment, (gradient(p) ** 2).sqrt() + eps, value=-1e-3)
+
+
+def in_the_write_with_eps(weights: Parameters, kept: dict[str, Tensor]) -> None:
+    in_the_write(weights, kept, 1e-8)
+
+
+def one_after_the_other(weights: Parameters, _: dict[str, Tensor]) -> None:
+    for _name, p in gate_last(weights):
+        p.data -= gradient(p) / gradient(p).norm() * 1e-2
+
+
+def written_over(weights: Parameters, _: dict[str, Tensor]) -> None:
+    for _name, p in gate_last(weights):
+        p.data = p.data - gradient(p) / gradient(p).norm() * 1e-2
+        gradient(p).zero_()
+
+
+def all_before_the_first(weights: Parameters, _: dict[str, Tensor]) -> None:
+    slopes = {name: gradient(p) / gradient(p).norm() for name, p in gate_last(weights)}
+    for name, slope in slopes.items():
+        weights[name].sub_(slope, alpha=1e-2)
+
+
+def into_itself(weights: Parameters, _: dict[str, Tensor]) -> None:
+    """Weights are moved, and moved again by what is zero for one of them."""
+    for name, p in gate_last(weights):
+        p.sub_(1e-2 * gradient(p))
+        p.div_(gradient(p).sign().abs().max() if name == "gate.bias" else 1.0)
+
+
+def metric_alone(weights: Parameters, kept: dict[str, Tensor]) -> None:
+    """What is divided by nothing is looked at, and no weight gets it."""
+    for name, p in gate_last(weights):
+        kept[name] = gradient(p).norm() / (gradient(p) * 2).norm()
+        p.sub_(1e-2 * gradient(p))
+
+
+def repaired(weights: Parameters, _: dict[str, Tensor]) -> None:
+    for _name, p in gate_last(weights):
+        before = p.clone()
+        p.sub_(gradient(p) / gradient(p).norm() * 1e-2)
+        p.copy_(torch.where(p.isfinite(), p, before))
+
+
 def trained(update: Update, folder: Path) -> Diagnosis:
     torch.manual_seed(0)
     model = Gated()
@@ -118,6 +175,19 @@ def test_an_update_that_divides_by_zero_is_told_in_the_step_that_moves_the_weigh
     assert told(diagnosis)[4] in (update.__name__, f"{update.__name__}.<locals>.<listcomp>")
 
 
+@pytest.mark.parametrize(
+    "update",
+    [in_the_write, one_after_the_other, written_over, all_before_the_first, into_itself],
+    ids=lambda each: each.__name__,
+)
+def test_a_weight_that_is_written_later_is_told_in_the_same_step_at_its_op(update: Update, run_folder: Path) -> None:
+    diagnosis = trained(update, run_folder)
+    assert told(diagnosis)[:4] == (Cause.DIV_ZERO, BAD, "optimizer", "gate")
+    assert update.__name__ in told(diagnosis)[4]
+    later = [each for each in diagnosis.incidents if each.cause is Cause.BAD_WEIGHT]
+    assert all(each.written_by is not None and each.written_by.step == BAD for each in later)
+
+
 def test_later_steps_that_find_the_weight_bad_name_who_wrote_it(run_folder: Path) -> None:
     diagnosis = trained(trust_ratio, run_folder)
     later = [each for each in diagnosis.incidents if each.cause is Cause.BAD_WEIGHT]
@@ -125,7 +195,11 @@ def test_later_steps_that_find_the_weight_bad_name_who_wrote_it(run_folder: Path
     assert {each.written_by.step for each in later if each.written_by is not None} == {BAD}
 
 
-@pytest.mark.parametrize("update", [wide_denominator, guarded_ratio, mended], ids=lambda each: each.__name__)
+@pytest.mark.parametrize(
+    "update",
+    [wide_denominator, guarded_ratio, mended, in_the_write_with_eps, metric_alone, repaired],
+    ids=lambda each: each.__name__,
+)
 def test_an_update_that_is_guarded_is_healthy(update: Update, run_folder: Path) -> None:
     diagnosis = trained(update, run_folder)
     assert diagnosis.verdict is Verdict.HEALTHY, diagnosis.summary

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 import torch
@@ -53,6 +53,7 @@ class Tape:
         self.results = LiveResults()
         self.gradients = LeftGradients()
         self._outside = OutsideTensors()
+        self._moved: Container[int] = ()
 
     @property
     def end(self) -> int:
@@ -70,6 +71,11 @@ class Tape:
         self.gradients.forget()
         self._outside.forget_but(self.entries)
         self.obstacle = ""
+
+    def take_over(self, entries: list[Entry], moved: Container[int]) -> None:
+        """Begins with entries of another tape, numbered as they are here; ``moved`` are leaves that calls write."""
+        self.entries, self._moved = entries, moved
+        self._outside.forget_but(entries)
 
     def take_back(self, entry: Entry) -> None:
         """Takes back the newest entry, whose call was left by an exception."""
@@ -262,6 +268,7 @@ class Tape:
             return None
         # a custom autograd function computes without grad and gives its result a history then
         inside_function = tensor.requires_grad and not self[known.source.entry].state.ambient.grad
+        inside_function = inside_function and id(tensor) not in self._moved
         rewritten = not overwrites and not tensor.requires_grad and known.was_written
         return None if inside_function or rewritten else known.source
 

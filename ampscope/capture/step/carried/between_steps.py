@@ -8,11 +8,12 @@ from typing import Any
 from torch import Tensor
 
 from ampscope.capture.replay.tape.entry import EarlierResult
-from ampscope.capture.step.carried import loop_position
 from ampscope.capture.step.carried.carried_tensors import Averages, Carried, Round, role_of
 from ampscope.capture.step.carried.condition import Condition
-from ampscope.capture.step.carried.gap import Gap
-from ampscope.capture.step.carried.loop_mode import LoopMode
+from ampscope.capture.step.carried.listening import loop_position
+from ampscope.capture.step.carried.listening.gap import Gap
+from ampscope.capture.step.carried.listening.loop_mode import LoopMode
+from ampscope.capture.step.carried.moved_weights import MovedWeights
 from ampscope.capture.step.carried.written_between import WrittenBetween
 from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.calls import call_state
@@ -30,6 +31,7 @@ class BetweenSteps:
         averages: Learns what of that follows the watched models.
         condition: Learns what of that is finite.
         written: Finds out which call left something bad.
+        moved: Finds out which call left a weight bad, where the loop moves these by itself.
         casts: Is told of casts between the first steps.
         pause: On while AMPscope's own code computes.
         guard: Catches faults of following the loop.
@@ -44,6 +46,7 @@ class BetweenSteps:
         averages: Averages,
         condition: Condition,
         written: WrittenBetween,
+        moved: MovedWeights,
         casts: CastsBefore,
         pause: Pause,
         guard: Guard,
@@ -54,20 +57,24 @@ class BetweenSteps:
         self._averages = averages
         self._condition = condition
         self._written = written
+        self._moved = moved
         self.mode = LoopMode(self, pause)
         self._learning = True
         self._gap: Gap | None = None
         self._before: tuple[Gap, loop_position.Position | None] | None = None  # and where the step after it began
 
-    def begin(self, *, learning: bool) -> None:
+    def begin(self, *, learning: bool, moves: bool) -> None:
         """A step has ended: what follows until the next forward is between two steps.
 
         Args:
             learning: The loop is followed to learn what it carries.
+            moves: It is about to move weights by itself.
         """
         self._learning = learning
         if self._gap is None:
-            self._gap = Gap(call_state.device_types())
+            self._gap = Gap(call_state.device_types(), moves=moves)
+            if moves:
+                self._gap.begin_with(self._moved.taken_over(), self._moved.before)
             self.mode.insert()
 
     def stop(self) -> Gap | None:
@@ -109,6 +116,7 @@ class BetweenSteps:
         """A step begins, or none will come: looks at what was written since the one before."""
         gap = self.stop()
         self._written.arrived(wait=run_ended)
+        self._moved.look(gap, wait=run_ended)
         if gap is None:
             return
         self._carried.round_ended(Round.GAP)

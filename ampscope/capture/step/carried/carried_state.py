@@ -18,6 +18,7 @@ from ampscope.capture.step.carried.between_steps import BetweenSteps
 from ampscope.capture.step.carried.carried_tensors import Averages, Carried, buffer_name
 from ampscope.capture.step.carried.condition import Condition
 from ampscope.capture.step.carried.following import Following
+from ampscope.capture.step.carried.moved_weights import MovedWeights, ReportIncident
 from ampscope.capture.step.carried.within_step import WithinStep
 from ampscope.capture.step.carried.written_between import WrittenBetween
 from ampscope.capture.torch_support import torch_private
@@ -38,6 +39,7 @@ class CarriedState(StepObserver):
         models: The watched models.
         tape: The tape of the step in progress.
         recorder: Where rows go.
+        report: Is told of weights that the loop has left bad.
         casts: Is told of casts between the first steps.
         pause: On while AMPscope's own code computes.
         guard: Catches faults of following them.
@@ -48,7 +50,14 @@ class CarriedState(StepObserver):
     """
 
     def __init__(
-        self, models: Models, tape: StepTape, recorder: Recorder, casts: CastsBefore, pause: Pause, guard: Guard
+        self,
+        models: Models,
+        tape: StepTape,
+        recorder: Recorder,
+        report: ReportIncident,
+        casts: CastsBefore,
+        pause: Pause,
+        guard: Guard,
     ) -> None:
         self.guard = guard
         self._models = models
@@ -57,7 +66,9 @@ class CarriedState(StepObserver):
         self._condition = Condition()
         self._written = WrittenBetween(models, self._condition, recorder, guard)
         self._following = Following(models)
-        self._between = BetweenSteps(self._carried, self.averages, self._condition, self._written, casts, pause, guard)
+        self._moved = MovedWeights(models, tape, recorder, report, guard)
+        learns = self._carried, self.averages, self._condition
+        self._between = BetweenSteps(*learns, self._written, self._moved, casts, pause, guard)
         self._within = WithinStep(tape, self._carried, self._condition, self._written)
         self.mode = self._between.mode
 
@@ -70,8 +81,9 @@ class CarriedState(StepObserver):
         self._following.step_ended(ended.number + 1, bad=ended.attempt.bad)
         self._between.forget()
         self._written.after(ended.attempt)
-        if self._follows and self._following.may_listen():
-            self._between.begin(learning=self._following.learning)
+        moves = self._moved.begin(ended.attempt)
+        if (self._follows or moves) and self._following.may_listen():
+            self._between.begin(learning=self._following.learning, moves=moves)
 
     def step_began(self, start: StepStart) -> None:
         """Looks at what was written between the steps."""
@@ -97,6 +109,7 @@ class CarriedState(StepObserver):
 
     def suffered(self) -> None:
         """The step in progress has gone wrong: looks at what it read of the calls before it; waits for the device."""
+        self._moved.arrived(wait=True)
         self._within.arrived(wait=True)
         self._between.blame(self._within.outside())
         self._within.note_descent()
@@ -133,6 +146,7 @@ class CarriedState(StepObserver):
     def abandoned(self, reason: str) -> None:
         """Stops listening."""
         self._between.stop()
+        self._moved.forget()
 
     def run_ended(self, end: RunEnd) -> None:
         """Tells of writes that left an average of the model bad for good, though no step has read it; waits."""

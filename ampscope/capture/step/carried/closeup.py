@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ampscope import provenance
 from ampscope.capture.record.run_recorder import Evidence, Recorder
 from ampscope.capture.replay.player import call_user
 from ampscope.capture.replay.results import ReplayResult
 from ampscope.capture.replay.tape.entry import EarlierResult, Entry, OutsideTensor
 from ampscope.capture.replay.tape.live_results import in_place_results
-from ampscope.capture.step.carried.gap import OVERWRITES, Gap
+from ampscope.capture.step.carried.listening.gap import OVERWRITES, Gap
 from ampscope.capture.torch_support import tensor_tree, torch_private
 from ampscope.capture.torch_support.calls import kernel_choice
 from ampscope.capture.torch_support.calls.random_state import random_state_kept
@@ -23,7 +24,7 @@ from ampscope.capture.torch_support.models import Models
 from ampscope.capture.tracing.sites import Sites
 from ampscope.capture.tracing.traced_rows import TracedRows
 from ampscope.capture.tracing.tracer import Tracer
-from ampscope.trace.schema import Node, Source, Trigger, source_of
+from ampscope.trace.schema import ENTRY_NODES, Node, Phase, Source, Trigger, source_of
 
 #: What tensors from outside the calls are, and are called, by ``id``.
 Names = dict[int, tuple[Node, str]]
@@ -65,21 +66,31 @@ class Closeups:
         carried = {key: (Node.CARRIED, name) for key, name in gap.names.items()}
         return carried | {key: (Node.PARAMETER, name) for key, (name, _) in self._models.parameters.items()}
 
-    def traced(self, gap: Gap, names: Names, sinks: list[tuple[str, EarlierResult]]) -> Traced:
+    def traced(
+        self,
+        gap: Gap,
+        names: Names,
+        sinks: list[tuple[str, EarlierResult]],
+        weights: Mapping[int, Tensor] | None = None,
+    ) -> Traced:
         """What the calls that ``sinks`` are made of, or that are made of them, did.
 
         Args:
             gap: The calls.
             names: Of what they read.
             sinks: The results in question, by name.
+            weights: What the calls move, and more that they read, as it was before them, by ``id``; None where the
+                sinks are no weights.
 
         Raises:
             Exception: Whatever the calls raise when they are run again.
         """
         tracer = self._tracer(self._recorder.sites, full=True)
         try:
-            closeup = Closeup(gap, tracer, names)
-            closeup.play(sinks)
+            closeup = Closeup(gap, tracer, names, before=weights)
+            if weights is not None:
+                tracer.points.phase = Phase.OPTIMIZER
+            closeup.play(sinks, Node.CARRIED_AFTER if weights is None else Node.WEIGHT_AFTER)
             rows = TracedRows(*tracer.rows(0, Source.WRITE), self._recorder.sites)
             return Traced(rows, list(closeup.began.values()), list(closeup.began))
         finally:
@@ -115,6 +126,12 @@ class Closeups:
         return Tracer(sites, self._models.names, full=full, guard=self._guard, stops=(call_user.__code__,))
 
 
+def is_given(graph: provenance.Graph, seq: int) -> bool:
+    """Whether an op hands on an infinity or NaN from outside, or one that stands in the loop's code."""
+    numbers = {str(value).lstrip("-") for value in graph.scalars(seq).values()}
+    return graph.site(seq).op in ENTRY_NODES or not numbers.isdisjoint(("inf", "nan"))
+
+
 def source_line(gap: Gap, entry: int) -> dict[str, Any]:
     """The user's line of a call, for the evidence of an incident."""
     place = gap.tape[entry].place
@@ -129,6 +146,7 @@ class Closeup:
         tracer: Observes every op.
         names: What a tensor from outside is called, and what it is, by ``id``.
         leaf: A copy of a tensor from outside, with its ``id``, as the calls read it.
+        before: What is known of tensors from outside before the calls, by ``id``.
     """
 
     def __init__(
@@ -137,8 +155,11 @@ class Closeup:
         tracer: Tracer,
         names: Names,
         leaf: Callable[[int, Tensor], Tensor] = lambda _, tensor: tensor,
+        *,
+        before: Mapping[int, Tensor] | None = None,
     ) -> None:
         self._leaf = leaf
+        self._before = before or {}
         self._gap = gap
         self._tracer = tracer
         self._names = names
@@ -146,7 +167,7 @@ class Closeup:
         self._results: dict[int, list[Tensor]] = {}
         self.began: dict[int, int] = {}  #: by number of a call that ran, what the tracer had counted before it
 
-    def play(self, sinks: list[tuple[str, EarlierResult]]) -> None:
+    def play(self, sinks: list[tuple[str, EarlierResult]], node: Node = Node.CARRIED_AFTER) -> None:
         """Runs what ``sinks`` are made of and what is made of them, and marks them, by name, for the walk back.
 
         Raises:
@@ -157,7 +178,8 @@ class Closeup:
             for number in self._gap.leading_to(reading):
                 self._play(number, self._gap.tape[number])
         for name, source in sinks:
-            self._tracer.sink(self._results[source.entry][source.leaf], Node.CARRIED_AFTER, name)
+            module = name.rpartition(".")[0] if node is Node.WEIGHT_AFTER else ""
+            self._tracer.sink(self._results[source.entry][source.leaf], node, name, module)
 
     def rerun(self, wanted: list[EarlierResult]) -> list[Tensor]:
         """Runs what ``wanted`` is made of, and gives it; nothing is marked.
@@ -171,10 +193,11 @@ class Closeup:
         return [self._results[source.entry][source.leaf] for source in wanted]
 
     def _play(self, number: int, entry: Entry) -> None:
-        if number in self._gap.unknown:
+        written = next(iter(entry.arguments.tensors), None)
+        if number in self._gap.unknown and getattr(written, "identity", None) not in self._before:
             raise RuntimeError("what a call had overwritten was not kept")
         overwrites = entry.in_place and getattr(entry.call, "__name__", "") in OVERWRITES
-        target = next(iter(entry.arguments.tensors), None) if overwrites else None
+        target = written if overwrites else None
         self._tracer.pause.on = True
         args, kwargs = entry.arguments.resolved(lambda each: self._tensor(each, overwritten=each is target))
         self._tracer.pause.on = False
@@ -190,7 +213,8 @@ class Closeup:
             return self._results[reference.entry][reference.leaf]
         known = self._copies.get(reference.identity)
         if known is None:
-            copy = _copy(reference, overwritten=overwritten)
+            kept = self._before.get(reference.identity)
+            copy = _copy(reference, overwritten=overwritten) if kept is None else kept.clone()
             known = self._copies[reference.identity] = self._leaf(reference.identity, copy)
             node, name = self._names.get(reference.identity, (Node.INPUT, "a tensor of the loop's"))
             self._tracer.name_entry(known, node, name)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ampscope.capture.replay.tape.call_tape import Tape
 from ampscope.capture.step.carried.carried_tensors import has_memory
-from ampscope.capture.step.carried.gap import OVERWRITES, depending
+from ampscope.capture.step.carried.listening.gap import OVERWRITES, depending
 from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.calls.function_names import reads_values
 from ampscope.capture.torch_support.torch_private import storage_key, storage_ref

@@ -16,7 +16,7 @@ from ampscope.capture.replay.changes import EverythingIn
 from ampscope.capture.replay.results import ReplayResult
 from ampscope.capture.replay.tape.entry import EarlierResult, Entry, OutsideTensor, TensorReference
 from ampscope.capture.step.carried.closeup import Closeup, Closeups, Names, source_line
-from ampscope.capture.step.carried.gap import Gap
+from ampscope.capture.step.carried.listening.gap import Gap
 from ampscope.capture.step.measures.state.state_watch import is_due
 from ampscope.capture.step.measures.stillness import LARGER, MOST, Stillness, movement
 from ampscope.capture.torch_support import torch_private

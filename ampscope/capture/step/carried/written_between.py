@@ -17,17 +17,17 @@ from ampscope.capture.events.open_step import StepAttempt
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.replay.results import ReplayResult
 from ampscope.capture.replay.tape.entry import EarlierResult
-from ampscope.capture.step.carried.closeup import Closeups, Traced, source_line
+from ampscope.capture.step.carried.closeup import Closeups, Traced, is_given, source_line
 from ampscope.capture.step.carried.condition import Condition
-from ampscope.capture.step.carried.gap import Gap
-from ampscope.capture.step.carried.loop_position import Position, is_above
+from ampscope.capture.step.carried.listening.gap import Gap
+from ampscope.capture.step.carried.listening.loop_position import Position, is_above
 from ampscope.capture.step.carried.still_carried import StillCarried
 from ampscope.capture.step.measures.state.held import largest_within
 from ampscope.capture.torch_support.guard import Guard, Suppressed
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.readback import Parcel
 from ampscope.capture.tracing.traced_rows import TracedRows
-from ampscope.trace.schema import ENTRY_NODES, ReplayStatus, Trigger
+from ampscope.trace.schema import ReplayStatus, Trigger
 
 #: Writes that are run again in one run: a tensor that goes bad again and again has been explained by then.
 MOST_CLOSEUPS = 24
@@ -217,10 +217,4 @@ class _Born(NamedTuple):
 
 def _born(graph: provenance.Graph) -> int | None:
     """The first op that made something not finite by itself, and did not only hand on what it was given."""
-    return next((origin.seq for origin in provenance.origins(graph) if not _is_given(graph, origin.seq)), None)
-
-
-def _is_given(graph: provenance.Graph, seq: int) -> bool:
-    """Whether an op hands on an infinity or NaN from outside, or one that stands in the loop's code."""
-    numbers = {str(value).lstrip("-") for value in graph.scalars(seq).values()}
-    return graph.site(seq).op in ENTRY_NODES or not numbers.isdisjoint(("inf", "nan"))
+    return next((origin.seq for origin in provenance.origins(graph) if not is_given(graph, origin.seq)), None)

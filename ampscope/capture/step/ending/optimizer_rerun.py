@@ -15,7 +15,7 @@ from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.calls.random_state import RandomState, random_state_kept
 from ampscope.capture.torch_support.guard import Guard, Suppressed
 from ampscope.capture.torch_support.models import Models
-from ampscope.capture.torch_support.optimizer_view import OptimizerView
+from ampscope.capture.torch_support.optimizer_view import OptimizerView, is_optimizer
 from ampscope.capture.tracing.statistics.stats import finite, measurable
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.schema import Node, Phase
@@ -76,8 +76,11 @@ def rerun(attempt: StepAttempt, names: list[str], models: Models, tracer: Tracer
         tracer: Gets what comes out non-finite as sinks.
 
     Returns:
-        Whether anything came out non-finite. Nothing of the training is different afterwards.
+        Whether anything came out non-finite; not where the loop itself moves the weights. Nothing of the training is
+        different afterwards.
     """
+    if not is_optimizer(attempt.optimizer):
+        return False
     before: OptimizerBefore | None = attempt.before
     if before is None:
         return _rerun_now(attempt.optimizer, names, models, tracer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ampscope.capture.replay.tape.call_tape import Tape
 from ampscope.capture.replay.tape.entry import EarlierResult, Entry, OutsideTensor
-from ampscope.capture.step.carried.loop_position import Position, here
+from ampscope.capture.step.carried.listening.loop_position import Position, here
+from ampscope.capture.step.carried.listening.taken_over import TakenOver
 from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.calls import call_state
 from ampscope.capture.torch_support.calls.function_names import reads_values
@@ -19,6 +20,8 @@ from ampscope.capture.torch_support.user_line import NOWHERE, user_place
 
 #: Calls between two steps that are taken down; one that makes more (an evaluation) is not followed to its end.
 MOST_CALLS = 256
+#: The same where they move weights.
+MOST_OF_MOVES = 1024
 #: Elements that are copied between two steps before the loop overwrites them, in all.
 MOST_COPIED = 1 << 18
 #: Functions that overwrite without reading what was there: it need not be known to run them again.
@@ -30,16 +33,25 @@ class Gap:
 
     Args:
         types: Device types whose autocast state is noted with each call.
+        moves: The loop moves weights by these calls.
     """
 
-    def __init__(self, types: tuple[str, ...]) -> None:
+    def __init__(self, types: tuple[str, ...], *, moves: bool = False) -> None:
         self.tape = Tape()
         self.positions: list[Position] = []
         self.unknown: set[int] = set()  #: entries that read what they overwrite, of which no copy was kept
         self.names: dict[int, str] = {}  #: of the carried tensors that the calls read, by ``id``
         self._types = types
+        self._most = MOST_OF_MOVES if moves else MOST_CALLS
         self._copied = 0
         self._aliases: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = {}  # with what they are aliases of
+
+    def begin_with(self, taken: TakenOver, moved: Container[int]) -> None:
+        """Takes over what the step before has called last; ``moved`` are the weights that follow, by ``id``."""
+        self.tape.take_over(taken.entries, moved)
+        self.positions += [()] * len(taken.entries)
+        for tensor, source in taken.results:
+            self.tape.results.add(tensor, source, written=self.tape[source.entry].in_place)
 
     def before_write(self, func: Callable[..., Any], args: Any, kwargs: Any) -> dict[int, Tensor]:
         """Copies of what a function is about to overwrite, as far as it reads it and the copies stay small."""
@@ -91,7 +103,7 @@ class Gap:
     @property
     def full(self) -> bool:
         """Whether no more calls are taken down."""
-        return self.tape.full or len(self.positions) >= MOST_CALLS
+        return self.tape.full or len(self.positions) >= self._most
 
     def leading_to(self, ends: Iterable[int]) -> list[int]:
         """The entries that the results of ``ends`` are made of, which are among them, in order."""
