@@ -133,6 +133,8 @@ class BetweenSteps:
         """What the calls made that is still there: a cache may be read for the first time much later."""
         found = []
         for tensor, source in gap.results():
+            if source.entry < gap.taken_over:
+                continue  # the step has looked at it
             name = self._carried.name(tensor) if tensor.requires_grad else self._carried.called(tensor)
             if name:
                 found.append((name, tensor, source))

@@ -81,8 +81,9 @@ class CarriedState(StepObserver):
         self._following.step_ended(ended.number + 1, bad=ended.attempt.bad)
         self._between.forget()
         self._written.after(ended.attempt)
-        moves = self._moved.begin(ended.attempt)
-        if (self._follows or moves) and self._following.may_listen():
+        may_listen = (self._follows or ended.attempt.by_hand) and self._following.may_listen()
+        moves = may_listen and self._moved.begin(ended.attempt)
+        if may_listen and (self._follows or moves):
             self._between.begin(learning=self._following.learning, moves=moves)
 
     def step_began(self, start: StepStart) -> None:

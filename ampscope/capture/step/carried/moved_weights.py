@@ -39,11 +39,6 @@ class _Move(NamedTuple):
     weights: list[tuple[str, Tensor]]
     slopes: dict[int, tuple[str, Tensor, int]]  #: gradients by ``id`` of the weight: whose, themselves, their version
     before: dict[int, Tensor]  #: weights, and gradients that the loop zeroes in place, by ``id``
-    latest: Latest  #: what the step had called until then
-
-    def taken_over(self) -> TakenOver:
-        """What the step has computed of its gradients before the loop wrote the first weight."""
-        return self.latest.renumbered({key: slope for key, (_, slope, _) in self.slopes.items()})
 
     def names(self) -> Names:
         """What the calls read."""
@@ -102,7 +97,7 @@ class MovedWeights:
         slopes = {id(weight): (name, slope, version_counter(slope)) for name, weight, slope in grads}
         kept = [slope for _, _, slope in grads if self._zeroes and _is_plain(slope)]
         before = self._copied([*(weight for _, weight in weights), *kept])
-        self._move = _Move(attempt, weights, slopes, before, Latest.of(self._tape.calls))
+        self._move = _Move(attempt, weights, slopes, before)
         return True
 
     def _weights(self) -> list[tuple[str, Tensor]]:
@@ -122,7 +117,8 @@ class MovedWeights:
 
     def taken_over(self) -> TakenOver:
         """What the step has computed of its gradients before the loop writes the first weight."""
-        return self._move.taken_over() if self._move is not None else TakenOver([], [])
+        slopes = self._move.slopes if self._move is not None else {}
+        return Latest.of(self._tape.calls).renumbered({key: slope for key, (_, slope, _) in slopes.items()})
 
     def _copied(self, tensors: list[Tensor]) -> dict[int, Tensor]:
         """Copies, in the memory of those before where they fit."""

@@ -41,6 +41,7 @@ class Gap:
         self.positions: list[Position] = []
         self.unknown: set[int] = set()  #: entries that read what they overwrite, of which no copy was kept
         self.names: dict[int, str] = {}  #: of the carried tensors that the calls read, by ``id``
+        self.taken_over = 0  #: entries of the step before, which come first
         self._types = types
         self._most = MOST_OF_MOVES if moves else MOST_CALLS
         self._copied = 0
@@ -49,7 +50,8 @@ class Gap:
     def begin_with(self, taken: TakenOver, moved: Container[int]) -> None:
         """Takes over what the step before has called last; ``moved`` are the weights that follow, by ``id``."""
         self.tape.take_over(taken.entries, moved)
-        self.positions += [()] * len(taken.entries)
+        self.taken_over = len(taken.entries)
+        self.positions += [()] * self.taken_over
         for tensor, source in taken.results:
             self.tape.results.add(tensor, source, written=self.tape[source.entry].in_place)
 
