@@ -153,7 +153,6 @@ class StepAttempt:
     found_inf: list[Tensor] = field(default_factory=list)  #: of an optimizer that decides on the device
     norms: dict[str, Tensor] = field(default_factory=dict)  #: per parameter, likewise
     traced: str = ""  #: which execution of the step the trace holds
-    by_hand: bool = False  #: the loop itself moves the weights, and is about to
     late: bool = False  #: the weights had moved before it was known that they would
     judging_s: float = 0.0  #: what replays of it took
     over: bool = False  #: the loop has gone on
@@ -163,6 +162,11 @@ class StepAttempt:
     def scale(self) -> float | None:
         """The loss scale, read from the device; None without a scaler."""
         return float(self.scaling.scale) if self.scaling is not None and self.scaling.scale is not None else None
+
+    @property
+    def by_hand(self) -> bool:
+        """Whether no optimizer but the loop itself moves the weights, and is about to."""
+        return self.stepped and not self.late and not isinstance(self.optimizer, Optimizer)
 
     @property
     def on_device(self) -> bool:

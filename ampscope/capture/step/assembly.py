@@ -73,7 +73,7 @@ def step_watch(
     written = WrittenState(models, history, guard)
     following = guard_for("the following of what the loop carries")
     incidents = Incidents(models, recorder, readback, live, budgets, guard_for, terminal)
-    carried = CarriedState(models, tape, recorder, incidents.report, live.casts, pause, following)
+    carried = CarriedState(models, tape, recorder, incidents, live.casts, pause, following)
     spikes = SpikeEnding(models, recorder, incidents, tape, cycle, guard_for("the look at spikes"))
     failed = FailedCalls(models, recorder, incidents, optimizers, guard_for("the look at exceptions"))
     tape.on_error(failed.function_raised)

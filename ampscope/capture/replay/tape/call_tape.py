@@ -53,7 +53,6 @@ class Tape:
         self.results = LiveResults()
         self.gradients = LeftGradients()
         self._outside = OutsideTensors()
-        self._moved: Container[int] = ()
 
     @property
     def end(self) -> int:
@@ -74,7 +73,7 @@ class Tape:
 
     def take_over(self, entries: list[Entry], moved: Container[int]) -> None:
         """Begins with entries of another tape, numbered as they are here; ``moved`` are leaves that calls write."""
-        self.entries, self._moved = entries, moved
+        self.entries, self._outside.moved = entries, moved
         self._outside.forget_but(entries)
 
     def take_back(self, entry: Entry) -> None:
@@ -267,10 +266,9 @@ class Tape:
         if known is None:
             return None
         # a custom autograd function computes without grad and gives its result a history then
-        inside_function = tensor.requires_grad and not self[known.source.entry].state.ambient.grad
-        inside_function = inside_function and id(tensor) not in self._moved
+        follows = self[known.source.entry].state.ambient.grad or id(tensor) in self._outside.moved
         rewritten = not overwrites and not tensor.requires_grad and known.was_written
-        return None if inside_function or rewritten else known.source
+        return None if (tensor.requires_grad and not follows) or rewritten else known.source
 
     def _add_results(self, value: Any) -> None:
         """Remembers the tensors of ``value`` as results of the newest entry."""

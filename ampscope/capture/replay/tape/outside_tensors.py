@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,14 @@ _PLAIN = (Tensor, nn.Parameter)
 
 
 class OutsideTensors:
-    """The tensors from outside that a tape refers to, by the memory they live in."""
+    """The tensors from outside that a tape refers to, by the memory they live in.
+
+    Attributes:
+        moved: Leaves that the calls write by themselves, by ``id``.
+    """
 
     def __init__(self) -> None:
+        self.moved: Container[int] = ()
         self._by_memory: dict[int, list[OutsideTensor]] = {}
 
     def refer(self, tensor: Tensor, original: Tensor | None) -> OutsideTensor:

@@ -18,7 +18,7 @@ from ampscope.capture.step.carried.between_steps import BetweenSteps
 from ampscope.capture.step.carried.carried_tensors import Averages, Carried, buffer_name
 from ampscope.capture.step.carried.condition import Condition
 from ampscope.capture.step.carried.following import Following
-from ampscope.capture.step.carried.moved_weights import MovedWeights, ReportIncident
+from ampscope.capture.step.carried.moved_weights import IncidentReport, MovedWeights
 from ampscope.capture.step.carried.within_step import WithinStep
 from ampscope.capture.step.carried.written_between import WrittenBetween
 from ampscope.capture.torch_support import torch_private
@@ -54,7 +54,7 @@ class CarriedState(StepObserver):
         models: Models,
         tape: StepTape,
         recorder: Recorder,
-        report: ReportIncident,
+        report: IncidentReport,
         casts: CastsBefore,
         pause: Pause,
         guard: Guard,

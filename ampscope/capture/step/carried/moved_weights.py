@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +27,12 @@ from ampscope.trace.schema import Node, ReplayStatus, Source, Trigger, source_of
 #: Elements of all weights up to which they are copied before a loop moves them, and its calls kept.
 MOST_ELEMENTS = 1 << 18
 
-#: Makes an incident of an attempt.
-ReportIncident = Callable[[StepAttempt, Trigger, ReplayResult, Evidence], None]
+
+class IncidentReport(Protocol):
+    """Is told of incidents."""
+
+    def report(self, attempt: StepAttempt, trigger: Trigger, outcome: ReplayResult, evidence: Evidence) -> None:
+        """An attempt was one."""
 
 
 class _Move(NamedTuple):
@@ -69,7 +72,7 @@ class MovedWeights:
     """
 
     def __init__(
-        self, models: Models, tape: StepTape, recorder: Recorder, report: ReportIncident, guard: Guard
+        self, models: Models, tape: StepTape, recorder: Recorder, report: IncidentReport, guard: Guard
     ) -> None:
         self._models = models
         self._tape = tape
@@ -176,7 +179,9 @@ class MovedWeights:
         attempt.traced = source
         self._recorder.trace(*traced.rows.labelled(attempt.step, source), attempt.step, source)
         names = tuple(name for name, _ in bad)
-        self._report(attempt, Trigger.NONFINITE_WEIGHT, ReplayResult(ReplayStatus.EXACT), Evidence(bad_params=names))
+        self._report.report(
+            attempt, Trigger.NONFINITE_WEIGHT, ReplayResult(ReplayStatus.EXACT), Evidence(bad_params=names)
+        )
 
     def forget(self) -> None:
         """What was kept is not to be looked at."""

@@ -224,7 +224,7 @@ class LoopEndings:
         if doubt is not None and taken_up and not _are_finite(values):
             self._check(doubt)
         attempt = self._attempts.begin_without(weights)
-        attempt.stepped, attempt.late, attempt.by_hand = True, late, not late
+        attempt.stepped, attempt.late = True, late
         if attempt.opened.norm is None and values:
             norm = gradients.total_norm(attempt.optimizer)
             if norm is not None and not norm.isfinite() and _are_finite(values):
