@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -52,7 +52,7 @@ class Tape:
         self.obstacle = ""  #: why this step cannot be replayed, in words
         self.results = LiveResults()
         self.gradients = LeftGradients()
-        self._outside = OutsideTensors()
+        self.outside = OutsideTensors()
 
     @property
     def end(self) -> int:
@@ -68,13 +68,8 @@ class Tape:
         self.start = max(self.start, number)
         self.results.forget_before(self.start)
         self.gradients.forget()
-        self._outside.forget_but(self.entries)
+        self.outside.forget_but(self.entries)
         self.obstacle = ""
-
-    def take_over(self, entries: list[Entry], moved: Container[int]) -> None:
-        """Begins with entries of another tape, numbered as they are here; ``moved`` are leaves that calls write."""
-        self.entries, self._outside.moved = entries, moved
-        self._outside.forget_but(entries)
 
     def take_back(self, entry: Entry) -> None:
         """Takes back the newest entry, whose call was left by an exception."""
@@ -87,7 +82,7 @@ class Tape:
         self.entries.clear()
         self.results.clear()
         self.gradients.forget()
-        self._outside.forget_but(())
+        self.outside.forget_but(())
         self.full = False
         self.obstacle = ""
 
@@ -173,7 +168,7 @@ class Tape:
         def is_copied(each: Tensor) -> bool:
             return self.results.find(each) is None and (is_repeated or self.gradients.may_copy(each))
 
-        return self._outside.copied_before_write(targets(args, kwargs), is_copied)
+        return self.outside.copied_before_write(targets(args, kwargs), is_copied)
 
     def backward_call(
         self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], ambient: Ambient
@@ -256,7 +251,7 @@ class Tape:
     ) -> Arguments:
         def refer(tensor: Tensor) -> TensorReference:
             known = self.earlier_result(tensor, overwrites=overwrites) or self.gradients.find(tensor)
-            return known or self._outside.refer(tensor, (originals or {}).get(id(tensor)))
+            return known or self.outside.refer(tensor, (originals or {}).get(id(tensor)))
 
         return Arguments.of(args, kwargs, refer)
 
@@ -266,7 +261,7 @@ class Tape:
         if known is None:
             return None
         # a custom autograd function computes without grad and gives its result a history then
-        follows = self[known.source.entry].state.ambient.grad or id(tensor) in self._outside.moved
+        follows = self[known.source.entry].state.ambient.grad or id(tensor) in self.outside.moved
         rewritten = not overwrites and not tensor.requires_grad and known.was_written
         return None if (tensor.requires_grad and not follows) or rewritten else known.source
 

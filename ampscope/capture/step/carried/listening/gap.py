@@ -49,7 +49,8 @@ class Gap:
 
     def begin_with(self, taken: TakenOver, moved: Container[int]) -> None:
         """Takes over what the step before has called last; ``moved`` are the weights that follow, by ``id``."""
-        self.tape.take_over(taken.entries, moved)
+        self.tape.entries, self.tape.outside.moved = taken.entries, moved
+        self.tape.outside.forget_but(taken.entries)
         self.taken_over = len(taken.entries)
         self.positions += [()] * self.taken_over
         for tensor, source in taken.results:
