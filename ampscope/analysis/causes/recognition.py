@@ -11,7 +11,7 @@ from ampscope.analysis.causes.outside import ChangedSince, FromOthers
 from ampscope.analysis.causes.unknown import Observed, not_measured
 from ampscope.analysis.numerics import rounding
 from ampscope.analysis.numerics.dtypes import is_floating
-from ampscope.analysis.origin.bounds import cannot_overflow
+from ampscope.analysis.origin.bounds import cannot_overflow, is_out_of_reach
 from ampscope.analysis.origin.op_facts import Executed, operand_dtype, unmeasured
 from ampscope.analysis.origin.parameter_lists import module_of_update
 from ampscope.analysis.origin.step_graph import StepGraph
@@ -102,7 +102,15 @@ def match(op: Executed, phase: Phase) -> Match:
     missing = not_measured(op)
     rules = [rule for rule in OP_RULES if rule.phase in (None, phase) and not (missing and rule.by_operands)]
     asked = (rule.match(op) for rule in rules)
-    return next((found for found in asked if found is not None), missing or Match(Cause.UNKNOWN))
+    return next(
+        (found for found in asked if found is not None and _is_possible(op, found)), missing or Match(Cause.UNKNOWN)
+    )
+
+
+def _is_possible(op: Executed, found: Match) -> bool:
+    """Whether an op's operands allow for what a rule says of it."""
+    nan_of_small = op.gives_nan and not cannot_overflow(op) and is_out_of_reach(op)
+    return found.cause not in _OUT_OF_RANGE or not nan_of_small
 
 
 def _in_forward(op: Executed, origin: Origin) -> Recognised:

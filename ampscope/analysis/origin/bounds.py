@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import math
+
 from ampscope.analysis.numerics import rounding
 from ampscope.analysis.origin.op_facts import Executed, numel
 from ampscope.trace.dtypes import FINFO
 
 #: Positions of the two factors of ops that sum products; what comes before them is added.
 _FACTORS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "convolution": (0, 1)}
+#: In the names of ops whose results may be far larger than products of their operands.
+_STEEP = ("div", "exp", "pow", "prod", "cosh", "sinh", "tan", "gamma", "reciprocal", "sqrt", "norm_backward", "log")
+
+
+def is_out_of_reach(op: Executed) -> bool:
+    """Whether no sum of products of four numbers each leaves the range, for all operands are so small.
+
+    Something else is the matter then, such as a norm of zeros inside a fused op.
+    """
+    if op.dtype not in rounding.LARGEST or op.dtype == "float64" or any(word in op.name for word in _STEEP):
+        return False  # extremes are recorded in float32
+    sizes = [each.magnitude for each in op.ranges]
+    known = [size for size in sizes if size is not None]
+    if not known or len(known) < len(sizes):
+        return False
+    largest = max(1.0, *known, *(abs(value) for _, value in op.numbers()))
+    terms = max((numel(shape) for shape in op.site.in_shapes), default=1)
+    return 4 * math.log2(largest) + math.log2(max(1, terms)) < math.log2(rounding.LARGEST[op.dtype])
 
 
 def cannot_overflow(op: Executed) -> bool:

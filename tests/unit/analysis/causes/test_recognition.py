@@ -102,6 +102,9 @@ ALONE = [
     Alone("div.Tensor", (FINE, ZERO), NOTANUMBER, Cause.DIV_ZERO, dtype="complex64"),
     Alone("div.Tensor", (FINE, POSITIVE), NOTANUMBER, Cause.UNKNOWN, dtype="complex64"),
     Alone("abs", ((0.0, 65000.0),), (0.0, INF), Cause.FP16_OVERFLOW, dtype="complex32"),
+    # too small for any product: what a fused op divides by, a norm of zeros perhaps, the trace does not say
+    Alone("_weight_norm_interface", (FINE, FINE), NOTANUMBER, Cause.UNKNOWN, dtype=FULL),
+    Alone("_weight_norm_interface", (FINE, (0.0, 1e30)), NOTANUMBER, Cause.DIVERGENCE, dtype=FULL),
     # what solves a matrix
     Alone("linalg_inv_ex", (FINE,), NOTANUMBER, Cause.UNKNOWN, dtype=FULL),
     Alone("linalg_vector_norm", ((0.0, 1e30),), (INF, INF), Cause.DIVERGENCE, dtype=FULL),
