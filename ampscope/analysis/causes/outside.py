@@ -216,7 +216,7 @@ def _clean_buffer(occurrence: Occurrence) -> tuple[Remedy, ...]:
     buffer = _name(occurrence, "buffer").rpartition(".")[2]
     keep = Remedy(
         text="Keep non-finite values out of it where it is written.",
-        code=f"if value.isfinite().all():\n    self.{buffer}.copy_(value)",
+        code=f"if value.isfinite().all():\n    self.{buffer}.copy_(value)" if buffer.isidentifier() else "",
     )
     if _at_start(occurrence):
         return Remedy(text="Look at how the buffer is created or loaded: it was not finite from the start."), keep

@@ -172,8 +172,9 @@ def _rewritten(lines: Sequence[CodeLine], dtype: str) -> Iterator[str]:
     for line in lines:
         other = re.sub(rf"\.({half})\(\)", f".{method}()", line.code)
         other = re.sub(rf"\btorch\.({half})\b", f"torch.{dtype}", other)
-        if other != line.code:
-            yield f"{other}  # {line.place}"
+        told = f"{other}  # {line.place}"
+        if other != line.code and len(told.splitlines()) == 1:  # a damaged trace may hold more than its line
+            yield told
 
 
 def in_words(explicit: ExplicitHalf) -> str:

@@ -48,6 +48,7 @@ def as_script(
 
     Raises:
         RunDamaged: The call is none that torch could have made.
+        NothingToReproduce: Its op is not one that a script may call.
     """
     try:
         content = tensors_only(content)

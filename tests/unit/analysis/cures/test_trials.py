@@ -110,6 +110,13 @@ def test_many_conversions_are_counted() -> None:
     assert explicit_half.rewritten([CodeLine("net.py", 9, "x.type_as(y)")], "float32") == ""
 
 
+@pytest.mark.parametrize(
+    "line", [CodeLine("net.py\nstolen()", 9, "x.half()"), CodeLine("n.py", 9, "x.half()\u2028stolen()")]
+)
+def test_code_to_paste_is_one_line_a_line(line: CodeLine) -> None:
+    assert explicit_half.rewritten([line], "float32") == ""
+
+
 def test_the_scale_has_its_number() -> None:
     scales = [tried(Change.SCALE, Trial.FINITE, scale=1.0), tried(Change.SCALE, Trial.FINITE, scale=4096.0)]
     (first, *_) = trials.remedies(Cause.SCALE_OVERFLOW, scales)

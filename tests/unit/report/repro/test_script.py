@@ -12,7 +12,8 @@ import pytest
 import ampscope.analysis.diagnosis.diagnosis
 from ampscope.analysis.replay.reproducible import Reproducible, operands_of, reproducible
 from ampscope.analysis.results import Incident, RunInfo
-from ampscope.errors import RunDamaged
+from ampscope.errors import NothingToReproduce, RunDamaged
+from ampscope.report.repro.call_source import operator_source
 from ampscope.report.repro.script import EMBEDDED_BYTES, as_script
 from ampscope.trace.files.saved_operands import SavedCall, read_operands
 from ampscope.trace.read.run import open_run
@@ -154,11 +155,49 @@ class TestHostileTraces:
         assert one.isascii()
         assert shape_of(one) == shape_of(other)
 
-    def test_string_arguments_are_literals(self, tmp_path: Path) -> None:
-        one = script(replace(MM, args=[*MM.args, HOSTILE], kwargs={HOSTILE: HOSTILE}), tmp_path)
+    def test_words_among_the_arguments_are_literals(self, tmp_path: Path) -> None:
+        one = script(replace(MM, args=[*MM.args, "import"], kwargs={"reduce": "import"}), tmp_path)
         other = script(replace(MM, args=[*MM.args, "x"], kwargs={"y": "x"}), tmp_path)
         assert shape_of(one) == shape_of(other)
-        assert HOSTILE in {each.value for each in ast.walk(ast.parse(one)) if isinstance(each, ast.Constant)}
+
+    @pytest.mark.parametrize(
+        ("op", "why"),
+        [
+            ("aten.from_file.default", "reads or writes a file"),
+            ("aten.save.default", "reads or writes a file"),
+            ("prim.rpc_async.default", "ops of torch itself"),
+            ("_c10d_functional.all_reduce.default", "ops of torch itself"),
+            ("load_library.mm.default", "ops of torch itself"),
+            ("mine.fused.default", "ops of torch itself"),
+        ],
+    )
+    def test_no_script_calls_what_does_not_compute(self, tmp_path: Path, op: str, why: str) -> None:
+        with pytest.raises(NothingToReproduce, match=f"no script is made for {op}.*{why}") as refused:
+            script(replace(MM, op=op, args=["x", True, 1000]), tmp_path)
+        assert len(str(refused.value).splitlines()) == 1
+
+    def test_nor_does_the_verb(self, ampscope: Command, run: Path) -> None:
+        save(run, call=replace(MM, op="aten.from_file.default", args=["mine", True, 1000]))
+        answer = ampscope("repro", run)
+        assert (answer.code, answer.out) == (2, "")
+        assert answer.err.startswith("ampscope: no script is made for aten.from_file.default: ")
+        assert not Path("repro.py").exists()
+
+    def test_every_op_of_torch_that_takes_a_file_is_refused(self) -> None:
+        torch = pytest.importorskip("torch")
+        schemas = torch._C._jit_get_all_schemas()
+        named = {one.name for one in schemas if any("file" in argument.name for argument in one.arguments)}
+        ops = [name.replace("::", ".") + ".default" for name in named if name.partition("::")[0] in {"aten", "prims"}]
+        assert "aten.from_file.default" in ops
+        for op in ops:
+            with pytest.raises(NothingToReproduce):
+                operator_source(op)
+
+    @pytest.mark.parametrize(
+        "op", ["aten.__and__.Tensor", "aten._softmax.default", "prims.convert_element_type.default"]
+    )
+    def test_what_computes_is_called(self, op: str) -> None:
+        assert operator_source(op) == f"torch.ops.{op}"
 
     @pytest.mark.parametrize(
         "changed",
@@ -175,6 +214,15 @@ class TestHostileTraces:
             {"args": [{"eval": "x"}]},
             {"args": [{"dtype": "float16", "more": 1}]},
             {"args": [{}]},
+            {"args": [{"dtype": "load"}]},
+            {"args": [{"layout": "hub"}]},
+            {"args": [{"memory_format": "save"}]},
+            {"args": ["../../outside"]},
+            {"args": [HOSTILE]},
+            {"kwargs": {"__class__": 1}},
+            {"kwargs": {HOSTILE: 1}},
+            {"op": "aten.__class__.mro"},
+            {"op": "aten.mm.__init__"},
         ],
     )
     def test_what_is_no_call_is_refused(self, tmp_path: Path, changed: dict[str, Any]) -> None:
