@@ -14,7 +14,7 @@ from ampscope.capture.events.open_step import StepAttempt
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.replay.tape.functional.call_inputs import named_inputs
 from ampscope.capture.step.measures import gradients
-from ampscope.capture.torch_support.calls.backward_call import creates_graph
+from ampscope.capture.torch_support.calls.backward_call import backward_roots, creates_graph
 from ampscope.capture.torch_support.calls.pause import Pause
 from ampscope.capture.torch_support.dtypes import HALF, torch_dtype
 from ampscope.capture.torch_support.guard import Guard
@@ -108,6 +108,7 @@ class LiveTrace(StepObserver):
         """Goes on through the backward, unless being watched would change its bits."""
         if self._tracer is not None:
             self._tracer.functions.creates_graph = creates_graph(backward.args, backward.kwargs)
+            self._tracer.places.marked.read(backward_roots(backward.args, backward.kwargs))
             if self._tracer.backward_varies:  # the real step's bits come first: only its forward is traced
                 self._tracer.remove()
 

@@ -80,8 +80,12 @@ class OpPoints:
     def records_graph(self, phase: str) -> bool:
         """Whether an autograd node that was made in a phase is one whose gradient belongs to the op that made it."""
         if phase == Phase.BACKWARD:
-            return torch.is_grad_enabled() and self._places.numbers_nodes
+            return torch.is_grad_enabled()
         return phase != Phase.OPTIMIZER
+
+    def ran(self, operator: Operator, operands: list[Any], result: Any) -> None:
+        """Follows what an op gave to those that read it."""
+        self._places.ran(operator, operands, result, creates_graph=self._functions.creates_graph)
 
     def of_entry(self, node: Node, name: str, tensor: Tensor) -> Point:
         """The point of a value from outside the step, which is read now for the first time."""

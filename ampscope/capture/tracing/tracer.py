@@ -155,8 +155,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
                 return func(*args, **kwargs)
             self.functions.unwraps = True
             return NotImplemented  # a wrapper subclass: its inner ops come by again
-        operator = operators.describe(func)
-        guard = self._guard
+        operator, guard = operators.describe(func), self._guard
         if self.pause.on or guard.broken or (self.pause.cuda and self.pause.captures()):
             return func(*args, **kwargs)
         self._handling += 1
@@ -172,6 +171,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
             if not guard.broken:
                 with guard:
                     self._note(operator, args, kwargs, result)
+                    self.points.ran(operator, [*args, *kwargs.values()], result)
         finally:
             self._handling -= 1
         return result

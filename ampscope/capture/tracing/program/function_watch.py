@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.calls import call_state
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.user_line import Place
@@ -60,6 +61,7 @@ class FunctionWatch(TorchFunctionMode):
             self.place = self._places.now()
             self.region = self._region()
             if func is torch.autograd.grad:
+                self._places.marked.read(tensor_tree.tensors(args[0] if args else kwargs.get("outputs")))
                 self.creates_graph = bool(args[4] if len(args) > 4 else kwargs.get("create_graph"))
 
     def _region(self) -> torch.dtype | None:

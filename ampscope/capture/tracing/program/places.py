@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
@@ -14,6 +15,9 @@ from torch import Tensor
 from ampscope.capture.hooks import process_hooks
 from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.user_line import NOWHERE, Place, user_place
+from ampscope.capture.tracing import operators
+from ampscope.capture.tracing.operators import Operator
+from ampscope.capture.tracing.program.marked_nodes import MarkedNodes
 from ampscope.capture.tracing.sites import Sites
 
 #: Frames below which code that runs in backward has no line of its own.
@@ -21,6 +25,9 @@ _BACKWARD = (process_hooks.backward_frame, Tensor.backward.__code__, torch.autog
 
 #: Autograd nodes that one op makes, at most: one for each level of transforms of torch.func.
 MOST_NODES = 8
+
+#: What autograd calls for a result that a node has saved, whose node the tensor then gets.
+_UNPACKS = "aten.detach.default"
 
 
 @dataclass(slots=True)
@@ -48,6 +55,7 @@ class Places:
         self._forward_thread = threading.get_ident()
         self._forward = _Nodes()
         self._nodes = {self._forward_thread: self._forward}  # by thread
+        self.marked = MarkedNodes()  #: those of a device's thread that the forward's backward comes by
 
     def now(self) -> Place:
         """The line of a torch function that is being called."""
@@ -60,11 +68,6 @@ class Places:
         """The line of the user's own code in backward: a function's ``backward``, a hook; None outside of any."""
         return user_place(*self._stops_in_backward)
 
-    @property
-    def numbers_nodes(self) -> bool:
-        """Whether nodes made now are numbered with those of forward: each thread counts its own."""
-        return threading.get_ident() == self._forward_thread
-
     def _of_node(self, node: Any) -> Place:
         """The line of the forward op whose gradient is being computed."""
         site = self.forward_site(node)
@@ -72,10 +75,12 @@ class Places:
 
     def forward_site(self, node: Any) -> int | None:
         """The site of the forward op that made an autograd node; None where no traced op did."""
+        if self.marked.has(node):
+            return self.marked.site(node)
         return self._makers_nodes().sites.get(torch_private.node_sequence_number(node))
 
     def _makers_nodes(self) -> _Nodes:
-        """The nodes of the thread that made those which are being evaluated on this one.
+        """The nodes of the thread that made those which are being evaluated on this one, and are not marked.
 
         That is the forward's, unless what this thread made is evaluated by a backward that it called itself, as a
         reentrant checkpoint does on an accelerator's thread.
@@ -107,7 +112,27 @@ class Places:
         for number in nodes.made:
             nodes.sites[number] = site
 
+    def ran(self, operator: Operator, operands: Iterable[Any], result: Any, *, creates_graph: bool) -> None:
+        """Follows what an op gave on another thread than the forward's to the ops that read it.
+
+        Args:
+            operator: The op.
+            operands: Its arguments.
+            result: What it returned.
+            creates_graph: The backward in progress records a graph of itself.
+        """
+        nodes = self._own_nodes()
+        if nodes.made and self.marked.awaited:
+            self.marked.read(operators.flat_tensors(operands))
+        if nodes is self._forward:
+            return
+        if nodes.made:
+            self.marked.gave(operators.flat_tensors([result]), nodes.made, nodes.sites.get(nodes.made[-1]))
+        elif creates_graph and not torch.is_grad_enabled() and operator.name != _UNPACKS:
+            self.marked.gave(operators.flat_tensors([result]), None, None)  # inside a function, which has the node
+
     def clear(self) -> None:
         """Forgets which op made which node."""
         for nodes in self._nodes.values():
             nodes.sites.clear()
+        self.marked.clear()

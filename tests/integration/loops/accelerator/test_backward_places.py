@@ -25,6 +25,7 @@ pytestmark = pytest.mark.accelerator
 BLOCKS = 6
 #: Of a step and an execution of it, where its ops were.
 Rows = dict[tuple[int, Source], list[object]]
+Loss = Callable[[nn.Module, Tensor], Tensor]
 #: The step that is replayed.
 LAST = 3
 
@@ -58,13 +59,26 @@ class Net(nn.Module):
         return self.last(self.blocks(self.first(x).tanh()))
 
 
-def backward_of(device: str, make: Callable[[], nn.Module], folder: Path) -> Rows:
+def layers() -> nn.Module:
+    return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(BLOCKS)))
+
+
+def squares(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().mean()
+
+
+def steepness(model: nn.Module, x: Tensor) -> Tensor:
+    (slope,) = torch.autograd.grad(model(x.requires_grad_()).sum(), x, create_graph=True)
+    return slope.square().mean()
+
+
+def backward_of(device: str, make: Callable[[], nn.Module], folder: Path, loss: Loss = squares) -> Rows:
     """Where each op of each traced step's backward was, live and replayed."""
     with ThreadPoolExecutor(1) as new_thread:
-        return new_thread.submit(_backward_of, device, make, folder).result()
+        return new_thread.submit(_backward_of, device, make, folder, loss).result()
 
 
-def _backward_of(device: str, make: Callable[[], nn.Module], folder: Path) -> Rows:
+def _backward_of(device: str, make: Callable[[], nn.Module], folder: Path, loss_of: Loss) -> Rows:
     _count_as_the_device_does()
     torch.manual_seed(0)
     model = make().to(device)
@@ -72,7 +86,7 @@ def _backward_of(device: str, make: Callable[[], nn.Module], folder: Path) -> Ro
     with ampscope.watch(model, scaler, dir=folder, every=1, quiet=True):
         for step in range(LAST + 1):
             optimizer.zero_grad()
-            loss = model(torch.randn(BATCH, WIDTH).to(device)).square().mean()
+            loss = loss_of(model, torch.randn(BATCH, WIDTH).to(device))
             scaler.scale(loss * (math.inf if step == LAST else 1.0)).backward()
             scaler.step(optimizer)
             scaler.update()
@@ -108,3 +122,17 @@ def test_no_op_takes_the_place_of_another(make: Callable[[], nn.Module], tmp_pat
     for key, places in on_host.items():
         assert len(places) > 10 * BLOCKS
         assert on_device[key] == places, key
+
+
+def test_no_gradient_of_a_gradient_takes_the_place_of_another(tmp_path: Path) -> None:
+    """The device evaluates the nodes of its own thread in another order, and so adds another gradient to the first."""
+    on_host = backward_of("cpu", layers, tmp_path / "host", steepness)
+    on_device = backward_of(fake_device.TYPE, layers, tmp_path / "device", steepness)
+    assert on_host.keys() == on_device.keys()
+    for key, places in on_host.items():
+        assert sum("TanhBackwardBackward" in str(row) for row in places) >= BLOCKS
+        assert _in_any_order(on_device[key]) == _in_any_order(places), key
+
+
+def _in_any_order(rows: list[object]) -> list[str]:
+    return sorted(map(str, (row for row in rows if "aten.add.Tensor" not in str(row))))

@@ -19,8 +19,11 @@ Look = Callable[[nn.Module, Forward], Trace]
 
 
 @pytest.fixture(params=["live", "replay"])
-def trace(request: pytest.FixtureRequest, run_folder: Path) -> Look:
-    """Trains under watch with every step traced, and gives the trace of a healthy step, or of the replay."""
+def trace(request: pytest.FixtureRequest, device: str, run_folder: Path) -> Look:
+    """Trains under watch with every step traced, and gives the trace of a healthy step, or of the replay.
+
+    On the host, and on a device whose backward has a thread of its own.
+    """
 
     def look(model: nn.Module, forward: Forward) -> Trace:
         run = Watched.train(lambda watch: train(watch, model, forward), run_folder, every=1).run
@@ -68,6 +71,55 @@ def test_a_gradient_of_a_gradient_belongs_to_the_line_of_the_first(trace: Look) 
 def _backward_of_backward(traced: Trace, op: Any) -> bool:
     of = traced.sites.get(op.site.forward_site)
     return of is not None and of.phase == Phase.BACKWARD
+
+
+class _Halved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        return h * 0.5
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (gradient,) = gradients
+        return _HalvedGradient.apply(gradient)
+
+
+class _HalvedGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 0.5
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (gradient,) = gradients
+        return gradient.ceil()
+
+
+class Halved(nn.Module):
+    def forward(self, h: Tensor) -> Tensor:
+        return _Halved.apply(h).pow(3)
+
+
+def test_a_function_that_is_the_gradient_of_another_has_its_own_line_alone(trace: Look) -> None:
+    def penalty(model: nn.Module, x: Tensor, _: Tensor) -> Tensor:
+        x.requires_grad_()
+        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        return slope.pow(2).mean()
+
+    op = trace(Within(Halved()), penalty).one("aten.ceil", phase=Phase.BACKWARD)
+    assert (op.site.module, op.site.line) == ("", line_of(_HalvedGradient, "gradient.ceil()"))
+
+
+def test_a_product_with_second_derivatives_belongs_to_the_line_of_the_first(trace: Look) -> None:
+    def penalty(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        x.requires_grad_()
+        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        (bent,) = torch.autograd.grad(slope, x, grad_outputs=y, create_graph=True)
+        return bent.pow(2).mean()
+
+    traced = trace(Within(Cubic()), penalty)
+    seconds = [op for op in traced.find("aten.", phase=Phase.BACKWARD) if _backward_of_backward(traced, op)]
+    assert {op.site.line for op in seconds if op.site.module == "part"} == {line_of(Cubic, "h.pow(3)")}
 
 
 class _Doubled(torch.autograd.Function):
