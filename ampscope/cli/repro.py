@@ -34,7 +34,7 @@ def repro(
     with open_run(named_or_newest(run)) as opened:
         diagnosis = diagnose(opened)
         found = reproducible(opened, diagnosis, incident)
-        script = as_script(diagnosis.run, found, _content(found.saved.path), data_name=beside.name)
+        script = as_script(diagnosis.run, found, found.saved.content(), data_name=beside.name)
     _write(output, script.text.encode("ascii"), force=force)
     if script.data is not None:
         _write(beside, script.data, force=force)
@@ -45,13 +45,6 @@ def repro(
     )
     if script.data is not None:
         typer.echo(f"Its operands are in {beside}; keep the two together.")
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise AmpscopeError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 def _write(path: Path, content: bytes, *, force: bool) -> None:

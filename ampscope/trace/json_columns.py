@@ -10,7 +10,7 @@ def details(text: str) -> dict[str, Any]:
     """The object that ``text`` is; empty where a damaged trace holds something else, which then says nothing."""
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

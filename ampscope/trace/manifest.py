@@ -11,7 +11,8 @@ from typing import Any
 
 from ampscope.errors import RunDamaged, RunNotFound, RunTooNew
 from ampscope.trace.files.durable import write_whole
-from ampscope.trace.files.layout import TEMPORARY_SUFFIX
+from ampscope.trace.files.layout import MOST_RANKS, TEMPORARY_SUFFIX
+from ampscope.trace.files.regular_file import read_regular
 from ampscope.trace.schema import MANIFEST, SCHEMA_VERSION
 
 
@@ -63,6 +64,10 @@ _SHAPES: dict[str, type | tuple[type, ...]] = {
 
 #: Unix time at which the calendar that Python knows ends.
 _LAST_MOMENT = 253_402_300_799
+#: Bytes that are read of a manifest.
+_MOST_BYTES = 16 << 20
+#: What its whole numbers may be.
+_BOUNDS = {"world_size": (1, MOST_RANKS), "parameters": (0, 2**63 - 1)}
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -114,7 +119,7 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     data = _load(path)
     schema = data.get("schema")
-    if not isinstance(schema, int):
+    if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
         raise _damaged(path, "it names no schema version")
     if schema > SCHEMA_VERSION:
         raise RunTooNew(
@@ -134,7 +139,7 @@ def _write_text(path: Path, text: str) -> None:
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_regular(path, _MOST_BYTES).decode("utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise RunNotFound(
             f"There is no run in {path.parent}: it holds no {MANIFEST}. "
@@ -151,6 +156,9 @@ def _from_json(path: Path, data: dict[str, Any]) -> Manifest:
     for key, shape in _SHAPES.items():
         if key in data and not isinstance(data[key], shape):
             raise _damaged(path, f"its {key!r} is a {type(data[key]).__name__}")
+    for key, (least, most) in _BOUNDS.items():
+        if not least <= data.get(key, least) <= most:
+            raise _damaged(path, f"its {key!r} is not between {least} and {most}")
     known = {item.name: data[item.name] for item in fields(Manifest) if item.name in data}
     if "created" in known and not 0 <= known["created"] <= _LAST_MOMENT:  # not a number neither
         known["created"] = 0.0
@@ -164,7 +172,7 @@ def _from_json(path: Path, data: dict[str, Any]) -> Manifest:
 def _segment(path: Path, data: Any) -> Segment:
     try:
         return Segment(started=float(data["started"]), pid=int(data["pid"]), locked=bool(data.get("locked", True)))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise _damaged(path, "one of its segments has no start or pid") from error
 
 

@@ -34,8 +34,4 @@ def _script_of(run: RunSnapshot, number: int) -> ReproScript:
     """The script for the incident with this ``number``, from 1."""
     diagnosis = diagnosis_of(run)
     found = reproducible(run.run, diagnosis, number)
-    try:
-        content = found.saved.path.read_bytes()
-    except OSError as error:
-        raise AmpscopeError(f"{found.saved.path} cannot be read: {error.strerror or error}") from None
-    return as_script(diagnosis.run, found, content)
+    return as_script(diagnosis.run, found, found.saved.content())

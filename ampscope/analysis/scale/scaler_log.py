@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import narwhals as nw
 
 from ampscope.analysis.results import SourceLine
 from ampscope.analysis.tables.lazy_tables import Lazy, collect, rank_table
+from ampscope.trace.json_columns import details
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import ScalerAction, ScalerEventRow, Table
 
@@ -97,11 +97,7 @@ def scale_event(row: ScalerEventRow) -> ScaleEvent:
 
 def arguments(detail: str) -> dict[str, object]:
     """The JSON object in ``detail``; anything else is no arguments."""
-    try:
-        parsed = json.loads(detail) if detail else {}
-    except json.JSONDecodeError:
-        return {}
-    return parsed if isinstance(parsed, dict) else {}
+    return details(detail) if detail else {}
 
 
 def _number(value: object) -> float | None:

@@ -53,7 +53,7 @@ def as_script(
     try:
         content = tensors_only(content)
         text = _script(run, found, content, data_name)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunDamaged(f"{found.saved.path} describes no call of a torch op: {error}") from None
     return ReproScript(text=text, data=None if _fits(content) else content)
 

@@ -9,6 +9,8 @@ import time
 import weakref
 from pathlib import Path
 
+from ampscope.trace.files.regular_file import open_regular
+
 LOCK_FILE = ".writer.lock"  #: dotted, so that readers of a folder of Parquet files pass it over
 _ATTEMPTS = 5
 _PAUSE_S = 0.02
@@ -42,15 +44,10 @@ class FolderLock:
 def is_locked(folder: Path) -> bool:
     """Whether a living process holds the lock; False too where the file system knows no locks."""
     try:
-        descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY)
+        with open_regular(folder / LOCK_FILE) as file:
+            return not _try_lock(file.fileno(), shared=True)
     except OSError:
         return False
-    try:
-        return not _try_lock(descriptor, shared=True)
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
 
 
 def _lock(descriptor: int, folder: Path) -> bool:

@@ -10,7 +10,11 @@ from pathlib import Path
 import pyarrow as pa
 
 from ampscope.trace.files.arrow_arrays import to_array
+from ampscope.trace.files.regular_file import open_regular
 from ampscope.trace.schema import Row, Table, arrow_schema, columns_of
+
+#: Bytes read of one journal; it is sealed at a fraction of them.
+_MOST_BYTES = 1 << 30
 
 
 def to_batch(table: Table, rows: Sequence[Row]) -> pa.RecordBatch:
@@ -83,11 +87,14 @@ class JournalReader:
         """Every batch that is whole by now; a torn last one, or one still being written, ends the table.
 
         Raises:
-            OSError: the file cannot be opened (it may just have been sealed).
+            OSError: the file cannot be opened (it may just have been sealed), or is none that a writer left.
         """
-        with self._path.open("rb") as file:
+        with open_regular(self._path) as file:
             file.seek(self._offset)
-            content = pa.BufferReader(file.read())
+            rest = file.read(_MOST_BYTES + 1)
+        if len(rest) > _MOST_BYTES:
+            raise OSError(f"it is larger than the {_MOST_BYTES:,} bytes that are read of such a file")
+        content = pa.BufferReader(rest)
         with suppress(pa.ArrowException, OSError, EOFError):  # the torn end
             self._take_all(content)
         return pa.Table.from_batches(self._batches, self._schema or pa.schema([]))

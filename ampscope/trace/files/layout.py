@@ -9,9 +9,11 @@ from pathlib import Path
 
 from ampscope.trace.schema import Table
 
-_RANK = re.compile(r"rank=(\d+)")
-_PART = re.compile(r"part-(\d+)\.parquet")
-_JOURNAL = re.compile(r"journal-(\d+)\.arrow")
+_RANK = re.compile(r"rank=(0|[1-9][0-9]{0,5})")
+_PART = re.compile(r"part-([0-9]{1,15})\.parquet")
+_JOURNAL = re.compile(r"journal-([0-9]{1,15})\.arrow")
+#: Ranks that a run may have; no job has had more.
+MOST_RANKS = 1 << 17
 #: What a file is called until it is whole; nobody reads it under this name.
 TEMPORARY_SUFFIX = ".tmp"
 
@@ -62,10 +64,17 @@ def part_path(journal: Path) -> Path:
 
 
 def ranks(run: Path) -> list[int]:
-    """The ranks that have written into the run, ascending."""
+    """The ranks that have written into the run, ascending; up to `MOST_RANKS`, what is no folder is none."""
     with os.scandir(run) as entries:
-        matches = [_RANK.fullmatch(entry.name) for entry in entries]
-    return sorted(int(match[1]) for match in matches if match)
+        matches = [_RANK.fullmatch(entry.name) for entry in entries if _is_folder(entry)]
+    return sorted(int(match[1]) for match in matches if match and int(match[1]) < MOST_RANKS)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # links in a circle
+        return False
 
 
 def list_table(folder: Path) -> Listing:

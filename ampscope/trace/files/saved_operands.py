@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
@@ -15,6 +16,7 @@ from typing import Any
 
 from ampscope.errors import RunDamaged
 from ampscope.trace.files.layout import rank_folder, ranks
+from ampscope.trace.files.regular_file import open_regular, read_regular
 
 FOLDER = "tensors"
 #: The key of safetensors' metadata under which the call is found.
@@ -42,6 +44,8 @@ _DTYPES = {
 }
 _LENGTH_BYTES = 8
 _MOST_HEADER_BYTES = 16 << 20
+#: A call's operands take 64 MiB at most when they are kept.
+_MOST_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +91,17 @@ class SavedOperands:
     call: SavedCall
     tensors: tuple[SavedTensor, ...]
 
+    def content(self) -> bytes:
+        """The whole file.
+
+        Raises:
+            RunDamaged: it cannot be read.
+        """
+        try:
+            return read_regular(self.path, _MOST_BYTES)
+        except OSError as error:
+            raise RunDamaged(f"{self.path} cannot be read: {error.strerror or error}") from None
+
 
 def operands_path(run: Path, rank: int, step: int, seq: int) -> Path:
     """Where the operands of an executed op are kept."""
@@ -114,7 +129,7 @@ def read_operands(path: Path) -> SavedOperands:
     """
     try:
         return _parsed(path, *_head(path))
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
         said = f"{type(error).__name__}: {error}"
         raise RunDamaged(
             f"{path} is not a whole file of operands ({said}); the rest of the run is not touched"
@@ -132,12 +147,14 @@ def tensors_only(content: bytes) -> bytes:
 
 def _head(path: Path) -> tuple[dict[str, Any], int]:
     """The header, and how many bytes of tensors follow it."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         if length > min(_MOST_HEADER_BYTES, size - _LENGTH_BYTES):
             raise ValueError("its header is longer than the file")
         header = json.loads(file.read(length))
+    if not isinstance(header, dict):
+        raise TypeError("its header is no JSON object")
     return header, size - _LENGTH_BYTES - length
 
 

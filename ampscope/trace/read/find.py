@@ -16,7 +16,8 @@ _LISTED = 5
 def find_runs(folder: str | os.PathLike[str]) -> list[Path]:
     """The runs in ``folder`` or up to two levels below it, newest first; the folder alone if it is a run itself."""
     folder = Path(folder)
-    if (folder / MANIFEST).is_file():
+    manifest = folder / MANIFEST
+    if manifest.exists() and not manifest.is_dir():
         return [folder]
     begun = {run: created for run in sorted(_below(folder)) if (created := _created(run)) is not None}
     return sorted(begun, key=begun.__getitem__, reverse=True)

@@ -28,4 +28,4 @@ def status_of(run: Path, manifest: Manifest) -> Status:
 
 
 def _last_change(run: Path) -> float:
-    return max((path.stat().st_mtime for path in run.glob("rank=*/*/*")), default=0.0)
+    return max((path.lstat().st_mtime for path in run.glob("rank=*/*/*")), default=0.0)

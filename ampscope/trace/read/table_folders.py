@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from ampscope.errors import RunDamaged
 from ampscope.trace.files.layout import NOTHING, Listing, list_table, table_folder
 from ampscope.trace.schema import Table
 
@@ -54,10 +55,26 @@ class TableFolders:
             changed = os.stat(folder).st_mtime_ns  # noqa: PTH116  # ten thousand paths take longer than the look
         except FileNotFoundError:
             return folder, 0, NOTHING
+        except OSError as error:
+            raise _damaged(folder, error) from error
         known = self._listings.get(folder)
         if known is None or known[0] != changed or not _is_settled(changed):
-            known = self._listings[folder] = (changed, list_table(table_folder(self._run, rank, table)))
+            known = self._listings[folder] = (changed, _listed(table_folder(self._run, rank, table)))
         return folder, changed, known[1]
+
+
+def _listed(folder: Path) -> Listing:
+    try:
+        return list_table(folder)
+    except OSError as error:
+        raise _damaged(folder, error) from error
+
+
+def _damaged(folder: str | Path, error: OSError) -> RunDamaged:
+    return RunDamaged(
+        f"{folder} is no folder that can be read ({error.strerror or error}). Move it away and open the run again: "
+        "the rest of it is intact."
+    )
 
 
 def _is_settled(changed: int) -> bool:
@@ -68,6 +85,6 @@ def _states(rank: str, listing: Listing) -> list[tuple[str, int, int]]:
     found = []
     for path in (*listing.parts.values(), *listing.journals.values()):
         with suppress(FileNotFoundError):  # sealed, or dropped by the budget, while this looks
-            state = path.stat()
+            state = path.lstat()  # a link may lead in a circle
             found.append((f"{rank}/{path.name}", state.st_size, state.st_mtime_ns))
     return found

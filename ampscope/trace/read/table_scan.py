@@ -17,6 +17,7 @@ from ampscope.errors import RunDamaged
 from ampscope.trace.files.arrow_arrays import to_array
 from ampscope.trace.files.journal import JournalReader
 from ampscope.trace.files.layout import part_path, ranks
+from ampscope.trace.files.regular_file import open_regular
 from ampscope.trace.read.older_versions import CHANGED, is_older, upgraded
 from ampscope.trace.read.table_folders import Stamp, TableFolders
 from ampscope.trace.schema import Table, arrow_schema
@@ -155,6 +156,8 @@ class Scan:
                     journaled.append(self._read_journal(rank, table, journal))
                 except FileNotFoundError:  # sealed since
                     parts[number] = part_path(journal)
+                except OSError as error:
+                    raise _unreadable(journal, error) from error
         return [parts[number] for number in sorted(parts)], _conform_all(table, journaled)
 
     def _read_journal(self, rank: int, table: Table, journal: Path) -> pa.Table:
@@ -206,7 +209,8 @@ def _conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 def _read_facts(part: Path) -> _Facts:
     with _naming(part):
-        footer = pq.read_metadata(part)
+        with open_regular(part) as file:
+            footer = pq.read_metadata(file)
         columns = tuple(footer.schema.to_arrow_schema().names)
         bounds = list(_step_bounds(footer))
     if not bounds or None in bounds:
@@ -223,18 +227,18 @@ def _step_bounds(footer: pq.FileMetaData) -> Iterator[Any]:
 
 
 def _read_part(part: Path, columns: list[str] | None = None) -> pa.Table:
-    with _naming(part), pq.ParquetFile(part) as file:
+    with _naming(part), open_regular(part) as opened, pq.ParquetFile(opened) as file:
         known = file.schema_arrow.names
         return file.read(known if columns is None else [name for name in columns if name in known])
 
 
 def _rows_of(part: Path) -> int:
-    with _naming(part):
-        return int(pq.read_metadata(part).num_rows)
+    with _naming(part), open_regular(part) as file:
+        return int(pq.read_metadata(file).num_rows)
 
 
 def _verify(part: Path) -> None:
-    with suppress(FileNotFoundError), _naming(part), pq.ParquetFile(part) as file:
+    with suppress(FileNotFoundError), _naming(part), open_regular(part) as opened, pq.ParquetFile(opened) as file:
         for group in range(file.num_row_groups):
             file.read_row_group(group)
 
@@ -246,9 +250,13 @@ def _naming(part: Path) -> Iterator[None]:
     except FileNotFoundError:  # deleted by the disk budget since it was listed
         raise
     except (pa.ArrowException, OSError) as error:
-        raise RunDamaged(
-            f"{part} cannot be read ({error}). Move that file away and open the run again: the rest of it is intact."
-        ) from error
+        raise _unreadable(part, error) from error
+
+
+def _unreadable(file: Path, why: object) -> RunDamaged:
+    return RunDamaged(
+        f"{file} cannot be read ({why}). Move that file away and open the run again: the rest of it is intact."
+    )
 
 
 #: The rank of a part, from the end of its path: a folder above the run may be called ``rank=3`` as well.

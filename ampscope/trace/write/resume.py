@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from ampscope.errors import RunDamaged, RunNotFound
 from ampscope.trace.files.journal import read_journal
 from ampscope.trace.files.layout import list_table, table_folder
+from ampscope.trace.files.regular_file import open_regular
 from ampscope.trace.manifest import read_manifest
 from ampscope.trace.schema import Table
 
@@ -84,7 +85,7 @@ def _tables(folder: Path, rank: int, table: Table, *columns: str) -> Iterator[pa
 
 def _read_part(part: Path, columns: list[str]) -> pa.Table:
     try:
-        with pq.ParquetFile(part) as file:
+        with open_regular(part) as opened, pq.ParquetFile(opened) as file:
             return file.read(columns)
     except (pa.ArrowException, OSError) as error:
         raise RunDamaged(
