@@ -6,6 +6,7 @@
 # make coverage         branch coverage of package and app over the default tests, the least covered files last
 # make healthy          three hundred healthy trainings, none of which may draw an alarm
 # make plants           every fault planted in every model, and every healthy training, with a table at the end
+# make soak             ten thousand injuries to every sample run, none of which may end in a traceback; hours
 # make docs             write docs/trace-format.md anew from the schema
 # make torch-versions   what touches torch, under the oldest torch supported and the newest tested
 # make bench            what watching costs a loop and a framework's training, and what an incident costs
@@ -25,7 +26,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow lint types coverage healthy plants docs torch-versions bench bench-app gpu-check samples screenshots clean
+.PHONY: help demo test slow lint types coverage healthy plants soak docs torch-versions bench bench-app gpu-check samples screenshots clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -60,6 +61,9 @@ healthy: $(VENV)/.dev
 
 plants: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/integration/planted_faults -m ""
+
+soak: $(VENV)/.dev
+	$(BIN)/python -m pytest tests/integration/samples/test_injured_traces.py -m soak
 
 # Each version has an environment of its own, with everything but torch as pinned.
 torch-versions: $(TORCHES:%=.venv-torch-%/.done)

@@ -45,6 +45,16 @@ def is_older(table: Table, columns: Collection[str]) -> bool:
     return upgrade is not None and upgrade.old in columns and upgrade.new not in columns
 
 
+def columns_added(table: Table) -> frozenset[str]:
+    """The columns of ``table`` that an older file of it lacks, and gets when it is `upgraded`."""
+    return _ADDED.get(table, frozenset())
+
+
+def old_type(column: str) -> pa.DataType | None:
+    """The type of a column that only older versions have; None of others."""
+    return pa.list_(pa.string()) if column == "conversions" else None
+
+
 def upgraded(table: Table, rows: pa.Table) -> pa.Table:
     """Whole rows of any version as rows of today's; columns that no version has had are as they were."""
     if not is_older(table, rows.column_names):
@@ -87,7 +97,7 @@ _CODE_LINE = re.compile(r"(.*?):(\d+)(?: (.*))?", re.DOTALL)
 def _replay(row: _Row) -> _Row:
     if row["conversions"] is None:
         return dict.fromkeys(("conversion_files", "conversion_lines", "conversion_codes"))
-    lines = [match for text in row["conversions"] if (match := _CODE_LINE.fullmatch(text))]
+    lines = [match for text in row["conversions"] if text and (match := _CODE_LINE.fullmatch(text))]
     return {
         "conversion_files": [match[1] for match in lines],
         "conversion_lines": [int(match[2]) for match in lines],
@@ -106,4 +116,10 @@ _UPGRADES: dict[Table, _Upgrade] = {
     Table.FINDINGS: _Upgrade(old="evidence", new="form", columns_of=_finding),
     Table.REPLAYS: _Upgrade(old="conversions", new="conversion_files", columns_of=_replay),
     Table.INCIDENTS: _Upgrade(old="evidence", new="bad_params", columns_of=_incident),
+}
+
+_ADDED: dict[Table, frozenset[str]] = {
+    Table.FINDINGS: frozenset({"form"}),
+    Table.REPLAYS: frozenset({"conversion_files", "conversion_lines", "conversion_codes"}),
+    Table.INCIDENTS: frozenset({"bad_params", "over_budget"}),
 }

@@ -6,7 +6,6 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
-from enum import StrEnum
 from functools import reduce
 from itertools import starmap
 from operator import and_
@@ -15,13 +14,14 @@ from typing import Any, Literal, cast, overload
 
 import duckdb
 import narwhals as nw
-import pyarrow as pa
 
+from ampscope.errors import RunDamaged
 from ampscope.notebook_repr import NotebookRepr
 from ampscope.trace.files.layout import ranks
 from ampscope.trace.manifest import Manifest, read_manifest
 from ampscope.trace.read.database import sealed_off
 from ampscope.trace.read.find import find_runs, locate
+from ampscope.trace.read.row_query import ORDER, is_equal, values_of
 from ampscope.trace.read.status import Status, status_of
 from ampscope.trace.read.table_folders import Stamp
 from ampscope.trace.read.table_scan import RANK, OfRanks, Scan
@@ -44,21 +44,6 @@ from ampscope.trace.schema import (
 )
 
 __all__ = ["Run", "find_runs", "open_run"]
-
-#: The order in which `Run.rows` gives rows, after the rank.
-_ORDER: dict[Table, tuple[str, ...]] = {
-    Table.STEPS: ("step", "optimizer"),
-    Table.SCALER_EVENTS: ("time", "step", "scaler"),
-    Table.PARAMS: ("param",),
-    Table.GRADS: ("step", "optimizer", "param"),
-    Table.SITES: ("site",),
-    Table.OPS: ("step", "source", "seq", "out"),
-    Table.EDGES: ("step", "source", "seq", "arg"),
-    Table.INCIDENTS: ("step", "optimizer", "time"),
-    Table.REPLAYS: ("step", "optimizer", "time"),
-    Table.FINDINGS: ("step", "time"),
-    Table.EVENTS: ("time", "step"),
-}
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
@@ -216,7 +201,10 @@ class Run(NotebookRepr):
             raise
         except duckdb.Error:
             self._scan.verify(table)
+        try:
             return self._load(table, equals)  # the disk budget deleted a part between looking and reading
+        except duckdb.Error as error:
+            raise RunDamaged(f"The {table.value} of {self.path} cannot be read: {error}.") from error
 
     def verify(self) -> None:
         """Read every sealed part; for when a query over a frame fails with a `duckdb.Error`.
@@ -269,10 +257,10 @@ class Run(NotebookRepr):
         step, rank = (found if isinstance(found := equals.get(name), int) else None for name in ("step", RANK))
         relation = self._relation(table, step, rank)
         if equals:
-            relation = relation.filter(reduce(and_, starmap(_equals, equals.items())))
-        relation = relation.order(", ".join(("rank", *_ORDER[table])))
+            relation = relation.filter(reduce(and_, starmap(is_equal, equals.items())))
+        relation = relation.order(", ".join(("rank", *ORDER[table])))
         columns = relation.select(*map(duckdb.ColumnExpression, arrow_schema(table).names)).to_arrow_table().columns
-        return rows_of(table, list(map(_values, columns)))
+        return rows_of(table, list(map(values_of, columns)))
 
     def _relation(self, table: Table, step: int | None = None, rank: OfRanks = None) -> duckdb.DuckDBPyRelation:
         """The table as it is now; binding hundreds of parts takes a while, so the same state is bound once a thread."""
@@ -284,17 +272,3 @@ class Run(NotebookRepr):
             known = stamp, self._scan.relation(connection, table, rank=rank)
             self._local.relations[table, rank] = known
         return cast(duckdb.DuckDBPyRelation, known[1])
-
-
-def _equals(name: str, value: object) -> duckdb.Expression:
-    column = duckdb.ColumnExpression(name)
-    if value is None:
-        return column.isnull()
-    return column == duckdb.ConstantExpression(str(value) if isinstance(value, StrEnum) else value)
-
-
-def _values(column: pa.ChunkedArray) -> list[Any]:
-    values: list[Any] = column.to_pylist()
-    if pa.types.is_list(column.type):  # the row types hold tuples
-        return [None if value is None else tuple(value) for value in values]
-    return values

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import duckdb
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from ampscope.errors import RunDamaged
 from ampscope.trace.files.arrow_arrays import to_array
 from ampscope.trace.files.journal import JournalReader
 from ampscope.trace.files.layout import part_path, ranks
-from ampscope.trace.files.regular_file import open_regular
+from ampscope.trace.read.column_check import wrong_rows
 from ampscope.trace.read.older_versions import CHANGED, is_older, upgraded
+from ampscope.trace.read.sealed_parts import Facts, read_facts, read_part, unreadable, verify
 from ampscope.trace.read.table_folders import Stamp, TableFolders
 from ampscope.trace.schema import Table, arrow_schema
 
@@ -26,20 +24,6 @@ from ampscope.trace.schema import Table, arrow_schema
 RANK = "rank"
 #: One rank, several, or all.
 OfRanks = int | tuple[int, ...] | None
-
-
-class _Facts(NamedTuple):
-    """What the footer of a sealed part tells; null steps where it tells none."""
-
-    columns: tuple[str, ...]
-    first_step: int | None
-    last_step: int | None
-
-    def may_hold(self, step: int | None) -> bool:
-        """Whether rows of ``step`` can be in the part."""
-        if step is None or self.first_step is None or self.last_step is None:
-            return True
-        return self.first_step <= step <= self.last_step
 
 
 class Scan:
@@ -51,7 +35,7 @@ class Scan:
     def __init__(self, run: Path) -> None:
         self._run = run
         self._folders = TableFolders(run)
-        self._facts: dict[Path, _Facts] = {}
+        self._facts: dict[Path, Facts] = {}
         self._journals: dict[tuple[int, Table], dict[Path, JournalReader]] = {}
         self._lock = threading.Lock()
 
@@ -81,7 +65,7 @@ class Scan:
         for each in self._meant(rank):
             parts, journaled = self._snapshot(each, table)
             older = self._older(table, parts)
-            upgrades = (_conform(upgraded(table, _read_part(part)), arrow_schema(table)) for part in older)
+            upgrades = (_conform(upgraded(table, read_part(part)), arrow_schema(table)) for part in older)
             rows = pa.concat_tables([*upgrades, journaled]) if older else journaled
             if rows.num_rows:
                 loaded.append(rows.append_column(RANK, to_array([each] * rows.num_rows, pa.int32())))
@@ -99,7 +83,7 @@ class Scan:
         """
         for rank in ranks(self._run):
             for part in self._folders.listing(rank, table).parts.values():
-                _verify(part)
+                verify(part)
 
     def read(self, table: Table, rank: int, columns: Collection[str]) -> pa.Table:
         """Some columns of what one rank wrote, loaded without a database: for a look at many runs.
@@ -119,7 +103,7 @@ class Scan:
             RunDamaged: a part cannot be read.
         """
         parts, journaled = self._snapshot(rank, table)
-        return sum(map(_rows_of, parts)) + int(journaled.num_rows)
+        return sum(self._facts_of(part, table).rows for part in parts) + int(journaled.num_rows)
 
     def _meant(self, rank: OfRanks) -> Sequence[int]:
         if rank is None:
@@ -133,7 +117,7 @@ class Scan:
         by_columns: dict[tuple[str, ...], list[str]] = {}
         for part in parts:
             with suppress(FileNotFoundError):
-                facts = self._facts_of(part)
+                facts = self._facts_of(part, table)
                 if facts.may_hold(step):
                     by_columns.setdefault(facts.columns, []).append(str(part))
         return [
@@ -157,7 +141,7 @@ class Scan:
                 except FileNotFoundError:  # sealed since
                     parts[number] = part_path(journal)
                 except OSError as error:
-                    raise _unreadable(journal, error) from error
+                    raise unreadable(journal, error) from error
         return [parts[number] for number in sorted(parts)], _conform_all(table, journaled)
 
     def _read_journal(self, rank: int, table: Table, journal: Path) -> pa.Table:
@@ -165,18 +149,24 @@ class Scan:
             known = self._journals.setdefault((rank, table), {})
             for other in [path for path in known if path < journal]:
                 del known[other]  # sealed, or about to be
-            return known.setdefault(journal, JournalReader(journal)).read()
+            rows = known.setdefault(journal, JournalReader(journal)).read()
+        if rows.num_rows and (why := wrong_rows(table, rows)):
+            raise unreadable(journal, why)
+        return rows
 
     def _read_columns(self, part: Path, table: Table, columns: list[str]) -> pa.Table:
-        return upgraded(table, _read_part(part)) if self._older(table, [part]) else _read_part(part, columns)
+        self._facts_of(part, table)
+        return upgraded(table, read_part(part)) if self._older(table, [part]) else read_part(part, columns)
 
     def _older(self, table: Table, parts: list[Path]) -> list[Path]:
         """The parts whose rows have to be loaded and upgraded: never those of a large table."""
-        return [part for part in parts if is_older(table, self._facts_of(part).columns)] if table in CHANGED else []
+        return (
+            [part for part in parts if is_older(table, self._facts_of(part, table).columns)] if table in CHANGED else []
+        )
 
-    def _facts_of(self, part: Path) -> _Facts:
+    def _facts_of(self, part: Path, table: Table) -> Facts:
         if part not in self._facts:
-            self._facts[part] = _read_facts(part)
+            self._facts[part] = read_facts(part, table)
         return self._facts[part]
 
 
@@ -205,58 +195,6 @@ def _conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
         for field in schema
     ]
     return pa.table(columns, schema=schema)
-
-
-def _read_facts(part: Path) -> _Facts:
-    with _naming(part):
-        with open_regular(part) as file:
-            footer = pq.read_metadata(file)
-        columns = tuple(footer.schema.to_arrow_schema().names)
-        bounds = list(_step_bounds(footer))
-    if not bounds or None in bounds:
-        return _Facts(columns, None, None)
-    return _Facts(columns, min(low for low, _ in bounds), max(high for _, high in bounds))
-
-
-def _step_bounds(footer: pq.FileMetaData) -> Iterator[Any]:
-    """Of each row group the smallest and the largest step; None where they are not known."""
-    place = next((n for n in range(footer.num_columns) if footer.schema.column(n).path == "step"), None)
-    for number in range(footer.num_row_groups if place is not None else 0):
-        told = footer.row_group(number).column(place).statistics
-        yield (told.min, told.max) if told is not None and told.has_min_max else None
-
-
-def _read_part(part: Path, columns: list[str] | None = None) -> pa.Table:
-    with _naming(part), open_regular(part) as opened, pq.ParquetFile(opened) as file:
-        known = file.schema_arrow.names
-        return file.read(known if columns is None else [name for name in columns if name in known])
-
-
-def _rows_of(part: Path) -> int:
-    with _naming(part), open_regular(part) as file:
-        return int(pq.read_metadata(file).num_rows)
-
-
-def _verify(part: Path) -> None:
-    with suppress(FileNotFoundError), _naming(part), open_regular(part) as opened, pq.ParquetFile(opened) as file:
-        for group in range(file.num_row_groups):
-            file.read_row_group(group)
-
-
-@contextmanager
-def _naming(part: Path) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError:  # deleted by the disk budget since it was listed
-        raise
-    except (pa.ArrowException, OSError) as error:
-        raise _unreadable(part, error) from error
-
-
-def _unreadable(file: Path, why: object) -> RunDamaged:
-    return RunDamaged(
-        f"{file} cannot be read ({why}). Move that file away and open the run again: the rest of it is intact."
-    )
 
 
 #: The rank of a part, from the end of its path: a folder above the run may be called ``rank=3`` as well.

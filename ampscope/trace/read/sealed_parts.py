@@ -1,0 +1,125 @@
+"""One sealed part of a table: what its footer tells, checked before anything else is read of it.
+
+A trace may be damaged or a stranger's. What holds for every row is settled here, from the footer alone: the columns are
+there, are of their types and hold no null where none may be, and there are no more rows than a part has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ampscope.errors import RunDamaged
+from ampscope.trace.files.regular_file import open_regular
+from ampscope.trace.read.column_check import wrong_with
+from ampscope.trace.schema import BULK_TABLES, Table
+
+#: Rows of a part, at most: a journal is sealed at an eighth of them.
+_MOST_ROWS = 1 << 21
+#: Bytes that its columns take as they are encoded, at most: a journal is sealed at 16 MiB.
+_MOST_BYTES = 1 << 30
+#: Rows of a small table's part that may take less than a byte each; a row that has a time or a name takes several.
+_FREE_ROWS = 1 << 16
+
+
+class Facts(NamedTuple):
+    """What the footer of a sealed part tells; null steps where it tells none."""
+
+    columns: tuple[str, ...]
+    rows: int
+    first_step: int | None
+    last_step: int | None
+
+    def may_hold(self, step: int | None) -> bool:
+        """Whether rows of ``step`` can be in the part."""
+        if step is None or self.first_step is None or self.last_step is None:
+            return True
+        return self.first_step <= step <= self.last_step
+
+
+def read_facts(part: Path, table: Table) -> Facts:
+    """What the footer tells.
+
+    Raises:
+        FileNotFoundError: the part has been deleted since it was listed.
+        RunDamaged: it cannot be read, or is no part of that table.
+    """
+    with naming(part), open_regular(part) as file:
+        size = file.seek(0, 2)
+        footer = pq.read_metadata(file)
+        schema = footer.schema.to_arrow_schema()
+        bounds = list(_step_bounds(footer))
+    why = wrong_with(table, schema) or _too_much(footer, size, table)
+    if why:
+        raise unreadable(part, why)
+    columns, rows = tuple(schema.names), footer.num_rows
+    if not bounds or None in bounds:
+        return Facts(columns, rows, None, None)
+    return Facts(columns, rows, min(low for low, _ in bounds), max(high for _, high in bounds))
+
+
+def read_part(part: Path, columns: list[str] | None = None) -> pa.Table:
+    """Some columns of a part, by default all; those that it does not have are left out.
+
+    Raises:
+        FileNotFoundError: the part has been deleted since it was listed.
+        RunDamaged: it cannot be read.
+    """
+    with naming(part), open_regular(part) as opened, pq.ParquetFile(opened) as file:
+        known = file.schema_arrow.names
+        rows = file.read(known if columns is None else [name for name in columns if name in known])
+        rows.validate(full=True)
+        return rows
+
+
+def verify(part: Path) -> None:
+    """Read a part in vain; one that has been deleted is passed over.
+
+    Raises:
+        RunDamaged: it cannot be read.
+    """
+    with suppress(FileNotFoundError), naming(part), open_regular(part) as opened, pq.ParquetFile(opened) as file:
+        for group in range(file.num_row_groups):
+            file.read_row_group(group).validate(full=True)
+
+
+@contextmanager
+def naming(part: Path) -> Iterator[None]:
+    """What goes wrong within is told with the file that it is about."""
+    try:
+        yield
+    except FileNotFoundError:  # deleted by the disk budget since it was listed
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise unreadable(part, error) from error
+
+
+def unreadable(file: Path, why: object) -> RunDamaged:
+    """A file that cannot be read."""
+    return RunDamaged(
+        f"{file} cannot be read ({why}). Move that file away and open the run again: the rest of it is intact."
+    )
+
+
+def _too_much(footer: pq.FileMetaData, size: int, table: Table) -> str:
+    """Why so much is not read; empty where it is."""
+    most = _MOST_ROWS if table in BULK_TABLES else min(_MOST_ROWS, _FREE_ROWS + size)
+    if footer.num_rows > most:
+        return f"it declares {footer.num_rows:,} rows; of such a file up to {most:,} are read"
+    told = sum(footer.row_group(number).total_byte_size for number in range(footer.num_row_groups))
+    if told > _MOST_BYTES:
+        return f"it declares {told:,} bytes of columns; up to {_MOST_BYTES:,} are read"
+    return ""
+
+
+def _step_bounds(footer: pq.FileMetaData) -> Iterator[Any]:
+    """Of each row group the smallest and the largest step; None where they are not known."""
+    place = next((n for n in range(footer.num_columns) if footer.schema.column(n).path == "step"), None)
+    for number in range(footer.num_row_groups if place is not None else 0):
+        told = footer.row_group(number).column(place).statistics
+        yield (told.min, told.max) if told is not None and told.has_min_max else None
