@@ -181,7 +181,9 @@ def _frozen(alias: Tensor, weight: Tensor) -> Tensor:
 def _copied(tensor: Tensor) -> Tensor:
     """A copy with the strides and the alignment of ``tensor``, by which kernels are chosen and round otherwise."""
     copied = tensor.clone()
-    if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
+    if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.is_nested:
+        return copied
+    if tensor.is_conj() or tensor.is_neg():
         return copied
     lead = tensor.data_ptr() % _ALIGNED
     if not tensor.numel() or lead % tensor.element_size() or (not lead and copied.stride() == tensor.stride()):

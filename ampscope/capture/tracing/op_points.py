@@ -17,6 +17,7 @@ from ampscope.capture.tracing.program.function_watch import FunctionWatch
 from ampscope.capture.tracing.program.module_stack import ModuleStack
 from ampscope.capture.tracing.program.places import Places
 from ampscope.capture.tracing.sites import Point, Signature, Sites
+from ampscope.capture.tracing.statistics.tensor_values import stored
 from ampscope.trace.schema import Cast, Node, Phase
 
 
@@ -117,5 +118,6 @@ def of_sink(node: Node, name: str, module: str, tensor: Tensor) -> Point:
 
 
 def signature(tensors: list[Tensor]) -> Signature:
-    """Dtypes and shapes of tensors."""
-    return Signature(tuple([t.dtype for t in tensors]), tuple([t.shape for t in tensors]))
+    """Dtypes and shapes of tensors; of a nested one, which need not have a shape, that of all that it holds."""
+    shapes = tuple([stored(t).shape if t.is_nested else t.shape for t in tensors])
+    return Signature(tuple([t.dtype for t in tensors]), shapes)

@@ -124,7 +124,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         for each in inner_tensors(tensor) or [stored(local(tensor))]:
             if each.layout is torch.strided:
                 self._dataflow.name_entry(each, node, name)
-                if self.outputs.full and node is Node.INPUT:
+                if self.outputs.full and node is Node.INPUT and not tensor.is_nested:
                     self._note_rows(each, name)
 
     def _note_rows(self, tensor: Tensor, name: str) -> None:
