@@ -65,7 +65,7 @@ _SHAPES: dict[str, type | tuple[type, ...]] = {
 #: Unix time at which the calendar that Python knows ends.
 _LAST_MOMENT = 253_402_300_799
 #: Bytes that are read of a manifest.
-_MOST_BYTES = 16 << 20
+_MOST_BYTES = 4 << 20
 #: What its whole numbers may be.
 _BOUNDS = {"world_size": (1, MOST_RANKS), "parameters": (0, 2**63 - 1)}
 

@@ -120,10 +120,7 @@ class Scan:
                 facts = self._facts_of(part, table)
                 if facts.may_hold(step):
                     by_columns.setdefault(facts.columns, []).append(str(part))
-        return [
-            connection.read_parquet(paths, hive_partitioning=False, filename=True).select(_selection(table, columns))
-            for columns, paths in by_columns.items()
-        ]
+        return [_bound(connection, paths).select(_selection(table, columns)) for columns, paths in by_columns.items()]
 
     def _snapshot(self, rank: int, table: Table) -> tuple[list[Path], pa.Table]:
         """Parts and journaled rows that belong together, though journals may be sealed while this looks.
@@ -168,6 +165,24 @@ class Scan:
         if part not in self._facts:
             self._facts[part] = read_facts(part, table)
         return self._facts[part]
+
+
+def _bound(connection: duckdb.DuckDBPyConnection, parts: list[str]) -> duckdb.DuckDBPyRelation:
+    """Parts as a relation, with the name of the file of each row.
+
+    Raises:
+        duckdb.Error: one of them has been deleted since it was listed.
+        RunDamaged: they are there, and cannot be read.
+    """
+    try:
+        return connection.read_parquet(parts, hive_partitioning=False, filename=True)
+    except duckdb.Error as error:
+        if not all(Path(part).exists() for part in parts):
+            raise
+        for part in map(Path, parts):
+            verify(part)
+        others = f", or another of the {len(parts)} like it" if len(parts) > 1 else ""
+        raise unreadable(Path(parts[0]), f"{error}{others}") from error
 
 
 @cache

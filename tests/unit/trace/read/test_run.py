@@ -6,6 +6,7 @@ import shutil
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import duckdb
 import narwhals as nw
@@ -323,6 +324,11 @@ class TestOtherVersions:
             open_run(run_folder)
 
 
+def deleted(part: Path) -> None:
+    part.unlink()
+    raise duckdb.IOException("deleted since")
+
+
 class TestDamage:
     @pytest.mark.parametrize("size", [0, 3, 100, -1])
     def test_a_truncated_part_is_named_and_the_rest_is_intact(self, run_folder: Path, size: int) -> None:
@@ -338,6 +344,19 @@ class TestDamage:
             assert [row.text for row in run.rows(Table.EVENTS)] == ["here"]
             part.unlink()
             assert run.rows(Table.STEPS) == []
+
+    def test_a_part_that_the_database_cannot_bind_is_named(self, run_folder: Path) -> None:
+        builder = TraceBuilder(run_folder)
+        builder.step()
+        builder.close()
+        part = table_folder(run_folder, 0, Table.STEPS) / "part-000000.parquet"
+        connection = Mock(wraps=duckdb.connect(), spec=duckdb.DuckDBPyConnection)
+        connection.read_parquet = Mock(side_effect=duckdb.IOException("no such encoding"))
+        with pytest.raises(RunDamaged, match=r"steps/part-000000\.parquet cannot be read .no such encoding"):
+            Scan(run_folder).relation(connection, Table.STEPS)
+        connection.read_parquet.side_effect = lambda *_, **__: deleted(part)
+        with pytest.raises(duckdb.IOException, match="deleted"):
+            Scan(run_folder).relation(connection, Table.STEPS)
 
     def test_damage_inside_a_part_is_named(self, run_folder: Path) -> None:
         builder = TraceBuilder(run_folder)
