@@ -137,11 +137,14 @@ class Attempts:
             poisoned = self._written.turned_bad()
             self.found(attempt, verdict.of_what_gradients_hide(attempt, poisoned, self._carried.turned_bad()))
             edited = None if attempt.bad else verdict.of_edits(attempt, self.models)
+            edits = self.tape.gradient_edits
             if edited is not None:
                 attempt.norm = attempt.opened.edited[id(attempt.optimizer)]
-                if self.tape.gradient_edits is not None:
-                    self.tape.gradient_edits.write()
+                if edits is not None:
+                    edits.write()
                 self.found(attempt, edited)
+            if edits is not None:
+                edits.judged(attempt.optimizer)
 
     def postpone(self, attempt: StepAttempt) -> None:
         """The device decides whether the optimizer steps: what else there is to judge arrives before its decision."""

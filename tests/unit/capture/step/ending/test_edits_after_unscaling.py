@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -111,14 +113,94 @@ def test_whatever_the_rest_of_the_loop_is_like(options: dict[str, int], run_fold
     assert (first.cause, first.op, first.step) == (Cause.DIV_ZERO, "aten.div_.Tensor", options.get("bad", BAD))
 
 
-def test_of_more_new_tensors_than_are_kept_only_what_became_of_them_is_told(
-    run_folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("limit", ["MOST_KEPT", "MOST_CALLS"])
+def test_an_edit_that_was_too_much_to_keep_is_told_at_its_own_step(
+    limit: str, run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(edit_log, "MOST_KEPT", 8)
-    diagnosis = diagnosed(assigned, run_folder)
-    causes = {each.cause for each in diagnosis.incidents}
-    assert causes <= {Cause.BAD_WEIGHT, Cause.BAD_OPTIMIZER_STATE}
-    assert diagnosis.verdict is Verdict.PROBLEM
+    monkeypatch.setattr(edit_log, limit, 2)
+    first, *later = diagnosed(assigned, run_folder).incidents
+    assert (first.cause, first.step, first.last_step) == (Cause.UNKNOWN, BAD, BAD)
+    assert (first.replay, first.replay_reason) == ("unavailable", edit_log.TOO_MUCH)
+    assert [(each.cause, each.step) for each in later] == [(Cause.BAD_WEIGHT, BAD + 1)]
+    assert later[0].written_by is not None
+    assert later[0].written_by.step == BAD
+
+
+def test_a_healthy_edit_that_is_too_much_to_keep_is_not_told(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(edit_log, "MOST_KEPT", 2)
+    diagnosis = diagnosed(HEALTHY["a quotient that is guarded"], run_folder)
+    assert diagnosis.verdict is Verdict.HEALTHY, diagnosis.summary
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_gradients_that_were_replaced_count_as_kept(
+    replaced: bool, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def copied(parameters: list[nn.Parameter]) -> None:
+        for parameter in parameters:
+            assert parameter.grad is not None
+            copy = parameter.grad.clone()
+            if replaced:
+                parameter.grad = copy
+        in_place(parameters)
+
+    size = sum(each.nbytes for each in trained(copied, None))
+    monkeypatch.setattr(edit_log, "MOST_KEPT", size + size // 2)  # copies and norms fit, gradients beside them do not
+    first = diagnosed(copied, run_folder).incidents[0]
+    told = (Cause.UNKNOWN, edit_log.TOO_MUCH) if replaced else (Cause.DIV_ZERO, "")
+    assert (first.step, first.cause, first.replay_reason) == (BAD, *told)
+
+
+def test_a_sparse_gradient_may_be_replaced(run_folder: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.EmbeddingBag(WIDTH, 2, mode="sum", sparse=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    scope = ampscope.watch(model, scaler, dir=run_folder, quiet=True)
+    for step in range(3):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.tensor([[0, 1]])).square().mean()).backward()
+        scaler.unscale_(optimizer)
+        gradient = model.weight.grad
+        assert gradient is not None
+        model.weight.grad = gradient.coalesce() * (0.5 if step < 2 else math.inf)
+        scaler.step(optimizer)
+        scaler.update()
+    scope.close()
+    (incident,) = ampscope.diagnose(run_folder).incidents
+    assert (incident.step, incident.trigger) == (2, "nonfinite_gradient")
+
+
+def test_what_the_loop_dropped_is_gone_when_the_optimizer_steps(run_folder: Path) -> None:
+    torch.manual_seed(0)
+    models = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+    optimizers = [torch.optim.SGD(each.parameters(), lr=1e-3) for each in models]
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    scope = ampscope.watch(models, scaler, dir=run_folder, quiet=True)
+    dropped: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
+    optimizers[-1].register_step_pre_hook(lambda *_: alive.append(sum(each() is not None for each in dropped)))
+    for step in range(STEPS):
+        dropped.clear()
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = sum(each(torch.randn(4, WIDTH)).float().square().mean() for each in models)
+        scaler.scale(torch.as_tensor(loss)).backward()
+        for optimizer in optimizers:
+            scaler.unscale_(optimizer)
+        for parameter in models.parameters():
+            assert parameter.grad is not None
+            norm = parameter.grad.norm() if step < STEPS - 1 else torch.zeros(())
+            dropped += map(weakref.ref, (parameter.grad, norm))
+            parameter.grad = parameter.grad / norm
+            del norm
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+            optimizer.zero_grad()
+        scaler.update()
+    scope.close()
+    assert alive[:-1] == [0] * (STEPS - 1)
+    first = ampscope.diagnose(run_folder).incidents[0]
+    assert (first.cause, first.step, first.replay) == (Cause.DIV_ZERO, STEPS - 1, "exact")
 
 
 def guarded(parameters: list[nn.Parameter]) -> None:
