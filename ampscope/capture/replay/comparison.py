@@ -45,6 +45,8 @@ def compared(player: Player, tracer: Tracer, real: Symptom, step: TapedStep, *, 
     if real.gradients and not _same_gradients(real, player.bad_gradients, reduction):
         player.differences.note("other parameters have non-finite gradients")
         differences.append(player.differences.found[-1])
+    if player.differences.came_of_change:
+        return _run_late(differences)
     if differences:
         unordered = _added_in_any_order(tracer, player.devices) if player.differences.are_rounding else ""
         differences += [unordered] if unordered else []
@@ -75,12 +77,16 @@ def _added_in_any_order(tracer: Tracer, devices: Iterable[torch.device]) -> str:
 def _not_the_same(player: Player, differences: list[str], *, late: bool, own_loss: bool) -> ReplayResult | None:
     """Why a replay that came out finite was not run on the same calls and values; None where it may have been."""
     if player.differences.held_otherwise or (late and differences):
-        reason = "the step was run again after what it computed with had changed, or may have"
-        return ReplayResult(ReplayStatus.UNAVAILABLE, "; ".join([reason, *differences]))
+        return _run_late(differences)
     if not own_loss and player.hooked:
         reason = f"a replay does not run the functions attached to parameters ({player.hooked}), and came out finite"
         return ReplayResult(ReplayStatus.UNAVAILABLE, reason)
     return None
+
+
+def _run_late(differences: list[str]) -> ReplayResult:
+    reason = "the step was run again after what it computed with had changed, or may have"
+    return ReplayResult(ReplayStatus.UNAVAILABLE, "; ".join([reason, *differences]))
 
 
 def _came_out_finite(

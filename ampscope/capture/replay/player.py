@@ -266,6 +266,7 @@ class Player:
                 self.differences.note("weights changed since")
             if any(torch_private.version_counter(read.tensor) != read.version for read in entry.arguments.outside):
                 self.differences.note("an input was changed in place since")
+                self.differences.input_changed = True
         self.differences.held_otherwise = bool(self.differences.found)
 
     def _mark_sinks(self) -> None:

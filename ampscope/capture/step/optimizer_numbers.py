@@ -46,6 +46,7 @@ class OptimizerNumbers:
         self._known: dict[int, _Known] = {}
         self._stepped: set[int] = set()  # ``id`` of those that have stepped since the latest step began
         self._nobody = False  # the loop was seen to update weights that no optimizer holds
+        self._rests = False  # an optimizer holds them, and was not seen to step
         self._asked = 0  # whether there is any
         self._free, self._asked_free = False, 0  # no optimizer holds parameters of the models' own; likewise
         models.stand_ins.allowed = self._own_are_free
@@ -122,7 +123,13 @@ class OptimizerNumbers:
 
     def rest(self) -> None:
         """None steps, whoever holds the weights: the loop was seen to move them by itself, step after step."""
-        self._nobody = True
+        self._nobody = self._rests = True
+
+    def about_to_step(self, optimizer: Optimizer) -> None:
+        """One of the run's steps: where it was taken for one that does not, the loop had climbed, and came back."""
+        if self._rests:
+            self._nobody = self._rests = False
+            self.index_of(optimizer)
 
     def step_at(self, number: int) -> int:
         """Number of the step that the optimizer with a number is working on."""

@@ -248,6 +248,7 @@ class StepWatch:
             self._by_loop.optimizer_in_backward()
         elif not self._is_busy(optimizer_begins=True) and self.optimizers.owns(optimizer):
             with self._own:
+                self.optimizers.about_to_step(optimizer)
                 if not with_closure and self._endings.is_idle and self.optimizers.comes_again(optimizer):
                     self._begin()
                 self._endings.before_optimizer(optimizer, with_closure=with_closure)

@@ -58,6 +58,8 @@ class Differences:
 
     found: list[str] = field(default_factory=list)
     held_otherwise: bool = False  #: what the tape holds is known to have been changed since the real step
+    input_changed: bool = False  #: an input is, which may be quite another one now
+    came_of_change: bool = False  #: it was, and the calls return something else
     are_rounding: bool = True  #: what was returned differs by no more
 
     def note(self, text: str) -> None:
@@ -69,6 +71,7 @@ class Differences:
         """Notes ``text`` where the replay's values are not, to the bit, those of the real step."""
         if not alike(ours, theirs):
             self.found.append(text)
+            self.came_of_change |= self.input_changed
             self.are_rounding = self.are_rounding and _close(ours, theirs)
 
 

@@ -20,8 +20,9 @@ from ampscope.capture.torch_support.torch_private import version_counter
 from ampscope.capture.tracing.statistics import stats
 
 #: Evaluations of the run's first step after which the loop has moved weights by gradients itself, and goes on: by then
-#: the optimizer of a loop that climbs within its step (SAM) has stepped. One that has not is there for something else.
-MOST_UNSTEPPED = 2
+#: the optimizer of a loop that climbs within its step (SAM, once or twice) has stepped. Who has not is there for
+#: another reason; who steps later has the weights from then on.
+MOST_UNSTEPPED = 3
 
 
 class _Moved(NamedTuple):

@@ -132,3 +132,34 @@ def test_an_optimizer_that_steps_after_all_goes_on_counting(run_folder: Path) ->
     watched = train_both(loop, run_folder)
     assert diagnose(watched.run).verdict is Verdict.HEALTHY
     assert watched.warnings == []
+
+
+@pytest.mark.parametrize(("climbs", "uncounted"), [(2, 0), (5, 5)])
+def test_a_loop_that_climbs_several_times_before_its_optimizer_steps(
+    climbs: int, uncounted: int, run_folder: Path
+) -> None:
+    """At first long climbs are taken for steps; from the optimizer's own first step on, they are not."""
+
+    def loop(watch: Callable[..., Any]) -> Any:
+        model = log_model()
+        weights = list(model.parameters())
+        optimizer = torch.optim.SGD(weights, RATE)
+        watch(model)
+        for _ in range(STEPS):
+            start = [weight.detach().clone() for weight in weights]
+            for _ in range(climbs):
+                optimizer.zero_grad()
+                loss_of(model, *batch()).backward()
+                with torch.no_grad():
+                    torch._foreach_add_(list[Tensor](weights), _slopes(weights, 1.0), alpha=RATE)
+            optimizer.zero_grad()
+            loss_of(model, *batch()).backward()
+            with torch.no_grad():
+                for weight, before in zip(weights, start, strict=True):
+                    weight.copy_(before)
+            optimizer.step()
+        return model
+
+    watched = train_both(loop, run_folder)
+    assert diagnose(watched.run).verdict is Verdict.HEALTHY
+    assert [row.step for row in watched.steps] == list(range(STEPS + uncounted))

@@ -146,5 +146,5 @@ def test_an_input_too_large_to_copy_is_not_overwritten_twice(
 
     monkeypatch.setattr(substitutes, "COPIED_BYTES", 8)
     status, reason = train_both(loop, run_folder).replay_of(POISONED)
-    assert (status == ReplayStatus.EXACT) is not writes
+    assert status == (ReplayStatus.UNAVAILABLE if writes else ReplayStatus.EXACT)
     assert ("an input was changed in place since" in reason) is writes
