@@ -92,7 +92,7 @@ def evidence(incident: Incident, closeup: Closeup) -> None:
     """The way of the bad value, what was tried, what the op read and wrote, and how far all this can be trusted."""
     operands = (*incident.inputs, *incident.outputs)
     section("From the origin to what it reached", path_graph_html(path_graph(incident, closeup)))
-    section("What was tried on this step", replay_table(incident.tried))
+    section("What was tried on this step", replay_table(incident.tried, incident.trigger))
     section("Magnitudes against what each dtype can hold", magnitudes_html(magnitudes(operands, incident.tried)))
     section("What the op read and wrote", operand_table(operands))
     if sentences := list(found(incident)):

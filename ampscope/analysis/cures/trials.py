@@ -66,6 +66,8 @@ def in_words(incident: Incident) -> str:
     tried, op = incident.tried, op_in_words(incident.op)
     if incident.trigger == Trigger.LOST_GRADIENT:
         return _kept_in_words(tried)
+    if incident.trigger == Trigger.ABSORBED_OVERFLOW:
+        return _agreed_in_words(tried)
     fails = list(dict.fromkeys(_changed(each) for each in tried if each.outcome == Trial.NONFINITE))
     values = {_changed(each): _value(each, op) for each in reversed(tried) if each.outcome == Trial.FINITE}
     cures = [f"{change}{value}" for change, value in reversed(values.items()) if change not in fails]
@@ -81,6 +83,14 @@ def _kept_in_words(tried: Sequence[Tried]) -> str:
     keeps = [change for change in found if change not in loses]
     told = {"keeps its gradients": keeps, "still loses them" if keeps else "still loses its gradients": loses}
     parts = [f"{what} {', '.join(changes)}" for what, changes in told.items() if changes]
+    return f"Run again, the step {', and '.join(parts)}." if parts else ""
+
+
+def _agreed_in_words(tried: Sequence[Tried]) -> str:
+    """The same of a step that was finite all along, in which an overflow was hidden; of float32 the incident tells."""
+    told = {Trial.FINITE: "agrees with float32", Trial.NONFINITE: "does not agree with float32"}
+    outcomes = {_changed(each): told.get(Trial(each.outcome)) for each in tried if each.change != Change.FP32}
+    parts = [f"{change} {what}" for change, what in outcomes.items() if what]
     return f"Run again, the step {', and '.join(parts)}." if parts else ""
 
 

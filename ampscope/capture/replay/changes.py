@@ -89,7 +89,7 @@ class EverythingIn(ReplayChange):
 
     @contextlib.contextmanager
     def _applied(self) -> Iterator[None]:
-        with _autocast_in(self._instead), _Conversions(self._instead, self._note_conversion):
+        with _autocast_in(self._instead), Conversions(self._instead, self._note_conversion):
             yield
 
     def dtype(self, dtype: torch.dtype) -> torch.dtype:
@@ -109,7 +109,7 @@ class ConversionsInFloat32(ReplayChange):
 
     @contextlib.contextmanager
     def _applied(self) -> Iterator[None]:
-        with _Conversions(dict.fromkeys(HALF, torch.float32), self._note_conversion):
+        with Conversions(dict.fromkeys(HALF, torch.float32), self._note_conversion):
             yield
 
 
@@ -130,7 +130,7 @@ class ModulesInFloat32(ReplayChange):
 
     @contextlib.contextmanager
     def _applied(self) -> Iterator[None]:
-        with _Conversions(self._instead, self._note_conversion):
+        with Conversions(self._instead, self._note_conversion):
             yield
 
     def function(self, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -167,7 +167,7 @@ class OtherLossScale(ReplayChange):
         self.scale = scale
 
 
-class _Conversions(TorchFunctionMode):
+class Conversions(TorchFunctionMode):
     """Gives every call that names a half dtype another one in its place, inside a backward, too.
 
     Args:

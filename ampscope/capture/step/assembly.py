@@ -26,6 +26,7 @@ from ampscope.capture.step.ending.second_look import SecondLook
 from ampscope.capture.step.ending.spikes import SpikeEnding
 from ampscope.capture.step.ending.trace_ending import TraceEnding
 from ampscope.capture.step.live_trace import LiveTrace
+from ampscope.capture.step.measures.progress import Progress
 from ampscope.capture.step.measures.state.held import StateHistory
 from ampscope.capture.step.measures.state.state_watch import StateWatch
 from ampscope.capture.step.measures.state.written_state import WrittenState
@@ -106,8 +107,9 @@ def _looks(
     again: Again, incidents: Incidents, live: LiveTrace, tape: StepTape, cycle: StepCycle
 ) -> dict[str, StepObserver]:
     """The looks at steps that went well."""
-    hidden = HiddenOverflow(again, incidents, live, tape, cycle, again.guard)
-    return {"hidden": hidden, "second": SecondLook(again, hidden, incidents, tape, cycle, again.guard)}
+    progress = Progress()
+    hidden = HiddenOverflow(again, incidents, live, tape, cycle, progress, again.guard)
+    return {"hidden": hidden, "second": SecondLook(again, hidden, incidents, tape, cycle, progress, again.guard)}
 
 
 def _tape(models: Models, usage: UsageWatch, pause: Pause, guard_for: Callable[[str], Guard]) -> StepTape:

@@ -102,7 +102,7 @@ class Change(StrEnum):
 class Trial(StrEnum):
     """What came out of a counterfactual replay (``replays.outcome``)."""
 
-    FINITE = "finite"  #: the change cures the step: loss and gradients were finite, or lost their mass no more
+    FINITE = "finite"  #: it cures the step: loss and gradients were finite, lost no more, or agreed with float32
     NONFINITE = "nonfinite"  #: tried, and did not help
     UNAVAILABLE = "unavailable"  #: could not be run
 

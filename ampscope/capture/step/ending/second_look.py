@@ -7,7 +7,6 @@ have the same zeros there. A step that did lose something is recorded as an inci
 
 from __future__ import annotations
 
-import math
 import time
 from collections import defaultdict
 
@@ -29,6 +28,7 @@ from ampscope.capture.step.ending.looks.again import Again
 from ampscope.capture.step.ending.looks.hidden_overflow import HiddenOverflow
 from ampscope.capture.step.measures import gradients, lost_gradients
 from ampscope.capture.step.measures.lost_gradients import Sign, Signs
+from ampscope.capture.step.measures.progress import Progress, norm_of
 from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.tracing.traced_rows import TracedRows
@@ -39,9 +39,6 @@ from ampscope.trace.schema import Node, ReplayStatus, Trial, Trigger
 _MORE_ZEROS = 0.25
 #: Steps after which another look is run again, at the latest; in the first steps it takes twice as many as before.
 _APART = 2 * gradients.RECORD_EVERY
-#: Gradients that are smaller by this factor than those of an earlier look, at a loss that has fallen by the other one,
-#: belong to a training that has come to its end.
-_CONVERGED, _FALLEN = 0.05, 0.2
 
 
 class SecondLook(StepObserver):
@@ -53,6 +50,7 @@ class SecondLook(StepObserver):
         incidents: Reports what was lost.
         tape: What a replay needs.
         cycle: Where the step is.
+        progress: Tells a training that has come to its end.
         guard: Catches faults of looking.
     """
 
@@ -63,6 +61,7 @@ class SecondLook(StepObserver):
         incidents: Incidents,
         tape: StepTape,
         cycle: StepCycle,
+        progress: Progress,
         guard: Guard,
     ) -> None:
         self.guard = guard
@@ -71,10 +70,9 @@ class SecondLook(StepObserver):
         self._incidents = incidents
         self._tape = tape
         self._cycle = cycle
+        self._progress = progress
         self._steps: dict[int, int] = defaultdict(int)  # seen of each optimizer
         self._explained: dict[str, Sign] = {}  # signs that float32 showed too, or that were reported
-        self._largest = 0.0  # norm of all gradients at any look
-        self._highest = 0.0  # loss, likewise
         self._vanished = False  # all gradients of the step before were zero
         self._signs: Signs | None = None  # of the attempt in progress
         self._next = 0  # step before which nothing more is run again
@@ -93,7 +91,7 @@ class SecondLook(StepObserver):
             return
         if not self._is_half():
             return
-        loss = self._compare(attempt)
+        loss = self._progress.note(attempt)
         signs = self._signs or self._measure(attempt, scaled=attempt.on_device)
         scale, found = signs.scale, signs.suspicious()
         new = {name: sign for name, sign in found.items() if self._is_new(name, sign)}
@@ -110,9 +108,9 @@ class SecondLook(StepObserver):
 
     def _has_vanished(self, attempt: StepAttempt) -> bool:
         """Whether all gradients are zero, and those of the step before were not; no wait, see `SpikeEnding`."""
-        norm = None if attempt.on_device else _norm(attempt)
+        norm = None if attempt.on_device else norm_of(attempt)
         before, self._vanished = self._vanished, norm is not None and attempt.opened.number(norm) == 0.0
-        return self._vanished and not before and self._largest > 0.0
+        return self._vanished and not before and self._progress.largest > 0.0
 
     def _measure(self, attempt: StepAttempt, *, scaled: bool) -> Signs:
         scale = attempt.scaling.scale if attempt.scaling is not None else None
@@ -129,33 +127,18 @@ class SecondLook(StepObserver):
         known = self._explained.get(name)
         return known is None or sign.zeros > known.zeros + _MORE_ZEROS or (sign.tiny and not known.tiny)
 
-    def _compare(self, attempt: StepAttempt) -> float:
-        """Notes the sizes of gradients and loss; returns the loss, NaN where it is not known."""
-        norm = _norm(attempt)
-        if norm is not None:
-            self._largest = max(self._largest, attempt.opened.number(norm))
-        loss = attempt.opened.known_loss()
-        if loss is None:
-            mean = attempt.opened.mean_loss()
-            loss = float(mean) if mean is not None else math.nan
-        self._highest = max(self._highest, loss if math.isfinite(loss) else 0.0)
-        return loss
-
-    def _has_converged(self, norm: float, loss: float) -> bool:
-        return norm < _CONVERGED * self._largest and loss < _FALLEN * self._highest
-
     def _look(self, attempt: StepAttempt, recording: TapedStep, loss: float) -> None:
         """Runs the step in float32, and reports what the real one lost beside that."""
         wide = self._again.run(recording, EverythingIn(torch.float32))
         if wide.reason:
             return
         norm = lost_gradients.total_norm(wide.gradients)
-        self._largest = max(self._largest, norm)
+        self._progress.saw(norm)
         ours: dict[str, Tensor] = dict(gradients.owned(attempt.optimizer, self._again.models))
         if attempt.on_device and recording.scale:
             ours = {name: gradient / recording.scale for name, gradient in ours.items()}
         suspects = lost_gradients.lost_shares(ours, wide.gradients)
-        if suspects and not self._has_converged(norm, loss):
+        if suspects and not self._progress.has_ended(norm, loss):
             self._confirm(attempt, recording, wide, frozenset(suspects))
 
     def _confirm(self, attempt: StepAttempt, recording: TapedStep, wide: Regained, suspects: frozenset[str]) -> None:
@@ -203,10 +186,6 @@ def _stands_still(ours: Regained, wide: TracedRows) -> bool:
     noise = cancelled(graph)
     sinks = [seq for seq in graph.outputs if graph.site(seq).op == Node.GRADIENT]
     return any(edge.from_seq not in noise for seq in sinks for edge in graph.inputs[seq])
-
-
-def _norm(attempt: StepAttempt) -> Tensor | None:
-    return attempt.norm if attempt.norm is not None else attempt.opened.norms.get(id(attempt.optimizer))
 
 
 def _is_due(number: int) -> bool:

@@ -10,10 +10,10 @@ from ampscope.capture.torch_support.local_shards import local
 
 #: Half precision rounds the gradient of a whole step by a percent or so; what is farther off by this share is wrong.
 FAR = 0.1
-#: So far off it is in any case, whatever a trial showed.
-_CERTAIN = 0.3
 #: A trial explains what it brings down to this share.
 _LEFT = 0.25
+#: It explains nothing where no more than this share of the gradients that are off are: single ones heal by chance.
+_MOST = 0.5
 #: Gradients of a smaller share of the whole gradient's norm are left out: some are nothing but rounding.
 _SMALL = 1e-3
 
@@ -49,22 +49,19 @@ class Deviation(NamedTuple):
         """Whether all gradients together, and the loss, are no farther off than that."""
         return max(self.total, self.loss) <= FAR
 
-    def explained(self, left: Deviation | None) -> frozenset[str]:
-        """The parameters whose gradients are off, and not by rounding.
+    def explained(self, left: Deviation) -> frozenset[str]:
+        """The parameters whose gradients are off for what is to blame; none where most stay off without it.
 
         Args:
-            left: How far they are off where float32 computes what is to blame, and nothing else; None where that is
-                the whole model, or could not be tried.
+            left: How far they are off where float32 computes what is to blame, and nothing else.
         """
         off = {name for name, gap in self.of.items() if gap > FAR}
-        if left is None:
-            return frozenset(off if self.total > FAR else ())
         healed = {name for name in off if left.of.get(name, math.inf) < _LEFT * self.of[name]}
-        return frozenset(healed or (off if self.total > _CERTAIN else ()))
+        return frozenset(healed if len(healed) > _MOST * len(off) else ())
 
-    def of_loss(self, left: Deviation | None) -> bool:
-        """Whether the loss is off, and not by rounding; see `explained`."""
-        return self.loss > FAR and (left is None or left.loss < _LEFT * self.loss or self.loss > _CERTAIN)
+    def of_loss(self, left: Deviation) -> bool:
+        """Whether the loss is off for it; see `explained`. One number may agree by chance: the gradients have to."""
+        return self.loss > FAR and left.loss < _LEFT * self.loss and left.total <= FAR
 
 
 def _share(gap: float, size: float) -> float:

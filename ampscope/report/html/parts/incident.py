@@ -47,7 +47,7 @@ def _evidence(incident: Incident, seen: Closeup) -> str:
     operands = (*incident.inputs, *incident.outputs)
     parts = [
         section("From the origin to what it reached", path_graph_html(path_graph(incident, seen)), level=3),
-        section("What was tried", replay_table(incident.tried), level=3),
+        section("What was tried", replay_table(incident.tried, incident.trigger), level=3),
         section("How it was found", "".join(map(paragraph, found(incident))), level=3),
         section("What the op read and wrote", operand_table(operands), level=3),
         section("Magnitudes", magnitudes_html(magnitudes(operands, incident.tried)), level=3),

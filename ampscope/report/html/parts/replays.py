@@ -9,7 +9,7 @@ from ampscope.analysis.results import Tried
 from ampscope.analysis.words.scale_words import in_words
 from ampscope.report.html.parts.table import table_html
 from ampscope.report.numbers import UNKNOWN, UNMEASURED, count, seconds, span, value
-from ampscope.trace.schema import Change, Trial
+from ampscope.trace.schema import Change, Trial, Trigger
 
 _CHANGES: dict[str, str] = {
     Change.NONE: "nothing: the same once more",
@@ -17,26 +17,45 @@ _CHANGES: dict[str, str] = {
     Change.BF16: "bfloat16 in place of float16",
     Change.CONVERSIONS: "float32 where the code itself converts to half precision",
 }
-_OUTCOMES: dict[str, str] = {
-    Trial.FINITE: "\N{CHECK MARK} finite: cures this step",
-    Trial.NONFINITE: "\N{MULTIPLICATION X} still not finite",
+_OUTCOMES = ("\N{CHECK MARK} finite: cures this step", "\N{MULTIPLICATION X} still not finite")
+#: Of steps that were finite all along.
+_OF_FINITE: dict[str, tuple[str, str]] = {
+    Trigger.ABSORBED_OVERFLOW: (
+        "\N{CHECK MARK} agrees with float32: cures this step",
+        "\N{MULTIPLICATION X} does not agree with float32",
+    ),
+    Trigger.LOST_GRADIENT: (
+        "\N{CHECK MARK} keeps its gradients: cures this step",
+        "\N{MULTIPLICATION X} still loses gradients",
+    ),
 }
 
 
-def replay_table(tried: Sequence[Tried]) -> str:
-    """One row for each replay: the change, what came out, and what the op at the origin gave; empty without any."""
+def replay_table(tried: Sequence[Tried], trigger: str) -> str:
+    """One row for each replay: the change, what came out, and what the op at the origin gave; empty without any.
+
+    Args:
+        tried: The replays.
+        trigger: Of the incident.
+    """
     if not tried:
         return ""
     several = len({each.step for each in tried}) > 1
     columns = ("Run again with", "Came out", "Loss", "At the origin", "Took", *(("Step",) if several else ()))
-    rows = [(*_row(each), *((count(each.step),) if several else ())) for each in tried]
+    rows = [(*_row(each, trigger), *((count(each.step),) if several else ())) for each in tried]
     return table_html(columns, rows, numeric=("Loss", "Took", "Step"))
 
 
-def _row(tried: Tried) -> tuple[str, ...]:
+def _row(tried: Tried, trigger: str) -> tuple[str, ...]:
     loss = "" if tried.loss is None else value(tried.loss)
     at_origin = "" if tried.op_min is None else span(tried.op_min, tried.op_max, missing=UNMEASURED)
-    return change_in_words(tried), outcome_in_words(tried), loss, at_origin, seconds(tried.seconds, missing=UNKNOWN)
+    return (
+        change_in_words(tried),
+        outcome_in_words(tried, trigger),
+        loss,
+        at_origin,
+        seconds(tried.seconds, missing=UNKNOWN),
+    )
 
 
 def change_in_words(tried: Tried) -> str:
@@ -48,7 +67,8 @@ def change_in_words(tried: Tried) -> str:
     return _CHANGES.get(tried.change, tried.change)
 
 
-def outcome_in_words(tried: Tried) -> str:
-    """What came out."""
+def outcome_in_words(tried: Tried, trigger: str) -> str:
+    """What came out, for the trigger of the incident."""
     failed = f"could not be run: {tried.reason}" if tried.reason else "could not be run"
-    return _OUTCOMES.get(tried.outcome, failed)
+    cured, not_cured = _OF_FINITE.get(trigger, _OUTCOMES)
+    return {Trial.FINITE: cured, Trial.NONFINITE: not_cured}.get(Trial(tried.outcome), failed)

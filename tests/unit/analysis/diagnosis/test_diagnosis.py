@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ampscope import diagnose, open_run
+from ampscope.analysis.cures import trials
 from ampscope.errors import RunNotFound
 from ampscope.report.diagnosis_json import as_json
 from ampscope.trace.schema import Change, EventKind, Node, Phase, ReplayStatus, Source, Trial, Trigger
@@ -271,12 +272,15 @@ def test_an_overflow_that_the_code_took_for_a_number_is_told_with_what_did(run_f
     traced.loss(traced.op("add.Tensor", made, traced.op("clamp", harmless)))
     known = {"ops": [square], "hidden": [[square, made]], "gradients_apart": 0.62, "loss_apart": 0.01}
     trace.incident(trigger=Trigger.ABSORBED_OVERFLOW, evidence=json.dumps(known))
+    trace.replay(Change.FP32, Trial.FINITE)
+    trace.replay(Change.MODULES_FP32, Trial.NONFINITE, modules=("norm",))
     incident = diagnose(trace.close()).incidents[0]
     assert (incident.cause, incident.module) == (Cause.FP16_OVERFLOW, "norm")
     assert incident.explanation.endswith(
         "nan_to_num at train.py:7 made finite numbers of it, so neither the loss nor a gradient shows it. The same "
         "step in float32 has gradients that differ by 62% of their size."
     )
+    assert trials.in_words(incident) == "Run again, the step with norm in float32 does not agree with float32."
 
 
 def test_an_overflow_at_the_end_of_a_loss_that_ran_away_is_divergence(run_folder: Path) -> None:

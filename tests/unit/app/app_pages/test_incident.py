@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.trace.schema import Change, Trial
+from ampscope.analysis.results import Tried
+from ampscope.report.html.parts.replays import replay_table
+from ampscope.trace.schema import Change, Trial, Trigger
 from tests.support.page_reading import Show
 from tests.support.saved_operands import MM, content, save
 from tests.support.scenes import HOSTILE
@@ -110,6 +112,25 @@ def test_what_was_tried_is_told_in_words(show: Show, failing: TraceBuilder) -> N
     assert "everything in float32 \N{CHECK MARK} finite: cures this step 2.5 -7 to 90,000 250 ms" in words
     assert "a loss scale of 1,024 (2^10) \N{MULTIPLICATION X} still not finite" in words
     assert "a and the loss code in float32 could not be run: out of memory" in words
+
+
+@pytest.mark.parametrize(
+    ("trigger", "cured", "not_cured"),
+    [
+        (Trigger.ABSORBED_OVERFLOW, "agrees with float32: cures this step", "does not agree with float32"),
+        (Trigger.LOST_GRADIENT, "keeps its gradients: cures this step", "still loses gradients"),
+    ],
+)
+def test_what_was_tried_on_a_step_that_was_finite_is_not_told_as_finite(
+    trigger: Trigger, cured: str, not_cured: str
+) -> None:
+    outcomes = (Trial.FINITE, Trial.NONFINITE)
+    tried = [Tried(step=0, change=Change.MODULES_FP32, modules=("a",), outcome=outcome) for outcome in outcomes]
+    table = replay_table(tried, trigger)
+    assert cured in table
+    assert not_cured in table
+    assert "finite:" not in table
+    assert "not finite" not in table
 
 
 def test_float32_shows_how_far_beyond_float16_the_result_reaches(show: Show, failing: TraceBuilder) -> None:

@@ -17,6 +17,7 @@ from ampscope.capture.events.open_step import StepAttempt
 from ampscope.capture.record.run_recorder import Evidence
 from ampscope.capture.replay.changes import EverythingIn, ModulesInFloat32, ReplayChange
 from ampscope.capture.replay.cures.gradient_trials import trial
+from ampscope.capture.replay.cures.points_in_float32 import Point, PointsInFloat32
 from ampscope.capture.replay.results import ChangedResult, Regained, ReplayResult
 from ampscope.capture.replay.step_tape import StepTape
 from ampscope.capture.replay.tape.taped_step import TapedStep
@@ -24,8 +25,9 @@ from ampscope.capture.step.cycle import State, StepCycle
 from ampscope.capture.step.ending.incidents import Incidents
 from ampscope.capture.step.ending.looks.again import Again
 from ampscope.capture.step.live_trace import LiveTrace
-from ampscope.capture.step.measures import gradients
+from ampscope.capture.step.measures import gradients, lost_gradients
 from ampscope.capture.step.measures.deviation import Deviation
+from ampscope.capture.step.measures.progress import Progress
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.tracing.statistics.stats import finite
 from ampscope.capture.tracing.traced_rows import TracedRows
@@ -42,13 +44,22 @@ class HiddenOverflow(StepObserver):
         live: The trace of the step in progress.
         tape: What a replay needs.
         cycle: Where the step is.
+        progress: Tells a training that has come to its end, whose gradients are rounding.
         guard: Catches faults of looking.
     """
 
     def __init__(
-        self, again: Again, incidents: Incidents, live: LiveTrace, tape: StepTape, cycle: StepCycle, guard: Guard
+        self,
+        again: Again,
+        incidents: Incidents,
+        live: LiveTrace,
+        tape: StepTape,
+        cycle: StepCycle,
+        progress: Progress,
+        guard: Guard,
     ) -> None:
         self.guard = guard
+        self._progress = progress
         self._again = again
         self._incidents = incidents
         self._live = live
@@ -69,10 +80,10 @@ class HiddenOverflow(StepObserver):
             return
         with self._cycle.inside(State.JUDGING):
             started = time.perf_counter()
-            self._look(attempt, recording)
+            self._look(attempt, recording, self._progress.note(attempt))
             attempt.judging_s += time.perf_counter() - started
 
-    def _look(self, attempt: StepAttempt, recording: TapedStep) -> None:
+    def _look(self, attempt: StepAttempt, recording: TapedStep, loss: float) -> None:
         names = gradients.names(attempt.optimizer, self._again.models)
         ours, rows = self._again.traced(recording, ReplayChange(), names)
         edited = recording.with_edits(self._again.models) if not ours.reason and not _is_finite(ours) else None
@@ -82,7 +93,8 @@ class HiddenOverflow(StepObserver):
         if ours.reason or not _is_finite(ours):
             return
         wide, rows_wide = self._again.traced(recording, EverythingIn(torch.float32), names)
-        self.tell(attempt, recording, (ours, rows), (wide, rows_wide))
+        if not wide.reason and not self._progress.has_ended(lost_gradients.total_norm(wide.gradients), loss):
+            self.tell(attempt, recording, (ours, rows), (wide, rows_wide))
 
     def tell(
         self,
@@ -109,14 +121,13 @@ class HiddenOverflow(StepObserver):
         apart = Deviation.between(ours, whole) if found else None
         if apart is None or not apart.is_large:
             return False
-        change = _change(rows.graph(), found)
-        healed = self._again.run(recording, change) if change is not None else None
-        left = Deviation.between(healed, whole) if healed is not None and not healed.reason else None
+        healed = self._again.run(recording, PointsInFloat32(_points(rows.graph(), found)))
+        left = Deviation.between(healed, whole)
         names = apart.explained(left)
-        if not names and not apart.of_loss(left):
+        if healed.reason or not (names or apart.of_loss(left)):  # else half precision rounds so far, elsewhere
             return False
         self._again.record(attempt, rows, rows_wide)
-        self._record_trials(attempt, recording, whole, (change, healed, left is not None and left.is_near))
+        self._record_trials(attempt, recording, whole, _change(rows.graph(), found))
         status = ReplayStatus.DIVERGED if ours.differences else ReplayStatus.EXACT
         outcome = ReplayResult(status, "; ".join(ours.differences), ours.seconds)
         details = {
@@ -130,18 +141,16 @@ class HiddenOverflow(StepObserver):
         return True
 
     def _record_trials(
-        self,
-        attempt: StepAttempt,
-        recording: TapedStep,
-        whole: Regained,
-        tried: tuple[ReplayChange | None, Regained | None, bool],
+        self, attempt: StepAttempt, recording: TapedStep, whole: Regained, change: ReplayChange | None
     ) -> None:
-        change, healed, cured = tried
-        runs: list[tuple[ReplayChange, Regained, bool]] = [(EverythingIn(torch.float32), whole, True)]
-        if change is not None and healed is not None and not healed.reason:
-            runs.append((change, healed, cured))
-        for each, found, worked in runs:
-            result = ChangedResult(Trial.FINITE if worked else Trial.NONFINITE, "", found.loss, found.seconds)
+        """Writes what everything in float32 came to, and tries the modules alone that a cure can name."""
+        runs: list[tuple[ReplayChange, Regained]] = [(EverythingIn(torch.float32), whole)]
+        if change is not None:
+            runs.append((change, self._again.run(recording, change)))
+        for each, found in runs:
+            agrees = Deviation.between(found, whole).is_near
+            outcome = Trial.UNAVAILABLE if found.reason else Trial.FINITE if agrees else Trial.NONFINITE
+            result = ChangedResult(outcome, found.reason, found.loss, found.seconds)
             made = trial(each, recording.scale, result)
             self._again.recorder.trial(made, step=attempt.step, optimizer=attempt.index)
 
@@ -154,6 +163,12 @@ def _is_finite(found: Regained) -> bool:
     """Whether losses and gradients are, as far as they are known."""
     loss = found.loss is None or math.isfinite(found.loss)
     return loss and all(map(finite, found.gradients.values()))
+
+
+def _points(graph: Graph, found: list[Origin]) -> frozenset[Point]:
+    """Where values overflowed, and all on the way to where that was hidden."""
+    sites = [graph.site(seq) for origin in found for seq in origin.path]
+    return frozenset(Point(site.module, site.file, site.line) for site in sites)
 
 
 def _change(graph: Graph, found: list[Origin]) -> ReplayChange | None:

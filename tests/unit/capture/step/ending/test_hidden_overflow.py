@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from torch import Tensor, nn
 import ampscope
 from ampscope.analysis.results import Diagnosis, Incident
 from ampscope.capture.replay.changes import ReplayChange
+from ampscope.capture.replay.results import Regained
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.step.ending.looks.again import Again
+from ampscope.capture.step.measures.progress import Progress
 from ampscope.trace.vocabulary import Cause, Verdict
 
 ROWS, WIDTH, CLASSES = 8, 32, 4
@@ -49,10 +52,12 @@ class Net(nn.Module):
         return out
 
 
-def trained(guard: Guard, folder: Path | None, *, steps: int = 3, gain: float = LOUD) -> list[Tensor]:
+def trained(
+    guard: Guard, folder: Path | None, *, steps: int = 3, gain: float = LOUD, model: nn.Module | None = None
+) -> list[Tensor]:
     """Weights after a short training in float16, watched where a folder is given."""
     torch.manual_seed(0)
-    model = Net(Loud(guard, gain))
+    model = model or Net(Loud(guard, gain))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
     scope = ampscope.watch(model, scaler, dir=folder, quiet=True) if folder is not None else None
@@ -151,3 +156,89 @@ def test_a_step_is_run_again_for_an_overflow_alone_and_once(
 def test_training_keeps_its_bits(guard: Guard, run_folder: Path) -> None:
     pairs = zip(trained(guard, None), trained(guard, run_folder), strict=True)
     assert all(torch.equal(alone, watched) for alone, watched in pairs)
+
+
+class Energies(nn.Module):
+    """Whose own forward scales its features by their energies, which leave float16.
+
+    Args:
+        harm: What keeps the scale at 1 within rounding where it is 0.
+    """
+
+    def __init__(self, harm: float) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.last = nn.Linear(WIDTH, CLASSES)
+        self.harm = harm
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.first(x))
+        energies = torch.nan_to_num((h * 1000.0).square())
+        scale = 1.0 + self.harm * energies.float().mean(-1, keepdim=True) / 1e5
+        out: Tensor = self.last(h) * scale
+        return out
+
+
+class Within(nn.Module):
+    """A model that is all of another one."""
+
+    def __init__(self, all_of_it: nn.Module) -> None:
+        super().__init__()
+        self.all_of_it = all_of_it
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.all_of_it(x)
+        return out
+
+
+def taught(model: nn.Module, folder: Path) -> Diagnosis:
+    """The diagnosis of a student that starts so near to its teacher that half precision rounds all that is left."""
+    teacher = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in teacher.parameters():
+            parameter.mul_(1.0 + 1e-4 * torch.randn_like(parameter))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with ampscope.watch(model, scaler, dir=folder, quiet=True):
+        for _ in range(2):
+            x = torch.randn(64, WIDTH)
+            with torch.no_grad():
+                wanted = teacher(x)
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = F.mse_loss(model(x).float(), wanted)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    return ampscope.diagnose(folder)
+
+
+@pytest.mark.parametrize("within", [False, True], ids=["the model itself", "a module that holds the model"])
+def test_a_model_that_overflows_in_its_own_forward_is_told(within: bool, run_folder: Path) -> None:
+    torch.manual_seed(0)
+    model = Energies(harm=1.0)
+    trained(F.relu, run_folder, model=Within(model) if within else model)
+    primary = ampscope.diagnose(run_folder).primary
+    assert isinstance(primary, Incident)
+    assert (primary.cause, primary.op) == (Cause.FP16_OVERFLOW, "aten.pow.Tensor_Scalar")
+    assert primary.module == ("all_of_it" if within else "")
+
+
+@pytest.mark.parametrize("within", [False, True], ids=["the model itself", "a module that holds the model"])
+def test_rounding_of_what_little_is_left_to_learn_is_not_laid_on_an_overflow(within: bool, run_folder: Path) -> None:
+    torch.manual_seed(0)
+    model = Energies(harm=1e-7)
+    diagnosis = taught(Within(model) if within else model, run_folder)
+    assert diagnosis.verdict is Verdict.HEALTHY, diagnosis.summary
+
+
+def test_where_the_trial_cannot_be_run_nothing_is_told(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Again, "run", lambda *_: Regained(reason="out of memory"))
+    diagnosis = diagnosed(HIDING["the largest number"][0], run_folder)
+    assert diagnosis.verdict is Verdict.HEALTHY, diagnosis.summary
+
+
+def test_a_training_that_has_come_to_its_end_is_left_alone(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Progress, "has_ended", lambda *_: True)
+    diagnosis = diagnosed(HIDING["the largest number"][0], run_folder)
+    assert diagnosis.verdict is Verdict.HEALTHY, diagnosis.summary
