@@ -125,7 +125,7 @@ class BetweenSteps:
         here = None if run_ended else loop_position.here()
         self._written.look(gap, self._results(gap), here)
         self._written.look_for_stillness(gap)
-        self._before = gap, here
+        self._before = None if gap.holds_too_much() else (gap, here)
         self._written.arrived(wait=run_ended)
         self._condition.descent.sweep()
 

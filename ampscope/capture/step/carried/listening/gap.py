@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ampscope.capture.replay.tape.call_tape import Tape
 from ampscope.capture.replay.tape.entry import EarlierResult, Entry, OutsideTensor
+from ampscope.capture.step.carried.listening.held_alone import HeldAlone
 from ampscope.capture.step.carried.listening.loop_position import Position, here
 from ampscope.capture.step.carried.listening.taken_over import TakenOver
 from ampscope.capture.torch_support import tensor_tree
@@ -45,6 +46,7 @@ class Gap:
         self._types = types
         self._most = MOST_OF_MOVES if moves else MOST_CALLS
         self._copied = 0
+        self._held = HeldAlone()
         self._aliases: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = {}  # with what they are aliases of
 
     def begin_with(self, taken: TakenOver, moved: Container[int]) -> None:
@@ -62,7 +64,9 @@ class Gap:
         size = sum(each.numel() for each in targets)
         is_read = func.__name__ not in OVERWRITES and self._copied + size <= MOST_COPIED
         self._copied += size * is_read
-        return self.tape.overwritten_unknown(args, kwargs, is_repeated=is_read)
+        originals = self.tape.overwritten_unknown(args, kwargs, is_repeated=is_read)
+        self._held.copied(originals.values())
+        return originals
 
     def called(
         self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, originals: dict[int, Tensor]
@@ -76,6 +80,7 @@ class Gap:
         )
         self.positions.append(here())
         entry = self.tape.entries[-1]
+        self._held.called(self.tape.entries)
         self._note_alias(func, args, result)
         if entry.in_place:
             self._wrote_through_aliases(tensor_tree.tensors(kwargs.get("out", args[0] if args else None)))
@@ -106,7 +111,12 @@ class Gap:
     @property
     def full(self) -> bool:
         """Whether no more calls are taken down."""
-        return self.tape.full or len(self.positions) >= self._most
+        return self.tape.full or len(self.positions) >= self._most or self._held.too_much
+
+    def holds_too_much(self) -> bool:
+        """Whether it keeps more alive, of what the loop has let go of, than may be kept through the next step."""
+        self._held.look(self.tape.entries)
+        return self._held.too_much
 
     def leading_to(self, ends: Iterable[int]) -> list[int]:
         """The entries that the results of ``ends`` are made of, which are among them, in order."""
