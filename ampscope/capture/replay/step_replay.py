@@ -12,6 +12,7 @@ from ampscope.capture.replay.player import Player
 from ampscope.capture.replay.results import ChangedResult, Regained, ReplayResult, Symptom
 from ampscope.capture.replay.state import unrepeatable
 from ampscope.capture.replay.state.device_asserts import OutOfRangeError
+from ampscope.capture.replay.state.write_guard import AddressError
 from ampscope.capture.replay.tape.call_tape import MAX_ENTRIES
 from ampscope.capture.replay.tape.entry import EarlierResult, Entry, EntryKind, OutsideTensor
 from ampscope.capture.replay.tape.taped_step import TapedStep
@@ -145,7 +146,7 @@ def play(player: Player, most: int | None = None) -> str:
     if suppressed.error is None:
         return ""
     memory.give_back(suppressed.error)
-    if isinstance(suppressed.error, (CommunicationError, memory.NoRoomError, OutOfRangeError)):
+    if isinstance(suppressed.error, (CommunicationError, memory.NoRoomError, OutOfRangeError, AddressError)):
         return str(suppressed.error)
     said = (str(suppressed.error).splitlines() or [""])[0][:200]
     return f"{type(suppressed.error).__name__} while replaying: {said}"

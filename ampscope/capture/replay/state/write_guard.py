@@ -29,6 +29,10 @@ _GIVE_ADDRESSES = frozenset(
 )
 
 
+class AddressError(Exception):
+    """Code of the user's was about to learn where memory lies that is too large to be copied, and could write there."""
+
+
 class WriteGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
     """Active in a replay, below all that observes it: keeps what is about to be overwritten of the memory it guards."""
 
@@ -99,6 +103,18 @@ class WriteGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
             self._whole.add(key)
 
     def _function_called(self, func: Any, args: Any) -> None:
-        """Keeps what lies where code of the user's is about to learn the address."""
-        if func in _GIVE_ADDRESSES and args[0].layout is torch.strided and args[0].nbytes <= COPIED_BYTES:
+        """Keeps what lies where code of the user's is about to learn the address.
+
+        Raises:
+            AddressError: That is too much to keep.
+        """
+        if func not in _GIVE_ADDRESSES or args[0].layout is not torch.strided:
+            return
+        if args[0].nbytes <= COPIED_BYTES:
             self._keep(args[0])
+        elif (key := torch_private.storage_key(args[0])) in self._guarded and key not in self._whole:
+            name = func.__name__ if func.__name__ != "__get__" else "__cuda_array_interface__"
+            raise AddressError(
+                f"the step's code asks for the address ({name}) of a weight of more than {COPIED_BYTES >> 20} MiB, "
+                "and what it writes there could not be put back"
+            )

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ampscope.capture.replay import memory
 from ampscope.capture.replay.changes import EverythingIn, ReplayChange
+from ampscope.capture.replay.state import write_guard
 from ampscope.capture.replay.state.state_snapshot import SMALL_BUFFER_BYTES
 from ampscope.capture.replay.state.write_guard import WriteGuard
 from ampscope.capture.torch_support.guard import Guard
@@ -163,6 +164,23 @@ def test_a_replay_shares_frozen_weights(write: Write | None, run_folder: Path) -
     calls = found[-1].addresses
     assert calls.qsize() > found[0].addresses.qsize()
     assert {calls.get_nowait() for _ in range(calls.qsize())} == {found[-1].base.untyped_storage().data_ptr()}
+
+
+@pytest.mark.parametrize("write", [None, WRITES["data"], lambda weight: weight.numpy().__imul__(0.5)])
+def test_no_replay_writes_where_what_lies_there_is_too_much_to_keep(
+    write: Write | None, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write_guard, "COPIED_BYTES", 64)
+
+    def loop(watch: Callable[..., object]) -> Any:
+        model = Adapted(write)
+        state = train(watch, model, mse, parameters=[p for p in model.parameters() if p.requires_grad])
+        return [state["losses"], state["optimizer"], dict(model.named_parameters())]
+
+    status, reason = train_both(loop, run_folder).replay_of(POISONED)
+    is_told = write is not None and write is not WRITES["data"]
+    assert (status == ReplayStatus.UNAVAILABLE) is is_told
+    assert ("asks for the address (numpy)" in reason) is is_told
 
 
 class Coded(nn.Parameter):
