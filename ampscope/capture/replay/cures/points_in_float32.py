@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from ampscope.capture.keep_fp32 import in_float32
 from ampscope.capture.replay.changes import Conversions, ReplayChange
-from ampscope.capture.torch_support.calls.backward_call import RUN_BACKWARD
+from ampscope.capture.torch_support.calls.backward_call import RUN_BACKWARD, active_in_engine
 from ampscope.capture.torch_support.calls.function_names import is_in_place
 from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.models import Models
@@ -86,7 +86,10 @@ class _SomeInFloat32(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        left = func in RUN_BACKWARD or isinstance(func, OpOverload) or is_in_place(func, kwargs)
+        if func in RUN_BACKWARD:
+            with active_in_engine(self):  # a checkpoint computes what these functions gave once more
+                return func(*args, **kwargs)
+        left = isinstance(func, OpOverload) or is_in_place(func, kwargs)
         if left or getattr(func, "__name__", "") in ("__get__", "__set__") or not self._is_one():
             return func(*args, **kwargs)
         with Conversions(dict.fromkeys(HALF, torch.float32), self._note):
