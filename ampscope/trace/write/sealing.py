@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from ampscope.trace.files.durable import write_whole
 from ampscope.trace.files.journal import read_journal
 from ampscope.trace.files.layout import TEMPORARY_SUFFIX, list_table, part_path
+from ampscope.trace.write.parquet_part import write_part
 
 
 def seal(journal: Path) -> Path | None:
@@ -26,7 +24,7 @@ def seal(journal: Path) -> Path | None:
     rows = read_journal(journal)
     part = part_path(journal) if rows.num_rows else None
     if part is not None:
-        write_whole(part, lambda path: _write_parquet(rows, path))
+        write_whole(part, lambda path: write_part(rows, path))
     journal.unlink()
     return part
 
@@ -43,7 +41,3 @@ def sweep(folder: Path) -> list[Path]:
     for temporary in folder.glob("*" + TEMPORARY_SUFFIX):
         temporary.unlink()
     return listing.open_journals
-
-
-def _write_parquet(rows: pa.Table, path: Path) -> None:
-    pq.write_table(rows.combine_chunks(), path, compression="zstd")
