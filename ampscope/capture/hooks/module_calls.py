@@ -13,10 +13,10 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from ampscope.capture.events.calls import Through
-from ampscope.capture.hooks import compiled_modules, transform_calls
+from ampscope.capture.hooks import compiled_modules, instrumented, transform_calls
 from ampscope.capture.hooks.redirection import Redirections
 from ampscope.capture.hooks.transform_calls import Experience
-from ampscope.capture.torch_support import dynamo, instrumented, torch_private
+from ampscope.capture.torch_support import dynamo, torch_private
 from ampscope.capture.torch_support.calls import fast_paths
 from ampscope.capture.torch_support.models import Models, is_optimized, unwrapped
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import torch
 
 from ampscope.capture.events.calls import ScalerCall, ScalerMethod
+from ampscope.capture.hooks import instrumented
 from ampscope.capture.hooks.listeners import Listeners
-from ampscope.capture.torch_support import instrumented
 
 
 class ScalerListener(Protocol):

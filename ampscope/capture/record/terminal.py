@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ampscope.capture.torch_support.guard import Suppressed
+from ampscope.capture.torch_support.interruption import is_interruption
 from ampscope.capture.torch_support.user_line import Place
 from ampscope.trace.files.layout import ranks
 from ampscope.trace.schema import ReplayStatus
@@ -124,7 +125,9 @@ class Terminal:
             (marks / key).touch(exist_ok=False)
         except FileExistsError:
             return False
-        except OSError:
+        except OSError as error:
+            if is_interruption(error):  # a `TimeoutError` is one of these
+                raise
             return True  # rather twice than not at all
         return True
 

@@ -10,6 +10,7 @@ from types import TracebackType
 
 import torch
 
+from ampscope.capture.torch_support.interruption import is_interruption
 from ampscope.trace.vocabulary import DEVICE_FAILED, SWITCHED_OFF
 
 _BY_DEVICE = ("CUDA error:", "HIP error:", "device-side assert", "CUBLAS_STATUS_", "CUDNN_STATUS_EXECUTION_FAILED")
@@ -25,7 +26,10 @@ def is_of_device(error: BaseException) -> bool:
 
 
 class Suppressed:
-    """A context that lets no exception out and keeps it: for running the user's own code once more, in a replay."""
+    """A context that lets no exception out and keeps it: for running the user's own code once more, in a replay.
+
+    What interrupts that code from outside (a signal handler) is not its exception, and goes on.
+    """
 
     __slots__ = ("error",)
 
@@ -36,13 +40,17 @@ class Suppressed:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
-        if isinstance(error, Exception):
-            self.error = error.with_traceback(None)
-        return isinstance(error, Exception)
+        if not isinstance(error, Exception) or is_interruption(error):
+            return False
+        self.error = error.with_traceback(None)
+        return True
 
 
 class Guard:
     """A reusable context for one part of AMPscope: a fault inside disables the part, with one warning that names it.
+
+    What is no fault of the part goes on to the loop: `KeyboardInterrupt` and `SystemExit`, and what a signal handler of
+    the user's raises while the part runs.
 
     Args:
         part: What the part does, as the user would say it, e.g. ``the step tape``.
@@ -62,7 +70,7 @@ class Guard:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
         if error is None:
             return False
-        if RAISE or not isinstance(error, Exception):
+        if RAISE or not isinstance(error, Exception) or is_interruption(error):
             return False
         if not self.broken:
             self.broken = True

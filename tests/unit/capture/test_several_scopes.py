@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import ampscope
-from ampscope.capture.torch_support import instrumented
+from ampscope.capture.hooks import instrumented
 from ampscope.trace.schema import EventKind, Table
 from tests.support.training.small_loop import mlp
 from tests.support.training.small_models import TwoLayers

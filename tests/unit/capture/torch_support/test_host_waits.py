@@ -92,6 +92,7 @@ NO_TENSORS = frozenset(
         "torch_support/calls/pause.py": "look_for_cuda",
         "torch_support/calls/failed_call.py": "_described",
         "torch_support/calls/transforms.py": "is_wrapped",
+        "torch_support/interruption.py": "_holds_its_caller",
         "torch_support/communication/gradient_reduction.py": "of_step",
         "torch_support/readback.py": "arrived",
         "torch_support/torch_private.py": "next_sequence_number node_sequence_number steps_on_device",

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from ampscope.capture.torch_support import instrumented
+from ampscope.capture.hooks import instrumented
 from ampscope.capture.torch_support.communication import sharded_models
 from ampscope.capture.torch_support.models import Models
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from ampscope.capture.torch_support import instrumented
+from ampscope.capture.hooks import instrumented
 
 
 class Greeter:

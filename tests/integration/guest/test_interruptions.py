@@ -1,0 +1,105 @@
+"""A signal that comes while AMPscope runs: what its handler raises reaches the loop, and the training can go on."""
+
+from __future__ import annotations
+
+import signal
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ampscope
+from tests.support.training.interrupting import Interrupting
+from tests.support.training.small_loop import BATCH, WIDTH, make_scaler, mse, poison
+from tests.support.training.torch_state import installed
+from tests.support.training.twin_runs import seed_everything
+
+STEPS = 5
+#: The first line at which a run is interrupted, and how many lie between one and the next.
+FIRST, APART = 211, 41_011
+
+
+class Preempted(Exception):
+    """What the user's program tells itself by a signal."""
+
+
+@pytest.fixture(autouse=True)
+def preempted() -> Iterator[None]:
+    def handler(*_: Any) -> None:
+        raise Preempted
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+def training(watch: Callable[..., object], interrupting: Interrupting) -> tuple[int, int]:
+    """Trains, leaving out a step that is interrupted; returns how many were, and how many were completed."""
+    seed_everything()
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH))
+    optimizer, scaler = torch.optim.SGD(model.parameters(), 0.01), make_scaler()
+    watch(model, scaler)
+    interrupted = completed = 0
+    with interrupting:
+        for step in range(STEPS):
+            try:
+                optimizer.zero_grad()
+                with torch.autocast("cpu", dtype=torch.float16):
+                    loss = mse(model, torch.randn(BATCH, WIDTH), torch.randn(BATCH, WIDTH))
+                poison(step, scaler.scale(loss)).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                completed += 1
+            except (Preempted, KeyboardInterrupt):
+                interrupted += 1
+                scaler = make_scaler()
+    return interrupted, completed
+
+
+def settings() -> list[Any]:
+    return [
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.is_autocast_cache_enabled(),
+        torch.is_anomaly_enabled(),
+        torch.autograd._engine_run_backward,  # type: ignore[attr-defined]  # none that it exports
+    ]
+
+
+def interrupted_at(line: int, folder: Path, interrupt: Callable[[], object], **options: Any) -> Interrupting:
+    """A run that is interrupted there; asserts that nothing but the step is lost by it."""
+    interrupting, before = Interrupting(line, interrupt), (installed(), settings())
+    scopes: list[ampscope.Scope] = []
+
+    def watch(model: nn.Module, scaler: Any) -> None:
+        scopes.append(ampscope.watch(model, scaler, dir=folder, quiet=True, **options))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            interrupted, completed = training(watch, interrupting)
+        finally:
+            scopes[0].close()
+    assert interrupted == (interrupting.where is not None), interrupting.where
+    assert completed == STEPS - interrupted
+    assert (installed(), settings()) == before, interrupting.where
+    return interrupting
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> int:
+    return interrupted_at(0, tmp_path_factory.mktemp("run") / "run", lambda: None).lines
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_what_a_handler_raises_reaches_the_loop(part: int, lines: int, tmp_path: Path) -> None:
+    met = 0
+    for line in range(FIRST + part * APART, lines, 4 * APART):
+        run = interrupted_at(line, tmp_path / str(line), lambda: signal.raise_signal(signal.SIGUSR1))
+        met += run.where is not None
+    assert met
