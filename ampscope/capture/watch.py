@@ -72,7 +72,7 @@ def watch(
             ``overhead``, but for the first incidents.
         save_tensors: Keep the operands of the op at which a replayed step went wrong, up to 64 MiB an incident and a
             quarter of ``disk_budget`` in all, for ``ampscope repro``. A trace holds no tensor values otherwise.
-        disk_budget: Bytes the trace may take; the oldest per-op rows go first, incidents never.
+        disk_budget: Bytes the trace may take; the oldest per-op rows go first, old steps are thinned, incidents stay.
         quiet: Print nothing.
 
     Returns:

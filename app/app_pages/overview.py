@@ -8,7 +8,7 @@ import streamlit as st
 
 from ampscope.analysis.results import Incident
 from ampscope.report.figures.over_steps import timeline_stack
-from ampscope.report.html.parts.tiles import run_tiles
+from ampscope.report.html.parts.tiles import run_tiles, thinned_note
 from blocks.basics.figure import clickable_figure
 from blocks.basics.page_links import rank_of, switch_to_scale, to_ranks, to_replay, to_scale, to_usage
 from blocks.basics.text import heading, paragraph
@@ -73,6 +73,8 @@ def history(run: RunSnapshot, optimizer: int | None) -> None:
     stack = timeline_stack(overview, list(named_items(diagnosis).values()))
     step = clickable_figure(stack_figure(stack), key="timeline")
     onward = ", click a mark to see that step" if overview.scale is not None else ""
+    if overview.thinned:
+        st.caption(thinned_note(overview))
     st.caption(f"Drag to zoom in, double-click to zoom out{onward}.")
     if step is not None and overview.scale is not None:
         switch_to_scale(step)

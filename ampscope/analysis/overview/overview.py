@@ -16,7 +16,7 @@ from ampscope.notebook_repr import NotebookRepr
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import EventKind, ScalerAction, ScalerEventRow, Table
 
-_COLUMNS = ("step", "time", "loss", "scale", "grad_norm", "lr", "skipped", "duration_s", "observing_s")
+_COLUMNS = ("step", "time", "loss", "scale", "grad_norm", "lr", "skipped", "duration_s", "observing_s", "averaged")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +44,7 @@ class Overview(NotebookRepr):
     last_time: float | None = None  #: unix time of the newest row, seconds
     skipped: int = 0
     traced: int = 0  #: steps whose ops were recorded
+    thinned: int = 0  #: old steps that the disk budget has left without loss, gradient norm and learning rate
     scale: float | None = None  #: loss scale that the next step will use
     step_seconds: float | None = None  #: mean duration of a step
     observing_share: float | None = None  #: AMPscope's own time, as a share of all steps' time
@@ -91,6 +92,7 @@ def _from_steps(steps: Columns) -> Overview:
         last_time=float(steps.floats("time").max()) if len(steps) else None,
         skipped=len(skips),
         traced=int(steps.flags("was_traced").sum()),
+        thinned=int(steps.known("averaged").sum()),
         scale=float(scales[-1]) if len(scales) else None,
         step_seconds=float(steps.floats("duration_s").mean()) if len(steps) else None,
         observing_share=_observing_share(steps),

@@ -11,7 +11,7 @@ from ampscope.analysis.tables.lazy_tables import collect_columns, rank_table
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import Table
 
-_COLUMNS = ("optimizer", "step", "loss", "scale", "skipped", "lr")
+_COLUMNS = ("optimizer", "step", "loss", "scale", "skipped", "lr", "averaged")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,7 @@ class History:
     scale: FloatArray
     skipped: BoolArray
     lr: FloatArray
+    thinned: BoolArray  #: old attempts that the disk budget has left without a loss and rate of their own
 
     @property
     def bad_loss(self) -> BoolArray:
@@ -35,7 +36,7 @@ class History:
     def before(self, step: int, count: int) -> FloatArray:
         """The finite positive losses of the ``count`` attempts before ``step`` by which the optimizer moved weights."""
         end = int(np.searchsorted(self.step, step))
-        losses = self.loss[:end][~self.skipped[:end]][-count:]
+        losses = self.loss[:end][~(self.skipped | self.thinned)[:end]][-count:]
         kept: FloatArray = losses[np.isfinite(losses) & (losses > 0)]
         return kept
 
@@ -54,5 +55,6 @@ def histories(run: Run, rank: int) -> dict[int, History]:
             scale=own.floats("scale"),
             skipped=own.flags("skipped"),
             lr=own.floats("lr"),
+            thinned=own.known("averaged"),
         )
     return found

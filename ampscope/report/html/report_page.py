@@ -24,7 +24,7 @@ from ampscope.report.html.parts.card import Item, item_html, verdict_html, what
 from ampscope.report.html.parts.incident import item_sections
 from ampscope.report.html.parts.precision import precision_html
 from ampscope.report.html.parts.ranks import ranks_html
-from ampscope.report.html.parts.tiles import run_tiles, tiles_html
+from ampscope.report.html.parts.tiles import run_tiles, thinned_note, tiles_html
 from ampscope.report.source_place import place
 from ampscope.report.terminal.diagnosis_text import run_facts
 from ampscope.trace.read.run import Run, open_run
@@ -92,7 +92,8 @@ def _run(seen: Overview, diagnosis: Diagnosis, items: Sequence[Item], name: str)
     tiles = tiles_html(run_tiles(seen, diagnosis.run))
     if not seen.steps:
         return section(f"The run{name}", tiles + paragraph("No optimizer step has been recorded."))
-    return section(f"The run{name}", tiles + stack_html(timeline_stack(seen, items)))
+    note = paragraph(thinned_note(seen)) if seen.thinned else ""
+    return section(f"The run{name}", tiles + stack_html(timeline_stack(seen, items)) + note)
 
 
 def _scale(history: ScaleHistory, seen: Overview, name: str) -> str:

@@ -1,7 +1,7 @@
-"""Python values into Arrow arrays, buffer by buffer.
+"""Python values into Arrow arrays and Arrow arrays into numpy's, buffer by buffer.
 
-``pyarrow.array`` would do, but its first call imports pandas wherever that is installed: half a second of a guest's
-time in a training process, and a failure of its own when the interpreter is about to exit.
+``pyarrow.array`` and ``to_numpy`` would do, but their first call imports pandas wherever that is installed: half a
+second of a guest's time in a training process, and a failure of its own when the interpreter is about to exit.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from itertools import accumulate, chain
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 _TYPECODES = {pa.int16(): "h", pa.int32(): "i", pa.int64(): "q", pa.float32(): "f", pa.float64(): "d"}
 _OFFSETS = "i"
@@ -31,6 +33,44 @@ def to_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if pa.types.is_list(kind):
         return _lists(values, kind, validity)
     return pa.Array.from_buffers(kind, len(values), [validity, *_buffers(values, kind)])
+
+
+def numbers_in(column: pa.ChunkedArray) -> NDArray[Any]:
+    """The values of a column of numbers or flags; where they are null, whatever lies there."""
+    array = _whole(column)
+    buffer = array.buffers()[1]
+    if pa.types.is_boolean(array.type):
+        return _flags(buffer, array)
+    kind = np.dtype(_TYPECODES[array.type])
+    if buffer is None:
+        return np.zeros(len(array), kind)
+    return np.frombuffer(buffer, kind, count=len(array), offset=array.offset * kind.itemsize)
+
+
+def known_in(column: pa.ChunkedArray) -> NDArray[np.bool_]:
+    """Which values of a column are not null."""
+    array = _whole(column)
+    validity = array.buffers()[0]
+    return np.ones(len(array), bool) if validity is None else _flags(validity, array)
+
+
+def column_of(values: NDArray[Any], kind: pa.DataType, known: NDArray[np.bool_] | None = None) -> pa.Array:
+    """Numbers as an Arrow array, null where they are not ``known``."""
+    held = np.ascontiguousarray(values, dtype=np.dtype(_TYPECODES[kind]))
+    validity = None if known is None else pa.py_buffer(np.packbits(known, bitorder="little").tobytes())
+    return pa.Array.from_buffers(kind, len(held), [validity, pa.py_buffer(held)])
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    joined = column.combine_chunks()
+    return pa.concat_arrays(joined.chunks) if isinstance(joined, pa.ChunkedArray) else joined
+
+
+def _flags(bits: pa.Buffer | None, array: pa.Array) -> NDArray[np.bool_]:
+    if bits is None:
+        return np.zeros(len(array), bool)
+    each = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
+    return each[array.offset : array.offset + len(array)].astype(bool)
 
 
 def _buffers(values: Sequence[Any], kind: pa.DataType) -> list[pa.Buffer]:

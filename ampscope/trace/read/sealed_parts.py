@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ampscope.errors import RunDamaged
+from ampscope.trace.files.layout import Span, span_of
 from ampscope.trace.files.regular_file import open_regular
 from ampscope.trace.read.column_check import wrong_with
 from ampscope.trace.schema import BULK_TABLES, Table
@@ -23,8 +24,9 @@ from ampscope.trace.schema import BULK_TABLES, Table
 _MOST_ROWS = 1 << 21
 #: Bytes that its columns take as they are encoded, at most: a journal is sealed at 16 MiB.
 _MOST_BYTES = 1 << 30
-#: Rows of a small table's part that may take less than a byte each; a row that has a time or a name takes several.
+#: Rows of a small table's part that may take next to nothing; others take a byte, or of old steps a sixteenth of it.
 _FREE_ROWS = 1 << 16
+_ROWS_PER_BYTE = 16
 
 
 class Facts(NamedTuple):
@@ -54,7 +56,7 @@ def read_facts(part: Path, table: Table) -> Facts:
         footer = pq.read_metadata(file)
         schema = footer.schema.to_arrow_schema()
         bounds = list(_step_bounds(footer))
-    why = wrong_with(table, schema) or _too_much(footer, size, table)
+    why = wrong_with(table, schema) or _too_much(footer, size, table, span_of(part))
     if why:
         raise unreadable(part, why)
     columns, rows = tuple(schema.names), footer.num_rows
@@ -106,9 +108,13 @@ def unreadable(file: Path, why: object) -> RunDamaged:
     )
 
 
-def _too_much(footer: pq.FileMetaData, size: int, table: Table) -> str:
+def _too_much(footer: pq.FileMetaData, size: int, table: Table, part: Span) -> str:
     """Why so much is not read; empty where it is."""
-    most = _MOST_ROWS if table in BULK_TABLES else min(_MOST_ROWS, _FREE_ROWS + size)
+    most = (
+        _MOST_ROWS
+        if table in BULK_TABLES
+        else min(_MOST_ROWS, _FREE_ROWS + size * (_ROWS_PER_BYTE if part.level else 1))
+    )
     if footer.num_rows > most:
         return f"it declares {footer.num_rows:,} rows; of such a file up to {most:,} are read"
     told = sum(footer.row_group(number).total_byte_size for number in range(footer.num_row_groups))

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 import duckdb
 import pyarrow as pa
 
 from ampscope.trace.files.arrow_arrays import to_array
 from ampscope.trace.files.journal import JournalReader
-from ampscope.trace.files.layout import part_path, ranks
+from ampscope.trace.files.layout import part_path, ranks, span_of
 from ampscope.trace.read.column_check import wrong_rows
 from ampscope.trace.read.older_versions import CHANGED, is_older, upgraded
 from ampscope.trace.read.sealed_parts import Facts, read_facts, read_part, unreadable, verify
@@ -60,9 +60,15 @@ class Scan:
 
         With a ``step``, sealed parts that cannot hold a row of it are left out; rows of others are still there.
         """
+        meant = self._meant(rank)
+        return _steadily(lambda: self._bound_now(connection, table, meant, step))
+
+    def _bound_now(
+        self, connection: duckdb.DuckDBPyConnection, table: Table, meant: Sequence[int], step: int | None
+    ) -> duckdb.DuckDBPyRelation:
         loaded: list[pa.Table] = []
         sealed: list[Path] = []
-        for each in self._meant(rank):
+        for each in meant:
             parts, journaled = self._snapshot(each, table)
             older = self._older(table, parts)
             upgrades = (_conform(upgraded(table, read_part(part)), arrow_schema(table)) for part in older)
@@ -91,10 +97,14 @@ class Scan:
         Raises:
             RunDamaged: a part cannot be read.
         """
-        parts, journaled = self._snapshot(rank, table)
         schema = pa.schema([field for field in arrow_schema(table) if field.name in columns])
-        pieces = [_conform(self._read_columns(part, table, schema.names), schema) for part in parts]
-        return pa.concat_tables([*pieces, journaled.select(schema.names)])
+
+        def look() -> pa.Table:
+            parts, journaled = self._snapshot(rank, table)
+            pieces = [_conform(self._read_columns(part, table, schema.names), schema) for part in parts]
+            return pa.concat_tables([*pieces, journaled.select(schema.names)])
+
+        return _steadily(look)
 
     def count(self, table: Table, rank: int) -> int:
         """How many rows one rank wrote.
@@ -102,8 +112,12 @@ class Scan:
         Raises:
             RunDamaged: a part cannot be read.
         """
-        parts, journaled = self._snapshot(rank, table)
-        return sum(self._facts_of(part, table).rows for part in parts) + int(journaled.num_rows)
+
+        def look() -> int:
+            parts, journaled = self._snapshot(rank, table)
+            return sum(self._facts_of(part, table).rows for part in parts) + int(journaled.num_rows)
+
+        return _steadily(look)
 
     def _meant(self, rank: OfRanks) -> Sequence[int]:
         if rank is None:
@@ -116,10 +130,9 @@ class Scan:
         """One relation for all parts that have the same columns, however many ranks wrote them."""
         by_columns: dict[tuple[str, ...], list[str]] = {}
         for part in parts:
-            with suppress(FileNotFoundError):
-                facts = self._facts_of(part, table)
-                if facts.may_hold(step):
-                    by_columns.setdefault(facts.columns, []).append(str(part))
+            facts = self._facts_of(part, table)
+            if facts.may_hold(step):
+                by_columns.setdefault(facts.columns, []).append(str(part))
         return [_bound(connection, paths).select(_selection(table, columns)) for columns, paths in by_columns.items()]
 
     def _snapshot(self, rank: int, table: Table) -> tuple[list[Path], pa.Table]:
@@ -128,17 +141,16 @@ class Scan:
         Numbers are given in order, so all up to the highest seen existed then. One that is renamed from journal to part
         during the first look can escape it; the second look sees the part.
         """
-        first, second = self._folders.listing(rank, table), self._folders.listing(rank, table)
-        parts = first.parts | {number: part for number, part in second.parts.items() if number < first.next_number}
-        journaled = []
-        for number, journal in first.journals.items():
-            if number not in parts:
-                try:
-                    journaled.append(self._read_journal(rank, table, journal))
-                except FileNotFoundError:  # sealed since
-                    parts[number] = part_path(journal)
-                except OSError as error:
-                    raise unreadable(journal, error) from error
+        both = self._folders.listing(rank, table).joined(self._folders.listing(rank, table))
+        parts, journaled = dict(both.parts), []
+        for journal in both.open_journals:
+            try:
+                journaled.append(self._read_journal(rank, table, journal))
+            except FileNotFoundError:  # sealed since
+                part = part_path(journal)
+                parts[span_of(part).first] = part
+            except OSError as error:
+                raise unreadable(journal, error) from error
         return [parts[number] for number in sorted(parts)], _conform_all(table, journaled)
 
     def _read_journal(self, rank: int, table: Table, journal: Path) -> pa.Table:
@@ -165,6 +177,21 @@ class Scan:
         if part not in self._facts:
             self._facts[part] = read_facts(part, table)
         return self._facts[part]
+
+
+R = TypeVar("R")
+#: Looks at a table of which parts keep going while it is looked at.
+_LOOKS = 20
+
+
+def _steadily(look: Callable[[], R]) -> R:
+    """What a look gives; it is repeated where a part went meanwhile, dropped by the budget or merged into another."""
+    for _ in range(_LOOKS - 1):
+        try:
+            return look()
+        except FileNotFoundError:
+            continue
+    return look()
 
 
 def _bound(connection: duckdb.DuckDBPyConnection, parts: list[str]) -> duckdb.DuckDBPyRelation:

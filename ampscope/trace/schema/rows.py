@@ -30,6 +30,8 @@ class StepRow(NamedTuple):
     duration_s: Float32  #: seconds from the first forward of the step to its end
     observing_s: Float32  #: seconds that AMPscope itself took within the step
     traced: str  #: a `Source`, or empty
+    averaged: Int32 | None = None  #: of an old step that the disk budget has left without values of its own (``loss``,
+    #: ``grad_norm`` and ``lr`` are null): over how many steps its durations are the mean; ``time`` is a later one's
 
 
 class ScalerEventRow(NamedTuple):

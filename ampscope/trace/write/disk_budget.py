@@ -1,4 +1,4 @@
-"""The disk budget: which sealed parts go when a run has grown too large."""
+"""The disk budget: which sealed parts go, and which are thinned, when a run has grown too large."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ampscope.trace.files.layout import list_table, table_folder
+from ampscope.trace.files.layout import list_table, rank_folder, span_of, table_folder
 from ampscope.trace.schema import BULK_TABLES, Source, Table
+from ampscope.trace.write.merging import thin
+from ampscope.trace.write.thinning import THINNED_TABLES, WINDOWS
+
+#: What the rows of a run take, beside its bulk tables, before the old ones are thinned: some nine million steps.
+_MOST_RECORD_BYTES = 256 << 20
 
 
 def enforce(run: Path, rank: int, budget: int) -> int:
     """Delete sealed parts of the bulk tables until the rank's folder takes at most ``budget`` bytes.
 
     Gradients and live traces go first, oldest first; then replays, which are the evidence of incidents.
-    Nothing else is ever deleted, so a folder can stay above a budget that is too small.
+    Nothing else is ever deleted; `thin_oldest` keeps the rest small.
 
     Returns:
         The number of bytes that were freed.
@@ -24,7 +29,7 @@ def enforce(run: Path, rank: int, budget: int) -> int:
     Raises:
         OSError: the folder cannot be changed.
     """
-    excess = _size(table_folder(run, rank, Table.OPS).parent) - budget
+    excess = _size(run, rank) - budget
     freed = 0
     if excess <= 0:
         return freed
@@ -34,6 +39,45 @@ def enforce(run: Path, rank: int, budget: int) -> int:
         freed += part.stat().st_size
         part.unlink(missing_ok=True)
     return freed
+
+
+def record_share(budget: int) -> int:
+    """Bytes of a budget that all but the bulk tables may take before their old rows are thinned."""
+    return min(budget // 2, _MOST_RECORD_BYTES)
+
+
+def thin_oldest(run: Path, rank: int, most: int) -> bool:
+    """Thin sealed parts of the tables that have a row for each step until all but the bulk tables take ``most`` bytes.
+
+    What is large and long ago goes first; the newest part of a table stays as it is. No row is left out, so a folder
+    can stay above what is too little for all that went wrong in it.
+
+    Returns:
+        Whether steps have lost values.
+
+    Raises:
+        OSError: the folder cannot be changed.
+    """
+    excess = _record_size(run, rank) - most
+    if excess <= 0:
+        return False
+    parts = [list(_parts(run, rank, table).values()) for table in THINNED_TABLES]
+    sizes = {part: part.stat().st_size for each in parts for part in each}
+    ages = {part: age for each in parts for age, part in enumerate(reversed(each))}
+    waiting = {part for part, age in ages.items() if age and span_of(part).level < len(WINDOWS)}
+    lost = False
+    while excess > 0 and waiting:
+        part = max(waiting, key=lambda one: (sizes[one] * ages[one], one))
+        waiting.remove(part)
+        new = thin(part, Table(part.parent.name))
+        if new is None:
+            continue
+        lost = lost or part.parent.name == Table.STEPS
+        sizes[new], ages[new] = new.stat().st_size, ages[part]
+        excess -= sizes[part] - sizes[new]
+        if span_of(new).level < len(WINDOWS):
+            waiting.add(new)
+    return lost
 
 
 def _by_worth(run: Path, rank: int) -> list[Path]:
@@ -54,5 +98,18 @@ def _holds_replay(part: Path) -> bool:
     return any(group is None or not group.has_min_max or not group.max.startswith(Source.LIVE) for group in groups)
 
 
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.glob("*/*") if path.exists())
+def _parts(run: Path, rank: int, table: Table) -> dict[int, Path]:
+    return list_table(table_folder(run, rank, table)).parts
+
+
+def _size(run: Path, rank: int) -> int:
+    """Bytes of a rank's folder, without the parts that are about to be deleted."""
+    folder = rank_folder(run, rank)
+    gone = {part for table in THINNED_TABLES for part in list_table(folder / table.value).superseded}
+    return sum(path.stat().st_size for path in folder.glob("*/*") if path not in gone and path.exists())
+
+
+def _record_size(run: Path, rank: int) -> int:
+    """Bytes of the sealed parts of all but the bulk tables."""
+    tables = [table for table in Table if table not in BULK_TABLES]
+    return sum(part.stat().st_size for table in tables for part in _parts(run, rank, table).values())

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ampscope.errors import RunDamaged, RunNotFound
+from ampscope.trace.files.arrow_arrays import numbers_in
 from ampscope.trace.files.journal import read_journal
 from ampscope.trace.files.layout import list_table, table_folder
 from ampscope.trace.files.regular_file import open_regular
@@ -58,8 +60,10 @@ def resume_point(folder: Path, rank: int = 0) -> ResumePoint:
 
 def _next_steps(folder: Path, rank: int) -> dict[int, int]:
     following: dict[int, int] = {}
-    for optimizer, step in _pairs(folder, rank, Table.STEPS, "optimizer", "step"):
-        following[optimizer] = max(step + 1, following.get(optimizer, 0))
+    for rows in _tables(folder, rank, Table.STEPS, "optimizer", "step"):
+        optimizers, steps = numbers_in(rows["optimizer"]), numbers_in(rows["step"])
+        for optimizer in np.unique(optimizers).tolist():  # of ten million rows, no Python objects
+            following[optimizer] = max(int(steps[optimizers == optimizer].max()) + 1, following.get(optimizer, 0))
     return dict(sorted(following.items()))
 
 

@@ -36,8 +36,8 @@ def sweep(folder: Path) -> list[Path]:
         OSError: the folder cannot be changed.
     """
     listing = list_table(folder)
-    for number in listing.parts.keys() & listing.journals.keys():
-        listing.journals[number].unlink()
+    for held in (*listing.sealed_journals, *listing.superseded):
+        held.unlink()
     for temporary in folder.glob("*" + TEMPORARY_SUFFIX):
         temporary.unlink()
     return listing.open_journals

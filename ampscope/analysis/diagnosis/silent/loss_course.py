@@ -34,7 +34,7 @@ BLOWN_UP = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossCourse:
-    """The steps around one that stands out; those that were skipped are left out."""
+    """The steps around one that stands out, without those that were skipped or whose loss went with the disk budget."""
 
     step: int
     before: FloatArray
@@ -46,10 +46,11 @@ class LossCourse:
     def of(history: History, step: int) -> LossCourse | None:
         """The course around ``step``; None where the step, or all before it, is not in the trace."""
         place = int(np.searchsorted(history.step, step))
-        before = np.flatnonzero(~history.skipped[:place])[-BEFORE:]
+        counts = ~(history.skipped | history.thinned)
+        before = np.flatnonzero(counts[:place])[-BEFORE:]
         if place >= history.step.size or history.step[place] != step or not before.size:
             return None
-        after = place + 1 + np.flatnonzero(~history.skipped[place + 1 :])
+        after = place + 1 + np.flatnonzero(counts[place + 1 :])
         return LossCourse(
             step=step,
             before=history.loss[before],

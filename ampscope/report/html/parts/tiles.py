@@ -39,5 +39,15 @@ def run_tiles(seen: Overview, info: RunInfo) -> list[Fact]:
     ]
 
 
+def thinned_note(seen: Overview) -> str:
+    """What the curves of a long run do not show any more; empty where they show all."""
+    if not seen.thinned:
+        return ""
+    return (
+        f"Of {count(seen.thinned)} old steps the disk budget has left no loss, gradient norm and learning rate: where "
+        "they are missing, the curves show the smallest and largest values. Counts, skips and loss scales are whole."
+    )
+
+
 def _tile(what: str, value: str) -> str:
     return f'<div class="amp-tile"><b>{_WORD.sub("<wbr>", as_html(value))}</b><span>{as_html(what)}</span></div>'

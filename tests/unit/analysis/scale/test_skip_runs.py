@@ -25,6 +25,7 @@ def history(attempts: Sequence[Attempt], first: int = 0) -> History:
         scale=np.array([scale for scale, _ in attempts], dtype=np.float64),
         skipped=np.array([skipped for _, skipped in attempts], dtype=np.bool_),
         lr=np.ones(count),
+        thinned=np.zeros(count, dtype=np.bool_),
     )
 
 
