@@ -56,7 +56,7 @@ class StepTape(StepObserver):
         self._models = models
         self.guard = guard
         self._tape = Tape()
-        self._state = StateSnapshot(models)
+        self.state = StateSnapshot(models)  #: what forward may change, as it was when the step began
         self._mode = TapeMode(self._tape, listener, guard, pause, self._before_function)
         self._writes = WeightWrites(models)
         self._judge: Callable[[list[Tensor], WrittenValues], None] | None = None
@@ -96,10 +96,7 @@ class StepTape(StepObserver):
         self._mode.on_gradients(listener)
 
     def on_weights_move(self, judge: Callable[[list[Tensor], WrittenValues], None]) -> None:
-        """Has ``judge`` called with weights that the loop itself is about to move, after gradients have come.
-
-        And with what they are written with. What the step has come to can be run again only then.
-        """
+        """Has ``judge`` called with weights that the loop itself is about to move, and what they are written with."""
         self._judge = judge
 
     # -- the step -----------------------------------------------------------------------------------------------
@@ -112,7 +109,7 @@ class StepTape(StepObserver):
         """
         if start.apart:
             self._tape = self._mode.recorded = Tape()
-            self._state = StateSnapshot(self._models)
+            self.state = StateSnapshot(self._models)
             self._starts.clear()
         else:
             self._starts = [*self._starts, self._evaluation.since, self._tape.end][-start.optimizers :]
@@ -127,7 +124,7 @@ class StepTape(StepObserver):
         self._writes.forget()
         self.received.step_began(self._tape)
         self._mode.watching = True
-        self._state.take()
+        self.state.take()
 
     def weights_moved(self) -> None:
         """An optimizer has had the weights, in mid-step; what came before was judged before it got them."""
@@ -244,13 +241,20 @@ class StepTape(StepObserver):
         self._mode.after_backward = True
         self._tape.gradients.left_by_backward(self._models)
 
+    def let_go(self) -> None:
+        """Nothing of what was computed so far will be run again: keeps nothing of it alive until the next step."""
+        self._tape.forget_before(self._tape.end)
+        self._evaluation.since = self._tape.end
+        self.state.let_go()
+        self.received.let_go()
+
     def abandoned(self, reason: str) -> None:
         """Forgets the step; an incident in it cannot be replayed, for this reason."""
         self._mode.remove()
         self.received.complete()
         self._tape.clear()
         self._tape.obstacle = reason
-        self._state.forget()
+        self.state.forget()
         self._writes.forget()
         self._evaluation.since = self._tape.end
 
@@ -259,7 +263,7 @@ class StepTape(StepObserver):
         evaluation = self._evaluation
         return TapedStep(
             self._tape,
-            self._state,
+            self.state,
             evaluation.since,
             had_gradients=evaluation.had_gradients,
             after_unjudged=evaluation.after_unjudged,
@@ -288,11 +292,6 @@ class StepTape(StepObserver):
     def calls(self) -> Tape:
         """The calls of the step so far."""
         return self._tape
-
-    @property
-    def state(self) -> StateSnapshot:
-        """What forward may change, as it was when the step began."""
-        return self._state
 
     @property
     def broken(self) -> bool:

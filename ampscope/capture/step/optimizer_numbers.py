@@ -45,6 +45,7 @@ class OptimizerNumbers:
         self._guard = guard
         self._known: dict[int, _Known] = {}
         self._stepped: set[int] = set()  # ``id`` of those that have stepped since the latest step began
+        self._since: set[int] = set()  # likewise, since all had
         self._nobody = False  # the loop was seen to update weights that no optimizer holds
         self._rests = False  # an optimizer holds them, and was not seen to step
         self._asked = 0  # whether there is any
@@ -144,6 +145,23 @@ class OptimizerNumbers:
         """An attempt is over, the ``first`` of its step."""
         self._next_step[attempt.index] = attempt.step + 1
         self._stepped = {*(() if first else self._stepped), id(attempt.optimizer)}
+        self._since.add(id(attempt.optimizer))
+
+    def all_have_stepped(self, *, may_be_more: bool) -> bool:
+        """Whether each has stepped since that was so last: none is to step what has been computed so far.
+
+        Args:
+            may_be_more: Another may show up yet, unless those that have stepped hold all that is trained.
+        """
+        known = self.by_number().values()
+        if not self._since.issuperset(map(id, known)):
+            return False
+        if may_be_more and known:
+            held = {id(parameter) for optimizer in known for parameter in OptimizerView(optimizer).parameters}
+            if not held.issuperset(id(each) for each in self._models.trained()):
+                return False
+        self._since.clear()
+        return True
 
     def comes_again(self, optimizer: Optimizer) -> bool:
         """Whether an optimizer steps, with gradients, although nothing has begun a step since its last one.

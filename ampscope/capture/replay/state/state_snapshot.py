@@ -64,6 +64,10 @@ class StateSnapshot:
             elif live:
                 torch._foreach_copy_([copied for _, copied in self._copies.values()], live)
 
+    def let_go(self) -> None:
+        """Keeps nothing alive that modules held and hold no more; `take` comes before it is asked for again."""
+        self._attributes, self._in_attributes = [], []
+
     def forget(self) -> None:
         """Lets go of the state; `take` comes before it is asked for again."""
         self._copies, self._attributes, self._candidates, self._in_attributes = {}, [], [], []

@@ -70,6 +70,10 @@ class ReceivedValues:
         self._tape, self._entry, self._wanted = tape, None, None
         self._after_backward = False
         self._kept_bytes = 0
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Keeps none of what no wait has ended."""
         self._overwritten = []
         self._works.clear()
 

@@ -205,6 +205,9 @@ class Attempts:
             self._incidents.passed(ended)
         self.optimizers.stepped(attempt, first=self.cycle.is_open)
         self.cycle.on(Moment.ENDS)
+        if self.optimizers.all_have_stepped(may_be_more=self.cycle.is_early) and not self.on_device.pending:
+            with self.guard:
+                self.tape.let_go()
 
 
 def _of_what_gradients_hide(
