@@ -14,6 +14,7 @@ from blocks.frame.navigation import page_of
 from blocks.frame.new_runs import await_runs
 from blocks.frame.sidebar import choose_run
 from blocks.frame.welcome import samples_only, welcome
+from data.address_lookup import never_look_up
 from data.current_run import world_on_screen
 from data.run_folders import offered_runs, run_folders
 from state.pages import Page
@@ -22,6 +23,7 @@ from state.query_params import params_written_once, write_params
 #: A file of ours: an icon of Material Symbols or an emoji would be fetched from outside.
 ICON = Path(__file__).with_name("icon.svg")
 
+never_look_up()
 st.set_page_config(page_title="AMPscope", page_icon=str(ICON), layout="wide")
 style()
 world = world_on_screen()

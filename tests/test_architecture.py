@@ -73,7 +73,7 @@ FLOORS = {
     ),
     "ampscope.report": "safe_text source_place numbers palette diagnosis_json repro figures terminal html",
     "ampscope.report.html": "markup sheet source document figures parts report_page notebook",
-    "app": "state data charts blocks app_pages streamlit_app",
+    "app": "state data charts blocks app_pages streamlit_app serve",
     "app.blocks": "components basics choices verdict debugger scaler frame",
 }
 
