@@ -170,7 +170,7 @@ class OptimizerNumbers:
         """
         again = not self._stepped or id(optimizer) in self._stepped
         self._stepped.add(id(optimizer))
-        return again and next(OptimizerView(optimizer).gradients, None) is not None
+        return again and bool(OptimizerView(optimizer).gradients)
 
     def look_again(self) -> None:
         """The models hold other parameters than before: an optimizer that had none of them may have some now."""

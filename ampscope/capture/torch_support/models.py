@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 import torch
@@ -161,7 +162,7 @@ class Models:
         """Whether any part may run as compiled code."""
         return dynamo.in_use() or any(is_compiled(module) for module in (*self.roots, *self.modules))
 
-    def owns(self, parameters: Iterator[Tensor]) -> bool:
+    def owns(self, parameters: Iterable[Tensor]) -> bool:
         """Whether any of ``parameters`` belongs to a watched model."""
         return any(id(parameter) in self.parameters for parameter in parameters)
 
@@ -243,7 +244,7 @@ class Models:
 
 def _ids(held: list[dict[str, Any]], table: str) -> list[int]:
     """``id`` of everything in one table of each of the modules whose attributes are ``held``."""
-    return [id(value) for attributes in held for value in attributes[table].values()]
+    return list(map(id, chain.from_iterable([attributes[table].values() for attributes in held])))
 
 
 def without_wrappers(name: str) -> str:

@@ -7,6 +7,7 @@ import gc
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from types import CodeType, FrameType, MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -34,9 +35,9 @@ class OptimizerView(NamedTuple):
     optimizer: Optimizer
 
     @property
-    def parameters(self) -> Iterator[Tensor]:
+    def parameters(self) -> list[Tensor]:
         """The parameters it steps, in the order of its groups."""
-        return (parameter for group in self.optimizer.param_groups for parameter in group["params"])
+        return list(chain.from_iterable([group["params"] for group in self.optimizer.param_groups]))
 
     @property
     def with_gradients(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -46,9 +47,11 @@ class OptimizerView(NamedTuple):
         return ((parameter, gradient) for parameter, gradient in pairs if gradient is not None)
 
     @property
-    def gradients(self) -> Iterator[Tensor]:
+    def gradients(self) -> list[Tensor]:
         """The gradients that are there now."""
-        return (gradient for _, gradient in self.with_gradients)
+        if hasattr(self.optimizer, "given"):
+            return [gradient for _, gradient in self.with_gradients]
+        return [gradient for parameter in self.parameters if (gradient := parameter.grad) is not None]
 
     @property
     def learning_rate(self) -> Tensor | float | None:

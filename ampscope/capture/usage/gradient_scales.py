@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
+from operator import is_
 from typing import Any
 
 import torch
@@ -72,6 +73,7 @@ class GradientScales:
         self._models = models
         self._by_parameter: dict[int | None, ScalerNumbers] = {}  # by id; None: every one that is not listed
         self._unscaled: dict[int, weakref.ref[Tensor]] = {}  # gradients divided by ``unscale_``, by id of the parameter
+        self._within_step: list[Tensor] = []  # parameters whose gradients ``scaler.step`` has divided, and uses at once
         self._before: dict[int, tuple[Tensor, int]] | None = None
         self._in_backward = UNSCALED
         self._at_risk: set[int] = set()
@@ -83,6 +85,7 @@ class GradientScales:
             scalers: Which scaled its loss.
             several: Whether to tell apart which parameters it reaches: there may be several optimizers.
         """
+        self._settle()
         usual = self._by_parameter.get(None, scalers)
         self._in_backward = scalers
         if several or usual != scalers or self._unscaled or len(self._by_parameter) > 1:
@@ -102,12 +105,24 @@ class GradientScales:
             self._by_parameter[key] = self._in_backward | (self._of_parameter(key) if added_to else frozenset())
         return any(key in self._at_risk for key in reached)
 
-    def were_unscaled(self, parameters: Iterable[Tensor]) -> None:
-        """``unscale_`` has divided the gradients of ``parameters``."""
-        self._unscaled |= {id(p): weakref.ref(p.grad) for p in parameters if p.grad is not None}
+    def were_unscaled(self, parameters: list[Tensor], *, by_loop: bool) -> None:
+        """``unscale_`` has divided the gradients of ``parameters``: called by the loop, or by a step that uses them."""
+        self._settle()
+        self._within_step = parameters
+        if by_loop:
+            self._settle()
 
-    def stepped(self, parameters: Iterable[Tensor]) -> None:
+    def _settle(self) -> None:
+        """Takes down one by one which gradients are unscaled: a step that ends as it should needs none of it."""
+        if self._within_step:
+            self._unscaled |= {id(p): weakref.ref(p.grad) for p in self._within_step if p.grad is not None}
+            self._within_step = []
+
+    def stepped(self, parameters: list[Tensor]) -> None:
         """An optimizer has used the gradients of ``parameters``, or was skipped."""
+        if len(parameters) == len(self._within_step) and all(map(is_, parameters, self._within_step)):
+            self._within_step = []
+        self._settle()
         self._by_parameter.pop(None, None)
         if self._by_parameter or self._unscaled:
             for key in map(id, parameters):
@@ -126,7 +141,8 @@ class GradientScales:
 
     def is_unscaled(self, parameters: Iterable[Tensor]) -> bool:
         """Whether ``unscale_`` has divided the gradients of any of ``parameters``."""
-        return any(id(p) in self._unscaled for p in parameters)
+        self._settle()
+        return bool(self._unscaled) and any(id(p) in self._unscaled for p in parameters)
 
     def hold_scale(self, parameters: Iterable[Tensor]) -> bool:
         """Whether a scaler's scale is still in the gradients of ``parameters``."""

@@ -84,7 +84,7 @@ class UsageObserver(StepObserver):
         elif call.method is ScalerMethod.GET_SCALE:
             self._usage.scale_read(call.result)
         elif call.method is ScalerMethod.UNSCALE:
-            self._usage.after_unscale(call.number, call.argument)
+            self._usage.after_unscale(call.number, call.argument, by_loop=call.by_loop)
         elif call.method is ScalerMethod.STEP:
             self._usage.after_step(call.number, call.argument)
         elif call.method is ScalerMethod.UPDATE:

@@ -191,10 +191,10 @@ class UsageWatch:
             cause = Cause.MISUSE_SCALER_STATE_NOT_RESTORED
             self._report(Mistake(cause, handover.place, handover.step, evidence=handover.evidence))
 
-    def after_unscale(self, scaler: int, optimizer: Optimizer) -> None:
+    def after_unscale(self, scaler: int, optimizer: Optimizer, *, by_loop: bool) -> None:
         """The gradients are unscaled now."""
         self._calls.unscaled(scaler, optimizer, user_place())
-        self._scales.were_unscaled(_parameters(optimizer))
+        self._scales.were_unscaled(_parameters(optimizer), by_loop=by_loop)
 
     def before_step(self, scaler: int, optimizer: Optimizer, *, on_device: bool) -> None:
         """``scaler.step`` begins; torch refuses a second one before ``update``.
@@ -297,4 +297,4 @@ def _any_half(parameters: list[Tensor]) -> bool:
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return list(OptimizerView(optimizer).parameters)
+    return OptimizerView(optimizer).parameters

@@ -48,9 +48,10 @@ class StateSnapshot:
 
     def take(self) -> None:
         """Copies what may change; called at the first forward of a step."""
-        self._attributes = [
-            (module, {**vars(module), "_buffers": dict(vars(module)["_buffers"])}) for module in self._models.modules
-        ]
+        copies = [module.__dict__.copy() for module in self._models.modules]
+        for attributes in copies:
+            attributes["_buffers"] = dict(attributes["_buffers"])
+        self._attributes = list(zip(self._models.modules, copies, strict=True))
         self.held.search()
         if self.held:
             self.held.keep(self._attributes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 import torch
@@ -24,6 +25,9 @@ from ampscope.trace.schema import GradRow
 #: Magnitudes of all gradients are recorded at one step in this many, and at every bad one; and once soon after the
 #: first: by then an optimizer that begins gently has begun, and its weights can be held against the first look.
 RECORD_EVERY, RECORDED_EARLY = 50, 16
+
+_PLAIN, _STRIDED = frozenset({Tensor}), frozenset({torch.strided})
+_layout, _is_nested, _dtype, _device = map(attrgetter, ("layout", "is_nested", "dtype", "device"))
 
 
 def is_recorded(step: int) -> bool:
@@ -49,8 +53,8 @@ def total_norm(optimizer: Optimizer) -> Tensor | None:
 
     Where gradients are sharded, that of the shards on this rank; of sparse ones, that of the values as they are stored.
     """
-    dense = list(OptimizerView(optimizer).gradients)
-    if not all(type(each) is Tensor and each.layout is torch.strided and not each.is_nested for each in dense):
+    dense = OptimizerView(optimizer).gradients
+    if not _are_plain(dense):
         dense = [values for each in dense if _is_dense(values := stored(local(each)))]
     if not dense:
         return None
@@ -58,11 +62,17 @@ def total_norm(optimizer: Optimizer) -> Tensor | None:
     past_dispatch, past_functions = past_modes(dense)
     with torch.no_grad(), past_dispatch, past_functions:
         norms = list(torch._foreach_norm(dense))
-        if {norm.dtype for norm in norms} != {torch.float32} or {norm.device for norm in norms} != {home}:
+        if set(map(_dtype, norms)) != {torch.float32} or set(map(_device, norms)) != {home}:
             known = _without_overflow(dense, norms)
             norms = [norm.to(home, torch.float32, non_blocking=True) for norm in known]
         total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
         return total
+
+
+def _are_plain(tensors: list[Tensor]) -> bool:
+    """Whether each is torch's own dense tensor; asked of all gradients in every step."""
+    strided = _PLAIN.issuperset(map(type, tensors)) and _STRIDED.issuperset(map(_layout, tensors))
+    return strided and not any(map(_is_nested, tensors))
 
 
 def _without_overflow(tensors: list[Tensor], norms: Sequence[Tensor]) -> Iterator[Tensor]:
