@@ -62,7 +62,7 @@ FLOORS = {
     ),
     "ampscope.capture.step.ending": (
         "optimizer_rerun verdict incidents looks second_look spikes trace_ending "
-        "device_decisions attempts endings loop_endings failed_calls"
+        "device_decisions attempts endings loop_endings breaking_off failed_calls"
     ),
     "ampscope.capture.tracing": (
         "statistics operators operand_keeper sites traced_rows dataflow distinct outputs casts "

@@ -6,8 +6,7 @@ import atexit
 import gc
 import hashlib
 import weakref
-from collections.abc import Iterable
-from enum import Enum, auto
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,20 +25,13 @@ from ampscope.capture.record.terminal import Terminal
 from ampscope.capture.record.unseen_calls import UnseenCalls
 from ampscope.capture.step.assembly import step_watch
 from ampscope.capture.step.scaler_watch import ScalerWatch
-from ampscope.capture.torch_support import torch_private
+from ampscope.capture.torch_support import guard, torch_private
 from ampscope.capture.torch_support.communication import process_group
 from ampscope.capture.torch_support.guard import Guard, Suppressed
-from ampscope.capture.torch_support.models import Models, unwrapped
+from ampscope.capture.torch_support.models import Extent, Models, unwrapped
 from ampscope.errors import WatchError
 from ampscope.trace.schema import EventKind
 from ampscope.trace.write.writer import TraceWriter
-
-
-class Extent(Enum):
-    """How much of some models a scope watches."""
-
-    THE_SAME = auto()  #: all of them and no others, wrapped or not
-    OVERLAPS = auto()  #: a part of them, or more than them
 
 
 class Scope:
@@ -78,8 +70,9 @@ class Scope:
         self._modules.keeps = self
         self._unseen = UnseenCalls(self._recorder, self._terminal)
         self._scalers: list[ScalerWatch] = []
-        self._rank_checked = False
-        self._handled_before = run_end.handled()
+        self._rank_checked, self._handled_before = False, run_end.handled()
+        self._following = self._guard("the watch")
+        guard.stand_behind(self)
 
     # -- opening and closing ------------------------------------------------------------------------------------
 
@@ -113,19 +106,20 @@ class Scope:
 
     def close(self) -> None:
         """Removes everything from the training process and completes the trace. Safe to call twice."""
-        self._close(run_end.in_flight(self._handled_before))
+        guard.tell(self._close, run_end.in_flight(self._handled_before))
 
     def _close(self, end: RunEnd) -> None:
         if not self._open:
             return
         self._open = False
         _open_scopes.pop(self, None)
+        process, collectives, *hooks = self._hooks()
         removals = [
-            lambda: process_hooks.leave(self),
-            lambda: collective_calls.leave(self._steps.received),
+            process,
+            collectives,
             lambda: self._steps.close(end),
-            self._modules.uninstall,
-            *(scaler.leave for scaler in self._scalers),
+            *hooks,
+            self._steps.breaking_off.leave_alone,
             lambda: self._unseen.ended(self._steps.optimizers.step_of(None), called=self._modules.was_called),
             self._terminal.close,
             lambda: self._recorder.event(EventKind.CLOSE, self._steps.optimizers.step_of(None), ""),
@@ -135,6 +129,12 @@ class Scope:
         for remove in removals:
             with Suppressed():  # whatever one of them meets, the others follow
                 remove()
+
+    def _hooks(self) -> list[Callable[[], object]]:
+        """What takes everything away by which it hears of the loop."""
+        received, scalers = self._steps.received, [scaler.leave for scaler in self._scalers]
+        left = [lambda: process_hooks.leave(self), lambda: collective_calls.leave(received)]
+        return [*left, self._modules.uninstall, *scalers]
 
     def __del__(self) -> None:
         self._close(NOT_KNOWN)
@@ -158,12 +158,12 @@ class Scope:
         Args:
             text: What to remember, e.g. ``"switched to the second data set"``.
         """
-        self._recorder.event(EventKind.NOTE, self._steps.optimizers.step_of(None), str(text))
+        guard.tell(lambda: self._recorder.event(EventKind.NOTE, self._steps.optimizers.step_of(None), str(text)))
 
     def flush(self) -> None:
         """Waits until everything recorded so far is on disk."""
-        self._steps.readback.drain()
-        self._writer.flush()
+        guard.tell(self._steps.readback.drain)
+        guard.tell(self._writer.flush)
 
     def figures(self) -> LiveFigures:
         """What people watch while a run trains: the loss scale, the share of skipped steps, what observing costs.
@@ -228,6 +228,23 @@ class Scope:
         self.note(text)
         self.close()
 
+    # -- guard.Behind -------------------------------------------------------------------------------------------
+
+    def failed(self, error: Exception) -> None:
+        """See `guard.Behind`; the trace so far stays open."""
+        if not self._open:
+            return
+        for leave in [*self._hooks(), self._steps.breaking_off.leave_alone]:
+            with Suppressed():
+                leave()
+        with self._following:
+            raise error
+
+    def interrupted(self) -> None:
+        """See `guard.Behind`."""
+        if self._open and not self._modules.is_elsewhere:
+            self._steps.breaking_off.interrupted()
+
     # -- faults and messages ------------------------------------------------------------------------------------
 
     def _guard(self, part: str) -> Guard:
@@ -245,16 +262,10 @@ class Scope:
 
     def _check_rank(self) -> None:
         """Says once where a process group that came after `ampscope.watch` knows this rank by another number."""
-        if self._rank_checked:
-            return
-        self._rank_checked = True
-        rank, world_size = self._writer.rank, self._writer.manifest.world_size
-        now = process_group.rank_of()
-        if now is not None and now != (rank, world_size):
-            self._warn(
-                f"this process is rank {now[0]} of {now[1]} by its process group, and was rank {rank} of {world_size} "
-                f"when it was watched; call ampscope.watch after init_process_group, so that all ranks share one run"
-            )
+        if not self._rank_checked:
+            self._rank_checked = True
+            if changed := process_group.renumbered(self._writer.rank, self._writer.manifest.world_size):
+                self._warn(changed)
 
     def _warn(self, text: str) -> None:
         self._recorder.event(EventKind.WARNING, self._steps.optimizers.step_of(None), text)

@@ -23,9 +23,9 @@ from ampscope.capture.hooks.accelerator import Accelerator, is_accelerator, prep
 from ampscope.capture.record.job import Job, this_job
 from ampscope.capture.record.run_folder import DEFAULT_FOLDER, default_folder
 from ampscope.capture.record.sampled_ranks import sampled_ranks
-from ampscope.capture.scope import Extent, Scope, close_forgotten, open_scopes
+from ampscope.capture.scope import Scope, close_forgotten, open_scopes
 from ampscope.capture.torch_support.calls import kernel_choice
-from ampscope.capture.torch_support.models import Models, inside_fabric
+from ampscope.capture.torch_support.models import Extent, Models, inside_fabric
 from ampscope.capture.torch_support.optimizer_view import OptimizerView, is_optimizer
 from ampscope.errors import WatchError
 from ampscope.trace.manifest import Manifest

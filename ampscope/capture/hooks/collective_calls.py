@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ampscope.capture.hooks.listeners import Listeners
-from ampscope.capture.torch_support import dynamo
+from ampscope.capture.torch_support import dynamo, guard
 
 #: Methods of a process group, and the op of ``c10d`` that each runs.
 OPS = {
@@ -116,11 +116,11 @@ def _heard(op: str, method: str, original: Callable[..., Any]) -> Callable[..., 
         if kwargs or torch.compiler.is_compiling():  # ``torch.distributed`` names no argument
             return original(group, *args, **kwargs)
         call = CollectiveCall(op, group, method, args)
-        told = [(each, each.collective_begins(call)) for each in _listeners]
+        told = [(each, guard.tell(each.collective_begins, call)) for each in _listeners]
         work = original(group, *args)
         for listener, note in told:
             if note is not None:
-                listener.collective_began(note, work)
+                guard.tell(listener.collective_began, note, work)
         return work
 
     return heard
@@ -134,7 +134,7 @@ def _wait_heard(original: Callable[..., Any]) -> Callable[..., Any]:
         result = original(work, *args, **kwargs)
         if not torch.compiler.is_compiling():
             for listener in _listeners:
-                listener.waited(work)
+                guard.tell(listener.waited, work)
         return result
 
     return heard
@@ -150,7 +150,7 @@ def _spread_heard(original: Callable[..., Any]) -> Callable[..., Any]:
             group, tensors, _, source = args
             if group.rank() != source:
                 for listener in _listeners:
-                    listener.overwritten(list(tensors))
+                    guard.tell(listener.overwritten, list(tensors))
         return result
 
     return heard

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ampscope.capture.hooks.listeners import Listeners
-from ampscope.capture.torch_support import dynamo
+from ampscope.capture.torch_support import dynamo, guard
 from ampscope.capture.torch_support.models import unwrapped
 
 
@@ -94,9 +94,9 @@ def _heard(compiler: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(compiler)
     def heard(*args: Any, **kwargs: Any) -> Any:
         for listener in _listeners:
-            listener.compiles()
+            guard.tell(listener.compiles)
         result = compiler(*args, **kwargs)
-        meet_dynamo()
+        guard.tell(meet_dynamo)
         return result
 
     heard.ampscope_heard = True  # type: ignore[attr-defined]
@@ -110,13 +110,16 @@ def _module_heard(original: Callable[..., Any]) -> Callable[..., Any]:
     def heard(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() in _eager_threads:
             return unwrapped(module)(*args, **kwargs)
-        call: Callable[..., Any] = partial(original, module)
-        for listener in _listeners:
-            call = _through(listener, module, call)
-        return call(*args, **kwargs)
+        return guard.through(partial(_chained, module), partial(original, module), args, kwargs)
 
     heard.ampscope_heard = True  # type: ignore[attr-defined]
     return heard
+
+
+def _chained(module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    for listener in _listeners:
+        call = _through(listener, module, call)
+    return call(*args, **kwargs)
 
 
 def _through(listener: CompileListener, module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:

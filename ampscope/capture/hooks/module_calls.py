@@ -6,6 +6,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
@@ -16,7 +17,7 @@ from ampscope.capture.events.calls import Through
 from ampscope.capture.hooks import compiled_modules, instrumented, transform_calls
 from ampscope.capture.hooks.redirection import Redirections
 from ampscope.capture.hooks.transform_calls import Experience
-from ampscope.capture.torch_support import dynamo, torch_private
+from ampscope.capture.torch_support import dynamo, guard, torch_private
 from ampscope.capture.torch_support.calls import fast_paths
 from ampscope.capture.torch_support.models import Models, is_optimized, unwrapped
 
@@ -45,7 +46,7 @@ class WatchedModule(instrumented.Instrumented):
         forward = super().__call__  # type: ignore[misc]  # the module's class comes next in the order
         if torch.compiler.is_compiling() or torch_private.is_tracing():
             return forward(*args, **kwargs)
-        return self.ampscope_owner.called(self, forward, args, kwargs)
+        return guard.through(partial(self.ampscope_owner.called, self), forward, args, kwargs)
 
 
 def _weakly(method: Callable[..., None]) -> Callable[..., None]:
@@ -55,7 +56,7 @@ def _weakly(method: Callable[..., None]) -> Callable[..., None]:
     def hook(*call: Any) -> None:
         found = known()
         if found is not None:
-            found(*call)
+            guard.tell(found, *call)
 
     return hook
 
@@ -150,6 +151,11 @@ class ModuleWatch:
         for module in self._instrumented.values():
             instrumented.restore(module)
         self._instrumented.clear()
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the models are trained by another thread than this one."""
+        return self._thread not in (None, threading.get_ident())
 
     def stepped(self) -> None:
         """A step is over."""
@@ -278,7 +284,7 @@ class ModuleWatch:
             return
         self._instrument(module)
         self.was_called = True
-        kwargs = torch_private.forward_kwargs(sys._getframe(2))  # past the hook, in the module's call
+        kwargs = torch_private.forward_kwargs(sys._getframe(3))  # past the door and the hook, in the module's call
         self._hooked = _Hooked(module, self._caller.enter(module, args, kwargs))
         self._depth += 1
 

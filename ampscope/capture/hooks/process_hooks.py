@@ -16,7 +16,7 @@ from torch.optim.optimizer import Optimizer
 from ampscope.capture.events.calls import ScalerCall, ScalerMethod
 from ampscope.capture.hooks.listeners import Listeners
 from ampscope.capture.hooks.scaler_calls import ScalerListener, announced
-from ampscope.capture.torch_support import dynamo
+from ampscope.capture.torch_support import dynamo, guard
 from ampscope.capture.torch_support.optimizer_view import around_every_step
 
 
@@ -126,6 +126,10 @@ def _backward(*args: Any, **kwargs: Any) -> Any:
     call: Callable[..., Any] = original_backward()
     if torch.compiler.is_compiling():
         return call(*args, **kwargs)
+    return guard.through(_told_backward, call, args, kwargs)
+
+
+def _told_backward(call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     for listener in _listeners:
         call = _through(listener, call)
     return call(*args, **kwargs)
@@ -152,10 +156,15 @@ def _adopted(scale: Callable[..., Any]) -> Callable[..., Any]:
     def adopted(scaler: Any, outputs: Any) -> Any:
         if torch.compiler.is_compiling():
             return scale(scaler, outputs)
-        new = [joined for joined in (listener.adopt(scaler) for listener in _listeners) if joined is not None]
-        return announced(new, ScalerCall(ScalerMethod.SCALE, (outputs,), {}), lambda: scale(scaler, outputs))
+        return guard.through(_scales_first, scale, (scaler, outputs), {})
 
     return adopted
+
+
+def _scales_first(scale: Callable[..., Any], args: Any, _: Any) -> Any:
+    scaler, outputs = args
+    new = [joined for joined in (listener.adopt(scaler) for listener in _listeners) if joined is not None]
+    return announced(new, ScalerCall(ScalerMethod.SCALE, (outputs,), {}), lambda: scale(scaler, outputs))
 
 
 def _announced(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -163,11 +172,16 @@ def _announced(step: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(step)
     def announced(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        for listener in () if torch.compiler.is_compiling() else _listeners:
-            listener.scheduled(scheduler)
+        if not torch.compiler.is_compiling():
+            guard.tell(_scheduled, scheduler)
         return step(scheduler, *args, **kwargs)
 
     return announced
+
+
+def _scheduled(scheduler: Any) -> None:
+    for listener in _listeners:
+        listener.scheduled(scheduler)
 
 
 class _EveryListener:

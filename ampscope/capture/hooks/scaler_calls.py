@@ -11,6 +11,7 @@ import torch
 from ampscope.capture.events.calls import ScalerCall, ScalerMethod
 from ampscope.capture.hooks import instrumented
 from ampscope.capture.hooks.listeners import Listeners
+from ampscope.capture.torch_support import guard
 
 
 class ScalerListener(Protocol):
@@ -57,13 +58,17 @@ class WatchedScaler(instrumented.Instrumented):
     ampscope_owner: ScalerListeners
 
 
+def _called(scaler: WatchedScaler, method: ScalerMethod, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    return scaler.ampscope_owner.called(ScalerCall(method, args, kwargs), partial(call, *args, **kwargs))
+
+
 def _announced(method: ScalerMethod) -> Callable[..., Any]:
     @wraps(getattr(torch.amp.GradScaler, method))
     def announced_method(self: WatchedScaler, *args: Any, **kwargs: Any) -> Any:
         original = getattr(super(WatchedScaler, self), method)
         if torch.compiler.is_compiling():
             return original(*args, **kwargs)
-        return self.ampscope_owner.called(ScalerCall(method, args, kwargs), partial(original, *args, **kwargs))
+        return guard.through(partial(_called, self, method), original, args, kwargs)
 
     return announced_method
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from ampscope.capture.events.calls import InsideTransform, Through
 from ampscope.capture.hooks.listeners import Listeners
-from ampscope.capture.torch_support import tensor_tree, torch_private
+from ampscope.capture.torch_support import guard, tensor_tree, torch_private
 from ampscope.capture.torch_support.calls import call_state, transforms
 from ampscope.capture.torch_support.calls.transforms import Transform
 
@@ -168,12 +168,16 @@ def _lending(original: Callable[..., Any]) -> Callable[..., Any]:
         if torch_private.in_functorch():
             return original(module, _exchanged(weights), *args, **kwargs)
         through = Through(original, (module, weights, *args), kwargs, slice(2, 3), weights)
-        call: Callable[[], Any] = lambda: original(module, weights, *args, **kwargs)  # noqa: E731  # one of a chain
-        for listener in _listeners:
-            call = _lent_through(listener, module, through, call)
-        return call()
+        run = partial(_lent, module, through)
+        return guard.through(run, lambda: original(module, weights, *args, **kwargs), (), {})
 
     return lending
+
+
+def _lent(module: nn.Module, through: Through, call: Callable[[], Any], *_: Any) -> Any:
+    for listener in _listeners:
+        call = _lent_through(listener, module, through, call)
+    return call()
 
 
 def _lent_through(
@@ -186,6 +190,10 @@ def _told(through: Through, run: Callable[[], Any] | None = None) -> Any:
     if torch_private.in_functorch():
         return through.call(*_exchanged(through.args), **_exchanged(through.kwargs))
     call = run or (lambda: through.call(*through.args, **through.kwargs))
+    return guard.through(partial(_chained, through), call, (), {})
+
+
+def _chained(through: Through, call: Callable[[], Any], *_: Any) -> Any:
     for listener in _listeners:
         call = _through(listener, through, call)
     return call()

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from ampscope.capture.events.calls import ScalerCall, ScalerMethod
 from ampscope.capture.replay.tape.call_tape import Tape
 from ampscope.capture.replay.tape.functional.edit_log import EditLog
-from ampscope.capture.torch_support import tensor_tree, torch_private
+from ampscope.capture.torch_support import guard, tensor_tree, torch_private
 from ampscope.capture.torch_support.calls import call_state
 from ampscope.capture.torch_support.calls.call_state import Ambient
 from ampscope.capture.torch_support.calls.fast_paths import Call, FastPaths
@@ -22,7 +22,7 @@ from ampscope.capture.torch_support.calls.function_names import draws_random_num
 from ampscope.capture.torch_support.calls.half_conversions import dtypes_asked
 from ampscope.capture.torch_support.calls.pause import Pause
 from ampscope.capture.torch_support.calls.random_state import RandomState
-from ampscope.capture.torch_support.guard import Guard
+from ampscope.capture.torch_support.guard import NOT_RUN, Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.user_line import NOWHERE, user_place
 
@@ -193,38 +193,52 @@ class TapeMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if leaves_all_as_it_is(func, args) or torch.compiler.is_compiling() or torch_private.is_tracing():
-            return func(*args, **kwargs)
-        self._handling += 1
+        result, before = NOT_RUN, None
         try:
-            if self._pause.on or self._guard.broken or torch_private.in_functorch():
+            captured = self._pause.cuda and self._pause.captures()
+            if (
+                captured
+                or leaves_all_as_it_is(func, args)
+                or torch.compiler.is_compiling()
+                or torch_private.is_tracing()
+            ):
                 return func(*args, **kwargs)
-            if self._pause.cuda and self._pause.captures():
-                return func(*args, **kwargs)
-            if self.watching:
-                with self._guard:
-                    self._watcher(func, args, kwargs)
-            if not self.recording:
-                return func(*args, **kwargs) if self.edits is None else self._edit(self.edits, func, args, kwargs)
-            self._pause.begin_glance()
-            before = self._before(func, args, kwargs)
-            self._pause.end_glance()
+            self._handling += 1
             try:
-                result = func(*args, **kwargs)
-            except Exception as error:
-                if self._raised is not None:
-                    self._raised(error, func, args, kwargs)
-                raise
-            if before is not None and not self._guard.broken:
+                if self._pause.on or self._guard.broken or torch_private.in_functorch():
+                    return func(*args, **kwargs)
+                if self.watching:
+                    with self._guard:
+                        self._watcher(func, args, kwargs)
+                if not self.recording:
+                    return func(*args, **kwargs) if self.edits is None else self._edit(self.edits, func, args, kwargs)
                 self._pause.begin_glance()
-                with self._guard:
-                    self._note(func, args, before, result)
+                before = self._before(func, args, kwargs)
                 self._pause.end_glance()
-                if func is torch.autograd.grad and self._asked is not None:
-                    self._asked()
-        finally:
-            self._handling -= 1
-        return result
+                result = func(*args, **kwargs)
+                if before is not None and not self._guard.broken:
+                    self._pause.begin_glance()
+                    with self._guard:
+                        self._note(func, args, before, result)
+                    self._pause.end_glance()
+                    if func is torch.autograd.grad and self._asked is not None:
+                        self._asked()
+            finally:
+                self._handling -= 1
+        except BaseException as error:  # noqa: BLE001  # a door
+            if before is not None and result is NOT_RUN and isinstance(error, Exception) and self._raised is not None:
+                self._raised(error, func, args, kwargs)
+            self._left(error)
+        return func(*args, **kwargs) if result is NOT_RUN else result
+
+    def _left(self, error: BaseException) -> None:
+        """This has been left by an exception, in the midst of a glance perhaps.
+
+        Raises:
+            BaseException: The loop's function has raised it, or it comes from outside.
+        """
+        self._pause.on = self._pause.on and guard.here.working
+        guard.left(error)
 
     def _edit(self, edits: EditLog, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Runs a function between the unscaling of gradients and the step."""

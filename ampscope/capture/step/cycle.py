@@ -107,6 +107,10 @@ class StepCycle:
         """An optimizer begins to change its parameters; as `inside`, where begin and end are two hooks."""
         self._inside.append(State.STEPPING)
 
+    def start_afresh(self) -> None:
+        """Nothing of the run goes on any more: what comes from outside has broken it off."""
+        self._inside.clear()
+
     def leave_optimizer(self) -> None:
         """It has ended, or never began; safe to call twice."""
         if State.STEPPING in self._inside:

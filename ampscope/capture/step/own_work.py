@@ -8,12 +8,12 @@ from typing import Any
 
 from ampscope.capture.replay.tape_mode import TapeMode
 from ampscope.capture.step.carried.listening.loop_mode import LoopMode
-from ampscope.capture.torch_support import dynamo
+from ampscope.capture.torch_support import dynamo, guard
 from ampscope.capture.torch_support.calls import call_state
 from ampscope.capture.torch_support.calls.call_state import Ambient, PlainState
+from ampscope.capture.torch_support.calls.modes_aside import OthersAside, remove_modes
 from ampscope.capture.torch_support.calls.pause import Pause
 from ampscope.capture.torch_support.communication.refusal import NoCollectives
-from ampscope.capture.torch_support.torch_private import OthersAside
 from ampscope.capture.tracing.program.function_watch import FunctionWatch
 from ampscope.capture.tracing.tracer import Tracer
 
@@ -75,9 +75,22 @@ class OwnWork:
         self._taken, self._pause.glanced, self._started = 0.0, 0.0, time.perf_counter()
         self.may_be_unwanted = self._pause.look_for_cuda()
 
+    def start_afresh(self) -> None:
+        """What comes from outside has broken it off, wherever it was: everything is as the loop has it again."""
+        if self._depth:
+            self._depth = 1
+            self._plain.start_afresh()
+            self.__exit__()
+        self._pause.on = False
+
+    def remove_modes(self) -> None:
+        """Takes all of AMPscope's modes off torch's stacks, whoever has put them there."""
+        remove_modes(_is_ours)
+
     def __enter__(self) -> OwnWork:
         self._depth += 1
         if self._depth == 1:
+            guard.here.working = True
             self._started = time.perf_counter()
             self._compiler = dynamo.let_see(None)
             self._pause.on = True
@@ -87,11 +100,12 @@ class OwnWork:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self._depth -= 1
-        if not self._depth:
+        if self._depth == 1:
             self._alone.leave()
             self._plain.leave()
             self._aside.__exit__()
             self._pause.on = False
             dynamo.let_see(self._compiler)
             self._taken += time.perf_counter() - self._started
+            guard.here.working = False
+        self._depth -= self._depth > 0

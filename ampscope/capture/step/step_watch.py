@@ -17,6 +17,7 @@ from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.replay.step_tape import StepTape
 from ampscope.capture.step.carried.listening.loop_mode import LoopMode
 from ampscope.capture.step.cycle import Moment, State, StepCycle
+from ampscope.capture.step.ending.breaking_off import BreakingOff
 from ampscope.capture.step.ending.endings import Endings
 from ampscope.capture.step.ending.loop_endings import LoopEndings
 from ampscope.capture.step.live_trace import LiveTrace
@@ -75,14 +76,13 @@ class StepWatch:
         self.optimizers = optimizers
         self._cycle = cycle
         self._own = own
-        self._live = live
-        self._tape = tape
+        self._live, self._tape = live, tape
         self.received = tape.received  #: is to hear of the collectives of the process
         self._observers = observers
-        self._endings = endings
-        self._by_loop = by_loop
+        self._endings, self._by_loop = endings, by_loop
         self._between = between
         self._guard = guard
+        self.breaking_off = BreakingOff(own, cycle, endings, observers, live, tape, between)
 
     # -- forward: see `module_calls.CallListener` ---------------------------------------------------------------
 

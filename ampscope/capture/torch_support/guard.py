@@ -1,12 +1,18 @@
-"""The one place that catches AMPscope's own faults, so that none of them reaches the training loop."""
+"""The one place that catches AMPscope's own faults, so that none of them reaches the training loop.
+
+Each part has a guard; whatever happens outside of all parts is caught at the doors, through which the loop comes in.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import dis
+import threading
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable
 from types import TracebackType
+from typing import Any, Protocol
 
 import torch
 
@@ -86,6 +92,161 @@ class Guard:
             goes_on = "the training's next call on it raises the same"
         else:
             text, goes_on = f"{self.part} {SWITCHED_OFF} after {told} ({place})", "training goes on unchanged"
-        with contextlib.suppress(Warning):  # where warnings are errors, this one still is none of the loop's
+        with Suppressed():  # where warnings are errors, or cannot be shown, this one still is none of the loop's
             warnings.warn(f"ampscope: {text}; {goes_on}", RuntimeWarning, stacklevel=4)
-        self.on_fault(text)
+        with Suppressed():
+            self.on_fault(text)
+
+
+# -- doors -----------------------------------------------------------------------------------------------------------
+
+
+class Behind(Protocol):
+    """Who lives behind the doors: a scope."""
+
+    def failed(self, error: Exception) -> None:
+        """A fault that no part's guard has caught: tells of it, and takes everything out of the loop's way."""
+
+    def interrupted(self) -> None:
+        """The user's own exception has come in the midst of it: puts everything back as the loop had it."""
+
+
+class _Here(threading.local):
+    """Of each thread."""
+
+    doors = 0  #: that it has come through, one inside the other
+    working = False  #: AMPscope's own work is being done, in which the user's code may be run again
+
+
+here = _Here()
+_behind: weakref.WeakSet[Behind] = weakref.WeakSet()
+
+
+def stand_behind(scope: Behind) -> None:
+    """Has a scope told of faults and interruptions behind the doors, as long as it lives."""
+    _behind.add(scope)
+
+
+class _UsersCall:
+    """The loop's own call, behind a door: known are what it returned, and whether an exception is its own."""
+
+    __slots__ = ("_call", "error", "result", "returned")
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+        self.error = 0  #: ``id`` of the exception that it raised
+        self.returned = False
+        self.result: Any = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            self.result = self._call(*args, **kwargs)
+        except BaseException as error:
+            self.error = id(error)
+            raise
+        self.returned = True
+        return self.result
+
+
+def through(run: Callable[..., Any], call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """A door around a call of the loop's: runs it once, whatever happens to AMPscope, and returns what it returned.
+
+    Args:
+        run: AMPscope's own code, which is given the call and its arguments.
+        call: The loop's.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+
+    Raises:
+        BaseException: What the call raises; and what comes from outside.
+    """
+    users, is_working = _UsersCall(call), here.working
+    here.doors += 1
+    try:
+        return run(users, args, kwargs)
+    except BaseException as error:
+        if is_working or id(error) == users.error:
+            raise
+        _caught(error, users.error)
+    finally:
+        here.doors -= 1
+    return users.result if users.returned else call(*args, **kwargs)
+
+
+def tell(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A door for what the loop only tells of: returns what ``run`` returned, and None after a fault.
+
+    Raises:
+        BaseException: What comes from outside.
+    """
+    is_working = here.working
+    here.doors += 1
+    try:
+        return run(*args, **kwargs)
+    except BaseException as error:
+        if is_working:
+            raise
+        _caught(error)
+    finally:
+        here.doors -= 1
+    return None
+
+
+#: In place of what a function returned that has not run.
+NOT_RUN: Any = object()
+
+
+def left(error: BaseException) -> None:
+    """A mode's handler is left by an exception; as a door, for what is called so often that it has none.
+
+    The handler calls the loop's function as ``func(*args, **kwargs)``, and nothing else in this way.
+
+    Raises:
+        BaseException: It is the loop's: that function has raised it, or it comes from outside.
+    """
+    if here.working:
+        raise error
+    if not _is_of_call(error):
+        _caught(error)
+    else:
+        if not here.doors and (not isinstance(error, Exception) or is_interruption(error)):
+            _interrupted()
+        raise error
+
+
+def _is_of_call(error: BaseException) -> bool:
+    """Whether an exception has come out of a call with all arguments as they were, in the file that caught it."""
+    trace = error.__traceback__
+    home = trace.tb_frame.f_code.co_filename if trace is not None else ""
+    while trace is not None and (code := trace.tb_frame.f_code).co_filename == home:
+        if dis.opname[code.co_code[trace.tb_lasti]] == "CALL_FUNCTION_EX":
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _interrupted() -> None:
+    here.working = False
+    for scope in list(_behind):
+        with Suppressed():
+            scope.interrupted()
+
+
+def _caught(error: BaseException, users: int = 0) -> None:
+    """An exception that is not of the loop's own call.
+
+    Raises:
+        BaseException: It is the user's all the same; or that call had raised one, which AMPscope was to hear of.
+    """
+    if not isinstance(error, Exception) or is_interruption(error):
+        if here.doors <= 1:
+            _interrupted()
+        raise error
+    here.working = False
+    for scope in list(_behind):
+        scope.failed(error)
+    earlier = error.__context__
+    while earlier is not None:
+        if id(earlier) == users:
+            raise earlier
+        earlier = earlier.__context__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
+from enum import Enum, auto
 from itertools import chain
 from typing import Any
 
@@ -68,6 +69,13 @@ def inside_fabric(module: nn.Module) -> nn.Module:
 def is_compiled(module: nn.Module) -> bool:
     """Whether ``torch.compile`` was applied to this very module."""
     return is_optimized(module) or getattr(module, "_compiled_call_impl", None) is not None
+
+
+class Extent(Enum):
+    """How much of some models a scope watches."""
+
+    THE_SAME = auto()  #: all of them and no others, wrapped or not
+    OVERLAPS = auto()  #: a part of them, or more than them
 
 
 class Models:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ampscope.capture.torch_support import tensor_tree, torch_private
+from ampscope.capture.torch_support import guard, tensor_tree, torch_private
 
 #: What an optimizer does all at once, and a copy is told not to: each parameter by itself is what can be read.
 _AT_ONCE = {"foreach": False, "fused": False}
@@ -224,16 +224,19 @@ def around_every_step(listener: StepListener) -> tuple[Any, Any]:
             if _breaks_its_graph(optimizer):
                 listener.before_optimizer(optimizer, with_closure=False)
             return None
-        code = sys._getframe(1).f_code
+        code = sys._getframe(2).f_code  # past the door
         _STEP_FRAMES[id(code)] = code
         given = _closure(args, kwargs)
         listener.before_optimizer(optimizer, with_closure=given is not None)
         if given is None:
             return None
 
+        def run(call: Callable[..., Any], values: Any, named: Any) -> Any:
+            return listener.closure(optimizer, functools.partial(call, *values, **named))
+
         @functools.wraps(given)
         def closure(*values: Any, **named: Any) -> Any:
-            return listener.closure(optimizer, functools.partial(given, *values, **named))
+            return guard.through(run, given, values, named)
 
         return tuple(closure if value is given else value for value in args), {
             name: closure if value is given else value for name, value in kwargs.items()
@@ -243,7 +246,8 @@ def around_every_step(listener: StepListener) -> tuple[Any, Any]:
         if not torch.compiler.is_compiling() or _breaks_its_graph(optimizer):
             listener.after_optimizer(optimizer)
 
-    return register_optimizer_step_pre_hook(on_begin), register_optimizer_step_post_hook(on_end)
+    begins, ends = functools.partial(guard.tell, on_begin), functools.partial(guard.tell, on_end)
+    return register_optimizer_step_pre_hook(begins), register_optimizer_step_post_hook(ends)
 
 
 def _breaks_its_graph(optimizer: Optimizer) -> bool:

@@ -7,7 +7,10 @@ test and a warning can name them.
 from __future__ import annotations
 
 import functools
+import itertools
+import operator
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from types import FrameType
@@ -82,11 +85,12 @@ class ModeStack:
         self._push(mode)
 
     def become(self, wanted: list[Any]) -> None:
-        """Replaces all modes."""
-        for _ in range(self.length()):
-            self.pop()
-        for mode in wanted:
-            self.push(mode)
+        """Replaces all modes; at once, for what comes from outside must not find half of them."""
+        if self._gone:
+            return
+        pops = itertools.repeat(functools.partial(self._pop, *self._popped), self.length())
+        pushes = [functools.partial(self._push, mode) for mode in wanted]
+        deque(map(operator.call, itertools.chain(pops, pushes)), maxlen=0)  # no signal is looked for within C
 
     def remove(self, mode: Any) -> None:
         """Takes ``mode`` off, wherever it is; nothing happens when it is not there."""
@@ -100,13 +104,13 @@ class ModeStack:
             self.become(rest)
 
 
-_functions = ModeStack(FUNCTION_STACK)
-_dispatches = ModeStack(DISPATCH_STACK, None)
+function_stack = ModeStack(FUNCTION_STACK)
+dispatch_stack = ModeStack(DISPATCH_STACK, None)
 
 
 def function_modes() -> list[Any]:
     """The active torch function modes, bottom first."""
-    return _functions.modes()
+    return function_stack.modes()
 
 
 def insert_function_mode(mode: TorchFunctionMode) -> None:
@@ -115,33 +119,33 @@ def insert_function_mode(mode: TorchFunctionMode) -> None:
     Only the mode of ``torch.set_default_device`` stays below: torch insists on that.
     """
     stack = function_modes()
-    above = 1 if stack and stack[0] is _default_device_mode() else 0
-    _functions.become([*stack[:above], mode, *stack[above:]])
+    above = 1 if stack and stack[0] is default_device_mode() else 0
+    function_stack.become([*stack[:above], mode, *stack[above:]])
 
 
 def remove_function_mode(mode: TorchFunctionMode) -> None:
     """Takes ``mode`` off the stack, wherever it is; nothing happens when it is not there."""
-    _functions.remove(mode)
+    function_stack.remove(mode)
 
 
 def insert_dispatch_mode(mode: TorchDispatchMode) -> None:
     """Puts ``mode`` at the bottom of the dispatch stack (see `insert_function_mode`)."""
-    _dispatches.become([mode, *_dispatches.modes()])
+    dispatch_stack.become([mode, *dispatch_stack.modes()])
 
 
 def dispatch_modes() -> list[Any]:
     """The active dispatch modes, bottom first."""
-    return _dispatches.modes()
+    return dispatch_stack.modes()
 
 
 def push_dispatch_mode(mode: TorchDispatchMode) -> None:
     """Puts ``mode`` on top of the dispatch stack."""
-    _dispatches.push(mode)
+    dispatch_stack.push(mode)
 
 
 def remove_dispatch_mode(mode: TorchDispatchMode) -> None:
     """Takes ``mode`` off the dispatch stack, wherever it is."""
-    _dispatches.remove(mode)
+    dispatch_stack.remove(mode)
 
 
 def past_modes(tensors: Iterable[Tensor] = ()) -> tuple[Any, ...]:
@@ -179,54 +183,18 @@ def through_topmost_mode(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not _functions.length():
+        if not function_stack.length():
             return function(*args, **kwargs)
-        mode = _functions.pop()
+        mode = function_stack.pop()
         try:
             return mode.__torch_function__(function, (), args, kwargs)
         finally:
-            _functions.push(mode)
+            function_stack.push(mode)
 
     return call
 
 
-class OthersAside:
-    """Takes the modes of other people off both stacks for AMPscope's own work, so that they do not see it.
-
-    Args:
-        ours: Whether a mode is one of AMPscope's; those stay, at the bottom.
-    """
-
-    __slots__ = ("_dispatch", "_function", "_ours")
-
-    def __init__(self, ours: Callable[[Any], bool]) -> None:
-        self._ours = ours
-        self._function: list[Any] = []
-        self._dispatch: list[Any] = []
-
-    def __enter__(self) -> None:
-        if _functions.length():
-            self._function = self._put_aside(_functions)
-        if _dispatches.length():
-            self._dispatch = self._put_aside(_dispatches)
-
-    def _put_aside(self, stack: ModeStack) -> list[Any]:
-        modes = stack.modes()
-        others = [mode for mode in modes if not self._ours(mode)]
-        if others:
-            stack.become([mode for mode in modes if self._ours(mode)])
-        return others
-
-    def __exit__(self, *_: object) -> None:
-        if self._function:
-            below = 1 if self._function[0] is _default_device_mode() else 0
-            _functions.become([*self._function[:below], *_functions.modes(), *self._function[below:]])
-        if self._dispatch:
-            _dispatches.become([*_dispatches.modes(), *self._dispatch])
-        self._function, self._dispatch = [], []
-
-
-def _default_device_mode() -> Any:
+def default_device_mode() -> Any:
     """The mode of ``torch.set_default_device``, which torch wants at the bottom; None without one."""
     return getattr(getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None), "device_context", None)
 

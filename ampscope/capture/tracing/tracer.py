@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.calls.pause import Pause
-from ampscope.capture.torch_support.guard import Guard
+from ampscope.capture.torch_support.guard import NOT_RUN, Guard, left
 from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.tensor_tree import inner_tensors
 from ampscope.capture.tracing import op_points, operators
@@ -158,6 +158,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         operator, guard = operators.describe(func), self._guard
         if self.pause.on or guard.broken or (self.pause.cuda and self.pause.captures()):
             return func(*args, **kwargs)
+        result = NOT_RUN
         self._handling += 1
         try:
             if operator.communicates:
@@ -172,9 +173,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
                 with guard:
                     self._note(operator, args, kwargs, result)
                     self.points.ran(operator, [*args, *kwargs.values()], result)
+        except BaseException as error:  # noqa: BLE001  # a door
+            left(error)
         finally:
             self._handling -= 1
-        return result
+        return func(*args, **kwargs) if result is NOT_RUN else result
 
     def _exchange(self, operator: Operator, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs an op that communicates, and notes it from outside: what it sent, and what came when that is read."""
@@ -199,10 +202,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         return result
 
     def _is_arrival(self, operator: Operator, args: Any) -> bool:
-        """Whether an op is how a collective brings its result: a copy from memory that no op of the step has written.
-
-        Backends that receive elsewhere (gloo, where ranks scatter) copy when the loop waits.
-        """
+        """Whether an op brings a collective's result, where a backend copies it from elsewhere when the loop waits."""
         if operator.name != "aten.copy_.default" or not self.outputs.is_awaited(args[0]):
             return False
         known = self._dataflow.writer(args[1]) is not None or self._dataflow.entry(args[1]) is not None

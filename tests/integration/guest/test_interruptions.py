@@ -11,20 +11,37 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import ampscope
-from tests.support.training.interrupting import Interrupting
+from ampscope.capture.torch_support import torch_private
+from tests.support.training.injuries.interrupting import Interrupting
 from tests.support.training.small_loop import BATCH, WIDTH, make_scaler, mse, poison
 from tests.support.training.torch_state import installed
 from tests.support.training.twin_runs import seed_everything
 
 STEPS = 5
 #: The first line at which a run is interrupted, and how many lie between one and the next.
-FIRST, APART = 211, 41_011
+FIRST, APART = 211, 97_001
 
 
 class Preempted(Exception):
     """What the user's program tells itself by a signal."""
+
+
+class Functions(TorchFunctionMode):
+    """A mode of the user's, in which all trains."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class Ops(TorchDispatchMode):
+    """Another."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +52,7 @@ def preempted() -> Iterator[None]:
     before = signal.signal(signal.SIGUSR1, handler)
     yield
     signal.signal(signal.SIGUSR1, before)
+    torch.set_grad_enabled(True)  # the next test must not suffer for one that fails here
 
 
 def training(watch: Callable[..., object], interrupting: Interrupting) -> tuple[int, int]:
@@ -44,7 +62,7 @@ def training(watch: Callable[..., object], interrupting: Interrupting) -> tuple[
     optimizer, scaler = torch.optim.SGD(model.parameters(), 0.01), make_scaler()
     watch(model, scaler)
     interrupted = completed = 0
-    with interrupting:
+    with interrupting, Functions() as functions, Ops() as ops:
         for step in range(STEPS):
             try:
                 optimizer.zero_grad()
@@ -56,6 +74,8 @@ def training(watch: Callable[..., object], interrupting: Interrupting) -> tuple[
                 completed += 1
             except (Preempted, KeyboardInterrupt):
                 interrupted += 1
+                assert functions in torch_private.function_modes(), interrupting.where
+                assert ops in torch_private.dispatch_modes(), interrupting.where
                 scaler = make_scaler()
     return interrupted, completed
 
@@ -96,10 +116,15 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> int:
     return interrupted_at(0, tmp_path_factory.mktemp("run") / "run", lambda: None).lines
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_what_a_handler_raises_reaches_the_loop(part: int, lines: int, tmp_path: Path) -> None:
+def ctrl_c() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("kind", ["handler", "ctrl+c"])
+def test_it_reaches_the_loop(kind: str, lines: int, tmp_path: Path) -> None:
+    interrupt = ctrl_c if kind == "ctrl+c" else lambda: signal.raise_signal(signal.SIGUSR1)
     met = 0
-    for line in range(FIRST + part * APART, lines, 4 * APART):
-        run = interrupted_at(line, tmp_path / str(line), lambda: signal.raise_signal(signal.SIGUSR1))
+    for line in range(FIRST, lines, APART):
+        run = interrupted_at(line, tmp_path / str(line), interrupt)
         met += run.where is not None
     assert met

@@ -157,6 +157,10 @@ class Endings:
         if self._evaluating is optimizer:
             self._evaluating = self.attempts.current = None
 
+    def start_afresh(self) -> None:
+        """What comes from outside has broken off whatever was going on."""
+        self._in_closure, self._evaluating, self.attempts.current = False, None, None
+
     def optimizer_is_lost(self, *, another_begins: bool) -> bool:
         """Whether the optimizer that was stepping was left by an exception; the step is taken up again then.
 

@@ -105,6 +105,11 @@ class PlainState:
             torch.set_autocast_enabled(kind, True)
         self._switched = []
 
+    def start_afresh(self) -> None:
+        """The same, where the work was broken off: it may have left grad mode otherwise."""
+        self.leave()
+        torch.set_grad_enabled(self._grad)
+
     def around(self) -> Ambient:
         """The loop's own state, while this is entered."""
         regions = tuple(Region(kind, kind in self._switched, torch.get_autocast_dtype(kind)) for kind in self._types)

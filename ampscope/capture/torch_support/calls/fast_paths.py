@@ -6,13 +6,14 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from ampscope.capture.torch_support import dynamo, torch_private
+from ampscope.capture.torch_support import dynamo, guard, torch_private
 
 #: What code asks to know whether a mode, or a subclass of Tensor, hears of its calls.
 _QUESTIONS = frozenset(
@@ -80,8 +81,8 @@ class FastPaths:
             self._thread = threading.get_ident()
             _listening.add(self)
             self._handles = (
-                register_module_forward_pre_hook(self._before),
-                register_module_forward_hook(self._after, always_call=True),
+                register_module_forward_pre_hook(partial(guard.tell, self._before)),
+                register_module_forward_hook(partial(guard.tell, self._after), always_call=True),
             )
 
     def remove(self) -> None:
@@ -101,5 +102,5 @@ class FastPaths:
     def _after(self, module: nn.Module, args: Any, result: Any) -> None:
         if self._outermost is module and threading.get_ident() == self._thread:
             self._outermost = None
-            kwargs = torch_private.forward_kwargs(sys._getframe(1))
+            kwargs = torch_private.forward_kwargs(sys._getframe(2))
             self._come_back(Call(module, args, kwargs, result) if result is not None else None)

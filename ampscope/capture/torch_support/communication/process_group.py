@@ -54,3 +54,14 @@ def collectives_so_far() -> int | None:
         counts: list[int] = [group._get_sequence_number_for_group() for group in groups]
         return sum(counts)
     return None
+
+
+def renumbered(rank: int, world_size: int) -> str:
+    """What to tell where a process group knows this process by other numbers than these; empty otherwise."""
+    now = rank_of()
+    if now is None or now == (rank, world_size):
+        return ""
+    return (
+        f"this process is rank {now[0]} of {now[1]} by its process group, and was rank {rank} of {world_size} "
+        f"when it was watched; call ampscope.watch after init_process_group, so that all ranks share one run"
+    )

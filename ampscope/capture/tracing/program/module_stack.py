@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -9,7 +10,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampscope.capture.torch_support import torch_private
+from ampscope.capture.torch_support import guard, torch_private
 from ampscope.capture.torch_support.calls.fast_paths import chooses_by_modes
 
 
@@ -36,8 +37,8 @@ class ModuleStack:
         """Puts the modes on the stacks, below any that the user has entered, and follows the modules."""
         self._step_back()
         self._hooks = [
-            register_module_forward_pre_hook(self._enter),
-            register_module_forward_hook(self._leave, always_call=True),
+            register_module_forward_pre_hook(partial(guard.tell, self._enter)),
+            register_module_forward_hook(partial(guard.tell, self._leave), always_call=True),
         ]
 
     def remove(self) -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 import pytest
 import torch
 
+from ampscope.capture.torch_support import guard
 from ampscope.capture.torch_support.guard import Guard, is_of_device
 from ampscope.trace.vocabulary import DEVICE_FAILED
 
 
 def _told(error: Exception) -> tuple[str, str]:
     texts: list[str] = []
-    guard = Guard("the step record", texts.append)
-    with pytest.warns(RuntimeWarning) as warned, guard:
+    part = Guard("the step record", texts.append)
+    with pytest.warns(RuntimeWarning) as warned, part:
         raise error
-    assert guard.broken
+    assert part.broken
     return texts[0], str(warned[0].message)
 
 
@@ -44,3 +48,69 @@ def test_any_other_error_is(error: Exception) -> None:
     assert f"switched itself off after {type(error).__name__}" in text
     assert "test_guard.py" in text
     assert warning.endswith("training goes on unchanged")
+
+
+@pytest.mark.parametrize("shown", [ValueError("I/O operation on closed file"), KeyError("no such style"), Warning()])
+def test_a_warning_that_cannot_be_shown_is_told_all_the_same(shown: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def show(*_: object, **__: object) -> None:
+        raise shown
+
+    texts: list[str] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", show)
+        with Guard("the step record", texts.append):
+            raise RuntimeError("on purpose")
+    assert texts
+
+
+def test_nor_need_the_record_be_there() -> None:
+    def on_fault(_: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.warns(RuntimeWarning), Guard("the step record", on_fault):
+        raise RuntimeError("on purpose")
+
+
+class TestDoors:
+    """Whatever happens behind one, the loop's call runs once, and what comes out is its own."""
+
+    def test_a_fault_before_the_call(self) -> None:
+        def run(call: Any, args: Any, kwargs: Any) -> Any:
+            raise RuntimeError("ours")
+
+        assert guard.through(run, max, (1, 2), {}) == 2
+
+    def test_a_fault_after_it(self) -> None:
+        calls: list[int] = []
+
+        def run(call: Any, args: Any, kwargs: Any) -> Any:
+            call(*args)
+            raise RuntimeError("ours")
+
+        guard.through(run, calls.append, (1,), {})
+        assert calls == [1]
+
+    def test_the_calls_own_exception(self) -> None:
+        with pytest.raises(ValueError, match="theirs"):
+            guard.through(lambda call, args, kwargs: call(*args), failing, (ValueError("theirs"),), {})
+
+    def test_a_fault_in_hearing_of_it(self) -> None:
+        def run(call: Any, args: Any, kwargs: Any) -> Any:
+            try:
+                return call(*args)
+            except ValueError:
+                raise RuntimeError("ours")  # noqa: B904  # a fault
+
+        with pytest.raises(ValueError, match="theirs"):
+            guard.through(run, failing, (ValueError("theirs"),), {})
+
+    def test_ctrl_c_passes(self) -> None:
+        with pytest.raises(KeyboardInterrupt):
+            guard.tell(failing, KeyboardInterrupt())
+        assert guard.tell(failing, RuntimeError("ours")) is None
+        assert guard.here.doors == 0
+
+
+def failing(error: BaseException) -> None:
+    raise error

@@ -131,7 +131,7 @@ def test_what_code_raises_by_itself_is_none(error: BaseException) -> None:
 
 
 def test_nor_is_what_python_raises() -> None:
-    for call in (lambda: int("x"), lambda: {}["x"], lambda: next(iter(())), deeper):
+    for call in (lambda: int("x"), lambda: dict[str, int]()["x"], lambda: next(iter(())), deeper):
         with pytest.raises(Exception) as caught:  # noqa: PT011  # of several classes
             call()
         assert not is_interruption(caught.value)

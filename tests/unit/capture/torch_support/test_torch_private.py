@@ -85,8 +85,8 @@ def test_without_one_training_goes_on_unchanged(
     with monkeypatch.context() as patch, warnings.catch_warnings(record=True):
         warnings.simplefilter("always")
         patch.delattr(f"torch._C.{name}")
-        patch.setattr(torch_private, "_functions", torch_private.ModeStack(torch_private.FUNCTION_STACK))
-        patch.setattr(torch_private, "_dispatches", torch_private.ModeStack(torch_private.DISPATCH_STACK, None))
+        patch.setattr(torch_private, "function_stack", torch_private.ModeStack(torch_private.FUNCTION_STACK))
+        patch.setattr(torch_private, "dispatch_stack", torch_private.ModeStack(torch_private.DISPATCH_STACK, None))
         seed_everything()
         state = exact_state(training(watch))
         scopes[0].close()

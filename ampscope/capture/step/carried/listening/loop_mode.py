@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ampscope.capture.torch_support import torch_private
+from ampscope.capture.torch_support import guard, torch_private
 from ampscope.capture.torch_support.calls.fast_paths import Call, FastPaths
 from ampscope.capture.torch_support.calls.function_names import draws_random_numbers, is_in_place, leaves_all_as_it_is
 from ampscope.capture.torch_support.calls.pause import Pause
-from ampscope.capture.torch_support.guard import Guard
+from ampscope.capture.torch_support.guard import NOT_RUN, Guard
 
 #: Calls that write zeros (gradients, mostly) or the loss scale: none of them can leave what the loop did not mean.
 _PASSED_OVER = ("zero_", "_foreach_zero_", "_amp_update_scale_", "_amp_foreach_non_finite_check_and_unscale_")
@@ -101,26 +101,30 @@ class LoopMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        keeper = None if self._pause.on or self._heard_enough else self._keeper()
-        if self._pause.cuda and self._pause.captures():
-            keeper = None
-        if keeper is None or keeper.guard.broken or leaves_all_as_it_is(func, args) or _is_foreign(func):
-            return func(*args, **kwargs)
-        self._handling += 1
+        result = NOT_RUN
         try:
-            originals: dict[int, Tensor] = {}
-            self._pause.on = True
-            with keeper.guard:
-                originals = keeper.before_write(func, args, kwargs) if is_in_place(func, kwargs) else {}
-            self._pause.on = False
-            result = func(*args, **kwargs)
-            self._pause.on = True
-            with keeper.guard:
-                self._heard_enough = not keeper.called(func, args, kwargs, result, originals)
-        finally:
-            self._pause.on = False
-            self._handling -= 1
-        return result
+            keeper = None if self._pause.on or self._heard_enough else self._keeper()
+            if self._pause.cuda and self._pause.captures():
+                keeper = None
+            if keeper is None or keeper.guard.broken or leaves_all_as_it_is(func, args) or _is_foreign(func):
+                return func(*args, **kwargs)
+            self._handling += 1
+            try:
+                originals: dict[int, Tensor] = {}
+                self._pause.on = True
+                with keeper.guard:
+                    originals = keeper.before_write(func, args, kwargs) if is_in_place(func, kwargs) else {}
+                self._pause.on = False
+                result = func(*args, **kwargs)
+                self._pause.on = True
+                with keeper.guard:
+                    self._heard_enough = not keeper.called(func, args, kwargs, result, originals)
+            finally:
+                self._pause.on = False
+                self._handling -= 1
+        except BaseException as error:  # noqa: BLE001  # a door
+            guard.left(error)
+        return func(*args, **kwargs) if result is NOT_RUN else result
 
 
 def _is_foreign(func: Any) -> bool:

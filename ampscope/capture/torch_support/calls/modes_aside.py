@@ -1,0 +1,57 @@
+"""Takes modes off torch's stacks: other people's for the time of AMPscope's own work, and its own for good."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ampscope.capture.torch_support import torch_private
+
+
+def remove_modes(ours: Callable[[Any], bool]) -> None:
+    """Takes every mode of ours off both stacks."""
+    for stack in (torch_private.function_stack, torch_private.dispatch_stack):
+        modes = stack.modes()
+        rest = [mode for mode in modes if not ours(mode)]
+        if len(rest) != len(modes):
+            stack.become(rest)
+
+
+class OthersAside:
+    """Takes the modes of other people off both stacks for AMPscope's own work, so that they do not see it.
+
+    Args:
+        ours: Whether a mode is one of AMPscope's; those stay, at the bottom.
+    """
+
+    __slots__ = ("_dispatch", "_function", "_ours")
+
+    def __init__(self, ours: Callable[[Any], bool]) -> None:
+        self._ours = ours
+        self._function: list[Any] = []
+        self._dispatch: list[Any] = []
+
+    def __enter__(self) -> None:
+        if torch_private.function_stack.length():
+            modes = torch_private.function_stack.modes()
+            self._function = [mode for mode in modes if not self._ours(mode)]  # known before they are taken off
+            self._put_aside(torch_private.function_stack, modes, self._function)
+        if torch_private.dispatch_stack.length():
+            modes = torch_private.dispatch_stack.modes()
+            self._dispatch = [mode for mode in modes if not self._ours(mode)]
+            self._put_aside(torch_private.dispatch_stack, modes, self._dispatch)
+
+    def _put_aside(self, stack: torch_private.ModeStack, modes: list[Any], others: list[Any]) -> None:
+        if others:
+            stack.become([mode for mode in modes if self._ours(mode)])
+
+    def __exit__(self, *_: object) -> None:
+        if self._function:
+            below = 1 if self._function[0] is torch_private.default_device_mode() else 0
+            ours = [mode for mode in torch_private.function_stack.modes() if self._ours(mode)]
+            torch_private.function_stack.become([*self._function[:below], *ours, *self._function[below:]])
+        if self._dispatch:
+            torch_private.dispatch_stack.become(
+                [*filter(self._ours, torch_private.dispatch_stack.modes()), *self._dispatch]
+            )
+        self._function, self._dispatch = [], []

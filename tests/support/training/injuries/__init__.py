@@ -1,0 +1,1 @@
+"""What is done to AMPscope while it watches a training."""
