@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
-import os
+import sys
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +23,9 @@ from ampscope.capture.tracing import operators
 
 #: Share of the free memory that a replay may take.
 SHARE = 0.8
+#: Bytes of gradients from which on the host's allocator is asked to give back what it holds in reserve.
+LARGE = 16 << 20
+NO_ROOM = "there is not enough free memory to run the step once more"
 
 
 def fits(needed: int, device: torch.device) -> bool:
@@ -81,7 +88,7 @@ class Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
             results = operators.flat_tensors(result if isinstance(result, (tuple, list)) else (result,))
             self._left -= sum(each.numel() * each.element_size() for each in results)
             if self._left < 0:
-                raise NoRoomError("there is not enough free memory to run the step once more")
+                raise NoRoomError(NO_ROOM)
         return result
 
 
@@ -90,9 +97,69 @@ def _free(device: torch.device) -> int | None:
     if device.type == "cuda":
         unused, _ = torch.cuda.mem_get_info(device)
         return int(unused + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
-    if device.type == "cpu" and "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", {}):
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return _free_on_host() if device.type == "cpu" else None
+
+
+def _free_on_host() -> int | None:
+    """Bytes that the machine, and whatever limits this process to a part of it, have left."""
+    found = [each for each in (_kilobytes("/proc/meminfo", "MemAvailable:"), *_left_by_limits()) if each is not None]
+    return min(found, default=None)
+
+
+def _left_by_limits() -> list[int | None]:
+    """Bytes left of the memory that a control group (a container, a batch job) gives the processes in it."""
+    left: list[int | None] = []
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers in ("", "memory"):
+                root = Path("/sys/fs/cgroup", controllers)
+                left += [_left_in(folder) for folder in {root, root / path.lstrip("/")}]
+    return left
+
+
+def _left_in(folder: Path) -> int | None:
+    """Bytes left in a control group, those that files are cached in included; None where it has no limit."""
+    for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+        with suppress(OSError, ValueError):  # "max" is no limit
+            most, now = int((folder / limit).read_text()), int((folder / used).read_text())
+            lines = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            return most - now + next((int(size) for name, size in lines if name == "inactive_file"), 0)
     return None
+
+
+def _kilobytes(path: str, name: str) -> int | None:
+    """A number of kilobytes that the kernel tells in a file, in bytes."""
+    with suppress(OSError, ValueError, IndexError):
+        lines = (line.split() for line in Path(path).read_text().splitlines())
+        return next((1024 * int(line[1]) for line in lines if line[0] == name), None)
+    return None
+
+
+def obstacle(models: Models) -> str:
+    """Why a step is not even begun to be run as it was, in words; empty where it fits.
+
+    A device that has too little says so, and the replay ends. A host that has too little ends the process.
+    """
+    if models.main_device().type != "cpu":
+        return ""
+    most, now = (_kilobytes("/proc/self/status", name) for name in ("VmHWM:", "VmRSS:"))
+    beside = max(0, (most or 0) - (now or 0))  # what the training has taken at its peak, and has let go of since
+    most_more = room(models.main_device())
+    needed = beside + of_weights(models, lambda dtype: dtype)
+    return "" if most_more is None or needed <= most_more else NO_ROOM
+
+
+def trim(models: Models) -> None:
+    """Has the host's allocator give back what has been freed: glibc keeps as much as a whole step has used."""
+    if models.main_device().type == "cpu" and of_weights(models, lambda dtype: dtype) >= LARGE and _trim() is not None:
+        _trim()(0)
+
+
+@cache
+def _trim() -> Any:
+    """The function of glibc; None with another C library."""
+    return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
 def give_back(error: BaseException) -> None:

@@ -69,7 +69,7 @@ class Player:
     ) -> None:
         self._asked_for = asked_for
         self._entries = step.entries()
-        self._models = models
+        self.models = models
         self._tracer = tracer
         self._change = change
         self._faithful = type(change) is ReplayChange
@@ -93,7 +93,7 @@ class Player:
             cleared_on_failure(self._results, self._substitutes),
             self._guard.putting_back(),
             random_state_kept(self.devices),
-            gradients_kept(self._models),
+            gradients_kept(self.models),
             compiled_modules.all_eager(),
             torch.autograd.set_detect_anomaly(False),
             torch.autograd.set_multithreading_enabled(False),  # one thread numbers all autograd nodes, in one order
@@ -103,8 +103,8 @@ class Player:
             for node, name, leaf in self._substitutes.leaves(self._step.carried):
                 self._tracer.name_entry(leaf, node, name)
             bad_before = self._substitutes.bad_buffers()
-            with left_as_found(self._models.names), self._substitutes.installed(self._hooks()):
-                self._change.change_modules(self._models)
+            with left_as_found(self.models.names), self._substitutes.installed(self._hooks()):
+                self._change.change_modules(self.models)
                 with (
                     self._change.active(self._tracer.places.now),
                     self._tracer.active(),
@@ -120,7 +120,7 @@ class Player:
     @property
     def devices(self) -> frozenset[torch.device]:
         """Where the calls compute, as far as it is known."""
-        return self._models.devices | self._step.devices()
+        return self.models.devices | self._step.devices()
 
     @property
     def finite(self) -> bool:
@@ -142,7 +142,7 @@ class Player:
     @property
     def hooked(self) -> str:
         """Name of a parameter whose gradient a function of the user's may have changed; a replay does not run those."""
-        return next((name for name, p in self._models.parameters.values() if torch_private.has_gradient_hooks(p)), "")
+        return next((name for name, p in self.models.parameters.values() if torch_private.has_gradient_hooks(p)), "")
 
     def sent_gradients(self, dtype: torch.dtype | None) -> tuple[str, float, bool]:
         """What this rank would have given into a reduction of its gradients across ranks.
@@ -186,13 +186,13 @@ class Player:
             entry.state.random.put_back()
         self._tracer.places.entry_place = entry.place
         self._handing_back.entry_begins(entry)
-        for module, training in zip(self._models.modules, entry.state.training, strict=False):
+        for module, training in zip(self.models.modules, entry.state.training, strict=False):
             module.__dict__["training"] = training  # the module's attributes are copies, and go with the replay
         with entry.state.ambient.entered(), kernel_choice.made(entry.state.kernels):
             if entry.kind is EntryKind.BACKWARD:
                 self._backward(entry, args, kwargs)
                 return
-            for tensor, node, name in call_inputs.names(entry, args, kwargs, self._models):
+            for tensor, node, name in call_inputs.names(entry, args, kwargs, self.models):
                 self._tracer.name_entry(tensor, node, name)
             with self._read_by(entry):
                 result = call_user(self._callable(entry), args, kwargs)
@@ -219,7 +219,7 @@ class Player:
         def given(tensor: Tensor) -> Tensor:
             if (known := reads.get(id(tensor))) is not None:
                 return self._tensor_of(known)
-            return self._substitutes.of(tensor) if id(tensor) in self._models.parameters else tensor
+            return self._substitutes.of(tensor) if id(tensor) in self.models.parameters else tensor
 
         return exchanging(Exchange(given, again=True))
 
@@ -232,7 +232,7 @@ class Player:
         if not self._faithful:
             return
         self._tracer.pause.on = True
-        name = self._models.names.get(id(entry.call), "") or type(entry.call).__name__
+        name = self.models.names.get(id(entry.call), "") or type(entry.call).__name__
         self.differences.compare(f"the output of {name} differs", fingerprint(result), entry.fingerprint)
         if self._tracer.batch is not None:
             self._tracer.batch.returned(result)
@@ -262,7 +262,7 @@ class Player:
     def _check_versions(self) -> None:
         """Notes inputs and weights that were changed in place since the real step read them."""
         for _, entry in self._entries:
-            if entry.versions and entry.versions != self._models.versions(entry.module):
+            if entry.versions and entry.versions != self.models.versions(entry.module):
                 self.differences.note("weights changed since")
             if any(torch_private.version_counter(read.tensor) != read.version for read in entry.arguments.outside):
                 self.differences.note("an input was changed in place since")

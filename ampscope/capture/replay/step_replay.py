@@ -54,7 +54,8 @@ def run(
         What it came to. Nothing of the model, the generators or the gradients is different afterwards.
     """
     started = time.perf_counter()
-    obstacle = why_not(step, models) or _lost_weights(step, models)
+    memory.trim(models)
+    obstacle = why_not(step, models) or _lost_weights(step, models) or memory.obstacle(models)
     if obstacle:
         return ReplayResult(ReplayStatus.UNAVAILABLE, obstacle)
     rows = tracer.batch = None if real else BatchRows(tracer.unseen)
@@ -143,6 +144,7 @@ def play(player: Player, most: int | None = None) -> str:
     """
     with Suppressed() as suppressed, memory.Bounded(most) if most is not None else contextlib.nullcontext():
         player.play()
+    memory.trim(player.models)
     if suppressed.error is None:
         return ""
     memory.give_back(suppressed.error)

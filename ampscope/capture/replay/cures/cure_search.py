@@ -177,7 +177,7 @@ class CureSearch:
             return OF_UNCHANGED
         needed = rows.bytes_written() + memory.of_weights(self._models, change.dtype)
         if not memory.fits(needed, self._models.main_device()):
-            return "there is not enough free memory to run the step once more"
+            return memory.NO_ROOM
         return ""
 
     def _try(self, change: ReplayChange, located: Failure | None, step: TapedStep) -> TrialRun:

@@ -18,6 +18,8 @@ from ampscope.trace.dtypes import FINFO
 
 #: Scaled gradients that stay below float16's smallest normal number may have lost a part of themselves.
 _TINY = FINFO["float16"].smallest_normal
+#: Elements of a gradient that are compared at once, for what that takes beside it.
+_AT_ONCE = 1 << 22
 
 
 class Sign(NamedTuple):
@@ -92,12 +94,19 @@ def total_norm(found: Mapping[str, Tensor]) -> float:
 
 
 def _missing(half: Tensor, wide: Tensor) -> float:
-    sizes = wide.detach().abs()
-    whole, kept = float(sizes.sum(dtype=torch.float64)), float(half.detach().abs().sum(dtype=torch.float64))
+    whole = kept = zeroed = 0.0
+    rows = max(1, _AT_ONCE * len(wide) // wide.numel()) if wide.dim() else 1
+    parts = zip(torch.split(wide, rows), torch.split(half, rows), strict=True) if wide.dim() else [(wide, half)]
+    for sizes, ours in ((part.detach().abs(), each.detach()) for part, each in parts):
+        whole, kept = whole + _sum(sizes), kept + _sum(ours.abs())
+        zeroed += _sum(sizes.masked_fill_(ours != 0, 0.0))
     if not (0.0 < whole < math.inf and math.isfinite(kept)):
         return 0.0
-    zeroed = float(sizes.masked_fill(half != 0, 0.0).sum(dtype=torch.float64))
     return max(zeroed, whole - kept) / whole
+
+
+def _sum(sizes: Tensor) -> float:
+    return float(sizes.sum(dtype=torch.float64))
 
 
 def _looked_up(models: Models) -> frozenset[str]:

@@ -109,3 +109,22 @@ def test_another_set_of_gradients_is_part_of_the_estimate(run_folder: Path, monk
         return first
 
     assert needed(frozen=False) == needed(frozen=True) + 4 * (WIDTH * WIDTH + WIDTH)
+
+
+@pytest.mark.parametrize(
+    "names", [("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")]
+)
+def test_a_limit_of_the_control_group_counts(names: tuple[str, str], tmp_path: Path) -> None:
+    limit, used = names
+    (tmp_path / limit).write_text("1000\n")
+    (tmp_path / used).write_text("900\n")
+    (tmp_path / "memory.stat").write_text("anon 850\ninactive_file 50\n")
+    assert memory._left_in(tmp_path) == 150
+    (tmp_path / limit).write_text("max\n")
+    assert memory._left_in(tmp_path) is None
+
+
+def test_a_replay_that_does_not_fit_is_not_begun(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_free_on_host", lambda: 1024)
+    status, reason = train_both(lambda watch: train(watch, mlp()), run_folder).replay_of(POISONED)
+    assert (status, reason) == ("unavailable", "there is not enough free memory to run the step once more")

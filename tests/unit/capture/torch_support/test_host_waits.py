@@ -37,7 +37,7 @@ WAITS: dict[str, str] = {
     "step/ending/verdict.py of_device_skip": ARRIVED,
     "step/measures/deviation.py between": REPLAYED,
     "step/measures/lost_gradients.py total_norm": REPLAYED,
-    "step/measures/lost_gradients.py _missing": REPLAYED,
+    "step/measures/lost_gradients.py _sum": REPLAYED,
     "step/measures/progress.py note": "a loss of several elements, in the few steps that are looked at",
     "step/measures/state/evidence.py _counts": REPLAYED,
     "step/measures/state/state_watch.py _is_finite": ARRIVED,
@@ -82,7 +82,7 @@ WAITS: dict[str, str] = {
 NO_TENSORS = frozenset(
     f"{file} {function}"
     for file, functions in {
-        "replay/memory.py": "_free room",
+        "replay/memory.py": "_free room _left_in _kilobytes",
         "step/carried/between_steps.py": "made_of_carried",
         "step/carried/carried_tensors.py": "__bool__",
         "step/carried/condition.py": "__bool__",
