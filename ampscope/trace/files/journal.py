@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -74,6 +74,36 @@ class Journal:
             rest = rest[os.write(self._descriptor, rest) :]
 
 
+class UnfamiliarJournal(OSError):
+    """A journal that no writer has left."""
+
+
+def is_compressed(metadata: pa.Buffer) -> bool:
+    """Whether a batch is compressed: a small one could hold gigabytes.
+
+    Args:
+        metadata: Of its message: a flatbuffer ``Message``, whose ``header`` is a ``RecordBatch``.
+
+    Raises:
+        struct.error: it is no such thing.
+    """
+    data = metadata.to_pybytes()
+    header = _field(data, struct.unpack_from("<I", data, 0)[0], 2)
+    if header is None:
+        return False
+    return _field(data, header + struct.unpack_from("<I", data, header)[0], 3) is not None
+
+
+def _field(data: bytes, table: int, number: int) -> int | None:
+    """Where a field of a flatbuffer's table lies; None where it is not set."""
+    fields = table - struct.unpack_from("<i", data, table)[0]
+    place = 4 + 2 * number
+    if fields < 0 or place >= struct.unpack_from("<H", data, fields)[0]:
+        return None
+    offset = struct.unpack_from("<H", data, fields + place)[0]
+    return table + offset if offset else None
+
+
 class JournalReader:
     """Reads a journal that may still be growing; each `read` parses only what was appended since the one before."""
 
@@ -95,8 +125,12 @@ class JournalReader:
         if len(rest) > _MOST_BYTES:
             raise OSError(f"it is larger than the {_MOST_BYTES:,} bytes that are read of such a file")
         content = pa.BufferReader(rest)
-        with suppress(pa.ArrowException, OSError, EOFError):  # the torn end
+        try:
             self._take_all(content)
+        except UnfamiliarJournal:
+            raise
+        except (pa.ArrowException, OSError, EOFError, struct.error):  # the torn end
+            pass
         return pa.Table.from_batches(self._batches, self._schema or pa.schema([]))
 
     def _take_all(self, content: pa.BufferReader) -> None:
@@ -105,6 +139,8 @@ class JournalReader:
             message = pa.ipc.read_message(content)
             if self._schema is None:
                 self._schema = pa.ipc.read_schema(message)
+            elif is_compressed(message.metadata):
+                raise UnfamiliarJournal("its batches are compressed, which those of no writer are")
             else:
                 batch = pa.ipc.read_record_batch(message, self._schema)
                 batch.validate(full=True)

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import duckdb
 
+#: What the queries on a run may take in memory; a group of fifty million rows takes a tenth of it.
+MEMORY = "4GiB"
+
 
 def sealed_off(path: Path) -> duckdb.DuckDBPyConnection:
     """A database that reads the run's folder and nothing else, and loads no extension."""
@@ -15,6 +18,8 @@ def sealed_off(path: Path) -> duckdb.DuckDBPyConnection:
             "autoinstall_known_extensions": False,
             "autoload_known_extensions": False,
             "python_enable_replacements": False,
+            "memory_limit": MEMORY,
+            "temp_directory": "",  # a reader writes nothing
         },
     )
     folder = str(path).replace("'", "''")

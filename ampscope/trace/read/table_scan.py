@@ -18,7 +18,7 @@ from ampscope.trace.read.column_check import wrong_rows
 from ampscope.trace.read.older_versions import CHANGED, is_older, upgraded
 from ampscope.trace.read.sealed_parts import Facts, read_facts, read_part, unreadable, verify
 from ampscope.trace.read.table_folders import Stamp, TableFolders
-from ampscope.trace.schema import Table, arrow_schema
+from ampscope.trace.schema import BULK_TABLES, Table, arrow_schema
 
 #: The writing rank, a column that every table gets on reading.
 RANK = "rank"
@@ -129,8 +129,12 @@ class Scan:
     ) -> list[duckdb.DuckDBPyRelation]:
         """One relation for all parts that have the same columns, however many ranks wrote them."""
         by_columns: dict[tuple[str, ...], list[str]] = {}
+        rows = 0
         for part in parts:
             facts = self._facts_of(part, table)
+            rows += facts.rows
+            if rows > _MOST_ROWS and table not in BULK_TABLES:
+                raise unreadable(part, f"with it {table.value} has more than the {_MOST_ROWS:,} rows that are read")
             if facts.may_hold(step):
                 by_columns.setdefault(facts.columns, []).append(str(part))
         return [_bound(connection, paths).select(_selection(table, columns)) for columns, paths in by_columns.items()]
@@ -179,6 +183,8 @@ class Scan:
         return self._facts[part]
 
 
+#: Rows of a table, all its parts together, that are read; of the bulk tables, which stay on the disk, any number.
+_MOST_ROWS = 1 << 27
 R = TypeVar("R")
 #: Looks at a table of which parts keep going while it is looked at.
 _LOOKS = 20

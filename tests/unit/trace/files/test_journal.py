@@ -137,3 +137,17 @@ def test_an_unreadable_schema_gives_no_rows(tmp_path: Path) -> None:
     path.write_bytes(b"not an arrow stream at all, but long enough to look at")
     assert read_journal(path).num_rows == 0
     assert isinstance(read_journal(path), pa.Table)
+
+
+def test_a_compressed_batch_is_none_of_a_writers(tmp_path: Path) -> None:
+    path = tmp_path / "journal-000000.arrow"
+    batch = to_batch(Table.EVENTS, [EventRow(step, 0, 0.0, "note", "x" * 1000) for step in range(1000)])
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(path, batch.schema, options=options) as stream:
+        stream.write_batch(batch)
+    assert path.stat().st_size < batch.nbytes / 50
+    with pytest.raises(OSError, match="compressed"):
+        read_journal(path)
+    with pa.ipc.new_stream(path, batch.schema) as stream:
+        stream.write_batch(batch)
+    assert read_journal(path).num_rows == 1000

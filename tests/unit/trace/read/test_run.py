@@ -476,3 +476,20 @@ def test_a_journal_sealed_while_the_folder_is_listed(run_folder: Path, monkeypat
     monkeypatch.setattr(table_folders, "list_table", blind_at_first)
     with open_run(run_folder) as run:
         assert [row.step for row in run.rows(Table.STEPS)] == [0, 1]
+
+
+def test_a_table_has_an_end_however_many_parts_it_has(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(3):
+        builder = TraceBuilder(run_folder)
+        builder.step()
+        builder.close()
+    monkeypatch.setattr("ampscope.trace.read.table_scan._MOST_ROWS", 2)
+    with open_run(run_folder) as run, pytest.raises(RunDamaged, match="more than the 2 rows that are read"):
+        run.rows(Table.STEPS)
+
+
+def test_a_query_has_a_limit_of_memory_and_no_file(run_folder: Path) -> None:
+    TraceBuilder(run_folder).close()
+    with open_run(run_folder) as run:
+        told = run.sql("SELECT current_setting('memory_limit'), current_setting('temp_directory')").fetchall()
+    assert told == [("4.0 GiB", "")]
