@@ -34,7 +34,9 @@ def findings(run: Run, rank: int, history: Mapping[int, History]) -> tuple[Findi
         rank: One of its ranks, whose history tells of mistakes that capture did not see.
         history: The steps of that rank, by optimizer.
     """
-    events = run.rows(Table.SCALER_EVENTS, rank=rank)
+    kinds = [action for action in ScalerAction if action is not ScalerAction.UNSCALE]  # of it there are millions
+    events = [row for action in kinds for row in run.rows(Table.SCALER_EVENTS, rank=rank, action=action)]
+    events.sort(key=lambda row: (row.time, row.step, row.scaler))
     writers = [each for each in run.ranks if run.stamp(Table.FINDINGS, rank=each)]
     taken_down = [(each, row) for each in writers for row in run.rows(Table.FINDINGS, rank=each)]
     rows = [(by, row) for by, row in taken_down if _costs_steps(row, history)]
