@@ -52,6 +52,7 @@ class LiveTrace(StepObserver):
         self.casts = CastsBefore()  #: what the loop casts before a step; told by whoever listens there
         self.guard = guard
         self._tracer: Tracer | None = None
+        self._slots = stats.Slots()  # of one traced step after the other
         self._number = 0
         self._half_since: dict[tuple[str, torch.dtype], int] = {}  # inputs in half precision: the first such step
         self._collapse_told = False
@@ -83,7 +84,9 @@ class LiveTrace(StepObserver):
         self.began, self._number = False, start.number
         if not self._budget.wants(start.number) or self._models.compiled or self.guard.broken:
             return
-        tracer = Tracer(self._recorder.sites, self._models.names, full=False, guard=self.guard, pause=self._pause)
+        self._slots.restart()
+        sites, names, guard = self._recorder.sites, self._models.names, self.guard
+        tracer = Tracer(sites, names, full=False, guard=guard, pause=self._pause, slots=self._slots)
         for name, parameter in self._models.parameters.values():
             tracer.name_entry(parameter, Node.PARAMETER, name)
         for module, name, buffer in self._models.buffers():

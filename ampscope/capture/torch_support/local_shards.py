@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_PLAIN = (Tensor, nn.Parameter)
+#: The classes of tensors that are what they seem: no wrapper, no shard.
+PLAIN = (Tensor, nn.Parameter)
 
 
 def _class(home: str, name: str) -> type | None:
@@ -19,7 +20,7 @@ def _class(home: str, name: str) -> type | None:
 
 def is_sharded(tensor: Tensor) -> bool:
     """Whether a tensor is a ``DTensor``: each rank holds a part of it."""
-    if type(tensor) in _PLAIN:
+    if type(tensor) in PLAIN:
         return False
     kind = _class("torch.distributed.tensor", "DTensor")
     return kind is not None and isinstance(tensor, kind)
@@ -40,7 +41,7 @@ def local(tensor: Tensor) -> Tensor:
     Asks no other rank and waits for none. An operation on the ``DTensor`` itself might: the norm of a sharded tensor
     is a collective, and on one rank alone it never ends.
     """
-    if type(tensor) in _PLAIN:
+    if type(tensor) in PLAIN:
         return tensor
     if is_sharded(tensor):
         with torch.no_grad():  # with gradients, the shard would get a history
@@ -50,7 +51,7 @@ def local(tensor: Tensor) -> Tensor:
 
 def has_arrived(tensor: Tensor) -> bool:
     """Whether the values are there: not where a collective that the loop has begun may still be writing them."""
-    return type(tensor) in _PLAIN or not _may_arrive_later(local(tensor))
+    return type(tensor) in PLAIN or not _may_arrive_later(local(tensor))
 
 
 def _may_arrive_later(tensor: Tensor) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ampscope.capture.torch_support import torch_private
+from ampscope.capture.torch_support.local_shards import PLAIN
 from ampscope.trace.schema import EdgeRow, Node, Statistics
 
 
@@ -91,7 +92,8 @@ class Dataflow:
         self._storages.clear()
 
     def _key(self, tensor: Tensor) -> int:
-        key = torch_private.storage_key(tensor)
+        plain = type(tensor) in PLAIN
+        key = tensor.untyped_storage()._cdata if plain else torch_private.storage_key(tensor)
         if key not in self._writers and key not in self._entries:
             self._storages.append(torch_private.storage_ref(tensor))
         return key

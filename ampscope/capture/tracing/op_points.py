@@ -16,6 +16,7 @@ from ampscope.capture.tracing.operators import Operator
 from ampscope.capture.tracing.program.function_watch import FunctionWatch
 from ampscope.capture.tracing.program.module_stack import ModuleStack
 from ampscope.capture.tracing.program.places import Places
+from ampscope.capture.tracing.repeats import Circumstances
 from ampscope.capture.tracing.sites import Point, Signature, Sites
 from ampscope.capture.tracing.statistics.tensor_values import stored
 from ampscope.trace.schema import Cast, Node, Phase
@@ -38,38 +39,54 @@ class OpPoints:
         self._functions = functions
         self._modules = modules
 
-    def of_op(self, operator: Operator, args: Any, kwargs: Any, operands: list[Tensor], results: list[Tensor]) -> Point:
-        """The point of an op that has just run."""
+    def now(self, operator: Operator) -> Circumstances:
+        """Where and under what an op runs that has just run."""
         node = torch_private.current_backward_node()
         phase = self._phase(node)
-        functions, module, grad_fn, forward_site, forward = self._functions, self._modules.innermost, "", None, None
-        if phase is Phase.BACKWARD:
-            if node is not None:
-                grad_fn, forward_site = node.name(), self._places.forward_site(node)
-            forward = self.sites.point(forward_site) if forward_site is not None else None
-            module, place = (forward.module, forward.place) if forward is not None else (module, NOWHERE)
-            place = self._places.inside_backward() or place
-        else:
+        functions, module = self._functions, self._modules.innermost
+        if phase is not Phase.BACKWARD:
             outside = functions.place if node is None and not functions.unwraps else None
             place = outside or self._places.now()
+            return Circumstances(operator, phase, module, place, functions.function, functions.region)
+        grad_fn, forward_site, place = "", None, NOWHERE
+        if node is not None:
+            grad_fn, forward_site = node.name(), self._places.forward_site(node)
+        if forward_site is not None:
+            forward = self.sites.point(forward_site)
+            module, place = forward.module, forward.place
+        place = self._places.inside_backward() or place
+        return Circumstances(
+            operator, phase, module, place, functions.function, functions.region, grad_fn, forward_site
+        )
+
+    def of_op(self, now: Circumstances, args: Any, kwargs: Any, operands: list[Tensor], results: list[Tensor]) -> Point:
+        """The point of an op that has just run."""
         cast = Cast.NONE
-        if operator.is_cast and operands:
-            reason = forward.cast if forward is not None else Cast.NONE
+        if now.operator.is_cast and operands:
+            reason = self.sites.point(now.forward_site).cast if now.forward_site is not None else Cast.NONE
             ends = (operands[0].dtype, results[0].dtype)
-            cast = cast_reason(*ends, forward=reason, function=functions.function, autocast=functions.region)
+            cast = cast_reason(*ends, forward=reason, function=now.function, autocast=now.autocast)
         return Point(
-            op=operator.name,
-            module=module or "",
-            phase=phase,
-            place=place,
+            op=now.operator.name,
+            module=now.module or "",
+            phase=now.phase,
+            place=now.place,
             inputs=signature(operands),
             outputs=signature(results),
-            scalars=operators.scalar_arguments(operator, args, kwargs),
-            autocast=functions.region,
+            scalars=operators.scalar_arguments(now.operator, args, kwargs),
+            autocast=now.autocast,
             cast=cast,
-            grad_fn=grad_fn,
-            forward_site=forward_site,
+            grad_fn=now.grad_fn,
+            forward_site=now.forward_site,
         )
+
+    def site(self, now: Circumstances, args: Any, kwargs: Any, operands: list[Tensor], results: list[Tensor]) -> int:
+        """The number of the site of an op that has just run."""
+        known = self.sites.repeats.site(now, args, kwargs, operands, results)
+        if known is None:
+            known = self.sites.number(self.of_op(now, args, kwargs, operands, results))
+            self.sites.repeats.ran(now, args, kwargs, operands, results, site=known)
+        return known
 
     def of_view(self, operator: Operator) -> Point:
         """The point of an op that computes nothing, but whose gradient may be computed: a sum for what was expanded."""
@@ -77,6 +94,11 @@ class OpPoints:
         phase = self._phase(torch_private.current_backward_node())
         place = self._places.now() if functions.place is None else functions.place
         return Point(operator.name, self._modules.innermost or "", phase, place, autocast=functions.region)
+
+    def link(self, phase: str, site: int) -> None:
+        """The autograd node that was made last belongs to the op at a site, which ran in ``phase``."""
+        if self.records_graph(phase):
+            self._places.link(site)
 
     def records_graph(self, phase: str) -> bool:
         """Whether an autograd node that was made in a phase is one whose gradient belongs to the op that made it."""

@@ -37,15 +37,16 @@ class Outputs:
 
     Args:
         full: Take every statistic (replays) instead of min and max without a sync (the real step).
+        slots: Where min and max are written; None for new ones.
     """
 
-    def __init__(self, *, full: bool) -> None:
+    def __init__(self, *, full: bool, slots: Slots | None = None) -> None:
         self.full = full
         self.distinct = DistinctCounts()
         self.casts_before = CastsBefore()
         self.came_cast: dict[int, CastBefore] = {}  #: by number, what came into the step from a cast before it
         self._outputs: list[Output] = []
-        self._measurements: Slots | Census = Census() if full else Slots()
+        self._measurements: Slots | Census = Census() if full else slots or Slots()
         self._late: dict[int, list[tuple[int, Tensor]]] = {}  # by storage: outputs that other ranks may still write
 
     def entered(self, seq: int, tensor: Tensor) -> None:
@@ -114,4 +115,4 @@ class Outputs:
         self.distinct.clear()
         self.came_cast.clear()
         self._late.clear()
-        self._measurements = Slots()
+        self._measurements = Slots()  # what it had may serve another step

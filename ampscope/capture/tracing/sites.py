@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ampscope.capture.torch_support.user_line import NOWHERE, Place
+from ampscope.capture.tracing.repeats import Repeats
 from ampscope.trace.schema import Cast, SiteRow
 
 
@@ -58,6 +59,7 @@ class Sites:
     """
 
     def __init__(self, first: int, module_type: Callable[[str], str]) -> None:
+        self.repeats = Repeats()
         self._ids: dict[Point, int] = {}
         self._points: list[Point] = []
         self._rows: list[SiteRow] = []  # of the first of these; made when asked for, each once

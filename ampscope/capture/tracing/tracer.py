@@ -29,6 +29,7 @@ from ampscope.capture.tracing.program.places import Places
 from ampscope.capture.tracing.sites import Point, Sites
 from ampscope.capture.tracing.statistics.bad_rows import bad_rows
 from ampscope.capture.tracing.statistics.batch_rows import BatchRows
+from ampscope.capture.tracing.statistics.stats import Slots
 from ampscope.capture.tracing.statistics.tensor_values import stored
 from ampscope.trace.schema import EdgeRow, Node, OpRow
 
@@ -45,6 +46,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         guard: Catches faults of the tracer itself.
         stops: Code objects at which the search for the user's line ends.
         pause: The switch of the run, where the step is the loop's and not a replay.
+        slots: Where min and max are written; None for new ones.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         guard: Guard,
         stops: tuple[CodeType, ...] = (),
         pause: Pause | None = None,
+        slots: Slots | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.micro_batch = 0
@@ -69,7 +72,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         self._guard = guard
         self._modules = ModuleStack(module_names, self, self.functions)
         self.points = OpPoints(sites, self.places, self.functions, self._modules)
-        self.outputs = Outputs(full=full)
+        self.outputs = Outputs(full=full, slots=slots)
         self._dataflow = Dataflow(self.outputs.measure if full else None)
         self.count = 0  #: sequence number that the next op will get
         self._handling = 0  # ops in progress: inside one, torch has taken the mode off the stack by itself
@@ -192,7 +195,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         with self._guard:
             received = exchange.received(result)
             if received:
-                point = self.points.of_op(operator, args, kwargs, sent, received)
+                point = self.points.of_op(self.points.now(operator), args, kwargs, sent, received)
                 seq, self.count = self.count, self.count + 1
                 site = self.points.sites.number(point._replace(scalars=exchange.facts))
                 self.outputs.add_late(seq, site, self.micro_batch, received)
@@ -225,24 +228,27 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         self.backward_varies |= operator.varies
         if operator.passes_through:
             if made_node:
-                self._link(self.points.of_view(operator))
+                view = self.points.of_view(operator)
+                self.points.link(view.phase, self.points.sites.number(view))
             return
         operands = operators.operands(operator, args, kwargs)
-        for operand in operands:
-            self.outputs.is_read(operand)
         results = operators.flat_tensors(result if isinstance(result, (tuple, list)) else (result,))
         written = operators.written_tensors(operator, args, kwargs) if operator.writes else []
         if written:
             results += operators.not_among(results, written)
         if not results:
             return
-        point = self.points.of_op(operator, args, kwargs, operands, results)
-        overwritten = {i for i, operand in enumerate(operands) if any(operand is each for each in written)}
+        now = self.points.now(operator)
+        site = self.points.site(now, args, kwargs, operands, results)
+        overwritten = (
+            {i for i, operand in enumerate(operands) if any(operand is each for each in written)} if written else ()
+        )
         operands, results = [stored(each) for each in operands], [stored(each) for each in results]
         entries = [(i, operand, self._writer(operand, operator)) for i, operand in enumerate(operands)]
-        seq, site = self._number(point, results, all_bits=operator.is_random)
+        seq, self.count = self.count, self.count + 1
+        self.outputs.add(seq, site, self.micro_batch, results, all_bits=operator.is_random)
         if made_node:
-            self._link(point)
+            self.points.link(now.phase, site)
         for i, operand, writer in entries:
             self._dataflow.read(seq, i, writer, operand, in_place=i in overwritten)
         self._dataflow.wrote(seq, results)
@@ -250,11 +256,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         if self.keeper is not None:
             writers = [writer.seq for _, _, writer in entries if writer is not None]
             self.keeper.after(Executed(seq, site, operator, args, kwargs), results, writers)
-
-    def _link(self, point: Point) -> None:
-        """The autograd node that was made last belongs to the op at a point."""
-        if self.points.records_graph(point.phase):
-            self.places.link(self.points.sites.number(point))
 
     def _number(self, point: Point, results: Sequence[Tensor] = (), *, all_bits: bool = False) -> tuple[int, int]:
         """Gives an op its number in the order of execution and that of its site, and notes its outputs."""

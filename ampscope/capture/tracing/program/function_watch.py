@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ampscope.capture.torch_support import tensor_tree
+from ampscope.capture.torch_support import tensor_tree, torch_private
 from ampscope.capture.torch_support.calls import call_state
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.user_line import Place
@@ -29,7 +31,6 @@ class FunctionWatch(TorchFunctionMode):
     def __init__(self, places: Places, guard: Guard) -> None:
         super().__init__()
         self.function = ""  #: name of the function
-        self.place: Place | None = None
         self.region: torch.dtype | None = None  #: dtype of the autocast region; None outside
         self.creates_graph = False  #: the backward in progress records a graph of itself
         self.unwraps = False  #: the function is answered by the class of one of its operands, in code of its own
@@ -37,33 +38,44 @@ class FunctionWatch(TorchFunctionMode):
         self.handling = 0  #: calls in progress: inside one, torch has taken the mode off the stack by itself
         self._places = places
         self._guard = guard
-        self._types = call_state.device_types()
+        self._types = tuple(reversed(call_state.device_types()))
+        self._place: Place | None = None
+        self._call: tuple[FrameType, Any] | None = None  # the caller's frame, and the autograd node being evaluated
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        before = (self.function, self.place, self.region, self.creates_graph, self.unwraps)
+        before = (self.function, self._place, self._call, self.region, self.creates_graph, self.unwraps)
         self.handling += 1
         try:
             self.unwraps = not _PLAIN.issuperset(types)
             if self.listener is not None:
                 self.listener(func, args)
-            self._note(func, args, kwargs)
+            self._note(func, args, kwargs, sys._getframe(1))
             return func(*args, **kwargs)
         finally:
             self.handling -= 1
-            self.function, self.place, self.region, self.creates_graph, self.unwraps = before
+            self.function, self._place, self._call, self.region, self.creates_graph, self.unwraps = before
 
-    def _note(self, func: Any, args: Any, kwargs: Any) -> None:
+    @property
+    def place(self) -> Place | None:
+        """The user's line of the call being made, found when an op asks for it; None outside of any call."""
+        if self._place is None and self._call is not None:
+            self._place = self._places.of_call(*self._call)
+        return self._place
+
+    def _note(self, func: Any, args: Any, kwargs: Any, caller: FrameType) -> None:
         if self._guard.broken:
             return
         with self._guard:
             self.function = getattr(func, "__name__", "")
-            self.place = self._places.now()
+            self._place, self._call = None, (caller, torch_private.current_backward_node())
             self.region = self._region()
             if func is torch.autograd.grad:
                 self._places.marked.read(tensor_tree.tensors(args[0] if args else kwargs.get("outputs")))
                 self.creates_graph = bool(args[4] if len(args) > 4 else kwargs.get("create_graph"))
 
     def _region(self) -> torch.dtype | None:
-        enabled = (kind for kind in reversed(self._types) if torch.is_autocast_enabled(kind))
-        return next((torch.get_autocast_dtype(kind) for kind in enabled), None)
+        for kind in self._types:
+            if torch.is_autocast_enabled(kind):
+                return torch.get_autocast_dtype(kind)
+        return None

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ampscope.capture.hooks import process_hooks
 from ampscope.capture.torch_support import torch_private
-from ampscope.capture.torch_support.user_line import NOWHERE, Place, user_place
+from ampscope.capture.torch_support.user_line import NOWHERE, Place, place_of, user_place
 from ampscope.capture.tracing import operators
 from ampscope.capture.tracing.operators import Operator
 from ampscope.capture.tracing.program.marked_nodes import MarkedNodes
@@ -58,11 +58,19 @@ class Places:
         self.marked = MarkedNodes()  #: those of a device's thread that the forward's backward comes by
 
     def now(self) -> Place:
-        """The line of a torch function that is being called."""
-        node = torch_private.current_backward_node()
+        """The line of what runs."""
+        return self.of_call(sys._getframe(1), torch_private.current_backward_node())
+
+    def of_call(self, caller: FrameType, node: Any) -> Place:
+        """The line of a torch function that is being called.
+
+        Args:
+            caller: The frame that calls it.
+            node: The autograd node that is being evaluated; None outside of backward.
+        """
         if node is None:
-            return user_place(*self._stops) or self.entry_place
-        return user_place(*self._stops_in_backward) or self._of_node(node)
+            return place_of(caller, *self._stops) or self.entry_place
+        return place_of(caller, *self._stops_in_backward) or self._of_node(node)
 
     def inside_backward(self) -> Place | None:
         """The line of the user's own code in backward: a function's ``backward``, a hook; None outside of any."""
@@ -90,7 +98,8 @@ class Places:
 
     def _own_nodes(self) -> _Nodes:
         """The nodes that the thread running now has made."""
-        return self._nodes.setdefault(threading.get_ident(), _Nodes())
+        thread = threading.get_ident()
+        return self._nodes.get(thread) or self._nodes.setdefault(thread, _Nodes())
 
     def _calls_backward(self) -> bool:
         """Whether a backward was called on this thread, and not only evaluated."""

@@ -40,6 +40,8 @@ def checksum(tensor: Tensor) -> Tensor | None:
         return None
     flat = tensor.as_strided((tensor.numel(),), (1,)) if dense else tensor.contiguous().view(-1)
     in_word = _WORD // flat.element_size()
+    if not flat.storage_offset() % in_word and not flat.numel() % in_word:
+        return flat.view(torch.int64).sum(dtype=torch.int64)
     head = min(-flat.storage_offset() % in_word, flat.numel())
     tail = flat.numel() - (flat.numel() - head) % in_word
     narrow = _INTEGERS[flat.element_size()]

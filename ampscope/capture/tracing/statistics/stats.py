@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ampscope.capture.torch_support.local_shards import has_arrived, local
+from ampscope.capture.torch_support.local_shards import PLAIN, has_arrived, local
 from ampscope.capture.torch_support.tensor_tree import inner_tensors
 from ampscope.capture.tracing.statistics.tensor_values import MEASURED, in_memory_order, numbers, stored
 from ampscope.trace.dtypes import FINFO
@@ -20,9 +21,11 @@ _CHUNK = 128
 
 def measurable(tensor: Tensor) -> bool:
     """Whether a tensor has values that can be looked at; of a sparse or nested one, ask for what is `stored`."""
-    dense = tensor.layout is torch.strided and not tensor.is_meta and has_arrived(tensor)
-    has_memory = not tensor.is_nested and not tensor._is_zerotensor() and not inner_tensors(tensor)
-    return dense and tensor.dtype in MEASURED and tensor.numel() > 0 and has_memory
+    if tensor.layout is not torch.strided or tensor.dtype not in MEASURED or tensor.is_meta or tensor.is_nested:
+        return False
+    if type(tensor) not in PLAIN and (not has_arrived(tensor) or inner_tensors(tensor)):
+        return False
+    return tensor.numel() > 0 and not tensor._is_zerotensor()
 
 
 def can_be_bad(tensor: Tensor) -> bool:
@@ -71,11 +74,14 @@ def _within(value: float | None) -> float | None:
 
 
 class Slots:
-    """Preallocated places on the device for the min and max of many tensors; `read` copies all out at once."""
+    """Preallocated places on the device for the min and max of many tensors; `read` copies all out at once.
+
+    They serve one step after another: making them takes longer than what is written there.
+    """
 
     def __init__(self) -> None:
         self._banks: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-        self._free: dict[tuple[torch.device, torch.dtype], list[tuple[Tensor, Tensor]]] = {}
+        self._places: dict[tuple[torch.device, torch.dtype], list[tuple[Tensor, Tensor]]] = {}
         self._used: list[tuple[tuple[torch.device, torch.dtype], int]] = []
         self._counts: dict[tuple[torch.device, torch.dtype], int] = {}
 
@@ -83,19 +89,29 @@ class Slots:
         """Writes the NaN-propagating min and max of a measurable tensor into the next slot and returns its number."""
         values = in_memory_order(numbers(tensor.detach() if tensor.requires_grad else tensor))
         key = (values.device, values.dtype)
-        free = self._free.get(key)
-        if not free:
-            free = self._grow(key)
-        torch.aminmax(values, out=free.pop())
         count = self._counts.get(key, 0)
+        places = self._places.get(key, ())
+        if count == len(places):
+            places = self._grow(key)
+        torch.aminmax(values, out=places[count])
         self._counts[key] = count + 1
         self._used.append((key, count))
         return len(self._used) - 1
 
     def read(self) -> list[Statistics]:
         """The statistics of every slot in use, in order; waits for the device."""
-        values = {key: torch.cat(banks)[: self._counts[key]].double().tolist() for key, banks in self._banks.items()}
+        values = {key: self._written(key) for key, count in self._counts.items() if count}
         return [Statistics(*values[key][index]) for key, index in self._used]
+
+    def restart(self) -> None:
+        """Gives every place free again."""
+        self._used.clear()
+        self._counts.clear()
+
+    def _written(self, key: tuple[torch.device, torch.dtype]) -> Any:
+        count = self._counts[key]
+        banks = self._banks[key][: -(-count // _CHUNK)]
+        return torch.cat(banks)[:count].double().tolist()
 
     def _grow(self, key: tuple[torch.device, torch.dtype]) -> list[tuple[Tensor, Tensor]]:
         device, dtype = key
@@ -103,5 +119,6 @@ class Slots:
             bank = torch.zeros(_CHUNK, 2, device=device, dtype=dtype)
         self._banks.setdefault(key, []).append(bank)
         low, high = bank.unbind(1)
-        self._free[key] = list(zip(low.unbind(), high.unbind(), strict=True))[::-1]
-        return self._free[key]
+        places = self._places.setdefault(key, [])
+        places += zip(low.unbind(), high.unbind(), strict=True)
+        return places
