@@ -26,6 +26,7 @@ class Size:
 
 
 SIZES = {
+    "tiny": Size(width=64, layers=6, heads=4, batch=2, length=32),
     "small": Size(width=64, layers=3, heads=4, batch=8, length=64),
     "large": Size(width=512, layers=6, heads=8, batch=8, length=128),
 }

@@ -240,9 +240,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
             return
         now = self.points.now(operator)
         site = self.points.site(now, args, kwargs, operands, results)
-        overwritten = (
-            {i for i, operand in enumerate(operands) if any(operand is each for each in written)} if written else ()
-        )
+        overwritten = {i for i, operand in enumerate(operands) if any(operand is each for each in written)}
         operands, results = [stored(each) for each in operands], [stored(each) for each in results]
         entries = [(i, operand, self._writer(operand, operator)) for i, operand in enumerate(operands)]
         seq, self.count = self.count, self.count + 1
