@@ -65,7 +65,7 @@ FLOORS = {
         "device_decisions attempts endings loop_endings breaking_off failed_calls"
     ),
     "ampscope.capture.tracing": (
-        "statistics operators operand_keeper repeats sites traced_rows dataflow distinct outputs casts "
+        "statistics operators operand_keeper sites traced_rows dataflow distinct outputs casts "
         "program collective_ops op_points tracer"
     ),
     "ampscope.analysis": (

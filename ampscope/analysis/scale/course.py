@@ -65,8 +65,9 @@ class Course:
 
     @cached_property
     def change(self) -> FloatArray:
-        """The scale's change after each attempt but the last."""
-        return np.diff(self.scale)
+        """The scale's change after each attempt but the last; NaN where an infinite one stays."""
+        with np.errstate(invalid="ignore"):
+            return np.diff(self.scale)
 
     @cached_property
     def held(self) -> float | None:

@@ -79,7 +79,7 @@ def _skip_run(history: History, start: int, end: int) -> SkipRun:
         lowest_scale=float(known.min()) if known.size else 1.0,
         recovered=end < history.step.size,
         had_trained=bool((~history.skipped[:start]).any()),
-        had_grown=bool((np.diff(good) > 0).any()),
+        had_grown=bool((good[1:] > good[:-1]).any()),
         settles=_settles(history, start, end),
     )
 

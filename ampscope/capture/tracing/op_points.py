@@ -16,8 +16,7 @@ from ampscope.capture.tracing.operators import Operator
 from ampscope.capture.tracing.program.function_watch import FunctionWatch
 from ampscope.capture.tracing.program.module_stack import ModuleStack
 from ampscope.capture.tracing.program.places import Places
-from ampscope.capture.tracing.repeats import Circumstances
-from ampscope.capture.tracing.sites import Point, Signature, Sites
+from ampscope.capture.tracing.sites import Circumstances, Point, Signature, Sites
 from ampscope.capture.tracing.statistics.tensor_values import stored
 from ampscope.trace.schema import Cast, Node, Phase
 

@@ -104,11 +104,12 @@ def _free_port() -> int:
 
 
 def _wait_for(address: str, process: subprocess.Popen[bytes]) -> None:
+    straight = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # whatever proxy a test has asked for
     deadline = time.monotonic() + _START_S
     while time.monotonic() < deadline:
         assert process.poll() is None, "the app's server ended before it answered"
         try:
-            with urllib.request.urlopen(address, timeout=2):
+            with straight.open(address, timeout=2):
                 return
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             time.sleep(0.2)

@@ -71,7 +71,7 @@ WAITS: dict[str, str] = {
     "tracing/statistics/fused_look.py read": REPLAYED,
     "tracing/statistics/full_statistics.py empty": REPLAYED,
     "tracing/statistics/stats.py finite": REPLAYED,
-    "tracing/statistics/stats.py read": TRACED,
+    "tracing/statistics/stats.py _written": TRACED,
     "tracing/operand_keeper.py of": REPLAYED,
     "usage/followed_values.py _equal_elements": "asked only where that does not wait",
     "usage/gradient_edits.py _number_read": "the loop has read it",
