@@ -116,7 +116,7 @@ def test_a_sample_of_all_faults(
     assert reached_the_loop(faults, unwatched_state, tmp_path) == []
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.usefixtures("modes_removed")
