@@ -98,7 +98,7 @@ def _of_step(bad: BadStep, examiners: _Examiners, world: World) -> Iterator[Exam
     received = tuple(sorted({one.rank for one in (*bad.received, *cleared)}))
     for one, each in found:
         if one not in cleared:
-            yield from (other._replace(incident=replace(other.incident, received_by=received)) for other in each)
+            yield from (other.received_by(received) for other in each)
 
 
 def _followed(examined: Examined, since: int | None, first: Incident | None) -> Examined:

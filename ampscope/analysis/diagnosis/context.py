@@ -15,7 +15,7 @@ from ampscope.analysis.causes.unknown import Observed
 from ampscope.analysis.numerics.arrays import FloatArray
 from ampscope.analysis.origin.second_run import SecondRun
 from ampscope.analysis.results import Tried
-from ampscope.analysis.scale.skip_runs import SkipRun, skip_runs
+from ampscope.analysis.scale.skip_runs import SkipRun, Skips
 from ampscope.analysis.tables.step_history import History
 from ampscope.provenance import How
 from ampscope.trace.json_columns import details
@@ -47,7 +47,7 @@ class Context:
 
     def __init__(self, history: Mapping[int, History]) -> None:
         self._history = history
-        self._skips = {optimizer: skip_runs(each) for optimizer, each in history.items()}
+        self._skips = {optimizer: Skips(each) for optimizer, each in history.items()}
 
     def judged(
         self, row: IncidentRow, found: Recognised, tried: Sequence[Tried] = (), twice: SecondRun | None = None
@@ -107,8 +107,8 @@ class Context:
         """The skips among which a step with non-finite gradients is, where the scale was only finding its place."""
         if row.trigger != Trigger.NONFINITE_GRADIENT:
             return None
-        runs = self._skips.get(row.optimizer, ())
-        run = next((run for run in runs if run.first <= row.step <= run.last), None)
+        skips = self._skips.get(row.optimizer)
+        run = skips.of_step(row.step) if skips is not None else None
         return run if run is not None and run.calibrates else None
 
     def cause_without_origin(self, row: IncidentRow, tried: Sequence[Tried] = ()) -> Cause:

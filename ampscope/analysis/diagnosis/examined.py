@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Reason
@@ -48,25 +49,33 @@ class Examined(NamedTuple):
         incident = replace(self.incident, step=step, last_step=step, tried=())
         return self._replace(incident=incident, leaves=frozenset())
 
-    def joined(self, later: Incident) -> Examined:
-        """With another occurrence counted in."""
+    def joined(self, later: Sequence[Incident]) -> Examined:
+        """With all further occurrences counted in, in the order of their steps."""
+        if not later:
+            return self
         incident = self.incident
-        known = incident.fp32_ok if incident.fp32_ok is not None else later.fp32_ok
-        both = (*incident.tried, *later.tried)
-        received = tuple(sorted({*incident.received_by, *later.received_by}))
-        steps = self._all_steps | {later.step}  # optimizers count their own: two of them may fail at one number
+        all_ = (incident, *later)
+        steps = self._all_steps.union(each.step for each in later)  # optimizers count their own: two may fail at one
         joined = replace(
             incident,
-            last_step=later.step,
+            last_step=later[-1].step,
             count=len(steps),
-            fp32_ok=known,
-            tried=both,
-            received_by=received,
+            fp32_ok=next((each.fp32_ok for each in all_ if each.fp32_ok is not None), None),
+            tried=tuple(chain.from_iterable(each.tried for each in all_)),
+            received_by=tuple(sorted(set(chain.from_iterable(each.received_by for each in all_)))),
         )
         return self._replace(incident=joined, steps=steps)
 
+    def received_by(self, ranks: tuple[int, ...]) -> Examined:
+        """The same, with the ranks that it was received by."""
+        if self.incident.received_by == ranks:  # of a run that goes on with NaN there are a hundred thousand
+            return self
+        return self._replace(incident=replace(self.incident, received_by=ranks))
+
     def on_rank(self, rank: int) -> Examined:
         """The same on another rank, on which nothing was tried."""
+        if (self.incident.rank, self.incident.tried) == (rank, ()):
+            return self
         return self._replace(incident=replace(self.incident, rank=rank, tried=()))
 
     @property
@@ -112,13 +121,12 @@ def merged(examined: Iterable[Examined]) -> list[Incident]:
 
     The first keeps its details; what was tried on any of them counts for all. The same on several ranks is one, too.
     """
-    of_rank: dict[tuple[Any, ...], Examined] = {}
+    of_rank: dict[tuple[Any, ...], list[Examined]] = {}
     for each in sorted(examined, key=lambda each: each.incident.step):
-        key = (each.incident.rank, *each.key)
-        first = of_rank.get(key)
-        of_rank[key] = first.joined(each.incident) if first else each
+        of_rank.setdefault((each.incident.rank, *each.key), []).append(each)
+    joined = [first.joined([each.incident for each in later]) for first, *later in of_rank.values()]
     kept: dict[tuple[Any, ...], Examined] = {}
-    for each in sorted(of_rank.values(), key=lambda each: (each.incident.step, each.incident.rank)):
+    for each in sorted(joined, key=lambda each: (each.incident.step, each.incident.rank)):
         first = kept.get(each.key)
         kept[each.key] = first.joined_by_rank(each) if first else each
     return [each.with_remedies() for each in kept.values()]

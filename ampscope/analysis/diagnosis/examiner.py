@@ -27,6 +27,7 @@ from ampscope.analysis.origin.second_run import second_run
 from ampscope.analysis.origin.step_graph import Sites, StepGraph, source_line
 from ampscope.analysis.overview.ranks.bad_steps import Sighting
 from ampscope.analysis.results import Incident, PathNode, Tried
+from ampscope.analysis.tables.incident_rows import IncidentRows
 from ampscope.analysis.tables.step_history import History
 from ampscope.provenance import Origin
 from ampscope.trace.json_columns import details
@@ -53,6 +54,7 @@ class Examiner:
         self._history = history
         self._context = Context(history)
         self._sites = Sites(run, rank)
+        self._rows = IncidentRows(run, rank)
         self._tried = trials.trials(run, rank)
         self._half_weights = half_weights(run, rank)
 
@@ -74,19 +76,14 @@ class Examiner:
         return self._without_origin(row, run.benign_cause if run is not None and by_itself else Cause.UNKNOWN, why)
 
     def _row(self, seen: Sighting) -> IncidentRow:
-        row = self._rows.get((seen.step, seen.optimizer, seen.trigger)) if seen.recorded else None
+        row = self._rows.find(seen.step, seen.optimizer, seen.trigger) if seen.recorded else None
         return row or _unreported_row(seen.step, seen.optimizer, seen.loss)
-
-    @cached_property
-    def _rows(self) -> dict[tuple[int, int, str], IncidentRow]:
-        rows = self._run.rows(Table.INCIDENTS, rank=self._rank)
-        return {(row.step, row.optimizer, row.trigger): row for row in rows}
 
     @cached_property
     def _starts(self) -> frozenset[int]:
         """The steps with which the run began and was resumed; optimizers are numbered in the order of their steps."""
-        events = self._run.rows(Table.EVENTS, rank=self._rank)
-        return frozenset({0, *(row.step for row in events if row.kind == EventKind.RESUME)})
+        events = self._run.rows(Table.EVENTS, rank=self._rank, kind=EventKind.RESUME)
+        return frozenset({0, *(row.step for row in events)})
 
     def _examine(self, row: IncidentRow) -> list[Examined]:
         state = state_found(row)
@@ -187,7 +184,7 @@ class Examiner:
         cause = run.benign_cause
         reason: Reason = ScaleFell(recovered=run.recovered)
         if incident.cause is Cause.UNKNOWN:
-            if not run.is_single or row.replay != ReplayStatus.DIVERGED or self._unexplained(row) > 1:
+            if not run.is_single or row.replay != ReplayStatus.DIVERGED or self._rows.alike(row) > 1:
                 return examined
             cause, reason = (
                 Cause.BENIGN_SINGLE_SKIP,
@@ -195,11 +192,6 @@ class Examiner:
             )
         text = explanation(cause, Occurrence(op=incident.op, reason=reason))
         return Examined(replace(incident, severity=CATALOGUE[cause].severity, cause=cause, explanation=text))
-
-    def _unexplained(self, row: IncidentRow) -> int:
-        """How many steps of an optimizer had non-finite gradients that their replays do not show as they were."""
-        rows = (each for each in self._rows.values() if each.optimizer == row.optimizer)
-        return sum((each.trigger, each.replay) == (row.trigger, row.replay) for each in rows)
 
     def _without_origin(self, row: IncidentRow, cause: Cause | None = None, why: str = "") -> Examined:
         """What can be said when no trace of the step shows an origin."""

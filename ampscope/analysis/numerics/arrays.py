@@ -29,15 +29,15 @@ class Columns:
 
     def ints(self, name: str) -> IntArray:
         """A column of whole numbers that is never null."""
-        return self.arrays[name].astype(np.int64)
+        return self.arrays[name].astype(np.int64, copy=False)
 
     def flags(self, name: str) -> BoolArray:
         """A column of truth values that is never null."""
-        return self.arrays[name].astype(np.bool_)
+        return self.arrays[name].astype(np.bool_, copy=False)
 
     def floats(self, name: str) -> FloatArray:
         """A column of numbers, NaN for null."""
-        values: FloatArray = np.ma.filled(self.arrays[name].astype(np.float64), np.nan)
+        values: FloatArray = np.ma.filled(self.arrays[name].astype(np.float64, copy=False), np.nan)
         return values
 
     def known(self, name: str) -> BoolArray:

@@ -11,7 +11,7 @@ from ampscope.analysis.causes.range_overflow import SMALLER_LOSS
 from ampscope.analysis.results import Remedy, ScaleHealth, ScaleVerdict
 from ampscope.analysis.scale import hopeless_skips
 from ampscope.analysis.scale.course import Attempts, Course
-from ampscope.analysis.scale.scaler_log import ScalerSettings, scaler_log, settings_of
+from ampscope.analysis.scale.scaler_log import ScalerSettings, scaler_settings
 from ampscope.analysis.scale.skip_runs import CALIBRATION_STEPS, LONGEST_CALIBRATION, LOWEST_USEFUL_SCALE
 from ampscope.analysis.tables.step_history import History
 from ampscope.analysis.words.scale_words import in_words, times
@@ -59,7 +59,7 @@ def healths(run: Run, rank: int, history: Mapping[int, History]) -> tuple[ScaleH
         rank: One of its ranks.
         history: The steps of that rank, by optimizer.
     """
-    found = (scale_health(each, settings_of(scaler_log(run, n, rank).changes)) for n, each in history.items())
+    found = (scale_health(each, scaler_settings(run, n, rank)) for n, each in history.items())
     return tuple(health for health in found if health is not None)
 
 

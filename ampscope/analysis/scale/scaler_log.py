@@ -76,6 +76,12 @@ def changes_since(run: Run, optimizer: int, rank: int, step: int) -> tuple[Scale
     return _changes(frame.filter(~_IS_ROUTINE, nw.col("step") >= step))
 
 
+def scaler_settings(run: Run, optimizer: int, rank: int) -> ScalerSettings:
+    """The arguments with which the scaler of ``optimizer`` was made, without the rest of its log."""
+    frame, _ = _events(run, optimizer, rank)
+    return settings_of(_changes(frame.filter(nw.col("action") == str(ScalerAction.INIT))))
+
+
 def settings_of(changes: Sequence[ScalerEventRow]) -> ScalerSettings:
     """The arguments of the first constructor call among ``changes``."""
     made = [arguments(row.detail) for row in changes if row.action == ScalerAction.INIT]

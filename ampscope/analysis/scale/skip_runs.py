@@ -61,44 +61,74 @@ class SkipRun:
 
 def skip_runs(history: History) -> list[SkipRun]:
     """The runs of skipped steps among the attempts of one optimizer, in order."""
-    padded = np.concatenate(([False], history.skipped, [False]))
-    starts, ends = np.flatnonzero(~padded[:-1] & padded[1:]), np.flatnonzero(padded[:-1] & ~padded[1:])
-    return [_skip_run(history, int(start), int(end)) for start, end in zip(starts, ends, strict=True)]
+    skips = Skips(history)
+    return [skips.run(number) for number in range(len(skips))]
 
 
-def _skip_run(history: History, start: int, end: int) -> SkipRun:
-    """The skips at positions ``start`` to ``end`` (excluded)."""
-    scales = history.scale[start:end]
-    known = scales[~np.isnan(scales)]
-    since_last_skip = int(np.max(np.flatnonzero(history.skipped[:start]), initial=-1)) + 1
-    good = history.scale[max(since_last_skip, start - PROBE_STEPS) : start + 1]
-    return SkipRun(
-        position=start,
-        first=int(history.step[start]),
-        last=int(history.step[end - 1]),
-        lowest_scale=float(known.min()) if known.size else 1.0,
-        recovered=end < history.step.size,
-        had_trained=bool((~history.skipped[:start]).any()),
-        had_grown=bool((good[1:] > good[:-1]).any()),
-        settles=_settles(history, start, end),
-    )
+class Skips:
+    """The runs of skipped steps among the attempts of one optimizer, looked at one by one: a long run has many.
 
-
-def _settles(history: History, start: int, end: int) -> bool:
-    """Whether the scale came to hold after a row of skips; what a run's end has cut short may still.
-
-    Calibration is harmless because it ends. One that goes on to scales below 1, or in which a good part of the steps is
-    lost again and again, does not.
+    Args:
+        history: The attempts.
     """
-    at = np.flatnonzero(history.skipped)
-    gaps = np.diff(np.concatenate(([-1], at, [history.step.size]))) - 1  # good steps before, between and after skips
-    long = np.flatnonzero(gaps >= CALIBRATION_STEPS)
-    here = int(np.searchsorted(at, start))  # which skip: the gap with this number is before it
-    after = long[long > here + end - 1 - start]
-    since = int(at[before[-1]]) if (before := long[long <= here]).size else 0
-    held = int(at[after[0] - 1]) + 1 if after.size else history.step.size
-    lost = history.skipped[since:held]
-    if (history.scale[since:held][lost] < LOWEST_USEFUL_SCALE).any():
-        return False
-    rows = int((np.diff(lost.astype(np.int8), prepend=0) > 0).sum())
-    return bool(after.size or rows < RESTLESS_ROWS or lost.mean() < RESTLESS_SHARE)
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        padded = np.concatenate(([False], history.skipped, [False]))
+        self._starts = np.flatnonzero(~padded[:-1] & padded[1:])
+        self._ends = np.flatnonzero(padded[:-1] & ~padded[1:])  # one past the last
+        self._at = np.flatnonzero(history.skipped)
+        #: Good steps before, between and after skips, and which of these are many.
+        gaps = np.diff(np.concatenate(([-1], self._at, [history.step.size]))) - 1
+        self._long = np.flatnonzero(gaps >= CALIBRATION_STEPS)
+        self._known: dict[tuple[int, int], bool] = {}
+
+    def __len__(self) -> int:
+        return int(self._starts.size)
+
+    def of_step(self, step: int) -> SkipRun | None:
+        """The run that a step is in; None where it was not skipped."""
+        number = int(np.searchsorted(self._history.step[self._starts], step, side="right")) - 1
+        run = self.run(number) if number >= 0 else None
+        return run if run is not None and step <= run.last else None
+
+    def run(self, number: int) -> SkipRun:
+        """One of them, counted from 0."""
+        history, start, end = self._history, int(self._starts[number]), int(self._ends[number])
+        scales = history.scale[start:end]
+        known = scales[~np.isnan(scales)]
+        since_last_skip = int(self._ends[number - 1]) if number else 0
+        good = history.scale[max(since_last_skip, start - PROBE_STEPS) : start + 1]
+        return SkipRun(
+            position=start,
+            first=int(history.step[start]),
+            last=int(history.step[end - 1]),
+            lowest_scale=float(known.min()) if known.size else 1.0,
+            recovered=end < history.step.size,
+            had_trained=int(np.searchsorted(self._at, start)) < start,
+            had_grown=bool((good[1:] > good[:-1]).any()),
+            settles=self._settles(start, end),
+        )
+
+    def _settles(self, start: int, end: int) -> bool:
+        """Whether the scale came to hold after a run of skips; what a run's end has cut short may still.
+
+        Calibration is harmless because it ends. One that goes on to scales below 1, or in which a good part of the
+        steps is lost again and again, does not.
+        """
+        here = int(np.searchsorted(self._at, start))  # which skip: the gap with this number is before it
+        after = int(np.searchsorted(self._long, here + end - 1 - start, side="right"))
+        before = int(np.searchsorted(self._long, here, side="right")) - 1
+        since = int(self._at[self._long[before]]) if before >= 0 else 0
+        ends = after < self._long.size
+        held = int(self._at[self._long[after] - 1]) + 1 if ends else self._history.step.size
+        if (since, held) not in self._known:  # runs with few good steps between them share it
+            self._known[since, held] = self._holds(since, held, ends=ends)
+        return self._known[since, held]
+
+    def _holds(self, since: int, held: int, *, ends: bool) -> bool:
+        lost = self._history.skipped[since:held]
+        if (self._history.scale[since:held][lost] < LOWEST_USEFUL_SCALE).any():
+            return False
+        rows = int((np.diff(lost.astype(np.int8), prepend=0) > 0).sum())
+        return bool(ends or rows < RESTLESS_ROWS or lost.mean() < RESTLESS_SHARE)

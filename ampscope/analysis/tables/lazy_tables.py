@@ -8,9 +8,13 @@ from typing import Any
 
 import duckdb
 import narwhals as nw
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from ampscope.analysis.numerics.arrays import Columns
 from ampscope.errors import RunDamaged
+from ampscope.trace.files.arrow_arrays import known_in, numbers_in
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import Table
 
@@ -48,6 +52,23 @@ def collect_columns(frame: Lazy) -> Columns:
         return Columns(nw.to_native(frame).fetchnumpy())
 
 
+def stream_columns(frame: Lazy) -> Iterator[Columns]:
+    """Run such a query and give its rows some at a time, in the order of the files where it has none of its own.
+
+    Raises:
+        RunDamaged: a Parquet part turned out to be broken while it was read.
+    """
+    with _reading():
+        for batch in nw.to_native(frame).to_arrow_reader():
+            yield Columns({name: _masked(batch[name]) for name in batch.schema.names})
+
+
+def _masked(column: pa.Array) -> npt.NDArray[Any]:
+    whole = pa.chunked_array([column])
+    values = numbers_in(whole)
+    return np.ma.masked_array(values, ~known_in(whole)) if column.null_count else values
+
+
 def collect_expressions(
     frame: Lazy, expressions: str, *, where: str = "", order: str = "", limit: int | None = None
 ) -> list[tuple[Any, ...]]:
@@ -73,7 +94,14 @@ def collect_expressions(
 
 
 def collect_groups(
-    frame: Lazy, expressions: str, by: str, *, where: str = "", having: str = "", order: str = ""
+    frame: Lazy,
+    expressions: str,
+    by: str,
+    *,
+    where: str = "",
+    having: str = "",
+    order: str = "",
+    limit: int | None = None,
 ) -> list[tuple[Any, ...]]:
     """Aggregates in the engine's own words, as `collect_expressions`.
 
@@ -84,6 +112,7 @@ def collect_groups(
         where: Which rows; all by default.
         having: Which groups, by the names of what is selected; all by default.
         order: The names that they are sorted by.
+        limit: How many groups at most.
 
     Raises:
         RunDamaged: a Parquet part turned out to be broken while it was read.
@@ -93,7 +122,8 @@ def collect_groups(
         relation = relation.filter(where) if where else relation
         relation = relation.aggregate(expressions, by)
         relation = relation.filter(having) if having else relation
-        rows: list[tuple[Any, ...]] = (relation.order(order) if order else relation).fetchall()
+        relation = relation.order(order) if order else relation
+        rows: list[tuple[Any, ...]] = (relation.limit(limit) if limit is not None else relation).fetchall()
         return rows
 
 

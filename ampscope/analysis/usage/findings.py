@@ -17,9 +17,10 @@ from ampscope.analysis.results import Finding, SourceLine
 from ampscope.analysis.tables.lazy_tables import collect, rank_table
 from ampscope.analysis.tables.step_history import History
 from ampscope.analysis.usage.mistakes import explained, fixes, happens_once
+from ampscope.analysis.usage.resumed_scalers import not_restored
 from ampscope.trace.json_columns import details
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import FindingRow, Phase, ScalerAction, ScalerEventRow, SiteRow, Source, Table, execution_of
+from ampscope.trace.schema import FindingRow, Phase, ScalerEventRow, SiteRow, Source, Table, execution_of
 from ampscope.trace.vocabulary import Cause, MistakeForm
 
 #: Mistakes that bring others with them: shown first.
@@ -34,13 +35,10 @@ def findings(run: Run, rank: int, history: Mapping[int, History]) -> tuple[Findi
         rank: One of its ranks, whose history tells of mistakes that capture did not see.
         history: The steps of that rank, by optimizer.
     """
-    kinds = [action for action in ScalerAction if action is not ScalerAction.UNSCALE]  # of it there are millions
-    events = [row for action in kinds for row in run.rows(Table.SCALER_EVENTS, rank=rank, action=action)]
-    events.sort(key=lambda row: (row.time, row.step, row.scaler))
     writers = [each for each in run.ranks if run.stamp(Table.FINDINGS, rank=each)]
     taken_down = [(each, row) for each in writers for row in run.rows(Table.FINDINGS, rank=each)]
     rows = [(by, row) for by, row in taken_down if _costs_steps(row, history)]
-    forgotten = {start.segment: _started_afresh(start, last) for start, last in _not_restored(events)}
+    forgotten = {start.segment: _started_afresh(start, last) for start, last in not_restored(run, rank)}
     rows = [(by, row) for by, row in rows if row.cause != _FORGOTTEN or row.segment not in forgotten]
     recorded = [replace(_with_count(_recorded(row), history), rank=by) for by, row in rows]
     by_history = [replace(each, rank=rank) for each in (*forgotten.values(), *_recomputed_otherwise(run, rank))]
@@ -130,34 +128,10 @@ def _moved_after_skip(history: History) -> Iterator[int]:
     yield from (int(step) for step in history.step[:-1][history.skipped[:-1] & moved])
 
 
-def _not_restored(events: Sequence[ScalerEventRow]) -> Iterator[tuple[ScalerEventRow, float]]:
-    """Scalers of a resumed run that began at their initial scale, with the other one that the run had found."""
-    for start, before in _resumed_scalers(events):
-        own = [e for e in events if (e.segment, e.scaler) == (start.segment, start.scaler)]
-        loaded = any(event.action == ScalerAction.STATE_LOADED for event in own)
-        last = next((e.scale_after for e in reversed(before) if e.scale_after is not None), None)
-        if not loaded and last is not None and start.scale_after not in (None, last):
-            yield start, last
-
-
 def _started_afresh(start: ScalerEventRow, last: float) -> Finding:
     return _finding(
         _FORGOTTEN, start.step, source_line(start), reason=ScaleForgotten(was=last, starts=start.scale_after)
     )
-
-
-def _resumed_scalers(events: Sequence[ScalerEventRow]) -> Iterator[tuple[ScalerEventRow, list[ScalerEventRow]]]:
-    """The beginning of each scaler of a resumed segment, with the events of the scaler whose place it takes.
-
-    A segment's scalers take the places of those of the segment before in the order in which they first scaled.
-    """
-    starts = [event for event in events if event.action == ScalerAction.INIT]
-    for start in starts:
-        peers = [e.scaler for e in starts if e.segment == start.segment]
-        predecessors = [e.scaler for e in starts if e.segment == start.segment - 1]
-        place = peers.index(start.scaler)
-        if place < len(predecessors):
-            yield start, [e for e in events if (e.segment, e.scaler) == (start.segment - 1, predecessors[place])]
 
 
 def _recomputed_otherwise(run: Run, rank: int) -> list[Finding]:

@@ -18,6 +18,8 @@ AFTER = 20
 SETTLING = 5
 #: if so many follow, of which this many in a row are looked at together.
 LEAST_AFTER, STRETCH = 20, 10
+#: Stretches that are looked at in one go: of ten million steps all at once would take gigabytes.
+_AT_ONCE = 1 << 16
 #: A loss stayed up if it is above all before the spike for good, and in the middle by this factor.
 STAYED_UP = 2.0
 #: Up to here, as a multiple of the largest loss before, the loss of the spike itself was usual.
@@ -80,8 +82,10 @@ class LossCourse:
         """Whether the losses came back to what they had been."""
         if not self._is_known:
             return False
-        middles = np.median(np.lib.stride_tricks.sliding_window_view(self.settled, STRETCH), axis=1)
-        return bool((middles <= self.recent.max()).any())
+        stretches = np.lib.stride_tricks.sliding_window_view(self.settled, STRETCH)
+        highest = self.recent.max()
+        pieces = (stretches[begin : begin + _AT_ONCE] for begin in range(0, len(stretches), _AT_ONCE))
+        return any(bool((np.median(each, axis=1) <= highest).any()) for each in pieces)
 
     @property
     def is_cut_short(self) -> bool:

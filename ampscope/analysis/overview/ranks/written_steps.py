@@ -15,5 +15,6 @@ _WRITTEN = "NOT skipped AND NOT isfinite(try_cast(grad_norm AS FLOAT))"
 @remembered(Table.STEPS)
 def written_steps(run: Run) -> frozenset[tuple[int, int]]:
     """Optimizer and step of each attempt that went through with gradients that were not finite, on any rank."""
-    rows = collect_groups(run.table(Table.STEPS), "optimizer, step", "optimizer, step", where=_WRITTEN)
-    return frozenset((optimizer, step) for optimizer, step in rows[:MOST])
+    keys = "optimizer, step"
+    rows = collect_groups(run.table(Table.STEPS), keys, keys, where=_WRITTEN, order="step, optimizer", limit=MOST)
+    return frozenset((optimizer, step) for optimizer, step in rows)

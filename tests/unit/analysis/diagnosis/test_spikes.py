@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ampscope import diagnose
+from ampscope.analysis.diagnosis.silent import loss_course
 from ampscope.analysis.results import Diagnosis, Incident
 from ampscope.trace.schema import EventKind, Node, Phase, ReplayStatus, Source
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
@@ -90,9 +91,11 @@ def test_a_spike_that_training_did_not_get_over_is_a_warning(
         pytest.param([*LOW, 900.0, *[0.1 + 5 * 0.9**step for step in range(60)]], {"rows": FEW_ROWS}, id="in the end"),
     ],
 )
+@pytest.mark.parametrize("at_once", [3, 1 << 16])
 def test_a_spike_that_training_got_over_is_a_note(
-    losses: list[float], options: dict[str, Any], run_folder: Path
+    losses: list[float], options: dict[str, Any], at_once: int, run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(loss_course, "_AT_ONCE", at_once)
     diagnosis = told(run_folder, losses, **options)
     assert (diagnosis.verdict, diagnosis.primary) == (Verdict.HEALTHY, None)
     (found,) = of_spikes(diagnosis)

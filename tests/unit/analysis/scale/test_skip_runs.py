@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from ampscope.analysis.scale.skip_runs import LONGEST_CALIBRATION, SkipRun, skip_runs
+from ampscope.analysis.scale.skip_runs import LONGEST_CALIBRATION, SkipRun, Skips, skip_runs
 from ampscope.analysis.tables.step_history import History
 from ampscope.trace.vocabulary import Cause
 
@@ -112,6 +112,15 @@ def test_a_skip_without_a_known_scale_is_no_collapse() -> None:
 def test_steps_are_told_by_number_and_not_by_position() -> None:
     (run,) = skip_runs(history([*good(8.0, 2), *falling(8.0, 2), *good(2.0, 1)], first=100))
     assert (run.position, run.first, run.last, run.count) == (2, 102, 103, 2)
+
+
+def test_a_run_is_found_by_any_of_its_steps() -> None:
+    attempts = [*good(8.0, 2), *falling(8.0, 2), *good(2.0, 3), (2.0, True), (1.0, False)]
+    skips = Skips(history(attempts, first=100))
+    found = [None if (run := skips.of_step(step)) is None else (run.first, run.last) for step in range(98, 111)]
+    first, second = (102, 103), (107, 107)
+    assert found == [None] * 4 + [first] * 2 + [None] * 3 + [second] + [None] * 3
+    assert [skips.run(number) for number in range(len(skips))] == skip_runs(history(attempts, first=100))
 
 
 # -- calibration is harmless because it ends --------------------------------------------------------------------------

@@ -142,6 +142,26 @@ def test_scalers_of_a_resumed_run_take_each_others_places_in_order(run_folder: P
     assert diagnose(run_folder).findings == ()
 
 
+def test_the_last_scale_is_that_of_the_last_change_whatever_moment_it_was_given(run_folder: Path) -> None:
+    """Old rows of a long run share a later one's time, and a loop's calls of ``unscale_`` come after every change."""
+    first = TraceBuilder(run_folder)
+    first.scaler_event(ScalerAction.INIT, scale_before=None, scale_after=65536.0)
+    for step, scale in ((3, 512.0), (2, 2048.0)):
+        first.scaler_event(ScalerAction.SKIP, step=step, time=START + 50, scale_after=7.0)
+        first.scaler_event(ScalerAction.BACKOFF, step=step, time=START + 50, scale_after=scale)
+        first.scaler_event(ScalerAction.STATE_SAVED, step=step, time=START + 50, scale_after=None)
+    for step in range(4, 104):
+        first.scaler_event(ScalerAction.UNSCALE, step=step, time=START + 50 + step, scale_after=9.0)
+    first.step(step=103)
+    first.close()
+    second = TraceBuilder(run_folder)
+    second.scaler_event(ScalerAction.INIT, step=104, scaler=1, time=START + 1000, scale_after=65536.0)
+    second.step()
+    (finding,) = diagnose(second.close()).findings
+    assert finding.cause is Cause.MISUSE_SCALER_STATE_NOT_RESTORED
+    assert "where the run had come to 512" in finding.explanation
+
+
 def test_a_restored_optimizer_with_a_fresh_scaler_matters_when_it_costs_steps(run_folder: Path) -> None:
     for number, skipped in enumerate((True, False)):
         trace = TraceBuilder(run_folder.with_name(str(number)))
