@@ -36,6 +36,8 @@ from ampscope.trace.write.writer import TraceWriter
 
 #: Seconds that a step waits for the rows of the one before; they take a tenth of that unless its ops were traced.
 _MOMENT_S = 0.005
+#: What is to be there when a step is over; the rows of its ops may follow.
+_OF_A_STEP = (Table.STEPS, Table.SCALER_EVENTS, Table.INCIDENTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +99,11 @@ class Recorder:
     def catch_up(self) -> None:
         """Have what the step before left written before another begins: a kill then loses that other one alone."""
         self._writer.catch_up(_MOMENT_S)
+
+    def step_over(self) -> None:
+        """Have what tells of the step that is over written before the loop goes on: a kill then loses none of it."""
+        if any(map(self._writer.waits, _OF_A_STEP)):
+            self.catch_up()
 
     def step(self, row: StepRow) -> None:
         """A step attempt is over and its values are known."""

@@ -22,7 +22,7 @@ ORDER: dict[str, str] = {
     "gradients_complete": "live",
     "scaler_joined": "history usage",
     "scaler_call_began": "history usage",
-    "scaler_call_ended": "tape usage history",
+    "scaler_call_ended": "tape usage history rows",
     "attempt_began": "written carried second",
     "bare_step": "usage",
     "optimizer_steps": "hidden second still updates rows spikes before",

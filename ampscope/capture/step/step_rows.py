@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from ampscope.capture.events.calls import ScalerCall, ScalerMethod
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.events.open_step import EndedStep, StepAttempt
 from ampscope.capture.record.run_recorder import Recorder
@@ -64,6 +65,14 @@ class StepRows(StepObserver):
         self.write(ended)
         self._earlier |= {name: each.before for name, each in self._kept.items()}
         self._kept = {}
+        if ended.attempt.scaling is None:
+            self._recorder.step_over()
+
+    def scaler_call_ended(self, call: ScalerCall) -> None:
+        """With a scaler, ``update`` ends the step: from here on the process may be killed without loss."""
+        if call.method is ScalerMethod.UPDATE:
+            self._readback.poll()
+            self._recorder.step_over()
 
     def write(self, ended: EndedStep) -> None:
         """Writes the step's row, and its gradients' where they are due (every so often, and when it went bad)."""

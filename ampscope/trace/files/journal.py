@@ -49,7 +49,8 @@ class Journal:
         self.path = path
         self.rows = 0
         self.batches = 0
-        self.size = 0  #: bytes
+        self.size = 0  #: bytes of whole messages
+        self._is_whole = True  # no message has been left half written
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o644)
         self._write(schema.serialize())
 
@@ -57,21 +58,30 @@ class Journal:
         """Hand a batch to the operating system.
 
         Raises:
-            OSError: the disk is full or gone; what was appended before stays readable.
+            OSError: the disk is full or gone; what was appended before stays readable, and so is what may follow.
         """
-        self._write(batch.serialize())
-        self.rows += batch.num_rows
+        self.append_message(batch.serialize(), batch.num_rows)
+
+    def append_message(self, message: pa.Buffer | bytes, rows: int) -> None:
+        """Likewise a batch of some rows that is serialized already."""
+        self._write(message)
+        self.rows += rows
         self.batches += 1
 
     def close(self) -> None:
         """Close the file; it stays readable."""
         os.close(self._descriptor)
 
-    def _write(self, message: pa.Buffer) -> None:
+    def _write(self, message: pa.Buffer | bytes) -> None:
+        if not self._is_whole:
+            os.ftruncate(self._descriptor, self.size)
+            os.lseek(self._descriptor, self.size, os.SEEK_SET)
+        self._is_whole = False
         rest = memoryview(message)
-        self.size += len(rest)
         while rest:
             rest = rest[os.write(self._descriptor, rest) :]
+        self.size += len(message)
+        self._is_whole = True
 
 
 class UnfamiliarJournal(OSError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import pyarrow as pa
 
 from ampscope.trace.files.journal import Journal, to_batch
 from ampscope.trace.files.layout import journal_path, list_table, table_folder
+from ampscope.trace.files.row_messages import RowMessages
 from ampscope.trace.schema import Row, Table, arrow_schema
 from ampscope.trace.write.notices import Notices
 from ampscope.trace.write.row_queue import Round, RowQueue
@@ -18,6 +20,10 @@ from ampscope.trace.write.seal_thread import SealThread
 
 #: What a row that does not fit its table raises on conversion.
 _MISFITS = (ValueError, TypeError, OverflowError)
+#: Seconds that a small write may take before a disk counts as slow, and for how many times as long it then is let be.
+_SLOW_S, _REST = 0.005, 100
+#: The tables of which a row is left in each step, and refers to no other.
+AT_ONCE = frozenset({Table.STEPS, Table.SCALER_EVENTS})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +53,10 @@ class JournalThread:
         self._seal_at = seal_at
         self._round = Round()
         self._journals: dict[Table, Journal] = {}
+        self._appending = threading.RLock()  # reentrant: a row may be left in a garbage collector's callback, inside
+        self._is_inside = False
+        self._rests_until = 0.0
+        self._messages = {table: RowMessages(table) for table in AT_ONCE}
         self._on_sealed: Callable[[], None] = lambda: None
         self._on_end: Callable[[], None] = lambda: None
         self.thread = threading.Thread(target=self._work, name="ampscope-journal", daemon=True)
@@ -56,6 +66,32 @@ class JournalThread:
         self._on_sealed = on_sealed
         self._on_end = on_end
         self.thread.start()
+
+    def append_at_once(self, table: Table, row: Row) -> bool:
+        """Write a row on the caller's thread: a kill that comes next does not lose it.
+
+        Returns:
+            Whether it is written; if not (the disk was slow lately, or there is no journal to append it to), it is left
+            to the queue.
+        """
+        began = time.monotonic()
+        if began < self._rests_until or self._notices.failure is not None:
+            return False
+        with self._appending:
+            journal = self._journals.get(table)
+            if self._is_inside or journal is None or self._seal_at.reached_by(journal):
+                return False
+            self._is_inside = True
+            try:
+                journal.append_message(self._messages[table].message(row), 1)
+            except (*_MISFITS, OSError, pa.ArrowException):
+                return False  # the thread meets the same, and tells of it
+            finally:
+                self._is_inside = False
+        took = time.monotonic() - began
+        if took > _SLOW_S:
+            self._rests_until = began + _REST * took
+        return True
 
     def _work(self) -> None:
         try:
@@ -69,6 +105,7 @@ class JournalThread:
             self._on_end()
 
     def _record_all(self) -> None:
+        self._new_journal(Table.STEPS)  # so that the first step finds it
         while not self._round.closing:
             self._round = self._queue.take()
             if self._notices.failure:
@@ -93,7 +130,10 @@ class JournalThread:
         if batch is None:
             return
         journal = self._journals.get(table) or self._new_journal(table)
-        journal.append(batch)
+        with self._appending:
+            self._is_inside = True
+            journal.append(batch)
+            self._is_inside = False
         if self._seal_at.reached_by(journal):
             self._seal(table)
 
@@ -117,9 +157,13 @@ class JournalThread:
         return journal
 
     def _seal(self, table: Table) -> None:
-        journal = self._journals.pop(table)
+        with self._appending:
+            journal = self._journals.pop(table)
         journal.close()
-        self._sealer.add(journal.path)
+        if journal.rows:
+            self._sealer.add(journal.path)
+        else:
+            journal.path.unlink()
 
     def _seal_all(self) -> None:
         for table in list(self._journals):
@@ -130,4 +174,6 @@ class JournalThread:
 
     def _close_journals(self) -> None:
         while self._journals:
-            self._journals.popitem()[1].close()
+            with self._appending:
+                journal = self._journals.popitem()[1]
+            journal.close()

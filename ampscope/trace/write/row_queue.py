@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -55,6 +56,7 @@ class RowQueue:
         self.dropped = 0  #: rows refused because the disk is too slow
         self._limit = limit
         self._unwritten = 0
+        self._of_table: Counter[Table] = Counter()  # likewise, of each
         self._open = True
         self._ended = False
         self._pid = os.getpid()
@@ -76,6 +78,7 @@ class RowQueue:
                 self.dropped += len(rows)
                 return
             self._unwritten += len(rows)
+            self._of_table[table] += len(rows)
         self._queue.put((table, tuple(rows)))
 
     @property
@@ -83,10 +86,20 @@ class RowQueue:
         """Whether all that was put so far is written."""
         return not self._unwritten
 
+    def waits(self, table: Table) -> bool:
+        """Whether rows of a table are not written yet."""
+        return bool(self._of_table[table])
+
+    def has_come_to(self, table: Table) -> bool:
+        """Whether the next row of a table may be written past the queue: it is open, and holds none before it."""
+        return self._open and not self.waits(table) and self.here
+
     def written(self, done: Round) -> None:
         """The rows of a round are in the journals."""
         with self._lock:
             self._unwritten -= done.size
+            for table, rows in done.rows.items():
+                self._of_table[table] -= len(rows)
         done.release()
 
     def mark(self) -> threading.Event:

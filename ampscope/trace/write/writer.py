@@ -15,7 +15,7 @@ from ampscope.trace.files.folder_lock import FolderLock
 from ampscope.trace.files.layout import rank_folder, table_folder
 from ampscope.trace.manifest import Manifest, Segment, read_manifest, write_first_manifest, write_manifest
 from ampscope.trace.schema import Row, Table
-from ampscope.trace.write.journal_thread import JournalThread, SealAt
+from ampscope.trace.write.journal_thread import AT_ONCE, JournalThread, SealAt
 from ampscope.trace.write.notices import Notices
 from ampscope.trace.write.resume import resume_point
 from ampscope.trace.write.row_queue import RowQueue
@@ -27,7 +27,8 @@ class TraceWriter:
     """Writes one rank's tables of a run; the manifest is rank 0's, and until it comes that of the first rank.
 
     `put` costs the training thread microseconds. What was put is in the hands of the operating system, safe from
-    ``kill -9``, as soon as a background thread got to it; `flush` waits for that. When writing fails later
+    ``kill -9``, as soon as a background thread got to it; `flush` waits for that. Single rows of `AT_ONCE` are written
+    on the training thread and are safe when `put` returns, unless the disk is slow. When writing fails later
     (disk full, folder gone) nothing raises: the writer stops, keeps the error in `failure` and calls ``on_failure``.
 
     Attributes:
@@ -104,6 +105,7 @@ class TraceWriter:
         journals = JournalThread(
             self.folder, rank=self.rank, queue=self._queue, sealer=sealer, notices=self._notices, seal_at=seal_at
         )
+        self._journals = journals
         journals.start(on_sealed=on_sealed, on_end=on_end)
         return journals.thread, sealer.thread
 
@@ -122,7 +124,13 @@ class TraceWriter:
 
         Does nothing after `close`, after a failure, and in a forked child (a DataLoader's worker).
         """
-        self._queue.put(table, rows)
+        at_once = len(rows) == 1 and table in AT_ONCE and self._queue.has_come_to(table)
+        if not (at_once and self._journals.append_at_once(table, rows[0])):
+            self._queue.put(table, rows)
+
+    def waits(self, table: Table) -> bool:
+        """Whether rows of a table were put and are not in its journal yet."""
+        return self._queue.waits(table)
 
     def flush(self, timeout: float | None = 30.0) -> bool:
         """Wait until all that was put so far is in the journals.
