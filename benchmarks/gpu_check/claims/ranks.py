@@ -64,6 +64,7 @@ def _train(rank: int, kind: str, split: Callable[[nn.Module, torch.device], nn.M
         ampscope.watch(model, scaler, dir=f"{out}/run", ranks="all", quiet=True)
     losses = _losses(model, scaler, torch.Generator().manual_seed(rank), device)
     torch.save(losses, f"{out}/losses-{watch}-{rank}.pt")
+    dist.barrier()  # lets go of the interpreter: gloo's threads need it to end, and freeing their group waits for them
     dist.destroy_process_group()
 
 
