@@ -18,7 +18,7 @@ ORDER: dict[str, str] = {
     "call_ended": "tape",
     "call_lost": "live tape failed",
     "backward_began": "usage tape live failed",
-    "backward_ended": "live usage tape failed",
+    "backward_ended": "live usage tape second failed",
     "gradients_complete": "live",
     "scaler_joined": "history usage",
     "scaler_call_began": "history usage",

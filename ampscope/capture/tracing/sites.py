@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -190,11 +191,9 @@ class Sites:
         """The site with a number."""
         return self._points[site - self._first]
 
-    def computed_in(self, dtypes: Collection[torch.dtype]) -> bool | None:
-        """Whether any op seen so far gave a result in one of ``dtypes``; None where none was seen."""
-        if not self._points:
-            return None
-        return any(dtype in dtypes for point in self._points for dtype in point.outputs.dtypes)
+    def computed_in(self) -> frozenset[torch.dtype | None] | None:
+        """The dtypes of the results of all ops seen so far; None where none was seen."""
+        return frozenset(chain.from_iterable(point.outputs.dtypes for point in self._points)) if self._points else None
 
     def new_rows(self) -> list[SiteRow]:
         """Rows of the sites seen since the last call."""

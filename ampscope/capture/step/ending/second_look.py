@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ from ampscope.capture.step.ending.incidents import Incidents
 from ampscope.capture.step.ending.looks.again import Again
 from ampscope.capture.step.ending.looks.hidden_overflow import HiddenOverflow
 from ampscope.capture.step.measures import gradients, lost_gradients
-from ampscope.capture.step.measures.lost_gradients import Sign, Signs
+from ampscope.capture.step.measures.lost_gradients import Largest, Sign, Signs
 from ampscope.capture.step.measures.progress import Progress, norm_of
 from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.guard import Guard
@@ -74,12 +75,18 @@ class SecondLook(StepObserver):
         self._steps: dict[int, int] = defaultdict(int)  # seen of each optimizer
         self._explained: dict[str, Sign] = {}  # signs that float32 showed too, or that were reported
         self._vanished = False  # all gradients of the step before were zero
+        self._given: Largest | None = None  # gradients of the backward before, where a step is looked at
         self._signs: Signs | None = None  # of the attempt in progress
         self._next = 0  # step before which nothing more is run again
 
+    def backward_ended(self) -> None:
+        """Measures gradients as they were given, before the loop clips them."""
+        due = any(map(_is_due, self._steps.values())) or not self._steps
+        self._given = Largest(self._again.models) if due and not self._tape.broken and self._computed_in() else None
+
     def attempt_began(self, attempt: StepAttempt) -> None:
         """Measures the gradients of a step that is looked at, before somebody waits for them anyway."""
-        due = not self._tape.broken and _is_due(self._steps[attempt.index]) and self._is_half()
+        due = not self._tape.broken and _is_due(self._steps[attempt.index]) and self._computed_in()
         scaled = attempt.scaling is not None and id(attempt.optimizer) not in attempt.opened.norms
         self._signs = self._measure(attempt, scaled=scaled) if due else None
 
@@ -89,11 +96,12 @@ class SecondLook(StepObserver):
         self._steps[attempt.index] += 1
         if attempt.bad or self._tape.broken or not (_is_due(number) or self._has_vanished(attempt)):
             return
-        if not self._is_half():
+        dtypes = self._computed_in()
+        if not dtypes:
             return
         loss = self._progress.note(attempt)
         signs = self._signs or self._measure(attempt, scaled=attempt.on_device)
-        scale, found = signs.scale, signs.suspicious()
+        scale, found = signs.scale, signs.suspicious(dtypes)
         new = {name: sign for name, sign in found.items() if self._is_new(name, sign)}
         if not new or number < self._next or not self._again.budget.allows_look():
             return
@@ -101,7 +109,7 @@ class SecondLook(StepObserver):
         if not _of_others(recording):
             with self._cycle.inside(State.JUDGING):
                 started = time.perf_counter()
-                self._look(attempt, recording._replace(scale=scale), loss)
+                self._look(attempt, recording._replace(scale=scale), signs.factors(), loss)
                 attempt.judging_s += time.perf_counter() - started
         self._explained |= found
         self._next = number + min(number, _APART)
@@ -114,20 +122,20 @@ class SecondLook(StepObserver):
 
     def _measure(self, attempt: StepAttempt, *, scaled: bool) -> Signs:
         scale = attempt.scaling.scale if attempt.scaling is not None else None
-        return Signs(attempt.optimizer, self._again.models, scale, scaled=scaled)
+        return Signs(attempt.optimizer, self._again.models, scale, self._given, scaled=scaled)
 
-    def _is_half(self) -> bool:
-        """Whether the step computed in half precision: by what was traced so far, else by where its tape ran."""
-        computed = self._again.recorder.sites.computed_in(HALF)
-        if computed is not None:
-            return computed
-        return any(e.state.ambient.autocast_dtype in HALF for e in self._tape.recording().tape.entries)
+    def _computed_in(self) -> frozenset[torch.dtype]:
+        """The half precisions in which the run computed, by what was traced so far, else by where its tape ran."""
+        computed = self._again.recorder.sites.computed_in()
+        if computed is None:
+            computed = frozenset(e.state.ambient.autocast_dtype for e in self._tape.recording().tape.entries)
+        return HALF & computed
 
     def _is_new(self, name: str, sign: Sign) -> bool:
         known = self._explained.get(name)
         return known is None or sign.zeros > known.zeros + _MORE_ZEROS or (sign.tiny and not known.tiny)
 
-    def _look(self, attempt: StepAttempt, recording: TapedStep, loss: float) -> None:
+    def _look(self, attempt: StepAttempt, recording: TapedStep, factors: Mapping[str, float], loss: float) -> None:
         """Runs the step in float32, and reports what the real one lost beside that."""
         wide = self._again.run(recording, EverythingIn(torch.float32))
         if wide.reason:
@@ -135,9 +143,9 @@ class SecondLook(StepObserver):
         norm = lost_gradients.total_norm(wide.gradients)
         self._progress.saw(norm)
         ours: dict[str, Tensor] = dict(gradients.owned(attempt.optimizer, self._again.models))
-        if attempt.on_device and recording.scale:
-            ours = {name: gradient / recording.scale for name, gradient in ours.items()}
-        suspects = lost_gradients.lost_shares(ours, wide.gradients)
+        scale = (attempt.on_device and recording.scale) or 1.0
+        factors = {name: scale * factors.get(name, 1.0) for name in ours}
+        suspects = lost_gradients.lost_shares(ours, wide.gradients, factors)
         if suspects and not self._progress.has_ended(norm, loss):
             self._confirm(attempt, recording, wide, frozenset(suspects))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.step.measures import gradients
+from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.models import Models
-from ampscope.capture.torch_support.readback import Parcel
+from ampscope.capture.torch_support.readback import Parcel, Values
+from ampscope.capture.tracing.sites import dtype_name
 from ampscope.provenance import LOST_SHARE
 from ampscope.trace.dtypes import FINFO
 
-#: Scaled gradients that stay below float16's smallest normal number may have lost a part of themselves.
-_TINY = FINFO["float16"].smallest_normal
 #: Elements of a gradient that are compared at once, for what that takes beside it.
 _AT_ONCE = 1 << 22
 
@@ -26,7 +26,20 @@ class Sign(NamedTuple):
     """What a parameter's gradient looks like from outside."""
 
     zeros: float  #: share of elements that are exactly zero
-    tiny: bool  #: its largest element, times the loss scale, is below what float16 holds well
+    tiny: bool  #: its largest element, times the loss scale, is below what half precision holds well
+
+
+class Largest:
+    """The largest element of every gradient as backward left it, on its way to the host."""
+
+    def __init__(self, models: Models) -> None:
+        given = ((name, parameter.grad) for name, parameter in models.parameters.values())
+        found = [(name, local(gradient)) for name, gradient in given if gradient is not None]
+        self._parcel = Parcel(dict(_largest([(name, each) for name, each in found if _is_comparable(each)])))
+
+    def values(self) -> Values:
+        """By parameter, with the loss scale in it; waits for what has not arrived."""
+        return self._parcel.values()
 
 
 class Signs:
@@ -37,16 +50,19 @@ class Signs:
         models: The watched models.
         scale: The loss scale; None without a scaler.
         scaled: The gradients carry it still.
+        before: What they were when backward had ended; None where nobody looked.
     """
 
-    def __init__(self, optimizer: Optimizer, models: Models, scale: Tensor | None, *, scaled: bool) -> None:
+    def __init__(
+        self, optimizer: Optimizer, models: Models, scale: Tensor | None, before: Largest | None, *, scaled: bool
+    ) -> None:
         found = [(name, g) for name, g in gradients.owned(optimizer, models) if _is_comparable(g)]
         self._models = models
         self._scaled = scaled
+        self._before = before
         self._sizes = {name: gradient.numel() for name, gradient in found}
-        largest = torch._foreach_norm([g for _, g in found], math.inf) if found else ()
         nonzero = {f"nonzero {name}": gradient.count_nonzero() for name, gradient in found}
-        most = {f"most {name}": norm for (name, _), norm in zip(found, largest, strict=True)}
+        most = {f"most {name}": norm for name, norm in _largest(found)}
         self._parcel = Parcel({**nonzero, **most, "scale": scale})
 
     @property
@@ -54,38 +70,65 @@ class Signs:
         """The loss scale; waits for what has not arrived."""
         return self._parcel.values()["scale"]
 
-    def suspicious(self) -> dict[str, Sign]:
+    def suspicious(self, dtypes: Iterable[torch.dtype]) -> dict[str, Sign]:
         """The parameters whose gradient may have lost something; waits for what has not arrived.
 
         Of an embedding, which has no gradient for what the batch does not mention, only one that is zero throughout
         counts.
+
+        Args:
+            dtypes: Of half precision, in which the step computed. Gradients that stay below the smallest normal number
+                of one may have lost a part of themselves.
         """
-        factor = 1.0 if self._scaled else self.scale or 1.0
-        looked_up, known = _looked_up(self._models), self._parcel.values()
+        floor = max((FINFO[dtype_name(dtype)].smallest_normal for dtype in dtypes), default=0.0)
+        looked_up, known, given = _looked_up(self._models), self._parcel.values(), self._given()
         found = {}
         for name, size in self._sizes.items():
-            nonzero, most = known[f"nonzero {name}"] or 0.0, known[f"most {name}"] or 0.0
-            sign = Sign(1.0 - nonzero / size, 0.0 < most * factor < _TINY)
+            sign = Sign(1.0 - (known[f"nonzero {name}"] or 0.0) / size, 0.0 < given[name] < floor)
             if sign.tiny or sign.zeros > (LOST_SHARE if name not in looked_up else 1.0 - 0.5 / size):
                 found[name] = sign
         return found
 
+    def factors(self) -> dict[str, float]:
+        """What the loop has multiplied each gradient with since backward, by its largest element: clipping does."""
+        now = self._most()
+        return {name: now[name] / most for name, most in self._given().items() if 0.0 < most < math.inf}
 
-def lost_shares(ours: Mapping[str, Tensor], wide: Mapping[str, Tensor]) -> dict[str, float]:
+    def _most(self) -> dict[str, float]:
+        """The largest element of each gradient, with the loss scale in it."""
+        factor, known = 1.0 if self._scaled else self.scale or 1.0, self._parcel.values()
+        return {name: (known[f"most {name}"] or 0.0) * factor for name in self._sizes}
+
+    def _given(self) -> dict[str, float]:
+        """Likewise, as backward left it, as far as that is known."""
+        before = self._before.values() if self._before is not None else {}
+        return {name: before.get(name) or most for name, most in self._most().items()}
+
+
+def lost_shares(
+    ours: Mapping[str, Tensor], wide: Mapping[str, Tensor], factors: Mapping[str, float] | None = None
+) -> dict[str, float]:
     """The share of each gradient's mass that is missing, of those that miss more than `LOST_SHARE`.
 
     Args:
         ours: Gradients of half precision by parameter.
-        wide: Those of float32, of the same scale.
+        wide: Those of float32.
+        factors: What ``ours`` were multiplied with since; 1 where none is given.
     """
     shares = {}
     for name, gradient in wide.items():
         half = ours.get(name)
         if half is not None and _is_comparable(half) and half.shape == gradient.shape:
-            share = _missing(half, gradient)
+            share = _missing(half, gradient, (factors or {}).get(name) or 1.0)
             if share > LOST_SHARE:
                 shares[name] = share
     return shares
+
+
+def _largest(found: list[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """The largest magnitude of each gradient, as a device scalar."""
+    norms = torch._foreach_norm([gradient for _, gradient in found], math.inf) if found else ()
+    return zip((name for name, _ in found), norms, strict=True)
 
 
 def total_norm(found: Mapping[str, Tensor]) -> float:
@@ -93,12 +136,12 @@ def total_norm(found: Mapping[str, Tensor]) -> float:
     return float(sum(float(g.float().norm()) ** 2 for g in found.values() if _is_comparable(g)) ** 0.5)
 
 
-def _missing(half: Tensor, wide: Tensor) -> float:
+def _missing(half: Tensor, wide: Tensor, factor: float) -> float:
     whole = kept = zeroed = 0.0
     rows = max(1, _AT_ONCE * len(wide) // wide.numel()) if wide.dim() else 1
     parts = zip(torch.split(wide, rows), torch.split(half, rows), strict=True) if wide.dim() else [(wide, half)]
     for sizes, ours in ((part.detach().abs(), each.detach()) for part, each in parts):
-        whole, kept = whole + _sum(sizes), kept + _sum(ours.abs())
+        whole, kept = whole + _sum(sizes), kept + _sum(ours.abs()) / factor
         zeroed += _sum(sizes.masked_fill_(ours != 0, 0.0))
     if not (0.0 < whole < math.inf and math.isfinite(kept)):
         return 0.0

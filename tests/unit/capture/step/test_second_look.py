@@ -134,10 +134,30 @@ def test_what_the_loop_takes_from_gradients_is_no_loss(run_folder: Path, edit: C
     assert ampscope.diagnose(run_folder).primary is None
 
 
-def _suspicious(optimizer: torch.optim.Optimizer, model: nn.Module, scale: float) -> dict[str, lost_gradients.Sign]:
-    measured = lost_gradients.Signs(optimizer, Models([model]), torch.tensor(scale), scaled=False)
+@pytest.mark.parametrize(("units", "runs"), [(0, []), (3, [EverythingIn])], ids=["whole", "half of it dead"])
+def test_clipping_makes_no_look_and_no_look_longer(
+    units: int, runs: list[type[ReplayChange]], run_folder: Path, looks: Iterator[list[type[ReplayChange]]]
+) -> None:
+    model = network(nn.ReLU() if units else nn.GELU())
+    with torch.no_grad():
+        model.get_parameter("0.bias")[:units] = -50.0
+    trained(model, run_folder, steps=12, edit=_much_smaller)
+    assert next(looks) == runs
+
+
+def test_a_loss_is_told_beside_clipping(run_folder: Path) -> None:
+    trained(network(Gate(12.0)), run_folder, edit=_much_smaller)
+    found = ampscope.diagnose(run_folder).primary
+    assert isinstance(found, Incident)
+    assert (found.cause, found.step) == (Cause.STAGNATION, 0)
+
+
+def _suspicious(
+    optimizer: torch.optim.Optimizer, model: nn.Module, scale: float, dtype: torch.dtype = torch.float16
+) -> dict[str, lost_gradients.Sign]:
+    measured = lost_gradients.Signs(optimizer, Models([model]), torch.tensor(scale), None, scaled=False)
     assert measured.scale == scale
-    return measured.suspicious()
+    return measured.suspicious([dtype])
 
 
 def test_rows_that_a_batch_does_not_mention_are_no_sign() -> None:
@@ -156,6 +176,7 @@ def test_gradients_that_float16_hardly_holds_are_a_sign() -> None:
     optimizer = torch.optim.SGD(model.parameters())
     assert set(_suspicious(optimizer, model, 1.0)) == {"weight"}
     assert _suspicious(optimizer, model, 1024.0) == {}
+    assert _suspicious(optimizer, model, 1.0, torch.bfloat16) == {}
 
 
 @pytest.mark.parametrize(
