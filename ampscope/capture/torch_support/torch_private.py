@@ -235,6 +235,34 @@ def storage_ref(tensor: Tensor) -> StorageWeakRef:
     return StorageWeakRef(local(tensor).untyped_storage())  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
+class HeldStorages:
+    """Storages whose `storage_key` is kept from being given to another; their memory is not kept."""
+
+    def __init__(self) -> None:
+        self._references: dict[int, Any] = {}  # by key; numbers that torch gives out
+
+    def hold(self, key: int, tensor: Tensor) -> None:
+        """Holds the storage that ``tensor`` lives in, which has ``key``."""
+        if key not in self._references:
+            self._references[key] = local(tensor).untyped_storage()._weak_ref()
+
+    def sweep(self) -> list[int]:
+        """Lets go of those that are gone; gives their keys."""
+        expired = torch.UntypedStorage._expired
+        gone = [key for key, reference in self._references.items() if expired(reference)]
+        for key in gone:
+            torch.UntypedStorage._free_weak_ref(self._references.pop(key))  # type: ignore[no-untyped-call]  # torch's
+        return gone
+
+    def release(self) -> None:
+        """Lets go of all."""
+        while self._references:
+            torch.UntypedStorage._free_weak_ref(self._references.popitem()[1])  # type: ignore[no-untyped-call]  # torch's
+
+    def __del__(self) -> None:
+        self.release()
+
+
 def scaler_tensors(scaler: Any) -> tuple[Tensor | None, Tensor | None]:
     """The loss scale and the growth tracker of a ``GradScaler``: device tensors, None before the first use."""
     return getattr(scaler, "_scale", None), getattr(scaler, "_growth_tracker", None)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.local_shards import PLAIN
+from ampscope.capture.torch_support.torch_private import HeldStorages
 from ampscope.trace.schema import EdgeRow, Node, Statistics
+
+#: Bytes that ops give between two looks at what is gone: each small thing kept between large ones is a hole in memory
+#: that the training finds no use for.
+SWEPT_EVERY = 64 << 20
 
 
 class Edge(NamedTuple):
@@ -45,7 +50,8 @@ class Dataflow:
         self._edges: list[Edge] = []
         self._writers: dict[int, Writer] = {}
         self._entries: dict[int, tuple[Node, str]] = {}
-        self._storages: list[Any] = []  # references, so that no key is given to another storage
+        self._held = HeldStorages()  # so that no key is given to another storage
+        self._unswept = 0  # bytes
 
     def name_entry(self, tensor: Tensor, node: Node, name: str) -> None:
         """Says where a tensor that no op of the step wrote comes from, unless that was said."""
@@ -62,8 +68,11 @@ class Dataflow:
     def wrote(self, seq: int, results: Sequence[Tensor]) -> None:
         """An op has written these."""
         for out, tensor in enumerate(results):
+            self._unswept += tensor.nbytes
             if tensor.layout is torch.strided:
                 self._writers[self._key(tensor)] = Writer(seq, out, tensor.numel(), int(tensor.storage_offset()))
+        if self._unswept > SWEPT_EVERY:
+            self._sweep()
 
     def read(self, seq: int, arg: int, writer: Writer | None, operand: Tensor, *, in_place: bool) -> None:
         """An op has read (or overwrites, ``in_place``) an operand; nothing is noted where its writer is not known."""
@@ -89,14 +98,21 @@ class Dataflow:
         self._edges.clear()
         self._writers.clear()
         self._entries.clear()
-        self._storages.clear()
+        self._held.release()
 
     def _key(self, tensor: Tensor) -> int:
         plain = type(tensor) in PLAIN
         key = tensor.untyped_storage()._cdata if plain else torch_private.storage_key(tensor)
         if key not in self._writers and key not in self._entries:
-            self._storages.append(torch_private.storage_ref(tensor))
+            self._held.hold(key, tensor)
         return key
+
+    def _sweep(self) -> None:
+        """Forgets the storages that are gone."""
+        self._unswept = 0
+        for key in self._held.sweep():
+            self._writers.pop(key, None)
+            self._entries.pop(key, None)
 
 
 def _row(step: int, source: str, edge: Edge, own: Statistics | None) -> EdgeRow:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -95,3 +96,17 @@ def test_without_one_training_goes_on_unchanged(
     run = ampscope.open_run(run_folder)
     assert len(run.rows(Table.STEPS)) == STEPS
     assert any(name in row.text for row in run.rows(Table.EVENTS))
+
+
+def test_a_held_storage_keeps_its_key_until_it_is_gone_and_swept() -> None:
+    held, stays, goes = torch_private.HeldStorages(), torch.ones(3), torch.ones(4)
+    keys = [torch_private.storage_key(each) for each in (stays, goes)]
+    for key, tensor in zip(keys, (stays, goes), strict=True):
+        held.hold(key, tensor)
+    memory = weakref.ref(goes)
+    del goes, tensor
+    assert memory() is None
+    assert held.sweep() == keys[1:]
+    assert held.sweep() == []
+    held.release()
+    assert held.sweep() == []

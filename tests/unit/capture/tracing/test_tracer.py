@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ampscope.capture.torch_support.torch_private import HeldStorages
+from ampscope.capture.tracing import dataflow
 from ampscope.trace.schema import Cast, Node, Phase, Source
 from tests.support.training.small_loop import BATCH, POISONED, WIDTH, Forward, mlp, train
 from tests.support.training.step_traces import Trace, line_of
@@ -320,3 +322,27 @@ def test_micro_batches_are_numbered(run_folder: Path) -> None:
 
     run = Watched.train(loop, run_folder).run
     assert [op.out.micro_batch for op in Trace(run, 0).find("addmm", module="0")] == [0, 1, 2]
+
+
+def test_what_is_gone_within_a_step_is_forgotten_and_its_edges_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept: list[int] = []
+    sweep = HeldStorages.sweep
+
+    def counted(held: HeldStorages) -> list[int]:
+        found = sweep(held)
+        swept.extend(found)
+        return found
+
+    def edges(folder: Path) -> list[list[str]]:
+        run = Watched.train(lambda watch: train(watch, mlp()), folder, every=1).run
+        seen = Trace(run, HEALTHY)
+        return [[op.site.op, *seen.sources(op)] for op in seen.ops]
+
+    monkeypatch.setattr(HeldStorages, "sweep", counted)
+    whole = edges(tmp_path / "whole")
+    assert swept == []  # the step is small
+    monkeypatch.setattr(dataflow, "SWEPT_EVERY", 0)
+    assert edges(tmp_path / "swept") == whole
+    assert swept
