@@ -6,6 +6,9 @@ Version 1 kept in text what has columns since version 2:
 - ``replays.conversions`` was a list of texts like ``train.py:8 code``;
 - ``incidents.evidence`` held the names of parameters under ``params``, and ``over_budget``.
 
+Version 3 has the same columns as version 2. Its parts may hold the rows of several numbers, and thinned ones, under
+names that a reader of version 2 passes over: it would show a run without them.
+
 A file is told by its columns, not by the manifest: a run that was begun under one version and resumed under another
 holds files of both.
 """

@@ -2,7 +2,8 @@
 
 A table is a ``NamedTuple`` row type; its Arrow schema is derived from the annotations, so a column is named exactly
 once. Everything that writes or reads a trace goes through these types. Raise `SCHEMA_VERSION` when a column changes
-its meaning or disappears; adding a nullable column does not need it.
+its meaning or disappears, or when rows lie where an older reader would not look; adding a nullable column does not
+need it.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from ampscope.trace.schema.tables import (
     rows_of,
 )
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 MANIFEST = "run.json"
 
 __all__ = [
