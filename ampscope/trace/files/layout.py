@@ -63,7 +63,10 @@ class Listing:
 
     def joined(self, later: Listing) -> Listing:
         """What lay there during two looks, as far as it had begun by the first."""
-        since = {path: None for number, path in later.parts.items() if number < self.next_number}
+        if later is self:  # of a folder long at rest, or a table of thousands of parts would be sorted at each look
+            return self
+        end = self.next_number
+        since = {path: None for number, path in later.parts.items() if number < end}
         parts, superseded = _standing([*self.parts.values(), *since])
         return Listing(parts, self.journals, superseded)
 

@@ -21,10 +21,12 @@ from ampscope.trace.files.layout import ranks
 from ampscope.trace.manifest import Manifest, read_manifest
 from ampscope.trace.read.database import sealed_off
 from ampscope.trace.read.find import find_runs, locate
+from ampscope.trace.read.part_columns import RANK
 from ampscope.trace.read.row_query import ORDER, is_equal, values_of
+from ampscope.trace.read.small_tables import SmallTables
 from ampscope.trace.read.status import Status, status_of
 from ampscope.trace.read.table_folders import Stamp
-from ampscope.trace.read.table_scan import RANK, OfRanks, Scan
+from ampscope.trace.read.table_scan import OfRanks, Scan
 from ampscope.trace.schema import (
     EdgeRow,
     EventRow,
@@ -70,6 +72,7 @@ class Run(NotebookRepr):
         read_manifest(self.path)
         self._database = sealed_off(self.path)
         self._scan = Scan(self.path)
+        self._small = SmallTables(self._scan)
         self._local = threading.local()
         self._connections: weakref.WeakSet[duckdb.DuckDBPyConnection] = weakref.WeakSet()  # of threads that live
         self._lock = threading.Lock()
@@ -255,6 +258,11 @@ class Run(NotebookRepr):
 
     def _load(self, table: Table, equals: dict[str, object]) -> list[Any]:
         step, rank = (found if isinstance(found := equals.get(name), int) else None for name in ("step", RANK))
+        if (RANK in equals) == (rank is not None):
+            others = {name: value for name, value in equals.items() if name != RANK}
+            small = self._small.get(self._connection, table, rank, self._scan.stamp(table, rank))
+            if small is not None and (rows := small.rows(others)) is not None:
+                return rows
         relation = self._relation(table, step, rank)
         if equals:
             relation = relation.filter(reduce(and_, starmap(is_equal, equals.items())))
@@ -264,11 +272,13 @@ class Run(NotebookRepr):
 
     def _relation(self, table: Table, step: int | None = None, rank: OfRanks = None) -> duckdb.DuckDBPyRelation:
         """The table as it is now; binding hundreds of parts takes a while, so the same state is bound once a thread."""
-        if step is not None:
-            return self._scan.relation(self._connection, table, step=step, rank=rank)
         connection, stamp = self._connection, self._scan.stamp(table, rank)
         known = self._local.relations.get((table, rank))
-        if known is None or known[0] != stamp:
-            known = stamp, self._scan.relation(connection, table, rank=rank)
-            self._local.relations[table, rank] = known
-        return cast(duckdb.DuckDBPyRelation, known[1])
+        if known is not None and known[0] == stamp and (step is None or known[2]):
+            return cast(duckdb.DuckDBPyRelation, known[1])
+        small = self._small.get(connection, table, rank, stamp)
+        if small is None and step is not None:
+            return self._scan.relation(connection, table, step=step, rank=rank)
+        all_rows = connection.from_arrow(small.arrow) if small else self._scan.relation(connection, table, rank=rank)
+        self._local.relations[table, rank] = stamp, all_rows, small is not None
+        return all_rows

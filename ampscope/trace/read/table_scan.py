@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Sequence
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,12 +16,11 @@ from ampscope.trace.files.journal import JournalReader
 from ampscope.trace.files.layout import part_path, ranks, span_of
 from ampscope.trace.read.column_check import wrong_rows
 from ampscope.trace.read.older_versions import CHANGED, is_older, upgraded
+from ampscope.trace.read.part_columns import RANK_FIELD, selection
 from ampscope.trace.read.sealed_parts import Facts, read_facts, read_part, unreadable, verify
 from ampscope.trace.read.table_folders import Stamp, TableFolders
 from ampscope.trace.schema import BULK_TABLES, Table, arrow_schema
 
-#: The writing rank, a column that every table gets on reading.
-RANK = "rank"
 #: One rank, several, or all.
 OfRanks = int | tuple[int, ...] | None
 
@@ -46,7 +45,7 @@ class Scan:
             table: The table.
             rank: The rank whose rows are meant, or several; by default those of all.
         """
-        return tuple(state for each in self._meant(rank) for state in self._folders.stamp(each, table))
+        return tuple(state for each in self.meant(rank) for state in self._folders.stamp(each, table))
 
     def relation(
         self,
@@ -60,7 +59,7 @@ class Scan:
 
         With a ``step``, sealed parts that cannot hold a row of it are left out; rows of others are still there.
         """
-        meant = self._meant(rank)
+        meant = self.meant(rank)
         return _steadily(lambda: self._bound_now(connection, table, meant, step))
 
     def _bound_now(
@@ -71,15 +70,45 @@ class Scan:
         for each in meant:
             parts, journaled = self._snapshot(each, table)
             older = self._older(table, parts)
-            upgrades = (_conform(upgraded(table, read_part(part)), arrow_schema(table)) for part in older)
+            upgrades = [self._loaded(part, table) for part in older]
             rows = pa.concat_tables([*upgrades, journaled]) if older else journaled
             if rows.num_rows:
-                loaded.append(rows.append_column(RANK, to_array([each] * rows.num_rows, pa.int32())))
+                loaded.append(_of_rank(rows, each))
             sealed += [part for part in parts if part not in older]
-        result = connection.from_arrow(pa.concat_tables([_empty(_with_rank(table)), *loaded]))
-        for part in self._sealed(connection, table, sealed, step):
-            result = result.union(part)
-        return result
+        relations = self._sealed(connection, table, sealed, step)
+        if loaded or not relations:  # each relation that is bound takes a millisecond
+            relations.insert(0, connection.from_arrow(pa.concat_tables([_empty(_with_rank(table)), *loaded])))
+        return reduce(duckdb.DuckDBPyRelation.union, relations)
+
+    def load(
+        self, connection: duckdb.DuckDBPyConnection, table: Table, *, rank: OfRanks = None, most: int
+    ) -> pa.Table | None:
+        """All rows of a table, with `RANK`; None where there are more than ``most`` of them.
+
+        Raises:
+            RunDamaged: a part cannot be read.
+        """
+        meant = self.meant(rank)
+        return _steadily(lambda: self._loaded_now(connection, table, meant, most))
+
+    def _loaded_now(
+        self, connection: duckdb.DuckDBPyConnection, table: Table, meant: Sequence[int], most: int
+    ) -> pa.Table | None:
+        taken = [(each, *self._snapshot(each, table)) for each in meant]
+        count = sum(journaled.num_rows for _, _, journaled in taken)
+        parts = [part for _, listed, _ in taken for part in listed]
+        for part in parts:
+            count += self._facts_of(part, table).rows
+            if count > most:
+                return None
+        if len(parts) > _FEW_PARTS:
+            return self._bound_now(connection, table, meant, None).to_arrow_table()
+        pieces = [_of_rank(journaled, each) for each, _, journaled in taken]
+        pieces += [_of_rank(self._loaded(part, table), each) for each, listed, _ in taken for part in listed]
+        return pa.concat_tables([_empty(_with_rank(table)), *pieces])
+
+    def _loaded(self, part: Path, table: Table) -> pa.Table:
+        return _conform(upgraded(table, read_part(part)), arrow_schema(table))
 
     def verify(self, table: Table) -> None:
         """Read every part of a table in vain.
@@ -119,7 +148,8 @@ class Scan:
 
         return _steadily(look)
 
-    def _meant(self, rank: OfRanks) -> Sequence[int]:
+    def meant(self, rank: OfRanks) -> Sequence[int]:
+        """The ranks whose rows are meant."""
         if rank is None:
             return ranks(self._run)
         return (rank,) if isinstance(rank, int) else rank
@@ -137,7 +167,7 @@ class Scan:
                 raise unreadable(part, f"with it {table.value} has more than the {_MOST_ROWS:,} rows that are read")
             if facts.may_hold(step):
                 by_columns.setdefault(facts.columns, []).append(str(part))
-        return [_bound(connection, paths).select(_selection(table, columns)) for columns, paths in by_columns.items()]
+        return [_bound(connection, paths).select(selection(table, columns)) for columns, paths in by_columns.items()]
 
     def _snapshot(self, rank: int, table: Table) -> tuple[list[Path], pa.Table]:
         """Parts and journaled rows that belong together, though journals may be sealed while this looks.
@@ -183,6 +213,8 @@ class Scan:
         return self._facts[part]
 
 
+#: Parts that are read one by one sooner than by the database.
+_FEW_PARTS = 16
 #: Rows of a table, all its parts together, that are read; of the bulk tables, which stay on the disk, any number.
 _MOST_ROWS = 1 << 27
 R = TypeVar("R")
@@ -220,7 +252,11 @@ def _bound(connection: duckdb.DuckDBPyConnection, parts: list[str]) -> duckdb.Du
 
 @cache
 def _with_rank(table: Table) -> pa.Schema:
-    return arrow_schema(table).append(pa.field(RANK, pa.int32()))
+    return arrow_schema(table).append(RANK_FIELD)
+
+
+def _of_rank(rows: pa.Table, rank: int) -> pa.Table:
+    return rows.append_column(RANK_FIELD, to_array([rank] * rows.num_rows, pa.int32()))
 
 
 def _conform_all(table: Table, journaled: list[pa.Table]) -> pa.Table:
@@ -243,13 +279,3 @@ def _conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
         for field in schema
     ]
     return pa.table(columns, schema=schema)
-
-
-#: The rank of a part, from the end of its path: a folder above the run may be called ``rank=3`` as well.
-_RANK_OF_PART = f"regexp_extract(filename, '[/\\\\]rank=(\\d+)[/\\\\][^/\\\\]+[/\\\\][^/\\\\]+$', 1)::INTEGER AS {RANK}"
-
-
-def _selection(table: Table, columns: tuple[str, ...]) -> str:
-    """The schema's columns in their order, with null for those that the part does not have."""
-    names = (f'"{name}"' if name in columns else f'NULL AS "{name}"' for name in arrow_schema(table).names)
-    return ", ".join([*names, _RANK_OF_PART])

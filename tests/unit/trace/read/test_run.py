@@ -27,6 +27,12 @@ from ampscope.trace.write.writer import TraceWriter
 from tests.support.trace_builder import START, TraceBuilder
 
 
+@pytest.fixture
+def large_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every table counts as a large one, whose rows stay on the disk until a query needs them."""
+    monkeypatch.setattr("ampscope.trace.read.small_tables.MOST_ROWS", 0)
+
+
 def samples() -> dict[Table, list[Row]]:
     """Two rows of every table: all that may be null is null in the second; extremes in the first."""
     extremes: dict[pa.DataType, Any] = {
@@ -129,6 +135,7 @@ class TestRows:
             run.rows(Table.STEPS, colour="red")
 
 
+@pytest.mark.usefixtures("large_tables")
 def test_the_rows_of_a_step_come_from_the_parts_that_can_hold_it(
     run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +238,7 @@ class TestOpenRun:
         with open_run(run_folder) as run:
             assert len(run.rows(Table.STEPS)) == 1
 
+    @pytest.mark.usefixtures("large_tables")
     def test_a_part_deleted_by_the_budget_while_it_is_looked_for(
         self, run_folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -358,6 +366,7 @@ class TestDamage:
         with pytest.raises(duckdb.IOException, match="deleted"):
             Scan(run_folder).relation(connection, Table.STEPS)
 
+    @pytest.mark.usefixtures("large_tables")
     def test_damage_inside_a_part_is_named(self, run_folder: Path) -> None:
         builder = TraceBuilder(run_folder)
         builder.step()
@@ -372,6 +381,18 @@ class TestDamage:
                 run.steps.collect()
             with pytest.raises(RunDamaged, match=r"steps/part-000000\.parquet"):
                 run.verify()
+
+    def test_damage_inside_a_part_of_a_small_table_is_named_at_once(self, run_folder: Path) -> None:
+        builder = TraceBuilder(run_folder)
+        builder.step()
+        builder.close()
+        part = table_folder(run_folder, 0, Table.STEPS) / "part-000000.parquet"
+        content = part.read_bytes()
+        part.write_bytes(content[:4] + bytes(200) + content[204:])
+        with open_run(run_folder) as run:
+            for look in (lambda: run.rows(Table.STEPS), lambda: run.steps, lambda: run.sql("FROM steps")):
+                with pytest.raises(RunDamaged, match=r"steps/part-000000\.parquet cannot be read"):
+                    look()
 
 
 class TestSql:
@@ -478,6 +499,7 @@ def test_a_journal_sealed_while_the_folder_is_listed(run_folder: Path, monkeypat
         assert [row.step for row in run.rows(Table.STEPS)] == [0, 1]
 
 
+@pytest.mark.usefixtures("large_tables")
 def test_a_table_has_an_end_however_many_parts_it_has(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         builder = TraceBuilder(run_folder)

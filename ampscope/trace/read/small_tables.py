@@ -1,0 +1,130 @@
+"""The rows of small tables, kept until there are others: of most runs that is all there is to read.
+
+A query costs the database some milliseconds however little it reads, and a diagnosis asks for a few rows a hundred
+times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from ampscope.trace.read.part_columns import RANK
+from ampscope.trace.read.row_query import ORDER, values_of
+from ampscope.trace.read.table_folders import Stamp
+from ampscope.trace.read.table_scan import OfRanks, Scan
+from ampscope.trace.schema import Row, Table, arrow_schema, rows_of
+
+#: Rows of a table that is small, and those up to which the database is not asked at all.
+MOST_ROWS, MOST_AT_HAND = 1 << 17, 8192
+#: Bytes of files that may hold so few rows, and those that a file takes without any; of more no footer is looked at.
+_MOST_BYTES, _OF_FOOTER = 4 << 20, 6 << 10
+#: Bytes of all tables that are kept.
+MOST_KEPT = 256 << 20
+
+
+class SmallTable:
+    """All rows of a table at one moment.
+
+    Args:
+        table: Which.
+        arrow: Its rows, with their ranks.
+    """
+
+    def __init__(self, table: Table, arrow: pa.Table) -> None:
+        self._table = table
+        self.arrow = arrow.combine_chunks()
+        self.size = self.arrow.nbytes
+
+    def rows(self, equals: Mapping[str, object]) -> list[Any] | None:
+        """The rows whose columns equal what is given, in their order; None where that is to be asked the database."""
+        if self.arrow.num_rows > MOST_AT_HAND or not {*equals} <= {*arrow_schema(self._table).names}:
+            return None
+        rows = self._sorted
+        for name, value in equals.items():
+            rows = [row for row in rows if _is_equal(_value(row, name), value)]
+        return rows[:] if rows is self._sorted else rows
+
+    @cached_property
+    def _sorted(self) -> list[Any]:
+        columns = [values_of(self.arrow[name]) for name in arrow_schema(self._table).names]
+        rows = rows_of(self._table, columns)
+        places = [[getattr(row, name) for name in ORDER[self._table]] for row in rows]
+        keys = [
+            (rank, *map(_sort_key, place)) for rank, place in zip(self.arrow[RANK].to_pylist(), places, strict=True)
+        ]
+        return [rows[place] for place in sorted(range(len(rows)), key=keys.__getitem__)]
+
+
+class SmallTables:
+    """The small tables of one run.
+
+    Args:
+        scan: Reads them.
+    """
+
+    def __init__(self, scan: Scan) -> None:
+        self._scan = scan
+        self._known: dict[tuple[Table, tuple[int, ...]], tuple[Stamp, SmallTable | None]] = {}
+
+    def get(
+        self, connection: duckdb.DuckDBPyConnection, table: Table, rank: OfRanks, stamp: Stamp
+    ) -> SmallTable | None:
+        """A table as it is now; None where it is not small.
+
+        Args:
+            connection: That reads it where it has many parts.
+            table: Which.
+            rank: Of which ranks.
+            stamp: What tells this moment of the table.
+
+        Raises:
+            RunDamaged: a part cannot be read.
+        """
+        key = table, tuple(self._scan.meant(rank))
+        known = self._known.get(key)
+        if known is None or known[0] != stamp:
+            known = stamp, self._load(connection, table, rank, stamp)
+            self._known.pop(key, None)
+            self._known[key] = known
+            self._let_go()
+        return known[1]
+
+    def _let_go(self) -> None:
+        """Of those that were read the longest ago, where all together take too much."""
+        sizes = {key: small.size for key, (_, small) in list(self._known.items()) if small is not None}
+        excess = sum(sizes.values()) - MOST_KEPT
+        for key, size in sizes.items():
+            if excess > 0:
+                excess -= size
+                self._known.pop(key, None)
+
+    def _load(
+        self, connection: duckdb.DuckDBPyConnection, table: Table, rank: OfRanks, stamp: Stamp
+    ) -> SmallTable | None:
+        if sum(max(size - _OF_FOOTER, 0) for _, size, _ in stamp) > _MOST_BYTES:
+            return None
+        rows = self._scan.load(connection, table, rank=rank, most=MOST_ROWS)
+        return None if rows is None else SmallTable(table, rows)
+
+
+def _value(row: Row, name: str) -> object:
+    return getattr(row if name in row._fields else row.statistics, name)  # type: ignore[union-attr]  # an op's
+
+
+def _is_equal(own: object, value: object) -> bool:
+    """As the database has it, for which NaN equals NaN."""
+    return own == value or (_is_nan(own) and _is_nan(value))
+
+
+def _sort_key(value: Any) -> Any:
+    return math.inf if _is_nan(value) else value
+
+
+def _is_nan(value: object) -> bool:
+    return isinstance(value, float) and math.isnan(value)
