@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -53,7 +54,8 @@ def traced_steps(run: Run, *, rank: int | None = None) -> tuple[TracedStep, ...]
     stamp = run.stamp(Table.OPS, rank=rank)
     known = _known.setdefault(run, {})
     if rank not in known or known[rank][0] != stamp:
-        known[rank] = stamp, _counted(run, rank)
+        found = (TracedStep(rank=rank, step=step, source=source, rows=rows) for step, source, rows in run.traced(rank))
+        known[rank] = stamp, _in_order(found)
     return known[rank][1]
 
 
@@ -65,13 +67,16 @@ def first_traced_steps(run: Run, *, rank: int, count: int) -> tuple[TracedStep, 
     return tuple(found[:count]) if len(found) >= count else traced_steps(run, rank=rank)[::-1][:count]
 
 
-#: By run and rank: millions of rows are counted once for every state of the table.
+#: By run and rank: the files are asked once for every state of the table.
 _known: WeakKeyDictionary[Run, dict[int, tuple[Stamp, tuple[TracedStep, ...]]]] = WeakKeyDictionary()
 
 
-def _counted(run: Run, rank: int, step: int | None = None) -> tuple[TracedStep, ...]:
+def _counted(run: Run, rank: int, step: int) -> tuple[TracedStep, ...]:
     ops = rank_table(run, Table.OPS, rank, step=step).group_by("step", "source").agg(nw.len().alias("rows"))
-    found = [TracedStep(rank=rank, **row) for row in collect(ops)]
+    return _in_order(TracedStep(rank=rank, **row) for row in collect(ops))
+
+
+def _in_order(found: Iterable[TracedStep]) -> tuple[TracedStep, ...]:
     return tuple(sorted(found, key=lambda one: (-one.step, one.source != Source.LIVE, one.source)))
 
 

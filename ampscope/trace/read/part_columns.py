@@ -1,9 +1,12 @@
-"""What the database selects of a part's file: the schema's columns and the writing rank."""
+"""The columns that rows get on reading: the schema's, whatever a file has of them, and the writing rank."""
 
 from __future__ import annotations
 
+from functools import cache
+
 import pyarrow as pa
 
+from ampscope.trace.files.arrow_arrays import to_array
 from ampscope.trace.schema import Table, arrow_schema
 
 #: The writing rank, a column that every table gets on reading.
@@ -31,3 +34,31 @@ def selection(table: Table, columns: tuple[str, ...]) -> str:
 
 def _sql_type(kind: pa.DataType) -> str:
     return f"{_sql_type(kind.value_type)}[]" if pa.types.is_list(kind) else _SQL_TYPES[kind]
+
+
+@cache
+def with_rank(table: Table) -> pa.Schema:
+    """The columns of a table and the writing rank."""
+    return arrow_schema(table).append(RANK_FIELD)
+
+
+def of_rank(rows: pa.Table, rank: int) -> pa.Table:
+    """Rows with the rank that wrote them."""
+    return rows.append_column(RANK_FIELD, to_array([rank] * rows.num_rows, pa.int32()))
+
+
+@cache  # of a list of runs, most tables have no journal
+def no_rows(schema: pa.Schema) -> pa.Table:
+    """A table of these columns without rows."""
+    return pa.table([to_array((), field.type) for field in schema], schema=schema)
+
+
+def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Null where an older writer had no such column, without those of a newer one."""
+    columns = [
+        rows[field.name].cast(field.type)
+        if field.name in rows.column_names
+        else to_array([None] * rows.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.table(columns, schema=schema)

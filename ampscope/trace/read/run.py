@@ -18,6 +18,7 @@ import narwhals as nw
 from ampscope.errors import RunDamaged
 from ampscope.notebook_repr import NotebookRepr
 from ampscope.trace.files.layout import ranks
+from ampscope.trace.files.traced_index import StepRows
 from ampscope.trace.manifest import Manifest, read_manifest
 from ampscope.trace.read.database import sealed_off
 from ampscope.trace.read.find import find_runs, locate
@@ -208,6 +209,21 @@ class Run(NotebookRepr):
             return self._load(table, equals)  # the disk budget deleted a part between looking and reading
         except duckdb.Error as error:
             raise RunDamaged(f"The {table.value} of {self.path} cannot be read: {error}.") from error
+
+    def traced(self, rank: int) -> list[StepRows]:
+        """How many rows there are of each step that a rank has traced, in no order, without reading them.
+
+        Raises:
+            RunDamaged: a Parquet part cannot be read.
+        """
+        try:
+            return self._scan.traced(self._connection, rank)
+        except duckdb.Error:
+            self._scan.verify(Table.OPS)
+        try:
+            return self._scan.traced(self._connection, rank)  # the disk budget deleted a part meanwhile
+        except duckdb.Error as error:
+            raise RunDamaged(f"The ops of {self.path} cannot be read: {error}.") from error
 
     def verify(self) -> None:
         """Read every sealed part; for when a query over a frame fails with a `duckdb.Error`.

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from ampscope.errors import RunDamaged
 from ampscope.trace.files.layout import Span, span_of
 from ampscope.trace.files.regular_file import open_regular
+from ampscope.trace.files.traced_index import StepRows, read_index
 from ampscope.trace.read.column_check import wrong_with
 from ampscope.trace.schema import BULK_TABLES, Table
 
@@ -36,6 +37,7 @@ class Facts(NamedTuple):
     rows: int
     first_step: int | None
     last_step: int | None
+    traced: tuple[StepRows, ...] | None = None  #: of ops, what was traced; null where the footer does not tell
 
     def may_hold(self, step: int | None) -> bool:
         """Whether rows of ``step`` can be in the part."""
@@ -60,9 +62,10 @@ def read_facts(part: Path, table: Table) -> Facts:
     if why:
         raise unreadable(part, why)
     columns, rows = tuple(schema.names), footer.num_rows
+    traced = read_index(footer.metadata, rows) if table is Table.OPS else None
     if not bounds or None in bounds:
-        return Facts(columns, rows, None, None)
-    return Facts(columns, rows, min(low for low, _ in bounds), max(high for _, high in bounds))
+        return Facts(columns, rows, None, None, traced)
+    return Facts(columns, rows, min(low for low, _ in bounds), max(high for _, high in bounds), traced)
 
 
 def read_part(part: Path, columns: list[str] | None = None) -> pa.Table:

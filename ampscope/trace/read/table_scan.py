@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from functools import cache, reduce
+from functools import reduce
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
 import duckdb
 import pyarrow as pa
 
-from ampscope.trace.files.arrow_arrays import to_array
 from ampscope.trace.files.journal import JournalReader
 from ampscope.trace.files.layout import part_path, ranks, span_of
+from ampscope.trace.files.traced_index import StepRows
 from ampscope.trace.read.column_check import wrong_rows
 from ampscope.trace.read.older_versions import CHANGED, is_older, upgraded
-from ampscope.trace.read.part_columns import RANK_FIELD, selection
+from ampscope.trace.read.part_columns import conform, no_rows, of_rank, selection, with_rank
 from ampscope.trace.read.sealed_parts import Facts, read_facts, read_part, unreadable, verify
 from ampscope.trace.read.table_folders import Stamp, TableFolders
 from ampscope.trace.schema import BULK_TABLES, Table, arrow_schema
@@ -73,11 +75,11 @@ class Scan:
             upgrades = [self._loaded(part, table) for part in older]
             rows = pa.concat_tables([*upgrades, journaled]) if older else journaled
             if rows.num_rows:
-                loaded.append(_of_rank(rows, each))
+                loaded.append(of_rank(rows, each))
             sealed += [part for part in parts if part not in older]
         relations = self._sealed(connection, table, sealed, step)
         if loaded or not relations:  # each relation that is bound takes a millisecond
-            relations.insert(0, connection.from_arrow(pa.concat_tables([_empty(_with_rank(table)), *loaded])))
+            relations.insert(0, connection.from_arrow(pa.concat_tables([no_rows(with_rank(table)), *loaded])))
         return reduce(duckdb.DuckDBPyRelation.union, relations)
 
     def load(
@@ -103,12 +105,35 @@ class Scan:
                 return None
         if len(parts) > _FEW_PARTS:
             return self._bound_now(connection, table, meant, None).to_arrow_table()
-        pieces = [_of_rank(journaled, each) for each, _, journaled in taken]
-        pieces += [_of_rank(self._loaded(part, table), each) for each, listed, _ in taken for part in listed]
-        return pa.concat_tables([_empty(_with_rank(table)), *pieces])
+        pieces = [of_rank(journaled, each) for each, _, journaled in taken]
+        pieces += [of_rank(self._loaded(part, table), each) for each, listed, _ in taken for part in listed]
+        return pa.concat_tables([no_rows(with_rank(table)), *pieces])
 
     def _loaded(self, part: Path, table: Table) -> pa.Table:
-        return _conform(upgraded(table, read_part(part)), arrow_schema(table))
+        return conform(upgraded(table, read_part(part)), arrow_schema(table))
+
+    def traced(self, connection: duckdb.DuckDBPyConnection, rank: int) -> list[StepRows]:
+        """What one rank has traced, in no order; rows of parts that do not tell it themselves are counted.
+
+        Raises:
+            RunDamaged: a part cannot be read.
+        """
+        return _steadily(lambda: self._traced_now(connection, rank))
+
+    def _traced_now(self, connection: duckdb.DuckDBPyConnection, rank: int) -> list[StepRows]:
+        table = Table.OPS
+        parts, journaled = self._snapshot(rank, table)
+        told = {part: self._facts_of(part, table).traced for part in parts}
+        relations = self._sealed(connection, table, [part for part in parts if told[part] is None], None)
+        if journaled.num_rows:
+            relations.append(connection.from_arrow(of_rank(journaled, rank)))
+        found: Counter[tuple[int, str]] = Counter()
+        for each in chain.from_iterable(index or () for index in told.values()):
+            found[each.step, each.source] += each.rows
+        for relation in relations:
+            for step, source, rows in relation.aggregate("step, source, count(*)", "step, source").fetchall():
+                found[step, source] += rows
+        return [StepRows(step, source, rows) for (step, source), rows in found.items()]
 
     def verify(self, table: Table) -> None:
         """Read every part of a table in vain.
@@ -130,7 +155,7 @@ class Scan:
 
         def look() -> pa.Table:
             parts, journaled = self._snapshot(rank, table)
-            pieces = [_conform(self._read_columns(part, table, schema.names), schema) for part in parts]
+            pieces = [conform(self._read_columns(part, table, schema.names), schema) for part in parts]
             return pa.concat_tables([*pieces, journaled.select(schema.names)])
 
         return _steadily(look)
@@ -250,32 +275,7 @@ def _bound(connection: duckdb.DuckDBPyConnection, parts: list[str]) -> duckdb.Du
         raise unreadable(Path(parts[0]), f"{error}{others}") from error
 
 
-@cache
-def _with_rank(table: Table) -> pa.Schema:
-    return arrow_schema(table).append(RANK_FIELD)
-
-
-def _of_rank(rows: pa.Table, rank: int) -> pa.Table:
-    return rows.append_column(RANK_FIELD, to_array([rank] * rows.num_rows, pa.int32()))
-
-
 def _conform_all(table: Table, journaled: list[pa.Table]) -> pa.Table:
     schema = arrow_schema(table)
-    conforming = [_conform(upgraded(table, rows), schema) for rows in journaled if rows.num_rows]
-    return pa.concat_tables([_empty(schema), *conforming]).combine_chunks() if conforming else _empty(schema)
-
-
-@cache  # of a list of runs, most tables have no journal
-def _empty(schema: pa.Schema) -> pa.Table:
-    return pa.table([to_array((), field.type) for field in schema], schema=schema)
-
-
-def _conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Null where an older writer had no such column, without those of a newer one."""
-    columns = [
-        rows[field.name].cast(field.type)
-        if field.name in rows.column_names
-        else to_array([None] * rows.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.table(columns, schema=schema)
+    conforming = [conform(upgraded(table, rows), schema) for rows in journaled if rows.num_rows]
+    return pa.concat_tables([no_rows(schema), *conforming]).combine_chunks() if conforming else no_rows(schema)

@@ -8,6 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ampscope.trace.files.traced_index import KEY, index_of
+from ampscope.trace.schema import Table, arrow_schema
+
 #: Whole numbers that go up from row to row: what counts is by how much.
 _COUNTING = frozenset({"step", "growth_tracker"})
 #: Measured values, hardly one like another: the bytes of the same place in each, side by side, are alike.
@@ -21,13 +24,13 @@ def write_part(rows: pa.Table, path: Path) -> None:
         OSError: the disk refused.
     """
     encodings = _encodings(tuple(rows.column_names))
-    pq.write_table(
-        rows.combine_chunks(),
-        path,
-        compression="zstd",
-        use_dictionary=[name for name in _leaves(rows.schema) if name not in encodings],
-        column_encoding=encodings,
-    )
+    dictionaries = [name for name in _leaves(rows.schema) if name not in encodings]
+    with pq.ParquetWriter(
+        path, rows.schema, compression="zstd", use_dictionary=dictionaries, column_encoding=encodings
+    ) as part:
+        part.write_table(rows.combine_chunks())
+        if rows.schema.equals(arrow_schema(Table.OPS)) and (index := index_of(rows)):
+            part.add_key_value_metadata({KEY: index})
 
 
 @cache
