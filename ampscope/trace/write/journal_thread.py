@@ -71,11 +71,11 @@ class JournalThread:
         """Write a row on the caller's thread: a kill that comes next does not lose it.
 
         Returns:
-            Whether it is written; if not (the disk was slow lately, or there is no journal to append it to), it is left
-            to the queue.
+            Whether it is written; if not (the disk was slow lately, something else is being written, or there is no
+            journal to append it to), it is left to the queue.
         """
         began = time.monotonic()
-        if began < self._rests_until or self._notices.failure is not None:
+        if self._would_wait(began):
             return False
         with self._appending:
             journal = self._journals.get(table)
@@ -92,6 +92,10 @@ class JournalThread:
         if took > _SLOW_S:
             self._rests_until = began + _REST * took
         return True
+
+    def _would_wait(self, now: float) -> bool:
+        """Whether something is being written, or the disk was slow lately, or is gone: training waits for none."""
+        return self._is_inside or now < self._rests_until or self._notices.failure is not None
 
     def _work(self) -> None:
         try:

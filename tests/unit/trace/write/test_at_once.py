@@ -201,3 +201,24 @@ def test_after_close_nothing_is_written(trace: TraceWriter) -> None:
     trace.close()
     trace.put(Table.STEPS, [step(1)])
     assert steps_of(trace.folder) == [0]
+
+
+def test_whoever_trains_does_not_wait_for_a_disk_that_something_else_is_written_to(
+    trace: TraceWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writing, goes_on = threading.Event(), threading.Event()
+    real = Journal.append
+
+    def stuck(journal: Journal, batch: Any) -> None:
+        writing.set()
+        assert goes_on.wait(30)
+        real(journal, batch)
+
+    monkeypatch.setattr(Journal, "append", stuck)
+    trace.put(Table.EVENTS, [EventRow(0, 0, 1.0, "note", "")])
+    assert writing.wait(30)
+    trace.put(Table.STEPS, [step(0)])  # by another thread's leave this would never return
+    assert trace.waits(Table.STEPS)
+    goes_on.set()
+    assert trace.flush()
+    assert steps_of(trace.folder) == [0]
