@@ -83,6 +83,7 @@ torch-versions: $(TORCHES:%=.venv-torch-%/.done)
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/incidents.py
+	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/frameworks.py
 
 # With the Python at hand (PYTHON=...), whose torch is the one for its GPU; it needs torch and pyarrow, nothing else.
