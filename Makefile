@@ -91,11 +91,11 @@ gpu-check:
 	@PYTHONPATH=.:benchmarks $(PYTHON) -m gpu_check
 
 bench-app: $(VENV)/.dev
-	test -d .bench/big || $(BIN)/python benchmarks/big_trace.py .bench/big/run
-	test -d .bench/many || $(BIN)/python benchmarks/big_trace.py .bench/many --runs 500
+	test -d .bench/big || $(BIN)/python benchmarks/large_traces/big_trace.py .bench/big/run
+	test -d .bench/many || $(BIN)/python benchmarks/large_traces/big_trace.py .bench/many --runs 500
 	$(BIN)/python benchmarks/app.py .bench/big --runs .bench/many
-	test -d .bench/ranks || $(BIN)/python benchmarks/many_ranks.py .bench/ranks
-	$(BIN)/python benchmarks/many_ranks.py --measure .bench/ranks
+	test -d .bench/ranks || $(BIN)/python benchmarks/large_traces/many_ranks.py .bench/ranks
+	$(BIN)/python benchmarks/large_traces/many_ranks.py --measure .bench/ranks
 
 samples: $(VENV)/.dev
 	$(BIN)/python sample_logs/generate.py

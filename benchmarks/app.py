@@ -1,10 +1,9 @@
 """How long the app takes on a large trace, in a real browser: ``python benchmarks/app.py FOLDER [--runs FOLDER]``.
 
-FOLDER holds a trace made by ``benchmarks/big_trace.py``; ``--runs`` one with many runs, for the list. Each time is the
-median over fresh servers, from the click to the page standing still; a first page is the first of its server, with
-nothing cached but the disk. Beside it stands the server's own CPU time, which a busy machine stretches less than the
-wall clock. Memory is the server's peak.
-"""
+FOLDER holds a trace made by ``benchmarks/large_traces/big_trace.py``; ``--runs`` one with many runs, for the list. Each
+time is the median over fresh servers, from the click to the page standing still; a first page is the first of its
+server, with nothing cached but the disk. Beside it stands the server's own CPU time, which a busy machine stretches
+less than the wall clock. Memory is the server's peak."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Writes a trace as large as they get, for measuring what reads it: ``python benchmarks/big_trace.py FOLDER``.
+"""Writes a trace as large as they get, for measuring what reads it: ``python benchmarks/large_traces/big_trace.py``.
 
-    python benchmarks/big_trace.py /tmp/big                          # 20 000 steps, all traced: 50 million op rows
-    python benchmarks/big_trace.py /tmp/big --steps 500 --rows 1e6   # a quick one
-    python benchmarks/big_trace.py /tmp/many --runs 500              # 500 short runs, for the list of runs
+    python benchmarks/large_traces/big_trace.py /tmp/big  # 20 000 steps, all traced: 50 million op rows
+    python benchmarks/large_traces/big_trace.py /tmp/big --steps 500 --rows 1e6   # a quick one
+    python benchmarks/large_traces/big_trace.py /tmp/many --runs 500  # 500 short runs, for the list of runs
 
 A deep transformer in fp16 whose attention scores overflow three times. Steps, sites, parameters, scaler events and
 incidents go through the trace's writer row by row; the bulk tables (ops, edges, gradients) are made with numpy and go

@@ -1,8 +1,8 @@
-"""Writes a trace of very many ranks, for measuring what reads it: ``python benchmarks/many_ranks.py FOLDER``.
+"""Writes a trace of very many ranks, for measuring what reads it: ``python benchmarks/large_traces/many_ranks.py``.
 
-    python benchmarks/many_ranks.py /tmp/ranks                          # 1,024 ranks, 10,000 steps each
-    python benchmarks/many_ranks.py /tmp/ranks --ranks 8 --steps 500    # a quick one
-    python benchmarks/many_ranks.py --measure /tmp/ranks                # diagnosis, first page, Ranks page
+    python benchmarks/large_traces/many_ranks.py /tmp/ranks  # 1,024 ranks, 10,000 steps each
+    python benchmarks/large_traces/many_ranks.py /tmp/ranks --ranks 8 --steps 500  # a quick one
+    python benchmarks/large_traces/many_ranks.py --measure /tmp/ranks  # diagnosis, first page, Ranks page
 
 Data-parallel training of a deep transformer in fp16, as the default mode records it: every rank has a row for each
 step, its gradients at one step in fifty, and the replays of its incidents; rank 0 traces a step now and then. Something
