@@ -7,6 +7,7 @@ import gc
 import hashlib
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -27,7 +28,7 @@ from ampscope.capture.step.assembly import step_watch
 from ampscope.capture.step.scaler_watch import ScalerWatch
 from ampscope.capture.torch_support import guard, torch_private
 from ampscope.capture.torch_support.communication import process_group
-from ampscope.capture.torch_support.guard import Guard, Suppressed
+from ampscope.capture.torch_support.guard import Guard, Suppressed, surely
 from ampscope.capture.torch_support.models import Extent, Models, unwrapped
 from ampscope.errors import WatchError
 from ampscope.trace.schema import EventKind
@@ -113,8 +114,8 @@ class Scope:
             return
         self._open = False
         _open_scopes.pop(self, None)
-        process, collectives, *hooks = self._hooks()
-        removals = [
+        process, collectives, *hooks = (partial(surely, leave) for leave in self._hooks())
+        removals: list[Callable[[], object]] = [
             process,
             collectives,
             lambda: self._steps.close(end),
@@ -130,7 +131,7 @@ class Scope:
             with Suppressed():  # whatever one of them meets, the others follow
                 remove()
 
-    def _hooks(self) -> list[Callable[[], object]]:
+    def _hooks(self) -> list[Callable[[], None]]:
         """What takes everything away by which it hears of the loop."""
         received, scalers = self._steps.received, [scaler.leave for scaler in self._scalers]
         left = [lambda: process_hooks.leave(self), lambda: collective_calls.leave(received)]
@@ -235,8 +236,7 @@ class Scope:
         if not self._open:
             return
         for leave in [*self._hooks(), self._steps.breaking_off.leave_alone]:
-            with Suppressed():
-                leave()
+            surely(leave)
         with self._following:
             raise error
 

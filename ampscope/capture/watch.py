@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from ampscope.capture.hooks.accelerator import Accelerator, is_accelerator, prep
 from ampscope.capture.record.job import Job, this_job
 from ampscope.capture.record.run_folder import DEFAULT_FOLDER, default_folder
 from ampscope.capture.record.sampled_ranks import sampled_ranks
+from ampscope.capture.record.terminal import say
 from ampscope.capture.scope import Scope, close_forgotten, open_scopes
 from ampscope.capture.torch_support.calls import kernel_choice
 from ampscope.capture.torch_support.models import Extent, Models, inside_fabric
@@ -222,17 +222,14 @@ def _cannot_write(folder: Path, error: OSError) -> WatchError:
 
 
 def _open_writer(folder: Path, manifest: Manifest, rank: int, disk_budget: int) -> TraceWriter:
-    def complain(text: object) -> None:
-        sys.stderr.write(f"ampscope: {text}\n")
-
     try:
         return TraceWriter(
             folder,
             manifest=manifest,
             rank=rank,
             disk_budget=disk_budget,
-            on_notice=complain,
-            on_failure=complain,
+            on_notice=say,
+            on_failure=say,
         )
     except OSError as error:
         raise _cannot_write(folder, error) from error

@@ -20,10 +20,9 @@ class Listeners(Generic[L]):
         self._known.append(weakref.ref(listener))
 
     def leave(self, listener: L) -> bool:
-        """Tells it no more; returns whether it was the last one, and those that are gone are forgotten too."""
-        before = len(self._known)
+        """Tells it no more; returns whether nobody is left. Those that are gone are forgotten too."""
         self._known = [known for known in self._known if known() is not None and known() is not listener]
-        return before > 0 and not self._known
+        return not self._known
 
     def __iter__(self) -> Iterator[L]:
         for known in self._known:

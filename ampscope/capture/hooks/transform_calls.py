@@ -150,7 +150,7 @@ class Pullback:
 
     def _inside(self, cotangents: Any, options: Any) -> Any:
         """Within another transform, which is run again as a whole."""
-        args, kwargs = _exchanged(self._args), _exchanged(self._kwargs)
+        args, kwargs = _behind_door(self._args), _behind_door(self._kwargs)
         again = bool(_exchanges) and _exchanges[-1].again
         return self._again(args, kwargs, cotangents, options) if again else self._real(*cotangents, **options)
 
@@ -166,7 +166,7 @@ def _lending(original: Callable[..., Any]) -> Callable[..., Any]:
         if torch.compiler.is_compiling():
             return original(module, weights, *args, **kwargs)
         if torch_private.in_functorch():
-            return original(module, _exchanged(weights), *args, **kwargs)
+            return original(module, _behind_door(weights), *args, **kwargs)
         through = Through(original, (module, weights, *args), kwargs, slice(2, 3), weights)
         run = partial(_lent, module, through)
         return guard.through(run, lambda: original(module, weights, *args, **kwargs), (), {})
@@ -188,7 +188,7 @@ def _lent_through(
 
 def _told(through: Through, run: Callable[[], Any] | None = None) -> Any:
     if torch_private.in_functorch():
-        return through.call(*_exchanged(through.args), **_exchanged(through.kwargs))
+        return through.call(*_behind_door(through.args), **_behind_door(through.kwargs))
     call = run or (lambda: through.call(*through.args, **through.kwargs))
     return guard.through(partial(_chained, through), call, (), {})
 
@@ -232,9 +232,14 @@ def exchanging(exchange: Exchange) -> Iterator[None]:
         torch_private.remove_function_mode(mode)
 
 
+def _behind_door(value: Any) -> Any:
+    """The same behind a door; what cannot be exchanged is the transform's as it is."""
+    return (guard.tell(_exchanged, value) or value) if _exchanges else value
+
+
 def _exchanged(value: Any) -> Any:
     """What is handed to a transform inside another one."""
-    return tensor_tree.rebuild(value, _exchanges[-1].of) if _exchanges else value
+    return tensor_tree.rebuild(value, _exchanges[-1].of)
 
 
 def _is_single(value: Any) -> bool:
@@ -260,12 +265,19 @@ class _Reading(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        try:
+            args, kwargs = self._noted(func, args, kwargs)
+        except BaseException as error:  # noqa: BLE001  # a door
+            guard.left(error)
+        return func(*args, **kwargs)
+
+    def _noted(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """What a function is given in place of its arguments."""
         if self._inside is not None:
             self._look(self._inside, getattr(func, "__name__", ""), args)
-        if func is not torch.autograd.grad and func is not torch.autograd.backward:
-            args = tuple([self._read(value) for value in args])
-            kwargs = {name: self._read(value) for name, value in kwargs.items()}
-        return func(*args, **kwargs)
+        if func is torch.autograd.grad or func is torch.autograd.backward:
+            return args, kwargs
+        return tuple([self._read(value) for value in args]), {name: self._read(kwargs[name]) for name in kwargs}
 
     def _look(self, inside: InsideTransform, name: str, args: Any) -> None:
         if len(args) == 2 and name in _PRODUCTS:

@@ -22,6 +22,13 @@ MARKS = ".told"
 _REASON = 100
 
 
+def say(text: object) -> None:
+    """Prints a line of AMPscope's, from whatever thread; there may be no terminal any more."""
+    with Suppressed():
+        sys.stderr.write(f"ampscope: {text}\n")
+        sys.stderr.flush()
+
+
 class Terminal:
     """Prints the lines of one run; of a job on several ranks, each line on one of them.
 
@@ -44,9 +51,7 @@ class Terminal:
     def line(self, text: str) -> None:
         """Prints a line of AMPscope's."""
         if not self._quiet:
-            with Suppressed():  # there may be no terminal any more
-                sys.stderr.write(f"ampscope: {text}\n")
-                sys.stderr.flush()
+            say(text)
 
     def begins(self, segment: int) -> None:
         """Says where the run goes; any rank may, for rank 0 need not be watched.

@@ -52,6 +52,16 @@ class Suppressed:
         return True
 
 
+def surely(remove: Callable[[], object]) -> None:
+    """Takes something away that AMPscope has put into the process; tries once more where that has failed."""
+    for _ in range(2):
+        attempt = Suppressed()
+        with attempt:
+            remove()
+        if attempt.error is None:
+            return
+
+
 class Guard:
     """A reusable context for one part of AMPscope: a fault inside disables the part, with one warning that names it.
 

@@ -167,7 +167,7 @@ class JournalThread:
         if journal.rows:
             self._sealer.add(journal.path)
         else:
-            journal.path.unlink()
+            journal.path.unlink(missing_ok=True)
 
     def _seal_all(self) -> None:
         for table in list(self._journals):

@@ -18,7 +18,7 @@ import ampscope
 from ampscope.capture.torch_support import torch_private
 from tests.support.training.injuries.interrupting import Interrupting
 from tests.support.training.small_loop import BATCH, WIDTH, make_scaler, mse, poison
-from tests.support.training.torch_state import installed
+from tests.support.training.torch_state import installed, settings
 from tests.support.training.twin_runs import seed_everything
 
 STEPS = 5
@@ -78,17 +78,6 @@ def training(watch: Callable[..., object], interrupting: Interrupting) -> tuple[
                 assert ops in torch_private.dispatch_modes(), interrupting.where
                 scaler = make_scaler()
     return interrupted, completed
-
-
-def settings() -> list[Any]:
-    return [
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        torch.is_autocast_enabled("cpu"),
-        torch.is_autocast_cache_enabled(),
-        torch.is_anomaly_enabled(),
-        torch.autograd._engine_run_backward,  # type: ignore[attr-defined]  # none that it exports
-    ]
 
 
 def interrupted_at(line: int, folder: Path, interrupt: Callable[[], object], **options: Any) -> Interrupting:

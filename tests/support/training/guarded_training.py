@@ -46,6 +46,11 @@ def unwatched_state() -> dict[str, bytes]:
 def modes_removed() -> Iterator[None]:
     """A test that fails here may leave modes behind; the next one must not suffer for it."""
     yield
+    leave_no_mode()
+
+
+def leave_no_mode() -> None:
+    """Takes away whatever modes a test has left."""
     while torch._C._len_torch_function_stack():
         torch._C._pop_torch_function_stack()
     while torch._C._len_torch_dispatch_stack():

@@ -27,6 +27,18 @@ def installed() -> dict[str, Any]:
     }
 
 
+def settings() -> list[Any]:
+    """What a thread computes under."""
+    return [
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.is_autocast_cache_enabled(),
+        torch.is_anomaly_enabled(),
+        torch.autograd._engine_run_backward,  # type: ignore[attr-defined]  # none that it exports
+    ]
+
+
 def dress(*things: Any) -> list[Any]:
     """The classes and attributes of modules (all the way down), scalers and optimizers."""
     found: list[Any] = []

@@ -10,7 +10,7 @@ from ampscope.capture.step.ending.endings import Endings
 from ampscope.capture.step.live_trace import LiveTrace
 from ampscope.capture.step.observers import Observers
 from ampscope.capture.step.own_work import OwnWork
-from ampscope.capture.torch_support.guard import Suppressed
+from ampscope.capture.torch_support.guard import surely
 
 
 class BreakingOff:
@@ -54,7 +54,6 @@ class BreakingOff:
 
     def leave_alone(self) -> None:
         """AMPscope itself has failed: nothing of it stays between the loop and torch."""
-        for leave in (self._own.start_afresh, self._live.drop, self._between.remove, self._tape.stop):
-            with Suppressed():
-                leave()
-        self._own.remove_modes()
+        own = self._own
+        for leave in (own.start_afresh, self._live.drop, self._between.remove, self._tape.stop, own.remove_modes):
+            surely(leave)

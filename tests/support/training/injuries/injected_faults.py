@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 
@@ -39,13 +39,25 @@ class Function(NamedTuple):
 
     @property
     def code(self) -> CodeType:
-        found: CodeType = inspect.unwrap(_function(self.held)).__code__
+        found = _code(self.held)
+        assert found is not None
         return found
 
 
 def _function(held: Any) -> Any:
     held = held.fget if isinstance(held, property) else held
     return held.__func__ if isinstance(held, staticmethod | classmethod) else held
+
+
+def _code(held: Any) -> CodeType | None:
+    """Of what was written in capture, whatever wraps it (a cache, a context manager, torch); None of all else."""
+    held = _function(held)
+    while held is not None:
+        code = getattr(held, "__code__", None)
+        if code is not None and code.co_filename.startswith(ampscope.capture.__path__[0]):
+            return cast(CodeType, code)
+        held = getattr(held, "__wrapped__", None)
+    return None
 
 
 def _modules() -> Iterator[ModuleType]:
@@ -60,10 +72,9 @@ def functions() -> Iterator[Function]:
         for name, value in list(vars(module).items()):
             if inspect.isclass(value) and value.__module__ == module.__name__:
                 for method, held in vars(value).items():
-                    code = getattr(_function(held), "__code__", None)
-                    if code is not None and code.co_filename.startswith(ampscope.capture.__path__[0]):
+                    if _code(held) is not None:
                         yield Function(module.__name__, name, method)
-            elif inspect.isfunction(value) and value.__module__ == module.__name__:
+            elif getattr(value, "__module__", "") == module.__name__ and _code(value) is not None:
                 yield Function(module.__name__, "", name)
 
 
