@@ -15,19 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ampscope.errors import RunDamaged
-from ampscope.trace.files.layout import Span, span_of
 from ampscope.trace.files.regular_file import open_regular
 from ampscope.trace.files.traced_index import StepRows, read_index
 from ampscope.trace.read.column_check import wrong_with
+from ampscope.trace.read.part_sizes import refuse_too_much, text_bytes
 from ampscope.trace.schema import BULK_TABLES, Table
-
-#: Rows of a part, at most: a journal is sealed at an eighth of them.
-_MOST_ROWS = 1 << 21
-#: Bytes that its columns take as they are encoded, at most: a journal is sealed at 16 MiB.
-_MOST_BYTES = 1 << 30
-#: Rows of a small table's part that may take next to nothing; others take a byte, or of old steps a sixteenth of it.
-_FREE_ROWS = 1 << 16
-_ROWS_PER_BYTE = 16
 
 
 class Facts(NamedTuple):
@@ -38,6 +30,7 @@ class Facts(NamedTuple):
     first_step: int | None
     last_step: int | None
     traced: tuple[StepRows, ...] | None = None  #: of ops, what was traced; null where the footer does not tell
+    texts: int = 0  #: bytes of its texts, decoded; of a bulk table's part that is not known from here
 
     def may_hold(self, step: int | None) -> bool:
         """Whether rows of ``step`` can be in the part."""
@@ -58,14 +51,26 @@ def read_facts(part: Path, table: Table) -> Facts:
         footer = pq.read_metadata(file)
         schema = footer.schema.to_arrow_schema()
         bounds = list(_step_bounds(footer))
-    why = wrong_with(table, schema) or _too_much(footer, size, table, span_of(part))
-    if why:
-        raise unreadable(part, why)
+        if why := wrong_with(table, schema):
+            raise unreadable(part, why)
+        refuse_too_much(footer, size, table, part)
+        texts = 0 if table in BULK_TABLES else text_bytes(file, footer, part)
     columns, rows = tuple(schema.names), footer.num_rows
     traced = read_index(footer.metadata, rows) if table is Table.OPS else None
     if not bounds or None in bounds:
-        return Facts(columns, rows, None, None, traced)
-    return Facts(columns, rows, min(low for low, _ in bounds), max(high for _, high in bounds), traced)
+        return Facts(columns, rows, None, None, traced, texts)
+    return Facts(columns, rows, min(low for low, _ in bounds), max(high for _, high in bounds), traced, texts)
+
+
+def verify_sizes(part: Path) -> None:
+    """Look whether the pages of a bulk table's part are no larger than its footer says.
+
+    Raises:
+        FileNotFoundError: the part has been deleted since it was listed.
+        RunDamaged: they are, or cannot be read.
+    """
+    with naming(part), open_regular(part) as file:
+        text_bytes(file, pq.read_metadata(file), part)
 
 
 def read_part(part: Path, columns: list[str] | None = None) -> pa.Table:
@@ -76,6 +81,7 @@ def read_part(part: Path, columns: list[str] | None = None) -> pa.Table:
         RunDamaged: it cannot be read.
     """
     with naming(part), open_regular(part) as opened, pq.ParquetFile(opened) as file:
+        text_bytes(opened, file.metadata, part, all_pages=True)
         known = file.schema_arrow.names
         rows = file.read(known if columns is None else [name for name in columns if name in known])
         rows.validate(full=True)
@@ -89,6 +95,7 @@ def verify(part: Path) -> None:
         RunDamaged: it cannot be read.
     """
     with suppress(FileNotFoundError), naming(part), open_regular(part) as opened, pq.ParquetFile(opened) as file:
+        text_bytes(opened, file.metadata, part, all_pages=True)
         for group in range(file.num_row_groups):
             file.read_row_group(group).validate(full=True)
 
@@ -109,21 +116,6 @@ def unreadable(file: Path, why: object) -> RunDamaged:
     return RunDamaged(
         f"{file} cannot be read ({why}). Move that file away and open the run again: the rest of it is intact."
     )
-
-
-def _too_much(footer: pq.FileMetaData, size: int, table: Table, part: Span) -> str:
-    """Why so much is not read; empty where it is."""
-    most = (
-        _MOST_ROWS
-        if table in BULK_TABLES
-        else min(_MOST_ROWS, _FREE_ROWS + size * (_ROWS_PER_BYTE if part.level else 1))
-    )
-    if footer.num_rows > most:
-        return f"it declares {footer.num_rows:,} rows; of such a file up to {most:,} are read"
-    told = sum(footer.row_group(number).total_byte_size for number in range(footer.num_row_groups))
-    if told > _MOST_BYTES:
-        return f"it declares {told:,} bytes of columns; up to {_MOST_BYTES:,} are read"
-    return ""
 
 
 def _step_bounds(footer: pq.FileMetaData) -> Iterator[Any]:

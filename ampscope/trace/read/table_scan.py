@@ -19,7 +19,8 @@ from ampscope.trace.files.traced_index import StepRows
 from ampscope.trace.read.column_check import wrong_rows
 from ampscope.trace.read.older_versions import CHANGED, is_older, upgraded
 from ampscope.trace.read.part_columns import conform, no_rows, of_rank, selection, with_rank
-from ampscope.trace.read.sealed_parts import Facts, read_facts, read_part, unreadable, verify
+from ampscope.trace.read.part_sizes import MOST_TEXT, MOST_TEXT_A_ROW
+from ampscope.trace.read.sealed_parts import Facts, read_facts, read_part, unreadable, verify, verify_sizes
 from ampscope.trace.read.table_folders import Stamp, TableFolders
 from ampscope.trace.schema import BULK_TABLES, Table, arrow_schema
 
@@ -37,6 +38,7 @@ class Scan:
         self._run = run
         self._folders = TableFolders(run)
         self._facts: dict[Path, Facts] = {}
+        self._verified: set[Path] = set()
         self._journals: dict[tuple[int, Table], dict[Path, JournalReader]] = {}
         self._lock = threading.Lock()
 
@@ -184,13 +186,14 @@ class Scan:
     ) -> list[duckdb.DuckDBPyRelation]:
         """One relation for all parts that have the same columns, however many ranks wrote them."""
         by_columns: dict[tuple[str, ...], list[str]] = {}
-        rows = 0
+        rows = texts = 0
         for part in parts:
             facts = self._facts_of(part, table)
-            rows += facts.rows
-            if rows > _MOST_ROWS and table not in BULK_TABLES:
-                raise unreadable(part, f"with it {table.value} has more than the {_MOST_ROWS:,} rows that are read")
+            rows, texts = rows + facts.rows, texts + facts.texts
+            if table not in BULK_TABLES and (why := _too_much(rows, texts)):
+                raise unreadable(part, f"with it {table.value} has {why} that are read")
             if facts.may_hold(step):
+                self._verify_sizes(part, table)
                 by_columns.setdefault(facts.columns, []).append(str(part))
         return [_bound(connection, paths).select(selection(table, columns)) for columns, paths in by_columns.items()]
 
@@ -231,6 +234,12 @@ class Scan:
         return (
             [part for part in parts if is_older(table, self._facts_of(part, table).columns)] if table in CHANGED else []
         )
+
+    def _verify_sizes(self, part: Path, table: Table) -> None:
+        """Look at the pages of a bulk table's part before it is read for the first time; of others that was done."""
+        if table in BULK_TABLES and part not in self._verified:
+            verify_sizes(part)
+            self._verified.add(part)
 
     def _facts_of(self, part: Path, table: Table) -> Facts:
         if part not in self._facts:
@@ -279,3 +288,11 @@ def _conform_all(table: Table, journaled: list[pa.Table]) -> pa.Table:
     schema = arrow_schema(table)
     conforming = [conform(upgraded(table, rows), schema) for rows in journaled if rows.num_rows]
     return pa.concat_tables([no_rows(schema), *conforming]).combine_chunks() if conforming else no_rows(schema)
+
+
+def _too_much(rows: int, texts: int) -> str:
+    """What a table has too much of, counted over its parts; empty where it has not."""
+    if rows > _MOST_ROWS:
+        return f"more than the {_MOST_ROWS:,} rows"
+    most = max(MOST_TEXT, MOST_TEXT_A_ROW * rows)
+    return f"more than the {most:,} bytes of texts" if texts > most else ""
