@@ -248,7 +248,7 @@ class Player:
         self._tracer.functions.creates_graph = creates_graph(args, kwargs)
         with framework_flags.set_again(entry.state.flags):
             call_user(torch_private.through_topmost_mode(entry.call), args, kwargs)
-        self._tracer.micro_batch += 1
+        self._tracer.outputs.begin_micro_batch()
 
     def _tensor_of(self, reference: EarlierResult | OutsideTensor | GradientOf) -> Tensor:
         if isinstance(reference, EarlierResult):

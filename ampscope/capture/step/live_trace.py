@@ -118,7 +118,7 @@ class LiveTrace(StepObserver):
     def backward_ended(self) -> None:
         """What follows is the next micro-batch."""
         if self._tracer is not None:
-            self._tracer.micro_batch += 1
+            self._tracer.outputs.begin_micro_batch()
 
     def gradients_complete(self) -> None:
         """Ends the trace. The optimizer's own ops matter where parameters are kept in half precision."""

@@ -171,6 +171,11 @@ def current_backward_node() -> Any | None:
     return torch._C._current_autograd_node()
 
 
+def runs_engine() -> Any:
+    """The code from which `torch.autograd` starts the engine; None where it has no name."""
+    return getattr(getattr(torch.autograd.graph, "_engine_run_backward", None), "__code__", None)
+
+
 def node_sequence_number(node: Any) -> int:
     """The number ``node`` got in forward."""
     return int(node._sequence_nr())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import FrameType
 from typing import Any
 
 import torch
@@ -11,14 +12,19 @@ from torch.utils.checkpoint import CheckpointFunction
 from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.user_line import NOWHERE
 from ampscope.capture.tracing import operators
-from ampscope.capture.tracing.casts import cast_reason
+from ampscope.capture.tracing.executions import Call, Circumstances, Made
 from ampscope.capture.tracing.operators import Operator
+from ampscope.capture.tracing.program.casts import cast_reason
 from ampscope.capture.tracing.program.function_watch import FunctionWatch
 from ampscope.capture.tracing.program.module_stack import ModuleStack
 from ampscope.capture.tracing.program.places import Places
-from ampscope.capture.tracing.sites import Circumstances, Point, Signature, Sites
+from ampscope.capture.tracing.sites import Point, Signature, Sites
 from ampscope.capture.tracing.statistics.tensor_values import stored
 from ampscope.trace.schema import Cast, Node, Phase
+
+#: Of an op that has run: what it leaves in the trace besides its numbers, its operands and its results as they are
+#: `stored`, and the positions of the operands that it overwrote. A plain tuple, for it is made for every op.
+Ran = tuple[Made, list[Tensor], list[Tensor], tuple[int, ...]]
 
 
 class OpPoints:
@@ -37,82 +43,163 @@ class OpPoints:
         self._places = places
         self._functions = functions
         self._modules = modules
+        self._evaluated: tuple[Any, ...] = ()  # the autograd node that was evaluated last, and under what
+        self._evaluation: Circumstances | None = None
 
-    def now(self, operator: Operator) -> Circumstances:
-        """Where and under what an op runs that has just run."""
-        node = torch_private.current_backward_node()
+    def now(self, caller: FrameType | None) -> Circumstances:
+        """Where and under what an op runs that has just run.
+
+        Args:
+            caller: The frame that the op was called from; None on a thread that runs no Python.
+        """
+        functions, node = self._functions, torch_private.current_backward_node()
+        if node is None and self.phase is None:
+            known, module = functions.met, self._modules.innermost
+            if known is not None and known.module == module and not functions.unwraps:
+                return known
+            known = self._forward(self._phase(None))
+            if functions.place is not None and not functions.unwraps:
+                functions.met = known
+            return known
         phase = self._phase(node)
-        functions, module = self._functions, self._modules.innermost
-        if phase is not Phase.BACKWARD:
-            outside = functions.place if node is None and not functions.unwraps else None
-            place = outside or self._places.now()
-            return Circumstances(operator, phase, module, place, functions.function, functions.region)
-        grad_fn, forward_site, place = "", None, NOWHERE
+        return self._backward(node, caller) if phase is Phase.BACKWARD else self._forward(phase, node)
+
+    def _forward(self, phase: Phase, node: Any = None) -> Circumstances:
+        """The circumstances of an op that computes something forward, be it again."""
+        functions = self._functions
+        outside = functions.place if node is None and not functions.unwraps else None
+        place = outside or self._places.now()
+        return self.sites.met.of(
+            place,
+            phase=phase,
+            module=self._modules.innermost,
+            function=functions.function,
+            autocast=functions.region,
+        )
+
+    def _backward(self, node: Any, caller: FrameType | None) -> Circumstances:
+        """The circumstances of an op that computes a gradient."""
+        functions = self._functions
+        plain = node is not None and self._is_from_engine(caller) and self._places.makes_all()
+        if plain:
+            key = (torch_private.node_sequence_number(node), functions.function, functions.region)
+            if self._evaluation is not None and key == self._evaluated:
+                return self._evaluation
+        module, grad_fn, forward_site, place = self._modules.innermost, "", None, NOWHERE
         if node is not None:
             grad_fn, forward_site = node.name(), self._places.forward_site(node)
         if forward_site is not None:
             forward = self.sites.point(forward_site)
             module, place = forward.module, forward.place
-        place = self._places.inside_backward() or place
-        return Circumstances(
-            operator, phase, module, place, functions.function, functions.region, grad_fn, forward_site
+        if not plain:
+            place = self._places.inside_backward() or place
+        found = self.sites.met.of(
+            place,
+            phase=Phase.BACKWARD,
+            module=module,
+            function=functions.function,
+            autocast=functions.region,
+            grad_fn=grad_fn,
+            forward_site=forward_site,
         )
+        if plain and forward_site is not None:
+            self._evaluated, self._evaluation = key, found
+        return found
 
-    def of_op(self, now: Circumstances, args: Any, kwargs: Any, operands: list[Tensor], results: list[Tensor]) -> Point:
+    def _is_from_engine(self, caller: FrameType | None) -> bool:
+        """Whether an op was called by the engine itself, which `torch.autograd` runs, and by no code of the user's."""
+        runs = torch_private.runs_engine()
+        return caller is not None and caller.f_code is runs and self._places.ends_backward(caller.f_back)
+
+    def ran(self, operator: Operator, now: Circumstances, call: Call, result: Any) -> Ran | None:
+        """What an op that has just run did; None where it gave no tensor.
+
+        Args:
+            operator: The op.
+            now: Where and under what it ran.
+            call: Its arguments.
+            result: What it returned.
+        """
+        results, written = operators.results(operator, *call, result)
+        if not results:
+            return None
+        for execution in now.executions.get(operator.name, ()):
+            operands = execution.tensors(*call)
+            if operands is None:
+                continue
+            if operator.draws:
+                del operands[0]
+            overwritten = operators.among(operands, written) if written else ()
+            if execution.gave(results, overwritten):
+                return execution.made, operands, results, overwritten
+        operands = operators.operands(operator, *call)
+        overwritten = operators.among(operands, written)
+        site = self.sites.number(self.of_op(operator, now, call, operands, results))
+        edges = tuple([(arg, arg in overwritten) for arg in range(len(operands))])
+        held = [stored(each) for each in results]
+        made = Made(site, tuple([each.numel() for each in held]), edges)
+        now.ran(operator.name, call, results, overwritten, made)
+        return made, [stored(each) for each in operands], held, overwritten
+
+    def of_op(
+        self, operator: Operator, now: Circumstances, call: Call, operands: list[Tensor], results: list[Tensor]
+    ) -> Point:
         """The point of an op that has just run."""
         cast = Cast.NONE
-        if now.operator.is_cast and operands:
+        if operator.is_cast and operands:
             reason = self.sites.point(now.forward_site).cast if now.forward_site is not None else Cast.NONE
             ends = (operands[0].dtype, results[0].dtype)
             cast = cast_reason(*ends, forward=reason, function=now.function, autocast=now.autocast)
         return Point(
-            op=now.operator.name,
+            op=operator.name,
             module=now.module or "",
             phase=now.phase,
             place=now.place,
             inputs=signature(operands),
             outputs=signature(results),
-            scalars=operators.scalar_arguments(now.operator, args, kwargs),
+            scalars=operators.scalar_arguments(operator, *call),
             autocast=now.autocast,
             cast=cast,
             grad_fn=now.grad_fn,
             forward_site=now.forward_site,
         )
 
-    def site(self, now: Circumstances, args: Any, kwargs: Any, operands: list[Tensor], results: list[Tensor]) -> int:
-        """The number of the site of an op that has just run."""
-        known = self.sites.repeats.site(now, args, kwargs, operands, results)
+    def link_view(self, operator: Operator, caller: FrameType | None) -> None:
+        """The node that was made last is that of an op that computes nothing.
+
+        Its gradient may be computed: a sum for what was expanded.
+        """
+        functions, node = self._functions, torch_private.current_backward_node()
+        if node is None and self.phase is None and not functions.unwraps:
+            now = self.now(caller)
+            phase, place, known = now.phase, now.place, now.views.get(operator.name)
+        else:
+            phase, known = self._phase(node), None
+            place = self._places.now() if functions.place is None else functions.place
+            now = None
         if known is None:
-            known = self.sites.number(self.of_op(now, args, kwargs, operands, results))
-            self.sites.repeats.ran(now, args, kwargs, operands, results, site=known)
-        return known
+            point = Point(operator.name, self._modules.innermost or "", phase, place, autocast=functions.region)
+            known = self.sites.number(point)
+            if now is not None:
+                now.views[operator.name] = known
+        self.link(phase, known)
 
-    def of_view(self, operator: Operator) -> Point:
-        """The point of an op that computes nothing, but whose gradient may be computed: a sum for what was expanded."""
-        functions = self._functions
-        phase = self._phase(torch_private.current_backward_node())
-        place = self._places.now() if functions.place is None else functions.place
-        return Point(operator.name, self._modules.innermost or "", phase, place, autocast=functions.region)
-
-    def link(self, phase: str, site: int) -> None:
+    def link(self, phase: Phase, site: int) -> None:
         """The autograd node that was made last belongs to the op at a site, which ran in ``phase``."""
-        if self.records_graph(phase):
+        if phase is Phase.BACKWARD and not torch.is_grad_enabled():
+            return  # none whose gradient belongs to the op that made it
+        if phase is not Phase.OPTIMIZER:
             self._places.link(site)
 
-    def records_graph(self, phase: str) -> bool:
-        """Whether an autograd node that was made in a phase is one whose gradient belongs to the op that made it."""
-        if phase == Phase.BACKWARD:
-            return torch.is_grad_enabled()
-        return phase != Phase.OPTIMIZER
-
-    def ran(self, operator: Operator, operands: list[Any], result: Any) -> None:
+    def follow(self, operator: Operator, operands: list[Any], result: Any) -> None:
         """Follows what an op gave to those that read it."""
         self._places.ran(operator, operands, result, creates_graph=self._functions.creates_graph)
 
-    def of_entry(self, node: Node, name: str, tensor: Tensor) -> Point:
-        """The point of a value from outside the step, which is read now for the first time."""
+    def number_entry(self, node: Node, name: str, tensor: Tensor) -> int:
+        """The number of the site of a value from outside the step, which is read now for the first time."""
         phase = self._phase(torch_private.current_backward_node())
-        return Point(node, self._modules.innermost or "", phase, outputs=signature([tensor]), name=name)
+        point = Point(node, self._modules.innermost or "", phase, outputs=signature([tensor]), name=name)
+        return self.sites.number(point)
 
     def _phase(self, node: Any) -> Phase:
         """In which part of the step an op runs; ``node`` is the autograd node that is being evaluated, if any."""

@@ -87,6 +87,25 @@ def operands(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return flat_tensors([*args, *(value for name, value in kwargs.items() if name not in operator.written_by_name)])
 
 
+def results(
+    operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The tensors that this call gave, and those of its arguments that it overwrote, which are among them."""
+    if type(result) is Tensor:
+        found = [result]
+    else:
+        found = flat_tensors(result if isinstance(result, (tuple, list)) else (result,))
+    if not operator.writes:
+        return found, []
+    written = written_tensors(operator, args, kwargs)
+    return [*found, *not_among(found, written)], written
+
+
+def among(operands: list[Tensor], written: list[Tensor]) -> tuple[int, ...]:
+    """Positions of the operands that are overwritten."""
+    return tuple([arg for arg, operand in enumerate(operands) if any(operand is each for each in written)])
+
+
 def flat_tensors(values: Any) -> list[Tensor]:
     """The tensors among op arguments or results, through at most one level of lists."""
     found = []

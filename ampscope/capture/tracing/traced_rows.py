@@ -1,4 +1,4 @@
-"""The rows that tracing one execution of a step gave, with their program points."""
+"""The rows that tracing one execution of a step gives, with their program points."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import math
 from typing import NamedTuple
 
 from ampscope import provenance
+from ampscope.capture.tracing.flow.dataflow import Dataflow
+from ampscope.capture.tracing.flow.outputs import Outputs
 from ampscope.capture.tracing.sites import Sites
-from ampscope.trace.schema import EdgeRow, OpRow, Phase, SiteRow
+from ampscope.capture.tracing.statistics import checksums
+from ampscope.trace.schema import UNMEASURED, EdgeRow, OpRow, Phase, SiteRow, Statistics
 
 
 class TracedRows(NamedTuple):
@@ -42,6 +45,29 @@ class TracedRows(NamedTuple):
             return False
         pairs = zip(self.ops, other.ops, strict=True)
         return all(_same(ours.min, theirs.min) and _same(ours.max, theirs.max) for ours, theirs in pairs)
+
+
+def rows(outputs: Outputs, dataflow: Dataflow, step: int, source: str) -> tuple[list[OpRow], list[EdgeRow]]:
+    """The trace's rows; waits for the device to have written what was measured."""
+    measured: dict[int | None, Statistics] = {None: UNMEASURED, **dict(enumerate(outputs.measured()))}
+    sums = dict(zip(outputs.checksums, checksums.read(list(outputs.checksums.values())), strict=True))
+    places = [(seq, out) for seq, made in enumerate(outputs.ops) for out in range(len(made.numels))]
+    batch = -1
+    ops = []
+    for row, (seq, out) in enumerate(places):
+        while batch + 1 < len(outputs.micro_batches) and row >= outputs.micro_batches[batch + 1]:
+            batch += 1
+        made = outputs.ops[seq]
+        known = measured[outputs.measurements[row]]
+        ops.append(OpRow(step, source, seq, out, made.site, batch, made.numels[out], sums.get(row), known))
+    readers = [(seq, *edge) for seq, made in enumerate(outputs.ops) for edge in made.edges]
+    edges = []
+    for place, ((seq, arg, in_place), writer) in enumerate(zip(readers, dataflow.read_from, strict=True)):
+        part = dataflow.parts.get(place)
+        own = None if part is None else measured[part]
+        low, high = (own.min, own.max) if own is not None else (None, None)
+        edges.append(EdgeRow(step, source, seq, arg, *places[writer], in_place, own is not None, low, high))
+    return ops, edges
 
 
 def _same(one: float | None, other: float | None) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from types import CodeType
+import sys
+import threading
+from collections.abc import Iterator
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -16,17 +18,19 @@ from ampscope.capture.torch_support.calls.pause import Pause
 from ampscope.capture.torch_support.guard import NOT_RUN, Guard, left
 from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.tensor_tree import inner_tensors
-from ampscope.capture.tracing import op_points, operators
+from ampscope.capture.tracing import op_points, operators, traced_rows
 from ampscope.capture.tracing.collective_ops import Exchange
-from ampscope.capture.tracing.dataflow import Dataflow, Writer
-from ampscope.capture.tracing.op_points import OpPoints
+from ampscope.capture.tracing.executions import Call, Made
+from ampscope.capture.tracing.flow.dataflow import Dataflow
+from ampscope.capture.tracing.flow.outputs import Outputs
+from ampscope.capture.tracing.flow.reading import Reading
+from ampscope.capture.tracing.op_points import OpPoints, Ran
 from ampscope.capture.tracing.operand_keeper import Executed, OperandKeeper
 from ampscope.capture.tracing.operators import Operator
-from ampscope.capture.tracing.outputs import Outputs
 from ampscope.capture.tracing.program.function_watch import FunctionWatch
 from ampscope.capture.tracing.program.module_stack import ModuleStack
 from ampscope.capture.tracing.program.places import Places
-from ampscope.capture.tracing.sites import Point, Sites
+from ampscope.capture.tracing.sites import Sites
 from ampscope.capture.tracing.statistics.bad_rows import bad_rows
 from ampscope.capture.tracing.statistics.batch_rows import BatchRows
 from ampscope.capture.tracing.statistics.stats import Slots
@@ -61,7 +65,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         slots: Slots | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self.micro_batch = 0
         self.backward_varies = False  #: a gradient of this step would be rounded otherwise under this mode
         self.pause = pause or Pause()  #: on while AMPscope's own code computes
         self.bad_rows: dict[str, list[int]] = {}  #: of each input that is not finite, where; in replays
@@ -74,8 +77,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         self.points = OpPoints(sites, self.places, self.functions, self._modules)
         self.outputs = Outputs(full=full, slots=slots)
         self._dataflow = Dataflow(self.outputs.measure if full else None)
-        self.count = 0  #: sequence number that the next op will get
+        self._reading = Reading(self.outputs, self._dataflow, self.points.number_entry)
+        self._one_at_a_time = threading.RLock()  # the engine has a thread for each device
         self._handling = 0  # ops in progress: inside one, torch has taken the mode off the stack by itself
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: else torch wraps the handler in two more calls, to keep Dynamo out of it, as `dynamo` does anyway."""
+        return False
 
     # -- being active -------------------------------------------------------------------------------------------
 
@@ -144,10 +153,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         writer = self._dataflow.writer(tensor) if tensor.layout is torch.strided else None
         if writer is None:
             return
-        self.outputs.is_read(tensor)
-        seq, site = self._number(op_points.of_sink(node, name, module, tensor))
-        self._dataflow.read(seq, 0, writer, tensor, in_place=False)
-        self.outputs.add(seq, site, self.micro_batch, [tensor])
+        with self._one_at_a_time:
+            self.outputs.is_read(tensor)
+            site = self.points.sites.number(op_points.of_sink(node, name, module, tensor))
+            self.outputs.add(Made(site, (tensor.numel(),), ((0, False),)), [tensor])
+            self._dataflow.read([tensor], [writer], ())
 
     # -- every op -----------------------------------------------------------------------------------------------
 
@@ -173,9 +183,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
                     self._before_writing(operator, args, kwargs)
             result = func(*args, **kwargs)
             if not guard.broken:
-                with guard:
-                    self._note(operator, args, kwargs, result)
-                    self.points.ran(operator, [*args, *kwargs.values()], result)
+                with guard, self._one_at_a_time:
+                    self._note(operator, (args, kwargs), result, sys._getframe().f_back)
         except BaseException as error:  # noqa: BLE001  # a door
             left(error)
         finally:
@@ -188,21 +197,34 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         with self._guard:
             exchange = Exchange(operator, args, kwargs)
             sent = exchange.sent
-            looked_at = [(self._writer(tensor, operator), self.outputs.measure(tensor)) for tensor in sent]
+            with self._one_at_a_time:
+                looked_at = [(self._reading.writer(tensor, operator), self.outputs.measure(tensor)) for tensor in sent]
         result = func(*args, **kwargs)
         if exchange is None or self._guard.broken:
             return result
         with self._guard:
             received = exchange.received(result)
             if received:
-                point = self.points.of_op(self.points.now(operator), args, kwargs, sent, received)
-                seq, self.count = self.count, self.count + 1
-                site = self.points.sites.number(point._replace(scalars=exchange.facts))
-                self.outputs.add_late(seq, site, self.micro_batch, received)
-                for arg, (writer, measurement) in enumerate(looked_at):
-                    self._dataflow.sent(seq, arg, writer, measurement)
-                self._dataflow.wrote(seq, received)
+                with self._one_at_a_time:
+                    self._note_exchange(operator, exchange, (args, kwargs), looked_at, received)
         return result
+
+    def _note_exchange(
+        self,
+        operator: Operator,
+        exchange: Exchange,
+        call: Call,
+        looked_at: list[tuple[int, int | None]],
+        received: list[Tensor],
+    ) -> None:
+        now, sites = self.points.now(None), self.points.sites
+        point = self.points.of_op(operator, now, call, exchange.sent, received)
+        site, numels = sites.number(point._replace(scalars=exchange.facts)), [each.numel() for each in received]
+        edges = tuple([(arg, False) for arg in range(len(looked_at))])
+        first = self.outputs.add_late(Made(site, tuple(numels), edges), received)
+        for writer, measurement in looked_at:
+            self._dataflow.sent(writer, measurement)
+        self._dataflow.wrote(first, received)
 
     def _is_arrival(self, operator: Operator, args: Any) -> bool:
         """Whether an op brings a collective's result, where a backend copies it from elsewhere when the loop waits."""
@@ -219,66 +241,39 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         if operator.passes_through or operator.draws:
             return
         for tensor in operators.written_tensors(operator, args, {}):
-            self._writer(stored(tensor), operator)
+            self._reading.writer(stored(tensor), operator)
         if self.keeper is not None:
             self.keeper.before(operator, args, kwargs)
 
-    def _note(self, operator: Operator, args: Any, kwargs: Any, result: Any) -> None:
+    def _note(self, operator: Operator, call: Call, result: Any, caller: FrameType | None) -> None:
         made_node = self.places.made_node()
         self.backward_varies |= operator.varies
         if operator.passes_through:
             if made_node:
-                view = self.points.of_view(operator)
-                self.points.link(view.phase, self.points.sites.number(view))
-            return
-        operands = operators.operands(operator, args, kwargs)
-        results = operators.flat_tensors(result if isinstance(result, (tuple, list)) else (result,))
-        written = operators.written_tensors(operator, args, kwargs) if operator.writes else []
-        if written:
-            results += operators.not_among(results, written)
-        if not results:
-            return
-        now = self.points.now(operator)
-        site = self.points.site(now, args, kwargs, operands, results)
-        overwritten = {i for i, operand in enumerate(operands) if any(operand is each for each in written)}
-        operands, results = [stored(each) for each in operands], [stored(each) for each in results]
-        entries = [(i, operand, self._writer(operand, operator)) for i, operand in enumerate(operands)]
-        seq, self.count = self.count, self.count + 1
-        self.outputs.add(seq, site, self.micro_batch, results, all_bits=operator.is_random)
-        if made_node:
-            self.points.link(now.phase, site)
-        for i, operand, writer in entries:
-            self._dataflow.read(seq, i, writer, operand, in_place=i in overwritten)
-        self._dataflow.wrote(seq, results)
-        self.outputs.distinct.ran(operator, (seq, site), operands, results[0], entries[0][2] if entries else None)
+                self.points.link_view(operator, caller)
+        else:
+            now = self.points.now(caller)
+            ran = self.points.ran(operator, now, call, result)
+            if ran is not None:
+                if made_node:
+                    self.points.link(now.phase, ran[0].site)
+                self._record(operator, call, ran)
+        if self.places.follows:
+            args, kwargs = call
+            self.points.follow(operator, [*args, *kwargs.values()], result)
+
+    def _record(self, operator: Operator, call: Call, ran: Ran) -> None:
+        made, operands, results, overwritten = ran
+        outputs, dataflow, writers = self.outputs, self._dataflow, self._reading.writers(operator, operands)
+        first = outputs.add(made, results, all_bits=operator.is_random)
+        dataflow.read(operands, writers, overwritten)
+        dataflow.wrote(first, results)
+        if operator.is_cast or not operands:
+            point = len(outputs.ops) - 1, made.site
+            outputs.distinct.ran(operator, point, operands, results[0], outputs.maker(writers[0]) if writers else None)
         if self.keeper is not None:
-            writers = [writer.seq for _, _, writer in entries if writer is not None]
-            self.keeper.after(Executed(seq, site, operator, args, kwargs), results, writers)
-
-    def _number(self, point: Point, results: Sequence[Tensor] = (), *, all_bits: bool = False) -> tuple[int, int]:
-        """Gives an op its number in the order of execution and that of its site, and notes its outputs."""
-        seq, self.count = self.count, self.count + 1
-        site = self.points.sites.number(point)
-        self.outputs.add(seq, site, self.micro_batch, results, all_bits=all_bits)
-        return seq, site
-
-    def _writer(self, operand: Tensor, operator: Operator) -> Writer | None:
-        """Who wrote an operand; what comes from outside the step gets a node of its own when first read."""
-        if operand.layout is not torch.strided:  # opaque: nobody knows who wrote it, nor what is in it
-            seq, _ = self._number(
-                self.points.of_entry(Node.INPUT, f"an operand of {operator.name}", operand), [operand]
-            )
-            return Writer(seq, 0, operand.numel(), 0)
-        self.outputs.is_read(operand)
-        writer = self._dataflow.writer(operand)
-        if writer is None:
-            node, name = self._dataflow.entry(operand) or (Node.INPUT, f"an operand of {operator.name}")
-            seq, _ = self._number(self.points.of_entry(node, name, operand), [operand], all_bits=True)
-            self._dataflow.wrote(seq, [operand])
-            if node is not Node.PARAMETER:
-                self.outputs.entered(seq, operand)
-            writer = self._dataflow.writer(operand)
-        return writer
+            executed = Executed(len(outputs.ops) - 1, made.site, operator, *call)
+            self.keeper.after(executed, results, list(map(outputs.maker, writers)))
 
     # -- handing over -------------------------------------------------------------------------------------------
 
@@ -295,5 +290,4 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
 
     def rows(self, step: int, source: str) -> tuple[list[OpRow], list[EdgeRow]]:
         """The trace's rows; waits for the device to have written the slots."""
-        measured = self.outputs.measured()
-        return self.outputs.rows(step, source, measured), self._dataflow.rows(step, source, measured)
+        return traced_rows.rows(self.outputs, self._dataflow, step, source)

@@ -202,7 +202,7 @@ class Closeup:
         args, kwargs = entry.arguments.resolved(lambda each: self._tensor(each, overwritten=each is target))
         self._tracer.pause.on = False
         self._tracer.places.entry_place = entry.place
-        self.began[number] = self._tracer.count
+        self.began[number] = len(self._tracer.outputs.ops)
         with entry.state.ambient.entered(), kernel_choice.made(entry.state.kernels):
             result = call_user(entry.call, args, kwargs)
         left = in_place_results(args, kwargs, result) if entry.in_place else tensor_tree.tensors(result)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from ampscope.capture.torch_support.dtypes import HALF
-from ampscope.capture.tracing.dataflow import Writer
 from ampscope.capture.tracing.operators import Operator
 from ampscope.capture.tracing.statistics import stats
 from ampscope.capture.tracing.statistics.full_statistics import sample
@@ -54,7 +53,7 @@ class DistinctCounts:
             self._counts[seq] = counts
 
     def ran(
-        self, op: Operator, point: tuple[int, int], operands: Sequence[Tensor], result: Tensor, writer: Writer | None
+        self, op: Operator, point: tuple[int, int], operands: Sequence[Tensor], result: Tensor, writer: int | None
     ) -> None:
         """Looks at an op that has run.
 
@@ -63,10 +62,10 @@ class DistinctCounts:
             point: Its number in the order of execution and that of its site.
             operands: What it read.
             result: The first tensor that it gave.
-            writer: Who wrote its first operand.
+            writer: The number of the op that wrote its first operand.
         """
         if op.is_cast and operands:  # a number that a transform wraps is none
-            self._cast(*point, operands[0], result, given=writer is not None and writer.seq in self._given)
+            self._cast(*point, operands[0], result, given=writer in self._given)
         elif not operands and op.name.startswith(_GRIDS):
             self._given.add(point[0])
             if result.dtype in HALF and self._is_wanted(point[1], result):
@@ -145,6 +144,8 @@ def _counted(before: Tensor, after: Tensor) -> Tensor:
         regular = _mostly((steps - usual).abs() <= usual.abs() * _SPREAD) & (usual != 0)
         whole = (before == before.round()).all()
         numbers = torch.where(regular | (ordered & whole), _NUMBERS, torch.where(whole, _PERHAPS, 0))
+        if numbers.is_cpu and numbers.item() == 0:  # measurements: nobody asks how many are different
+            return numbers.new_zeros(4)
     answers = (_distinct(before), _distinct(after), numbers, ordered)
     return torch.stack([answer.to(torch.int64) for answer in answers])
 

@@ -15,6 +15,7 @@ from ampscope.capture.torch_support import tensor_tree, torch_private
 from ampscope.capture.torch_support.calls import call_state
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.user_line import Place
+from ampscope.capture.tracing.executions import Circumstances
 from ampscope.capture.tracing.program.places import Places
 
 _PLAIN = frozenset({Tensor, nn.Parameter})
@@ -34,6 +35,7 @@ class FunctionWatch(TorchFunctionMode):
         self.region: torch.dtype | None = None  #: dtype of the autocast region; None outside
         self.creates_graph = False  #: the backward in progress records a graph of itself
         self.unwraps = False  #: the function is answered by the class of one of its operands, in code of its own
+        self.met: Circumstances | None = None  #: those of the latest op of the call, outside of backward
         self.listener: Callable[[Any, Any], None] | None = None  #: is told of each function and its arguments, before
         self.handling = 0  #: calls in progress: inside one, torch has taken the mode off the stack by itself
         self._places = places
@@ -44,9 +46,10 @@ class FunctionWatch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        before = (self.function, self._place, self._call, self.region, self.creates_graph, self.unwraps)
+        before = (self.function, self._place, self._call, self.region, self.creates_graph, self.unwraps, self.met)
         self.handling += 1
         try:
+            self.met = None
             self.unwraps = not _PLAIN.issuperset(types)
             if self.listener is not None:
                 self.listener(func, args)
@@ -54,7 +57,7 @@ class FunctionWatch(TorchFunctionMode):
             return func(*args, **kwargs)
         finally:
             self.handling -= 1
-            self.function, self._place, self._call, self.region, self.creates_graph, self.unwraps = before
+            (self.function, self._place, self._call, self.region, self.creates_graph, self.unwraps, self.met) = before
 
     @property
     def place(self) -> Place | None:

@@ -65,6 +65,11 @@ class MarkedNodes:
                 node.metadata[self._key] = given.site
                 self._marked = True
 
+    @property
+    def has_any(self) -> bool:
+        """Whether any node is marked."""
+        return self._marked
+
     def has(self, node: Any) -> bool:
         """Whether a node is marked."""
         return self._marked and self._key in node.metadata

@@ -30,13 +30,16 @@ MOST_NODES = 8
 _UNPACKS = "aten.detach.default"
 
 
+_NONE = range(0)
+
+
 @dataclass(slots=True)
 class _Nodes:
     """The autograd nodes that one thread has made; each thread numbers its own."""
 
     sites: dict[int, int] = field(default_factory=dict)  #: autograd sequence number -> site of the forward op
     last: int = -1
-    made: range = range(0)  #: the numbers of those that were made last
+    made: range = _NONE  #: the numbers of those that were made last
 
 
 class Places:
@@ -71,6 +74,14 @@ class Places:
         if node is None:
             return place_of(caller, *self._stops) or self.entry_place
         return place_of(caller, *self._stops_in_backward) or self._of_node(node)
+
+    def makes_all(self) -> bool:
+        """Whether a node's number tells its maker: this is the forward's thread, and no node is another's."""
+        return threading.get_ident() == self._forward_thread and not self.marked.has_any
+
+    def ends_backward(self, frame: FrameType | None) -> bool:
+        """Whether a frame is one below which code that runs in backward has no line of its own."""
+        return frame is not None and frame.f_code in self._stops_in_backward
 
     def inside_backward(self) -> Place | None:
         """The line of the user's own code in backward: a function's ``backward``, a hook; None outside of any."""
@@ -110,10 +121,19 @@ class Places:
 
     def made_node(self) -> bool:
         """Whether this thread has made an autograd node since this was last asked."""
-        number, nodes = torch_private.next_sequence_number(), self._own_nodes()
+        number = torch_private.next_sequence_number()
+        nodes = self._forward if threading.get_ident() == self._forward_thread else self._own_nodes()
+        if nodes.last == number:
+            nodes.made = _NONE
+            return False
         before = max(nodes.last, number - MOST_NODES) if nodes.last >= 0 else number - 1
         nodes.made, nodes.last = range(before, number), number
         return bool(nodes.made)
+
+    @property
+    def follows(self) -> bool:
+        """Whether what an op gives or reads now is of interest for finding nodes (see `ran`)."""
+        return self.marked.awaited or threading.get_ident() != self._forward_thread
 
     def link(self, site: int) -> None:
         """The nodes that were made last are those of the op at ``site``: one for each transform that it runs in."""

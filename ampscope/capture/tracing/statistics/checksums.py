@@ -30,6 +30,8 @@ def checksum(tensor: Tensor) -> Tensor | None:
         many.
     """
     tensor = stored(tensor.detach())
+    if _is_in_words(tensor):
+        return tensor.view(torch.int64).sum()
     if not stats.measurable(tensor):
         return None
     if tensor.is_complex():
@@ -48,6 +50,20 @@ def checksum(tensor: Tensor) -> Tensor | None:
     parts = [(flat[:head], narrow), (flat[head:tail], torch.int64), (flat[tail:], narrow)]
     sums = [part.view(dtype).sum(dtype=torch.int64) for part, dtype in parts if part.numel()]
     return sum(sums[1:], start=sums[0])
+
+
+def _is_in_words(tensor: Tensor) -> bool:
+    """Whether a tensor with values can be read as it is, in words; most can."""
+    return (
+        tensor.__class__ is Tensor
+        and stats.measurable(tensor)
+        and tensor.is_contiguous()
+        and tensor.dim() > 0
+        and not tensor.is_complex()
+        and not tensor.is_neg()
+        and not tensor.shape[-1] * tensor.element_size() % _WORD
+        and not tensor.storage_offset() * tensor.element_size() % _WORD
+    )
 
 
 def read(sums: Sequence[Tensor | None]) -> list[int | None]:

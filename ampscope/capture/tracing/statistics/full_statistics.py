@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ampscope.capture.torch_support.dtypes import torch_dtype
+from ampscope.capture.tracing.statistics import stats
 from ampscope.capture.tracing.statistics.exponent_histogram import Histogram, histograms
 from ampscope.capture.tracing.statistics.fused_look import FusedLook, has_triton
 from ampscope.capture.tracing.statistics.tensor_values import numbers
@@ -71,8 +72,13 @@ class Census:
         self._fused: dict[torch.device, FusedLook | None] = {}
         self._shapes: dict[int, Histogram] = {}
 
-    def measure(self, tensor: Tensor) -> int:
-        """Looks at ``tensor`` and returns its number; waits for the device once, unless one kernel does it all."""
+    def measure(self, tensor: Tensor) -> int | None:
+        """Looks at ``tensor`` and returns its number; waits for the device once, unless one kernel does it all.
+
+        None for a tensor without values that can be looked at.
+        """
+        if not stats.measurable(tensor):
+            return None
         tensor = tensor.detach()
         values = numbers(tensor)
         number = len(self._extremes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,6 +72,34 @@ def _within(value: float | None) -> float | None:
     return math.copysign(LARGEST, value) if value is not None and LARGEST < abs(value) < math.inf else value
 
 
+class _Bank:
+    """Places for the extremes of tensors of one dtype on one device."""
+
+    __slots__ = ("_blocks", "_device", "_dtype", "count", "places")
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self._device = device
+        self._dtype = dtype
+        self._blocks: list[Tensor] = []
+        self.places: list[tuple[Tensor, Tensor]] = []
+        self.count = 0  #: places in use
+
+    def grow(self) -> None:
+        """Makes more places."""
+        with torch.inference_mode(mode=False):  # else nothing could be written outside of that mode later
+            block = torch.zeros(_CHUNK, 2, device=self._device, dtype=self._dtype)
+        self._blocks.append(block)
+        low, high = block.unbind(1)
+        self.places += zip(low.unbind(), high.unbind(), strict=True)
+
+    def read(self) -> list[list[float]]:
+        """What was written; waits for the device."""
+        if not self.count:
+            return []
+        values: list[list[float]] = torch.cat(self._blocks[: -(-self.count // _CHUNK)])[: self.count].double().tolist()
+        return values
+
+
 class Slots:
     """Preallocated places on the device for the min and max of many tensors; `read` copies all out at once.
 
@@ -80,45 +107,60 @@ class Slots:
     """
 
     def __init__(self) -> None:
-        self._banks: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-        self._places: dict[tuple[torch.device, torch.dtype], list[tuple[Tensor, Tensor]]] = {}
-        self._used: list[tuple[tuple[torch.device, torch.dtype], int]] = []
-        self._counts: dict[tuple[torch.device, torch.dtype], int] = {}
+        self._banks: dict[tuple[torch.device, torch.dtype], _Bank] = {}
+        self._on_host: dict[torch.dtype, _Bank] = {}  # of these, those of the host
+        self._used: list[_Bank] = []  # by each measurement, in order
 
-    def measure(self, tensor: Tensor) -> int:
-        """Writes the NaN-propagating min and max of a measurable tensor into the next slot and returns its number."""
-        values = in_memory_order(numbers(tensor.detach() if tensor.requires_grad else tensor))
-        key = (values.device, values.dtype)
-        count = self._counts.get(key, 0)
-        places = self._places.get(key, ())
-        if count == len(places):
-            places = self._grow(key)
-        torch.aminmax(values, out=places[count])
-        self._counts[key] = count + 1
-        self._used.append((key, count))
+    def measure(self, tensor: Tensor) -> int | None:
+        """Writes the NaN-propagating min and max of a tensor into the next place and returns its number.
+
+        None for a tensor without values that can be looked at.
+        """
+        bank = self._on_host.get(tensor.dtype) if _is_usual(tensor) else None
+        if bank is None:
+            if not measurable(tensor):
+                return None
+            tensor = in_memory_order(numbers(tensor.detach() if tensor.requires_grad else tensor))
+            bank = self._bank(tensor)
+        count = bank.count
+        if count == len(bank.places):
+            bank.grow()
+        torch.aminmax(tensor, out=bank.places[count])
+        bank.count = count + 1
+        self._used.append(bank)
         return len(self._used) - 1
 
     def read(self) -> list[Statistics]:
-        """The statistics of every slot in use, in order; waits for the device."""
-        values = {key: self._written(key) for key, count in self._counts.items() if count}
-        return [Statistics(*values[key][index]) for key, index in self._used]
+        """The statistics of every place in use, in order of the measurements; waits for the device."""
+        values = {bank: iter(bank.read()) for bank in self._banks.values()}
+        spans = [next(values[bank]) for bank in self._used]
+        return [Statistics(low, high) for low, high in spans]
 
     def restart(self) -> None:
         """Gives every place free again."""
         self._used.clear()
-        self._counts.clear()
+        for bank in self._banks.values():
+            bank.count = 0
 
-    def _written(self, key: tuple[torch.device, torch.dtype]) -> Any:
-        count = self._counts[key]
-        banks = self._banks[key][: -(-count // _CHUNK)]
-        return torch.cat(banks)[:count].double().tolist()
+    def _bank(self, values: Tensor) -> _Bank:
+        key = (values.device, values.dtype)
+        bank = self._banks.get(key)
+        if bank is None:
+            bank = self._banks[key] = _Bank(*key)
+            if values.is_cpu:
+                self._on_host[values.dtype] = bank
+        return bank
 
-    def _grow(self, key: tuple[torch.device, torch.dtype]) -> list[tuple[Tensor, Tensor]]:
-        device, dtype = key
-        with torch.inference_mode(mode=False):  # else nothing could be written outside of that mode later
-            bank = torch.zeros(_CHUNK, 2, device=device, dtype=dtype)
-        self._banks.setdefault(key, []).append(bank)
-        low, high = bank.unbind(1)
-        places = self._places.setdefault(key, [])
-        places += zip(low.unbind(), high.unbind(), strict=True)
-        return places
+
+def _is_usual(tensor: Tensor) -> bool:
+    """Whether a tensor on the host is measured as it is, if a place for its dtype is there; most are."""
+    return (
+        tensor.__class__ in PLAIN
+        and tensor.is_cpu
+        and not tensor.is_nested
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and not tensor.requires_grad
+        and tensor.numel() > 0
+        and not tensor._is_zerotensor()
+    )

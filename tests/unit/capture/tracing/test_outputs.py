@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import torch
 
-from ampscope.capture.tracing.outputs import Outputs
+from ampscope.capture.tracing.executions import Made
+from ampscope.capture.tracing.flow.dataflow import Dataflow
+from ampscope.capture.tracing.flow.outputs import Outputs
+from ampscope.capture.tracing.traced_rows import rows
 
 
 def test_what_may_still_be_written_is_measured_when_it_is_read() -> None:
     outputs, awaited, unread = Outputs(full=False), torch.zeros(4), torch.zeros(4)
-    outputs.add_late(0, 0, 0, [awaited])
-    outputs.add_late(1, 1, 0, [unread])
+    outputs.add_late(Made(0, (4,)), [awaited])
+    outputs.add_late(Made(1, (4,)), [unread])
     awaited.fill_(5.0)  # as another rank does, some time after the op has returned
     outputs.is_read(awaited)
     assert outputs.is_awaited(unread)
-    first, second = outputs.rows(0, "live", outputs.measured())
+    (first, second), _ = rows(outputs, Dataflow(None), 0, "live")
     assert (first.min, first.max) == (5.0, 5.0)
     assert (second.min, second.max) == (None, None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,42 +11,47 @@ from ampscope.capture.torch_support.local_shards import has_arrived
 from ampscope.capture.torch_support.torch_private import storage_key
 from ampscope.capture.tracing.distinct.casts_before import CastBefore, CastsBefore
 from ampscope.capture.tracing.distinct.distinct_values import DistinctCounts
+from ampscope.capture.tracing.executions import Made
 from ampscope.capture.tracing.statistics import stats
-from ampscope.capture.tracing.statistics.checksums import checksum, read
+from ampscope.capture.tracing.statistics.checksums import checksum
 from ampscope.capture.tracing.statistics.full_statistics import Census
 from ampscope.capture.tracing.statistics.stats import Slots
 from ampscope.capture.tracing.statistics.tensor_values import stored
-from ampscope.trace.schema import UNMEASURED, OpRow, Statistics
-
-
-class Output(NamedTuple):
-    """One output of an executed op."""
-
-    seq: int
-    out: int
-    site: int
-    micro_batch: int
-    numel: int
-    measurement: int | None  #: number of its measurement, None where there is none
-    checksum: Tensor | None = None  #: where it is compared bit for bit with another execution's
+from ampscope.trace.schema import Statistics
 
 
 class Outputs:
     """What the ops gave, in order of execution.
 
+    An op is known by its number in that order, an output by its number among all outputs.
+
     Args:
         full: Take every statistic (replays) instead of min and max without a sync (the real step).
         slots: Where min and max are written; None for new ones.
+
+    Attributes:
+        ops: What each op leaves in the trace besides its numbers.
+        measurements: Of each output, the number of its measurement; None where there is none.
+        checksums: By output, where it is compared bit for bit with another execution's.
+        micro_batches: The first output of each micro-batch.
     """
 
     def __init__(self, *, full: bool, slots: Slots | None = None) -> None:
         self.full = full
         self.distinct = DistinctCounts()
         self.casts_before = CastsBefore()
-        self.came_cast: dict[int, CastBefore] = {}  #: by number, what came into the step from a cast before it
-        self._outputs: list[Output] = []
-        self._measurements: Slots | Census = Census() if full else slots or Slots()
+        self.came_cast: dict[int, CastBefore] = {}  #: by op, what came into the step from a cast before it
+        self.ops: list[Made] = []
+        self.measurements: list[int | None] = []
+        self.checksums: dict[int, Tensor | None] = {}
+        self.micro_batches = [0]
+        self._makers: list[int] = []  # of each output, the op
+        self._measured: Slots | Census = Census() if full else slots or Slots()
         self._late: dict[int, list[tuple[int, Tensor]]] = {}  # by storage: outputs that other ranks may still write
+
+    def begin_micro_batch(self) -> None:
+        """What follows belongs to the next micro-batch."""
+        self.micro_batches.append(len(self.measurements))
 
     def entered(self, seq: int, tensor: Tensor) -> None:
         """Notes a tensor from outside the step."""
@@ -56,21 +60,43 @@ class Outputs:
         if cast is not None:
             self.came_cast[seq] = cast
 
-    def add(self, seq: int, site: int, micro_batch: int, tensors: Sequence[Tensor], *, all_bits: bool = False) -> None:
-        """Notes the outputs of an op, and measures them; with ``all_bits`` also by what every bit of theirs is in."""
-        for out, tensor in enumerate(tensors):
-            bits = checksum(tensor) if all_bits else None
-            self._outputs.append(Output(seq, out, site, micro_batch, tensor.numel(), self.measure(tensor), bits))
+    def add(self, made: Made, tensors: Sequence[Tensor], *, all_bits: bool = False) -> int:
+        """Notes the outputs of an op, as they are `stored`, and measures them.
 
-    def add_late(self, seq: int, site: int, micro_batch: int, tensors: Sequence[Tensor]) -> None:
+        With ``all_bits``, also by what every bit of theirs is in.
+
+        Returns:
+            The number of the first.
+        """
+        seq, first = len(self.ops), len(self.measurements)
+        self.ops.append(made)
+        for tensor in tensors:
+            self._makers.append(seq)
+            self.measurements.append(self._measured.measure(tensor))
+        if all_bits:
+            self.checksums |= {first + out: checksum(tensor) for out, tensor in enumerate(tensors)}
+        return first
+
+    def add_late(self, made: Made, tensors: Sequence[Tensor]) -> int:
         """Notes outputs that may not be there yet: each is measured when the step first reads it, or never.
 
         Whoever reads it has waited for it; AMPscope does not.
+
+        Returns:
+            The number of the first.
         """
-        for out, tensor in enumerate(tensors):
+        first = len(self.measurements)
+        for output, tensor in enumerate(tensors, first):
             if tensor.layout is torch.strided and has_arrived(tensor):
-                self._late.setdefault(storage_key(tensor), []).append((len(self._outputs), tensor))
-            self._outputs.append(Output(seq, out, site, micro_batch, tensor.numel(), None))
+                self._late.setdefault(storage_key(tensor), []).append((output, tensor))
+        self._makers += [len(self.ops)] * len(tensors)
+        self.ops.append(made)
+        self.measurements += [None] * len(tensors)
+        return first
+
+    def maker(self, output: int) -> int:
+        """The number of the op that gave an output."""
+        return self._makers[output]
 
     @property
     def awaits(self) -> bool:
@@ -84,35 +110,30 @@ class Outputs:
     def is_read(self, tensor: Tensor) -> None:
         """The step reads, or overwrites, a tensor: what was late in its memory is there."""
         if self._late and tensor.layout is torch.strided:
-            for index, late in self._late.pop(storage_key(tensor), ()):
+            for output, late in self._late.pop(storage_key(tensor), ()):
                 there = late.untyped_storage().nbytes() > 0  # FSDP gives memory back that it will use again
                 if there:
-                    self._outputs[index] = self._outputs[index]._replace(measurement=self.measure(late))
+                    self.measurements[output] = self.measure(late)
 
     def measure(self, tensor: Tensor) -> int | None:
         """The number of a new measurement of a tensor; None for one that has no values to look at."""
-        tensor = stored(tensor)
-        return self._measurements.measure(tensor) if stats.measurable(tensor) else None
+        return self._measured.measure(stored(tensor))
 
     def measured(self) -> list[Statistics]:
         """What was measured, by number; waits for the device."""
-        return list(map(stats.recorded, self._measurements.read()))
-
-    def rows(self, step: int, source: str, measured: Sequence[Statistics]) -> list[OpRow]:
-        """The trace's rows."""
-        known: dict[int | None, Statistics] = {None: UNMEASURED, **dict(enumerate(measured))}
-        sums = read([output.checksum for output in self._outputs])
-        pairs = zip(self._outputs, sums, strict=True)
-        return [OpRow(step, source, *each[:5], bits, known[each.measurement]) for each, bits in pairs]
+        return list(map(stats.recorded, self._measured.read()))
 
     def sites(self) -> list[int]:
         """Numbers of the sites that gave them, each once, in order."""
-        return list(dict.fromkeys(output.site for output in self._outputs))
+        return list(dict.fromkeys(made.site for made in self.ops))
 
     def clear(self) -> None:
         """Lets go of everything."""
-        self._outputs.clear()
+        self.ops = []
+        self.measurements = []
+        self.checksums = {}
+        self._makers = []
         self.distinct.clear()
         self.came_cast.clear()
         self._late.clear()
-        self._measurements = Slots()  # what it had may serve another step
+        self._measured = Slots()  # what it had may serve another step
