@@ -55,10 +55,11 @@ def no_rows(schema: pa.Schema) -> pa.Table:
 
 def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """Null where an older writer had no such column, without those of a newer one."""
-    columns = [
-        rows[field.name].cast(field.type)
-        if field.name in rows.column_names
-        else to_array([None] * rows.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.table(columns, schema=schema)
+    return pa.table([_column(rows, field) for field in schema], schema=schema)
+
+
+def _column(rows: pa.Table, field: pa.Field) -> pa.Array | pa.ChunkedArray:
+    if field.name not in rows.column_names:
+        return to_array([None] * rows.num_rows, field.type)
+    column = rows[field.name]
+    return column if column.type == field.type else column.cast(field.type)  # casting loads pyarrow.compute

@@ -7,7 +7,7 @@ which are of any length, and what texts come to is counted by the database where
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import BinaryIO
@@ -47,14 +47,14 @@ def refuse_too_much(footer: pq.FileMetaData, size: int, table: Table, part: Path
         raise ValueError(f"it declares {told:,} bytes of columns; up to {_MOST_BYTES:,} are read")
 
 
-def text_bytes(file: BinaryIO, footer: pq.FileMetaData, part: Path, *, all_pages: bool = False) -> int:
+def text_bytes(file: BinaryIO, footer: pq.FileMetaData, part: Path, *, loaded: Collection[str] | None = None) -> int:
     """Bytes that a part's texts take at most once they are decoded.
 
     Args:
         file: The part.
         footer: Its footer.
         part: Where it lies.
-        all_pages: Whether to look at the pages of all columns; by default at those of texts and lists.
+        loaded: The columns at whose pages to look; by default those of texts and lists.
 
     Raises:
         ValueError: pages declare more than the footer, or texts take more than `MOST_TEXT`.
@@ -63,12 +63,13 @@ def text_bytes(file: BinaryIO, footer: pq.FileMetaData, part: Path, *, all_pages
     names = set()
     for column, is_list in _columns(footer):
         is_text = column.physical_type == "BYTE_ARRAY"
-        if not (all_pages or is_text or is_list):
+        name = column.path_in_schema.partition(".")[0]
+        if not (is_text or is_list if loaded is None else name in loaded):
             continue
         chunk = chunk_of(file, column)
         if is_text:
             bound += chunk.pages - chunk.dictionary + column.num_values * chunk.dictionary
-            names.add((column.path_in_schema.partition(".")[0], is_list))
+            names.add((name, is_list))
     if bound <= MOST_TEXT:
         return bound
     counted = _counted(part, names)

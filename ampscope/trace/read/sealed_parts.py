@@ -19,7 +19,7 @@ from ampscope.trace.files.regular_file import open_regular
 from ampscope.trace.files.traced_index import StepRows, read_index
 from ampscope.trace.read.column_check import wrong_with
 from ampscope.trace.read.part_sizes import refuse_too_much, text_bytes
-from ampscope.trace.schema import BULK_TABLES, Table
+from ampscope.trace.schema import Table
 
 
 class Facts(NamedTuple):
@@ -30,7 +30,6 @@ class Facts(NamedTuple):
     first_step: int | None
     last_step: int | None
     traced: tuple[StepRows, ...] | None = None  #: of ops, what was traced; null where the footer does not tell
-    texts: int = 0  #: bytes of its texts, decoded; of a bulk table's part that is not known from here
 
     def may_hold(self, step: int | None) -> bool:
         """Whether rows of ``step`` can be in the part."""
@@ -54,23 +53,22 @@ def read_facts(part: Path, table: Table) -> Facts:
         if why := wrong_with(table, schema):
             raise unreadable(part, why)
         refuse_too_much(footer, size, table, part)
-        texts = 0 if table in BULK_TABLES else text_bytes(file, footer, part)
     columns, rows = tuple(schema.names), footer.num_rows
     traced = read_index(footer.metadata, rows) if table is Table.OPS else None
     if not bounds or None in bounds:
-        return Facts(columns, rows, None, None, traced, texts)
-    return Facts(columns, rows, min(low for low, _ in bounds), max(high for _, high in bounds), traced, texts)
+        return Facts(columns, rows, None, None, traced)
+    return Facts(columns, rows, min(low for low, _ in bounds), max(high for _, high in bounds), traced)
 
 
-def verify_sizes(part: Path) -> None:
-    """Look whether the pages of a bulk table's part are no larger than its footer says.
+def texts_in(part: Path) -> int:
+    """Bytes that a part's texts take at most once they are decoded.
 
     Raises:
         FileNotFoundError: the part has been deleted since it was listed.
-        RunDamaged: they are, or cannot be read.
+        RunDamaged: they are too many, or pages of texts or lists are larger than the footer says.
     """
     with naming(part), open_regular(part) as file:
-        text_bytes(file, pq.read_metadata(file), part)
+        return text_bytes(file, pq.read_metadata(file), part)
 
 
 def read_part(part: Path, columns: list[str] | None = None) -> pa.Table:
@@ -81,9 +79,10 @@ def read_part(part: Path, columns: list[str] | None = None) -> pa.Table:
         RunDamaged: it cannot be read.
     """
     with naming(part), open_regular(part) as opened, pq.ParquetFile(opened) as file:
-        text_bytes(opened, file.metadata, part, all_pages=True)
         known = file.schema_arrow.names
-        rows = file.read(known if columns is None else [name for name in columns if name in known])
+        wanted = known if columns is None else [name for name in columns if name in known]
+        text_bytes(opened, file.metadata, part, loaded=wanted)
+        rows = file.read(wanted)
         rows.validate(full=True)
         return rows
 
@@ -95,7 +94,7 @@ def verify(part: Path) -> None:
         RunDamaged: it cannot be read.
     """
     with suppress(FileNotFoundError), naming(part), open_regular(part) as opened, pq.ParquetFile(opened) as file:
-        text_bytes(opened, file.metadata, part, all_pages=True)
+        text_bytes(opened, file.metadata, part, loaded=file.schema_arrow.names)
         for group in range(file.num_row_groups):
             file.read_row_group(group).validate(full=True)
 

@@ -20,7 +20,7 @@ from ampscope.trace.read.column_check import wrong_rows
 from ampscope.trace.read.older_versions import CHANGED, is_older, upgraded
 from ampscope.trace.read.part_columns import conform, no_rows, of_rank, selection, with_rank
 from ampscope.trace.read.part_sizes import MOST_TEXT, MOST_TEXT_A_ROW
-from ampscope.trace.read.sealed_parts import Facts, read_facts, read_part, unreadable, verify, verify_sizes
+from ampscope.trace.read.sealed_parts import Facts, read_facts, read_part, texts_in, unreadable, verify
 from ampscope.trace.read.table_folders import Stamp, TableFolders
 from ampscope.trace.schema import BULK_TABLES, Table, arrow_schema
 
@@ -38,7 +38,7 @@ class Scan:
         self._run = run
         self._folders = TableFolders(run)
         self._facts: dict[Path, Facts] = {}
-        self._verified: set[Path] = set()
+        self._texts: dict[Path, int] = {}
         self._journals: dict[tuple[int, Table], dict[Path, JournalReader]] = {}
         self._lock = threading.Lock()
 
@@ -189,11 +189,11 @@ class Scan:
         rows = texts = 0
         for part in parts:
             facts = self._facts_of(part, table)
-            rows, texts = rows + facts.rows, texts + facts.texts
+            rows += facts.rows
+            texts += self._texts_of(part) if facts.may_hold(step) else 0
             if table not in BULK_TABLES and (why := _too_much(rows, texts)):
                 raise unreadable(part, f"with it {table.value} has {why} that are read")
             if facts.may_hold(step):
-                self._verify_sizes(part, table)
                 by_columns.setdefault(facts.columns, []).append(str(part))
         return [_bound(connection, paths).select(selection(table, columns)) for columns, paths in by_columns.items()]
 
@@ -235,11 +235,11 @@ class Scan:
             [part for part in parts if is_older(table, self._facts_of(part, table).columns)] if table in CHANGED else []
         )
 
-    def _verify_sizes(self, part: Path, table: Table) -> None:
-        """Look at the pages of a bulk table's part before it is read for the first time; of others that was done."""
-        if table in BULK_TABLES and part not in self._verified:
-            verify_sizes(part)
-            self._verified.add(part)
+    def _texts_of(self, part: Path) -> int:
+        """Bytes of a part's texts; its pages are looked at before it is read for the first time."""
+        if part not in self._texts:
+            self._texts[part] = texts_in(part)
+        return self._texts[part]
 
     def _facts_of(self, part: Path, table: Table) -> Facts:
         if part not in self._facts:

@@ -17,7 +17,7 @@ from ampscope.trace.files.layout import list_table, table_folder
 from ampscope.trace.files.page_headers import chunk_of
 from ampscope.trace.read import part_sizes, small_tables
 from ampscope.trace.read.run import open_run
-from ampscope.trace.read.sealed_parts import read_facts, read_part
+from ampscope.trace.read.sealed_parts import read_facts, read_part, texts_in
 from ampscope.trace.schema import Table, arrow_schema
 from tests.support.command import Command
 from tests.support.trace_builder import TraceBuilder
@@ -103,7 +103,7 @@ def test_many_texts_that_name_short_ones_mostly_are_read(run_folder: Path) -> No
     part = the_part(trace.close(), Table.FINDINGS)
     texts = pa.DictionaryArray.from_arrays(pa.array([0] * 1999 + [1], pa.int32()), pa.array(["{}", "x" * 1_000_000]))
     with_columns(part, Table.FINDINGS, {"evidence": texts})
-    assert read_facts(part, Table.FINDINGS).texts < 2_000_000
+    assert texts_in(part) < 2_000_000
     with open_run(run_folder) as run:
         assert [len(row.evidence) for row in run.rows(Table.FINDINGS)] == [2] * 1999 + [1_000_000]
 
@@ -112,10 +112,10 @@ def test_lists_of_texts_count_too(run_folder: Path, monkeypatch: pytest.MonkeyPa
     trace = TraceBuilder(run_folder)
     trace.incident(bad_params=("w" * 1000,) * 50)
     part = the_part(trace.close(), Table.INCIDENTS)
-    assert 50_000 < read_facts(part, Table.INCIDENTS).texts < 100_000
+    assert 50_000 < texts_in(part) < 100_000
     monkeypatch.setattr(part_sizes, "MOST_TEXT", 40_000)
     with pytest.raises(RunDamaged, match=r"its texts take 50,\d{3} bytes .* up to 40,000 are read"):
-        read_facts(part, Table.INCIDENTS)
+        texts_in(part)
 
 
 def test_a_table_has_an_end_of_texts_however_many_parts(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
