@@ -15,6 +15,7 @@ from ampscope.capture.replay.results import ReplayResult, TrialResult
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.user_line import NOWHERE, Place
 from ampscope.capture.tracing.sites import Sites, dtype_name, shape_name
+from ampscope.trace.files.column_block import ColumnBlock
 from ampscope.trace.schema import (
     EdgeRow,
     EventKind,
@@ -146,7 +147,7 @@ class Recorder:
         )
         self._writer.put(Table.SCALER_EVENTS, [row])
 
-    def trace(self, ops: list[OpRow], edges: list[EdgeRow], step: int, source: str) -> None:
+    def trace(self, ops: list[OpRow] | ColumnBlock, edges: list[EdgeRow] | ColumnBlock, step: int, source: str) -> None:
         """A step was traced."""
         self._writer.put(Table.SITES, self.sites.new_rows())
         self._writer.put(Table.OPS, ops)

@@ -21,7 +21,9 @@ from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.tracing.distinct.casts_before import CastBefore, CastsBefore
 from ampscope.capture.tracing.statistics import stats
+from ampscope.capture.tracing.traced_rows import Layout
 from ampscope.capture.tracing.tracer import Tracer
+from ampscope.trace.files.column_block import ColumnBlock
 from ampscope.trace.schema import EdgeRow, Node, OpRow, Phase, Source, source_of
 
 
@@ -54,6 +56,7 @@ class LiveTrace(StepObserver):
         self._tracer: Tracer | None = None
         self._slots = stats.Slots()  # of one traced step after the other
         self._number = 0
+        self._layout: Layout | None = None  # of the traced step before
         self._half_since: dict[tuple[str, torch.dtype], int] = {}  # inputs in half precision: the first such step
         self._collapse_told = False
         self.collapsed: dict[int, Collapsed] = {}  #: casts for the step settled last that lost values
@@ -166,7 +169,7 @@ class LiveTrace(StepObserver):
 
     def not_finite(self) -> provenance.Graph | None:
         """The ops of the traced step so far, if what one of them gave is not finite; waits for the device."""
-        if self._tracer is None or self._tracer.all_finite():
+        if self._tracer is None or self._tracer.outputs.all_finite():
             return None
         return provenance.Graph(*self._tracer.rows(self._number, ""), self._recorder.sites.row)
 
@@ -196,7 +199,15 @@ class LiveTrace(StepObserver):
             return []
         tracer.remove()
         keep = self._budget.keeps(count)
-        if not keep and tracer.all_finite() and not tracer.outputs.came_cast:
+        counted = keep and not self._collapse_told and tracer.outputs.distinct.read()
+        if tracer.outputs.all_finite() and not tracer.outputs.came_cast and not counted:
+            if keep:  # nobody walks along its rows
+                source = source_of(Source.LIVE, attempt.index)
+                ops_block, edges_block, self._layout = tracer.columns(attempt.step, source, self._layout)
+                self._write(ops_block, edges_block, attempt)
+                self._budget.kept()
+                if not self._collapse_told:
+                    self.casts.forget()
             self._let_go(tracer)
             return []
         ops, edges = tracer.rows(attempt.step, source_of(Source.LIVE, attempt.index))
@@ -227,6 +238,6 @@ class LiveTrace(StepObserver):
         self._collapse_told = bool(found)
         return found
 
-    def _write(self, ops: list[OpRow], edges: list[EdgeRow], attempt: StepAttempt) -> None:
+    def _write(self, ops: list[OpRow] | ColumnBlock, edges: list[EdgeRow] | ColumnBlock, attempt: StepAttempt) -> None:
         attempt.traced = source_of(Source.LIVE, attempt.index)
         self._recorder.trace(ops, edges, attempt.step, attempt.traced)

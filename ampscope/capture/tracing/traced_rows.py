@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ampscope import provenance
+from ampscope.capture.tracing.executions import Made
 from ampscope.capture.tracing.flow.dataflow import Dataflow
 from ampscope.capture.tracing.flow.outputs import Outputs
 from ampscope.capture.tracing.sites import Sites
 from ampscope.capture.tracing.statistics import checksums
+from ampscope.trace.files.column_block import ColumnBlock
 from ampscope.trace.schema import UNMEASURED, EdgeRow, OpRow, Phase, SiteRow, Statistics
 
 
@@ -68,6 +73,86 @@ def rows(outputs: Outputs, dataflow: Dataflow, step: int, source: str) -> tuple[
         low, high = (own.min, own.max) if own is not None else (None, None)
         edges.append(EdgeRow(step, source, seq, arg, *places[writer], in_place, own is not None, low, high))
     return ops, edges
+
+
+class Layout:
+    """What is the same in the traces of two executions in which the same ops ran: all but what was measured.
+
+    Args:
+        ops: What each op leaves in the trace besides its numbers.
+    """
+
+    def __init__(self, ops: list[Made]) -> None:
+        self.ops = ops
+        outputs = [
+            (seq, out, made.site, made.numels[out]) for seq, made in enumerate(ops) for out in range(len(made.numels))
+        ]
+        edges = [(seq, *edge) for seq, made in enumerate(ops) for edge in made.edges]
+        self.seq, self.out, self.site, self.numel = np.array(outputs, np.int64).reshape(-1, 4).T
+        self.reader, self.arg, in_place = np.array(edges, np.int64).reshape(-1, 3).T
+        self.in_place = in_place.astype(bool)
+
+
+def columns(
+    outputs: Outputs, dataflow: Dataflow, layout: Layout, step: int, source: str
+) -> tuple[ColumnBlock, ColumnBlock]:
+    """The same rows as columns; waits for the device.
+
+    Args:
+        outputs: The outputs of the step.
+        dataflow: Who read them.
+        layout: Of its ops.
+        step: The step's number.
+        source: Which of its executions this is.
+    """
+    spans, count = outputs.spans(), len(layout.seq)
+    numbers = np.array([-1 if number is None else number for number in outputs.measurements], np.intp)
+    measured = numbers >= 0
+    low, high = np.concatenate([spans, [(np.nan, np.nan)]])[numbers].T
+    sums = zip(outputs.checksums, checksums.read(list(outputs.checksums.values())), strict=True)
+    summed = {output: value for output, value in sums if value is not None}
+    checksum, has_checksum = np.zeros(count, np.int64), np.zeros(count, bool)
+    checksum[list(summed)], has_checksum[list(summed)] = list(summed.values()), True
+    ops = ColumnBlock(
+        count,
+        {
+            "step": step,
+            "source": source,
+            "seq": layout.seq,
+            "out": layout.out,
+            "site": layout.site,
+            "micro_batch": np.searchsorted(outputs.micro_batches, np.arange(count), side="right") - 1,
+            "numel": layout.numel,
+            "checksum": checksum,
+            "min": low,
+            "max": high,
+        },
+        {"checksum": has_checksum, "min": measured, "max": measured},
+    )
+    return ops, _edge_columns(dataflow, layout, spans, step, source)
+
+
+def _edge_columns(
+    dataflow: Dataflow, layout: Layout, spans: NDArray[np.float64], step: int, source: str
+) -> ColumnBlock:
+    read_from, count = np.array(dataflow.read_from, np.intp), len(dataflow.read_from)
+    partial, own = np.zeros(count, bool), np.full((count, 2), np.nan)
+    for place, number in dataflow.parts.items():
+        if number is not None:
+            partial[place], own[place] = True, spans[number]
+    columns: dict[str, NDArray[Any] | str | int] = {
+        "step": step,
+        "source": source,
+        "seq": layout.reader,
+        "arg": layout.arg,
+        "from_seq": layout.seq[read_from],
+        "from_out": layout.out[read_from],
+        "in_place": layout.in_place,
+        "partial": partial,
+        "min": own[:, 0],
+        "max": own[:, 1],
+    }
+    return ColumnBlock(count, columns, {"min": partial, "max": partial})
 
 
 def _same(one: float | None, other: float | None) -> bool:

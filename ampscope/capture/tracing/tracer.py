@@ -35,6 +35,8 @@ from ampscope.capture.tracing.statistics.bad_rows import bad_rows
 from ampscope.capture.tracing.statistics.batch_rows import BatchRows
 from ampscope.capture.tracing.statistics.stats import Slots
 from ampscope.capture.tracing.statistics.tensor_values import stored
+from ampscope.capture.tracing.traced_rows import Layout
+from ampscope.trace.files.column_block import ColumnBlock
 from ampscope.trace.schema import EdgeRow, Node, OpRow
 
 _PLAIN = frozenset({Tensor, nn.Parameter})
@@ -284,9 +286,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         self._dataflow.clear()
         self.places.clear()
 
-    def all_finite(self) -> bool:
-        """Whether no op of the step gave a non-finite value; waits for the device."""
-        return all(measured.finite for measured in self.outputs.measured())
+    def columns(self, step: int, source: str, layout: Layout | None) -> tuple[ColumnBlock, ColumnBlock, Layout]:
+        """The same as `rows`, as columns; with the layout that they have, which is often that of the step before."""
+        if layout is None or layout.ops != self.outputs.ops:
+            layout = Layout(self.outputs.ops)
+        return *traced_rows.columns(self.outputs, self._dataflow, layout, step, source), layout
 
     def rows(self, step: int, source: str) -> tuple[list[OpRow], list[EdgeRow]]:
         """The trace's rows; waits for the device to have written the slots."""

@@ -61,6 +61,12 @@ def column_of(values: NDArray[Any], kind: pa.DataType, known: NDArray[np.bool_] 
     return pa.Array.from_buffers(kind, len(held), [validity, pa.py_buffer(held)])
 
 
+def flags_of(values: NDArray[np.bool_]) -> pa.Array:
+    """Flags as an Arrow array."""
+    bits = pa.py_buffer(np.packbits(values, bitorder="little").tobytes())
+    return pa.Array.from_buffers(pa.bool_(), len(values), [None, bits])
+
+
 def _whole(column: pa.ChunkedArray) -> pa.Array:
     joined = column.combine_chunks()
     return pa.concat_arrays(joined.chunks) if isinstance(joined, pa.ChunkedArray) else joined

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from ampscope.trace.files.column_block import ColumnBlock
 from ampscope.trace.files.journal import Journal, to_batch
 from ampscope.trace.files.layout import journal_path, list_table, table_folder
 from ampscope.trace.files.row_messages import RowMessages
@@ -119,8 +120,10 @@ class JournalThread:
 
     def _record(self, waiting: Round) -> None:
         for table, rows in waiting.rows.items():
+            for block in [block for of, block in waiting.blocks if of is table]:
+                self._append(table, self._convert_block(table, block))
             if rows:
-                self._append(table, rows)
+                self._append(table, self._convert(table, rows))
         self._queue.written(waiting)
         if self._queue.dropped:
             self._notices.give(
@@ -129,8 +132,7 @@ class JournalThread:
                 "gradients first. Trace fewer steps, or write to a faster disk.",
             )
 
-    def _append(self, table: Table, rows: list[Row]) -> None:
-        batch = self._convert(table, rows)
+    def _append(self, table: Table, batch: pa.RecordBatch | None) -> None:
         if batch is None:
             return
         journal = self._journals.get(table) or self._new_journal(table)
@@ -141,13 +143,24 @@ class JournalThread:
         if self._seal_at.reached_by(journal):
             self._seal(table)
 
+    def _convert_block(self, table: Table, block: ColumnBlock) -> pa.RecordBatch | None:
+        try:
+            return block.to_batch(table)
+        except _MISFITS as error:
+            self._tell_misfit(table, error)
+        fitting = block.fitting(table)
+        return fitting.to_batch(table) if fitting and len(fitting) < len(block) else None
+
+    def _tell_misfit(self, table: Table, error: Exception) -> None:
+        self._notices.give(
+            f"misfit {table}", f"A row of the table {table} could not be written and is left out: {error}"
+        )
+
     def _convert(self, table: Table, rows: list[Row]) -> pa.RecordBatch | None:
         try:
             return to_batch(table, rows)
         except _MISFITS as error:
-            self._notices.give(
-                f"misfit {table}", f"A row of the table {table} could not be written and is left out: {error}"
-            )
+            self._tell_misfit(table, error)
         if len(rows) == 1:
             return None
         fitting = [row for row in rows if self._convert(table, [row]) is not None]

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ampscope.trace.files.column_block import ColumnBlock
 from ampscope.trace.schema import BULK_TABLES, Row, Table
 
 #: Rows in one round of the journal thread, so that converting them takes little memory.
@@ -28,12 +29,16 @@ _ORDER = (
     Table.INCIDENTS,
 )
 
+#: What is put.
+_Given = tuple[Table, tuple[Row, ...] | ColumnBlock]
+
 
 @dataclass(slots=True)
 class Round:
     """What the journal thread writes next."""
 
     rows: dict[Table, list[Row]] = field(default_factory=lambda: {table: [] for table in _ORDER})
+    blocks: list[tuple[Table, ColumnBlock]] = field(default_factory=list)  #: rows that come as columns
     markers: list[threading.Event] = field(default_factory=list)  #: set when all before them is written
     size: int = 0  #: rows in it
     closing: bool = False
@@ -61,14 +66,14 @@ class RowQueue:
         self._ended = False
         self._pid = os.getpid()
         self._lock = threading.RLock()  # reentrant: see above
-        self._queue: queue.SimpleQueue[tuple[Table, tuple[Row, ...]] | threading.Event | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Given | threading.Event | None] = queue.SimpleQueue()
 
     @property
     def here(self) -> bool:
         """Whether this is the process that the journal thread runs in."""
         return os.getpid() == self._pid
 
-    def put(self, table: Table, rows: Sequence[Row]) -> None:
+    def put(self, table: Table, rows: Sequence[Row] | ColumnBlock) -> None:
         """Leave rows for the journal thread."""
         if not self._open or not rows or not self.here:
             return
@@ -79,7 +84,7 @@ class RowQueue:
                 return
             self._unwritten += len(rows)
             self._of_table[table] += len(rows)
-        self._queue.put((table, tuple(rows)))
+        self._queue.put((table, rows if isinstance(rows, ColumnBlock) else tuple(rows)))
 
     @property
     def is_written(self) -> bool:
@@ -100,6 +105,8 @@ class RowQueue:
             self._unwritten -= done.size
             for table, rows in done.rows.items():
                 self._of_table[table] -= len(rows)
+            for table, block in done.blocks:
+                self._of_table[table] -= len(block)
         done.release()
 
     def mark(self) -> threading.Event:
@@ -138,12 +145,15 @@ class RowQueue:
             if isinstance(item, threading.Event):
                 item.set()
 
-    def _sort(self, item: tuple[Table, tuple[Row, ...]] | threading.Event | None, into: Round) -> None:
+    def _sort(self, item: _Given | threading.Event | None, into: Round) -> None:
         if item is None:
             into.closing = True
         elif isinstance(item, threading.Event):
             into.markers.append(item)
         else:
             table, rows = item
-            into.rows[table].extend(rows)
+            if isinstance(rows, ColumnBlock):
+                into.blocks.append((table, rows))
+            else:
+                into.rows[table].extend(rows)
             into.size += len(rows)

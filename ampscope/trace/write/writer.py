@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ampscope.errors import RunNotFound
+from ampscope.trace.files.column_block import ColumnBlock
 from ampscope.trace.files.folder_lock import FolderLock
 from ampscope.trace.files.layout import rank_folder, table_folder
 from ampscope.trace.manifest import Manifest, Segment, read_manifest, write_first_manifest, write_manifest
@@ -119,13 +120,14 @@ class TraceWriter:
         """The error that ended writing, if any."""
         return self._notices.failure
 
-    def put(self, table: Table, rows: Sequence[Row]) -> None:
+    def put(self, table: Table, rows: Sequence[Row] | ColumnBlock) -> None:
         """Leave rows to be written and return at once.
 
         Does nothing after `close`, after a failure, and in a forked child (a DataLoader's worker).
         """
-        at_once = len(rows) == 1 and table in AT_ONCE and self._queue.has_come_to(table)
-        if not (at_once and self._journals.append_at_once(table, rows[0])):
+        single = None if isinstance(rows, ColumnBlock) or len(rows) != 1 else rows[0]
+        at_once = single is not None and table in AT_ONCE and self._queue.has_come_to(table)
+        if not (at_once and single is not None and self._journals.append_at_once(table, single)):
             self._queue.put(table, rows)
 
     def waits(self, table: Table) -> bool:

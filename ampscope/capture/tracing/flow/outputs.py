@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ampscope.capture.torch_support.local_shards import has_arrived
@@ -122,6 +124,16 @@ class Outputs:
     def measured(self) -> list[Statistics]:
         """What was measured, by number; waits for the device."""
         return list(map(stats.recorded, self._measured.read()))
+
+    def spans(self) -> NDArray[np.float64]:
+        """Min and max of what was measured, a row for each number; waits for the device."""
+        if isinstance(self._measured, Slots):
+            return stats.recorded_spans(self._measured.spans())
+        return np.array([(each.min, each.max) for each in self.measured()], float).reshape(-1, 2)
+
+    def all_finite(self) -> bool:
+        """Whether no op of the step gave a non-finite value; waits for the device."""
+        return all(np.isfinite(self.spans()).flat)
 
     def sites(self) -> list[int]:
         """Numbers of the sites that gave them, each once, in order."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ampscope.capture.torch_support.local_shards import PLAIN, has_arrived, local
@@ -68,6 +70,12 @@ def recorded(seen: Statistics) -> Statistics:
     return seen._replace(min=low, max=high, max_finite=most)
 
 
+def recorded_spans(spans: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The same of many at once, a row for each, of its min and max."""
+    beyond = (np.abs(spans) > LARGEST) & np.isfinite(spans)
+    return np.where(beyond, np.copysign(LARGEST, spans), spans) if beyond.any() else spans
+
+
 def _within(value: float | None) -> float | None:
     return math.copysign(LARGEST, value) if value is not None and LARGEST < abs(value) < math.inf else value
 
@@ -92,11 +100,10 @@ class _Bank:
         low, high = block.unbind(1)
         self.places += zip(low.unbind(), high.unbind(), strict=True)
 
-    def read(self) -> list[list[float]]:
-        """What was written; waits for the device."""
-        if not self.count:
-            return []
-        values: list[list[float]] = torch.cat(self._blocks[: -(-self.count // _CHUNK)])[: self.count].double().tolist()
+    def read(self) -> NDArray[np.float64]:
+        """What was written, a row of two for each place; waits for the device."""
+        values: NDArray[np.float64]
+        values = torch.cat(self._blocks[: -(-self.count // _CHUNK)])[: self.count].double().cpu().numpy()
         return values
 
 
@@ -132,9 +139,17 @@ class Slots:
 
     def read(self) -> list[Statistics]:
         """The statistics of every place in use, in order of the measurements; waits for the device."""
-        values = {bank: iter(bank.read()) for bank in self._banks.values()}
-        spans = [next(values[bank]) for bank in self._used]
-        return [Statistics(low, high) for low, high in spans]
+        return [Statistics(low, high) for low, high in self.spans().tolist()]
+
+    def spans(self) -> NDArray[np.float64]:
+        """The same as an array: a row for each, of its min and max."""
+        found = np.empty((len(self._used), 2))
+        numbers = {bank: number for number, bank in enumerate(self._banks.values())}
+        of = np.array([numbers[bank] for bank in self._used], np.intp)
+        for bank, number in numbers.items():
+            if bank.count:
+                found[of == number] = bank.read()
+        return found
 
     def restart(self) -> None:
         """Gives every place free again."""
