@@ -7,6 +7,7 @@ times.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -61,6 +62,10 @@ class SmallTable:
         return [rows[place] for place in sorted(range(len(rows)), key=keys.__getitem__)]
 
 
+_Key = tuple[Table, tuple[int, ...]]
+_Known = tuple[Stamp, SmallTable | None]
+
+
 class SmallTables:
     """The small tables of one run.
 
@@ -70,7 +75,9 @@ class SmallTables:
 
     def __init__(self, scan: Scan) -> None:
         self._scan = scan
-        self._known: dict[tuple[Table, tuple[int, ...]], tuple[Stamp, SmallTable | None]] = {}
+        self._known: dict[_Key, _Known] = {}
+        self._kept = 0  #: bytes of all of them
+        self._lock = threading.Lock()
 
     def get(
         self, connection: duckdb.DuckDBPyConnection, table: Table, rank: OfRanks, stamp: Stamp
@@ -90,19 +97,16 @@ class SmallTables:
         known = self._known.get(key)
         if known is None or known[0] != stamp:
             known = stamp, self._load(connection, table, rank, stamp)
-            self._known.pop(key, None)
-            self._known[key] = known
-            self._let_go()
+            self._keep(key, known)
         return known[1]
 
-    def _let_go(self) -> None:
-        """Of those that were read the longest ago, where all together take too much."""
-        sizes = {key: small.size for key, (_, small) in list(self._known.items()) if small is not None}
-        excess = sum(sizes.values()) - MOST_KEPT
-        for key, size in sizes.items():
-            if excess > 0:
-                excess -= size
-                self._known.pop(key, None)
+    def _keep(self, key: _Key, known: _Known) -> None:
+        """Keep a table, and of others those that were read last, as many as there is room for."""
+        with self._lock:
+            self._kept += _size(known) - _size(self._known.pop(key, None))
+            self._known[key] = known
+            while self._kept > MOST_KEPT:
+                self._kept -= _size(self._known.pop(next(iter(self._known))))
 
     def _load(
         self, connection: duckdb.DuckDBPyConnection, table: Table, rank: OfRanks, stamp: Stamp
@@ -111,6 +115,10 @@ class SmallTables:
             return None
         rows = self._scan.load(connection, table, rank=rank, most=MOST_ROWS)
         return None if rows is None else SmallTable(table, rows)
+
+
+def _size(known: _Known | None) -> int:
+    return known[1].size if known is not None and known[1] is not None else 0
 
 
 def _value(row: Row, name: str) -> object:

@@ -47,8 +47,8 @@ def two_ranks(run_folder: Path) -> Path:
             for step in (3, 1, 2):
                 loss = {1: None, 2: math.nan, 3: math.inf}[step]
                 trace.step(step=step + 3 * segment, loss=loss, skipped=step == 3, time=START - step)
-                trace.scaler_event(step=step, time=math.nan if step == 2 else START)
-                trace.event(text="\u00fc" * step, step=step)
+                trace.scaler_event(step=step + 3 * segment, time=math.nan if step == 2 else START)
+                trace.event(text="\u00fc" * step, step=step, time=START + segment)
             site = trace.site()
             for source in (Source.REPLAY, Source.LIVE):
                 trace.op(site, step=1 + segment, source=source, max=2.5, exp_low=1, exp_counts=(1, 2))
