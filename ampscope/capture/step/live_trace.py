@@ -19,6 +19,7 @@ from ampscope.capture.torch_support.calls.pause import Pause
 from ampscope.capture.torch_support.dtypes import HALF, torch_dtype
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.torch_private import past_modes
 from ampscope.capture.tracing.distinct.casts_before import CastBefore, CastsBefore
 from ampscope.capture.tracing.statistics import stats
 from ampscope.capture.tracing.traced_rows import Layout
@@ -138,7 +139,9 @@ class LiveTrace(StepObserver):
         self.drop()
 
     def _half_parameters(self) -> bool:
-        return any(p.dtype in HALF for _, p in self._models.parameters.values())
+        past_dispatch, past_functions = past_modes()
+        with past_dispatch, past_functions:  # the tracer's own function mode would hear of each
+            return any(p.dtype in HALF for _, p in self._models.parameters.values())
 
     def drop(self) -> None:
         """Stops tracing and forgets the step."""

@@ -16,6 +16,7 @@ from ampscope.capture.torch_support.calls.stand_ins import StandIns
 from ampscope.capture.torch_support.communication.sharded_models import class_name, is_fully_sharded
 from ampscope.capture.torch_support.local_shards import is_sharded, local
 from ampscope.capture.torch_support.tensor_tree import inner_tensors
+from ampscope.capture.torch_support.torch_private import past_modes
 
 #: Attributes under which wrappers keep the module that does the work.
 _INNER = (
@@ -226,11 +227,13 @@ class Models:
     def versions(self, module: nn.Module) -> list[int]:
         """The in-place change counters of the parameters of a module that are trained, as of `see_what_is_trained`."""
         trained = self._trained.get(id(module))
-        if trained is None:
-            own = self._own_parameters.setdefault(id(module), [])
-            own += () if own else module.parameters()
-            trained = self._trained[id(module)] = [parameter for parameter in own if parameter.requires_grad]
-        return [parameter._version for parameter in trained]
+        past_dispatch, past_functions = past_modes()
+        with past_dispatch, past_functions:  # a function mode would hear of each
+            if trained is None:
+                own = self._own_parameters.setdefault(id(module), [])
+                own += () if own else module.parameters()
+                trained = self._trained[id(module)] = [parameter for parameter in own if parameter.requires_grad]
+            return [parameter._version for parameter in trained]
 
     def weight_norms(self) -> list[Tensor]:
         """The L2 norm of every dense trainable parameter, as far as it lies on this rank, as device scalars."""

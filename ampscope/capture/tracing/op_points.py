@@ -43,6 +43,7 @@ class OpPoints:
         self._places = places
         self._functions = functions
         self._modules = modules
+        self._engine = torch_private.runs_engine()
         self._evaluated: tuple[Any, ...] = ()  # the autograd node that was evaluated last, and under what
         self._evaluation: Circumstances | None = None
 
@@ -108,8 +109,7 @@ class OpPoints:
 
     def _is_from_engine(self, caller: FrameType | None) -> bool:
         """Whether an op was called by the engine itself, which `torch.autograd` runs, and by no code of the user's."""
-        runs = torch_private.runs_engine()
-        return caller is not None and caller.f_code is runs and self._places.ends_backward(caller.f_back)
+        return caller is not None and caller.f_code is self._engine and self._places.ends_backward(caller.f_back)
 
     def ran(self, operator: Operator, now: Circumstances, call: Call, result: Any) -> Ran | None:
         """What an op that has just run did; None where it gave no tensor.
@@ -198,8 +198,9 @@ class OpPoints:
     def number_entry(self, node: Node, name: str, tensor: Tensor) -> int:
         """The number of the site of a value from outside the step, which is read now for the first time."""
         phase = self._phase(torch_private.current_backward_node())
-        point = Point(node, self._modules.innermost or "", phase, outputs=signature([tensor]), name=name)
-        return self.sites.number(point)
+        return self.sites.number(
+            Point(node, self._modules.innermost or "", phase, outputs=signature([tensor]), name=name)
+        )
 
     def _phase(self, node: Any) -> Phase:
         """In which part of the step an op runs; ``node`` is the autograd node that is being evaluated, if any."""

@@ -185,8 +185,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
                     self._before_writing(operator, args, kwargs)
             result = func(*args, **kwargs)
             if not guard.broken:
-                with guard, self._one_at_a_time:
-                    self._note(operator, (args, kwargs), result, sys._getframe().f_back)
+                try:  # and not the guard around it: this is done for every op
+                    with self._one_at_a_time:
+                        self._note(operator, (args, kwargs), result, sys._getframe().f_back)
+                except BaseException:
+                    with guard:
+                        raise
         except BaseException as error:  # noqa: BLE001  # a door
             left(error)
         finally:
@@ -288,8 +292,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
 
     def columns(self, step: int, source: str, layout: Layout | None) -> tuple[ColumnBlock, ColumnBlock, Layout]:
         """The same as `rows`, as columns; with the layout that they have, which is often that of the step before."""
-        if layout is None or layout.ops != self.outputs.ops:
-            layout = Layout(self.outputs.ops)
+        layout = layout if layout is not None and layout.ops == self.outputs.ops else Layout(self.outputs.ops)
         return *traced_rows.columns(self.outputs, self._dataflow, layout, step, source), layout
 
     def rows(self, step: int, source: str) -> tuple[list[OpRow], list[EdgeRow]]:

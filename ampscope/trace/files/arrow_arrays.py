@@ -67,6 +67,13 @@ def flags_of(values: NDArray[np.bool_]) -> pa.Array:
     return pa.Array.from_buffers(pa.bool_(), len(values), [None, bits])
 
 
+def text_of(text: str, rows: int) -> pa.Array:
+    """An Arrow array with the same text in every row."""
+    encoded = text.encode()
+    ends = np.arange(rows + 1, dtype=np.dtype(_OFFSETS)) * np.dtype(_OFFSETS).type(len(encoded))
+    return pa.Array.from_buffers(pa.string(), rows, [None, pa.py_buffer(ends), pa.py_buffer(encoded * rows)])
+
+
 def _whole(column: pa.ChunkedArray) -> pa.Array:
     joined = column.combine_chunks()
     return pa.concat_arrays(joined.chunks) if isinstance(joined, pa.ChunkedArray) else joined

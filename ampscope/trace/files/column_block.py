@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ampscope.trace.files.arrow_arrays import column_of, flags_of, to_array
+from ampscope.trace.files.arrow_arrays import column_of, flags_of, text_of
 from ampscope.trace.schema import Table, arrow_schema
 
 
@@ -63,7 +63,7 @@ class ColumnBlock:
                 raise ValueError(f"column {column.name!r} must not be null")
             return pa.nulls(self.rows, kind)
         if isinstance(value, str):
-            return to_array([value] * self.rows, kind)
+            return text_of(value, self.rows)
         if isinstance(value, int):
             value = np.full(self.rows, value)
         return flags_of(value) if pa.types.is_boolean(kind) else column_of(value, kind, self.known.get(column.name))

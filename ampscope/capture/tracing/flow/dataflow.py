@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ampscope.capture.torch_support import torch_private
+from ampscope.capture.torch_support.local_shards import PLAIN
 from ampscope.capture.torch_support.torch_private import HeldStorages
 from ampscope.trace.schema import Node
 
@@ -41,18 +42,18 @@ class Dataflow:
 
     def name_entry(self, tensor: Tensor, node: Node, name: str) -> None:
         """Says where a tensor that no op of the step wrote comes from, unless that was said."""
-        key = torch_private.storage_key(tensor)
+        key = _key(tensor)
         if key not in self._entries:
             self._held.hold(key, tensor)
             self._entries[key] = node, name
 
     def entry(self, tensor: Tensor) -> tuple[Node, str] | None:
         """Where a tensor that no op of the step wrote comes from."""
-        return self._entries.get(torch_private.storage_key(tensor))
+        return self._entries.get(_key(tensor))
 
     def writer(self, tensor: Tensor) -> int | None:
         """The output that was last written to the storage of a strided tensor; None where no op of the step wrote."""
-        return self._writers.get(torch_private.storage_key(tensor))
+        return self._writers.get(_key(tensor))
 
     def writers(self, tensors: Sequence[Tensor]) -> list[int] | None:
         """The same of several; None where that is not known of all."""
@@ -73,7 +74,7 @@ class Dataflow:
             self._unswept += tensor.nbytes
             if tensor.layout is not torch.strided:
                 continue
-            key = torch_private.storage_key(tensor)
+            key = _key(tensor)
             if key not in self._writers:
                 self._held.hold(key, tensor)
             self._writers[key] = output
@@ -119,3 +120,8 @@ class Dataflow:
         for key in self._held.sweep():
             self._writers.pop(key, None)
             self._entries.pop(key, None)
+
+
+def _key(tensor: Tensor) -> int:
+    """`torch_private.storage_key`, which is asked for at every op."""
+    return tensor.untyped_storage()._cdata if tensor.__class__ in PLAIN else torch_private.storage_key(tensor)

@@ -52,9 +52,11 @@ class Places:
 
     def __init__(self, sites: Sites, stops: tuple[CodeType, ...]) -> None:
         self.entry_place = NOWHERE  #: the user's line of the call being replayed
+        self.follows = False  #: what the op that runs now gives or reads is of interest for finding nodes (see `ran`)
         self._sites = sites
         self._stops = stops
         self._stops_in_backward = (*stops, *_BACKWARD, process_hooks.original_backward().__code__)
+        self._ends = frozenset(map(id, self._stops_in_backward))  # a comparison of code objects reads all of them
         self._forward_thread = threading.get_ident()
         self._forward = _Nodes()
         self._nodes = {self._forward_thread: self._forward}  # by thread
@@ -81,7 +83,7 @@ class Places:
 
     def ends_backward(self, frame: FrameType | None) -> bool:
         """Whether a frame is one below which code that runs in backward has no line of its own."""
-        return frame is not None and frame.f_code in self._stops_in_backward
+        return frame is not None and id(frame.f_code) in self._ends
 
     def inside_backward(self) -> Place | None:
         """The line of the user's own code in backward: a function's ``backward``, a hook; None outside of any."""
@@ -122,18 +124,15 @@ class Places:
     def made_node(self) -> bool:
         """Whether this thread has made an autograd node since this was last asked."""
         number = torch_private.next_sequence_number()
-        nodes = self._forward if threading.get_ident() == self._forward_thread else self._own_nodes()
+        elsewhere = threading.get_ident() != self._forward_thread
+        nodes = self._own_nodes() if elsewhere else self._forward
+        self.follows = elsewhere or self.marked.awaited
         if nodes.last == number:
             nodes.made = _NONE
             return False
         before = max(nodes.last, number - MOST_NODES) if nodes.last >= 0 else number - 1
         nodes.made, nodes.last = range(before, number), number
         return bool(nodes.made)
-
-    @property
-    def follows(self) -> bool:
-        """Whether what an op gives or reads now is of interest for finding nodes (see `ran`)."""
-        return self.marked.awaited or threading.get_ident() != self._forward_thread
 
     def link(self, site: int) -> None:
         """The nodes that were made last are those of the op at ``site``: one for each transform that it runs in."""

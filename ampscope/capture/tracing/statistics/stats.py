@@ -123,8 +123,18 @@ class Slots:
 
         None for a tensor without values that can be looked at.
         """
-        bank = self._on_host.get(tensor.dtype) if _is_usual(tensor) else None
-        if bank is None:
+        bank = self._on_host.get(tensor.dtype)
+        usual = (
+            tensor.is_cpu
+            and tensor.__class__ in PLAIN
+            and tensor.layout is torch.strided
+            and not tensor.is_nested
+            and tensor.is_contiguous()
+            and not tensor.requires_grad
+            and tensor.numel() > 0
+            and not tensor._is_zerotensor()
+        )
+        if bank is None or not usual:  # most are measured as they are
             if not measurable(tensor):
                 return None
             tensor = in_memory_order(numbers(tensor.detach() if tensor.requires_grad else tensor))
@@ -165,17 +175,3 @@ class Slots:
             if values.is_cpu:
                 self._on_host[values.dtype] = bank
         return bank
-
-
-def _is_usual(tensor: Tensor) -> bool:
-    """Whether a tensor on the host is measured as it is, if a place for its dtype is there; most are."""
-    return (
-        tensor.__class__ in PLAIN
-        and tensor.is_cpu
-        and not tensor.is_nested
-        and tensor.layout is torch.strided
-        and tensor.is_contiguous()
-        and not tensor.requires_grad
-        and tensor.numel() > 0
-        and not tensor._is_zerotensor()
-    )
