@@ -7,25 +7,26 @@ which are of any length, and what texts come to is counted by the database where
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import BinaryIO
 
 import duckdb
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ampscope.trace.files.layout import span_of
 from ampscope.trace.files.page_headers import chunk_of
 from ampscope.trace.read.database import sealed_off
-from ampscope.trace.schema import BULK_TABLES, Table
+from ampscope.trace.schema import BULK_TABLES, Table, arrow_schema
 
 #: Rows of a part, at most: a journal is sealed at an eighth of them.
 _MOST_ROWS = 1 << 21
 #: Bytes that its columns take as they are encoded, and its lists decoded, at most: a journal is sealed at 16 MiB.
 _MOST_BYTES = 1 << 30
 #: Bytes of its texts, decoded, at most; of all parts of a table so many, or so many for each row.
-MOST_TEXT, MOST_TEXT_A_ROW = 512 << 20, 256
+MOST_TEXT, MOST_TABLE_TEXT, MOST_TEXT_A_ROW = 512 << 20, 512 << 20, 256
 #: Rows of a small table's part that may take next to nothing; others take a byte, or of old steps a sixteenth of it.
 _FREE_ROWS = 1 << 16
 _ROWS_PER_BYTE = 16
@@ -72,18 +73,49 @@ def text_bytes(file: BinaryIO, footer: pq.FileMetaData, part: Path, *, loaded: C
             names.add((name, is_list))
     if bound <= MOST_TEXT:
         return bound
-    counted = _counted(part, names)
+    counted = _counted(part.parent, [str(part)], names)
     if counted > MOST_TEXT:
         raise ValueError(f"its texts take {counted:,} bytes when they are decoded; up to {MOST_TEXT:,} are read")
     return counted
 
 
-def _counted(part: Path, names: set[tuple[str, bool]]) -> int:
+def refuse_too_many_texts(
+    run: Path, table: Table, *, rows: int, bound: int, parts: Mapping[tuple[str, ...], Sequence[str]]
+) -> None:
+    """Refuse a table whose parts together hold more text than is read of one; counted where a bound does not tell.
+
+    Args:
+        run: The run's folder.
+        table: Which.
+        rows: Its rows.
+        bound: Bytes that its texts take at most, summed over its parts.
+        parts: Its files, by the columns that they have.
+
+    Raises:
+        ValueError: it does.
+    """
+    most = max(MOST_TABLE_TEXT, MOST_TEXT_A_ROW * rows)
+    if bound <= most:
+        return
+    lists = {field.name: pa.types.is_list(field.type) for field in arrow_schema(table) if _is_text(field.type)}
+    counted = sum(
+        _counted(run, paths, {(name, lists[name]) for name in columns if name in lists})
+        for columns, paths in parts.items()
+    )
+    if counted > most:
+        raise ValueError(f"its texts take {counted:,} bytes when they are decoded; up to {most:,} are read")
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or (pa.types.is_list(kind) and _is_text(kind.value_type))
+
+
+def _counted(folder: Path, parts: Sequence[str], names: Collection[tuple[str, bool]]) -> int:
     """Bytes of texts in these columns, counted without decoding them one by one."""
     lengths = ", ".join(_length(name, is_list=is_list) for name, is_list in sorted(names))
     try:
-        with closing(sealed_off(part.parent)) as database:
-            (row,) = database.read_parquet([str(part)], hive_partitioning=False).aggregate(lengths).fetchall()
+        with closing(sealed_off(folder)) as database:
+            (row,) = database.read_parquet(list(parts), hive_partitioning=False).aggregate(lengths).fetchall()
     except duckdb.Error as error:
         raise ValueError(str(error)) from error
     return sum(int(each or 0) for each in row)

@@ -19,8 +19,8 @@ from ampscope.trace.files.traced_index import StepRows
 from ampscope.trace.read.column_check import wrong_rows
 from ampscope.trace.read.older_versions import CHANGED, is_older, upgraded
 from ampscope.trace.read.part_columns import conform, no_rows, of_rank, selection, with_rank
-from ampscope.trace.read.part_sizes import MOST_TEXT, MOST_TEXT_A_ROW
-from ampscope.trace.read.sealed_parts import Facts, read_facts, read_part, texts_in, unreadable, verify
+from ampscope.trace.read.part_sizes import refuse_too_many_texts
+from ampscope.trace.read.sealed_parts import Facts, naming, read_facts, read_part, texts_in, unreadable, verify
 from ampscope.trace.read.table_folders import Stamp, TableFolders
 from ampscope.trace.schema import BULK_TABLES, Table, arrow_schema
 
@@ -191,10 +191,13 @@ class Scan:
             facts = self._facts_of(part, table)
             rows += facts.rows
             texts += self._texts_of(part) if facts.may_hold(step) else 0
-            if table not in BULK_TABLES and (why := _too_much(rows, texts)):
-                raise unreadable(part, f"with it {table.value} has {why} that are read")
+            if rows > _MOST_ROWS and table not in BULK_TABLES:
+                raise unreadable(part, f"with it {table.value} has more than the {_MOST_ROWS:,} rows that are read")
             if facts.may_hold(step):
                 by_columns.setdefault(facts.columns, []).append(str(part))
+        if table not in BULK_TABLES:
+            with naming(self._run / "rank=*" / table.value):
+                refuse_too_many_texts(self._run, table, rows=rows, bound=texts, parts=by_columns)
         return [_bound(connection, paths).select(selection(table, columns)) for columns, paths in by_columns.items()]
 
     def _snapshot(self, rank: int, table: Table) -> tuple[list[Path], pa.Table]:
@@ -288,11 +291,3 @@ def _conform_all(table: Table, journaled: list[pa.Table]) -> pa.Table:
     schema = arrow_schema(table)
     conforming = [conform(upgraded(table, rows), schema) for rows in journaled if rows.num_rows]
     return pa.concat_tables([no_rows(schema), *conforming]).combine_chunks() if conforming else no_rows(schema)
-
-
-def _too_much(rows: int, texts: int) -> str:
-    """What a table has too much of, counted over its parts; empty where it has not."""
-    if rows > _MOST_ROWS:
-        return f"more than the {_MOST_ROWS:,} rows"
-    most = max(MOST_TEXT, MOST_TEXT_A_ROW * rows)
-    return f"more than the {most:,} bytes of texts" if texts > most else ""
