@@ -31,7 +31,7 @@ def checksum(tensor: Tensor) -> Tensor | None:
     """
     tensor = stored(tensor.detach())
     if _is_in_words(tensor):
-        return tensor.view(torch.int64).sum()
+        return tensor.view(-1).view(torch.int64).sum()  # the stride of a dimension of one may be anything
     if not stats.measurable(tensor):
         return None
     if tensor.is_complex():

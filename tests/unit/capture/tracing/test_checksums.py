@@ -22,6 +22,7 @@ LAID_OUT = {
     "half precision": ODD.half()[3:],
     "8 bits": ODD.to(torch.float8_e5m2),
     "transposed": ODD.view(7, 11).t(),
+    "a dimension of one": ODD.clone().as_strided((1, 8), (1, 1)),
     "gaps": ODD.view(7, 11)[:, ::2],
     "expanded": ODD[:1].expand(5),
     "complex": torch.complex(ODD, ODD),
