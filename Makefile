@@ -6,7 +6,7 @@
 # make coverage         branch coverage of package and app over the default tests, the least covered files last
 # make healthy          three hundred healthy trainings, none of which may draw an alarm
 # make plants           every fault planted in every model, and every healthy training, with a table at the end
-# make soak             ten thousand injuries to every sample run, and a fault in every function of capture; hours
+# make soak             faults in all of capture, kills, interrupts, hostile and injured traces, with a table; hours
 # make docs             write docs/trace-format.md anew from the schema
 # make torch-versions   what touches torch, under the oldest torch supported and the newest tested
 # make bench            what watching costs a loop and a framework's training, and what an incident costs
@@ -22,6 +22,8 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCHES ?= 2.10.0 2.15.0
 TRAINS := $(addprefix tests/integration/,loops causes guest user_code repro compiled ranks step_order planted_faults)
+SOAKED := tests/integration/guest tests/integration/samples tests/integration/browser/test_foreign_pages.py \
+    $(addprefix tests/unit/,trace/files trace/read trace/write capture/torch_support)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
@@ -63,7 +65,7 @@ plants: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/integration/planted_faults -m ""
 
 soak: $(VENV)/.dev
-	$(BIN)/python -m pytest tests/integration/samples/test_injured_traces.py tests/integration/guest/test_injected_faults.py -m soak --timeout 0
+	$(BIN)/python -m pytest $(SOAKED) -m "not slow and not accelerator" --timeout 0
 
 # Each version has an environment of its own, with everything but torch as pinned.
 torch-versions: $(TORCHES:%=.venv-torch-%/.done)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.training.accelerator import selection
+from tests.support.training.injuries import soak
 
 # Before torch is imported, here and in what tests start: as many processes run as there are cores, and the threads of
 # several more would spin for each other's.
@@ -35,6 +36,14 @@ def _skip_without_gpu(items: list[pytest.Item]) -> None:
         return
     for item in on_gpu:
         item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    ended = (report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, []))
+    if lines := soak.table(report for report in ended if isinstance(report, pytest.TestReport)):
+        terminalreporter.section("soak")
+        for line in lines:
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture(autouse=True)

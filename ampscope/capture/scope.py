@@ -27,7 +27,6 @@ from ampscope.capture.record.unseen_calls import UnseenCalls
 from ampscope.capture.step.assembly import step_watch
 from ampscope.capture.step.scaler_watch import ScalerWatch
 from ampscope.capture.torch_support import guard, torch_private
-from ampscope.capture.torch_support.calls.threads import changing
 from ampscope.capture.torch_support.communication import process_group
 from ampscope.capture.torch_support.guard import Guard, Suppressed, surely
 from ampscope.capture.torch_support.models import Extent, Models, unwrapped
@@ -61,17 +60,19 @@ class Scope:
         quiet: bool,
     ) -> None:
         self.folder: Path = writer.folder
-        self._models, self._writer = models, writer
+        self._models = models
+        self._writer = writer
         self._terminal = Terminal(writer.folder, quiet=quiet, rank=writer.rank, world_size=writer.manifest.world_size)
         operands = OperandFiles(writer.folder, writer.rank, operand_budget, self._guard("the keeping of operands"))
         self._recorder = Recorder(writer, models, operands)
         budgets = (TraceBudget(every, overhead, sampled=sampled), ReplayBudget(overhead, replay_budget))
         self._steps = step_watch(models, self._recorder, self._guard, budgets, self._terminal)
         self._modules = ModuleWatch(models, self._steps)
-        self._modules.keeps, self._home = self, self._modules.home
+        self._modules.keeps = self
         self._unseen = UnseenCalls(self._recorder, self._terminal)
         self._scalers: list[ScalerWatch] = []
-        self._rank_checked, self._handled_before, self._following = False, run_end.handled(), self._guard("the watch")
+        self._rank_checked, self._handled_before = False, run_end.handled()
+        self._following = self._guard("the watch")
         guard.stand_behind(self)
 
     # -- opening and closing ------------------------------------------------------------------------------------
@@ -93,12 +94,13 @@ class Scope:
 
     def _install(self, scaler: Any | None) -> None:
         self._modules.install()
-        process_hooks.join(self, self._home)
-        collective_calls.join(self._steps.received, self._home)
+        process_hooks.join(self)
+        collective_calls.join(self._steps.received)
         _open_scopes[self] = None
         kind = EventKind.RESUME if self._recorder.segment else EventKind.START
         self._recorder.event(kind, self._steps.optimizers.step_of(None), f"torch {torch.__version__}")
-        if gone := torch_private.missing():
+        gone = torch_private.missing()
+        if gone:
             self._recorder.event(EventKind.WARNING, 0, f"this torch lacks {', '.join(gone)}")
         if scaler is not None:
             self.adopt(scaler)
@@ -108,19 +110,17 @@ class Scope:
         guard.tell(self._close, run_end.in_flight(self._handled_before))
 
     def _close(self, end: RunEnd) -> None:
-        with changing:
-            if not self._open:
-                return
-            self._open = False
-            _open_scopes.pop(self, None)
+        if not self._open:
+            return
+        self._open = False
+        _open_scopes.pop(self, None)
         process, collectives, *hooks = (partial(surely, leave) for leave in self._hooks())
-        goes_on, breaking_off = self._home.goes_on_elsewhere, self._steps.breaking_off
         removals: list[Callable[[], object]] = [
             process,
             collectives,
-            lambda: self._steps.close(end, loop_goes_on=goes_on),
+            lambda: self._steps.close(end),
             *hooks,
-            partial(breaking_off.sweep_later, self._home) if goes_on else breaking_off.leave_alone,
+            self._steps.breaking_off.leave_alone,
             lambda: self._unseen.ended(self._steps.optimizers.step_of(None), called=self._modules.was_called),
             self._terminal.close,
             lambda: self._recorder.event(EventKind.CLOSE, self._steps.optimizers.step_of(None), ""),
@@ -133,8 +133,9 @@ class Scope:
 
     def _hooks(self) -> list[Callable[[], None]]:
         """What takes everything away by which it hears of the loop."""
-        left = [lambda: process_hooks.leave(self), lambda: collective_calls.leave(self._steps.received)]
-        return [*left, self._modules.uninstall, *(scaler.leave for scaler in self._scalers)]
+        received, scalers = self._steps.received, [scaler.leave for scaler in self._scalers]
+        left = [lambda: process_hooks.leave(self), lambda: collective_calls.leave(received)]
+        return [*left, self._modules.uninstall, *scalers]
 
     def __del__(self) -> None:
         self._close(NOT_KNOWN)
@@ -162,7 +163,7 @@ class Scope:
 
     def flush(self) -> None:
         """Waits until everything recorded so far is on disk."""
-        guard.tell(self._steps.drain)
+        guard.tell(self._steps.readback.drain)
         guard.tell(self._writer.flush)
 
     def figures(self) -> LiveFigures:
@@ -208,11 +209,12 @@ class Scope:
 
     def adopt(self, scaler: Any) -> ScalerWatch | None:
         """Takes a scaler into the run's history: one given to ``watch``, or one that scales this run's loss."""
-        known = any(watch.scaler is scaler for watch in self._scalers) or not self._home.is_known
+        known = any(watch.scaler is scaler for watch in self._scalers)
         if known or self._steps.gives_way_to_capture() or not (self._steps.in_progress or not self._scalers):
             return None
-        number, guard = self._recorder.next_scaler + len(self._scalers), self._guard("the scaler's history")
-        self._scalers.append(ScalerWatch(scaler, number, self._steps, guard, self._home))
+        number = self._recorder.next_scaler + len(self._scalers)
+        guard = self._guard("the scaler's history")
+        self._scalers.append(ScalerWatch(scaler, number, self._steps, guard))
         return self._scalers[-1]
 
     def succeeded(self, folder: Path) -> None:
@@ -231,7 +233,7 @@ class Scope:
 
     def failed(self, error: Exception) -> None:
         """See `guard.Behind`; the trace so far stays open."""
-        if not self._open or self._home.is_elsewhere:
+        if not self._open:
             return
         for leave in [*self._hooks(), self._steps.breaking_off.leave_alone]:
             surely(leave)
@@ -240,7 +242,7 @@ class Scope:
 
     def interrupted(self) -> None:
         """See `guard.Behind`."""
-        if self._open and not self._home.is_elsewhere:
+        if self._open and not self._modules.is_elsewhere:
             self._steps.breaking_off.interrupted()
 
     # -- faults and messages ------------------------------------------------------------------------------------
@@ -279,11 +281,11 @@ def open_scopes() -> list[Scope]:
 
 
 def close_forgotten() -> None:
-    """Closes the scopes of models that nobody holds any more, as a collection finds; under `threads.changing`."""
+    """Closes the scopes of models that nobody holds any more: those that a collection takes once it is let."""
     if not _open_scopes:
         return
     for scope in open_scopes():
-        if scope._steps.in_progress and not scope._home.goes_on_elsewhere:  # interrupted, it would keep its model
+        if scope._steps.in_progress:  # interrupted, it would keep its model; one that goes on is just not replayed
             scope._steps.give_up("ampscope.watch was called while the step was in progress")
     del scope
     known = [weakref.ref(scope) for scope in _open_scopes]

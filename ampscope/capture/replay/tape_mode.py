@@ -22,7 +22,7 @@ from ampscope.capture.torch_support.calls.function_names import draws_random_num
 from ampscope.capture.torch_support.calls.half_conversions import dtypes_asked
 from ampscope.capture.torch_support.calls.pause import Pause
 from ampscope.capture.torch_support.calls.random_state import RandomState
-from ampscope.capture.torch_support.guard import NOT_RUN, Guard
+from ampscope.capture.torch_support.guard import NOT_RUN, Guard, Suppressed
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.user_line import NOWHERE, user_place
 
@@ -111,7 +111,7 @@ class TapeMode(TorchFunctionMode):
         self._guard = guard
         self._pause = pause
         self._watcher = watcher
-        self.inserted = False  #: on the stack of the loop's thread, unless torch or a module has taken it off for now
+        self._inserted = False
         self._handling = 0  # inside a handled function torch has taken this mode off the stack by itself
         self._raised: ErrorListener | None = None
         self._asked: Callable[[], None] | None = None
@@ -158,16 +158,16 @@ class TapeMode(TorchFunctionMode):
 
     def insert(self) -> None:
         """Starts listening."""
-        if not self.inserted and not self._handling and not self._guard.broken:
+        if not self._inserted and not self._handling and not self._guard.broken:
             torch_private.insert_function_mode(self)
-            self.inserted = True
+            self._inserted = True
             self._fast_paths.insert()
 
     def remove(self) -> bool:
         """Stops listening; returns whether it was."""
         if self._handling:
             return False  # torch puts it back when the function returns; what follows is none of the tape's
-        was, self.inserted = self.inserted, False
+        was, self._inserted = self._inserted, False
         if was:
             torch_private.remove_function_mode(self)
             self._fast_paths.remove()
@@ -227,7 +227,8 @@ class TapeMode(TorchFunctionMode):
                 self._handling -= 1
         except BaseException as error:  # noqa: BLE001  # a door
             if before is not None and result is NOT_RUN and isinstance(error, Exception) and self._raised is not None:
-                self._raised(error, func, args, kwargs)
+                with Suppressed():  # a fault would take the place of the loop's own
+                    self._raised(error, func, args, kwargs)
             self._left(error)
         return func(*args, **kwargs) if result is NOT_RUN else result
 

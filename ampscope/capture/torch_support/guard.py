@@ -12,7 +12,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import torch
 
@@ -31,6 +31,16 @@ def is_of_device(error: BaseException) -> bool:
     )
 
 
+def _is_fault(error: BaseException) -> TypeGuard[Exception]:
+    """Whether an exception is one of the code that it was raised in; so it is where that cannot be told."""
+    if not isinstance(error, Exception):
+        return False
+    try:
+        return not is_interruption(error)
+    except Exception:  # noqa: BLE001  # memory is short, say
+        return True
+
+
 class Suppressed:
     """A context that lets no exception out and keeps it: for running the user's own code once more, in a replay.
 
@@ -46,7 +56,7 @@ class Suppressed:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
-        if not isinstance(error, Exception) or is_interruption(error):
+        if error is None or not _is_fault(error):
             return False
         self.error = error.with_traceback(None)
         return True
@@ -86,7 +96,7 @@ class Guard:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
         if error is None:
             return False
-        if RAISE or not isinstance(error, Exception) or is_interruption(error):
+        if RAISE or not _is_fault(error):
             return False
         if not self.broken:
             self.broken = True
@@ -121,10 +131,6 @@ class Behind(Protocol):
         """The user's own exception has come in the midst of it: puts everything back as the loop had it."""
 
 
-class RunOverError(BaseException):
-    """The run was closed, in another thread, before this part of it was done; nothing more of it is to be done."""
-
-
 class _Here(threading.local):
     """Of each thread."""
 
@@ -134,18 +140,11 @@ class _Here(threading.local):
 
 here = _Here()
 _behind: weakref.WeakSet[Behind] = weakref.WeakSet()
-_changing = threading.Lock()
 
 
 def stand_behind(scope: Behind) -> None:
     """Has a scope told of faults and interruptions behind the doors, as long as it lives."""
-    with _changing:
-        _behind.add(scope)
-
-
-def _all_behind() -> list[Behind]:
-    with _changing:
-        return list(_behind)
+    _behind.add(scope)
 
 
 class _UsersCall:
@@ -227,10 +226,14 @@ def left(error: BaseException) -> None:
     """
     if here.working:
         raise error
-    if not _is_of_call(error):
+    try:
+        is_loops = _is_of_call(error)
+    except Exception:  # noqa: BLE001  # where it cannot be told, the loop's own must not be lost
+        is_loops = True
+    if not is_loops:
         _caught(error)
     else:
-        if not here.doors and (not isinstance(error, Exception) or is_interruption(error)):
+        if not here.doors and not _is_fault(error):
             _interrupted()
         raise error
 
@@ -248,7 +251,7 @@ def _is_of_call(error: BaseException) -> bool:
 
 def _interrupted() -> None:
     here.working = False
-    for scope in _all_behind():
+    for scope in list(_behind):
         with Suppressed():
             scope.interrupted()
 
@@ -259,14 +262,12 @@ def _caught(error: BaseException, users: int = 0) -> None:
     Raises:
         BaseException: It is the user's all the same; or that call had raised one, which AMPscope was to hear of.
     """
-    if isinstance(error, RunOverError):
-        return
-    if not isinstance(error, Exception) or is_interruption(error):
-        if here.doors <= 1:
+    if not _is_fault(error):
+        if here.doors <= 1 or here.working:  # an inner door, from which the loop's own code is left with all put aside
             _interrupted()
         raise error
     here.working = False
-    for scope in _all_behind():
+    for scope in list(_behind):
         scope.failed(error)
     earlier = error.__context__
     while earlier is not None:

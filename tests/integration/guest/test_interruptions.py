@@ -1,13 +1,20 @@
-"""A signal that comes while AMPscope runs: what its handler raises reaches the loop, and the training can go on."""
+"""A signal that comes while AMPscope runs: what its handler raises reaches the loop, and the training can go on.
+
+``make soak`` sends it at a thousand lines of each kind.
+"""
 
 from __future__ import annotations
 
+import random
+import shutil
 import signal
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,7 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ampscope
 from ampscope.capture.torch_support import torch_private
+from tests.support.training.guarded_training import leave_no_mode
 from tests.support.training.injuries.interrupting import Interrupting
+from tests.support.training.injuries.soak import Record, soaked
 from tests.support.training.small_loop import BATCH, WIDTH, make_scaler, mse, poison
 from tests.support.training.torch_state import installed, settings
 from tests.support.training.twin_runs import seed_everything
@@ -24,17 +33,47 @@ from tests.support.training.twin_runs import seed_everything
 STEPS = 5
 #: The first line at which a run is interrupted, and how many lie between one and the next.
 FIRST, APART = 211, 97_001
+#: How many lines a soak interrupts, in so many tests.
+_SOAK, _SHARDS = 1000, 4
 
 
 class Preempted(Exception):
     """What the user's program tells itself by a signal."""
 
 
+#: The states of the random streams that each step comes through: torch's, Python's and numpy's.
+Streams = dict[int, set[str]]
+
+
 class Functions(TorchFunctionMode):
-    """A mode of the user's, in which all trains."""
+    """A mode of the user's, in which all trains; notes the streams after each function, where it is asked to."""
+
+    def __init__(self, streams: Streams | None = None) -> None:
+        super().__init__()
+        self.streams, self.step = streams, 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        self.note()
+        return result
+
+    def note(self) -> None:
+        if self.streams is not None:
+            with torch._C.DisableTorchFunction():
+                self.streams.setdefault(self.step, set()).update(streams())
+
+
+def streams() -> list[str]:
+    """Where the random streams are, each in one word."""
+    states = torch.get_rng_state().numpy().tobytes(), random.getstate(), np.random.get_state()
+    return [f"{place} {zlib.crc32(repr(each).encode())}" for place, each in enumerate(states)]
+
+
+class Drawing(nn.Module):
+    """Draws from all of them."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(x * (1.0 + 0.1 * random.random()), 0.1) + 0.1 * float(np.random.random())
 
 
 class Ops(TorchDispatchMode):
@@ -55,15 +94,19 @@ def preempted() -> Iterator[None]:
     torch.set_grad_enabled(True)  # the next test must not suffer for one that fails here
 
 
-def training(watch: Callable[..., object], interrupting: Interrupting) -> tuple[int, int]:
+def training(
+    watch: Callable[..., object], interrupting: Interrupting, noted: Streams, *, notes: bool = False
+) -> tuple[int, int]:
     """Trains, leaving out a step that is interrupted; returns how many were, and how many were completed."""
     seed_everything()
-    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH))
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), Drawing(), nn.Linear(WIDTH, WIDTH))
     optimizer, scaler = torch.optim.SGD(model.parameters(), 0.01), make_scaler()
     watch(model, scaler)
     interrupted = completed = 0
-    with interrupting, Functions() as functions, Ops() as ops:
+    with interrupting, Functions(noted if notes else None) as functions, Ops() as ops:
         for step in range(STEPS):
+            functions.step = step
+            functions.note()
             try:
                 optimizer.zero_grad()
                 with torch.autocast("cpu", dtype=torch.float16):
@@ -76,11 +119,23 @@ def training(watch: Callable[..., object], interrupting: Interrupting) -> tuple[
                 interrupted += 1
                 assert functions in torch_private.function_modes(), interrupting.where
                 assert ops in torch_private.dispatch_modes(), interrupting.where
+                assert set(streams()) <= noted[step], interrupting.where
+                assert torch.is_grad_enabled(), interrupting.where
                 scaler = make_scaler()
     return interrupted, completed
 
 
-def interrupted_at(line: int, folder: Path, interrupt: Callable[[], object], **options: Any) -> Interrupting:
+@pytest.fixture(scope="module")
+def noted() -> Streams:
+    """The streams of an unwatched training."""
+    found: Streams = {}
+    training(lambda *_: None, Interrupting(0, lambda: None), found, notes=True)
+    return found
+
+
+def interrupted_at(
+    line: int, folder: Path, interrupt: Callable[[], object], noted: Streams, **options: Any
+) -> Interrupting:
     """A run that is interrupted there; asserts that nothing but the step is lost by it."""
     interrupting, before = Interrupting(line, interrupt), (installed(), settings())
     scopes: list[ampscope.Scope] = []
@@ -91,7 +146,7 @@ def interrupted_at(line: int, folder: Path, interrupt: Callable[[], object], **o
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
-            interrupted, completed = training(watch, interrupting)
+            interrupted, completed = training(watch, interrupting, noted)
         finally:
             scopes[0].close()
     assert interrupted == (interrupting.where is not None), interrupting.where
@@ -101,19 +156,45 @@ def interrupted_at(line: int, folder: Path, interrupt: Callable[[], object], **o
 
 
 @pytest.fixture(scope="module")
-def lines(tmp_path_factory: pytest.TempPathFactory) -> int:
-    return interrupted_at(0, tmp_path_factory.mktemp("run") / "run", lambda: None).lines
+def lines(tmp_path_factory: pytest.TempPathFactory, noted: Streams) -> int:
+    return interrupted_at(0, tmp_path_factory.mktemp("run") / "run", lambda: None, noted).lines
 
 
 def ctrl_c() -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("kind", ["handler", "ctrl+c"])
-def test_it_reaches_the_loop(kind: str, lines: int, tmp_path: Path) -> None:
-    interrupt = ctrl_c if kind == "ctrl+c" else lambda: signal.raise_signal(signal.SIGUSR1)
+def signalled() -> None:
+    signal.raise_signal(signal.SIGUSR1)
+
+
+KINDS = {"handler": signalled, "ctrl+c": ctrl_c}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_reaches_the_loop(kind: str, lines: int, noted: Streams, tmp_path: Path) -> None:
     met = 0
     for line in range(FIRST, lines, APART):
-        run = interrupted_at(line, tmp_path / str(line), interrupt)
+        run = interrupted_at(line, tmp_path / str(line), KINDS[kind], noted)
         met += run.where is not None
     assert met
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("shard", range(_SHARDS))
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_reaches_the_loop_from_wherever_it_comes(
+    kind: str, shard: int, lines: int, noted: Streams, *, tmp_path: Path, record_property: Record
+) -> None:
+    failed, chosen = [], range(FIRST, lines, max(lines // _SOAK, 1))[shard::_SHARDS]
+    for line in chosen:
+        try:
+            interrupted_at(line, tmp_path / "run", KINDS[kind], noted)
+        except (AssertionError, RuntimeError) as error:
+            failed.append(f"line {line}: {error}")
+        finally:
+            leave_no_mode()
+            torch.set_grad_enabled(True)
+            shutil.rmtree(tmp_path / "run")
+    soaked(record_property, "interrupts: not as the loop had it", len(chosen), len(failed))
+    assert failed == []

@@ -18,6 +18,7 @@ from ampscope.trace.schema import ReplayStatus, ScalerAction, Table
 from tests.integration.guest.killed import OVERFLOW
 from tests.integration.guest.killed_loops import DEATHS, LOOPS
 from tests.support.paths import ROOT as REPOSITORY
+from tests.support.training.injuries.soak import Record, soaked
 
 LAST = 6
 #: Deaths at any moment.
@@ -81,14 +82,18 @@ def test_a_step_is_there_when_the_call_that_ends_it_returns(loop: str, steps: in
 
 @posix
 @pytest.mark.soak
-def test_no_moment_loses_a_step_that_was_over(tmp_path: Path) -> None:
+def test_no_moment_loses_a_step_that_was_over(tmp_path: Path, record_property: Record) -> None:
     _killed_loops(tmp_path, "anytime", _SOAK)
+    lost = []
     for number in range(_SOAK):
         folder = tmp_path / str(number)
         loop, over = folder.with_suffix(".done").read_text().split()
         if not (folder / "run.json").exists():
             assert over == "0", loop
             continue
-        for steps in _steps(folder, LOOPS[loop][1]):
-            assert int(over) <= steps <= int(over) + 1, (number, loop)
+        steps = _steps(folder, LOOPS[loop][1])
+        if not all(int(over) <= each <= int(over) + 1 for each in steps):
+            lost.append((number, loop, over, steps))
         ampscope.diagnose(folder)
+    soaked(record_property, "kills: torn or lost", _SOAK, len(lost))
+    assert lost == []

@@ -23,6 +23,7 @@ from ampscope.trace.schema import Table
 from tests.integration.samples.mutations import injured
 from tests.support.paths import SAMPLES
 from tests.support.scenes import overflow
+from tests.support.training.injuries.soak import Record, soaked
 
 #: Injuries of the small run, in so many tests; and of each sample.
 _SMALL, _TESTS = 240, 8
@@ -76,9 +77,14 @@ def test_a_small_file_of_many_rows_is_not_read(small: Path, tmp_path: Path) -> N
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("sample", sorted(manifest.parent.name for manifest in SAMPLES.glob("*/run.json")))
-def test_a_sample(sample: str, tmp_path: Path) -> None:
-    for number in range(_SOAK):
-        _survives(SAMPLES / sample, tmp_path / "run", number, diagnosed=True)
+def test_a_sample(sample: str, tmp_path: Path, record_property: Record) -> None:
+    survived = 0
+    try:
+        for number in range(_SOAK):
+            _survives(SAMPLES / sample, tmp_path / "run", number, diagnosed=True)
+            survived += 1
+    finally:
+        soaked(record_property, "injuries to samples: a traceback", survived, int(survived < _SOAK))
 
 
 def _survives(source: Path, folder: Path, number: int, *, diagnosed: bool) -> None:

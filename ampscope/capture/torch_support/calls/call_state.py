@@ -78,17 +78,18 @@ class PlainState:
         types: The device types.
     """
 
-    __slots__ = ("_grad", "_inference", "_switched", "_types")
+    __slots__ = ("_grad", "_inference", "_is_entered", "_switched", "_types")
 
     def __init__(self, types: tuple[str, ...]) -> None:
         self._types = types
         self._switched: list[str] = []
-        self._grad = True
+        self._grad, self._is_entered = True, False
         self._inference: contextlib.AbstractContextManager[None] | None = None
 
     def enter(self) -> None:
         """Switches off what is on."""
         self._grad = torch.is_grad_enabled()  # leaving inference mode switches it on
+        self._is_entered = True
         self._switched = [kind for kind in self._types if torch.is_autocast_enabled(kind)]
         for kind in self._switched:
             torch.set_autocast_enabled(kind, False)
@@ -97,18 +98,16 @@ class PlainState:
             self._inference.__enter__()
 
     def leave(self) -> None:
-        """Puts it back."""
+        """Puts it back; grad mode too, which work that was broken off may have left otherwise."""
         if self._inference is not None:
             self._inference.__exit__(None, None, None)
             self._inference = None
         for kind in self._switched:
             torch.set_autocast_enabled(kind, True)
         self._switched = []
-
-    def start_afresh(self) -> None:
-        """The same, where the work was broken off: it may have left grad mode otherwise."""
-        self.leave()
-        torch.set_grad_enabled(self._grad)
+        if self._is_entered and torch.is_grad_enabled() != self._grad:
+            torch.set_grad_enabled(self._grad)
+        self._is_entered = False
 
     def around(self) -> Ambient:
         """The loop's own state, while this is entered."""

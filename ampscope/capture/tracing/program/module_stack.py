@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -12,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampscope.capture.torch_support import guard, torch_private
 from ampscope.capture.torch_support.calls.fast_paths import chooses_by_modes
-from ampscope.capture.torch_support.calls.threads import origin
 
 
 class ModuleStack:
@@ -24,6 +24,9 @@ class ModuleStack:
         functions: The mode that sees every torch function.
     """
 
+    #: All that are in place, each with its thread.
+    _inserted: ClassVar[list[tuple[int, ModuleStack]]] = []
+
     def __init__(self, names: dict[int, str], ops: TorchDispatchMode, functions: TorchFunctionMode) -> None:
         self.innermost: str | None = None  #: qualified name; None in a module that nobody watches, and outside of all
         self._names = names
@@ -32,17 +35,14 @@ class ModuleStack:
         self._running: list[str | None] = []
         self._hooks: list[Any] = []
         self._recomputed_at: int | None = None  # depth of the recomputed module at which functions are watched again
-        self._thread = 0  # whose modules they are
         self._fast_paths = 0  # fused evaluation modules entered, during which nothing is observed
 
     def insert(self) -> None:
         """Puts the modes on the stacks, below any that the user has entered, and follows the modules."""
+        self._inserted.append((threading.get_ident(), self))
         self._step_back()
-        self._thread = origin()
-        self._hooks = [
-            register_module_forward_pre_hook(partial(guard.tell, self._enter)),
-            register_module_forward_hook(partial(guard.tell, self._leave), always_call=True),
-        ]
+        self._hooks.append(register_module_forward_pre_hook(partial(guard.tell, self._enter)))
+        self._hooks.append(register_module_forward_hook(partial(guard.tell, self._leave), always_call=True))
 
     def remove(self) -> None:
         """Takes the modes off the stacks, wherever they are; safe to call twice."""
@@ -53,10 +53,16 @@ class ModuleStack:
         self._hooks = []
         self._running.clear()
         self.innermost = None
+        self._inserted[:] = [each for each in self._inserted if each[1] is not self]
+
+    @classmethod
+    def remove_all(cls) -> None:
+        """Removes those of this thread, also where their own removal was broken off."""
+        for thread, stack in list(cls._inserted):
+            if thread == threading.get_ident():
+                guard.surely(stack.remove)
 
     def _enter(self, module: nn.Module, _: Any) -> None:
-        if origin() != self._thread:
-            return
         self.innermost = self._names.get(id(module), self.innermost)
         self._running.append(self.innermost)
         if chooses_by_modes(module):
@@ -66,8 +72,6 @@ class ModuleStack:
             self._watch_functions_again()
 
     def _leave(self, module: nn.Module, _args: Any, _result: Any) -> None:
-        if origin() != self._thread:
-            return
         if self._recomputed_at == len(self._running):
             torch_private.remove_function_mode(self._functions)
             self._recomputed_at = None

@@ -106,3 +106,16 @@ def test_switches_are_put_back_as_they_were(*, inference: bool) -> None:
     assert not state.around().regions[0].enabled
     state.leave()
     assert not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_grad_mode_is_put_back_after_work_that_was_broken_off(*, grad: bool) -> None:
+    state = PlainState(("cpu",))
+    with torch.set_grad_enabled(grad):
+        state.enter()
+        torch.set_grad_enabled(not grad)
+        state.leave()
+        assert torch.is_grad_enabled() is grad
+    with torch.set_grad_enabled(not grad):
+        state.leave()  # of work that was broken off before it was entered
+        assert torch.is_grad_enabled() is not grad

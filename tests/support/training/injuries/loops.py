@@ -57,7 +57,7 @@ def that_goes_on_after_exceptions(watch: Watch) -> Any:
     model = Refusing()
     optimizer, scaler = torch.optim.Adam(model.parameters(), 0.01), make_scaler()
     watch(model, scaler)
-    raised = 0
+    raised: list[str] = []
     for model.step in range(2 * STEPS):
         optimizer.zero_grad()
         try:
@@ -65,8 +65,8 @@ def that_goes_on_after_exceptions(watch: Watch) -> Any:
             if model.step == AT + 2:
                 loss.register_hook(_refuse)
             scaler.scale(loss).backward()
-        except (RuntimeError, ArithmeticError):
-            raised += 1
+        except (RuntimeError, ArithmeticError) as error:
+            raised.append(repr(error))
             continue
         scaler.step(optimizer)
         scaler.update()

@@ -111,6 +111,72 @@ class TestDoors:
         assert guard.tell(failing, RuntimeError("ours")) is None
         assert guard.here.doors == 0
 
+    def test_an_inner_door_that_own_work_is_broken_off_behind(self) -> None:
+        """The loop's code lies between it and the outer one, and must not run on with all put aside."""
+        behind = Behind()
+
+        def hook() -> None:
+            with pytest.raises(KeyboardInterrupt):
+                guard.tell(broken_off, KeyboardInterrupt())
+            assert behind.heard == ["interrupted"]
+            assert not guard.here.working
+
+        guard.through(lambda call, args, kwargs: call(*args), hook, (), {})
+        assert behind.heard == ["interrupted"]
+
+    def test_an_inner_door_that_is_only_passed(self) -> None:
+        behind = Behind()
+
+        def hook() -> None:
+            with pytest.raises(KeyboardInterrupt):
+                guard.tell(failing, KeyboardInterrupt())
+
+        guard.through(lambda call, args, kwargs: call(*args), hook, (), {})
+        assert behind.heard == []
+
+    def test_a_fault_in_judging_the_loops_own_exception(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        behind = Behind()
+        for name in ("_is_of_call", "is_interruption"):
+            monkeypatch.setattr(guard, name, lambda _: failing(MemoryError()))
+        with pytest.raises(ValueError, match="theirs"):
+            guard.left(ValueError("theirs"))
+        assert behind.heard == []
+
+
+class Behind:
+    """A scope, as doors know it."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+        guard.stand_behind(self)
+
+    def failed(self, _: Exception) -> None:
+        self.heard.append("failed")
+
+    def interrupted(self) -> None:
+        self.heard.append("interrupted")
+
+
+class TestTakingAway:
+    """Once more, where it has failed; then it is left."""
+
+    @pytest.mark.parametrize(("failures", "calls"), [(0, 1), (1, 2), (5, 2)])
+    def test_twice_at_most(self, failures: int, calls: int) -> None:
+        made: list[int] = []
+
+        def remove() -> None:
+            made.append(1)
+            if len(made) <= failures:
+                raise MemoryError
+
+        guard.surely(remove)
+        assert len(made) == calls
+
+
+def broken_off(error: BaseException) -> None:
+    guard.here.working = True
+    raise error
+
 
 def failing(error: BaseException) -> None:
     raise error
