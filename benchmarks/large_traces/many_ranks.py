@@ -289,7 +289,7 @@ def _page(name: str) -> Callable[[Path], str]:
     def drawn(folder: Path) -> str:
         from streamlit.testing.v1 import AppTest
 
-        root = Path(__file__).resolve().parents[1]
+        root = Path(__file__).resolve().parents[2]
         sys.path.insert(0, str(root / "app"))
         sys.argv = ["streamlit_app.py", str(folder)]
         page = AppTest.from_file(str(root / "app" / "streamlit_app.py"), default_timeout=600).run()

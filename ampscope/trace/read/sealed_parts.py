@@ -38,8 +38,13 @@ class Facts(NamedTuple):
         return self.first_step <= step <= self.last_step
 
 
-def read_facts(part: Path, table: Table) -> Facts:
+def read_facts(part: Path, table: Table, texts: dict[Path, int] | None = None) -> Facts:
     """What the footer tells.
+
+    Args:
+        part: The part.
+        table: Its table.
+        texts: Where given, takes what `texts_in` says of the part: two looks at a file that is opened once.
 
     Raises:
         FileNotFoundError: the part has been deleted since it was listed.
@@ -53,6 +58,8 @@ def read_facts(part: Path, table: Table) -> Facts:
         if why := wrong_with(table, schema):
             raise unreadable(part, why)
         refuse_too_much(footer, size, table, part)
+        if texts is not None:
+            texts[part] = text_bytes(file, footer, part)
     columns, rows = tuple(schema.names), footer.num_rows
     traced = read_index(footer.metadata, rows) if table is Table.OPS else None
     if not bounds or None in bounds:

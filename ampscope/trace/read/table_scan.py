@@ -102,7 +102,7 @@ class Scan:
         count = sum(journaled.num_rows for _, _, journaled in taken)
         parts = [part for _, listed, _ in taken for part in listed]
         for part in parts:
-            count += self._facts_of(part, table).rows
+            count += self._facts_of(part, table, with_texts=len(parts) > _FEW_PARTS).rows
             if count > most:
                 return None
         if len(parts) > _FEW_PARTS:
@@ -188,7 +188,7 @@ class Scan:
         by_columns: dict[tuple[str, ...], list[str]] = {}
         rows = texts = 0
         for part in parts:
-            facts = self._facts_of(part, table)
+            facts = self._facts_of(part, table, with_texts=step is None)
             rows += facts.rows
             texts += self._texts_of(part) if facts.may_hold(step) else 0
             if rows > _MOST_ROWS and table not in BULK_TABLES:
@@ -244,9 +244,9 @@ class Scan:
             self._texts[part] = texts_in(part)
         return self._texts[part]
 
-    def _facts_of(self, part: Path, table: Table) -> Facts:
+    def _facts_of(self, part: Path, table: Table, *, with_texts: bool = False) -> Facts:
         if part not in self._facts:
-            self._facts[part] = read_facts(part, table)
+            self._facts[part] = read_facts(part, table, self._texts if with_texts else None)
         return self._facts[part]
 
 
