@@ -27,6 +27,7 @@ from ampscope.capture.record.unseen_calls import UnseenCalls
 from ampscope.capture.step.assembly import step_watch
 from ampscope.capture.step.scaler_watch import ScalerWatch
 from ampscope.capture.torch_support import guard, torch_private
+from ampscope.capture.torch_support.calls.threads import changing
 from ampscope.capture.torch_support.communication import process_group
 from ampscope.capture.torch_support.guard import Guard, Suppressed, surely
 from ampscope.capture.torch_support.models import Extent, Models, unwrapped
@@ -60,19 +61,17 @@ class Scope:
         quiet: bool,
     ) -> None:
         self.folder: Path = writer.folder
-        self._models = models
-        self._writer = writer
+        self._models, self._writer = models, writer
         self._terminal = Terminal(writer.folder, quiet=quiet, rank=writer.rank, world_size=writer.manifest.world_size)
         operands = OperandFiles(writer.folder, writer.rank, operand_budget, self._guard("the keeping of operands"))
         self._recorder = Recorder(writer, models, operands)
         budgets = (TraceBudget(every, overhead, sampled=sampled), ReplayBudget(overhead, replay_budget))
         self._steps = step_watch(models, self._recorder, self._guard, budgets, self._terminal)
         self._modules = ModuleWatch(models, self._steps)
-        self._modules.keeps = self
+        self._modules.keeps, self._home = self, self._modules.home
         self._unseen = UnseenCalls(self._recorder, self._terminal)
         self._scalers: list[ScalerWatch] = []
-        self._rank_checked, self._handled_before = False, run_end.handled()
-        self._following = self._guard("the watch")
+        self._rank_checked, self._handled_before, self._following = False, run_end.handled(), self._guard("the watch")
         guard.stand_behind(self)
 
     # -- opening and closing ------------------------------------------------------------------------------------
@@ -94,13 +93,12 @@ class Scope:
 
     def _install(self, scaler: Any | None) -> None:
         self._modules.install()
-        process_hooks.join(self)
-        collective_calls.join(self._steps.received)
+        process_hooks.join(self, self._home)
+        collective_calls.join(self._steps.received, self._home)
         _open_scopes[self] = None
         kind = EventKind.RESUME if self._recorder.segment else EventKind.START
         self._recorder.event(kind, self._steps.optimizers.step_of(None), f"torch {torch.__version__}")
-        gone = torch_private.missing()
-        if gone:
+        if gone := torch_private.missing():
             self._recorder.event(EventKind.WARNING, 0, f"this torch lacks {', '.join(gone)}")
         if scaler is not None:
             self.adopt(scaler)
@@ -110,17 +108,19 @@ class Scope:
         guard.tell(self._close, run_end.in_flight(self._handled_before))
 
     def _close(self, end: RunEnd) -> None:
-        if not self._open:
-            return
-        self._open = False
-        _open_scopes.pop(self, None)
+        with changing:
+            if not self._open:
+                return
+            self._open = False
+            _open_scopes.pop(self, None)
         process, collectives, *hooks = (partial(surely, leave) for leave in self._hooks())
+        goes_on, breaking_off = self._home.goes_on_elsewhere, self._steps.breaking_off
         removals: list[Callable[[], object]] = [
             process,
             collectives,
-            lambda: self._steps.close(end),
+            lambda: self._steps.close(end, loop_goes_on=goes_on),
             *hooks,
-            self._steps.breaking_off.leave_alone,
+            partial(breaking_off.sweep_later, self._home) if goes_on else breaking_off.leave_alone,
             lambda: self._unseen.ended(self._steps.optimizers.step_of(None), called=self._modules.was_called),
             self._terminal.close,
             lambda: self._recorder.event(EventKind.CLOSE, self._steps.optimizers.step_of(None), ""),
@@ -133,9 +133,8 @@ class Scope:
 
     def _hooks(self) -> list[Callable[[], None]]:
         """What takes everything away by which it hears of the loop."""
-        received, scalers = self._steps.received, [scaler.leave for scaler in self._scalers]
-        left = [lambda: process_hooks.leave(self), lambda: collective_calls.leave(received)]
-        return [*left, self._modules.uninstall, *scalers]
+        left = [lambda: process_hooks.leave(self), lambda: collective_calls.leave(self._steps.received)]
+        return [*left, self._modules.uninstall, *(scaler.leave for scaler in self._scalers)]
 
     def __del__(self) -> None:
         self._close(NOT_KNOWN)
@@ -163,7 +162,7 @@ class Scope:
 
     def flush(self) -> None:
         """Waits until everything recorded so far is on disk."""
-        guard.tell(self._steps.readback.drain)
+        guard.tell(self._steps.drain)
         guard.tell(self._writer.flush)
 
     def figures(self) -> LiveFigures:
@@ -209,12 +208,11 @@ class Scope:
 
     def adopt(self, scaler: Any) -> ScalerWatch | None:
         """Takes a scaler into the run's history: one given to ``watch``, or one that scales this run's loss."""
-        known = any(watch.scaler is scaler for watch in self._scalers)
+        known = any(watch.scaler is scaler for watch in self._scalers) or not self._home.is_known
         if known or self._steps.gives_way_to_capture() or not (self._steps.in_progress or not self._scalers):
             return None
-        number = self._recorder.next_scaler + len(self._scalers)
-        guard = self._guard("the scaler's history")
-        self._scalers.append(ScalerWatch(scaler, number, self._steps, guard))
+        number, guard = self._recorder.next_scaler + len(self._scalers), self._guard("the scaler's history")
+        self._scalers.append(ScalerWatch(scaler, number, self._steps, guard, self._home))
         return self._scalers[-1]
 
     def succeeded(self, folder: Path) -> None:
@@ -233,7 +231,7 @@ class Scope:
 
     def failed(self, error: Exception) -> None:
         """See `guard.Behind`; the trace so far stays open."""
-        if not self._open:
+        if not self._open or self._home.is_elsewhere:
             return
         for leave in [*self._hooks(), self._steps.breaking_off.leave_alone]:
             surely(leave)
@@ -242,7 +240,7 @@ class Scope:
 
     def interrupted(self) -> None:
         """See `guard.Behind`."""
-        if self._open and not self._modules.is_elsewhere:
+        if self._open and not self._home.is_elsewhere:
             self._steps.breaking_off.interrupted()
 
     # -- faults and messages ------------------------------------------------------------------------------------
@@ -281,11 +279,11 @@ def open_scopes() -> list[Scope]:
 
 
 def close_forgotten() -> None:
-    """Closes the scopes of models that nobody holds any more: those that a collection takes once it is let."""
+    """Closes the scopes of models that nobody holds any more, as a collection finds; under `threads.changing`."""
     if not _open_scopes:
         return
     for scope in open_scopes():
-        if scope._steps.in_progress:  # interrupted, it would keep its model; one that goes on is just not replayed
+        if scope._steps.in_progress and not scope._home.goes_on_elsewhere:  # interrupted, it would keep its model
             scope._steps.give_up("ampscope.watch was called while the step was in progress")
     del scope
     known = [weakref.ref(scope) for scope in _open_scopes]

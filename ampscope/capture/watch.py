@@ -25,6 +25,7 @@ from ampscope.capture.record.sampled_ranks import sampled_ranks
 from ampscope.capture.record.terminal import say
 from ampscope.capture.scope import Scope, close_forgotten, open_scopes
 from ampscope.capture.torch_support.calls import kernel_choice
+from ampscope.capture.torch_support.calls.threads import changing
 from ampscope.capture.torch_support.models import Extent, Models, inside_fabric
 from ampscope.capture.torch_support.optimizer_view import OptimizerView, is_optimizer
 from ampscope.errors import WatchError
@@ -89,30 +90,25 @@ def watch(
     scaler = _scaler(scaler)
     _check_numbers(every, overhead, replay_budget, disk_budget)
     _check_can_save(save_tensors)
-    close_forgotten()
-    earlier = _earlier_scope(roots)
-    _check_initialised(roots)
-    models, job = Models(roots), this_job()
-    sampled = sampled_ranks(ranks, job.world_size)
-    _check_optimizer(optimizer, models)
-    folder = _folder(dir) if dir is not None else _new_folder(models, job)
-    _end_earlier_run(folder)
-    configuration = {"every": every, "overhead": overhead, "replay_budget": replay_budget, "save_tensors": save_tensors}
-    manifest = _manifest(models, job, str(name or folder.name), {**configuration, "ranks": sampled})
-    writer = _open_writer(folder, manifest, job.rank, disk_budget)
-    if earlier is not None:
-        earlier.succeeded(folder)
-    share = disk_budget // OPERANDS_SHARE // max(writer.manifest.world_size, 1)
-    return Scope(
-        models,
-        writer,
-        every=every,
-        sampled=job.rank in sampled,
-        overhead=overhead,
-        replay_budget=replay_budget,
-        operand_budget=share if save_tensors else 0,
-        quiet=quiet,
-    ).open(scaler)
+    with changing:  # two threads may begin to watch at a time
+        close_forgotten()
+        earlier = _earlier_scope(roots)
+        _check_initialised(roots)
+        models, job = Models(roots), this_job()
+        sampled = sampled_ranks(ranks, job.world_size)
+        _check_optimizer(optimizer, models)
+        folder = _folder(dir) if dir is not None else _new_folder(models, job)
+        _end_earlier_run(folder)
+        asked: dict[str, Any] = {"every": every, "overhead": overhead, "replay_budget": replay_budget}
+        manifest = _manifest(
+            models, job, str(name or folder.name), {**asked, "save_tensors": save_tensors, "ranks": sampled}
+        )
+        writer = _open_writer(folder, manifest, job.rank, disk_budget)
+        if earlier is not None:
+            earlier.succeeded(folder)
+        share = disk_budget // OPERANDS_SHARE // max(writer.manifest.world_size, 1) if save_tensors else 0
+        traced = job.rank in sampled
+        return Scope(models, writer, **asked, sampled=traced, operand_budget=share, quiet=quiet).open(scaler)
 
 
 def _prepared(accelerator: Any, scaler: Any) -> tuple[list[nn.Module], Any]:

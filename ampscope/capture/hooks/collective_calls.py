@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ampscope.capture.hooks.listeners import Listeners
 from ampscope.capture.torch_support import dynamo, guard
+from ampscope.capture.torch_support.calls.threads import HomeThread, changing
 
 #: Methods of a process group, and the op of ``c10d`` that each runs.
 OPS = {
@@ -75,28 +76,33 @@ _listeners: Listeners[CollectiveListener] = Listeners()
 _originals: list[tuple[Any, str, Any]] = []
 
 
-def join(listener: CollectiveListener) -> None:
-    """Starts telling ``listener``; nothing happens where torch was built without distributed."""
+def join(listener: CollectiveListener, home: HomeThread) -> None:
+    """Starts telling ``listener`` of its thread's; nothing happens where torch was built without distributed."""
     if not dist.is_available():
         return
-    if not _listeners:
-        group = dist.ProcessGroup
-        for name, op in OPS.items():
-            if name in vars(group):
-                _replace(group, name, _heard(op, name, getattr(group, name)))
-        works: list[Any] = [dist.distributed_c10d.Work, *dist.distributed_c10d.Work.__subclasses__()]
-        for work in works:
-            if "wait" in vars(work):
-                _replace(work, "wait", _wait_heard(work.wait))
-        if _SPREAD in vars(dist):
-            _replace(dist, _SPREAD, _spread_heard(getattr(dist, _SPREAD)))
-    _listeners.join(listener)
+    with changing:
+        if not _listeners:
+            _install()
+        _listeners.join(listener, home)
+
+
+def _install() -> None:
+    group = dist.ProcessGroup
+    for name, op in OPS.items():
+        if name in vars(group):
+            _replace(group, name, _heard(op, name, getattr(group, name)))
+    works: list[Any] = [dist.distributed_c10d.Work, *dist.distributed_c10d.Work.__subclasses__()]
+    for work in works:
+        if "wait" in vars(work):
+            _replace(work, "wait", _wait_heard(work.wait))
+    if _SPREAD in vars(dist):
+        _replace(dist, _SPREAD, _spread_heard(getattr(dist, _SPREAD)))
 
 
 def leave(listener: CollectiveListener) -> None:
     """Stops telling ``listener``; nothing of AMPscope is left in torch after the last one."""
-    if _listeners.leave(listener):
-        while _originals:
+    with changing:
+        while _listeners.leave(listener) and _originals:
             owner, name, original = _originals.pop()
             if getattr(vars(owner)[name], "ampscope_heard", False):  # nobody has put something around ours
                 setattr(owner, name, original)

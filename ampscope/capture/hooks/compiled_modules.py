@@ -17,6 +17,7 @@ from torch import nn
 
 from ampscope.capture.hooks.listeners import Listeners
 from ampscope.capture.torch_support import dynamo, guard
+from ampscope.capture.torch_support.calls.threads import HomeThread, Together, changing
 from ampscope.capture.torch_support.models import unwrapped
 
 
@@ -33,6 +34,7 @@ class CompileListener(Protocol):
 _listeners: Listeners[CompileListener] = Listeners()
 _originals: dict[str, Any] = {}
 _eager_threads: list[int] = []
+_eager_functions = Together(lambda: torch.compiler.set_stance("force_eager"))  # which torch knows for all threads only
 
 
 @contextlib.contextmanager
@@ -51,24 +53,26 @@ def all_eager() -> Iterator[None]:
     if "torch._dynamo" not in sys.modules:
         yield
         return
-    with torch.compiler.set_stance("force_eager"), run_eagerly():
+    with _eager_functions, run_eagerly():
         yield
 
 
-def join(listener: CompileListener) -> None:
-    """Starts telling ``listener``."""
-    if not _listeners:
-        _originals["compile"] = torch.compile
-        torch.compile = _heard(torch.compile)  # restored in leave
-    _listeners.join(listener)
+def join(listener: CompileListener, home: HomeThread) -> None:
+    """Starts telling ``listener`` of what its thread calls."""
+    with changing:
+        if not _listeners:
+            _originals["compile"] = torch.compile
+            torch.compile = _heard(torch.compile)  # restored in leave
+        _listeners.join(listener, home)
     meet_dynamo()
 
 
 def leave(listener: CompileListener) -> None:
     """Stops telling ``listener``; nothing of AMPscope is left in torch after the last one."""
-    if _listeners.leave(listener):
-        _restore(torch, "compile")
-        _restore(_originals.pop("module", None), "__call__")
+    with changing:
+        if _listeners.leave(listener):
+            _restore(torch, "compile")
+            _restore(_originals.pop("module", None), "__call__")
 
 
 def _restore(owner: Any, name: str) -> None:
@@ -81,11 +85,12 @@ def meet_dynamo() -> None:
     """Does what can be done only once Dynamo is loaded; costs nothing where it is not, or was met before."""
     if "module" in _originals or not _listeners:
         return
-    module = dynamo.optimized_module()
-    if module is not None:
-        dynamo.leave_own_code_alone()
-        _originals["module"], _originals["__call__"] = module, module.__call__
-        module.__call__ = _module_heard(module.__call__)
+    with changing:
+        module = dynamo.optimized_module()
+        if module is not None and "module" not in _originals:
+            dynamo.leave_own_code_alone()
+            _originals["module"], _originals["__call__"] = module, module.__call__
+            module.__call__ = _module_heard(module.__call__)
 
 
 def _heard(compiler: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,7 +98,7 @@ def _heard(compiler: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(compiler)
     def heard(*args: Any, **kwargs: Any) -> Any:
-        for listener in _listeners:
+        for listener in _listeners.everywhere():
             guard.tell(listener.compiles)
         result = compiler(*args, **kwargs)
         guard.tell(meet_dynamo)

@@ -1,4 +1,4 @@
-"""Who is told of the calls that hooks hear, in the order in which they joined."""
+"""Who is told of the calls that hooks hear, in the order in which they joined; of those of their own thread only."""
 
 from __future__ import annotations
 
@@ -6,29 +6,38 @@ import weakref
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
+from ampscope.capture.torch_support.calls.threads import HomeThread
+
 L = TypeVar("L")
 
 
 class Listeners(Generic[L]):
-    """Listeners, none of them kept alive: whether a scope is still wanted is seen by who else holds it."""
+    """Listeners, none of them kept alive: whether a scope is still wanted is seen by who else holds it.
+
+    Whoever lets any join or leave holds `threads.changing`.
+    """
 
     def __init__(self) -> None:
-        self._known: list[weakref.ref[L]] = []
+        self._known: list[tuple[weakref.ref[L], HomeThread]] = []
 
-    def join(self, listener: L) -> None:
-        """Tells ``listener`` from now on."""
-        self._known.append(weakref.ref(listener))
+    def join(self, listener: L, home: HomeThread) -> None:
+        """Tells ``listener`` from now on of what its thread calls."""
+        self._known.append((weakref.ref(listener), home))
 
     def leave(self, listener: L) -> bool:
         """Tells it no more; returns whether nobody is left. Those that are gone are forgotten too."""
-        self._known = [known for known in self._known if known() is not None and known() is not listener]
+        self._known = [each for each in self._known if each[0]() is not None and each[0]() is not listener]
         return not self._known
 
     def __iter__(self) -> Iterator[L]:
-        for known in self._known:
-            listener = known()
-            if listener is not None:
+        """Those that what is called here concerns."""
+        for known, home in self._known:
+            if not home.is_elsewhere and (listener := known()) is not None:
                 yield listener
+
+    def everywhere(self) -> list[L]:
+        """All of them."""
+        return [listener for known, _ in self._known if (listener := known()) is not None]
 
     def __bool__(self) -> bool:
         return bool(self._known)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +18,7 @@ from ampscope.capture.hooks.redirection import Redirections
 from ampscope.capture.hooks.transform_calls import Experience
 from ampscope.capture.torch_support import dynamo, guard, torch_private
 from ampscope.capture.torch_support.calls import fast_paths
+from ampscope.capture.torch_support.calls.threads import HomeThread
 from ampscope.capture.torch_support.models import Models, is_optimized, unwrapped
 
 #: Steps during which every module's call is looked at, to learn which submodules the loop calls by itself.
@@ -112,13 +112,14 @@ class ModuleWatch:
     Attributes:
         was_called: Any call of a watched module was seen.
         keeps: What lives as long as the models do.
+        home: The thread of the loop; replicas in other threads are not the loop's.
     """
 
     def __init__(self, models: Models, caller: CallListener) -> None:
         self._models = models
         self._redirections = Redirections(models.modules)
         self._caller = caller
-        self._thread: int | None = None  # of the first call; replicas in other threads are not the loop's
+        self.home = HomeThread()
         self._depth = 0
         self._instrumented: dict[int, nn.Module] = {}
         self._hooks = _Learning()
@@ -136,8 +137,8 @@ class ModuleWatch:
                 dynamo.tie(root, self)
             else:
                 self._instrument(root)
-        compiled_modules.join(self)
-        transform_calls.join(self)
+        compiled_modules.join(self, self.home)
+        transform_calls.join(self, self.home)
         if not self._models.compiled:
             self._hooks.install(self._before, self._after)
 
@@ -151,11 +152,6 @@ class ModuleWatch:
         for module in self._instrumented.values():
             instrumented.restore(module)
         self._instrumented.clear()
-
-    @property
-    def is_elsewhere(self) -> bool:
-        """Whether the models are trained by another thread than this one."""
-        return self._thread not in (None, threading.get_ident())
 
     def stepped(self) -> None:
         """A step is over."""
@@ -206,7 +202,7 @@ class ModuleWatch:
     def _called_inside(self, module: nn.Module) -> None:
         """A module is called inside a transform."""
         through = self._transform
-        if through is not None and id(module) in self._models.names and self._in_thread():
+        if through is not None and id(module) in self._models.names and self.home.is_entered():
             if through.module is None:
                 through.module = module
                 self._instrument(module)
@@ -241,7 +237,9 @@ class ModuleWatch:
         return result
 
     def _is_outermost(self) -> bool:
-        return not self._depth and self._in_thread() and not torch_private.in_functorch()
+        if self._hooked is not None and not self._hooks.installed and not self.home.is_elsewhere:
+            self._stop_learning()  # its hooks are gone, and so will its end go unheard
+        return not self._depth and self.home.is_entered() and not torch_private.in_functorch()
 
     def _look_inside(self) -> None:
         """Instruments what compiled models were made of: the loop may call that.
@@ -252,11 +250,6 @@ class ModuleWatch:
             if is_optimized(root):
                 self._instrument(unwrapped(root))
 
-    def _in_thread(self) -> bool:
-        if self._thread is None:
-            self._thread = threading.get_ident()
-        return threading.get_ident() == self._thread
-
     def _instrument(self, module: nn.Module) -> None:
         if id(module) not in self._instrumented and not instrumented.is_instrumented(module):
             self._instrumented[id(module)] = instrumented.instrument(module, WatchedModule, self)
@@ -265,7 +258,7 @@ class ModuleWatch:
 
     def _stop_learning(self) -> None:
         self._hooks.remove()
-        if self._hooked is not None:  # its end will not be heard
+        if self._hooked is not None and not self.home.is_elsewhere:  # its end will not be heard
             hooked, self._hooked = self._hooked, None
             self._depth -= 1
             self._caller.lost(hooked.entry)
@@ -278,7 +271,7 @@ class ModuleWatch:
         if torch_private.in_functorch():
             return
         known = id(module) in self._models.names and not isinstance(module, torch.jit.ScriptModule)
-        if self._depth or not known or id(module) in self._instrumented or not self._in_thread():
+        if self._depth or not known or id(module) in self._instrumented or not self.home.is_entered():
             return
         if self._redirections.is_redirected(module):
             return
@@ -289,7 +282,7 @@ class ModuleWatch:
         self._depth += 1
 
     def _after(self, module: nn.Module, _args: Any, result: Any) -> None:
-        if self._hooked is None or self._hooked.module is not module:
+        if self._hooked is None or self._hooked.module is not module or self.home.is_elsewhere:
             return
         hooked, self._hooked = self._hooked, None
         self._depth -= 1

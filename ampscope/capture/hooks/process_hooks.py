@@ -17,6 +17,7 @@ from ampscope.capture.events.calls import ScalerCall, ScalerMethod
 from ampscope.capture.hooks.listeners import Listeners
 from ampscope.capture.hooks.scaler_calls import ScalerListener, announced
 from ampscope.capture.torch_support import dynamo, guard
+from ampscope.capture.torch_support.calls.threads import HomeThread, changing
 from ampscope.capture.torch_support.optimizer_view import around_every_step
 
 
@@ -53,17 +54,19 @@ _scalers: dict[type, Callable[..., Any]] = {}  # classes that scale in their own
 _epoch = [0]
 
 
-def join(listener: Listener) -> None:
-    """Starts telling ``listener``."""
-    if not _listeners:
-        _install()
-    _listeners.join(listener)
+def join(listener: Listener, home: HomeThread) -> None:
+    """Starts telling ``listener`` of what its thread calls."""
+    with changing:
+        if not _listeners:
+            _install()
+        _listeners.join(listener, home)
 
 
 def leave(listener: Listener) -> None:
     """Stops telling ``listener``; nothing of AMPscope is left in torch after the last one."""
-    if _listeners.leave(listener):
-        _uninstall()
+    with changing:
+        if _listeners.leave(listener):
+            _uninstall()
 
 
 def _install() -> None:

@@ -12,6 +12,7 @@ from ampscope.capture.events.calls import ScalerCall, ScalerMethod
 from ampscope.capture.hooks import instrumented
 from ampscope.capture.hooks.listeners import Listeners
 from ampscope.capture.torch_support import guard
+from ampscope.capture.torch_support.calls.threads import HomeThread, changing
 
 
 class ScalerListener(Protocol):
@@ -39,17 +40,19 @@ def announced(listeners: list[ScalerListener], call: ScalerCall, proceed: Callab
     return proceed()
 
 
-def join(scaler: Any, listener: ScalerListener) -> None:
-    """Tells ``listener`` what ``scaler`` does from now on."""
-    if not instrumented.is_instrumented(scaler):
-        instrumented.instrument(scaler, WatchedScaler, ScalerListeners())
-    scaler.ampscope_owner.present.join(listener)
+def join(scaler: Any, listener: ScalerListener, home: HomeThread) -> None:
+    """Tells ``listener`` what ``scaler`` does from now on, in its thread."""
+    with changing:
+        if not instrumented.is_instrumented(scaler):
+            instrumented.instrument(scaler, WatchedScaler, ScalerListeners())
+        scaler.ampscope_owner.present.join(listener, home)
 
 
 def leave(scaler: Any, listener: ScalerListener) -> None:
     """Ends that; the last to leave gives the scaler its own class back."""
-    if instrumented.is_instrumented(scaler) and scaler.ampscope_owner.present.leave(listener):
-        instrumented.restore(scaler)
+    with changing:
+        if instrumented.is_instrumented(scaler) and scaler.ampscope_owner.present.leave(listener):
+            instrumented.restore(scaler)
 
 
 class WatchedScaler(instrumented.Instrumented):

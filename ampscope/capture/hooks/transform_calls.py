@@ -7,6 +7,7 @@ noted. So it is noted from outside, as one call, together with the tensors that 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial, wraps
@@ -20,6 +21,7 @@ from ampscope.capture.events.calls import InsideTransform, Through
 from ampscope.capture.hooks.listeners import Listeners
 from ampscope.capture.torch_support import guard, tensor_tree, torch_private
 from ampscope.capture.torch_support.calls import call_state, transforms
+from ampscope.capture.torch_support.calls.threads import HomeThread, changing
 from ampscope.capture.torch_support.calls.transforms import Transform
 
 #: Times that a function is transformed without a call of a watched model before it begins no more steps.
@@ -71,20 +73,27 @@ class TransformListener(Protocol):
 
 _listeners: Listeners[TransformListener] = Listeners()
 _originals: list[tuple[Any, str, Any]] = []
-_exchanges: list[Exchange] = []
 
 
-def join(listener: TransformListener) -> None:
-    """Starts telling ``listener``."""
-    if not _listeners:
-        _install()
-    _listeners.join(listener)
+class _Here(threading.local):
+    exchanges: tuple[Exchange, ...] = ()  #: of a thread, one inside the other
+
+
+_here = _Here()
+
+
+def join(listener: TransformListener, home: HomeThread) -> None:
+    """Starts telling ``listener`` of what its thread calls."""
+    with changing:
+        if not _listeners:
+            _install()
+        _listeners.join(listener, home)
 
 
 def leave(listener: TransformListener) -> None:
     """Stops telling ``listener``; nothing of AMPscope is left in torch after the last one."""
-    if _listeners.leave(listener):
-        while _originals:
+    with changing:
+        while _listeners.leave(listener) and _originals:
             home, name, original = _originals.pop()
             if getattr(getattr(home, name), "ampscope_heard", False):  # not where somebody has put something around it
                 setattr(home, name, original)
@@ -94,8 +103,7 @@ def _install() -> None:
     for transform in transforms.transforms():
         heard = _with_pullback if transform.name == transforms.PULLBACK else _heard
         _put(transform.home, transform.name, heard(transform, getattr(transform.home, transform.name)))
-    home = transforms.functional_home()
-    if home is not None:
+    if (home := transforms.functional_home()) is not None:
         _put(*home, _lending(getattr(*home)))
 
 
@@ -151,7 +159,7 @@ class Pullback:
     def _inside(self, cotangents: Any, options: Any) -> Any:
         """Within another transform, which is run again as a whole."""
         args, kwargs = _behind_door(self._args), _behind_door(self._kwargs)
-        again = bool(_exchanges) and _exchanges[-1].again
+        again = bool(_here.exchanges) and _here.exchanges[-1].again
         return self._again(args, kwargs, cotangents, options) if again else self._real(*cotangents, **options)
 
     def _again(self, args: Any, kwargs: Any, cotangents: Any, options: Any) -> Any:
@@ -224,22 +232,22 @@ def exchanging(exchange: Exchange) -> Iterator[None]:
     """In the body, what transforms read from outside goes through ``exchange``: the tensors that are none of theirs."""
     mode = _Reading(exchange)
     torch_private.insert_function_mode(mode)
-    _exchanges.append(exchange)
+    _here.exchanges = (*_here.exchanges, exchange)
     try:
         yield
     finally:
-        _exchanges.pop()
+        _here.exchanges = _here.exchanges[:-1]
         torch_private.remove_function_mode(mode)
 
 
 def _behind_door(value: Any) -> Any:
     """The same behind a door; what cannot be exchanged is the transform's as it is."""
-    return (guard.tell(_exchanged, value) or value) if _exchanges else value
+    return (guard.tell(_exchanged, value) or value) if _here.exchanges else value
 
 
 def _exchanged(value: Any) -> Any:
     """What is handed to a transform inside another one."""
-    return tensor_tree.rebuild(value, _exchanges[-1].of)
+    return tensor_tree.rebuild(value, _here.exchanges[-1].of)
 
 
 def _is_single(value: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +16,7 @@ from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.calls import call_state
 from ampscope.capture.torch_support.calls.backward_call import RUN_BACKWARD, active_in_engine
 from ampscope.capture.torch_support.calls.half_conversions import METHODS, dtypes_asked
+from ampscope.capture.torch_support.calls.threads import PerThread
 from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.tensor_tree import inner_tensors, rewrapped
@@ -196,6 +196,9 @@ class Conversions(TorchFunctionMode):
         return self._instead.get(value, value) if isinstance(value, torch.dtype) else value
 
 
+_enabling, _choosing = PerThread(torch, "set_autocast_enabled"), PerThread(torch, "set_autocast_dtype")
+
+
 @contextlib.contextmanager
 def _autocast_in(instead: dict[torch.dtype, torch.dtype]) -> Iterator[None]:
     """Every autocast region entered in the body computes in another dtype; float32 switches it off.
@@ -203,29 +206,23 @@ def _autocast_in(instead: dict[torch.dtype, torch.dtype]) -> Iterator[None]:
     ``torch.autocast`` sets its state through two functions of the torch module, whoever enters it: the loop, a
     module's own forward, a checkpoint's recomputation. Other threads of the process keep what they ask for.
     """
-    enable, set_dtype, thread = torch.set_autocast_enabled, torch.set_autocast_dtype, threading.get_ident()
     kept = [
         (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in call_state.device_types()
     ]
     off = torch.float32 in instead.values()
 
-    def is_replay() -> bool:
-        return threading.get_ident() == thread or torch_private.current_backward_node() is not None
+    def other_dtype(set_dtype: Callable[..., None]) -> Callable[..., None]:
+        return lambda kind, dtype: set_dtype(kind, dtype if off else instead.get(dtype, dtype))
 
-    def set_other_dtype(device_type: str, dtype: torch.dtype) -> None:
-        other = dtype if off or not is_replay() else instead.get(dtype, dtype)
-        set_dtype(device_type, other)
+    def enabled_or_not(enable: Callable[..., None]) -> Callable[..., None]:
+        return lambda kind, enabled: enable(kind, enabled and not off)
 
-    def enable_or_not(device_type: str, enabled: bool) -> None:
-        enable(device_type, enabled and not (off and is_replay()))
-
-    torch.set_autocast_enabled, torch.set_autocast_dtype = enable_or_not, set_other_dtype  # type: ignore[assignment]
     try:
         for kind, _, _ in kept:
-            enable(kind, False)
-        yield
+            torch.set_autocast_enabled(kind, False)
+        with _enabling.replaced(enabled_or_not), _choosing.replaced(other_dtype):
+            yield
     finally:
-        torch.set_autocast_enabled, torch.set_autocast_dtype = enable, set_dtype
         for kind, enabled, dtype in kept:
-            enable(kind, enabled)
-            set_dtype(kind, dtype)
+            torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, dtype)

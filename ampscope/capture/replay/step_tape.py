@@ -57,7 +57,7 @@ class StepTape(StepObserver):
         self.guard = guard
         self._tape = Tape()
         self.state = StateSnapshot(models)  #: what forward may change, as it was when the step began
-        self._mode = TapeMode(self._tape, listener, guard, pause, self._before_function)
+        self.mode = TapeMode(self._tape, listener, guard, pause, self._before_function)  #: listens to the loop
         self._writes = WeightWrites(models)
         self._judge: Callable[[list[Tensor], WrittenValues], None] | None = None
         self.received = received
@@ -73,27 +73,27 @@ class StepTape(StepObserver):
     def listen(self) -> None:
         """Puts the loop's own calls onto the tape."""
         with self.guard:
-            self._mode.recording, self._mode.edits = True, None
-            self._mode.insert()
+            self.mode.recording, self.mode.edits = True, None
+            self.mode.insert()
 
     def complete(self) -> None:
         """Puts nothing more onto the tape, but goes on to see whether the loop moves weights by itself."""
-        self._mode.complete()
+        self.mode.complete()
         self.received.complete()
 
     def stop(self) -> bool:
         """Puts nothing more onto the tape; returns whether it was listening."""
         with self.guard:
-            return self._mode.remove()
+            return self.mode.remove()
         return False
 
     def on_error(self, listener: ErrorListener) -> None:
         """Tells a listener of each torch function of the loop's that raises."""
-        self._mode.on_error(listener)
+        self.mode.on_error(listener)
 
     def on_gradients(self, listener: Callable[[], None]) -> None:
         """Tells a listener when the loop has asked for gradients, which no parameter may hold."""
-        self._mode.on_gradients(listener)
+        self.mode.on_gradients(listener)
 
     def on_weights_move(self, judge: Callable[[list[Tensor], WrittenValues], None]) -> None:
         """Has ``judge`` called with weights that the loop itself is about to move, and what they are written with."""
@@ -108,14 +108,14 @@ class StepTape(StepObserver):
         is still undecided keeps the tape so far to itself.
         """
         if start.apart:
-            self._tape = self._mode.recorded = Tape()
+            self._tape = self.mode.recorded = Tape()
             self.state = StateSnapshot(self._models)
             self._starts.clear()
         else:
             self._starts = [*self._starts, self._evaluation.since, self._tape.end][-start.optimizers :]
             self._tape.forget_before(self._starts.pop(0) if start.optimizers > 1 else self._tape.end)
         self._tape.results.forget_written()
-        self._mode.after_backward = False
+        self.mode.after_backward = False
         self._begin(Evaluation(self._tape.end))
 
     def _begin(self, evaluation: Evaluation) -> None:
@@ -123,7 +123,7 @@ class StepTape(StepObserver):
         self._models.see_what_is_trained()
         self._writes.forget()
         self.received.step_began(self._tape)
-        self._mode.watching = True
+        self.mode.watching = True
         self.state.take()
 
     def weights_moved(self) -> None:
@@ -136,7 +136,7 @@ class StepTape(StepObserver):
         if not weights:
             return
         evaluation = self._evaluation
-        self._mode.weights_move(func, args, kwargs)
+        self.mode.weights_move(func, args, kwargs)
         evaluation.moved = True
         if self._judge is not None and (evaluation.backwards or self.functional.asked is not None):
             evaluation.judged = True
@@ -182,7 +182,7 @@ class StepTape(StepObserver):
         if entry is None:
             return
         if entry.through is not None and call.through is not None and not entry.through.lends:
-            self._mode.transformed(call.through.inside.factors, result)
+            self.mode.transformed(call.through.inside.factors, result)
             self.half_forward |= call.through.inside.half
             entry.through.leaves = given_gradients.leaves(result, self._models)
             entry.through.value = transforms.value_of(entry.through.call, result)
@@ -218,7 +218,7 @@ class StepTape(StepObserver):
         if call.method is ScalerMethod.SCALE:
             self._tape.mark_scaled(list(tensor_tree.tensors(call.result)))
         elif self._evaluation.backwards:
-            self._mode.scaler_called(call, self._models)
+            self.mode.scaler_called(call, self._models)
 
     def backward_began(self, backward: BackwardCall) -> None:
         """Puts a backward onto the tape."""
@@ -238,7 +238,7 @@ class StepTape(StepObserver):
         self.received.end()
         self._evaluation.calls = 0
         self._evaluation.backwards += 1
-        self._mode.after_backward = True
+        self.mode.after_backward = True
         self._tape.gradients.left_by_backward(self._models)
 
     def let_go(self) -> None:
@@ -250,7 +250,7 @@ class StepTape(StepObserver):
 
     def abandoned(self, reason: str) -> None:
         """Forgets the step; an incident in it cannot be replayed, for this reason."""
-        self._mode.remove()
+        self.mode.remove()
         self.received.complete()
         self._tape.clear()
         self._tape.obstacle = reason
@@ -280,7 +280,7 @@ class StepTape(StepObserver):
     @property
     def gradient_edits(self) -> EditLog | None:
         """What the loop did after its gradients were unscaled."""
-        return self._mode.edits
+        return self.mode.edits
 
     @property
     def functional(self) -> FunctionalStep:

@@ -111,7 +111,7 @@ class TapeMode(TorchFunctionMode):
         self._guard = guard
         self._pause = pause
         self._watcher = watcher
-        self._inserted = False
+        self.inserted = False  #: on the stack of the loop's thread, unless torch or a module has taken it off for now
         self._handling = 0  # inside a handled function torch has taken this mode off the stack by itself
         self._raised: ErrorListener | None = None
         self._asked: Callable[[], None] | None = None
@@ -158,16 +158,16 @@ class TapeMode(TorchFunctionMode):
 
     def insert(self) -> None:
         """Starts listening."""
-        if not self._inserted and not self._handling and not self._guard.broken:
+        if not self.inserted and not self._handling and not self._guard.broken:
             torch_private.insert_function_mode(self)
-            self._inserted = True
+            self.inserted = True
             self._fast_paths.insert()
 
     def remove(self) -> bool:
         """Stops listening; returns whether it was."""
         if self._handling:
             return False  # torch puts it back when the function returns; what follows is none of the tape's
-        was, self._inserted = self._inserted, False
+        was, self.inserted = self.inserted, False
         if was:
             torch_private.remove_function_mode(self)
             self._fast_paths.remove()

@@ -74,14 +74,15 @@ class LiveTrace(StepObserver):
         """Whether the tracer has switched itself off."""
         return self.guard.broken
 
-    def sweep(self) -> None:
-        """Removes tracers that could not be removed when they were dropped."""
+    def sweep(self) -> bool:
+        """Removes tracers that could not be removed when they were dropped; returns whether none is left."""
         dropped, self._dropped = self._dropped, []
         for tracer in dropped:
             if tracer.handling:
                 self._dropped.append(tracer)
             else:
                 tracer.remove()
+        return not self._dropped
 
     def step_began(self, start: StepStart) -> None:
         """Begins to trace, if this is one of the steps that are."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +29,7 @@ def _is_ours(mode: object) -> bool:
 
 
 class OwnWork:
-    """A context that may be entered again inside itself.
+    """A context that may be entered again inside itself; a thread waits while another one is in it.
 
     Args:
         pause: On while the work lasts: what observes ops leaves it out.
@@ -48,6 +50,8 @@ class OwnWork:
         self._depth = 0
         self._started = 0.0
         self._taken = 0.0
+        self._alone_in = threading.RLock()
+        self._closed_in: int | None = None  # the thread to which alone work is left
         self._compiler: Any = None  # what Dynamo did with the frames around this work
 
     @property
@@ -70,6 +74,11 @@ class OwnWork:
             self._say(CAPTURED)
         return True
 
+    def leave_to_this_thread(self) -> None:
+        """Other threads do no more of it; waits until they are done with what they do."""
+        with self._alone_in:
+            self._closed_in = threading.get_ident()
+
     def start_over(self) -> None:
         """A step begins: its work is counted from here."""
         self._taken, self._pause.glanced, self._started = 0.0, 0.0, time.perf_counter()
@@ -80,6 +89,9 @@ class OwnWork:
         if self._depth:
             self._depth = 1
             self.__exit__()
+        with contextlib.suppress(RuntimeError):  # not held any more
+            while True:
+                self._alone_in.release()
         self._pause.on = False
 
     def remove_modes(self) -> None:
@@ -87,6 +99,10 @@ class OwnWork:
         remove_modes(_is_ours)
 
     def __enter__(self) -> OwnWork:
+        self._alone_in.acquire()
+        if self._closed_in is not None and self._closed_in != threading.get_ident():
+            self._alone_in.release()
+            raise guard.RunOverError
         if not self._depth:
             guard.here.working = True  # first, and last in `__exit__`: so a door knows of any that is broken off
         self._depth += 1
@@ -107,6 +123,9 @@ class OwnWork:
             self._pause.on = False
             dynamo.let_see(self._compiler)
             self._taken += time.perf_counter() - self._started
-        self._depth -= self._depth > 0
-        if not self._depth:
+        is_over = self._depth <= 1
+        if self._depth:
+            self._depth -= 1
+            self._alone_in.release()
+        if is_over:
             guard.here.working = False

@@ -8,6 +8,7 @@ from typing import Any
 from ampscope.capture.events.calls import JoinedScaler, ScalerCall, ScalerMethod
 from ampscope.capture.hooks import scaler_calls
 from ampscope.capture.step.step_watch import StepWatch
+from ampscope.capture.torch_support.calls.threads import HomeThread
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.user_line import Place, user_place
 
@@ -33,15 +34,16 @@ class ScalerWatch:
         number: Its number within the run.
         steps: The step watch.
         guard: Catches faults of looking for the user's line.
+        home: The thread of the loop.
     """
 
-    def __init__(self, scaler: Any, number: int, steps: StepWatch, guard: Guard) -> None:
+    def __init__(self, scaler: Any, number: int, steps: StepWatch, guard: Guard, home: HomeThread) -> None:
         self.scaler = scaler
         self._number = number
         self._steps = steps
         self._guard = guard
         self._stepping = False
-        scaler_calls.join(scaler, self)
+        scaler_calls.join(scaler, self, home)
         steps.scaler_joined(JoinedScaler(scaler, number, self._place()))
 
     def leave(self) -> None:

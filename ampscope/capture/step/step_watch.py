@@ -70,18 +70,12 @@ class StepWatch:
         between: LoopMode,
         guard: Guard,
     ) -> None:
-        self._models = models
-        self._recorder = recorder
-        self.readback = readback
-        self.optimizers = optimizers
-        self._cycle = cycle
-        self._own = own
+        self._models, self._recorder = models, recorder
+        self.readback, self.optimizers = readback, optimizers
+        self._cycle, self._own, self._observers = cycle, own, observers
         self._live, self._tape = live, tape
         self.received = tape.received  #: is to hear of the collectives of the process
-        self._observers = observers
-        self._endings, self._by_loop = endings, by_loop
-        self._between = between
-        self._guard = guard
+        self._endings, self._by_loop, self._between, self._guard = endings, by_loop, between, guard
         self.breaking_off = BreakingOff(own, cycle, endings, observers, live, tape, between)
 
     # -- forward: see `module_calls.CallListener` ---------------------------------------------------------------
@@ -178,8 +172,8 @@ class StepWatch:
 
     def _began_unseen(self, args: Any, kwargs: Any) -> bool:
         """Begins a step whose forward ran inside compiled code, unseen, where this backward is the model's."""
-        unseen = False
         with self._own:
+            unseen = False
             with self._guard:
                 unseen = dynamo.in_use() and leads_to(backward_roots(args, kwargs), self._models.parameters)
             if unseen:
@@ -188,8 +182,7 @@ class StepWatch:
 
     def _backward_began(self, args: Any, kwargs: Any) -> None:
         with self._own, self._guard:
-            roots = backward_roots(args, kwargs)
-            several = self._cycle.is_learning or len(self.optimizers) > 1
+            roots, several = backward_roots(args, kwargs), self._cycle.is_learning or len(self.optimizers) > 1
             call = BackwardCall(args, kwargs, roots, self._own.ambient, several)
             self._observers.tell(StepObserver.backward_began, call)
             self._cycle.opened.backward(roots)
@@ -211,13 +204,12 @@ class StepWatch:
     def scaler_step(self, call: ScalerCall, proceed: Callable[[], Any]) -> Any:
         """Runs ``scaler.step``; of the run's own optimizers it is an attempt at a step."""
         optimizer = call.argument
-        if not self.optimizers.owns(optimizer):  # how another model's optimizer is used is no concern of this run
+        if self.optimizers.owns(optimizer):
+            self._scaler_call_began(call)
+            call.result, call.attempt = self._endings.through_scaler(optimizer, call.scaling, proceed)
+        else:  # how another model's optimizer is used is no concern of this run
             self._endings.attempts.gradients_complete()
             call.result = proceed()
-            self._scaler_call_ended(call)
-            return call.result
-        self._scaler_call_began(call)
-        call.result, call.attempt = self._endings.through_scaler(optimizer, call.scaling, proceed)
         self._scaler_call_ended(call)
         return call.result
 
@@ -289,12 +281,20 @@ class StepWatch:
         if self._live.broken:
             self._live.drop()
 
-    def close(self, end: run_end.RunEnd) -> None:
-        """Ends for good; judges and writes what is still open."""
+    def close(self, end: run_end.RunEnd, *, loop_goes_on: bool) -> None:
+        """Ends for good; judges and writes what is still open, unless the loop goes on with it in its own thread."""
+        if loop_goes_on:
+            self.breaking_off.close_here()
         with self._guard:
             self._endings.attempts.on_device.decide(wait=True)
-        self.give_up(end=end)
-        with self._guard:
-            self.readback.drain()
+        if not loop_goes_on:
+            self.give_up(end=end)
+        self.drain()
         self._observers.tell(StepObserver.run_ended, end)
-        self._live.sweep()
+        if not loop_goes_on:
+            self._live.sweep()
+
+    def drain(self) -> None:
+        """Waits for the values that are on their way."""
+        with self._own, self._guard:
+            self.readback.drain()

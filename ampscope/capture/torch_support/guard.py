@@ -131,6 +131,10 @@ class Behind(Protocol):
         """The user's own exception has come in the midst of it: puts everything back as the loop had it."""
 
 
+class RunOverError(BaseException):
+    """The run was closed, in another thread, before this part of it was done; nothing more of it is to be done."""
+
+
 class _Here(threading.local):
     """Of each thread."""
 
@@ -140,11 +144,18 @@ class _Here(threading.local):
 
 here = _Here()
 _behind: weakref.WeakSet[Behind] = weakref.WeakSet()
+_changing = threading.Lock()
 
 
 def stand_behind(scope: Behind) -> None:
     """Has a scope told of faults and interruptions behind the doors, as long as it lives."""
-    _behind.add(scope)
+    with _changing:
+        _behind.add(scope)
+
+
+def _all_behind() -> list[Behind]:
+    with _changing:
+        return list(_behind)
 
 
 class _UsersCall:
@@ -251,7 +262,7 @@ def _is_of_call(error: BaseException) -> bool:
 
 def _interrupted() -> None:
     here.working = False
-    for scope in list(_behind):
+    for scope in _all_behind():
         with Suppressed():
             scope.interrupted()
 
@@ -262,12 +273,14 @@ def _caught(error: BaseException, users: int = 0) -> None:
     Raises:
         BaseException: It is the user's all the same; or that call had raised one, which AMPscope was to hear of.
     """
+    if isinstance(error, RunOverError):
+        return
     if not _is_fault(error):
         if here.doors <= 1 or here.working:  # an inner door, from which the loop's own code is left with all put aside
             _interrupted()
         raise error
     here.working = False
-    for scope in list(_behind):
+    for scope in _all_behind():
         scope.failed(error)
     earlier = error.__context__
     while earlier is not None:

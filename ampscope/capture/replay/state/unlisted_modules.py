@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from ampscope.capture.torch_support.calls.threads import origin
+
 
 @contextlib.contextmanager
 def left_as_found(known: Collection[int]) -> Iterator[None]:
@@ -22,9 +24,10 @@ def left_as_found(known: Collection[int]) -> Iterator[None]:
         known: The modules that a replay runs on substitutes.
     """
     found: dict[int, Callable[[], None]] = {}
+    here = origin()
 
     def look(module: nn.Module, _: Any) -> None:
-        if id(module) not in known and id(module) not in found:
+        if id(module) not in known and id(module) not in found and origin() == here:
             found[id(module)] = _restorer(module)
 
     handle = register_module_forward_pre_hook(look)

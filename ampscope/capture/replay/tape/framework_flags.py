@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
+from functools import cache, partial
 from typing import NamedTuple
+
+from ampscope.capture.torch_support.calls.threads import Together
 
 #: Modules and their flags. Fabric's hook on what its models return wants every backward to go through Fabric.
 _FLAGS = (
@@ -29,11 +32,23 @@ def raised() -> tuple[Flag, ...]:
 @contextlib.contextmanager
 def set_again(flags: tuple[Flag, ...]) -> Iterator[None]:
     """Sets ``flags`` for the body."""
-    before = [(sys.modules[flag.home], flag.name, getattr(sys.modules[flag.home], flag.name)) for flag in flags]
+    with contextlib.ExitStack() as stack:
+        for flag in flags:
+            stack.enter_context(_together(flag))
+        yield
+
+
+@cache
+def _together(flag: Flag) -> Together:
+    return Together(partial(_set, flag))
+
+
+@contextlib.contextmanager
+def _set(flag: Flag) -> Iterator[None]:
+    home = sys.modules[flag.home]
+    before = getattr(home, flag.name)
+    setattr(home, flag.name, True)
     try:
-        for home, name, _ in before:
-            setattr(home, name, True)
         yield
     finally:
-        for home, name, value in before:
-            setattr(home, name, value)
+        setattr(home, flag.name, before)

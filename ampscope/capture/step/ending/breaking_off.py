@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ampscope.capture.events.observer import StepObserver
+from ampscope.capture.hooks import left_behind
 from ampscope.capture.replay.step_tape import StepTape
 from ampscope.capture.step.carried.listening.loop_mode import LoopMode
 from ampscope.capture.step.cycle import StepCycle
@@ -10,6 +11,7 @@ from ampscope.capture.step.ending.endings import Endings
 from ampscope.capture.step.live_trace import LiveTrace
 from ampscope.capture.step.observers import Observers
 from ampscope.capture.step.own_work import OwnWork
+from ampscope.capture.torch_support.calls.threads import HomeThread
 from ampscope.capture.torch_support.guard import surely
 from ampscope.capture.tracing.program.module_stack import ModuleStack
 
@@ -59,3 +61,26 @@ class BreakingOff:
         own = self._own
         for leave in (own.start_afresh, self._live.drop, self._between.remove, self._tape.stop, own.remove_modes):
             surely(leave)
+
+    def close_here(self) -> None:
+        """The run is closed in this thread, while the loop may be in the midst of a step in its own."""
+        self._own.leave_to_this_thread()
+        self._tape.guard.broken = self._live.guard.broken = True  # what listens there passes on what it hears
+        self._between.leave_off()
+
+    def sweep_later(self, home: HomeThread) -> None:
+        """After that: what is on the stacks of the loop's thread is taken away there, once it comes by."""
+        if self._live.active or self._between.inserted or self._tape.mode.inserted or not self._live.sweep():
+            left_behind.leave(self._is_swept, self._loop_ended, home)
+
+    def _is_swept(self) -> bool:
+        """In the loop's thread: takes away what listens; returns whether all of it is gone."""
+        self._live.drop()
+        self._between.remove()
+        self._tape.stop()
+        return self._live.sweep() and not self._between.inserted and not self._tape.mode.inserted
+
+    def _loop_ended(self) -> None:
+        """The loop's thread has ended, with its stacks."""
+        self._between.let_go()
+        self._is_swept()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ampscope.capture.torch_support import tensor_tree
+from ampscope.capture.torch_support.calls.threads import PerThread
 
 #: Functions in which user code runs that no function mode sees: a checkpoint's recomputation, a custom backward.
 RUN_BACKWARD = (torch.autograd.backward, torch.autograd.grad, Tensor.backward)
@@ -48,21 +48,22 @@ def leads_to(roots: list[Tensor], parameters: Container[int]) -> bool:
     return False
 
 
+_engine = PerThread(torch.autograd, "_engine_run_backward")
+
+
 @contextlib.contextmanager
 def active_in_engine(mode: TorchFunctionMode) -> Iterator[None]:
     """Has ``mode`` active while autograd's engine runs for this thread, though torch has taken it off for the backward.
 
     For the replay of a step: what other threads run meanwhile is left alone.
     """
-    autograd: Any = torch.autograd  # the name is none that it exports
-    run, thread = autograd._engine_run_backward, threading.get_ident()
 
-    def run_with_mode(*args: Any, **kwargs: Any) -> Any:
-        with mode if threading.get_ident() == thread else contextlib.nullcontext():
-            return run(*args, **kwargs)
+    def with_mode(run: Callable[..., Any]) -> Callable[..., Any]:
+        def run_with_mode(*args: Any, **kwargs: Any) -> Any:
+            with mode:
+                return run(*args, **kwargs)
 
-    autograd._engine_run_backward = run_with_mode
-    try:
+        return run_with_mode
+
+    with _engine.replaced(with_mode):
         yield
-    finally:
-        autograd._engine_run_backward = run

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampscope.capture.torch_support import guard, torch_private
 from ampscope.capture.torch_support.calls.fast_paths import chooses_by_modes
+from ampscope.capture.torch_support.calls.threads import origin
 
 
 class ModuleStack:
@@ -35,12 +36,14 @@ class ModuleStack:
         self._running: list[str | None] = []
         self._hooks: list[Any] = []
         self._recomputed_at: int | None = None  # depth of the recomputed module at which functions are watched again
+        self._thread = 0  # whose modules they are
         self._fast_paths = 0  # fused evaluation modules entered, during which nothing is observed
 
     def insert(self) -> None:
         """Puts the modes on the stacks, below any that the user has entered, and follows the modules."""
         self._inserted.append((threading.get_ident(), self))
         self._step_back()
+        self._thread = origin()
         self._hooks.append(register_module_forward_pre_hook(partial(guard.tell, self._enter)))
         self._hooks.append(register_module_forward_hook(partial(guard.tell, self._leave), always_call=True))
 
@@ -63,6 +66,8 @@ class ModuleStack:
                 guard.surely(stack.remove)
 
     def _enter(self, module: nn.Module, _: Any) -> None:
+        if origin() != self._thread:
+            return
         self.innermost = self._names.get(id(module), self.innermost)
         self._running.append(self.innermost)
         if chooses_by_modes(module):
@@ -72,6 +77,8 @@ class ModuleStack:
             self._watch_functions_again()
 
     def _leave(self, module: nn.Module, _args: Any, _result: Any) -> None:
+        if origin() != self._thread:
+            return
         if self._recomputed_at == len(self._running):
             torch_private.remove_function_mode(self._functions)
             self._recomputed_at = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import ampscope
+from ampscope.capture.torch_support.calls.threads import HomeThread, origin
 from ampscope.capture.torch_support.torch_private import next_sequence_number
 from ampscope.trace.schema import Phase, Source
 from tests.support.training.accelerator import fake_device
@@ -136,3 +138,23 @@ def test_no_gradient_of_a_gradient_takes_the_place_of_another(tmp_path: Path) ->
 
 def _in_any_order(rows: list[object]) -> list[str]:
     return sorted(map(str, (row for row in rows if "aten.add.Tensor" not in str(row))))
+
+
+def test_an_accelerators_thread_counts_as_the_one_whose_backward_it_works_for() -> None:
+    home = HomeThread()
+    assert home.is_entered()
+
+    def backward() -> tuple[int, int, bool]:
+        seen = []
+        x = torch.ones(1, device=fake_device.TYPE, requires_grad=True)
+        x.register_hook(lambda _: seen.append((threading.get_ident(), origin(), home.is_elsewhere)))
+        (x * 1.0).backward()
+        return seen[0]
+
+    here = threading.get_ident()
+    ran_in, works_for, is_elsewhere = backward()
+    assert (ran_in != here, works_for, is_elsewhere) == (True, here, False)
+    with ThreadPoolExecutor(1) as pool:
+        _, works_for, is_elsewhere = pool.submit(backward).result()
+    assert works_for != here
+    assert is_elsewhere

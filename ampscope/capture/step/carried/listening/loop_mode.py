@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -45,8 +46,9 @@ class LoopMode(TorchFunctionMode):
     def __init__(self, keeper: CallKeeper, pause: Pause) -> None:
         super().__init__()
         self._keeper = weakref.ref(keeper)
-        self._inserted = False
+        self.inserted = False  #: on the stack of the loop's thread, unless torch or a module has taken it off for now
         self._handling = 0  # inside a handled function torch has taken this mode off the stack by itself
+        self._thread = 0  # in which it was put there
         self._heard_enough = False
         self._aside = False
         self._pause = pause
@@ -55,14 +57,12 @@ class LoopMode(TorchFunctionMode):
     def insert(self) -> None:
         """Starts listening."""
         self._heard_enough = False
-        if not self._inserted and not self._handling:
-            torch_private.insert_function_mode(self)
-            self._inserted = True
-            self._fast_paths.insert()
+        if not (self.inserted and self._is_here()) and not self._handling:
+            self._put()
 
     def step_aside(self) -> None:
         """Leaves the stack for a call of a watched model, which is not followed between steps."""
-        if self._inserted and not self._handling:
+        if self.inserted and not self._handling:
             self.remove()
             self._aside = True
 
@@ -70,17 +70,32 @@ class LoopMode(TorchFunctionMode):
         """That call has returned."""
         if self._aside:
             self._aside = False
-            torch_private.insert_function_mode(self)
-            self._inserted = True
-            self._fast_paths.insert()
+            self._put()
+
+    def _put(self) -> None:
+        torch_private.insert_function_mode(self)
+        self.inserted, self._thread = True, threading.get_ident()
+        self._fast_paths.insert()
+
+    def _is_here(self) -> bool:
+        return self._thread == threading.get_ident()
 
     def remove(self) -> None:
-        """Stops listening; safe to call twice."""
+        """Stops listening; safe to call twice. In another thread than the one that listens it does nothing."""
         self._aside = False
-        if self._inserted and not self._handling:
-            self._inserted = False
+        if self.inserted and not self._handling and self._is_here():
+            self.inserted = False
             torch_private.remove_function_mode(self)
             self._fast_paths.remove()
+
+    def leave_off(self) -> None:
+        """Hears nothing more, wherever it is."""
+        self._heard_enough, self._aside = True, False
+
+    def let_go(self) -> None:
+        """The thread that listened has ended, and its stack with it."""
+        self._thread = threading.get_ident()
+        self.remove()
 
     def _leave(self) -> bool:
         """For the call of any module that computes otherwise while a mode is active."""
