@@ -1,15 +1,20 @@
-"""The calls of a ``GradScaler`` that its run wants to hear of: the instrumented form of a scaler, and who listens."""
+"""The calls of a ``GradScaler`` that its run wants to hear of: what stands in its classes' methods, and who listens.
+
+Nothing is stored in a scaler, and its class stays what it is: ``type``, ``pickle`` and ``deepcopy`` see it as it was. A
+call of a scaler that nobody watches goes straight on.
+"""
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable
 from functools import partial, wraps
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from ampscope.capture.events.calls import ScalerCall, ScalerMethod
-from ampscope.capture.hooks import instrumented
 from ampscope.capture.hooks.listeners import Listeners
 from ampscope.capture.torch_support import guard
 from ampscope.capture.torch_support.calls.threads import HomeThread, changing
@@ -22,15 +27,30 @@ class ScalerListener(Protocol):
         """A method was called: runs it, with ``proceed``, and returns what that returned."""
 
 
-class ScalerListeners:
-    """The scopes that listen to one scaler: usually one; several when several models are watched apart."""
+class _Watched(NamedTuple):
+    """A scaler, and the scopes that listen to it: usually one; several when several models are watched apart."""
+
+    scaler: weakref.ref[Any]
+    present: Listeners[ScalerListener]
+
+
+class _Method(NamedTuple):
+    """What stood in a class, and what stands there now."""
+
+    original: Callable[..., Any]
+    ours: Callable[..., Any]
+
+
+class _Here(threading.local):
+    """Of each thread."""
 
     def __init__(self) -> None:
-        self.present: Listeners[ScalerListener] = Listeners()
+        self.running: set[tuple[int, str]] = set()  #: methods, by the ``id`` of their scaler
 
-    def called(self, call: ScalerCall, proceed: Callable[[], Any]) -> Any:
-        """Runs a call, each scope around the next."""
-        return announced(list(self.present), call, proceed)
+
+_watched: dict[int, _Watched] = {}  # by ``id``: a class may have made its scalers unhashable
+_methods: dict[tuple[type, str], _Method] = {}
+_here = _Here()
 
 
 def announced(listeners: list[ScalerListener], call: ScalerCall, proceed: Callable[[], Any]) -> Any:
@@ -40,41 +60,70 @@ def announced(listeners: list[ScalerListener], call: ScalerCall, proceed: Callab
     return proceed()
 
 
+def is_watched(scaler: Any) -> bool:
+    """Whether anybody listens to ``scaler``."""
+    return _found(scaler) is not None
+
+
 def join(scaler: Any, listener: ScalerListener, home: HomeThread) -> None:
-    """Tells ``listener`` what ``scaler`` does from now on, in its thread."""
+    """Tells ``listener`` what ``scaler`` does from now on, in its thread.
+
+    Raises:
+        TypeError: Python does not allow another method in the scaler's class.
+    """
     with changing:
-        if not instrumented.is_instrumented(scaler):
-            instrumented.instrument(scaler, WatchedScaler, ScalerListeners())
-        scaler.ampscope_owner.present.join(listener, home)
+        watched = _found(scaler)
+        if watched is None:
+            watched = _watched[id(scaler)] = _Watched(weakref.ref(scaler), Listeners())
+        for kind in type(scaler).__mro__:
+            for method in ScalerMethod:
+                if method in vars(kind) and (kind, method) not in _methods:
+                    _put(kind, method)
+        watched.present.join(listener, home)
 
 
 def leave(scaler: Any, listener: ScalerListener) -> None:
-    """Ends that; the last to leave gives the scaler its own class back."""
+    """Ends that; the last to leave gives all classes their own methods back."""
     with changing:
-        if instrumented.is_instrumented(scaler) and scaler.ampscope_owner.present.leave(listener):
-            instrumented.restore(scaler)
+        watched = _found(scaler)
+        if watched is not None and watched.present.leave(listener):
+            del _watched[id(scaler)]
+        while _methods and not any(each.scaler() is not None for each in _watched.values()):
+            (kind, name), method = _methods.popitem()
+            if vars(kind).get(name) is method.ours:  # nobody has put something around it, or taken it away
+                setattr(kind, name, method.original)
 
 
-class WatchedScaler(instrumented.Instrumented):
-    """Behaviour of a scaler that a scope watches: each `ScalerMethod` does what it did, and is announced."""
-
-    ampscope_owner: ScalerListeners
-
-
-def _called(scaler: WatchedScaler, method: ScalerMethod, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    return scaler.ampscope_owner.called(ScalerCall(method, args, kwargs), partial(call, *args, **kwargs))
+def _found(scaler: Any) -> _Watched | None:
+    watched = _watched.get(id(scaler))
+    return watched if watched is not None and watched.scaler() is scaler else None
 
 
-def _announced(method: ScalerMethod) -> Callable[..., Any]:
-    @wraps(getattr(torch.amp.GradScaler, method))
-    def announced_method(self: WatchedScaler, *args: Any, **kwargs: Any) -> Any:
-        original = getattr(super(WatchedScaler, self), method)
-        if torch.compiler.is_compiling():
-            return original(*args, **kwargs)
-        return guard.through(partial(_called, self, method), original, args, kwargs)
+def _put(kind: type, method: ScalerMethod) -> None:
+    original = vars(kind)[method]
+    ours = _announced(method, original)
+    setattr(kind, method, ours)
+    _methods[kind, method] = _Method(original, ours)
+
+
+def _announced(method: ScalerMethod, original: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that is announced where somebody listens; that of a base, which a subclass's own calls, is not again."""
+
+    @wraps(original)
+    def announced_method(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        running, call = _here.running, (id(scaler), method.value)
+        if id(scaler) not in _watched or call in running or torch.compiler.is_compiling():
+            return original(scaler, *args, **kwargs)
+        running.add(call)
+        try:
+            return guard.through(partial(_called, scaler, method), partial(original, scaler), args, kwargs)
+        finally:
+            running.discard(call)
 
     return announced_method
 
 
-for each in ScalerMethod:
-    setattr(WatchedScaler, each, _announced(each))
+def _called(scaler: Any, method: ScalerMethod, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    watched = _found(scaler)
+    listeners = list(watched.present) if watched is not None else []
+    return announced(listeners, ScalerCall(method, args, kwargs), partial(call, *args, **kwargs))

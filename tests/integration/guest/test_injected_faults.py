@@ -35,8 +35,6 @@ DOORS = frozenset(
         "hooks.process_hooks._backward",  # the same
         "hooks.process_hooks.original_backward",  # one look into a table: what the loop asked for
         "hooks.process_hooks._clear_autocast_cache",  # counts, and calls the original
-        *(f"hooks.scaler_calls.WatchedScaler.{name}" for name in ("scale", "step", "update", "unscale_")),
-        *(f"hooks.scaler_calls.WatchedScaler.{name}" for name in ("get_scale", "state_dict")),
         "hooks.transform_calls._told",  # asks whether it is inside a transform, and goes through a door
         "hooks.transform_calls._behind_door",
         "hooks.transform_calls._Reading.__torch_function__",

@@ -43,7 +43,7 @@ class TestWhileWatched:
         assert isinstance(loop.scaler, torch.amp.GradScaler)
         assert type(loop.model).__name__ == "TwoLayers"
         assert type(loop.model) == TwoLayers  # noqa: E721  # as people write it
-        assert type(loop.scaler) == torch.amp.GradScaler  # noqa: E721
+        assert type(loop.scaler) is torch.amp.GradScaler
         assert {TwoLayers: 1}[type(loop.model)] == 1
         assert type(loop.model) in (nn.Linear, TwoLayers)
         assert loop.model.__class__ is TwoLayers

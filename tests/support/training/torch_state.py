@@ -16,7 +16,7 @@ def installed() -> dict[str, Any]:
     """The process-wide places; equal before a watch and after it."""
     return {
         "backward": torch.autograd.backward,
-        "scale": torch.amp.GradScaler.__dict__["scale"],
+        "scaler": dict(vars(torch.amp.GradScaler)),
         "autocast cache": torch.clear_autocast_cache,
         "before optimizers": list(torch_optimizer._global_optimizer_pre_hooks),
         "after optimizers": list(torch_optimizer._global_optimizer_post_hooks),
