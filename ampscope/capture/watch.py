@@ -25,6 +25,7 @@ from ampscope.capture.record.sampled_ranks import sampled_ranks
 from ampscope.capture.record.terminal import say
 from ampscope.capture.scope import Scope, close_forgotten, open_scopes
 from ampscope.capture.torch_support.calls import kernel_choice
+from ampscope.capture.torch_support.calls.modes_aside import others_aside
 from ampscope.capture.torch_support.calls.threads import changing
 from ampscope.capture.torch_support.models import Extent, Models, inside_fabric
 from ampscope.capture.torch_support.optimizer_view import OptimizerView, is_optimizer
@@ -90,7 +91,7 @@ def watch(
     scaler = _scaler(scaler)
     _check_numbers(every, overhead, replay_budget, disk_budget)
     _check_can_save(save_tensors)
-    with changing:  # two threads may begin to watch at a time
+    with changing, others_aside():  # two threads may begin to watch at a time
         close_forgotten()
         earlier = _earlier_scope(roots)
         _check_initialised(roots)

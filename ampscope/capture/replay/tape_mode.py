@@ -185,7 +185,7 @@ class TapeMode(TorchFunctionMode):
         torch_private.insert_function_mode(self)
         if call is None or not self.recording or self._pause.on or self._guard.broken or torch_private.is_tracing():
             return
-        self._pause.begin_glance()
+        self._pause.begin_aside()
         with self._guard:
             before = _Before(call_state.current(self._types), None, call.kwargs, {})
             self._note(call.module, call.args, before, call.result)
@@ -238,7 +238,8 @@ class TapeMode(TorchFunctionMode):
         Raises:
             BaseException: The loop's function has raised it, or it comes from outside.
         """
-        self._pause.on = self._pause.on and guard.here.working
+        if not guard.here.working:
+            self._pause.end()
         guard.left(error)
 
     def _edit(self, edits: EditLog, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -246,12 +247,16 @@ class TapeMode(TorchFunctionMode):
         if not edits.is_open:
             return func(*args, **kwargs)
         before = None
+        self._pause.begin_glance()
         with self._guard:
             before = edits.before(func, args, kwargs)
+        self._pause.end_glance()
         result = func(*args, **kwargs)
         if before is not None:
+            self._pause.begin_glance()
             with self._guard:
                 edits.note(func, args, kwargs, result, before=before, frame=sys._getframe(2))
+            self._pause.end_glance()
         return result
 
     def _before(self, func: Any, args: Any, kwargs: dict[str, Any]) -> _Before | None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.events.open_step import StepAttempt
+from ampscope.capture.torch_support.calls.modes_aside import others_aside
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView, stand_in, steps_any
@@ -184,7 +185,7 @@ class OptimizerNumbers:
             known.owned = None
         if known.owned is None:
             known.owned = False
-            with self._guard:
+            with others_aside(), self._guard:
                 if self._models.refresh():
                     self._renewed()
                 known.owned = self._models.owns(OptimizerView(optimizer).parameters)

@@ -44,7 +44,7 @@ class OwnWork:
         self._say = say
         self._has_said = False
         self.may_be_unwanted = pause.cuda
-        self._aside = OthersAside(_is_ours)
+        self._aside, pause.others = OthersAside(_is_ours), OthersAside(_is_ours)
         self._plain = PlainState(call_state.device_types())
         self._alone = NoCollectives()
         self._depth = 0
@@ -92,7 +92,7 @@ class OwnWork:
         with contextlib.suppress(RuntimeError):  # not held any more
             while True:
                 self._alone_in.release()
-        self._pause.on = False
+        self._pause.end()
 
     def remove_modes(self) -> None:
         """Takes all of AMPscope's modes off torch's stacks, whoever has put them there."""

@@ -20,18 +20,23 @@ def remove_modes(ours: Callable[[Any], bool]) -> None:
 class OthersAside:
     """Takes the modes of other people off both stacks for AMPscope's own work, so that they do not see it.
 
+    Entered again inside itself it does nothing, and the first end is the end of it.
+
     Args:
         ours: Whether a mode is one of AMPscope's; those stay, at the bottom.
     """
 
-    __slots__ = ("_dispatch", "_function", "_ours")
+    __slots__ = ("_dispatch", "_function", "_ours", "are_aside")
 
     def __init__(self, ours: Callable[[Any], bool]) -> None:
         self._ours = ours
         self._function: list[Any] = []
         self._dispatch: list[Any] = []
+        self.are_aside = False  #: some are off the stacks now
 
     def __enter__(self) -> None:
+        if self.are_aside:
+            return
         if torch_private.function_stack.length():
             modes = torch_private.function_stack.modes()
             self._function = [mode for mode in modes if not self._ours(mode)]  # known before they are taken off
@@ -43,6 +48,7 @@ class OthersAside:
 
     def _put_aside(self, stack: torch_private.ModeStack, modes: list[Any], others: list[Any]) -> None:
         if others:
+            self.are_aside = True
             stack.become([mode for mode in modes if self._ours(mode)])
 
     def __exit__(self, *_: object) -> None:
@@ -54,4 +60,9 @@ class OthersAside:
             torch_private.dispatch_stack.become(
                 [*filter(self._ours, torch_private.dispatch_stack.modes()), *self._dispatch]
             )
-        self._function, self._dispatch = [], []
+        self._function, self._dispatch, self.are_aside = [], [], False
+
+
+def others_aside() -> OthersAside:
+    """A context in which the modes of other people see nothing; for work that comes outside of any step."""
+    return OthersAside(lambda mode: type(mode).__module__.partition(".")[0] == "ampscope")

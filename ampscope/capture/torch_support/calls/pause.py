@@ -6,6 +6,9 @@ import time
 
 import torch
 
+from ampscope.capture.torch_support import torch_private
+from ampscope.capture.torch_support.calls.modes_aside import OthersAside
+
 
 class Pause:
     """One switch for all that hears of a run's calls: it is turned dozens of times a step.
@@ -16,10 +19,11 @@ class Pause:
         cuda: CUDA was in use when the latest step began; only then may anybody be capturing a graph.
     """
 
-    __slots__ = ("_began", "cuda", "glanced", "on")
+    __slots__ = ("_began", "cuda", "glanced", "on", "others")
 
     def __init__(self, *, on: bool = False) -> None:
         self.on = on
+        self.others = OthersAside(lambda _: False)  #: modes of other people, which glances are to go past
         self.glanced = 0.0
         self._began = 0.0
         self.look_for_cuda()
@@ -33,12 +37,36 @@ class Pause:
         """Whether what is called now goes into a CUDA graph, which a query, a copy or a wait would spoil."""
         return self.cuda and torch.cuda.is_current_stream_capturing()
 
-    def begin_glance(self) -> None:
-        """A glance at one function of the loop's begins: too short, and too often, to be set apart as other work is."""
+    def begin(self) -> None:
+        """Own work begins within a call of the loop's: too short, and too often, to be set apart as other work is.
+
+        Dispatch modes do not see it. Function modes cannot: torch has taken them off for the call.
+        """
         self.on = True
+        if torch_private.dispatch_stack.length():
+            self.others.__enter__()
+
+    def end(self) -> None:
+        """It ends; the loop goes on."""
+        if self.others.are_aside:
+            self.others.__exit__()
+        self.on = False
+
+    def begin_glance(self) -> None:
+        """A glance at one function of the loop's begins: as `begin`, and timed."""
         self._began = time.perf_counter()
+        self.on = True
+        if torch_private.dispatch_stack.length():
+            self.others.__enter__()
 
     def end_glance(self) -> None:
-        """It ends; the loop goes on."""
-        self.glanced += time.perf_counter() - self._began
+        """It ends."""
+        if self.others.are_aside:
+            self.others.__exit__()
         self.on = False
+        self.glanced += time.perf_counter() - self._began
+
+    def begin_aside(self) -> None:
+        """As `begin_glance`, where no mode of the loop's is off: between its calls."""
+        self.others.__enter__()
+        self.begin_glance()

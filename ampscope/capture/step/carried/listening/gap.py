@@ -62,7 +62,7 @@ class Gap:
         """Copies of what a function is about to overwrite, as far as it reads it and the copies stay small."""
         targets = list(tensor_tree.tensors(kwargs.get("out", args[0] if args else None)))
         size = sum(each.numel() for each in targets)
-        is_read = func.__name__ not in OVERWRITES and self._copied + size <= MOST_COPIED
+        is_read = getattr(func, "__name__", "") not in OVERWRITES and self._copied + size <= MOST_COPIED
         self._copied += size * is_read
         originals = self.tape.overwritten_unknown(args, kwargs, is_repeated=is_read)
         self._held.copied(originals.values())
@@ -84,7 +84,7 @@ class Gap:
         self._note_alias(func, args, result)
         if entry.in_place:
             self._wrote_through_aliases(tensor_tree.tensors(kwargs.get("out", args[0] if args else None)))
-        if entry.in_place and func.__name__ not in OVERWRITES:
+        if entry.in_place and getattr(func, "__name__", "") not in OVERWRITES:
             target = entry.arguments.tensors[0]
             if isinstance(target, OutsideTensor) and target.identity not in originals:
                 self.unknown.add(len(self.positions) - 1)
@@ -92,7 +92,7 @@ class Gap:
 
     def _note_alias(self, func: Callable[..., Any], args: Any, result: Any) -> None:
         """Remembers whose memory ``x.detach()`` and ``x.data`` give: a loop writes through them and lets go of them."""
-        is_alias = func.__name__ == "detach" or getattr(func, "__self__", None) is torch.Tensor.data
+        is_alias = getattr(func, "__name__", "") == "detach" or getattr(func, "__self__", None) is torch.Tensor.data
         if is_alias and isinstance(result, Tensor) and args and isinstance(args[0], Tensor):
             self._aliases[id(result)] = weakref.ref(result), weakref.ref(args[0])
 

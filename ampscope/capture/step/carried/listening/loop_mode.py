@@ -109,10 +109,10 @@ class LoopMode(TorchFunctionMode):
         torch_private.insert_function_mode(self)
         keeper = None if self._pause.on or self._heard_enough or call is None else self._keeper()
         if keeper is not None and call is not None and not keeper.guard.broken:
-            self._pause.on = True
+            self._pause.begin_aside()
             with keeper.guard:
                 self._heard_enough = not keeper.called(call.module, call.args, call.kwargs, call.result, {})
-            self._pause.on = False
+            self._pause.end_glance()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -126,16 +126,16 @@ class LoopMode(TorchFunctionMode):
             self._handling += 1
             try:
                 originals: dict[int, Tensor] = {}
-                self._pause.on = True
+                self._pause.begin()
                 with keeper.guard:
                     originals = keeper.before_write(func, args, kwargs) if is_in_place(func, kwargs) else {}
-                self._pause.on = False
+                self._pause.end()
                 result = func(*args, **kwargs)
-                self._pause.on = True
+                self._pause.begin()
                 with keeper.guard:
                     self._heard_enough = not keeper.called(func, args, kwargs, result, originals)
             finally:
-                self._pause.on = False
+                self._pause.end()
                 self._handling -= 1
         except BaseException as error:  # noqa: BLE001  # a door
             guard.left(error)
