@@ -10,8 +10,8 @@ from ampscope.analysis.numerics.arrays import Columns
 from ampscope.analysis.numerics.curve import Curve, make_curve, thin_marks
 from ampscope.analysis.scale.moves import scale_after
 from ampscope.analysis.scale.scaler_log import changes_since
-from ampscope.analysis.tables.lazy_tables import collect_columns, first_rank
-from ampscope.analysis.tables.step_queries import log2_curve, measured, step_optimizers, steps_of
+from ampscope.analysis.tables.lazy_tables import first_rank
+from ampscope.analysis.tables.step_queries import in_order, log2_curve, measured, step_optimizers, steps_of
 from ampscope.notebook_repr import NotebookRepr
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import EventKind, ScalerAction, ScalerEventRow, Table
@@ -69,7 +69,7 @@ def overview(run: Run, *, optimizer: int | None = None, rank: int | None = None)
         return Overview(rank=rank, moments=_moments(run, rank))
     chosen = optimizers[0] if optimizer is None else optimizer
     steps = steps_of(run, rank, chosen).select(*_COLUMNS, was_traced=nw.col("traced") != "")
-    seen = _from_steps(collect_columns(steps))
+    seen = _from_steps(in_order(steps))
     changed = scale_after(changes_since(run, chosen, rank, seen.last_step or 0), seen.last_step or 0)
     return replace(
         seen,

@@ -19,8 +19,8 @@ from ampscope.analysis.scale.scaler_log import (
     scaler_log,
     settings_of,
 )
-from ampscope.analysis.tables.lazy_tables import collect_columns, first_rank
-from ampscope.analysis.tables.step_queries import log2_curve, measured, step_optimizers, steps_of
+from ampscope.analysis.tables.lazy_tables import first_rank
+from ampscope.analysis.tables.step_queries import in_order, log2_curve, measured, step_optimizers, steps_of
 from ampscope.notebook_repr import NotebookRepr
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import ScalerEventRow
@@ -75,7 +75,7 @@ def scale_history(run: Run, *, optimizer: int | None = None, rank: int | None = 
         return ScaleHistory()
     chosen = optimizers[0] if optimizer is None else optimizer
     steps = steps_of(run, rank, chosen).select("step", "loss", "scale", "growth_tracker", "skipped")
-    history = _history(collect_columns(steps), scaler_log(run, chosen, rank))
+    history = _history(in_order(steps), scaler_log(run, chosen, rank))
     return replace(history, optimizer=chosen, optimizers=optimizers, rank=rank)
 
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from ampscope.analysis.numerics.arrays import BoolArray, FloatArray, IntArray
 from ampscope.analysis.numerics.curve import Curve, make_curve, thin_marks
-from ampscope.analysis.tables.lazy_tables import collect_columns, first_rank
-from ampscope.analysis.tables.step_queries import step_optimizers, steps_of
+from ampscope.analysis.tables.lazy_tables import first_rank
+from ampscope.analysis.tables.step_queries import in_order, step_optimizers, steps_of
 from ampscope.trace.read.run import Run
 
 #: ``GradScaler`` never grows to infinity; neither does this.
@@ -50,7 +50,7 @@ class ScaleRecord:
         rank = first_rank(run) if rank is None else rank
         chosen = next(iter(step_optimizers(run, rank)), 0) if optimizer is None else optimizer
         scaled = steps_of(run, rank, chosen).filter(~nw.col("scale").is_null())
-        rows = collect_columns(scaled.select("step", "scale", "skipped", "loss"))
+        rows = in_order(scaled.select("step", "scale", "skipped", "loss"))
         return cls(
             step=rows.ints("step"),
             scale=rows.floats("scale"),
