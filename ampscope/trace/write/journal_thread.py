@@ -21,8 +21,9 @@ from ampscope.trace.write.seal_thread import SealThread
 
 #: What a row that does not fit its table raises on conversion.
 _MISFITS = (ValueError, TypeError, OverflowError)
-#: Seconds that a small write may take before a disk counts as slow, and for how many times as long it then is let be.
-_SLOW_S, _REST = 0.005, 100
+#: Of the time that passes, the share that the caller's thread may spend in writing, and seconds that it may save up: a
+#: moment in which another process has the processor is no slow disk.
+_SHARE, _SAVED_S = 0.01, 0.1
 #: The tables of which a row is left in each step, and refers to no other.
 AT_ONCE = frozenset({Table.STEPS, Table.SCALER_EVENTS})
 
@@ -56,7 +57,7 @@ class JournalThread:
         self._journals: dict[Table, Journal] = {}
         self._appending = threading.RLock()  # reentrant: a row may be left in a garbage collector's callback, inside
         self._is_inside = False
-        self._rests_until = 0.0
+        self._paid_at = 0.0  # when what was spent is within the share
         self._messages = {table: RowMessages(table) for table in AT_ONCE}
         self._on_sealed: Callable[[], None] = lambda: None
         self._on_end: Callable[[], None] = lambda: None
@@ -89,14 +90,13 @@ class JournalThread:
                 return False  # the thread meets the same, and tells of it
             finally:
                 self._is_inside = False
-        took = time.monotonic() - began
-        if took > _SLOW_S:
-            self._rests_until = began + _REST * took
+        spent = (time.monotonic() - began) / _SHARE
+        self._paid_at = max(self._paid_at, began - _SAVED_S / _SHARE) + spent
         return True
 
     def _would_wait(self, now: float) -> bool:
         """Whether something is being written, or the disk was slow lately, or is gone: training waits for none."""
-        return self._is_inside or now < self._rests_until or self._notices.failure is not None
+        return self._is_inside or now < self._paid_at or self._notices.failure is not None
 
     def _work(self) -> None:
         try:

@@ -96,23 +96,39 @@ def test_no_steps_leave_no_file(trace: TraceWriter) -> None:
 
 
 def test_a_slow_disk_is_let_be_for_a_while(trace: TraceWriter, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
+    now = began = time.monotonic()
     real = os.write
 
     def slow(descriptor: int, data: Any) -> int:
         nonlocal now
-        now += 0.1
+        now += 0.15
         return real(descriptor, data)
 
     at_once: list[bool] = []
     with monkeypatch.context() as patch:
         patch.setattr(time, "monotonic", lambda: now)
         patch.setattr(os, "write", slow)
-        for moment in (0.0, 1.0, 9.9, 10.1, 11.0):
-            now = moment
+        for moment in (0.0, 1.0, 2.0, 5.5, 11.0):
+            now = began + moment
             at_once.append(trace._journals.append_at_once(Table.STEPS, step(len(at_once))))
     assert at_once == [True, False, False, True, False]
     assert steps_of(trace.folder) == [0, 3]
+
+
+def test_one_slow_moment_is_no_slow_disk(trace: TraceWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = began = time.monotonic()
+    real = os.write
+
+    def slow_once(descriptor: int, data: Any) -> int:
+        nonlocal now
+        now += 0.05 if now == began else 0.0
+        return real(descriptor, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "monotonic", lambda: now)
+        patch.setattr(os, "write", slow_once)
+        assert all(trace._journals.append_at_once(Table.STEPS, step(number)) for number in range(4))
+    assert steps_of(trace.folder) == [0, 1, 2, 3]
 
 
 def test_a_misfit_is_told_by_the_thread(run_folder: Path) -> None:
