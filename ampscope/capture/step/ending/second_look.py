@@ -40,6 +40,8 @@ from ampscope.trace.schema import Node, ReplayStatus, Trial, Trigger
 _MORE_ZEROS = 0.25
 #: Steps after which another look is run again, at the latest; in the first steps it takes twice as many as before.
 _APART = 2 * gradients.RECORD_EVERY
+#: Backwards of one step that are measured: of more, the gradients are taken as the optimizer finds them.
+_MOST_BACKWARDS = 16
 
 
 class SecondLook(StepObserver):
@@ -75,14 +77,16 @@ class SecondLook(StepObserver):
         self._steps: dict[int, int] = defaultdict(int)  # seen of each optimizer
         self._explained: dict[str, Sign] = {}  # signs that float32 showed too, or that were reported
         self._vanished = False  # all gradients of the step before were zero
-        self._given: Largest | None = None  # gradients of the backward before, where a step is looked at
+        self._backwards = _MOST_BACKWARDS  # that are measured yet, if the optimizer that stepped last is due next
+        self._given: Largest | None = None  # gradients of the backward before, where it was
         self._signs: Signs | None = None  # of the attempt in progress
         self._next = 0  # step before which nothing more is run again
 
     def backward_ended(self) -> None:
         """Measures gradients as they were given, before the loop clips them."""
-        due = any(map(_is_due, self._steps.values())) or not self._steps
-        self._given = Largest(self._again.models) if due and not self._tape.broken and self._computed_in() else None
+        measures = self._backwards > 0 and not self._tape.broken and bool(self._computed_in())
+        self._backwards -= measures
+        self._given = Largest(self._again.models) if measures else None
 
     def attempt_began(self, attempt: StepAttempt) -> None:
         """Measures the gradients of a step that is looked at, before somebody waits for them anyway."""
@@ -94,6 +98,7 @@ class SecondLook(StepObserver):
         """Looks at the gradients that the optimizer is about to use, if this is one of the steps that are looked at."""
         number = self._steps[attempt.index]
         self._steps[attempt.index] += 1
+        self._backwards = _MOST_BACKWARDS if _is_due(number + 1) else 0
         if attempt.bad or self._tape.broken or not (_is_due(number) or self._has_vanished(attempt)):
             return
         dtypes = self._computed_in()

@@ -152,6 +152,46 @@ def test_a_loss_is_told_beside_clipping(run_folder: Path) -> None:
     assert (found.cause, found.step) == (Cause.STAGNATION, 0)
 
 
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[Models]:
+    """The measurements of gradients as backward has left them."""
+    seen: list[Models] = []
+    real = lost_gradients.Largest.__init__
+
+    def counted(self: lost_gradients.Largest, models: Models) -> None:
+        seen.append(models)
+        real(self, models)
+
+    monkeypatch.setattr(lost_gradients.Largest, "__init__", counted)
+    return seen
+
+
+def test_an_optimizer_that_rests_has_no_backward_measured(run_folder: Path, measured: list[Models]) -> None:
+    model = network(nn.GELU())
+    rests, works = (torch.optim.SGD(part.parameters()) for part in (model.get_submodule("0"), model.get_submodule("2")))
+    with ampscope.watch(model, dir=run_folder, quiet=True):
+        for step in range(40):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = model(torch.randn(ROWS, WIDTH)).float().square().mean()
+            loss.backward()
+            if step < 3:
+                rests.step()
+            works.step()
+    assert (
+        len(measured) == 3 + 8 + 3
+    )  # at the first steps of each, and at the 8th, 16th and 32nd of the one that goes on
+
+
+def test_backwards_that_no_step_follows_are_not_measured_for_ever(run_folder: Path, measured: list[Models]) -> None:
+    model = network(nn.GELU())
+    with ampscope.watch(model, dir=run_folder, quiet=True):
+        for _ in range(40):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = model(torch.randn(ROWS, WIDTH)).float().square().mean()
+            loss.backward()
+    assert len(measured) == 16
+
+
 def _suspicious(
     optimizer: torch.optim.Optimizer, model: nn.Module, scale: float, dtype: torch.dtype = torch.float16
 ) -> dict[str, lost_gradients.Sign]:
