@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import gc
 import hashlib
 import weakref
 from collections.abc import Callable, Iterable
@@ -95,7 +94,7 @@ class Scope:
         self._modules.install()
         process_hooks.join(self, self._home)
         collective_calls.join(self._steps.received, self._home)
-        _open_scopes[self] = None
+        opened[self] = None
         kind = EventKind.RESUME if self._recorder.segment else EventKind.START
         self._recorder.event(kind, self._steps.optimizers.step_of(None), f"torch {torch.__version__}")
         if gone := torch_private.missing():
@@ -109,11 +108,13 @@ class Scope:
 
     def _close(self, end: RunEnd) -> None:
         with changing:
-            if not self._open:
-                return
-            self._open = False
-            _open_scopes.pop(self, None)
-        process, collectives, *hooks = (partial(surely, leave) for leave in self._hooks())
+            was_open, self._open = self._open, False
+            opened.pop(self, None)
+        if not was_open:
+            return
+        found: list[Callable[[], None]] = []
+        surely(lambda: found.extend(self._hooks()))
+        process, collectives, *hooks = (partial(surely, leave) for leave in found)
         goes_on, breaking_off = self._home.goes_on_elsewhere, self._steps.breaking_off
         removals: list[Callable[[], object]] = [
             process,
@@ -137,7 +138,15 @@ class Scope:
         return [*left, self._modules.uninstall, *(scaler.leave for scaler in self._scalers)]
 
     def __del__(self) -> None:
-        self._close(NOT_KNOWN)
+        if not self._open:  # nothing is waited for: a collection comes in any thread, inside anything
+            return
+        if not changing.acquire(blocking=False):  # who holds it may wait for the thread in which this was collected
+            forgotten.append(self)
+            return
+        try:
+            self._close(NOT_KNOWN)
+        finally:
+            changing.release()
 
     def __enter__(self) -> Scope:
         return self
@@ -270,29 +279,16 @@ class Scope:
         self._terminal.once(f"warning-{hashlib.sha256(text.encode()).hexdigest()[:8]}", text)
 
 
-_open_scopes: dict[Scope, None] = {}  # in the order in which they were opened
+opened: dict[Scope, None] = {}  #: the open scopes, in the order in which they were opened
+forgotten: list[Scope] = []  #: that nobody holds any more, and that could not be closed when that was found
 
 
 def open_scopes() -> list[Scope]:
     """Scopes that have not been closed."""
-    return list(_open_scopes)
-
-
-def close_forgotten() -> None:
-    """Closes the scopes of models that nobody holds any more, as a collection finds; under `threads.changing`."""
-    if not _open_scopes:
-        return
-    for scope in open_scopes():
-        if scope._steps.in_progress and not scope._home.goes_on_elsewhere:  # interrupted, it would keep its model
-            scope._steps.give_up("ampscope.watch was called while the step was in progress")
-    del scope
-    known = [weakref.ref(scope) for scope in _open_scopes]
-    _open_scopes.clear()
-    gc.collect()
-    _open_scopes.update((scope, None) for scope in (ref() for ref in known) if scope is not None)
+    return list(opened)
 
 
 @atexit.register
 def _close_all() -> None:
-    for scope in open_scopes():
+    for scope in [*open_scopes(), *forgotten]:
         scope._close(run_end.of_process(scope._handled_before))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import platform
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,13 +19,14 @@ from torch.optim import Optimizer
 
 import ampscope
 from ampscope.capture.budgets import TRIALS
+from ampscope.capture.events.run_end import NOT_KNOWN
 from ampscope.capture.hooks import scaler_kinds
 from ampscope.capture.hooks.accelerator import Accelerator, is_accelerator, prepared
 from ampscope.capture.record.job import Job, this_job
 from ampscope.capture.record.run_folder import DEFAULT_FOLDER, default_folder
 from ampscope.capture.record.sampled_ranks import sampled_ranks
 from ampscope.capture.record.terminal import say
-from ampscope.capture.scope import Scope, close_forgotten, open_scopes
+from ampscope.capture.scope import Scope, forgotten, open_scopes, opened
 from ampscope.capture.torch_support.calls import kernel_choice
 from ampscope.capture.torch_support.calls.modes_aside import others_aside
 from ampscope.capture.torch_support.calls.threads import changing
@@ -92,7 +95,7 @@ def watch(
     _check_numbers(every, overhead, replay_budget, disk_budget)
     _check_can_save(save_tensors)
     with changing, others_aside():  # two threads may begin to watch at a time
-        close_forgotten()
+        _close_forgotten()
         earlier = _earlier_scope(roots)
         _check_initialised(roots)
         models, job = Models(roots), this_job()
@@ -110,6 +113,22 @@ def watch(
         share = disk_budget // OPERANDS_SHARE // max(writer.manifest.world_size, 1) if save_tensors else 0
         traced = job.rank in sampled
         return Scope(models, writer, **asked, sampled=traced, operand_budget=share, quiet=quiet).open(scaler)
+
+
+def _close_forgotten() -> None:
+    """Closes the scopes of models that nobody holds any more, as a collection finds; under `threads.changing`."""
+    while forgotten:
+        forgotten.pop()._close(NOT_KNOWN)
+    if not opened:
+        return
+    for scope in open_scopes():
+        if scope._steps.in_progress and not scope._home.goes_on_elsewhere:  # interrupted, it would keep its model
+            scope._steps.give_up("ampscope.watch was called while the step was in progress")
+    del scope
+    known = [weakref.ref(scope) for scope in opened]
+    opened.clear()
+    gc.collect()
+    opened.update((scope, None) for scope in (ref() for ref in known) if scope is not None)
 
 
 def _prepared(accelerator: Any, scaler: Any) -> tuple[list[nn.Module], Any]:

@@ -69,8 +69,9 @@ class Journal:
         self.batches += 1
 
     def close(self) -> None:
-        """Close the file; it stays readable."""
-        os.close(self._descriptor)
+        """Close the file; it stays readable. A message that was still being appended is refused from here on."""
+        descriptor, self._descriptor = self._descriptor, -1  # whose number another file may be given
+        os.close(descriptor)
 
     def _write(self, message: pa.Buffer | bytes) -> None:
         if not self._is_whole:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,8 @@ _MISFITS = (ValueError, TypeError, OverflowError)
 #: Of the time that passes, the share that the caller's thread may spend in writing, and seconds that it may save up: a
 #: moment in which another process has the processor is no slow disk.
 _SHARE, _SAVED_S = 0.01, 0.1
+#: Seconds that this thread waits for a row that is being appended by whoever left it.
+_PATIENCE_S = 1.0
 #: The tables of which a row is left in each step, and refers to no other.
 AT_ONCE = frozenset({Table.STEPS, Table.SCALER_EVENTS})
 
@@ -90,8 +93,8 @@ class JournalThread:
                 return False  # the thread meets the same, and tells of it
             finally:
                 self._is_inside = False
-        spent = (time.monotonic() - began) / _SHARE
-        self._paid_at = max(self._paid_at, began - _SAVED_S / _SHARE) + spent
+                spent = (time.monotonic() - began) / _SHARE
+                self._paid_at = max(self._paid_at, began - _SAVED_S / _SHARE) + spent
         return True
 
     def _would_wait(self, now: float) -> bool:
@@ -136,12 +139,29 @@ class JournalThread:
         if batch is None:
             return
         journal = self._journals.get(table) or self._new_journal(table)
-        with self._appending:
-            self._is_inside = True
+        with self._alone(table):
             journal.append(batch)
-            self._is_inside = False
         if self._seal_at.reached_by(journal):
             self._seal(table)
+
+    @contextmanager
+    def _alone(self, table: Table) -> Iterator[None]:
+        """Keeps whoever leaves rows from appending to a journal that is being written or closed.
+
+        Not for ever: a signal's handler may close the run while the row that it came in is being appended below it, and
+        waits for this thread.
+        """
+        if table not in AT_ONCE:
+            yield
+            return
+        taken = self._appending.acquire(timeout=_PATIENCE_S)
+        before, self._is_inside = self._is_inside, True
+        try:
+            yield
+        finally:
+            self._is_inside = before
+            if taken:
+                self._appending.release()
 
     def _convert_block(self, table: Table, block: ColumnBlock) -> pa.RecordBatch | None:
         try:
@@ -174,9 +194,9 @@ class JournalThread:
         return journal
 
     def _seal(self, table: Table) -> None:
-        with self._appending:
+        with self._alone(table):
             journal = self._journals.pop(table)
-        journal.close()
+            journal.close()
         if journal.rows:
             self._sealer.add(journal.path)
         else:
@@ -190,7 +210,6 @@ class JournalThread:
             self._on_sealed()
 
     def _close_journals(self) -> None:
-        while self._journals:
-            with self._appending:
-                journal = self._journals.popitem()[1]
-            journal.close()
+        for table in list(self._journals):
+            with self._alone(table):
+                self._journals.pop(table).close()

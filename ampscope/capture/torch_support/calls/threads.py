@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -13,6 +14,8 @@ import torch
 
 #: Held while anything process-wide of AMPscope's is put in place or taken away; for moments, or while a run opens.
 changing = threading.RLock()
+if hasattr(os, "register_at_fork"):  # another thread, which the child has not, may hold it
+    os.register_at_fork(after_in_child=changing._at_fork_reinit)  # type: ignore[attr-defined]  # for logging's sake
 
 
 class Life:

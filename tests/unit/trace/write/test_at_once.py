@@ -18,6 +18,7 @@ from ampscope.trace.files.layout import list_table, table_folder
 from ampscope.trace.manifest import Manifest
 from ampscope.trace.read.run import open_run
 from ampscope.trace.schema import EventRow, StepRow, Table
+from ampscope.trace.write import journal_thread
 from ampscope.trace.write.journal_thread import JournalThread, SealAt
 from ampscope.trace.write.writer import TraceWriter
 
@@ -233,8 +234,28 @@ def test_whoever_trains_does_not_wait_for_a_disk_that_something_else_is_written_
     monkeypatch.setattr(Journal, "append", stuck)
     trace.put(Table.EVENTS, [EventRow(0, 0, 1.0, "note", "")])
     assert writing.wait(30)
-    trace.put(Table.STEPS, [step(0)])  # by another thread's leave this would never return
-    assert trace.waits(Table.STEPS)
+    trace.put(Table.STEPS, [step(0)])
+    assert steps_of(trace.folder) == [0]
+    trace.put(Table.STEPS, [step(1), step(2)])  # by the queue
     goes_on.set()
     assert trace.flush()
+    assert steps_of(trace.folder) == [0, 1, 2]
+
+
+def test_a_run_may_be_closed_by_a_handler_that_runs_while_a_row_is_appended(
+    trace: TraceWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Journal.append_message
+
+    def interrupted(journal: Journal, message: Any, rows: int) -> None:
+        real(journal, message, rows)
+        if threading.current_thread() is threading.main_thread():
+            trace.close()
+
+    monkeypatch.setattr(journal_thread, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(Journal, "append_message", interrupted)
+    trace.put(Table.STEPS, [step(0)])
+    assert not trace.failure
     assert steps_of(trace.folder) == [0]
+    with open_run(trace.folder) as run:
+        assert run.status == "closed"
