@@ -1,9 +1,12 @@
-"""Closing a scope, also by an exception, leaves torch, model and scaler as they were."""
+"""Closing a scope, also by an exception, leaves torch, model and scaler as they were; nobody waits for anybody."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import gc
+import os
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import ampscope
+from ampscope.capture.scope import open_scopes
+from ampscope.capture.torch_support.calls.threads import changing
 from ampscope.trace.schema import EventKind, Table
 from tests.support.training.small_loop import WIDTH
 from tests.support.training.torch_state import dress, installed
@@ -153,3 +158,57 @@ class TestClosing:
         scope.close()
         assert [type(module).__mro__[1:] for module in twin.modules()] == [kind.__mro__[1:] for kind in plain]
         assert type(sister) is nn.Linear
+
+
+@pytest.fixture
+def held_elsewhere() -> Iterator[None]:
+    """Another thread is putting something in place, and comes to no end."""
+    held, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with changing:
+            held.set()
+            assert over.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(30)
+    yield
+    over.set()
+    thread.join(30)
+
+
+def watched(folder: Path) -> ampscope.Scope:
+    return ampscope.watch(nn.Linear(2, 2), dir=folder, quiet=True)
+
+
+def test_a_closed_scope_goes_without_waiting(run_folder: Path, request: pytest.FixtureRequest) -> None:
+    scope = watched(run_folder)
+    scope.close()
+    request.getfixturevalue("held_elsewhere")
+    del scope
+    gc.collect()  # would never return
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.usefixtures("held_elsewhere")
+def test_a_forked_child_may_watch() -> None:
+    child = os.fork()
+    if not child:
+        with changing:  # would never be given: its holder was not forked
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_what_could_not_be_closed_is_closed_by_the_next_watch(tmp_path: Path) -> None:
+    scope = watched(tmp_path / "first")
+    other = threading.Thread(target=scope.__del__)
+    with changing:
+        other.start()
+        other.join(30)
+    with ampscope.open_run(tmp_path / "first") as run:
+        assert run.status == "open"
+    with watched(tmp_path / "second"):
+        assert scope not in open_scopes()
+        with ampscope.open_run(tmp_path / "first") as run:
+            assert run.status == "closed"

@@ -84,9 +84,10 @@ class SecondLook(StepObserver):
 
     def backward_ended(self) -> None:
         """Measures gradients as they were given, before the loop clips them."""
-        measures = self._backwards > 0 and not self._tape.broken and bool(self._computed_in())
-        self._backwards -= measures
-        self._given = Largest(self._again.models) if measures else None
+        self._given = None
+        if self._backwards and not self._tape.broken and self._computed_in():
+            self._backwards -= 1
+            self._given = Largest(self._again.models)
 
     def attempt_began(self, attempt: StepAttempt) -> None:
         """Measures the gradients of a step that is looked at, before somebody waits for them anyway."""
