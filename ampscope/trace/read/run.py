@@ -290,11 +290,12 @@ class Run(NotebookRepr):
         """The table as it is now; binding hundreds of parts takes a while, so the same state is bound once a thread."""
         connection, stamp = self._connection, self._scan.stamp(table, rank)
         known = self._local.relations.get((table, rank))
-        if known is not None and known[0] == stamp and (step is None or known[2]):
+        if known is not None and known[0] == stamp and step is None:
             return cast(duckdb.DuckDBPyRelation, known[1])
         small = self._small.get(connection, table, rank, stamp)
-        if small is None and step is not None:
+        if small is not None:
+            return connection.from_arrow(small.arrow)  # not kept here: it would keep its rows
+        if step is not None:
             return self._scan.relation(connection, table, step=step, rank=rank)
-        all_rows = connection.from_arrow(small.arrow) if small else self._scan.relation(connection, table, rank=rank)
-        self._local.relations[table, rank] = stamp, all_rows, small is not None
-        return all_rows
+        known = self._local.relations[table, rank] = stamp, self._scan.relation(connection, table, rank=rank)
+        return known[1]

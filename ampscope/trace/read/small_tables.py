@@ -25,6 +25,8 @@ from ampscope.trace.schema import Row, Table, arrow_schema, rows_of
 MOST_ROWS, MOST_AT_HAND = 1 << 17, 8192
 #: Bytes of files that may hold so few rows, and those that a file takes without any; of more no footer is looked at.
 _MOST_BYTES, _OF_FOOTER = 4 << 20, 6 << 10
+#: Bytes that a row takes as an object, roughly.
+_OF_A_ROW = 1 << 10
 #: Bytes of all tables that are kept.
 MOST_KEPT = 256 << 20
 
@@ -40,7 +42,8 @@ class SmallTable:
     def __init__(self, table: Table, arrow: pa.Table) -> None:
         self._table = table
         self.arrow = arrow.combine_chunks()
-        self.size = self.arrow.nbytes
+        rows = self.arrow.num_rows if self.arrow.num_rows <= MOST_AT_HAND else 0
+        self.size = self.arrow.nbytes + rows * _OF_A_ROW  #: bytes, at most
 
     def rows(self, equals: Mapping[str, object]) -> list[Any] | None:
         """The rows whose columns equal what is given, in their order; None where that is to be asked the database."""
@@ -101,7 +104,7 @@ class SmallTables:
         return known[1]
 
     def _keep(self, key: _Key, known: _Known) -> None:
-        """Keep a table, and of others those that were read last, as many as there is room for."""
+        """Keep a table, and of others those that were loaded last, as many as there is room for."""
         with self._lock:
             self._kept += _size(known) - _size(self._known.pop(key, None))
             self._known[key] = known

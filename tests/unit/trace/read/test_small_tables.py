@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +134,21 @@ def test_what_is_kept_has_a_limit(two_ranks: Path, monkeypatch: pytest.MonkeyPat
         left = [small.size for _, small in run._small._known.values() if small is not None]
         assert 0 < sum(left) <= sum(sizes) // 2
         assert [len(run.rows(table)) for table in Table] == kept
+
+
+def test_what_is_let_go_of_is_held_by_no_query(two_ranks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_run(two_ranks) as run:
+        assert len(run.steps.collect()) > 0
+        (small,) = (weakref.ref(each) for _, each in run._small._known.values() if each is not None)
+        rows = weakref.ref(small().arrow)  # type: ignore[union-attr]  # it is kept yet
+        monkeypatch.setattr(small_tables, "MOST_KEPT", 0)
+        run.rows(Table.STEPS, rank=0)
+        gc.collect()
+        assert rows() is None
+
+
+def test_rows_as_objects_count(two_ranks: Path) -> None:
+    with open_run(two_ranks) as run:
+        count = len(run.rows(Table.STEPS))
+        (small,) = (each for _, each in run._small._known.values() if each is not None)
+        assert small.size > small.arrow.nbytes + 600 * count
