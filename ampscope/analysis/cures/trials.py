@@ -88,8 +88,8 @@ def _kept_in_words(tried: Sequence[Tried]) -> str:
 
 def _agreed_in_words(tried: Sequence[Tried]) -> str:
     """The same of a step that was finite all along, in which an overflow was hidden; of float32 the incident tells."""
-    told = {Trial.FINITE: "agrees with float32", Trial.NONFINITE: "does not agree with float32"}
-    outcomes = {_changed(each): told.get(Trial(each.outcome)) for each in tried if each.change != Change.FP32}
+    told: dict[str, str] = {Trial.FINITE: "agrees with float32", Trial.NONFINITE: "does not agree with float32"}
+    outcomes = {_changed(each): told.get(each.outcome) for each in tried if each.change != Change.FP32}
     parts = [f"{change} {what}" for change, what in outcomes.items() if what]
     return f"Run again, the step {', and '.join(parts)}." if parts else ""
 

@@ -71,4 +71,5 @@ def outcome_in_words(tried: Tried, trigger: str) -> str:
     """What came out, for the trigger of the incident."""
     failed = f"could not be run: {tried.reason}" if tried.reason else "could not be run"
     cured, not_cured = _OF_FINITE.get(trigger, _OUTCOMES)
-    return {Trial.FINITE: cured, Trial.NONFINITE: not_cured}.get(Trial(tried.outcome), failed)
+    told: dict[str, str] = {Trial.FINITE: cured, Trial.NONFINITE: not_cured}
+    return told.get(tried.outcome, failed)

@@ -133,6 +133,12 @@ def test_what_was_tried_on_a_step_that_was_finite_is_not_told_as_finite(
     assert "not finite" not in table
 
 
+def test_an_outcome_of_a_strangers_trace_is_none_that_cures() -> None:
+    table = replay_table([Tried(step=0, change=Change.FP32, outcome="splendid")], Trigger.ABSORBED_OVERFLOW)
+    assert "could not be run" in table
+    assert "cures this step" not in table
+
+
 def test_float32_shows_how_far_beyond_float16_the_result_reaches(show: Show, failing: TraceBuilder) -> None:
     failing.replay(Change.FP32, Trial.FINITE, op_min=-7.0, op_max=90000.0)
     failing.close()
