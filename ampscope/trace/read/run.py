@@ -292,8 +292,7 @@ class Run(NotebookRepr):
         known = self._local.relations.get((table, rank))
         if known is not None and known[0] == stamp and step is None:
             return cast(duckdb.DuckDBPyRelation, known[1])
-        small = self._small.get(connection, table, rank, stamp)
-        if small is not None:
+        if (small := self._small.get(connection, table, rank, stamp)) is not None:
             return connection.from_arrow(small.arrow)  # not kept here: it would keep its rows
         if step is not None:
             return self._scan.relation(connection, table, step=step, rank=rank)
