@@ -337,6 +337,16 @@ def deleted(part: Path) -> None:
     raise duckdb.IOException("deleted since")
 
 
+def damage_inside_a_part(folder: Path) -> None:
+    """Writes a run of one step, and zeros over some of its row."""
+    builder = TraceBuilder(folder)
+    builder.step()
+    builder.close()
+    part = table_folder(folder, 0, Table.STEPS) / "part-000000.parquet"
+    content = part.read_bytes()
+    part.write_bytes(content[:4] + bytes(200) + content[204:])
+
+
 class TestDamage:
     @pytest.mark.parametrize("size", [0, 3, 100, -1])
     def test_a_truncated_part_is_named_and_the_rest_is_intact(self, run_folder: Path, size: int) -> None:
@@ -368,12 +378,7 @@ class TestDamage:
 
     @pytest.mark.usefixtures("large_tables")
     def test_damage_inside_a_part_is_named(self, run_folder: Path) -> None:
-        builder = TraceBuilder(run_folder)
-        builder.step()
-        builder.close()
-        part = table_folder(run_folder, 0, Table.STEPS) / "part-000000.parquet"
-        content = part.read_bytes()
-        part.write_bytes(content[:4] + bytes(200) + content[204:])
+        damage_inside_a_part(run_folder)
         with open_run(run_folder) as run:
             with pytest.raises(RunDamaged, match=r"steps/part-000000\.parquet cannot be read"):
                 run.rows(Table.STEPS)
@@ -383,12 +388,7 @@ class TestDamage:
                 run.verify()
 
     def test_damage_inside_a_part_of_a_small_table_is_named_at_once(self, run_folder: Path) -> None:
-        builder = TraceBuilder(run_folder)
-        builder.step()
-        builder.close()
-        part = table_folder(run_folder, 0, Table.STEPS) / "part-000000.parquet"
-        content = part.read_bytes()
-        part.write_bytes(content[:4] + bytes(200) + content[204:])
+        damage_inside_a_part(run_folder)
         with open_run(run_folder) as run:
             for look in (lambda: run.rows(Table.STEPS), lambda: run.steps, lambda: run.sql("FROM steps")):
                 with pytest.raises(RunDamaged, match=r"steps/part-000000\.parquet cannot be read"):
