@@ -1,6 +1,6 @@
 """What failures cost: a bad step's replays, in step times, and a run in which every third step fails.
 
-    python benchmarks/incidents.py                   # both sizes, some minutes on two cores
+    python benchmarks/incidents.py                   # all sizes, some minutes on two cores
     python benchmarks/incidents.py --sizes small --run-steps 1500
     python benchmarks/incidents.py --device cuda
 
@@ -37,11 +37,11 @@ from ampscope.trace.schema import Table
 
 RESULTS = Path(__file__).parent / "results"
 #: Steps of a run, a third of which fail, unless ``--run-steps`` says otherwise.
-RUN_STEPS = {"small": 1500, "large": 150}
+RUN_STEPS = {"tiny": 3000, "small": 1500, "large": 150}
 #: Steps of the runs whose memory is compared.
-MEMORY_STEPS = {"small": 300, "large": 60}
+MEMORY_STEPS = {"tiny": 300, "small": 300, "large": 60}
 #: Incidents of which the median is taken, after one that is not counted.
-INCIDENTS = {"small": 15, "large": 5}
+INCIDENTS = {"tiny": 15, "small": 15, "large": 5}
 #: Past the steps at a run's start in which AMPscope looks closely by default.
 WARM_UP = 12
 #: Half of the default: the clock runs for both trainings.
@@ -178,7 +178,7 @@ def show(title: str, report: dict[str, Any]) -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
-    parser.add_argument("--run-steps", type=int, help="steps of the run with failures (small 1500, large 150)")
+    parser.add_argument("--run-steps", type=int, help="steps of the run with failures (tiny 3000, small 1500, large 150)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, help="threads torch may use in an op")
     parser.add_argument("--output", type=Path, help="JSON file; default benchmarks/results/DEVICE-incidents.json")

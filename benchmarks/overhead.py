@@ -1,6 +1,6 @@
 """What watching costs: AMPscope beside the tools people use today, each as a ratio to the same training unwatched.
 
-    python benchmarks/overhead.py                    # both sizes, a few minutes on two cores
+    python benchmarks/overhead.py                    # all sizes, a few minutes on two cores
     python benchmarks/overhead.py --sizes small --steps 60
     python benchmarks/overhead.py --device cuda
     python benchmarks/overhead.py --isolate          # each variant in a process of its own
@@ -30,7 +30,7 @@ from workload import SIZES, Place, usual_dtype
 
 RESULTS = Path(__file__).parent / "results"
 #: Timed steps a variant takes unless ``--steps`` says otherwise.
-STEPS = {"small": 60, "large": 16}
+STEPS = {"tiny": 120, "small": 60, "large": 16}
 #: Past the steps at a run's start in which AMPscope looks closely by default.
 WARM_UP = 12
 
