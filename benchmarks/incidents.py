@@ -178,7 +178,7 @@ def show(title: str, report: dict[str, Any]) -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
-    parser.add_argument("--run-steps", type=int, help="steps of the run with failures (tiny 3000, small 1500, large 150)")
+    parser.add_argument("--run-steps", type=int, help="steps of the failing run (tiny 3000, small 1500, large 150)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, help="threads torch may use in an op")
     parser.add_argument("--output", type=Path, help="JSON file; default benchmarks/results/DEVICE-incidents.json")

@@ -34,8 +34,11 @@ ROOMS = {
     "notebook_repr": room(),
     "trace": room(ampscope="errors notebook_repr", others="pyarrow duckdb narwhals numpy"),
     "provenance": room(ampscope="trace errors", others="numpy"),
-    "capture": room(ampscope="ampscope errors trace provenance", others="torch triton numpy pyarrow safetensors"),
-    "analysis": room(ampscope="errors notebook_repr trace provenance", others="pyarrow duckdb narwhals numpy"),
+    "forecast": room(ampscope="trace"),
+    "capture": room(
+        ampscope="ampscope errors trace provenance forecast", others="torch triton numpy pyarrow safetensors"
+    ),
+    "analysis": room(ampscope="errors notebook_repr trace provenance forecast", others="pyarrow duckdb narwhals numpy"),
     "report": room(ampscope="analysis trace errors", others="rich"),
     "cli": room(ampscope="ampscope report analysis trace errors", others="typer rich"),
     "demo": room(ampscope="ampscope", others="torch sklearn rich"),
