@@ -77,4 +77,4 @@ def test_the_command_offers() -> None:
     from ampscope.cli.main import app
 
     command = typer.main.get_command(app)
-    assert sorted(command.commands) == ["demo", "diagnose", "report", "repro", "runs", "view"]  # type: ignore[attr-defined]  # a group
+    assert sorted(command.commands) == ["demo", "diagnose", "ranges", "report", "repro", "runs", "view"]  # type: ignore[attr-defined]  # a group

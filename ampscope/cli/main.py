@@ -11,6 +11,7 @@ import ampscope
 from ampscope.cli.demo import demo
 from ampscope.cli.diagnose import diagnose
 from ampscope.cli.exits import Exit
+from ampscope.cli.ranges import ranges
 from ampscope.cli.report import report
 from ampscope.cli.repro import repro
 from ampscope.cli.runs import runs
@@ -25,7 +26,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (diagnose, report, repro, runs, view, demo):
+for verb in (diagnose, ranges, report, repro, runs, view, demo):
     app.command()(verb)
 
 

@@ -1,4 +1,4 @@
-"""A diagnosis as JSON: the object that ``ampscope diagnose --json`` prints."""
+"""A diagnosis, and any other result, as JSON: the object that a verb prints with ``--json``."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import math
 from enum import Enum
 from typing import Any
 
+from ampscope.analysis.precision.ranges.ranges import Ranges
 from ampscope.analysis.results import CodeLine, Diagnosis, Operand
 
 
-def as_json(diagnosis: Diagnosis) -> str:
-    """The diagnosis as a JSON object; its keys are the fields of the result types, always in the same order.
+def as_json(result: Diagnosis | Ranges) -> str:
+    """The result as a JSON object; its keys are the fields of the result types, always in the same order.
 
     JSON has no NaN and no infinities: they become the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, which
     Python's ``float`` and JavaScript's ``Number`` both read back.
     """
-    return json.dumps(as_plain(diagnosis), indent=2, allow_nan=False)
+    return json.dumps(as_plain(result), indent=2, allow_nan=False)
 
 
 def as_plain(value: Any) -> Any:

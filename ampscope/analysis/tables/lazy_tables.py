@@ -127,6 +127,22 @@ def collect_groups(
         return rows
 
 
+def group_columns(frame: Lazy, expressions: str, by: str, *, where: str) -> Columns:
+    """Aggregates in the engine's own words, as `collect_groups`, for when there are many groups.
+
+    Args:
+        frame: What is queried.
+        expressions: What is selected, the columns that it is grouped ``by`` among it.
+        by: What it is grouped by.
+        where: Which rows.
+
+    Raises:
+        RunDamaged: a Parquet part turned out to be broken while it was read.
+    """
+    with _reading():
+        return Columns(nw.to_native(frame).filter(where).aggregate(expressions, by).fetchnumpy())
+
+
 #: DuckDB's errors that mean a mistake in the query, not in the file.
 _OURS = (duckdb.BinderException, duckdb.CatalogException, duckdb.ParserException, duckdb.SyntaxException)
 

@@ -44,7 +44,11 @@ def growing_as_square(step: float) -> float:
     return math.log2(16.0 + 0.262 * step**2)
 
 
-GROWTH = {growing_by_factor: (LIMIT - 3.0) / RATE, growing_by_amount: 499.9, growing_as_square: 499.9}
+GROWTH: dict[Callable[[float], float], float] = {
+    growing_by_factor: (LIMIT - 3.0) / RATE,
+    growing_by_amount: 499.9,
+    growing_as_square: 499.9,
+}
 
 
 @pytest.mark.parametrize("seed", range(10))

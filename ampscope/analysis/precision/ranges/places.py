@@ -1,0 +1,76 @@
+"""The places of a program whose ranges are told: sites that only differ in their shapes are one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ampscope.analysis.numerics.dtypes import plain
+from ampscope.analysis.origin.step_graph import public_phase, source_line
+from ampscope.analysis.results import SourceLine
+from ampscope.provenance import op_name
+from ampscope.trace.dtypes import FINFO, PARTS, FloatInfo
+from ampscope.trace.schema import Node, SiteRow
+
+#: Ops whose results stay within fixed bounds, whatever they are given.
+_BOUNDED = frozenset(
+    {
+        *("sigmoid", "tanh", "softmax", "hardtanh", "hardsigmoid", "relu6", "erf", "atan", "sin", "cos"),
+        *("clamp", "clamp_max", "clip", "rand", "rand_like", "bernoulli", "sigmoid_backward", "tanh_backward"),
+        *("sign", "cosine_similarity", "nan_to_num"),
+    }
+)
+#: Ops that make a tensor of constants of the code.
+_CONSTANT = frozenset({"full", "full_like", "fill", "zeros", "zeros_like", "ones", "ones_like", "arange", "linspace"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """An op of a module at a line, in one phase and dtype; a parameter; a gradient."""
+
+    module: str
+    op: str  #: ATen overload, or a `Node`
+    phase: str  #: as `Incident.phase`
+    dtype: str  #: of complex numbers, that of their parts
+    name: str = ""  #: of a `Node`
+    optimizer: int = 0  #: whose steps they were
+    source: SourceLine | None = None
+
+    @property
+    def format(self) -> FloatInfo:
+        """The facts of its dtype."""
+        return FINFO[self.dtype]
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether what the op gives cannot grow, whatever it is given."""
+        return op_name(self.op).strip("_") in _BOUNDED | _CONSTANT
+
+    @property
+    def is_node(self) -> bool:
+        """Whether it is no op, but where values enter a step or leave it."""
+        return self.op in frozenset(Node)
+
+
+def place_of(site: SiteRow, out: int, optimizer: int) -> Place | None:
+    """The place of one output of a site; None where that holds no floating-point numbers."""
+    given = plain(site.out_dtypes[out]) if out < len(site.out_dtypes) else ""
+    dtype = PARTS.get(given, given)
+    if dtype not in FINFO:
+        return None
+    return Place(
+        module=site.module,
+        op=site.op,
+        phase=public_phase(site.phase),
+        dtype=dtype,
+        name=site.name,
+        optimizer=optimizer,
+        source=source_line(site),
+    )
+
+
+def numbered(places: Iterable[Place | None]) -> tuple[list[Place], list[int]]:
+    """Each different place once, and the number of each that was given; -1 for none."""
+    known: dict[Place, int] = {}
+    numbers = [-1 if place is None else known.setdefault(place, len(known)) for place in places]
+    return list(known), numbers

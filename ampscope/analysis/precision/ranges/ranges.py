@@ -1,0 +1,187 @@
+"""How close to the ends of their dtypes the values of a run come, place by place, closest first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ampscope.analysis.overview.ranks.world import sampled_rank, world_of
+from ampscope.analysis.precision.ranges.magnitudes import Magnitudes, magnitudes
+from ampscope.analysis.precision.ranges.places import Place
+from ampscope.analysis.precision.ranges.sampled_steps import sampled_steps
+from ampscope.analysis.results import SourceLine
+from ampscope.analysis.tables.step_history import History, histories
+from ampscope.forecast.forecast import Forecast, Point, bits_per_step, forecast
+from ampscope.notebook_repr import NotebookRepr
+from ampscope.trace.read.run import Run
+from ampscope.trace.schema import Phase
+
+#: Bits within which what is the same in every step may differ: a mask of large constants, and the scores below it.
+STANDS_STILL = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeRow:
+    """One place, and how large its values got; magnitudes are of finite values, null where none was measured.
+
+    It has many attributes because it is all that any view shows of a place, and the JSON of one.
+    """
+
+    module: str
+    op: str
+    phase: str
+    dtype: str
+    headroom_bits: float | None  #: factors of two between the largest magnitude of all sampled steps and overflow
+    underflow_bits: float | None  #: those between the newest and the dtype's smallest normal; negative below it
+    underflow_share: float | None  #: subnormal ones among the non-zero elements; null where not measured
+    zero_share: float | None  #: elements that are exactly zero; likewise
+    bits_per_step: float | None  #: growth over the sampled steps, robustly; null for fewer than two
+    forecast_step: int | None  #: step at which it overflows if it goes on; null where nothing says that it will
+    forecast_low: int | None  #: not before this step,
+    forecast_high: int | None  #: nor after it
+    name: str  #: of an input, parameter, buffer or gradient
+    source: SourceLine | None
+    largest: float | None
+    newest: float | None  #: the largest magnitude of its newest sampled step
+    newest_step: int | None
+    scale: float | None  #: the loss scale that is in the newest
+    unscaled: float | None  #: the newest without the loss scale
+    steps: int  #: sampled steps in which it ran
+    nonfinite: int  #: results that were not finite
+    fixed: bool  #: cannot grow: a bounded function, or the same in every step
+    optimizer: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranges(NotebookRepr):
+    """The ranges of one rank of a run."""
+
+    rank: int = 0
+    steps: int = 0  #: optimizer step attempts
+    sampled_steps: int = 0  #: of which the ops were recorded as they ran
+    sampled_share: float = 0.0  #: of all steps
+    rows: tuple[
+        RangeRow, ...
+    ] = ()  #: closest to overflow first; after them gradients with a loss scale, then the fixed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredPlace:
+    """A place with its course, for what looks closer than a row can."""
+
+    row: RangeRow
+    place: Place
+    course: tuple[Point, ...]
+    forecast: Forecast | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRun:
+    """The measured places of one rank."""
+
+    rank: int
+    steps: int
+    live: frozenset[int] = field(default_factory=frozenset)  #: steps that were traced as they ran
+    places: tuple[MeasuredPlace, ...] = ()
+
+
+def ranges(run: Run, *, rank: int | None = None) -> Ranges:
+    """The ranges of a run's values over its sampled steps.
+
+    Args:
+        run: The run.
+        rank: Whose; by default the first that was traced.
+
+    Returns:
+        No rows for a run without traced ops.
+
+    Raises:
+        RunDamaged: a Parquet part turned out to be broken while it was read.
+    """
+    found = measured_places(run, rank=rank)
+    rows = sorted((each.row for each in found.places), key=_nearness)
+    sampled = len(found.live)
+    share = min(1.0, sampled / found.steps) if found.steps else 0.0
+    return Ranges(rank=found.rank, steps=found.steps, sampled_steps=sampled, sampled_share=share, rows=tuple(rows))
+
+
+def measured_places(run: Run, *, rank: int | None = None) -> MeasuredRun:
+    """Every place of one rank that was measured, with its course; in no order."""
+    rank = sampled_rank(run, world_of(run)) if rank is None else rank
+    history = histories(run, rank)
+    sampled = sampled_steps(run, rank)
+    found = magnitudes(run, rank, sampled)
+    scales = {number: _Scales(each) for number, each in history.items()}
+    return MeasuredRun(
+        rank=rank,
+        steps=sum(each.step.size for each in history.values()),
+        live=sampled.live,
+        places=tuple(_measured(each, scales) for each in found),
+    )
+
+
+def _nearness(row: RangeRow) -> tuple[bool, bool, bool, float]:
+    """What can grow before what cannot; a scale makes room by itself; then by headroom."""
+    headroom = row.headroom_bits
+    return row.fixed, headroom is None, row.scale is not None, math.inf if headroom is None else headroom
+
+
+class _Scales:
+    """The loss scale of each step of an optimizer."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+
+    def at(self, step: int) -> float | None:
+        """The loss scale in use; None without one."""
+        place = int(self._history.step.searchsorted(step))
+        if place >= self._history.step.size or self._history.step[place] != step:
+            return None
+        scale = float(self._history.scale[place])
+        return None if math.isnan(scale) else scale
+
+
+def _measured(seen: Magnitudes, scales: Mapping[int, _Scales]) -> MeasuredPlace:
+    place, course = seen.place, seen.course
+    top = math.log2(place.format.max)
+    fixed = place.is_bounded or _stands_still(course)
+    ahead = forecast(course, top) if not fixed else None
+    newest = float(f"{2.0 ** course[-1][1]:.9g}") if course else None  # as it was recorded, in float32
+    of_step = scales.get(place.optimizer)
+    is_scaled = place.phase == Phase.BACKWARD and not place.is_node and of_step is not None and bool(course)
+    scale = of_step.at(course[-1][0]) if is_scaled and of_step is not None else None
+    rate = ahead.bits_per_step if ahead is not None else bits_per_step(course)
+    nonzero = seen.measured - seen.zeros
+    row = RangeRow(
+        module=place.module,
+        op=place.op,
+        phase=place.phase,
+        dtype=place.dtype,
+        headroom_bits=max(0.0, top - math.log2(seen.largest)) if seen.largest else None,
+        underflow_bits=course[-1][1] - place.format.normal if course else None,
+        underflow_share=seen.subnormals / nonzero if nonzero > 0 else None,
+        zero_share=seen.zeros / seen.measured if seen.measured else None,
+        bits_per_step=rate,
+        forecast_step=ahead.step if ahead is not None else None,
+        forecast_low=ahead.low if ahead is not None else None,
+        forecast_high=ahead.high if ahead is not None else None,
+        name=place.name,
+        source=place.source,
+        largest=seen.largest,
+        newest=newest,
+        newest_step=course[-1][0] if course else None,
+        scale=scale,
+        unscaled=newest / scale if newest is not None and scale else None,
+        steps=seen.steps,
+        nonfinite=seen.bad,
+        fixed=fixed,
+        optimizer=place.optimizer,
+    )
+    return MeasuredPlace(row=row, place=place, course=course, forecast=ahead)
+
+
+def _stands_still(course: tuple[Point, ...]) -> bool:
+    """Whether a magnitude is the same in every step, as constants of the code are."""
+    logs = [height for _, height in course]
+    return len(logs) > 1 and max(logs) - min(logs) <= STANDS_STILL

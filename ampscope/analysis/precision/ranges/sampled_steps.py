@@ -1,0 +1,79 @@
+"""Which executions of steps say how large values got, and those of them that a course is drawn through."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ampscope.trace.read.run import Run
+from ampscope.trace.schema import ReplayStatus, Source, Table, execution_of
+
+#: Steps that a course is drawn through: all of up to so many, else these many of the newest, of the newest tenth and
+#: of all.
+ALL, EACH_SCALE = 72, 24
+_NEWEST_PART = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The executions of one rank that are looked at."""
+
+    live: frozenset[int]  #: steps that were traced as they ran
+    optimizers: dict[str, int]  #: by the text in ``ops.source``
+    unlike: tuple[int, ...]  #: steps whose replay came out differently, and says nothing of them
+    course: tuple[int, ...]  #: steps that a course is drawn through
+    count: int  #: steps in all
+
+    @property
+    def where(self) -> str:
+        """The rows of these executions, in the query engine's words; of no source at all where there are none."""
+        sources = ", ".join(f"'{source}'" for source in self.optimizers) or "''"
+        told = f"source IN ({sources})"
+        if self.unlike:
+            told += f" AND NOT (source LIKE '{Source.REPLAY}%' AND step IN ({_listed(self.unlike)}))"
+        return told
+
+    @property
+    def where_course(self) -> str:
+        """Of these, the rows of the steps of the course."""
+        return f"{self.where} AND step IN ({_listed(self.course) or -1})"
+
+
+def _listed(steps: Sequence[int]) -> str:
+    return ", ".join(map(str, steps))
+
+
+def sampled_steps(run: Run, rank: int) -> Sampled:
+    """What a rank has traced of its steps as they were: as they ran, or in a replay that came out the same."""
+    traced = [each for each in run.traced(rank) if execution_of(each.source)[0] in (Source.LIVE, Source.REPLAY)]
+    unlike = {row.step for row in run.rows(Table.INCIDENTS, rank=rank) if row.replay != ReplayStatus.EXACT}
+    sources = {each.source for each in traced}
+    live = {each.step for each in traced if execution_of(each.source)[0] == Source.LIVE}
+    return Sampled(
+        live=frozenset(live),
+        optimizers={source: int(execution_of(source)[1] or 0) for source in sorted(sources) if _is_plain(source)},
+        unlike=tuple(sorted(unlike & {each.step for each in traced})),
+        course=_course(sorted({each.step for each in traced})),
+        count=len({each.step for each in traced}),
+    )
+
+
+def _is_plain(source: str) -> bool:
+    """Whether a source says what AMPscope writes there, and may stand in a query."""
+    execution, optimizer = execution_of(source)
+    return execution in (Source.LIVE, Source.REPLAY) and (not optimizer or optimizer.isdecimal())
+
+
+def _course(steps: list[int]) -> tuple[int, ...]:
+    """The newest steps all, those before ever fewer: what began lately is seen as well as what has lasted."""
+    if len(steps) <= ALL:
+        return tuple(steps)
+    newest = steps[-max(1, len(steps) // _NEWEST_PART) :]
+    return tuple(sorted({*steps[-EACH_SCALE:], *_spread(newest), *_spread(steps)}))
+
+
+def _spread(steps: list[int]) -> list[int]:
+    """Some of the steps, evenly, the first and the last among them."""
+    if len(steps) <= EACH_SCALE:
+        return steps
+    return [steps[number * (len(steps) - 1) // (EACH_SCALE - 1)] for number in range(EACH_SCALE)]

@@ -1,0 +1,106 @@
+"""The ranges of a run's values for the terminal: the places closest to overflow, one a line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ampscope.analysis.precision.ranges.ranges import RangeRow, Ranges
+from ampscope.analysis.words.wording import op_in_words
+from ampscope.report import numbers
+from ampscope.report.safe_text import visible
+from ampscope.report.terminal.layout import Fitting, indented, prose
+
+#: Growth that is told, in bits a step: less is none.
+_LEAST_GROWTH = 5e-5
+
+
+def as_text(ranges: Ranges, closest: int) -> RenderableType:
+    """The ``closest`` places of a rank, and what of its steps that rests on."""
+    return Group(*_blocks(ranges, ranges.rows[:closest]))
+
+
+def _blocks(ranges: Ranges, rows: Sequence[RangeRow]) -> Iterator[RenderableType]:
+    if not rows:
+        yield prose(
+            "No step of this run was traced op by op, so nothing is known of its ranges. Record some: "
+            "ampscope.watch(model, scaler, every=100)."
+        )
+        return
+    share = numbers.share(ranges.sampled_share, narrow=True)
+    yield prose(
+        f"{ranges.sampled_steps:,} of {numbers.count(ranges.steps, 'step')} ({share}) were recorded op by op; "
+        f"these are the {len(rows):,} of {numbers.count(len(ranges.rows), 'place')} closest to overflow."
+    )
+    yield Text()
+    yield indented(_table(rows))
+    yield from _notes(rows)
+
+
+def _place(row: RangeRow) -> str:
+    what = f"{row.op} {row.name}" if row.name else op_in_words(row.op)
+    return f"{what} in {row.module}" if row.module else what
+
+
+def _line(row: RangeRow) -> str:
+    return f"{row.source.file.rpartition('/')[2]}:{row.source.line}" if row.source else ""
+
+
+def _growth(row: RangeRow) -> str:
+    rate = row.bits_per_step
+    if rate is None:
+        return ""
+    return f"{100 * rate:+.2g}" if abs(rate) >= _LEAST_GROWTH else "0"
+
+
+def _forecast(row: RangeRow) -> str:
+    if row.forecast_step is None or row.forecast_low is None or row.forecast_high is None:
+        return ""
+    return f"step {row.forecast_step:,} ({row.forecast_low:,} to {row.forecast_high:,})"
+
+
+def _bits(bits: float | None) -> str:
+    return "" if bits is None else f"{bits:.1f}"
+
+
+_COLUMNS: dict[str, Callable[[RangeRow], str]] = {
+    "headroom, bits": lambda row: _bits(row.headroom_bits),
+    "place": _place,
+    "phase": lambda row: row.phase,
+    "dtype": lambda row: row.dtype,
+    "line": _line,
+    "largest": lambda row: numbers.value(row.largest),
+    "bits in 100 steps": _growth,
+    "overflows at": _forecast,
+    "subnormal": lambda row: numbers.share(row.underflow_share, narrow=True, missing="not measured"),
+    "zero": lambda row: numbers.share(row.zero_share, narrow=True, missing="not measured"),
+}
+_NUMERIC = ("headroom, bits", "largest", "bits in 100 steps", "subnormal", "zero")
+_EXPENDABLE = ("zero", "subnormal", "phase", "largest", "line", "dtype")
+
+
+def _table(rows: Sequence[RangeRow]) -> RenderableType:
+    def draw(columns: Sequence[str]) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+        for column in columns:
+            style = "yellow" if column == "overflows at" else ""
+            table.add_column(column, justify="right" if column in _NUMERIC else "left", overflow="fold", style=style)
+        for row in rows:
+            table.add_row(*(Text(visible(_COLUMNS[column](row))) for column in columns))
+        return table
+
+    filled = tuple(column for column, cell in _COLUMNS.items() if any(map(cell, rows)))
+    return Fitting(draw, filled, _EXPENDABLE)
+
+
+def _notes(rows: Sequence[RangeRow]) -> Iterator[RenderableType]:
+    if any(row.scale is not None for row in rows):
+        yield Text()
+        yield prose("Gradients carry the loss scale, which makes room for them by itself: they come last.")
+    if any(row.fixed for row in rows):
+        yield Text()
+        yield prose("What is bounded, or the same in every step, cannot grow: it comes after all that can.")

@@ -1,0 +1,138 @@
+"""How close values come to the ends of their dtypes, from traces written by hand."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from ampscope import open_run
+from ampscope.analysis.precision.ranges.ranges import RangeRow, Ranges, ranges
+from ampscope.trace.schema import Node, ReplayStatus, Source
+from tests.support.trace_builder import TraceBuilder
+from tests.support.verdicts.growing import RATE, UNMEASURED, growing
+
+
+def measured(folder: Path) -> Ranges:
+    with open_run(folder) as run:
+        return ranges(run)
+
+
+def row(found: Ranges, op: str, module: str = "") -> RangeRow:
+    (only,) = (each for each in found.rows if each.op == op and module in ("", each.module) and each.scale is None)
+    return only
+
+
+def test_a_run_without_traced_ops_has_no_rows(run_folder: Path) -> None:
+    trace = TraceBuilder(run_folder)
+    trace.step()
+    assert measured(trace.close()) == Ranges(steps=1)
+
+
+def test_the_closest_comes_first_and_what_cannot_grow_last(run_folder: Path) -> None:
+    found = measured(growing(run_folder).close())
+    assert (found.steps, found.sampled_steps, found.sampled_share) == (200, 40, 0.2)
+    order = [(each.op, each.phase) for each in found.rows]
+    assert order == [
+        ("aten.add.Tensor", "forward"),
+        ("aten.mm.default", "forward"),
+        (Node.PARAMETER, "forward"),
+        ("aten.mm.default", "backward"),
+        ("aten.full.default", "forward"),
+        ("aten._softmax.default", "forward"),
+    ]
+    assert [each.fixed for each in found.rows] == [False, False, False, False, True, True]
+
+
+def test_the_numbers_of_a_place_are_those_of_all_its_sites(run_folder: Path) -> None:
+    found = row(measured(growing(run_folder).close()), "aten.add.Tensor")
+    largest = 8.0 * RATE**195
+    assert found.steps == 40
+    assert found.largest == pytest.approx(largest)
+    assert found.newest == pytest.approx(largest)
+    assert found.newest_step == 195
+    assert found.headroom_bits == pytest.approx(math.log2(65504.0 / largest))
+    assert found.underflow_bits == pytest.approx(math.log2(largest) + 14)
+    assert found.bits_per_step == pytest.approx(math.log2(RATE), rel=0.01)
+    assert found.source is not None
+    assert found.source.line == 12
+
+
+def test_growth_is_told_with_its_end(run_folder: Path) -> None:
+    found = row(measured(growing(run_folder).close()), "aten.add.Tensor")
+    end = math.log(65504.0 / 8.0) / math.log(RATE)
+    assert found.forecast_step is not None
+    assert found.forecast_low is not None
+    assert found.forecast_high is not None
+    assert abs(found.forecast_step - end) <= 0.05 * end
+    assert found.forecast_low <= end <= found.forecast_high
+
+
+def test_what_was_not_measured_is_null_and_never_zero(run_folder: Path) -> None:
+    found = measured(growing(run_folder).close())
+    assert {(each.underflow_share, each.zero_share) for each in found.rows} == {(None, None)}
+
+
+def test_shares_are_of_what_was_measured(run_folder: Path) -> None:
+    trace = growing(run_folder)
+    site = trace.site("aten.mul.Tensor")
+    trace.op(site, step=5, source=Source.LIVE, min=-1.0, max=1.0, **UNMEASURED)
+    trace.op(site, step=10, source=Source.LIVE, numel=100, min=-1.0, max=1.0, zeros=20, subnormals=8)
+    trace.op(site, step=10, source=Source.LIVE, numel=100, min=-1.0, max=1.0, zeros=0, subnormals=1)
+    found = row(measured(trace.close()), "aten.mul.Tensor")
+    assert found.underflow_share == pytest.approx(9 / 180)
+    assert found.zero_share == pytest.approx(20 / 200)
+
+
+def test_a_gradient_is_told_with_its_loss_scale_and_without(run_folder: Path) -> None:
+    (back,) = (each for each in measured(growing(run_folder).close()).rows if each.phase == "backward")
+    assert back.scale == 1024.0
+    assert back.newest is not None
+    assert back.unscaled == pytest.approx(back.newest / 1024.0)
+
+
+def test_what_is_not_finite_is_counted_and_does_not_hide_the_rest(run_folder: Path) -> None:
+    trace = growing(run_folder)
+    masked, broken = trace.site("aten.masked_fill.Scalar"), trace.site("aten.exp.default")
+    for step in (0, 5):
+        trace.op(masked, step=step, source=Source.LIVE, min=-math.inf, max=32.0 + step, **UNMEASURED)
+    trace.op(broken, step=0, source=Source.LIVE, min=1.0, max=4096.0, **UNMEASURED)
+    trace.op(broken, step=5, source=Source.LIVE, min=1.0, max=math.inf, **UNMEASURED)
+    found = measured(trace.close())
+    assert (row(found, "aten.masked_fill.Scalar").largest, row(found, "aten.masked_fill.Scalar").nonfinite) == (37.0, 2)
+    assert (row(found, "aten.exp.default").largest, row(found, "aten.exp.default").newest_step) == (4096.0, 0)
+    assert row(found, "aten.exp.default").nonfinite == 1
+
+
+def test_only_replays_that_came_out_the_same_count(run_folder: Path) -> None:
+    trace = growing(run_folder)
+    site = trace.site("aten.exp.default")
+    for step, status in ((7, ReplayStatus.EXACT), (8, ReplayStatus.DIVERGED)):
+        trace.incident(step=step, replay=status)
+        trace.op(site, step=step, source=Source.REPLAY, min=0.0, max=100.0 * step, **UNMEASURED)
+        trace.op(site, step=step, source="replay:fp32", min=0.0, max=1e9, **UNMEASURED)
+    found = row(measured(trace.close()), "aten.exp.default")
+    assert (found.largest, found.steps) == (700.0, 1)
+
+
+def test_several_optimizers_have_places_of_their_own(run_folder: Path) -> None:
+    trace = growing(run_folder)
+    trace.step(optimizer=1, step=0, scale=8.0)
+    site = trace.site("aten.exp.default")
+    for source, high in (("live", 10.0), ("live@1", 20.0)):
+        trace.op(site, step=0, source=source, min=0.0, max=high, **UNMEASURED)
+    rows = [each for each in measured(trace.close()).rows if each.op == "aten.exp.default"]
+    assert sorted((each.optimizer, each.largest) for each in rows) == [(0, 10.0), (1, 20.0)]
+
+
+def test_long_runs_are_thinned_and_their_largest_value_is_kept(run_folder: Path) -> None:
+    trace = TraceBuilder(run_folder)
+    site = trace.site("aten.mm.default")
+    for step in range(600):
+        trace.step(traced=Source.LIVE)
+        high = 5000.0 if step == 301 else 3.0 + step % 3
+        trace.op(site, step=step, source=Source.LIVE, min=0.0, max=high, **UNMEASURED)
+    found = row(measured(trace.close()), "aten.mm.default")
+    assert (found.largest, found.steps, found.newest_step) == (5000.0, 600, 599)
+    assert found.forecast_step is None

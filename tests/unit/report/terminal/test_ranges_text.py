@@ -1,0 +1,49 @@
+"""The ranges of a run as the terminal shows them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ampscope import open_run
+from ampscope.analysis.precision.ranges.ranges import Ranges, ranges
+from ampscope.report.terminal.ranges_text import as_text
+from tests.support.printed import printed
+from tests.support.verdicts.growing import growing
+
+
+@pytest.fixture
+def found(run_folder: Path) -> Ranges:
+    with open_run(growing(run_folder).close()) as run:
+        return ranges(run)
+
+
+def test_the_closest_places_with_where_they_are_going(found: Ranges) -> None:
+    text = printed(as_text(found, 2), width=160)
+    assert "40 of 200 steps (20%) were recorded op by op; these are the 2 of 6 places closest to overflow." in text
+    first, second = text.splitlines()[4:6]
+    assert first.split()[1:4] == ["add", "in", "blocks.1"]
+    assert "train.py:12" in first
+    assert f"step {found.rows[0].forecast_step:,} (" in first
+    assert "not measured" in first
+    assert second.split()[1:4] == ["mm", "in", "blocks.0"]
+    assert "(" not in second
+
+
+def test_it_is_said_why_some_come_last(found: Ranges) -> None:
+    text = printed(as_text(found, 6), width=160)
+    assert "Gradients carry the loss scale" in text
+    assert "cannot grow" in text
+    assert "Gradients" not in printed(as_text(found, 2), width=160)
+
+
+def test_a_narrow_terminal_keeps_what_matters(found: Ranges) -> None:
+    text = printed(as_text(found, 2), width=60, terminal=True)
+    assert "headroom" in text
+    assert "add in" in text
+    assert "subnormal" not in text
+
+
+def test_a_run_without_traced_steps_says_how_to_record_some() -> None:
+    assert "every=100" in printed(as_text(Ranges(steps=3), 10))
