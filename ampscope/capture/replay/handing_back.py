@@ -17,7 +17,7 @@ OF_UNCHANGED = (
 )
 
 
-class HandingBack(Answering):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
+class HandingBack(Answering):
     """Active in a faithful replay; answers each collective with what the real one at its place brought."""
 
     def __init__(self) -> None:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import gc
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.communication.refusal import PLAIN
+from ampscope.capture.torch_support.dynamo import OwnMode
 from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.tensor_tree import inner_tensors
@@ -67,7 +69,7 @@ class NoRoomError(Exception):
     """What the forward pass of a replay gives takes more memory than it may."""
 
 
-class Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
+class Bounded(OwnMode):
     """Active in a replay whose size nobody knows: ends it when its forward has given more than there is room for.
 
     What the forward gives is what a step keeps for its backward, at the most.
@@ -77,7 +79,7 @@ class Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
     """
 
     def __init__(self, most: int | None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        super().__init__()
         self._left = math.inf if most is None else most
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -148,6 +150,23 @@ def obstacle(models: Models) -> str:
     most_more = room(models.main_device())
     needed = beside + of_weights(models, lambda dtype: dtype)
     return "" if most_more is None or needed <= most_more else NO_ROOM
+
+
+@contextlib.contextmanager
+def collector_resting() -> Iterator[None]:
+    """Spares the loop the collections of all objects that those of a replay would provoke: each takes steps' time.
+
+    What became garbage meanwhile is taken away at the end, of the young objects alone. Around several replays, it is
+    done once.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+            gc.collect(0)
 
 
 def trim(models: Models) -> None:

@@ -142,7 +142,8 @@ def play(player: Player, most: int | None = None) -> str:
 
     Empty when it could. The same calls as the training's need no bound: it has had room for them.
     """
-    with Suppressed() as suppressed, memory.Bounded(most) if most is not None else contextlib.nullcontext():
+    bounded = memory.Bounded(most) if most is not None else contextlib.nullcontext()
+    with Suppressed() as suppressed, memory.collector_resting(), bounded:
         player.play()
     memory.trim(player.models)
     if suppressed.error is None:

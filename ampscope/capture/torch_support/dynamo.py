@@ -16,6 +16,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeVar
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 PACKAGE = "ampscope"
 F = TypeVar("F", bound=Callable[..., Any])
@@ -93,3 +94,18 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _nested(constant)
+
+
+class OwnMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
+    """A dispatch mode whose handler torch calls without a detour."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: else torch wraps the handler in two more calls, to keep Dynamo out of it, as this module does anyway."""
+        return False

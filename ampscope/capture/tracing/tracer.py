@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.calls.pause import Pause
+from ampscope.capture.torch_support.dynamo import OwnMode
 from ampscope.capture.torch_support.guard import NOT_RUN, Guard, left
 from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.tensor_tree import inner_tensors
@@ -42,7 +42,7 @@ from ampscope.trace.schema import EdgeRow, Node, OpRow
 _PLAIN = frozenset({Tensor, nn.Parameter})
 
 
-class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
+class Tracer(OwnMode):
     """A dispatch mode that sees the ops of one step, numbers them and hands them to the parts that know what to record.
 
     Args:
@@ -66,7 +66,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         pause: Pause | None = None,
         slots: Slots | None = None,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        super().__init__()
         self.backward_varies = False  #: a gradient of this step would be rounded otherwise under this mode
         self.pause = pause or Pause()  #: on while AMPscope's own code computes
         self.bad_rows: dict[str, list[int]] = {}  #: of each input that is not finite, where; in replays
@@ -82,11 +82,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         self._reading = Reading(self.outputs, self._dataflow, self.points.number_entry)
         self._one_at_a_time = threading.RLock()  # the engine has a thread for each device
         self._handling = 0  # ops in progress: inside one, torch has taken the mode off the stack by itself
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """False: else torch wraps the handler in two more calls, to keep Dynamo out of it, as `dynamo` does anyway."""
-        return False
 
     # -- being active -------------------------------------------------------------------------------------------
 
@@ -263,7 +258,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
             if ran is not None:
                 if made_node:
                     self.points.link(now.phase, ran[0].site)
-                self._record(operator, call, ran)
+                if self.outputs.full:  # the modes of a replay below this one need not see what is measured
+                    past_dispatch, past_functions = torch_private.past_modes()
+                    with past_dispatch, past_functions:
+                        self._record(operator, call, ran)
+                else:
+                    self._record(operator, call, ran)
         if self.places.follows:
             args, kwargs = call
             self.points.follow(operator, [*args, *kwargs.values()], result)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,8 @@ from ampscope.capture.torch_support.tensor_tree import container_kind, is_plain_
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _DEPTH = 5
+#: Without items there is nothing to look into; a module has a dozen such for its hooks.
+_BUILT_IN: frozenset[type] = frozenset({dict, OrderedDict, list, set})
 
 
 class StateCopies:
@@ -44,8 +47,11 @@ class StateCopies:
             return self._tensor(value)
         if id(value) not in self._made:
             self._originals.append(value)
-            self._made[id(value)] = value  # what refers to itself refers to the original
-            self._made[id(value)] = self._copy(value, depth)
+            if type(value) in _BUILT_IN and not value:
+                self._made[id(value)] = type(value)()
+            else:
+                self._made[id(value)] = value  # what refers to itself refers to the original
+                self._made[id(value)] = self._copy(value, depth)
         return self._made[id(value)]
 
     def _copy(self, value: Any, depth: int) -> Any:

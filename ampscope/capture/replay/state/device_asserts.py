@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.communication.refusal import PLAIN
+from ampscope.capture.torch_support.dynamo import OwnMode
 from ampscope.capture.tracing import operators
 from ampscope.capture.tracing.program.function_watch import FunctionWatch
 from ampscope.capture.tracing.statistics.stats import extremes
@@ -58,7 +58,7 @@ def guarded(devices: Iterable[torch.device], tracer: Tracer) -> AbstractContextM
     return DeviceAsserts(tracer.unseen, tracer.functions) if can_assert(devices) else contextlib.nullcontext()
 
 
-class DeviceAsserts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
+class DeviceAsserts(OwnMode):
     """Active in a replay on an accelerator: looks at indices and probabilities, and waits for the device to do so.
 
     Integers that no float has a part in are those of the real step. Others may go into the ops that are known to
@@ -72,7 +72,7 @@ class DeviceAsserts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
     def __init__(
         self, unseen: Callable[[], AbstractContextManager[None]], functions: FunctionWatch | None = None
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        super().__init__()
         self._unseen = unseen
         self._functions = functions
         self._derived: dict[int, Any] = {}  #: by storage: integers that floats have a part in, known weakly

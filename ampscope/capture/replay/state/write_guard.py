@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.communication.refusal import PLAIN
+from ampscope.capture.torch_support.dynamo import OwnMode
 from ampscope.capture.tracing import operators
 from ampscope.capture.tracing.program.function_watch import FunctionWatch
 
@@ -33,11 +33,11 @@ class AddressError(Exception):
     """Code of the user's was about to learn where memory lies that is too large to be copied, and could write there."""
 
 
-class WriteGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
+class WriteGuard(OwnMode):
     """Active in a replay, below all that observes it: keeps what is about to be overwritten of the memory it guards."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        super().__init__()
         self._guarded: dict[int, Tensor] = {}  # by storage: what keeps the key its
         self._kept: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}  # by place in memory: it, and what it held
         self._whole: set[int] = set()  # storages of which all is kept

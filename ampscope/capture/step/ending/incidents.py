@@ -11,7 +11,7 @@ from ampscope.capture.budgets import ReplayBudget, TraceBudget
 from ampscope.capture.events.open_step import EndedStep, StepAttempt
 from ampscope.capture.record.run_recorder import Evidence, Recorder
 from ampscope.capture.record.terminal import Terminal
-from ampscope.capture.replay import player, step_replay
+from ampscope.capture.replay import memory, player, step_replay
 from ampscope.capture.replay.cures.cure_search import CureSearch
 from ampscope.capture.replay.results import ReplayResult, Symptom
 from ampscope.capture.replay.tape.taped_step import TapedStep
@@ -85,7 +85,7 @@ class Incidents:
             outcome.reason = "the step tape or the replay had switched itself off"
         elif self._replay_budget.allows(symptom, attempt.step):
             outcome.reason = "the replay itself failed; the run's events say why"
-            with self._guard:
+            with self._guard, memory.collector_resting():
                 outcome, rows, recording = self._replay(attempt, symptom, recording)
                 details = _details(outcome) | {"compiled": self._models.compiled} | dict(bad.details)
                 evidence = replace(evidence, details=details)

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.communication import process_group
+from ampscope.capture.torch_support.dynamo import OwnMode
 from ampscope.trace.schema import COLLECTIVE_LIBRARIES
 
 #: Classes of tensors that are no wrapper around others.
@@ -21,7 +21,7 @@ class CommunicationError(RuntimeError):
     """Work of AMPscope's own, or a step that is run again, was about to communicate with other ranks."""
 
 
-class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
+class NoCollectives(OwnMode):
     """A dispatch mode under which an op that communicates raises, before any other rank hears of it.
 
     It is active around all of AMPscope's own work, replays included, wherever there is a process group. In a replay
@@ -29,7 +29,7 @@ class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        super().__init__()
         self._group: Any = None
         self._has_others = False
         self._is_on = False
@@ -63,11 +63,11 @@ class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
         return func(*args, **(kwargs or {}))
 
 
-class Answering(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
+class Answering(OwnMode):
     """A dispatch mode at the bottom of the stack that has the result of an op that communicates, or knows why not."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        super().__init__()
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from ampscope.capture.replay import memory
 from ampscope.capture.replay.memory import Bounded, NoRoomError
-from tests.support.training.small_loop import BATCH, POISONED, WIDTH, make_scaler, mlp, poison, train
+from tests.support.training.small_loop import BATCH, POISONED, STEPS, WIDTH, make_scaler, mlp, poison, train
 from tests.support.training.small_models import TwoLayers
 from tests.support.training.twin_runs import EXACT, train_both
 
@@ -111,6 +112,30 @@ def test_another_set_of_gradients_is_part_of_the_estimate(run_folder: Path, monk
     assert needed(frozen=False) == needed(frozen=True) + 4 * (WIDTH * WIDTH + WIDTH)
 
 
+@pytest.mark.parametrize("loops_own", [True, False], ids=["collecting", "not-collecting"])
+def test_a_replay_provokes_no_collection_and_leaves_the_collector_as_it_was(
+    loops_own: bool, run_folder: Path, request: pytest.FixtureRequest
+) -> None:
+    request.addfinalizer(gc.enable if gc.isenabled() else gc.disable)
+    seen: SimpleQueue[bool] = SimpleQueue()
+
+    class Asking(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.put(gc.isenabled())
+            return x
+
+    def loop(watch: Callable[..., object]) -> Any:
+        (gc.enable if loops_own else gc.disable)()
+        state = train(watch, nn.Sequential(mlp(), Asking()))["losses"]
+        assert gc.isenabled() is loops_own
+        return state
+
+    assert train_both(loop, run_folder).replay_of(POISONED) == EXACT
+    collecting = [seen.get_nowait() for _ in range(seen.qsize())]
+    assert collecting.count(True) == (2 * STEPS if loops_own else 0)  # of the unwatched loop and of the watched one
+    assert collecting.count(False) >= (1 if loops_own else 2 * STEPS + 1)
+
+
 @pytest.mark.parametrize(
     "names", [("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")]
 )
@@ -125,6 +150,6 @@ def test_a_limit_of_the_control_group_counts(names: tuple[str, str], tmp_path: P
 
 
 def test_a_replay_that_does_not_fit_is_not_begun(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_free_on_host", lambda: 1024)
+    monkeypatch.setattr(memory, "_free_on_host", lambda: 0)
     status, reason = train_both(lambda watch: train(watch, mlp()), run_folder).replay_of(POISONED)
     assert (status, reason) == ("unavailable", "there is not enough free memory to run the step once more")
