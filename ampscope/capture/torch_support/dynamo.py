@@ -107,5 +107,5 @@ class OwnMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """False: else torch wraps the handler in two more calls, to keep Dynamo out of it, as this module does anyway."""
+        """False: else torch wraps the handler in two more calls, to keep Dynamo out of it; it is kept out anyway."""
         return False
