@@ -115,7 +115,9 @@ class Scope:
         found: list[Callable[[], None]] = []
         surely(lambda: found.extend(self._hooks()))
         process, collectives, *hooks = (partial(surely, leave) for leave in found)
-        goes_on, breaking_off = self._home.goes_on_elsewhere, self._steps.breaking_off
+        goes_on, breaking_off = False, self._steps.breaking_off
+        with Suppressed():
+            goes_on = self._home.goes_on_elsewhere
         removals: list[Callable[[], object]] = [
             process,
             collectives,
