@@ -68,7 +68,7 @@ FLOORS = {
         "device_decisions attempts endings loop_endings breaking_off failed_calls"
     ),
     "ampscope.capture.tracing": (
-        "statistics operators operand_keeper executions sites distinct flow traced_rows "
+        "statistics operators operand_keeper executions sites sampling distinct flow traced_rows "
         "program collective_ops op_points tracer"
     ),
     "ampscope.analysis": (

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 #: Faults of a new set-up mostly show at once: the first steps are traced, and kept only if something is born there.
 EARLY_STEPS = 8
-#: Later, one step in this many is traced by default.
+#: Later, by default, a step is traced at 8, 16, 32, ..., and then one in this many.
 INTERVAL = 1000
+#: Where a value grows or is near overflow, steps are traced sooner: so often until it would get there,
+LOOKS_AHEAD = 8
+#: but at most this many times while the number of steps doubles, about, and not within as many steps as are traced at
+#: the start twice over.
+PER_DOUBLING = 4
+#: Of the steps that ``every=N`` asks for, one in this many has every statistic that is taken of healthy steps.
+FULL_EVERY = 8
 #: Steps traced as they run after an incident whose replay showed nothing.
 ARMED_STEPS = 5
 #: Replays are free up to this many seconds, then limited to their share of the run's time.
@@ -38,8 +46,8 @@ class TraceBudget:
         self._every = every if sampled or every == 0 else None
         self._sampled = sampled
         self._share = share
-        self._interval = INTERVAL
-        self._next = INTERVAL
+        self._last, self._next = EARLY_STEPS // 2, EARLY_STEPS  # samples; the last as if there had been one between
+        self._steps_left = math.inf
         self._armed = 0
         self._armings = 0
         self._taken = 0
@@ -64,9 +72,23 @@ class TraceBudget:
         """Whether a traced step is written even though nothing was born in it."""
         return self._every is not None or self._due(step) or (self._sampled and self._taken == 0)
 
-    def kept(self) -> None:
-        """A healthy step was written."""
+    def keeps_replay(self, step: int) -> bool:
+        """The same of a step that cannot be traced as it runs: a replay takes many times as long."""
+        rare = self._every is not None or step >= INTERVAL or self._taken == 0
+        return rare and self.wants(step) and self.keeps(step)
+
+    def is_full(self, step: int) -> bool:
+        """Whether a traced step, if it is a healthy one, has every statistic that is taken of any."""
+        return step // self._every % FULL_EVERY == 0 if self._every else self.keeps(step)
+
+    def kept(self, *, steps_left: float = math.inf) -> None:
+        """A healthy step was written.
+
+        Args:
+            steps_left: Until its fastest growing value overflows, if it goes on as since the sample before.
+        """
         self._taken += 1
+        self._steps_left = steps_left
 
     def took(self, step: int, seconds: float, *, traced: bool) -> None:
         """A step's duration; from the difference to untraced ones the interval follows."""
@@ -75,9 +97,15 @@ class TraceBudget:
             return
         self._extra_seconds += max(0.0, seconds - self._plain_seconds) if self._plain_seconds else 0.0
         if step >= self._next:
-            if not self._within_share():
-                self._interval *= 2
-            self._next = step + self._interval
+            self._last, self._next = step, step + self._until_next(step)
+
+    def _until_next(self, step: int) -> int:
+        """Steps from one sample to the next. Within the first thousand they do not depend on how long anything took."""
+        if step >= INTERVAL and not self._within_share():
+            return 2 * max(step - self._last, INTERVAL)
+        calm = min(2 * (step - self._last), INTERVAL)
+        least = max(2 * EARLY_STEPS, step // PER_DOUBLING)
+        return math.floor(min(calm, max(least, self._steps_left / LOOKS_AHEAD)))
 
     def _due(self, step: int) -> bool:
         return self._sampled and step >= self._next

@@ -66,8 +66,9 @@ def watch(
         optimizer: Checked to hold parameters of ``model``; it is found by itself otherwise.
         dir: The run's folder. A folder that already holds a run is continued as a resumed segment. Default: a new
             folder below ``./ampscope_runs``, one for all ranks of a job.
-        every: Trace one step in this many op by op; 0 for none. Default: the first steps are looked at, one healthy
-            step is recorded, then about one in a thousand.
+        every: Trace one step in this many op by op; 0 for none. Default: the first steps are looked at, and healthy
+            ones recorded at 0, 8, 16, 32, ..., then about one in a thousand; sooner where a value grows towards
+            overflow. Of steps recorded so, of those asked for by every eighth, some tensors have every statistic.
         ranks: Of a training on several ranks, those on which healthy steps are traced: ``[0, 3]``, so many spread
             evenly (1 is rank 0), or ``"all"``. A step that goes wrong is looked at on every rank on which it did.
         name: Name of the run; the folder's by default.

@@ -65,7 +65,7 @@ def _matters(graph: Graph, seq: int) -> bool:
     """Whether backward reads what became of the values; of a step traced without it, whether its last op does."""
     phases = {number: graph.site(number).phase for number in graph.outputs}
     ends = {number for number, phase in phases.items() if phase == Phase.BACKWARD}
-    ends = ends or {max(phases)}
+    ends = ends or {max(number for number, phase in phases.items() if phase)}  # the sinks have none
     seen, queue = {seq}, [seq]
     while queue:
         for edge in graph.readers[queue.pop()]:

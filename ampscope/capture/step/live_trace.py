@@ -14,6 +14,7 @@ from ampscope.capture.events.open_step import StepAttempt
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.replay.tape.functional.call_inputs import named_inputs
 from ampscope.capture.step.measures import gradients
+from ampscope.capture.step.measures.sampled_step import SampledSteps
 from ampscope.capture.torch_support.calls.backward_call import backward_roots, creates_graph
 from ampscope.capture.torch_support.calls.pause import Pause
 from ampscope.capture.torch_support.dtypes import HALF, torch_dtype
@@ -22,7 +23,6 @@ from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.torch_private import past_modes
 from ampscope.capture.tracing.distinct.casts_before import CastBefore, CastsBefore
 from ampscope.capture.tracing.statistics import stats
-from ampscope.capture.tracing.traced_rows import Layout
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.files.column_block import ColumnBlock
 from ampscope.trace.schema import EdgeRow, Node, OpRow, Phase, Source, source_of
@@ -57,7 +57,7 @@ class LiveTrace(StepObserver):
         self._tracer: Tracer | None = None
         self._slots = stats.Slots()  # of one traced step after the other
         self._number = 0
-        self._layout: Layout | None = None  # of the traced step before
+        self._sampled = SampledSteps(models, recorder.sites)
         self._half_since: dict[tuple[str, torch.dtype], int] = {}  # inputs in half precision: the first such step
         self._collapse_told = False
         self.collapsed: dict[int, Collapsed] = {}  #: casts for the step settled last that lost values
@@ -97,6 +97,8 @@ class LiveTrace(StepObserver):
         for module, name, buffer in self._models.buffers():
             tracer.name_entry(buffer, Node.BUFFER, ".".join(filter(None, (module, name))))
         tracer.outputs.casts_before = self.casts
+        if self._budget.is_full(start.number):
+            self._sampled.begins(tracer)
         self._tracer, self.began = tracer, True
         tracer.insert()
 
@@ -129,6 +131,7 @@ class LiveTrace(StepObserver):
         """Ends the trace. The optimizer's own ops matter where parameters are kept in half precision."""
         self.sweep()
         if self._tracer is not None:
+            self._sampled.gradients(self._tracer)
             if self._half_parameters():
                 self._tracer.points.phase = Phase.OPTIMIZER
             else:
@@ -188,7 +191,8 @@ class LiveTrace(StepObserver):
         for name, gradient in gradients.owned(attempt.optimizer, self._models):
             if not stats.finite(gradient):
                 tracer.sink(gradient, Node.GRADIENT, name, name.rpartition(".")[0])
-        self._write(*tracer.rows(attempt.step, source_of(Source.LIVE, attempt.index)), attempt)
+        ops, edges = tracer.rows(attempt.step, source_of(Source.LIVE, attempt.index))
+        self._write(*self._sampled.without(tracer, ops, edges), attempt)
         self._let_go(tracer)
 
     def settle(self, attempt: StepAttempt, count: int) -> list[int]:
@@ -204,17 +208,17 @@ class LiveTrace(StepObserver):
         tracer.remove()
         keep = self._budget.keeps(count)
         counted = keep and not self._collapse_told and tracer.outputs.distinct.read()
-        if tracer.outputs.all_finite() and not tracer.outputs.came_cast and not counted:
+        finite, told = tracer.outputs.all_finite(), (attempt.step, source_of(Source.LIVE, attempt.index))
+        self._sampled.state(tracer, attempt.optimizer)
+        if finite and not tracer.outputs.came_cast and not counted:
             if keep:  # nobody walks along its rows
-                source = source_of(Source.LIVE, attempt.index)
-                ops_block, edges_block, self._layout = tracer.columns(attempt.step, source, self._layout)
-                self._write(ops_block, edges_block, attempt)
-                self._budget.kept()
+                self._write(*self._sampled.columns(tracer, count, *told), attempt)
+                self._budget.kept(steps_left=self._sampled.steps_left)
                 if not self._collapse_told:
                     self.casts.forget()
             self._let_go(tracer)
             return []
-        ops, edges = tracer.rows(attempt.step, source_of(Source.LIVE, attempt.index))
+        ops, edges = self._sampled.rows(tracer, count, *told)
         graph = provenance.Graph(ops, edges, self._recorder.sites.row)
         absorbed = provenance.absorbed(graph)
         if not absorbed and (keep or tracer.outputs.came_cast):
@@ -222,7 +226,7 @@ class LiveTrace(StepObserver):
         if absorbed or keep or self.collapsed:
             self._write(ops, edges, attempt)
         if keep and not absorbed:
-            self._budget.kept()
+            self._budget.kept(steps_left=self._sampled.steps_left)
         self._let_go(tracer)
         return [origin.seq for origin in absorbed]
 

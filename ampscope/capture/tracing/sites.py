@@ -59,6 +59,7 @@ class Sites:
         module_type: Class name of the module with a qualified name.
 
     Attributes:
+        first: Number of the first site.
         met: The circumstances under which ops ran, and what is known of those that run under them again.
     """
 
@@ -67,21 +68,24 @@ class Sites:
         self._ids: dict[Point, int] = {}
         self._points: list[Point] = []
         self._rows: list[SiteRow] = []  # of the first of these; made when asked for, each once
-        self._first = first
+        self.first = first
         self._module_type = module_type
         self._handed_over = 0
+
+    def __len__(self) -> int:
+        return len(self._points)
 
     def number(self, point: Point) -> int:
         """The number of a site, a new one when it is first seen."""
         known = self._ids.get(point)
         if known is None:
-            known = self._ids[point] = self._first + len(self._points)
+            known = self._ids[point] = self.first + len(self._points)
             self._points.append(point)
         return known
 
     def point(self, site: int) -> Point:
         """The site with a number."""
-        return self._points[site - self._first]
+        return self._points[site - self.first]
 
     def computed_in(self) -> frozenset[torch.dtype | None] | None:
         """The dtypes of the results of all ops seen so far; None where none was seen."""
@@ -94,7 +98,7 @@ class Sites:
 
     def row(self, site: int) -> SiteRow:
         """The trace's row for a site."""
-        return self._row(site - self._first)
+        return self._row(site - self.first)
 
     def _row(self, index: int) -> SiteRow:
         while len(self._rows) <= index:
@@ -104,7 +108,7 @@ class Sites:
     def _described(self, index: int) -> SiteRow:
         point = self._points[index]
         return SiteRow(
-            site=self._first + index,
+            site=self.first + index,
             op=point.op,
             name=point.name,
             module=point.module,

@@ -12,10 +12,15 @@ from ampscope import provenance
 from ampscope.capture.tracing.executions import Made
 from ampscope.capture.tracing.flow.dataflow import Dataflow
 from ampscope.capture.tracing.flow.outputs import Outputs
+from ampscope.capture.tracing.sampling.shapes import together
 from ampscope.capture.tracing.sites import Sites
 from ampscope.capture.tracing.statistics import checksums
 from ampscope.trace.files.column_block import ColumnBlock
 from ampscope.trace.schema import UNMEASURED, EdgeRow, OpRow, Phase, SiteRow, Statistics
+
+#: Columns that extremes alone do not fill; and those of them that are magnitudes.
+_SHAPE = Statistics._fields[2:]
+_MAGNITUDES = frozenset({"max_finite", "min_positive"})
 
 
 class TracedRows(NamedTuple):
@@ -113,6 +118,7 @@ def columns(
     summed = {output: value for output, value in sums if value is not None}
     checksum, has_checksum = np.zeros(count, np.int64), np.zeros(count, bool)
     checksum[list(summed)], has_checksum[list(summed)] = list(summed.values()), True
+    shapes, has_shape = _shape_columns(outputs, numbers, low, high)
     ops = ColumnBlock(
         count,
         {
@@ -126,10 +132,32 @@ def columns(
             "checksum": checksum,
             "min": low,
             "max": high,
+            **shapes,
         },
-        {"checksum": has_checksum, "min": measured, "max": measured},
+        {"checksum": has_checksum, "min": measured, "max": measured, **has_shape},
     )
     return ops, _edge_columns(dataflow, layout, spans, step, source)
+
+
+def _shape_columns(
+    outputs: Outputs, numbers: NDArray[np.intp], low: NDArray[np.float64], high: NDArray[np.float64]
+) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[np.bool_]]]:
+    """What samples tell, as columns, and where they tell it; no columns where nothing was sampled."""
+    sampled, count = outputs.sampled(), len(numbers)
+    each = zip(numbers.tolist(), low.tolist(), high.tolist(), strict=True)
+    given = [(row, *known) for row, known in enumerate(each) if known[0] in sampled]
+    rows = [row for row, *_ in given]
+    seen = [together(Statistics(least, greatest), sampled[number]) for _, number, least, greatest in given]
+    found: dict[str, NDArray[Any]] = {}
+    known: dict[str, NDArray[np.bool_]] = {}
+    for name in _SHAPE if rows else ():
+        values = [getattr(one, name) for one in seen]
+        there = [(row, value) for row, value in zip(rows, values, strict=True) if value is not None]
+        kind = object if name == "exp_counts" else float if name in _MAGNITUDES else np.int64
+        found[name], known[name] = np.full(count, None if kind is object else 0, kind), np.zeros(count, bool)
+        for row, value in there:
+            found[name][row], known[name][row] = value, True
+    return found, known
 
 
 def _edge_columns(

@@ -144,17 +144,15 @@ class Tracer(OwnMode):
         if rows:
             self.bad_rows.setdefault(name, rows)
 
-    def sink(self, tensor: Tensor, node: Node, name: str, module: str = "") -> None:
-        """Marks a tensor from which the walk back to an origin starts: a loss, a gradient, a buffer."""
+    def sink(self, tensor: Tensor, node: Node, name: str, module: str = "", *, always: bool = False) -> None:
+        """Marks a tensor from which the walk back to an origin starts: a loss, a gradient, a buffer.
+
+        With ``always``, with every statistic, and even if no op of the step wrote it.
+        """
         tensor = stored(local(tensor))
-        writer = self._dataflow.writer(tensor) if tensor.layout is torch.strided else None
-        if writer is None:
-            return
         with self._one_at_a_time:
-            self.outputs.is_read(tensor)
-            site = self.points.sites.number(op_points.of_sink(node, name, module, tensor))
-            self.outputs.add(Made(site, (tensor.numel(),), ((0, False),)), [tensor])
-            self._dataflow.read([tensor], [writer], ())
+            point = op_points.of_sink(node, name, module, tensor)
+            self._reading.sink(tensor, lambda: self.points.sites.number(point), always=always)
 
     # -- every op -----------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ampscope.trace.files.arrow_arrays import column_of, flags_of, text_of
+from ampscope.trace.files.arrow_arrays import column_of, flags_of, text_of, to_array
 from ampscope.trace.schema import Table, arrow_schema
 
 
@@ -20,8 +20,8 @@ class ColumnBlock:
 
     Attributes:
         rows: How many.
-        columns: By name, numbers or flags of that many, or one text or integer that all rows have. A column that is
-            missing is null.
+        columns: By name, numbers, flags or (as objects) tuples of that many, or one text or integer that all rows have.
+            A column that is missing is null.
         known: Of columns with nulls, which values are none.
     """
 
@@ -37,11 +37,15 @@ class ColumnBlock:
         fits = np.ones(self.rows, bool)
         for kind, values in self._integers(table):
             fits &= (values >= kind.min) & (values <= kind.max)
+        return self.where(fits)
+
+    def where(self, chosen: NDArray[np.bool_]) -> ColumnBlock:
+        """The rows that are chosen."""
         columns = {
-            name: value if isinstance(value, (str, int)) else value[fits] for name, value in self.columns.items()
+            name: value if isinstance(value, (str, int)) else value[chosen] for name, value in self.columns.items()
         }
-        known = {name: value[fits] for name, value in self.known.items()}
-        return replace(self, rows=int(fits.sum()), columns=columns, known=known)
+        known = {name: value[chosen] for name, value in self.known.items()}
+        return replace(self, rows=int(chosen.sum()), columns=columns, known=known)
 
     def to_batch(self, table: Table) -> pa.RecordBatch:
         """The rows as they are written.
@@ -66,6 +70,8 @@ class ColumnBlock:
             return text_of(value, self.rows)
         if isinstance(value, int):
             value = np.full(self.rows, value)
+        if pa.types.is_list(kind):
+            return to_array(value.tolist(), kind)
         return flags_of(value) if pa.types.is_boolean(kind) else column_of(value, kind, self.known.get(column.name))
 
     def _integers(self, table: Table) -> list[tuple[np.iinfo[Any], NDArray[Any]]]:

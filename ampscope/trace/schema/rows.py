@@ -114,7 +114,8 @@ class Statistics(NamedTuple):
     min: Float32 | None = None  #: NaN if any element is NaN; null when not measured. Of complex numbers, the least
     #: of all real and imaginary parts; a finite number beyond float32's range is kept as its end
     max: Float32 | None = None  #: as ``min``
-    nan: int | None = None  #: counts of elements, also of complex ones; measured in replays only
+    nan: int | None = None  #: counts of elements, also of complex ones; this and what follows is measured in replays,
+    #: and in sampled healthy steps of some tensors
     posinf: int | None = None  #: how many elements are +inf
     neginf: int | None = None  #: how many elements are -inf
     zeros: int | None = None  #: how many elements are exactly zero

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -96,9 +98,64 @@ class TestTraces:
         return count
 
     def test_the_first_incidents_are_followed(self, clock: Clock) -> None:
-        assert self._traced(clock, steps=100, every=50) == EARLY_STEPS + ARMED_STEPS
+        sampled = len([8, 16, 32, 64])
+        assert self._traced(clock, steps=100, every=50) == EARLY_STEPS + ARMED_STEPS + sampled
 
     def test_incidents_without_end_are_followed_within_the_share(self, clock: Clock) -> None:
         steps = 5000
         free = EARLY_STEPS + ALWAYS_ARMED * ARMED_STEPS
         assert self._traced(clock, steps=steps, every=3) <= free + SHARE * 1.1 * steps + ARMED_STEPS
+
+
+class TestSamples:
+    """Which healthy steps are traced."""
+
+    def _sampled(
+        self, clock: Clock, steps: int, left: Callable[[int], float] = lambda _: math.inf, cost: float = 0.1
+    ) -> list[int]:
+        """Trains; a step takes 0.1 s, tracing it ``cost`` more, and ``left`` says how long its values will last."""
+        traces, found = TraceBudget(None, SHARE), []
+        for step in range(steps):
+            traced = traces.wants(step)
+            if traced and traces.keeps(step):
+                assert traces.is_full(step)
+                found.append(step)
+                traces.kept(steps_left=left(step))
+            clock.now += 0.1 + cost * traced
+            traces.took(step, 0.1 + cost * traced, traced=traced)
+        return found
+
+    def test_a_calm_run_is_sampled_ever_more_rarely(self, clock: Clock) -> None:
+        expected = [0, 8, 16, 32, 64, 128, 256, 512, 1024, 2024, 3024]
+        assert self._sampled(clock, 4000) == expected
+
+    def test_within_the_first_thousand_steps_time_decides_nothing(self, clock: Clock) -> None:
+        assert self._sampled(clock, 1000, cost=1000.0) == [0, 8, 16, 32, 64, 128, 256, 512]
+
+    def test_what_costs_more_than_its_share_is_sampled_more_rarely(self, clock: Clock) -> None:
+        assert self._sampled(clock, 9000, cost=3.0)[8:] == [1024, 3024, 7024]
+
+    def test_what_grows_is_looked_at_several_times_before_it_overflows(self, clock: Clock) -> None:
+        end = 560
+        samples = self._sampled(clock, end, lambda step: end - step)
+        assert samples[:6] == [0, 8, 16, 32, 64, 126]
+        assert len([step for step in samples if step > end / 2]) >= 4
+
+    def test_a_calm_sample_makes_the_next_come_later_again(self, clock: Clock) -> None:
+        samples = self._sampled(clock, 2000, lambda step: 0.0 if 100 < step < 300 else math.inf)
+        assert samples == [0, 8, 16, 32, 64, 128, 160, 200, 250, 312, 436, 684, 1180]
+
+    def test_of_steps_that_were_asked_for_one_in_eight_is_whole(self) -> None:
+        traces = TraceBudget(5, SHARE)
+        assert [step for step in range(100) if traces.wants(step) and traces.is_full(step)] == [0, 40, 80]
+
+    def test_what_has_to_be_replayed_for_it_is_kept_at_the_start_and_after_the_interval(self, clock: Clock) -> None:
+        traces, found = TraceBudget(None, SHARE), []
+        for step in range(4000):
+            kept = traces.keeps_replay(step)
+            if kept:
+                found.append(step)
+                traces.kept()
+            clock.now += 0.1
+            traces.took(step, 0.1, traced=kept)
+        assert found == [0, 1000, 2000, 3000]

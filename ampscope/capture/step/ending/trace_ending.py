@@ -55,7 +55,7 @@ class TraceEnding(StepObserver):
                 self._incidents.absorbed(attempt, absorbed)
             elif self._live.collapsed:
                 self._incidents.collapsed(attempt, self._live.collapsed)
-        elif self._budget.wants(number) and self._budget.keeps(number) and self._models.compiled:
+        elif self._models.compiled and self._budget.keeps_replay(number):
             with self._cycle.inside(State.JUDGING):
                 self._incidents.trace_by_replay(attempt, self._tape.recording())
             self._budget.kept()

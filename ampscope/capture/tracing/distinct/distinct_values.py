@@ -10,7 +10,7 @@ from torch import Tensor
 from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.tracing.operators import Operator
 from ampscope.capture.tracing.statistics import stats
-from ampscope.capture.tracing.statistics.full_statistics import sample
+from ampscope.capture.tracing.statistics.samples import sample
 from ampscope.provenance import FEWEST_VALUES, DistinctValues
 
 #: Ops that give regular grids.

@@ -14,8 +14,11 @@ from ampscope.capture.torch_support.torch_private import storage_key
 from ampscope.capture.tracing.distinct.casts_before import CastBefore, CastsBefore
 from ampscope.capture.tracing.distinct.distinct_values import DistinctCounts
 from ampscope.capture.tracing.executions import Made
+from ampscope.capture.tracing.sampling import shapes
+from ampscope.capture.tracing.sampling.shapes import Shapes
 from ampscope.capture.tracing.statistics import stats
 from ampscope.capture.tracing.statistics.checksums import checksum
+from ampscope.capture.tracing.statistics.exponent_histogram import Histogram
 from ampscope.capture.tracing.statistics.full_statistics import Census
 from ampscope.capture.tracing.statistics.stats import Slots
 from ampscope.capture.tracing.statistics.tensor_values import stored
@@ -42,6 +45,7 @@ class Outputs:
         self.full = full
         self.distinct = DistinctCounts()
         self.casts_before = CastsBefore()
+        self.shapes: Shapes | None = None  #: takes every statistic of some outputs of a real step, where asked to
         self.came_cast: dict[int, CastBefore] = {}  #: by op, what came into the step from a cast before it
         self.ops: list[Made] = []
         self.measurements: list[int | None] = []
@@ -62,10 +66,11 @@ class Outputs:
         if cast is not None:
             self.came_cast[seq] = cast
 
-    def add(self, made: Made, tensors: Sequence[Tensor], *, all_bits: bool = False) -> int:
+    def add(self, made: Made, tensors: Sequence[Tensor], *, all_bits: bool = False, chosen: bool = False) -> int:
         """Notes the outputs of an op, as they are `stored`, and measures them.
 
-        With ``all_bits``, also by what every bit of theirs is in.
+        With ``all_bits``, also by what every bit of theirs is in. Where ``chosen``, every statistic is taken that is
+        taken of any.
 
         Returns:
             The number of the first.
@@ -74,7 +79,10 @@ class Outputs:
         self.ops.append(made)
         for tensor in tensors:
             self._makers.append(seq)
-            self.measurements.append(self._measured.measure(tensor))
+            number = self._measured.measure(tensor)
+            self.measurements.append(number)
+            if self.shapes is not None and number is not None:
+                self.shapes.offer(made.site, number, tensor, chosen=chosen)
         if all_bits:
             self.checksums |= {first + out: checksum(tensor) for out, tensor in enumerate(tensors)}
         return first
@@ -123,7 +131,14 @@ class Outputs:
 
     def measured(self) -> list[Statistics]:
         """What was measured, by number; waits for the device."""
-        return list(map(stats.recorded, self._measured.read()))
+        seen = self._measured.read()
+        for number, sampled in self.sampled().items():
+            seen[number] = shapes.together(seen[number], sampled)
+        return list(map(stats.recorded, seen))
+
+    def sampled(self) -> dict[int, Histogram]:
+        """By number of the measurement, what samples tell of a real step; waits for the device."""
+        return self.shapes.read() if self.shapes is not None else {}
 
     def spans(self) -> NDArray[np.float64]:
         """Min and max of what was measured, a row for each number; waits for the device."""
@@ -148,4 +163,5 @@ class Outputs:
         self.distinct.clear()
         self.came_cast.clear()
         self._late.clear()
+        self.shapes = None
         self._measured = Slots()  # what it had may serve another step

@@ -50,6 +50,23 @@ class Reading:
                 self._outputs.entered(len(self._outputs.ops) - 1, operand)
         return writer
 
+    def sink(self, tensor: Tensor, number: Callable[[], int], *, always: bool) -> None:
+        """The step leaves a value that matters.
+
+        Args:
+            tensor: The value, as it is `stored`.
+            number: Numbers its site.
+            always: Note it, with every statistic, also where no op of the step wrote it.
+        """
+        writer = self._dataflow.writer(tensor) if tensor.layout is torch.strided else None
+        if writer is None and not always:
+            return
+        self._outputs.is_read(tensor)
+        edges = ((0, False),) if writer is not None else ()
+        self._outputs.add(Made(number(), (tensor.numel(),), edges), [tensor], chosen=always)
+        if writer is not None:
+            self._dataflow.read([tensor], [writer], ())
+
     def _enter(self, node: Node, name: str, operand: Tensor, *, all_bits: bool) -> int:
         """Notes a value from outside; returns its number among the outputs."""
         made = Made(self._number(node, name, operand), (operand.numel(),))

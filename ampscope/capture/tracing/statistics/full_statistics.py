@@ -10,17 +10,15 @@ from torch import Tensor
 
 from ampscope.capture.torch_support.dtypes import torch_dtype
 from ampscope.capture.tracing.statistics import stats
-from ampscope.capture.tracing.statistics.exponent_histogram import Histogram, histograms
+from ampscope.capture.tracing.statistics.exponent_histogram import Histogram
 from ampscope.capture.tracing.statistics.fused_look import FusedLook, has_triton
+from ampscope.capture.tracing.statistics.samples import Samples, width
 from ampscope.capture.tracing.statistics.tensor_values import numbers
 from ampscope.trace.dtypes import FINFO, FloatInfo
 from ampscope.trace.schema import Statistics
 
-#: Elements looked at for zeros, subnormals and the exponent histogram; larger tensors are strided down to this.
-SAMPLE = 1 << 12
-#: Elements and tensors sampled before their histograms are made.
-_ARENA = 1 << 20
-_SEGMENTS = 1 << 10
+#: Tensors sampled before their histograms are made.
+_TENSORS = 1 << 8
 #: Whether a GPU's tensors are looked at by one kernel of AMPscope's own instead of torch's, where it can be built.
 #: `make gpu-check` measures both; no GPU has been asked yet.
 FUSED = False
@@ -46,8 +44,6 @@ def _bits(info: FloatInfo) -> _Bits:
 
 
 _LAYOUTS = {torch_dtype(name): _bits(info) for name, info in FINFO.items() if info.bytes in _INTEGERS}
-#: Base-2 exponent of the smallest normal number of each dtype that has any.
-_NORMAL = {torch_dtype(name): info.normal for name, info in FINFO.items()}
 
 
 class Later(NamedTuple):
@@ -67,7 +63,7 @@ class Census:
 
     def __init__(self) -> None:
         self._pairs: dict[tuple[torch.device, torch.dtype], Tensor] = {}
-        self._arenas: dict[tuple[torch.device, torch.dtype], _Arena] = {}
+        self._samples: dict[tuple[torch.device, torch.dtype], Samples] = {}
         self._extremes: list[Statistics | Later] = []
         self._fused: dict[torch.device, FusedLook | None] = {}
         self._shapes: dict[int, Histogram] = {}
@@ -88,19 +84,17 @@ class Census:
         else:
             seen = self.look(values)
             self._extremes.append(_of_complex(tensor, seen) if tensor.is_complex() else seen)
-        wide = torch.float64 if values.dtype is torch.float64 else torch.float32
-        key = (values.device, wide)
-        arena = self._arenas.get(key) or self._arenas.setdefault(key, _Arena(*key))
-        if arena.full:
-            self._shapes |= arena.empty()
-        normal = _NORMAL.get(tensor.dtype, _NORMAL.get(values.dtype, _NORMAL[wide]))
-        arena.add(number, values, size=tensor.numel(), normal=normal)
+        key = (values.device, width(values))
+        samples = self._samples.get(key) or self._samples.setdefault(key, Samples(*key, _TENSORS))
+        if samples.full:
+            self._shapes |= samples.empty()
+        samples.add(number, values, tensor)
         return number
 
     def read(self) -> list[Statistics]:
         """The statistics of every tensor measured, in order."""
-        for arena in self._arenas.values():
-            self._shapes |= arena.empty()
+        for samples in self._samples.values():
+            self._shapes |= samples.empty()
         told = {fused: fused.read() for fused in self._fused.values() if fused}
         seen = [told[one.fused][one.number] if isinstance(one, Later) else one for one in self._extremes]
         return [_together(one, self._shapes[number]) for number, one in enumerate(seen)]
@@ -158,59 +152,3 @@ def _look_through(tensor: Tensor, low: float, high: float) -> Statistics:
     positive, negative = (int((tensor == end).sum()) if infinite else 0 for end in (math.inf, -math.inf))
     finite = float(torch.tensor(top - shift, dtype=integer).view(tensor.dtype)) if top >= 0 else None
     return Statistics(low, high, bad - positive - negative, positive, negative, max_finite=finite)
-
-
-class _Arena:
-    """Samples of many tensors, end to end on their device, until their histograms are made."""
-
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        with torch.inference_mode(mode=False):  # else nothing could be written outside of that mode later
-            self._values = torch.empty(_ARENA, device=device, dtype=dtype)
-        self._used = 0
-        self._numbers: list[int] = []
-        self._lengths: list[int] = []
-        self._weights: list[float] = []
-        self._smallest: list[int] = []
-
-    @property
-    def full(self) -> bool:
-        """Whether another sample may not fit."""
-        return self._used > _ARENA - SAMPLE or len(self._numbers) == _SEGMENTS
-
-    def add(self, number: int, tensor: Tensor, *, size: int, normal: int) -> None:
-        """Takes a sample of the numbers of a tensor, which has ``size`` elements.
-
-        Args:
-            number: The tensor's.
-            tensor: Its numbers.
-            size: How many elements they are of.
-            normal: The base-2 exponent of the smallest normal number of its dtype.
-        """
-        taken = sample(tensor)
-        length = taken.numel()
-        self._values[self._used : self._used + length].copy_(taken)
-        self._used += length
-        self._numbers.append(number)
-        self._lengths.append(length)
-        self._weights.append(size / length)
-        self._smallest.append(normal)
-
-    def empty(self) -> dict[int, Histogram]:
-        """The histograms of all there is, by number; waits for the device."""
-        if not self._numbers:
-            return {}
-        values = self._values[: self._used].cpu().numpy()
-        made = histograms(values, self._lengths, smallest=self._smallest, weights=self._weights)
-        found = dict(zip(self._numbers, made, strict=True))
-        self._used = 0
-        self._numbers, self._lengths, self._weights, self._smallest = [], [], [], []
-        return found
-
-
-def sample(tensor: Tensor, most: int = SAMPLE) -> Tensor:
-    """At most ``most`` elements, evenly spaced; an odd step, so that rows of even length are not read in one column."""
-    size = tensor.numel()
-    step = -(-size // most) | 1
-    if tensor.is_contiguous():
-        return tensor.view(-1)[::step]
-    return tensor.take(torch.arange(0, size, step, device=tensor.device))

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampscope.capture.tracing.statistics import full_statistics, stats
-from ampscope.capture.tracing.statistics.full_statistics import SAMPLE, Census
+from ampscope.capture.tracing.statistics.full_statistics import Census
+from ampscope.capture.tracing.statistics.samples import SAMPLE
 from ampscope.capture.tracing.statistics.stats import Slots
 from ampscope.capture.tracing.statistics.tensor_values import stored
 from ampscope.trace.schema import UNMEASURED, Statistics

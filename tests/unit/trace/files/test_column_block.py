@@ -52,6 +52,15 @@ def test_columns_are_the_rows() -> None:
     assert len(BLOCK) == len(OPS)
 
 
+def test_lists_are_written_as_lists_and_rows_are_chosen() -> None:
+    counts = np.full(3, None, object)
+    counts[1] = (4, 0, 2)
+    block = with_column("exp_counts", counts)
+    rows = [OPS[0], OPS[1]._replace(statistics=OPS[1].statistics._replace(exp_counts=(4, 0, 2))), OPS[2]]
+    assert block.to_batch(Table.OPS).equals(to_batch(Table.OPS, rows))
+    assert block.where(np.array([False, True, False])).to_batch(Table.OPS).equals(to_batch(Table.OPS, rows[1:2]))
+
+
 def test_flags_are_written_as_flags() -> None:
     numbers: dict[str, Any] = {
         "seq": np.array([4, 5]),

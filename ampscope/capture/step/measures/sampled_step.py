@@ -1,0 +1,122 @@
+"""What the trace of a healthy step tells besides its ops' extremes, and what it says of when to look again."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from ampscope.capture.step.measures.state.held import optimizer_state
+from ampscope.capture.torch_support.local_shards import local
+from ampscope.capture.torch_support.models import Models
+from ampscope.capture.tracing.sampling.ranges import Ranges
+from ampscope.capture.tracing.sampling.rotation import Rotation
+from ampscope.capture.tracing.sampling.shapes import Shapes
+from ampscope.capture.tracing.sites import Sites
+from ampscope.capture.tracing.statistics import stats
+from ampscope.capture.tracing.statistics.tensor_values import stored
+from ampscope.capture.tracing.traced_rows import Layout
+from ampscope.capture.tracing.tracer import Tracer
+from ampscope.provenance import is_finite
+from ampscope.trace.files.column_block import ColumnBlock
+from ampscope.trace.schema import EdgeRow, Node, OpRow
+
+
+class SampledSteps:
+    """Takes every statistic of some tensors of a step as it runs: ops, gradients, optimizer state.
+
+    Args:
+        models: The watched models.
+        sites: The numbered program points.
+
+    Attributes:
+        steps_left: Until the fastest growing value of the step that was written last overflows; infinite where none
+            grows, or nobody looked.
+    """
+
+    def __init__(self, models: Models, sites: Sites) -> None:
+        self._models = models
+        self._rotation = Rotation()
+        self._ranges = Ranges(sites)
+        self._layout: Layout | None = None  # of the traced step before
+        self.steps_left = math.inf
+        self._chosen: frozenset[str] = frozenset()  # parameters, in the step in progress
+        self._noted: set[int] = set()  # of that step, the sequence numbers of what is no op
+
+    def begins(self, tracer: Tracer) -> None:
+        """A step begins that is one of these."""
+        tracer.outputs.shapes = Shapes(self._rotation)
+        trained = [name for name, parameter in self._models.parameters.values() if parameter.requires_grad]
+        self._chosen, self._noted = frozenset(self._rotation.parameters(trained)), set()
+
+    def gradients(self, tracer: Tracer) -> None:
+        """Its gradients are there, as backward left them: with the loss scale in them."""
+        for name, parameter in self._models.parameters.values() if tracer.outputs.shapes is not None else ():
+            gradient = parameter.grad
+            if name in self._chosen and gradient is not None and stats.measurable(stored(local(gradient))):
+                self._note(tracer, gradient, Node.GRADIENT, name, name.rpartition(".")[0])
+
+    def state(self, tracer: Tracer, optimizer: Optimizer) -> None:
+        """Its optimizer has stepped."""
+        if tracer.outputs.shapes is not None:
+            for held in optimizer_state(optimizer, self._models):
+                if held.owner in self._chosen:
+                    self._note(tracer, held.tensor, Node.STATE_AFTER, held.key, held.module)
+
+    def columns(self, tracer: Tracer, number: int, step: int, source: str) -> tuple[ColumnBlock, ColumnBlock]:
+        """The rows of a healthy step, and of what it says of the next; waits for the device.
+
+        Args:
+            tracer: It has traced the step.
+            number: Of the step, in this process.
+            step: As the optimizer counts it.
+            source: A `Source`.
+        """
+        ops, edges, self._layout = tracer.columns(step, source, self._layout)
+        seq, low, high = (np.asarray(ops.columns[name]) for name in ("seq", "min", "max"))
+        bad = self._among(tracer, seq) & ~(np.isfinite(low) & np.isfinite(high))
+        if bad.any():
+            left_out = np.isin(edges.columns["seq"], seq[bad])
+            ops, edges = ops.where(~bad), edges.where(~left_out)
+        self._look(tracer, number, *(np.asarray(ops.columns[name]) for name in ("site", "min", "max")))
+        return ops, edges
+
+    def rows(self, tracer: Tracer, number: int, step: int, source: str) -> tuple[list[OpRow], list[EdgeRow]]:
+        """The same row by row."""
+        ops, edges = tracer.rows(step, source)
+        low, high = (np.array([math.nan if end is None else end for end in ends], float) for ends in _ends(ops))
+        self._look(tracer, number, np.array([row.site for row in ops], np.int64), low, high)
+        return self.without(tracer, ops, edges, finite=True)
+
+    def without(
+        self, tracer: Tracer, ops: list[OpRow], edges: list[EdgeRow], *, finite: bool = False
+    ) -> tuple[list[OpRow], list[EdgeRow]]:
+        """The rows less those of gradients and state; where ``finite``, only less those that are not finite.
+
+        A step that went bad has its gradients marked as it does, and bad state is an incident of its own.
+        """
+        noted = self._noted if tracer.outputs.shapes is not None else set()
+        noted = {row.seq for row in ops if row.seq in noted and not (finite and is_finite(row.min, row.max))}
+        return [row for row in ops if row.seq not in noted], [edge for edge in edges if edge.seq not in noted]
+
+    def _among(self, tracer: Tracer, seq: NDArray[Any]) -> NDArray[np.bool_]:
+        return np.isin(seq, list(self._noted if tracer.outputs.shapes is not None else ()))
+
+    def _look(self, tracer: Tracer, number: int, site: NDArray[Any], low: NDArray[Any], high: NDArray[Any]) -> None:
+        self.steps_left = math.inf
+        if tracer.outputs.shapes is not None:
+            outlook = self._ranges.note(number, site, low, high)
+            self._rotation.pass_on(len(site), list(outlook.closest))
+            self.steps_left = outlook.steps_left
+
+    def _note(self, tracer: Tracer, tensor: Tensor, node: Node, name: str, module: str) -> None:
+        self._noted.add(len(tracer.outputs.ops))
+        tracer.sink(tensor, node, name, module, always=True)
+
+
+def _ends(ops: list[OpRow]) -> tuple[list[float | None], list[float | None]]:
+    return [row.min for row in ops], [row.max for row in ops]

@@ -1,0 +1,85 @@
+"""What is taken of a step as it runs is what a replay takes, for as many tensors as there is room for."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from ampscope.capture.tracing.sampling.rotation import MOST_OUTPUTS, MOST_PARAMETERS, Rotation
+from ampscope.capture.tracing.sampling.shapes import Shapes, together
+from ampscope.capture.tracing.statistics.full_statistics import Census
+from ampscope.capture.tracing.statistics.stats import Slots
+from ampscope.trace.schema import Statistics
+
+
+def both(tensor: Tensor) -> tuple[Statistics, Statistics]:
+    """What a replay says of a tensor, and what the real step does."""
+    census, slots, shapes = Census(), Slots(), Shapes(Rotation())
+    census.measure(tensor)
+    number = slots.measure(tensor)
+    assert number is not None
+    shapes.offer(0, number, tensor, chosen=False)
+    sampled = shapes.read()
+    seen = slots.read()[number]
+    return census.read()[0], together(seen, sampled[number]) if sampled else seen
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        pytest.param(torch.linspace(-3.0, 3.0, 20_000).half() * 1e-5, id="many subnormals"),
+        pytest.param(torch.linspace(-1.0, 1.0, 6300).reshape(70, 90).t(), id="transposed"),
+        pytest.param(torch.full((3, 5), -1e30).bfloat16(), id="bfloat16"),
+        pytest.param(torch.zeros(7).half(), id="zeros"),
+        pytest.param(torch.tensor(1e200, dtype=torch.float64), id="a number of float64"),
+        pytest.param(torch.linspace(-400, 400, 99).to(torch.float8_e4m3fn), id="float8"),
+        pytest.param(torch.nn.Parameter(torch.linspace(0.0, 1.0, 9)), id="a parameter"),
+    ],
+)
+def test_it_is_what_a_replay_takes(tensor: Tensor) -> None:
+    replayed, live = both(tensor)
+    assert live == replayed
+    assert live.exp_counts is not None or not live.max_finite
+
+
+def test_integers_have_extremes_alone() -> None:
+    assert both(torch.arange(5))[1] == Statistics(0.0, 4.0)
+
+
+def test_of_what_is_not_finite_a_sample_tells_nothing() -> None:
+    seen = both(torch.tensor([1.0, math.inf]))[1]
+    assert seen == Statistics(1.0, math.inf)
+
+
+def test_there_is_room_for_so_many_outputs_and_for_those_that_were_chosen() -> None:
+    shapes, tensor = Shapes(Rotation()), torch.ones(3)
+    for number in range(MOST_OUTPUTS + 5):
+        shapes.offer(number, number, tensor, chosen=False)
+    shapes.offer(0, MOST_OUTPUTS + 5, tensor, chosen=True)
+    assert sorted(shapes.read()) == [*range(MOST_OUTPUTS), MOST_OUTPUTS + 5]
+
+
+def test_every_site_has_its_turn_and_what_is_near_a_limit_always() -> None:
+    rotation, sites, near = Rotation(), 1000, 777
+    rotation.pass_on(sites, [near])
+    turns = []
+    for _ in range(5):
+        turns.append({site for site in range(sites) if rotation.chooses(site)})
+        rotation.pass_on(sites, [near])
+    assert all(near in turn and len(turn) <= MOST_OUTPUTS for turn in turns)
+    assert set().union(*turns[:4]) == set(range(sites))
+
+
+def test_every_parameter_has_its_turn() -> None:
+    rotation, names = Rotation(), [f"p{number}" for number in range(40)]
+    seen: set[str] = set()
+    for _ in range(3):
+        turn = rotation.parameters(names)
+        assert len(set(turn)) == MOST_PARAMETERS
+        seen |= set(turn)
+        rotation.pass_on(1, [])
+    assert seen == set(names)
+    assert rotation.parameters(names[:3]) == names[:3]
