@@ -22,8 +22,9 @@ class Difference(IntEnum):
     NONE = 0  #: the same bounds to the last digit
     DIGITS = 1  #: other values of about the same size
     SIZE = 2  #: largest magnitudes `FAR_BITS` doublings or more apart
-    FINITE = 3  #: one is finite, the other is not
-    ALONE = 4  #: the other step has no such op
+    KIND = 3  #: neither is finite, and the one's are other infinities, or NaN, than the other's
+    FINITE = 4  #: one is finite, the other is not
+    ALONE = 5  #: the other step has no such op
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -100,16 +101,29 @@ def _differences(one: Recording, other: Recording, partner: IntArray) -> npt.NDA
         found[_unequal(one, other, there)] = Difference.DIGITS
         with np.errstate(invalid="ignore"):
             found[np.abs(one.largest - other.largest[there]) >= FAR_BITS] = Difference.SIZE
-        found[one.nonfinite != other.nonfinite[there]] = Difference.FINITE
+        found[(found > Difference.NONE) & one.nonfinite & other.nonfinite[there]] = Difference.KIND
+        told = _measured(one) & _measured(other)[there]
+        found[(one.nonfinite != other.nonfinite[there]) & told] = Difference.FINITE
     found[alone] = Difference.ALONE
     return found
 
 
 def _unequal(one: Recording, other: Recording, there: IntArray) -> BoolArray:
-    """Where the bounds of the first outputs, both measured, are not the same."""
+    """Where the bounds of the first outputs, both measured, are not the same; NaN is the same as NaN alone."""
     unequal = np.zeros(len(one), np.bool_)
     for name in ("min", "max"):
-        mine = one.outputs.floats(name)[one.first_output[:-1]]
-        theirs = other.outputs.floats(name)[other.first_output[:-1]][there]
-        unequal |= (mine != theirs) & ~np.isnan(mine) & ~np.isnan(theirs)
+        (mine, known), (theirs, also_known) = _bound(one, name), _bound(other, name)
+        theirs, also_known = theirs[there], also_known[there]
+        unequal |= (mine != theirs) & ~(np.isnan(mine) & np.isnan(theirs)) & known & also_known
     return unequal
+
+
+def _measured(seen: Recording) -> BoolArray:
+    """Where it is known whether an op's results were finite."""
+    return _bound(seen, "min")[1] | seen.nonfinite
+
+
+def _bound(seen: Recording, name: str) -> tuple[FloatArray, BoolArray]:
+    """A bound of each op's first output, and where it was measured."""
+    first = seen.first_output[:-1]
+    return seen.outputs.floats(name)[first], seen.outputs.known(name)[first]

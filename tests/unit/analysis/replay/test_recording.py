@@ -287,6 +287,26 @@ def test_steps_part_where_a_value_differs(trace: TraceBuilder) -> None:
     assert lockstep(one, other).notable.tolist() == [3]
 
 
+@pytest.mark.parametrize(
+    ("scores", "difference"),
+    [
+        ((math.nan, math.nan), Difference.NONE),
+        ((-math.inf, math.inf), Difference.KIND),
+        ((1.0, math.inf), Difference.KIND),
+        ((-3.0, 5.0), Difference.FINITE),
+        ((None, None), Difference.NONE),
+    ],
+)
+def test_nan_is_the_same_as_nan_alone(
+    trace: TraceBuilder, scores: tuple[float | None, float | None], difference: Difference
+) -> None:
+    linear_step(trace, scores=(math.nan, math.nan))
+    linear_step(trace, step=1, scores=scores)
+    one, other = recorded(trace), recorded(trace, step=1)
+    assert lockstep(one, other).of(3) is difference
+    assert lockstep(other, one).of(3) is difference
+
+
 def test_ops_that_one_step_alone_has_are_told(trace: TraceBuilder) -> None:
     for step, names in enumerate((("a", "b", "c"), ("a", "c", "c"))):
         for name in names:
