@@ -1,4 +1,4 @@
-"""Two recordings in lockstep: which op of one is which op of the other, and where their values part."""
+"""Two recordings in lockstep: which op of one is which of the other, and where their values part, for the eye."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ampscope.analysis.numerics.arrays import BoolArray, FloatArray, IntArray
+from ampscope.analysis.replay.pairing.op_pairs import pair_ops
 from ampscope.analysis.replay.recording import Recording
-from ampscope.trace.schema import Phase, SiteRow
 
 #: From this many doublings between their largest magnitudes on, two results are told apart by their size.
 FAR_BITS = 1.0
@@ -44,8 +44,8 @@ class Lockstep:
 
 
 def lockstep(one: Recording, other: Recording) -> Lockstep:
-    """Match the ops of ``one`` to those of ``other`` by module, phase, op, micro-batch and occurrence."""
-    partner, matched = _partners(one, other)
+    """Where the ops of ``one`` differ from those of ``other`` that are the same."""
+    partner = pair_ops(one, other).theirs
     difference = _differences(one, other, partner)
     told = ~one.cast & ~one.entry
     differing = np.flatnonzero((difference > Difference.NONE) & (difference < Difference.ALONE) & told)
@@ -57,7 +57,7 @@ def lockstep(one: Recording, other: Recording) -> Lockstep:
         first=int(differing[0]) if len(differing) else None,
         notable=np.flatnonzero(begins),
         largest=_counterparts(other, partner),
-        only_other=len(other) - matched,
+        only_other=len(other) - int((partner >= 0).sum()),
     )
 
 
@@ -65,32 +65,6 @@ def _counterparts(other: Recording, partner: IntArray) -> FloatArray:
     values = np.full(len(partner), np.nan)
     values[partner >= 0] = other.largest[partner[partner >= 0]]
     return values
-
-
-def _partners(one: Recording, other: Recording) -> tuple[IntArray, int]:
-    names: dict[tuple[str, ...], int] = {}
-    mine, theirs = _occurrences(one, names), _occurrences(other, names)
-    _, here, there = np.intersect1d(mine, theirs, assume_unique=True, return_indices=True)
-    partner = np.full(len(one), -1, np.int64)
-    partner[here] = there
-    return partner, len(here)
-
-
-def _occurrences(seen: Recording, names: dict[tuple[str, ...], int]) -> IntArray:
-    """A number for each op, the same for what is the same in another recording that shares ``names``."""
-    points = np.array([names.setdefault(_point(site), len(names)) for site in seen.sites], dtype=np.int64)
-    keys = (points[seen.site] if len(seen) else np.empty(0, np.int64)) * (1 << 16) + seen.micro_batch
-    order = np.argsort(keys, kind="stable")
-    ordered = keys[order]
-    starts = np.searchsorted(ordered, ordered)
-    occurrence = np.empty(len(keys), np.int64)
-    occurrence[order] = np.arange(len(keys)) - starts
-    return keys * (1 << 24) + occurrence
-
-
-def _point(site: SiteRow) -> tuple[str, ...]:
-    phase = Phase.FORWARD if site.phase == Phase.LOSS else site.phase
-    return site.module, phase, site.op, site.name
 
 
 def _differences(one: Recording, other: Recording, partner: IntArray) -> npt.NDArray[np.int8]:

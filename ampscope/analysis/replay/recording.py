@@ -21,7 +21,7 @@ NEAR_BITS = 3.0
 
 #: Columns of ``ops`` that are numbers; a histogram is fetched for the one op that is looked at.
 STATISTICS = tuple(name for name in Statistics._fields if not name.startswith("exp_"))
-_OP_COLUMNS = ("seq", "out", "site", "micro_batch", "numel", *STATISTICS)
+_OP_COLUMNS = ("seq", "out", "site", "micro_batch", "numel", "checksum", *STATISTICS)
 _EDGE_COLUMNS = ("seq", "arg", "from_seq", "from_out", "in_place", "partial", "min", "max")
 _ENTRIES = frozenset(str(node) for node in ENTRY_NODES)
 _SINKS = frozenset(str(node) for node in SINK_NODES)

@@ -312,6 +312,6 @@ def test_ops_that_one_step_alone_has_are_told(trace: TraceBuilder) -> None:
         for name in names:
             trace.op(trace.site(f"aten.{name}.default"), step=step)
     found = lockstep(recorded(trace), recorded(trace, step=1))
-    assert found.partner.tolist() == [0, -1, 1]
+    assert found.partner.tolist() == [0, -1, 2]
     assert found.of(1) is Difference.ALONE
     assert found.only_other == 1
