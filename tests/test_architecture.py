@@ -72,9 +72,11 @@ FLOORS = {
         "program collective_ops op_points tracer"
     ),
     "ampscope.analysis": (
-        "results numerics tables words origin causes cures usage scale overview precision replay diagnosis"
+        "results numerics tables words origin causes cures usage scale overview precision replay diagnosis compare"
     ),
-    "ampscope.report": "safe_text source_place numbers palette diagnosis_json repro figures terminal html",
+    "ampscope.report": (
+        "safe_text source_place numbers palette diagnosis_json comparison_json repro figures terminal html"
+    ),
     "ampscope.report.html": "markup sheet source document figures parts report_page notebook",
     "app": "state data charts blocks app_pages streamlit_app serve",
     "app.blocks": "components basics choices verdict debugger scaler frame",

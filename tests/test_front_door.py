@@ -77,4 +77,5 @@ def test_the_command_offers() -> None:
     from ampscope.cli.main import app
 
     command = typer.main.get_command(app)
-    assert sorted(command.commands) == ["demo", "diagnose", "ranges", "report", "repro", "runs", "view"]  # type: ignore[attr-defined]  # a group
+    verbs = ["compare", "demo", "diagnose", "ranges", "report", "repro", "runs", "view"]
+    assert sorted(command.commands) == verbs  # type: ignore[attr-defined]  # a group

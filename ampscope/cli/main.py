@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 import ampscope
+from ampscope.cli.compare import compare
 from ampscope.cli.demo import demo
 from ampscope.cli.diagnose import diagnose
 from ampscope.cli.exits import Exit
@@ -26,7 +27,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (diagnose, ranges, report, repro, runs, view, demo):
+for verb in (diagnose, compare, ranges, report, repro, runs, view, demo):
     app.command()(verb)
 
 

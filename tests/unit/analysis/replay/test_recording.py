@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -297,9 +298,7 @@ def test_steps_part_where_a_value_differs(trace: TraceBuilder) -> None:
         ((None, None), Difference.NONE),
     ],
 )
-def test_nan_is_the_same_as_nan_alone(
-    trace: TraceBuilder, scores: tuple[float | None, float | None], difference: Difference
-) -> None:
+def test_nan_is_the_same_as_nan_alone(trace: TraceBuilder, scores: tuple[Any, Any], difference: Difference) -> None:
     linear_step(trace, scores=(math.nan, math.nan))
     linear_step(trace, step=1, scores=scores)
     one, other = recorded(trace), recorded(trace, step=1)

@@ -1,0 +1,66 @@
+"""What is another about one program point than about its counterpart."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ampscope.analysis.compare.results import Kind
+from ampscope.analysis.numerics.dtypes import plain, ran_in
+from ampscope.trace.json_columns import details
+from ampscope.trace.schema import SiteRow
+
+#: Arguments that follow from shapes and dtypes, and say nothing where these differ.
+_OF_SHAPES = frozenset({"size", "sizes", "self_size", "input_sizes", "normalized_shape", "split_sizes", "repeats"})
+
+
+class Change(NamedTuple):
+    """One thing that is another: ``name`` is ``was`` in the first and ``now`` in the second."""
+
+    kind: Kind
+    name: str
+    was: str
+    now: str
+
+
+def site_changes(one: SiteRow, other: SiteRow) -> tuple[Change, ...]:
+    """What is another, but for names of modules and the number of the line."""
+    found = [*_scalars(one, other), *_dtype(one, other)]
+    if not _same_shapes(one, other):
+        found.append(Change(Kind.SHAPE, "shape", _shapes(one), _shapes(other)))
+    if one.code and other.code and one.code != other.code:
+        found.append(Change(Kind.LINE, "line", one.code, other.code))
+    return tuple(found)
+
+
+def _scalars(one: SiteRow, other: SiteRow) -> list[Change]:
+    if one.scalars == other.scalars:
+        return []
+    mine, theirs = details(one.scalars), details(other.scalars)
+    shaped = _same_shapes(one, other)
+    apart = [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
+    told = [name for name in apart if "dtype" not in name and (shaped or not _is_of_shapes(name, mine, theirs))]
+    return [Change(Kind.SCALAR, name, _word(mine.get(name)), _word(theirs.get(name))) for name in told]
+
+
+def _is_of_shapes(name: str, mine: dict[str, object], theirs: dict[str, object]) -> bool:
+    return name in _OF_SHAPES or any(isinstance(each.get(name), list) for each in (mine, theirs))
+
+
+def _dtype(one: SiteRow, other: SiteRow) -> list[Change]:
+    was, now = (plain(dtypes[0]) if dtypes else "" for dtypes in (one.out_dtypes, other.out_dtypes))
+    computed = ran_in(one), ran_in(other)
+    if computed[0] != computed[1]:
+        was, now = computed
+    return [Change(Kind.DTYPE, "dtype", was, now)] if was != now else []
+
+
+def _same_shapes(one: SiteRow, other: SiteRow) -> bool:
+    return tuple(one.in_shapes) == tuple(other.in_shapes) and tuple(one.out_shapes) == tuple(other.out_shapes)
+
+
+def _shapes(site: SiteRow) -> str:
+    return ", ".join(shape or "a scalar" for shape in (site.in_shapes or site.out_shapes))
+
+
+def _word(value: object) -> str:
+    return "left out" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

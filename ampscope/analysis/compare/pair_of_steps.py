@@ -1,0 +1,175 @@
+"""Two traced steps with their ops paired: numbers and program points side by side, as lists and arrays by position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ampscope.analysis.numerics.arrays import BoolArray, FloatArray, IntArray
+from ampscope.analysis.replay.pairing.op_pairs import OpPairs, pair_ops, producers
+from ampscope.analysis.replay.recording import Recording
+from ampscope.trace.schema import SiteRow
+
+#: What becomes of the sums of two operands, or of a norm, is measured by what went in: it may cancel.
+_ADDING = frozenset(
+    {"add", "add_", "sub", "sub_", "rsub", "sum", "mean", "cumsum", "baddbmm", "native_layer_norm_backward"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepPair:
+    """Two recordings, op by op; arrays have an element for each op of ``one``."""
+
+    one: Recording
+    other: Recording
+    pairs: OpPairs
+    writers: list[list[int]]  #: of each op of `one` the positions of what wrote its operands
+    other_writers: list[list[int]]
+    error: FloatArray  #: how far results are apart, as a share of their magnitude; NaN where that is not known
+    same_bits: BoolArray  #: the same in all that was measured of both; False without a counterpart
+    given_apart: BoolArray  #: of what came in and of random numbers: the checksums differ
+
+    def counterpart(self, position: int) -> SiteRow | None:
+        """The program point of the op's counterpart."""
+        there = int(self.pairs.theirs[position])
+        return self.other.site_of(there) if there >= 0 else None
+
+
+def pair_of(one: Recording, other: Recording) -> StepPair:
+    """Pair two steps."""
+    pairs = pair_ops(one, other)
+    writers, other_writers = producers(one), producers(other)
+    rows = _Rows(one, other, pairs)
+    error, same, given = rows.compared(_operand_magnitudes(one, other, pairs))
+    return StepPair(
+        one=one,
+        other=other,
+        pairs=pairs,
+        writers=writers,
+        other_writers=other_writers,
+        error=error,
+        same_bits=same,
+        given_apart=given,
+    )
+
+
+class _Rows:
+    """The outputs of paired ops, row by row.
+
+    Args:
+        one: A recording.
+        other: Another one.
+        pairs: Their ops.
+    """
+
+    def __init__(self, one: Recording, other: Recording, pairs: OpPairs) -> None:
+        self.one, self.other = one, other
+        self.count = len(one)
+        self.paired = np.flatnonzero(pairs.theirs >= 0)
+        theirs = pairs.theirs[self.paired]
+        mine_first, mine_outs = one.first_output[:-1][self.paired], np.diff(one.first_output)[self.paired]
+        other_first, other_outs = other.first_output[:-1][theirs], np.diff(other.first_output)[theirs]
+        self.as_many = mine_outs == other_outs
+        outs = np.minimum(mine_outs, other_outs)
+        self.owner = np.repeat(np.arange(len(self.paired)), outs)
+        within = np.arange(len(self.owner)) - np.repeat(np.cumsum(outs) - outs, outs)
+        self.mine = mine_first[self.owner] + within
+        self.theirs = other_first[self.owner] + within
+        self.is_auxiliary = within > 0
+
+    def compared(self, operands: FloatArray) -> tuple[FloatArray, BoolArray, BoolArray]:
+        """Error, sameness and whether what was given differs, of each op of the one."""
+        error, same = self._errors(operands)
+        sums, told = self._sums()
+        sized = self._values("numel")
+        same &= np.equal(*sized) & ~(told & sums)
+        error[np.not_equal(*sized)] = np.nan
+        joined = np.full(self.count, np.nan)
+        worst = np.full(len(self.paired), np.nan)
+        np.fmax.at(worst, self.owner, error)
+        joined[self.paired] = worst
+        return joined, self._all(same) & self._whole(self.as_many), self._any(told & sums)
+
+    def _errors(self, operands: FloatArray) -> tuple[FloatArray, BoolArray]:
+        error, same = np.full(len(self.owner), np.nan), np.ones(len(self.owner), np.bool_)
+        low, high, most = (self._values(name) for name in ("min", "max", "max_finite"))
+        scale = np.fmax(_magnitude(low), _magnitude(high))
+        within = operands[self.paired][self.owner]
+        scale = np.where(self.is_auxiliary | self._adding(), np.fmax(scale, within), scale)
+        for name, (mine, theirs) in (("min", low), ("max", high), ("max_finite", most)):
+            known = self._known(name)
+            apart = _apart(mine, theirs, scale)
+            error = np.where(known, np.fmax(error, apart), error)
+            same &= ~known | (mine == theirs) | (np.isnan(mine) & np.isnan(theirs))
+        for name in ("nan", "posinf", "neginf", "zeros"):
+            mine, theirs = self._values(name)
+            same &= ~self._known(name) | (mine == theirs)
+        return error, same
+
+    def _adding(self) -> BoolArray:
+        adds = np.array([_name(site.op) in _ADDING for site in self.one.sites], np.bool_)
+        found: BoolArray = adds[self.one.site[self.paired]][self.owner]
+        return found
+
+    def _sums(self) -> tuple[BoolArray, BoolArray]:
+        """Where checksums differ, and where there are any; whole numbers, which no float holds."""
+        mine = np.ma.getdata(self.one.outputs.arrays["checksum"])[self.mine]
+        theirs = np.ma.getdata(self.other.outputs.arrays["checksum"])[self.theirs]
+        return np.not_equal(mine, theirs), self._known("checksum")
+
+    def _values(self, name: str) -> tuple[FloatArray, FloatArray]:
+        return self.one.outputs.floats(name)[self.mine], self.other.outputs.floats(name)[self.theirs]
+
+    def _known(self, name: str) -> BoolArray:
+        known: BoolArray = self.one.outputs.known(name)[self.mine] & self.other.outputs.known(name)[self.theirs]
+        return known
+
+    def _all(self, rows: BoolArray) -> BoolArray:
+        return ~self._any(~rows) & self._whole(np.ones(len(self.paired), np.bool_))
+
+    def _any(self, rows: BoolArray) -> BoolArray:
+        found = np.zeros(self.count, np.bool_)
+        found[self.paired[self.owner[rows]]] = True
+        return found
+
+    def _whole(self, paired: BoolArray) -> BoolArray:
+        found = np.zeros(self.count, np.bool_)
+        found[self.paired] = paired
+        return found
+
+
+def _operand_magnitudes(one: Recording, other: Recording, pairs: OpPairs) -> FloatArray:
+    """The largest magnitude among an op's operands in either step; 0 where none is known."""
+    mine, theirs = _read(one), _read(other)
+    paired = pairs.theirs >= 0
+    mine[paired] = np.fmax(mine[paired], theirs[pairs.theirs[paired]])
+    return mine
+
+
+def _read(seen: Recording) -> FloatArray:
+    largest = np.zeros(len(seen))
+    if len(seen.edges):
+        reader: IntArray = np.searchsorted(seen.seq, seen.edges.ints("seq"))
+        writer: IntArray = np.searchsorted(seen.seq, seen.edges.ints("from_seq"))
+        np.fmax.at(largest, reader, np.exp2(seen.largest[writer]))
+    return largest
+
+
+def _magnitude(bounds: tuple[FloatArray, FloatArray]) -> FloatArray:
+    """The largest finite magnitude of both."""
+    kept = [np.where(np.isfinite(each), np.abs(each), np.nan) for each in bounds]
+    return np.fmax(*kept)
+
+
+def _apart(mine: FloatArray, theirs: FloatArray, scale: FloatArray) -> FloatArray:
+    """How far apart two bounds are; 0 for the same NaN or infinity, infinite where one is another kind of number."""
+    same = (mine == theirs) | (np.isnan(mine) & np.isnan(theirs))
+    both = np.isfinite(mine) & np.isfinite(theirs)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        share = np.abs(mine - theirs) / scale
+    return np.where(same, 0.0, np.where(both, share, np.inf))
+
+
+def _name(op: str) -> str:
+    return op.partition(".")[2].partition(".")[0]

@@ -1,0 +1,111 @@
+"""What a comparison finds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ampscope.analysis.results import SourceLine
+from ampscope.notebook_repr import NotebookRepr
+
+#: Version of the JSON object that ``ampscope compare --json`` prints.
+JSON_SCHEMA = 1
+
+
+class Likeness(StrEnum):
+    """How two runs or steps compare."""
+
+    IDENTICAL = "identical"  #: to the last bit, as far as it was measured, and by the same ops
+    WITHIN_TOLERANCE = "within_tolerance"  #: something was changed, or bits differ, and no number is out of tolerance
+    DIFFERENT = "different"
+
+
+class Kind(StrEnum):
+    """What differs."""
+
+    OP = "op"  #: another op runs there, or none
+    MODULE = "module"  #: one has a module that the other lacks
+    RENAMED = "renamed"
+    SCALAR = "scalar"  #: an argument that is no tensor: an eps, a probability, a literal
+    OPERANDS = "operands"  #: the op reads something else
+    DTYPE = "dtype"
+    CAST = "cast"
+    SHAPE = "shape"
+    LINE = "line"  #: the same op stands in another line of code
+    WEIGHTS = "weights"  #: what the step found in parameters and buffers
+    BATCH = "batch"  #: what came into the step from outside
+    RANDOM = "random"  #: random numbers that it drew
+    SEED = "seed"  #: several of these, as another seed makes
+    SCALE = "scale"  #: the loss scale
+    LEARNING_RATE = "lr"
+    OPTIMIZER = "optimizer"  #: the same gradients made other weights
+    VALUE = "value"  #: the same op gave something else
+    NONFINITE = "nonfinite"  #: it is finite in one and not in the other
+    RANGE = "range"  #: magnitudes moved
+    VERDICT = "verdict"  #: of the diagnoses
+    LOSS = "loss"
+    GRAD_NORM = "grad_norm"
+    SKIPS = "skips"
+    ENVIRONMENT = "environment"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One thing that differs, in a sentence."""
+
+    kind: Kind
+    module: str = ""  #: where, by the name it has in the first; the first of several
+    text: str
+    score: float  #: how much it matters, 0 to 100
+    step: int | None = None  #: of the first
+    op: str = ""
+    source: SourceLine | None = None
+    other_source: SourceLine | None = None  #: in the second, where that is another
+    modules: tuple[str, ...] = ()  #: all of them
+    count: int = 1  #: in how many places
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divergence:
+    """The first op, in order of execution, with which the numbers part beyond tolerance."""
+
+    step: int
+    op: str
+    module: str
+    source: SourceLine | None
+    error: float | None  #: relative to the largest magnitude; None where it is not a matter of more or less
+    tolerance: float
+    rank: int = 0
+    other_step: int = 0  #: in the second
+    seq: int | None = None  #: in the first; None for what is not there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One of the two."""
+
+    path: str
+    name: str
+    rank: int
+    step: int | None = None  #: asked for; None for the run
+    steps: int = 0
+    verdict: str = ""
+    model: str = ""
+    device: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison(NotebookRepr):
+    """The whole comparison; differences by what matters most."""
+
+    schema: int = JSON_SCHEMA
+    likeness: Likeness
+    identical: bool  #: to the last bit, as far as it was measured
+    summary: str
+    first_divergence: Divergence | None
+    differences: tuple[Difference, ...] = ()
+    a: Side
+    b: Side
+    traced: int = 0  #: steps of which both have a trace
+    compared: int = 0  #: of these, those whose ops were compared; the others have the same numbers, or come later
+    tolerance: float | None = None  #: as asked for; None where each op's dtypes gave it

@@ -1,0 +1,296 @@
+"""Where two steps begin to differ, told from what follows: one walk along the flow of values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ampscope.analysis.compare.changed_sites import Change, site_changes
+from ampscope.analysis.compare.pair_of_steps import StepPair
+from ampscope.analysis.compare.results import Kind
+from ampscope.analysis.compare.tolerances import rounding
+from ampscope.analysis.replay.recording import Recording
+from ampscope.trace.schema import Cast, Node, SiteRow
+
+#: Least and greatest element of a part, as texts, in which NaN is NaN; empty of the whole.
+Part = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A difference that does not follow from another one."""
+
+    kind: Kind
+    here: int  #: position in the first; -1 for what only the second has
+    there: int  #: position in the second; -1 for what only the first has
+    order: float  #: position in the first, or between two
+    change: Change | None = None
+
+
+@dataclass(slots=True)
+class Walked:
+    """What the walk found."""
+
+    roots: list[Root] = field(default_factory=list)
+    followers: list[Root] = field(default_factory=list)  #: changed program points that follow from a root
+    apart: list[int] = field(default_factory=list)  #: positions in the first whose error is beyond tolerance
+    tolerance: dict[int, float] = field(default_factory=dict)  #: of these
+    cause: list[int] = field(default_factory=list)  #: of each op of the first the number of a root, -1 for none
+    lines: list[Root] = field(default_factory=list)  #: the same op in another line of code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What is known of the two steps beforehand."""
+
+    tolerance: float | None = None  #: asked for
+    noise: float = 0.0  #: by which two executions of one step are apart
+    scales: tuple[float | None, float | None] = (None, None)  #: loss scales in use
+
+
+def walk(pair: StepPair, expected: Expected) -> Walked:
+    """Tell roots from what follows from them."""
+    return _Walk(pair, expected).found()
+
+
+class _Walk:
+    """The walk over one pair of steps.
+
+    Args:
+        pair: The steps.
+        expected: What is known of them beforehand.
+    """
+
+    def __init__(self, pair: StepPair, expected: Expected) -> None:
+        self.pair, self.expected = pair, expected
+        self._kinds = _Kinds(pair, expected.scales)
+        self.theirs: list[int] = pair.pairs.theirs.tolist()
+        self.mine: list[int] = pair.pairs.mine.tolist()
+        self.error: list[float] = pair.error.tolist()
+        self.same: list[bool] = pair.same_bits.tolist()
+        self.given: list[bool] = pair.given_apart.tolist()
+        self.spread = [0.0] * len(pair.one)  #: squares of the tolerances
+        self.clean = [False] * len(pair.one)  #: the same to the last bit, with all that led to it
+        self.result = Walked(cause=[-1] * len(pair.one))
+        self._changes: dict[tuple[int, int], tuple[Change, ...]] = {}
+        self._rounding: dict[tuple[int, int], float] = {}
+        self._alone: dict[int, int] = {}  #: by position in the other, the first root of what it alone has there
+        self._computed_alone: set[int] = set()
+
+    def found(self) -> Walked:
+        """Walk over all ops in order of execution."""
+        self._only_in_other()
+        for here, there in enumerate(self.theirs):
+            if there < 0:
+                self._only_in_one(here)
+            elif self.pair.one.entry[here]:
+                self._entered(here, there)
+            else:
+                self._ran(here, there)
+        return self.result
+
+    def _only_in_one(self, here: int) -> None:
+        """What only the first has; of several in a row the first that computes is the cause."""
+        self.result.cause[here] = self._cause((each, -1) for each in self.pair.writers[here])
+        self._put(here, Root(_kind_alone(self.pair.one.site_of(here)), here, -1, here))
+        if self.pair.one.entry[here]:
+            self.result.cause[here] = -1
+
+    def _only_in_other(self) -> None:
+        """What only the second has, between what both have."""
+        order = -0.5
+        for there, here in enumerate(self.mine):
+            if here >= 0:
+                order = max(order, here + 0.5)
+                continue
+            self.result.roots.append(Root(_kind_alone(self.pair.other.site_of(there)), -1, there, order))
+            before = [self._alone[each] for each in self.pair.other_writers[there] if each in self._computed_alone]
+            self._alone[there] = min([*before, len(self.result.roots) - 1])
+            if not self.pair.other.entry[there]:
+                self._computed_alone.add(there)
+
+    def _entered(self, here: int, there: int) -> None:
+        """What came into the step."""
+        changes = self._site_changes(here, there)
+        mattering = [each for each in changes if each.kind is Kind.DTYPE]
+        self.clean[here] = self.same[here] and not mattering
+        if mattering:
+            self._put(here, Root(Kind.DTYPE, here, there, here, mattering[0]))
+            return
+        if self.clean[here]:
+            return
+        error = self.error[here]
+        limit = self._limit(here, there)
+        self.spread[here] = max(limit, error if math.isfinite(error) else 0.0) ** 2
+        kind = self._kinds.given(here, there)
+        self._put(here, Root(kind, here, there, here))
+        if error > limit or self._is_counted(here) or (limit == 0 and self.given[here]):
+            self._apart(here, limit)
+
+    def _ran(self, here: int, there: int) -> None:
+        """What the step computed."""
+        operands = self._operands(here, there)
+        before = self._cause(operands)
+        self.result.cause[here] = before
+        for root in self._changed(here, there):
+            self._put(here, root, after=before)
+        known = [self.spread[mine] for mine, _ in operands if mine >= 0 and not self.clean[mine]]
+        local = self._limit(here, there)
+        self.spread[here] = local**2 + max(known, default=0.0)
+        limit = self._asked(math.sqrt(self.spread[here]))
+        clean = all(mine >= 0 and self.clean[mine] for mine, _ in operands)
+        self.clean[here] = clean and self.same[here] and self.result.cause[here] < 0
+        same_dtype = all(each.kind is not Kind.DTYPE for each in self._site_changes(here, there))
+        drawn = self.given[here] and before < 0 and same_dtype
+        if self.error[here] > limit or drawn:
+            if self.result.cause[here] < 0:
+                self._put(here, Root(self._kinds.of_value(here, there, drawn=drawn), here, there, here))
+            self._apart(here, limit)
+
+    def _changed(self, here: int, there: int) -> Iterator[Root]:
+        """Roots at the op itself."""
+        for change in self._site_changes(here, there):
+            if change.kind is Kind.LINE:
+                self.result.lines.append(Root(Kind.LINE, here, there, here, change))
+            else:
+                yield Root(self._kinds.changed(change), here, there, here, change)
+        mine, theirs = self._sources(here, there)
+        parts, other_parts = _parts(self.pair.one, here), _parts(self.pair.other, there)
+        if len(mine) != len(theirs):
+            yield Root(Kind.OPERANDS, here, there, here, Change(Kind.OPERANDS, "operands", "", ""))
+        elif any(self._is_another(*each) for each in zip(mine, theirs, parts, other_parts, strict=True)):
+            known = sorted((self.theirs[a], part) for a, part in zip(mine, parts, strict=True))
+            swapped = known == sorted(zip(theirs, other_parts, strict=True))
+            name = "order" if swapped else "operands"
+            yield Root(Kind.OPERANDS, here, there, here, Change(Kind.OPERANDS, name, "", ""))
+
+    def _sources(self, here: int, there: int) -> tuple[list[int], list[int]]:
+        """What wrote the operands of an op and of its counterpart, casts passed over."""
+        one, other = self.pair.one, self.pair.other
+        mine = [_source(each, one, self.pair.writers) for each in self.pair.writers[here]]
+        return mine, [_source(each, other, self.pair.other_writers) for each in self.pair.other_writers[there]]
+
+    def _is_another(self, mine: int, theirs: int, part: Part, other_part: Part) -> bool:
+        """Whether two operands were not written by counterparts, or are other parts of the same."""
+        if self.theirs[mine] < 0 or self.mine[theirs] < 0:
+            return False
+        return self.theirs[mine] != theirs or (self.clean[mine] and part != other_part)
+
+    def _put(self, here: int, root: Root, *, after: int = -1) -> None:
+        """Notes a root, or what follows from an earlier one of its kind."""
+        if self._follows(root, after):
+            self.result.followers.append(root)
+            return
+        self.result.roots.append(root)
+        if self.result.cause[here] < 0:
+            self.result.cause[here] = len(self.result.roots) - 1
+
+    def _follows(self, root: Root, after: int) -> bool:
+        """Whether a difference is what an earlier one makes of the op: its operands come in another dtype or shape."""
+        if root.here < 0 or root.there < 0 or root.kind not in (Kind.DTYPE, Kind.SHAPE, Kind.OPERANDS):
+            return False
+        one, other = self.pair.one.site_of(root.here), self.pair.other.site_of(root.there)
+        if root.kind is Kind.DTYPE:
+            return after >= 0 and one.autocast == other.autocast and tuple(one.in_dtypes) != tuple(other.in_dtypes)
+        return after >= 0
+
+    def _cause(self, operands: Iterable[tuple[int, int]]) -> int:
+        """The earliest root behind an op's operands, in either step; -1 where there is none."""
+        mine = (self.result.cause[each] for each, _ in operands if each >= 0)
+        theirs = (self._alone.get(each, -1) for _, each in operands)
+        causes = {each for each in (*mine, *theirs) if each >= 0}
+        return min(causes, key=lambda each: (self.result.roots[each].order, each), default=-1)
+
+    def _operands(self, here: int, there: int) -> list[tuple[int, int]]:
+        """What the op and its counterpart read, side by side; -1 beyond the shorter."""
+        mine, theirs = self.pair.writers[here], self.pair.other_writers[there]
+        size = max(len(mine), len(theirs))
+        pad = [-1] * size
+        return list(zip((mine + pad)[:size], (theirs + pad)[:size], strict=True))
+
+    def _limit(self, here: int, there: int) -> float:
+        key = int(self.pair.one.site[here]), int(self.pair.other.site[there])
+        if key not in self._rounding:
+            self._rounding[key] = rounding(self.pair.one.sites[key[0]], self.pair.other.sites[key[1]])
+        return self._asked(self._rounding[key])
+
+    def _asked(self, derived: float) -> float:
+        return max(derived, self.expected.noise) if self.expected.tolerance is None else self.expected.tolerance
+
+    def _site_changes(self, here: int, there: int) -> tuple[Change, ...]:
+        key = int(self.pair.one.site[here]), int(self.pair.other.site[there])
+        if key not in self._changes:
+            self._changes[key] = site_changes(self.pair.one.sites[key[0]], self.pair.other.sites[key[1]])
+        return self._changes[key]
+
+    def _apart(self, here: int, limit: float) -> None:
+        self.result.apart.append(here)
+        self.result.tolerance[here] = limit
+
+    def _is_counted(self, here: int) -> bool:
+        """Whether what came in is whole numbers, of which no other will do; or another number of them."""
+        if any(each.kind is Kind.SHAPE for each in self._site_changes(here, self.theirs[here])):
+            return True
+        return self.given[here] and not any("float" in each for each in self.pair.one.site_of(here).out_dtypes)
+
+
+class _Kinds:
+    """What kind a root is of.
+
+    Args:
+        pair: The steps.
+        scales: Their loss scales.
+    """
+
+    def __init__(self, pair: StepPair, scales: tuple[float | None, float | None]) -> None:
+        self.pair, self.scales = pair, scales
+
+    def given(self, here: int, there: int) -> Kind:
+        site = self.pair.one.site_of(here)
+        if site.op != Node.INPUT:
+            return Kind.WEIGHTS
+        scales = self.scales
+        return Kind.SCALE if scales[0] != scales[1] and self._values(here, there) == scales else Kind.BATCH
+
+    def changed(self, change: Change) -> Kind:
+        """What a changed argument is about: a scaler makes its first scale of one."""
+        mine, theirs = self.scales
+        if change.kind is not Kind.SCALAR or mine is None or theirs is None or mine == theirs:
+            return change.kind
+        return Kind.SCALE if (change.was, change.now) == (f"{mine:g}", f"{theirs:g}") else Kind.SCALAR
+
+    def of_value(self, here: int, there: int, *, drawn: bool) -> Kind:
+        if drawn:
+            return Kind.RANDOM
+        one, other = self.pair.one, self.pair.other
+        return Kind.NONFINITE if one.nonfinite[here] != other.nonfinite[there] else Kind.VALUE
+
+    def _values(self, here: int, there: int) -> tuple[float, float]:
+        """The only element of both, where each has no other."""
+        mine, theirs = int(self.pair.one.first_output[here]), int(self.pair.other.first_output[there])
+        return float(self._largest[0][mine]), float(self._largest[1][theirs])
+
+    @cached_property
+    def _largest(self) -> tuple[list[float], list[float]]:
+        one, other = self.pair.one.outputs.floats("max"), self.pair.other.outputs.floats("max")
+        return one.tolist(), other.tolist()
+
+
+def _kind_alone(site: SiteRow) -> Kind:
+    return Kind.CAST if site.cast != Cast.NONE else Kind.OP
+
+
+def _parts(seen: Recording, at: int) -> list[Part]:
+    """Of each operand that is a part of what was written, its extremes."""
+    rows = range(int(seen.first_edge[at]), int(seen.first_edge[at + 1]))
+    partial, low, high = (seen.edges.arrays[name] for name in ("partial", "min", "max"))
+    return [(str(low[row]), str(high[row])) if partial[row] else ("", "") for row in rows]
+
+
+def _source(at: int, seen: Recording, writers: list[list[int]]) -> int:
+    """What an operand is a cast of."""
+    while seen.cast[at] and writers[at]:
+        at = writers[at][0]
+    return at

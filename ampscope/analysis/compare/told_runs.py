@@ -1,0 +1,164 @@
+"""What else differs between two runs: where they ran, how their curves went, and what the diagnosis says of each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ampscope.analysis.causes.catalogue import item_in_words
+from ampscope.analysis.compare.results import Difference, Kind
+from ampscope.analysis.compare.sides import Opened
+from ampscope.analysis.compare.words import counted, number
+from ampscope.analysis.numerics.arrays import BoolArray, Columns, FloatArray, IntArray
+from ampscope.analysis.results import Diagnosis, Finding, Incident
+from ampscope.analysis.tables.step_queries import in_order, steps_of
+from ampscope.trace.vocabulary import Severity
+
+_VERDICT = 70.0
+_FINDING = 65.0
+_RATE, _LOSS, _NORM, _SCALE, _SKIPS = 50.0, 48.0, 46.0, 44.0, 42.0
+_ENVIRONMENT = 30.0
+_COLUMNS = ("step", "loss", "grad_norm", "scale", "lr", "skipped", "averaged")
+#: A configuration that says how much was recorded, not how the training ran.
+_OF_RECORDING = frozenset({"every", "overhead", "replay_budget", "save_tensors", "ranks", "disk_budget"})
+
+
+class Curves:
+    """The step attempts of both, by step.
+
+    Args:
+        one: A side.
+        other: The other.
+    """
+
+    def __init__(self, one: Opened, other: Opened) -> None:
+        self.mine, self.theirs = _steps(one), _steps(other)
+        mine, theirs = self.mine.ints("step"), self.theirs.ints("step")
+        self.steps, self._here, self._there = np.intersect1d(mine, theirs, return_indices=True)
+
+    def at(self, column: str, step: int, other_step: int) -> tuple[float | None, float | None]:
+        """A value of a step of each; None where it was not recorded."""
+        return _at(self.mine, column, step), _at(self.theirs, column, other_step)
+
+    def both(self, column: str) -> tuple[FloatArray, FloatArray, BoolArray]:
+        """The values of steps that both made, and where both recorded them."""
+        mine, theirs = self.mine.floats(column)[self._here], self.theirs.floats(column)[self._there]
+        known = self.mine.known(column)[self._here] & self.theirs.known(column)[self._there]
+        return mine, theirs, known
+
+    def parts(self, column: str, tolerance: float) -> tuple[int, float, float, float] | None:
+        """The first step at which a value is apart by more than ``tolerance`` of it, both values, and how far."""
+        mine, theirs, known = self.both(column)
+        same = (mine == theirs) | (np.isnan(mine) & np.isnan(theirs))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            share = np.abs(mine - theirs) / np.maximum(np.abs(mine), np.abs(theirs))
+        error = np.where(same | ~known, 0.0, np.where(np.isfinite(share), share, np.inf))
+        found = np.flatnonzero(error > tolerance)
+        if not len(found):
+            return None
+        at = found[0]
+        return int(self.steps[at]), float(mine[at]), float(theirs[at]), float(error[at])
+
+
+def told_curves(curves: Curves, tolerance: float) -> Iterator[Difference]:
+    """Where learning rate, loss, gradient norm, loss scale and skips part."""
+    words: list[tuple[Kind, str, str, float, float]] = [
+        (Kind.LEARNING_RATE, "lr", "learning rate", _RATE, 0.0),
+        (Kind.LOSS, "loss", "loss", _LOSS, tolerance),
+        (Kind.GRAD_NORM, "grad_norm", "gradient norm", _NORM, tolerance),
+        (Kind.SCALE, "scale", "loss scale", _SCALE, 0.0),
+    ]
+    for kind, column, name, score, limit in words:
+        found = curves.parts(column, limit)
+        if found is not None:
+            step, mine, theirs, _ = found
+            text = f"The {name} parts at step {step:,}: {number(mine)} in A, {number(theirs)} in B."
+            yield Difference(kind=kind, text=text, score=score, step=step)
+    yield from _lengths(curves)
+
+
+def _lengths(curves: Curves) -> Iterator[Difference]:
+    mine, theirs = curves.mine, curves.theirs
+    skipped, also = (int(each.flags("skipped").sum()) for each in (mine, theirs))
+    shared, shared_also, _ = curves.both("skipped")
+    if int(shared.sum()) != int(shared_also.sum()):
+        text = f"A skipped {counted(skipped, 'step')} of {len(mine):,}, B {also:,} of {len(theirs):,}."
+        yield Difference(kind=Kind.SKIPS, text=text, score=_SKIPS)
+
+
+def told_verdicts(one: Diagnosis, other: Diagnosis) -> Iterator[Difference]:
+    """Verdicts, incidents and findings that only one has."""
+    if one.verdict is not other.verdict:
+        words = f"A is {one.verdict.replace('_', ' ')}, B is {other.verdict.replace('_', ' ')}"
+        worse = next((each for each in (one, other) if each.primary is not None), None)
+        why = f": {worse.summary}" if worse is not None else "."
+        first = worse.primary.step if worse is not None and worse.primary is not None else None
+        yield Difference(kind=Kind.VERDICT, text=words + why, score=_VERDICT, step=first)
+    mine, theirs = _items(one), _items(other)
+    for who, items, others in (("A", mine, theirs), ("B", theirs, mine)):
+        for key in [key for key in items if key not in others]:
+            item = items[key]
+            text = f"In {who} alone: {item_in_words(item)}, step {item.step:,}."
+            module = getattr(item, "module", "")
+            yield Difference(kind=Kind.VERDICT, module=module, text=text, score=_FINDING, step=item.step)
+
+
+def told_environment(one: Opened, other: Opened) -> Iterator[Difference]:
+    """Versions, devices, sizes and configuration that differ, each a sentence."""
+    mine, theirs = one.run.manifest, other.run.manifest
+    facts: list[tuple[str, Any, Any]] = [
+        ("device", mine.device, theirs.device),
+        ("number of ranks", mine.world_size, theirs.world_size),
+        ("model", mine.model, theirs.model),
+        ("number of parameters", mine.parameters, theirs.parameters),
+        ("version of ampscope", mine.ampscope, theirs.ampscope),
+    ]
+    names = dict.fromkeys((*mine.versions, *theirs.versions))
+    facts += [(f"version of {name}", mine.versions.get(name), theirs.versions.get(name)) for name in names]
+    here, there = _flat(mine.configuration), _flat(theirs.configuration)
+    facts += [(name, here.get(name), there.get(name)) for name in dict.fromkeys((*here, *there))]
+    for place, (name, was, now) in enumerate(facts):
+        if was != now:
+            text = f"{name[0].upper()}{name[1:]}: {_word(was)} in A, {_word(now)} in B."
+            yield Difference(kind=Kind.ENVIRONMENT, text=text, score=round(_ENVIRONMENT - place / 10, 2))
+
+
+def _flat(configuration: dict[str, Any]) -> dict[str, Any]:
+    """What the run was configured with, without what only says how much was recorded; groups unfolded."""
+    found: dict[str, Any] = {}
+    for name, value in configuration.items():
+        if name in _OF_RECORDING:
+            continue
+        found |= {f"{name}.{key}": each for key, each in value.items()} if isinstance(value, dict) else {name: value}
+    return found
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return "not recorded" if value in (None, "") else value if isinstance(value, str) else json.dumps(value)
+
+
+def _items(diagnosis: Diagnosis) -> dict[object, Incident | Finding]:
+    """What matters in a diagnosis, the first of each kind."""
+    items: list[Incident | Finding] = [*diagnosis.incidents, *diagnosis.findings]
+    found: dict[object, Incident | Finding] = {}
+    for item in items:
+        if item.severity is not Severity.INFO:
+            found.setdefault((item.cause, getattr(item, "op", "")), item)
+    return found
+
+
+def _steps(side: Opened) -> Columns:
+    return in_order(steps_of(side.run, side.rank, 0).select(*_COLUMNS))
+
+
+def _at(steps: Columns, column: str, step: int) -> float | None:
+    numbers: IntArray = steps.ints("step")
+    at = int(np.searchsorted(numbers, step))
+    if at >= len(numbers) or numbers[at] != step or not steps.known(column)[at]:
+        return None
+    return float(steps.floats(column)[at])

@@ -1,0 +1,230 @@
+"""Which values two steps differ in: what came into them, what their ops made of the same, and how magnitudes moved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ampscope.analysis.compare.groups import sources
+from ampscope.analysis.compare.pair_of_steps import StepPair
+from ampscope.analysis.compare.results import Difference, Kind
+from ampscope.analysis.compare.roots import Root, Walked
+from ampscope.analysis.compare.tolerances import elements
+from ampscope.analysis.compare.words import counted, listed, number, place, places
+from ampscope.analysis.words.wording import op_in_words
+from ampscope.trace.schema import Node
+
+_SCORES = {
+    Kind.NONFINITE: 92.0,
+    Kind.VALUE: 90.0,
+    Kind.SCALE: 88.0,
+    Kind.SEED: 87.0,
+    Kind.LEARNING_RATE: 86.5,
+    Kind.OPTIMIZER: 86.0,
+    Kind.WEIGHTS: 85.0,
+    Kind.BATCH: 84.0,
+    Kind.RANDOM: 82.0,
+    Kind.RANGE: 25.0,
+}
+#: From this share of the parameters on that differ, another seed is what differs.
+_NEARLY_ALL = 0.5
+#: Modules whose magnitudes are told.
+_MOST_RANGES = 3
+_WORDS = 1 << 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Before:
+    """What is known of the step before, and of the step rows of both."""
+
+    same: bool = False  #: both traced it, and it is the same to the last bit
+    rates: tuple[float | None, float | None] = (None, None)  #: learning rates of the step before
+    scales: tuple[float | None, float | None] = (None, None)  #: loss scales of this step
+
+
+def told_values(pair: StepPair, walked: Walked, before: Before) -> list[Difference]:
+    """What is another about values, in no order."""
+    kinds: dict[Kind, list[Root]] = {}
+    for root in walked.roots:
+        kinds.setdefault(root.kind, []).append(root)
+    teller = _Teller(pair, before)
+    given = [kind for kind in (Kind.WEIGHTS, Kind.BATCH, Kind.RANDOM) if kind in kinds]
+    told: list[Difference] = []
+    of_one_step = pair.one.traced.step == pair.other.traced.step and not before.same
+    if of_one_step and len(given) > 1 and teller.is_nearly_all(kinds.get(Kind.WEIGHTS, ())):
+        roots = [root for kind in given for root in kinds.pop(kind)]
+        told.append(teller.difference(Kind.SEED, roots, teller.seed(given, roots)))
+    for kind, sentence in teller.sentences.items():
+        if kind in kinds:
+            told.append(teller.difference(*sentence(kinds[kind])))
+    if Kind.NONFINITE not in kinds and (born := _not_finite(pair)) is not None:
+        told.append(teller.difference(*teller.sentences[Kind.NONFINITE]([born])))
+    return [*told, *_ranges(pair)]
+
+
+class _Teller:
+    """Roots as sentences.
+
+    Args:
+        pair: The steps.
+        before: What is known of the step before.
+    """
+
+    def __init__(self, pair: StepPair, before: Before) -> None:
+        self.pair, self.before = pair, before
+        self.sentences = {
+            Kind.WEIGHTS: self._weights,
+            Kind.BATCH: self._batch,
+            Kind.RANDOM: self._random,
+            Kind.SCALE: self._scale,
+            Kind.VALUE: self._value,
+            Kind.NONFINITE: self._nonfinite,
+        }
+
+    def difference(self, kind: Kind, roots: list[Root], text: str) -> Difference:
+        """One difference with the place of its first root."""
+        first = min(roots, key=lambda each: each.order)
+        site = self.pair.one.site_of(first.here)
+        mine, theirs = sources(self.pair, first)
+        return Difference(
+            kind=kind,
+            module=site.module,
+            text=text,
+            score=_SCORES[kind],
+            step=self.pair.one.traced.step,
+            op=site.op,
+            source=mine,
+            other_source=theirs if theirs != mine else None,
+            modules=tuple(dict.fromkeys(self.pair.one.site_of(each.here).module for each in roots)),
+            count=len(roots),
+        )
+
+    def is_nearly_all(self, roots: Iterable[Root]) -> bool:
+        """Whether most of the parameters differ, of those that chance may have filled."""
+        return len(list(roots)) > max(_NEARLY_ALL * self._parameters(varied=True), 1)
+
+    def seed(self, given: Sequence[Kind], roots: list[Root]) -> str:
+        """That another seed was set."""
+        words = {Kind.WEIGHTS: "weights", Kind.BATCH: "the batch", Kind.RANDOM: "random numbers"}
+        weights = [each for each in roots if each.kind is Kind.WEIGHTS]
+        told = listed([words[kind] for kind in given]).capitalize()
+        of = f"{len(weights):,} of {counted(self._parameters(), 'parameter and buffer').replace('r and b', 'rs and b')}"
+        return f"{told} of step {self._step()} differ ({of}): another seed, or another start."
+
+    def _weights(self, roots: list[Root]) -> tuple[Kind, list[Root], str]:
+        names = [self.pair.one.site_of(each.here).name for each in roots]
+        whole = self._parameters()
+        step = self._step()
+        if self.before.same:
+            return self._optimizer(roots, whole)
+        if len(names) == 1:
+            bit = ", by as much as one changed bit" if self._is_one_bit(roots[0]) else ""
+            rest = f"; the other {whole - 1:,} parameters and buffers are the same to the last bit" if whole > 1 else ""
+            return Kind.WEIGHTS, roots, f"{names[0]} differs when step {step} begins{bit}{rest}."
+        text = f"{len(names):,} of {whole:,} parameters and buffers differ when step {step} begins: "
+        return Kind.WEIGHTS, roots, f"{text}{listed(names, 'tensor')}."
+
+    def _optimizer(self, roots: list[Root], whole: int) -> tuple[Kind, list[Root], str]:
+        step = self.pair.one.traced.step
+        same = f"step {step - 1:,} is the same to the last bit, and step {step:,} begins with other weights"
+        mine, theirs = self.before.rates
+        extent = f"{len(roots):,} of {whole:,}"
+        if mine is not None and theirs is not None and mine != theirs:
+            rates = f"The learning rate is {number(mine)} in A and {number(theirs)} in B"
+            return Kind.LEARNING_RATE, roots, f"{rates}: {same} ({extent})."
+        why = "the optimizer, its settings (eps, betas, weight decay) or its state differ"
+        return Kind.OPTIMIZER, roots, f"{same[0].upper()}{same[1:]} ({extent}): {why}."
+
+    def _batch(self, roots: list[Root]) -> tuple[Kind, list[Root], str]:
+        names = [self.pair.one.site_of(each.here).name for each in roots]
+        return Kind.BATCH, roots, f"Step {self._step()} was given another batch or constant: {listed(names, 'input')}."
+
+    def _random(self, roots: list[Root]) -> tuple[Kind, list[Root], str]:
+        modules = tuple(dict.fromkeys(self.pair.one.site_of(each.here).module for each in roots))
+        text = f"Step {self._step()} drew other random numbers, {places(modules)}: another seed, or another number of "
+        return Kind.RANDOM, roots, f"{text}draws before."
+
+    def _scale(self, roots: list[Root]) -> tuple[Kind, list[Root], str]:
+        mine, theirs = (number(each) if each is not None else "none" for each in self.before.scales)
+        return Kind.SCALE, roots, f"The loss scale of step {self._step()} is {mine} in A and {theirs} in B."
+
+    def _value(self, roots: list[Root]) -> tuple[Kind, list[Root], str]:
+        first = roots[0]
+        site, error = self.pair.one.site_of(first.here), float(self.pair.error[first.here])
+        more = f" (of {len(roots):,} ops that do, the first)" if len(roots) > 1 else ""
+        parts = ", or of other parts of them" if self._reads_parts(first.here) else ""
+        text = f"{op_in_words(site.op)} {place(site.module)} makes something else of the same operands{parts}{more}: "
+        return Kind.VALUE, roots, f"{text}apart by {number(error)} of the largest magnitude."
+
+    def _reads_parts(self, here: int) -> bool:
+        """Whether an operand has fewer elements than what was written for it."""
+        one = self.pair.one
+        written = [int(one.outputs.arrays["numel"][one.first_output[each]]) for each in self.pair.writers[here]]
+        read = [elements(shape) for shape in one.site_of(here).in_shapes]
+        return any(some < whole for some, whole in zip(read, written, strict=False))
+
+    def _nonfinite(self, roots: list[Root]) -> tuple[Kind, list[Root], str]:
+        first = roots[0]
+        site = self.pair.one.site_of(first.here)
+        who, other = ("A", "B") if self.pair.one.nonfinite[first.here] else ("B", "A")
+        text = f"{op_in_words(site.op)} {place(site.module)} is not finite in {who}, and finite in {other}."
+        return Kind.NONFINITE, roots, text
+
+    def _is_one_bit(self, root: Root) -> bool:
+        mine, theirs = self.pair.one, self.pair.other
+        here, there = int(mine.first_output[root.here]), int(theirs.first_output[root.there])
+        sums = [seen.outputs.row(row)["checksum"] for seen, row in ((mine, here), (theirs, there))]
+        if None in sums:
+            return False
+        apart: int = (sums[0] - sums[1]) % _WORDS
+        return min(apart, _WORDS - apart).bit_count() == 1
+
+    def _parameters(self, *, varied: bool = False) -> int:
+        """How many parameters and buffers the step read; with ``varied``, those whose elements are not all the same."""
+        one = self.pair.one
+        of = [site.op in (Node.PARAMETER, Node.BUFFER, Node.CARRIED) for site in one.sites]
+        kept = np.array(of, np.bool_)[one.site]
+        if varied:
+            first = one.first_output[:-1]
+            kept &= one.outputs.floats("min")[first] != one.outputs.floats("max")[first]
+        return int(kept.sum())
+
+    def _step(self) -> str:
+        mine, theirs = self.pair.one.traced.step, self.pair.other.traced.step
+        return f"{mine:,}" if mine == theirs else f"{mine:,} (A), {theirs:,} (B)"
+
+
+def _not_finite(pair: StepPair) -> Root | None:
+    """The first op in which something begins that is not finite, where the other step's is finite."""
+    one, other, theirs = pair.one, pair.other, pair.pairs.theirs
+    paired = np.flatnonzero(theirs >= 0)
+    mine, also = one.nonfinite[paired], other.nonfinite[theirs[paired]]
+    born = one.born[paired] | other.born[theirs[paired]]
+    found = paired[(mine != also) & born]
+    return Root(Kind.NONFINITE, int(found[0]), int(theirs[found[0]]), int(found[0])) if len(found) else None
+
+
+def _ranges(pair: StepPair) -> Iterator[Difference]:
+    """Modules whose largest magnitude in forward is a factor of 2 or more apart, the farthest first."""
+    one, other = pair.one, pair.other
+    theirs = pair.pairs.theirs
+    told = (theirs >= 0) & ~one.backward & ~one.entry & ~one.sink & ~one.cast
+    apart = np.where(told, other.largest[np.maximum(theirs, 0)] - one.largest, np.nan) if len(other) else np.empty(0)
+    farthest: dict[str, tuple[float, int]] = {}
+    for at in np.flatnonzero(np.abs(apart) >= 1.0).tolist():
+        module = one.site_of(at).module
+        farthest[module] = max(farthest.get(module, (0.0, at)), (float(apart[at]), at), key=lambda each: abs(each[0]))
+    ordered = sorted(farthest.items(), key=lambda each: -abs(each[1][0]))
+    for module, (bits, at) in ordered[:_MOST_RANGES]:
+        site = one.site_of(at)
+        mine, there = (2.0 ** float(each) for each in (one.largest[at], other.largest[theirs[at]]))
+        yield Difference(
+            kind=Kind.RANGE,
+            module=module,
+            text=f"{op_in_words(site.op)} {place(module)} reaches {number(mine)} in A and {number(there)} in B.",
+            score=round(_SCORES[Kind.RANGE] + min(abs(bits), 10.0) / 10.0, 2),
+            step=one.traced.step,
+            op=site.op,
+        )
