@@ -72,7 +72,7 @@ FLOORS = {
         "program collective_ops op_points tracer"
     ),
     "ampscope.analysis": (
-        "results numerics tables words origin causes cures usage scale overview precision replay diagnosis compare"
+        "results numerics tables words origin causes cures usage scale overview precision diagnosis replay"
     ),
     "ampscope.report": (
         "safe_text source_place numbers palette diagnosis_json comparison_json repro figures terminal html"

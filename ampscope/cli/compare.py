@@ -28,8 +28,8 @@ def compare(
 
     The exit code is 0 where they are the same within tolerance, 1 where they differ, 2 where one cannot be read.
     """
-    from ampscope.analysis.compare.comparison import compare as comparison_of
-    from ampscope.analysis.compare.results import Likeness
+    from ampscope.analysis.replay.compare.comparison import compare as comparison_of
+    from ampscope.analysis.replay.compare.results import Likeness
     from ampscope.cli.terminal import show
     from ampscope.report.comparison_json import as_json
     from ampscope.report.terminal.comparison_text import as_text

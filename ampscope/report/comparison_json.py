@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from ampscope.analysis.compare.results import Comparison
+from ampscope.analysis.replay.compare.results import Comparison
 from ampscope.report.diagnosis_json import as_plain
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ampscope.analysis.compare.results import Comparison, Difference, Divergence, Likeness, Side
+from ampscope.analysis.replay.compare.results import Comparison, Difference, Divergence, Likeness, Side
 from ampscope.report import numbers
 from ampscope.report.safe_text import visible
 from ampscope.report.source_place import place

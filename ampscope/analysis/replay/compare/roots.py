@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from ampscope.analysis.compare.changed_sites import Change, site_changes
-from ampscope.analysis.compare.pair_of_steps import StepPair
-from ampscope.analysis.compare.results import Kind
-from ampscope.analysis.compare.tolerances import rounding
+from ampscope.analysis.replay.compare.changed_sites import Change, site_changes
+from ampscope.analysis.replay.compare.pair_of_steps import StepPair
+from ampscope.analysis.replay.compare.results import Kind
+from ampscope.analysis.replay.compare.tolerances import rounding
 from ampscope.analysis.replay.recording import Recording
 from ampscope.trace.schema import Cast, Node, SiteRow
 
@@ -83,6 +83,8 @@ class _Walk:
         """Walk over all ops in order of execution."""
         self._only_in_other()
         for here, there in enumerate(self.theirs):
+            if self.pair.one.sink[here] and (there < 0 or not self.pair.writers[here]):
+                continue  # measured by turns, or after the optimizer, of whose ops there are none
             if there < 0:
                 self._only_in_one(here)
             elif self.pair.one.entry[here]:
@@ -104,6 +106,7 @@ class _Walk:
         for there, here in enumerate(self.mine):
             if here >= 0:
                 order = max(order, here + 0.5)
+            if here >= 0 or self.pair.other.sink[there]:
                 continue
             self.result.roots.append(Root(_kind_alone(self.pair.other.site_of(there)), -1, there, order))
             before = [self._alone[each] for each in self.pair.other_writers[there] if each in self._computed_alone]

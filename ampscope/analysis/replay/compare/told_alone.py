@@ -9,11 +9,11 @@ from functools import cached_property
 
 import numpy as np
 
-from ampscope.analysis.compare.groups import NODES, STRUCTURE, Group, Places
-from ampscope.analysis.compare.pair_of_steps import StepPair
-from ampscope.analysis.compare.results import Difference, Kind
-from ampscope.analysis.compare.roots import Root, Walked
-from ampscope.analysis.compare.words import counted, ops_listed, places
+from ampscope.analysis.replay.compare.groups import NODES, STRUCTURE, Group, Places
+from ampscope.analysis.replay.compare.pair_of_steps import StepPair
+from ampscope.analysis.replay.compare.results import Difference, Kind
+from ampscope.analysis.replay.compare.roots import Root, Walked
+from ampscope.analysis.replay.compare.words import counted, ops_listed, places
 from ampscope.trace.schema import Cast
 
 _WHY = {str(Cast.AUTOCAST): "that autocast makes ", str(Cast.EXPLICIT): "that the code asks for "}

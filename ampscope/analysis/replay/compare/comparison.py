@@ -6,18 +6,18 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 
-from ampscope.analysis.compare.groups import sources
-from ampscope.analysis.compare.pair_of_steps import StepPair, pair_of
-from ampscope.analysis.compare.results import Comparison, Difference, Divergence, Kind, Likeness, Side
-from ampscope.analysis.compare.roots import Expected, Root, Walked, walk
-from ampscope.analysis.compare.sides import Opened, chosen, opened, signatures, steps_together
-from ampscope.analysis.compare.told_alone import told_alone
-from ampscope.analysis.compare.told_changed import told_changed
-from ampscope.analysis.compare.told_runs import Curves, told_curves, told_environment, told_verdicts
-from ampscope.analysis.compare.told_values import Before, told_values
-from ampscope.analysis.compare.tolerances import curve_tolerance, replay_noise
-from ampscope.analysis.compare.words import counted, number, place
 from ampscope.analysis.diagnosis.diagnosis import diagnose
+from ampscope.analysis.replay.compare.groups import sources
+from ampscope.analysis.replay.compare.pair_of_steps import StepPair, pair_of
+from ampscope.analysis.replay.compare.results import Comparison, Difference, Divergence, Kind, Likeness, Side
+from ampscope.analysis.replay.compare.roots import Expected, Root, Walked, walk
+from ampscope.analysis.replay.compare.sides import Opened, chosen, opened, signatures, steps_together
+from ampscope.analysis.replay.compare.told_alone import told_alone
+from ampscope.analysis.replay.compare.told_changed import told_changed
+from ampscope.analysis.replay.compare.told_runs import Curves, told_curves, told_environment, told_verdicts
+from ampscope.analysis.replay.compare.told_values import Before, told_values
+from ampscope.analysis.replay.compare.tolerances import curve_tolerance, replay_noise
+from ampscope.analysis.replay.compare.words import counted, number, place
 from ampscope.analysis.replay.recording import Recording, recording
 from ampscope.analysis.results import Diagnosis
 from ampscope.analysis.tables.traced_steps import TracedStep
@@ -221,7 +221,7 @@ def _divergence(pair: StepPair, walked: Walked) -> Divergence:
 
 def _same_numbers(pair: StepPair) -> bool:
     """Whether all ops that both have, and all that came in, are the same to the last bit."""
-    return bool(pair.same_bits[pair.pairs.theirs >= 0].all())
+    return bool(pair.same_bits[(pair.pairs.theirs >= 0) & ~pair.one.sink].all())
 
 
 def _once(differences: list[Difference]) -> Iterator[Difference]:

@@ -13,12 +13,13 @@ from ampscope.analysis.tables.lazy_tables import collect_groups, first_rank, ran
 from ampscope.analysis.tables.traced_steps import TracedStep, traced_steps
 from ampscope.errors import AmpscopeError, RunNotFound
 from ampscope.trace.read.run import Run, open_run
-from ampscope.trace.schema import Source, Table
+from ampscope.trace.schema import SINK_NODES, Source, Table
 
 #: ``RUN``, ``RUN@STEP``, ``RUN@STEP:RANK`` or ``RUN@:RANK``.
 _SPEC = re.compile(r"(?P<path>.+)@(?P<step>\d*)(?::(?P<rank>\d+))?")
 #: What can be lined up: not counterfactual replays, nor what ran between two steps.
 _COMPARABLE = (str(Source.LIVE), str(Source.REPLAY))
+_SINKS = tuple(sorted(str(node) for node in SINK_NODES))
 #: Columns in which two executions must agree to be the same; other statistics are taken of some outputs by turns.
 _NUMBERS = ("seq", "out", "micro_batch", "numel", "checksum", "min", "max")
 _POINT = ("op", "phase", "in_dtypes", "in_shapes", "out_dtypes", "scalars", "autocast")
@@ -90,11 +91,12 @@ def steps_together(one: Opened, other: Opened) -> list[tuple[TracedStep, TracedS
 def signatures(side: Opened) -> dict[tuple[int, str], int]:
     """By step and source a number: the same for executions by the same ops with, to the last bit, the same numbers.
 
-    Names of modules and numbers of sites do not count: they may be others in another program, or process.
+    Names of modules and numbers of sites do not count: they may be others in another program, or process. Nor does what
+    leaves the step, gradients among it: it is measured by turns, and an op gave it.
     """
-    sites = rank_table(side.run, Table.SITES, side.rank).select("site", *_POINT)
+    sites = rank_table(side.run, Table.SITES, side.rank).filter(~nw.col("op").is_in(_SINKS)).select("site", *_POINT)
     ops = rank_table(side.run, Table.OPS, side.rank).filter(nw.col("source").is_in(_COMPARABLE))
-    joined = ops.select("step", "source", "site", *_NUMBERS).join(sites, on="site", how="left")
+    joined = ops.select("step", "source", "site", *_NUMBERS).join(sites, on="site", how="inner")
     columns = ", ".join(f'"{name}"' for name in (*_NUMBERS, *_POINT))
     found = collect_groups(joined, f"step, source, bit_xor(hash({columns}))", "step, source")
     return {(step, source): number for step, source, number in found}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 
-from ampscope.analysis.compare.groups import NODES, Group, Places
-from ampscope.analysis.compare.pair_of_steps import StepPair
-from ampscope.analysis.compare.results import Difference, Kind
-from ampscope.analysis.compare.roots import Root, Walked
-from ampscope.analysis.compare.words import counted, ops_listed, places
+from ampscope.analysis.replay.compare.groups import NODES, Group, Places
+from ampscope.analysis.replay.compare.pair_of_steps import StepPair
+from ampscope.analysis.replay.compare.results import Difference, Kind
+from ampscope.analysis.replay.compare.roots import Root, Walked
+from ampscope.analysis.replay.compare.words import counted, ops_listed, places
 from ampscope.analysis.words.wording import op_in_words
 
 _RENAMED = 20.0

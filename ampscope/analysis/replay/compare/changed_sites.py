@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ampscope.analysis.compare.results import Kind
 from ampscope.analysis.numerics.dtypes import plain, ran_in
+from ampscope.analysis.replay.compare.results import Kind
 from ampscope.trace.json_columns import details
 from ampscope.trace.schema import SiteRow
 

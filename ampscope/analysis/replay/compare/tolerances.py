@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from ampscope.analysis.compare.pair_of_steps import pair_of
-from ampscope.analysis.compare.sides import Opened
 from ampscope.analysis.numerics.dtypes import plain
+from ampscope.analysis.replay.compare.pair_of_steps import pair_of
+from ampscope.analysis.replay.compare.sides import Opened
 from ampscope.analysis.replay.recording import Recording, recording
 from ampscope.analysis.tables.traced_steps import TracedStep, traced_steps
 from ampscope.trace.dtypes import FINFO, PARTS

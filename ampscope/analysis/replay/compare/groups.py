@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from ampscope.analysis.compare.pair_of_steps import StepPair
-from ampscope.analysis.compare.results import Difference, Kind
-from ampscope.analysis.compare.roots import Root
 from ampscope.analysis.origin.step_graph import source_line
+from ampscope.analysis.replay.compare.pair_of_steps import StepPair
+from ampscope.analysis.replay.compare.results import Difference, Kind
+from ampscope.analysis.replay.compare.roots import Root
 from ampscope.analysis.replay.recording import Recording
 from ampscope.analysis.results import SourceLine
 from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, SiteRow

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from ampscope.analysis.causes.catalogue import item_in_words
-from ampscope.analysis.compare.results import Difference, Kind
-from ampscope.analysis.compare.sides import Opened
-from ampscope.analysis.compare.words import counted, number
 from ampscope.analysis.numerics.arrays import BoolArray, Columns, FloatArray, IntArray
+from ampscope.analysis.replay.compare.results import Difference, Kind
+from ampscope.analysis.replay.compare.sides import Opened
+from ampscope.analysis.replay.compare.words import counted, number
 from ampscope.analysis.results import Diagnosis, Finding, Incident
 from ampscope.analysis.tables.step_queries import in_order, steps_of
 from ampscope.trace.vocabulary import Severity

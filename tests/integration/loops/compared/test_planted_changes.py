@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from ampscope.analysis.compare.comparison import compare
-from ampscope.analysis.compare.results import Kind, Likeness
-from tests.integration.compared.trainings import Plan, train
+from ampscope.analysis.replay.compare.comparison import compare
+from ampscope.analysis.replay.compare.results import Kind, Likeness
+from tests.integration.loops.compared.trainings import Plan, train
 
 Trained = Callable[[Plan], Path]
 

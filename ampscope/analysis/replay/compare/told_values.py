@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ampscope.analysis.compare.groups import sources
-from ampscope.analysis.compare.pair_of_steps import StepPair
-from ampscope.analysis.compare.results import Difference, Kind
-from ampscope.analysis.compare.roots import Root, Walked
-from ampscope.analysis.compare.tolerances import elements
-from ampscope.analysis.compare.words import counted, listed, number, place, places
+from ampscope.analysis.replay.compare.groups import sources
+from ampscope.analysis.replay.compare.pair_of_steps import StepPair
+from ampscope.analysis.replay.compare.results import Difference, Kind
+from ampscope.analysis.replay.compare.roots import Root, Walked
+from ampscope.analysis.replay.compare.tolerances import elements
+from ampscope.analysis.replay.compare.words import counted, listed, number, place, places
 from ampscope.analysis.words.wording import op_in_words
 from ampscope.trace.schema import Node
 
