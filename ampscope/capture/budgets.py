@@ -55,6 +55,10 @@ class TraceBudget:
         self._extra_seconds = 0.0
         self._started = time.perf_counter()
 
+    def change(self, *, every: int | None, share: float) -> None:
+        """From the next step on, what the constructor's arguments of these names say is another."""
+        self._every, self._share = every if self._sampled or every == 0 else None, share
+
     def wants(self, step: int) -> bool:
         """Whether to trace step number ``step`` of this process."""
         if self._every is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +18,7 @@ from ampscope.capture.events import run_end
 from ampscope.capture.events.run_end import NOT_KNOWN, RunEnd
 from ampscope.capture.hooks import collective_calls, process_hooks
 from ampscope.capture.hooks.module_calls import ModuleWatch
+from ampscope.capture.record.configuration import Configurable, Configuration
 from ampscope.capture.record.live_figures import LiveFigures
 from ampscope.capture.record.operand_files import OperandFiles
 from ampscope.capture.record.run_recorder import Recorder
@@ -35,7 +36,7 @@ from ampscope.trace.schema import EventKind
 from ampscope.trace.write.writer import TraceWriter
 
 
-class Scope:
+class Scope(Configurable):
     """What `ampscope.watch` returns: the run being recorded.
 
     A context manager; leaving it (or `close`, or the end of the process) removes everything AMPscope installed.
@@ -52,9 +53,8 @@ class Scope:
         models: Models,
         writer: TraceWriter,
         *,
-        every: int | None,
+        settings: Mapping[str, Any],
         sampled: bool,
-        overhead: float,
         replay_budget: int,
         operand_budget: int,
         quiet: bool,
@@ -64,8 +64,11 @@ class Scope:
         self._terminal = Terminal(writer.folder, quiet=quiet, rank=writer.rank, world_size=writer.manifest.world_size)
         operands = OperandFiles(writer.folder, writer.rank, operand_budget, self._guard("the keeping of operands"))
         self._recorder = Recorder(writer, models, operands)
-        budgets = (TraceBudget(every, overhead, sampled=sampled), ReplayBudget(overhead, replay_budget))
-        self._steps = step_watch(models, self._recorder, self._guard, budgets, self._terminal)
+        budgets = TraceBudget(None, 0.0, sampled=sampled), ReplayBudget(settings["overhead"], replay_budget)
+        settled: dict[str, Any] = {"guard": self._guard("the settings"), "settings": settings}
+        self._configuration = Configuration(models, budgets[0], self._recorder, self._terminal, **settled)
+        self._steps = step_watch(models, self._recorder, self._guard, budgets, self._terminal, self._configuration)
+        self._configuration.step = partial(self._steps.optimizers.step_of, None)
         self._modules = ModuleWatch(models, self._steps)
         self._modules.keeps, self._home = self, self._modules.home
         self._unseen = UnseenCalls(self._recorder, self._terminal)

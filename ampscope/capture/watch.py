@@ -25,6 +25,7 @@ from ampscope.capture.hooks.accelerator import Accelerator, is_accelerator, prep
 from ampscope.capture.record.job import Job, this_job
 from ampscope.capture.record.run_folder import DEFAULT_FOLDER, default_folder
 from ampscope.capture.record.sampled_ranks import sampled_ranks
+from ampscope.capture.record.settings import checked
 from ampscope.capture.record.terminal import say
 from ampscope.capture.scope import Scope, forgotten, open_scopes, opened
 from ampscope.capture.torch_support.calls import kernel_choice
@@ -50,6 +51,9 @@ def watch(
     ranks: int | Sequence[int] | str = 1,
     name: str | None = None,
     overhead: float = 0.02,
+    modules: str | Sequence[str] | None = None,
+    ops: str | Sequence[str] | None = None,
+    parameters: str | Sequence[str] | None = None,
     replay_budget: int = TRIALS,
     save_tensors: bool = False,
     disk_budget: int = 2 << 30,
@@ -73,6 +77,10 @@ def watch(
             evenly (1 is rank 0), or ``"all"``. A step that goes wrong is looked at on every rank on which it did.
         name: Name of the run; the folder's by default.
         overhead: Share of the run's time that observing may take in the default mode.
+        modules: Of healthy steps, write down the ops in these modules and in those inside them: qualified names, as
+            ``"blocks.*.attn"`` or a list of such patterns. What goes wrong is always written whole.
+        ops: Likewise these ops: ``"aten.mm.default"``, ``"aten.mm"`` or ``"mm"``, ``"*softmax*"``.
+        parameters: Likewise these parameters, gradients and optimizer state; by default those of ``modules``.
         replay_budget: Counterfactual replays per incident (all in float32, another loss scale, single modules in
             float32, bfloat16), which tell what would have cured it; 0 for none. Over a run they stay within
             ``overhead``, but for the first incidents.
@@ -93,7 +101,7 @@ def watch(
         model, scaler = _prepared(model, scaler)
     roots = _models(model)
     scaler = _scaler(scaler)
-    _check_numbers(every, overhead, replay_budget, disk_budget)
+    _check_numbers(replay_budget, disk_budget)
     _check_can_save(save_tensors)
     with changing, others_aside():  # two threads may begin to watch at a time
         _close_forgotten()
@@ -102,18 +110,18 @@ def watch(
         models, job = Models(roots), this_job()
         sampled = sampled_ranks(ranks, job.world_size)
         _check_optimizer(optimizer, models)
+        asked = {"every": every, "overhead": overhead, "modules": modules, "ops": ops, "parameters": parameters}
+        settings = checked(asked, models)
         folder = _folder(dir) if dir is not None else _new_folder(models, job)
         _end_earlier_run(folder)
-        asked: dict[str, Any] = {"every": every, "overhead": overhead, "replay_budget": replay_budget}
-        manifest = _manifest(
-            models, job, str(name or folder.name), {**asked, "save_tensors": save_tensors, "ranks": sampled}
-        )
+        kept: dict[str, Any] = {"replay_budget": replay_budget, "save_tensors": save_tensors, "ranks": sampled}
+        manifest = _manifest(models, job, str(name or folder.name), settings | kept)
         writer = _open_writer(folder, manifest, job.rank, disk_budget)
         if earlier is not None:
             earlier.succeeded(folder)
         share = disk_budget // OPERANDS_SHARE // max(writer.manifest.world_size, 1) if save_tensors else 0
-        traced = job.rank in sampled
-        return Scope(models, writer, **asked, sampled=traced, operand_budget=share, quiet=quiet).open(scaler)
+        chosen: dict[str, Any] = {"replay_budget": replay_budget, "operand_budget": share, "quiet": quiet}
+        return Scope(models, writer, settings=settings, sampled=job.rank in sampled, **chosen).open(scaler)
 
 
 def _close_forgotten() -> None:
@@ -160,11 +168,7 @@ def _scaler(scaler: Any) -> Any | None:
     return found
 
 
-def _check_numbers(every: Any, overhead: Any, replay_budget: Any, disk_budget: Any) -> None:
-    if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 0):
-        raise WatchError(f"every={every!r}: give a whole number of steps, 0 for no tracing, or leave it out")
-    if isinstance(overhead, bool) or not isinstance(overhead, (int, float)) or not 0 <= overhead <= 1:
-        raise WatchError(f"overhead={overhead!r}: give the share of time that observing may take, e.g. 0.02")
+def _check_numbers(replay_budget: Any, disk_budget: Any) -> None:
     if isinstance(replay_budget, bool) or not isinstance(replay_budget, int) or replay_budget < 0:
         raise WatchError(f"replay_budget={replay_budget!r}: give a number of replays per incident, 0 for none")
     if isinstance(disk_budget, bool) or not isinstance(disk_budget, int) or disk_budget < 1 << 20:

@@ -14,6 +14,7 @@ from ampscope.capture.record.operand_files import OperandFiles
 from ampscope.capture.replay.results import ReplayResult, TrialResult
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.user_line import NOWHERE, Place
+from ampscope.capture.tracing.sampling.selection import Selection
 from ampscope.capture.tracing.sites import Sites, dtype_name, shape_name
 from ampscope.trace.files.column_block import ColumnBlock
 from ampscope.trace.schema import (
@@ -60,10 +61,11 @@ class Recorder:
 
     Attributes:
         figures: What the steps written so far add up to.
+        selection: What is written of healthy steps.
     """
 
     def __init__(self, writer: TraceWriter, models: Models, operands: OperandFiles) -> None:
-        self.operands = operands
+        self.folder, self.operands = writer.folder, operands
         self.figures = FigureKeeper()
         self._writer = writer
         self._models = models
@@ -73,6 +75,7 @@ class Recorder:
         self.next_step = dict(resume.next_step)
         self.next_scaler = resume.next_scaler
         self.sites = Sites(resume.next_site, models.module_type)
+        self.selection = Selection(self.sites)
         self.params = dict(resume.params)  #: number of each parameter and buffer by name
         self._next_param = resume.next_param
         self.describe_parameters()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ampscope.capture.budgets import ReplayBudget, TraceBudget
 from ampscope.capture.events.observer import StepObserver
+from ampscope.capture.record.configuration import Configuration
 from ampscope.capture.record.mistakes import MistakeReport
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.record.terminal import Terminal
@@ -53,6 +54,7 @@ def step_watch(
     guard_for: Callable[[str], Guard],
     budgets: tuple[TraceBudget, ReplayBudget],
     terminal: Terminal,
+    configuration: Configuration,
 ) -> StepWatch:
     """The step watch of a run.
 
@@ -62,6 +64,7 @@ def step_watch(
         guard_for: Makes the guard of a part, by what the part is called in a warning.
         budgets: Which steps are traced, which incidents replayed.
         terminal: Where the user is told.
+        configuration: Changes the budget of traces, and what is written of them.
     """
     guard, tracing, looking = map(guard_for, (STEP_RECORD, "the op tracer", "the look at the state"))
     readback, cycle, pause, history = Readback(), StepCycle(), Pause(), StateHistory()
@@ -78,9 +81,9 @@ def step_watch(
     spikes = SpikeEnding(models, recorder, incidents, tape, cycle, guard_for("the look at spikes"))
     failed = FailedCalls(models, recorder, incidents, optimizers, guard_for("the look at exceptions"))
     tape.on_error(failed.function_raised)
-    again = Again(models, recorder, budgets[1], guard_for("the second look"))
     observers = Observers(
         own,
+        settings=configuration,
         tape=tape,
         live=live,
         written=written,
@@ -92,14 +95,13 @@ def step_watch(
         rows=StepRows(models, recorder, readback, own, guard, spikes.arrived),
         spikes=spikes,
         history=ScalerHistory(recorder, optimizers, readback, guard_for("the scaler's history")),
-        **_looks(again, incidents, live, tape, cycle),
+        **_looks(Again(models, recorder, budgets[1], guard_for("the second look")), incidents, live, tape, cycle),
         failed=failed,
         before=OptimizersBefore(models, looking),
         trace=TraceEnding(models, live, incidents, tape, budgets[0], cycle, tracing),
     )
     attempts = Attempts(models, optimizers, cycle, observers, incidents, tape, written, carried, own, guard)
-    by_loop = LoopEndings(attempts)
-    ends = Endings(attempts, cycle, observers, incidents, tape, own, guard), by_loop, carried.mode
+    ends = Endings(attempts, cycle, observers, incidents, tape, own, guard), LoopEndings(attempts), carried.mode
     return StepWatch(models, recorder, readback, optimizers, cycle, own, live, tape, observers, *ends, guard)
 
 

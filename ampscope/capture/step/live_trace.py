@@ -57,7 +57,7 @@ class LiveTrace(StepObserver):
         self._tracer: Tracer | None = None
         self._slots = stats.Slots()  # of one traced step after the other
         self._number = 0
-        self._sampled = SampledSteps(models, recorder.sites)
+        self._sampled = SampledSteps(models, recorder.sites, recorder.selection)
         self._half_since: dict[tuple[str, torch.dtype], int] = {}  # inputs in half precision: the first such step
         self._collapse_told = False
         self.collapsed: dict[int, Collapsed] = {}  #: casts for the step settled last that lost values
@@ -223,8 +223,10 @@ class LiveTrace(StepObserver):
         absorbed = provenance.absorbed(graph)
         if not absorbed and (keep or tracer.outputs.came_cast):
             self.collapsed = self._collapsed(graph, tracer, attempt.step)
-        if absorbed or keep or self.collapsed:
+        if absorbed or self.collapsed:
             self._write(ops, edges, attempt)
+        elif keep:
+            self._write(*self._recorder.selection.rows(ops, edges), attempt)
         if keep and not absorbed:
             self._budget.kept(steps_left=self._sampled.steps_left)
         self._let_go(tracer)

@@ -13,7 +13,7 @@ P = ParamSpec("P")
 #: For each event, who is told of it, in this order. `trace` writes the live trace down or drops it before `rows` says
 #: of the step whether it was traced; a call that is lost is dropped from the trace before the tape looks what is left.
 ORDER: dict[str, str] = {
-    "step_began": "carried usage tape written live",
+    "step_began": "settings carried usage tape written live",
     "call_began": "tape live",
     "call_ended": "tape",
     "call_lost": "live tape failed",

@@ -15,6 +15,7 @@ from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.tracing.sampling.ranges import Ranges
 from ampscope.capture.tracing.sampling.rotation import Rotation
+from ampscope.capture.tracing.sampling.selection import Selection
 from ampscope.capture.tracing.sampling.shapes import Shapes
 from ampscope.capture.tracing.sites import Sites
 from ampscope.capture.tracing.statistics import stats
@@ -32,15 +33,17 @@ class SampledSteps:
     Args:
         models: The watched models.
         sites: The numbered program points.
+        selection: What is asked for of healthy steps.
 
     Attributes:
         steps_left: Until the fastest growing value of the step that was written last overflows; infinite where none
             grows, or nobody looked.
     """
 
-    def __init__(self, models: Models, sites: Sites) -> None:
+    def __init__(self, models: Models, sites: Sites, selection: Selection) -> None:
         self._models = models
-        self._rotation = Rotation()
+        self._selection = selection
+        self._rotation = Rotation(selection)
         self._ranges = Ranges(sites)
         self._layout: Layout | None = None  # of the traced step before
         self.steps_left = math.inf
@@ -83,7 +86,7 @@ class SampledSteps:
             left_out = np.isin(edges.columns["seq"], seq[bad])
             ops, edges = ops.where(~bad), edges.where(~left_out)
         self._look(tracer, number, *(np.asarray(ops.columns[name]) for name in ("site", "min", "max")))
-        return ops, edges
+        return self._selection.columns(ops, edges)
 
     def rows(self, tracer: Tracer, number: int, step: int, source: str) -> tuple[list[OpRow], list[EdgeRow]]:
         """The same row by row."""

@@ -42,6 +42,13 @@ _TAKES_SHAPE = ("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros
 _RANDOM = ("rand", "dropout", "bernoulli", "normal_", "uniform_", "multinomial", "exponential_", "gumbel", "rrelu")
 
 
+def operators() -> list[str]:
+    """Every op that torch knows in this process, as ``aten.mm.default``; none where this torch does not tell."""
+    told: list[str] = getattr(torch._C, "_dispatch_get_all_op_names", list)()
+    names = [name.replace("::", ".") for name in told]
+    return [name if name.count(".") > 1 else f"{name}.default" for name in names]
+
+
 def leaves_all_as_it_is(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
     """Whether a torch function neither makes, reads nor writes values: it asks for a shape, or forgets a gradient.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ampscope.capture.tracing.sampling.selection import Selection
+
 #: Outputs of ops that a step takes every statistic of, at most; and parameters, whose gradients and optimizer state
 #: come with them.
 MOST_OUTPUTS, MOST_PARAMETERS = 256, 16
@@ -10,19 +12,26 @@ _NEAR = 2
 
 
 class Rotation:
-    """The choice of one step after the other. It depends on what was measured alone."""
+    """The choice of one step after the other. It depends on what was measured alone.
 
-    def __init__(self) -> None:
+    Args:
+        selection: What is asked for; nothing else has a turn.
+    """
+
+    def __init__(self, selection: Selection) -> None:
+        self._selection = selection
         self._turn = 0
         self._parts = 1
         self._near: frozenset[int] = frozenset()
 
     def chooses(self, site: int) -> bool:
         """Whether it is the turn of an op's site."""
-        return site in self._near or (site - self._turn) % self._parts == 0
+        turn = site in self._near or (site - self._turn) % self._parts == 0
+        return turn and self._selection.keeps(site)
 
     def parameters(self, names: list[str]) -> list[str]:
         """The parameters whose turn it is, of those that there are."""
+        names = list(filter(self._selection.keeps_parameter, names))
         if len(names) <= MOST_PARAMETERS:
             return names
         first = self._turn * MOST_PARAMETERS % len(names)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ampscope.capture.events.observer import StepObserver
+from ampscope.capture.record.configuration import Configuration
 from ampscope.capture.replay.step_tape import StepTape
 from ampscope.capture.step.carried.carried_state import CarriedState
 from ampscope.capture.step.ending.failed_calls import FailedCalls
@@ -32,6 +33,7 @@ from ampscope.capture.usage.usage_observer import UsageObserver
 
 EVENTS = {name for name, _ in inspect.getmembers(StepObserver, inspect.isfunction)}
 PARTS: dict[str, type[StepObserver]] = {
+    "settings": Configuration,
     "tape": StepTape,
     "live": LiveTrace,
     "written": WrittenState,

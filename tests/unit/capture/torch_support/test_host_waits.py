@@ -75,6 +75,7 @@ WAITS: dict[str, str] = {
     "tracing/statistics/stats.py read": TRACED,
     "tracing/operand_keeper.py of": REPLAYED,
     "tracing/sampling/ranges.py note": ON_HOST,
+    "tracing/sampling/selection.py rows": ON_HOST,
     "tracing/traced_rows.py _shape_columns": ON_HOST,
     "usage/followed_values.py _equal_elements": "asked only where that does not wait",
     "usage/gradient_edits.py _number_read": "the loop has read it",

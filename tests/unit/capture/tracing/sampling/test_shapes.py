@@ -9,15 +9,21 @@ import torch
 from torch import Tensor
 
 from ampscope.capture.tracing.sampling.rotation import MOST_OUTPUTS, MOST_PARAMETERS, Rotation
+from ampscope.capture.tracing.sampling.selection import Selection
 from ampscope.capture.tracing.sampling.shapes import Shapes, together
+from ampscope.capture.tracing.sites import Sites
 from ampscope.capture.tracing.statistics.full_statistics import Census
 from ampscope.capture.tracing.statistics.stats import Slots
 from ampscope.trace.schema import Statistics
 
 
+def rotation() -> Rotation:
+    return Rotation(Selection(Sites(0, str)))
+
+
 def both(tensor: Tensor) -> tuple[Statistics, Statistics]:
     """What a replay says of a tensor, and what the real step does."""
-    census, slots, shapes = Census(), Slots(), Shapes(Rotation())
+    census, slots, shapes = Census(), Slots(), Shapes(rotation())
     census.measure(tensor)
     number = slots.measure(tensor)
     assert number is not None
@@ -55,7 +61,7 @@ def test_of_what_is_not_finite_a_sample_tells_nothing() -> None:
 
 
 def test_there_is_room_for_so_many_outputs_and_for_those_that_were_chosen() -> None:
-    shapes, tensor = Shapes(Rotation()), torch.ones(3)
+    shapes, tensor = Shapes(rotation()), torch.ones(3)
     for number in range(MOST_OUTPUTS + 5):
         shapes.offer(number, number, tensor, chosen=False)
     shapes.offer(0, MOST_OUTPUTS + 5, tensor, chosen=True)
@@ -63,23 +69,23 @@ def test_there_is_room_for_so_many_outputs_and_for_those_that_were_chosen() -> N
 
 
 def test_every_site_has_its_turn_and_what_is_near_a_limit_always() -> None:
-    rotation, sites, near = Rotation(), 1000, 777
-    rotation.pass_on(sites, [near])
+    turning, sites, near = rotation(), 1000, 777
+    turning.pass_on(sites, [near])
     turns = []
     for _ in range(5):
-        turns.append({site for site in range(sites) if rotation.chooses(site)})
-        rotation.pass_on(sites, [near])
+        turns.append({site for site in range(sites) if turning.chooses(site)})
+        turning.pass_on(sites, [near])
     assert all(near in turn and len(turn) <= MOST_OUTPUTS for turn in turns)
     assert set().union(*turns[:4]) == set(range(sites))
 
 
 def test_every_parameter_has_its_turn() -> None:
-    rotation, names = Rotation(), [f"p{number}" for number in range(40)]
+    turning, names = rotation(), [f"p{number}" for number in range(40)]
     seen: set[str] = set()
     for _ in range(3):
-        turn = rotation.parameters(names)
+        turn = turning.parameters(names)
         assert len(set(turn)) == MOST_PARAMETERS
         seen |= set(turn)
-        rotation.pass_on(1, [])
+        turning.pass_on(1, [])
     assert seen == set(names)
-    assert rotation.parameters(names[:3]) == names[:3]
+    assert turning.parameters(names[:3]) == names[:3]

@@ -1,0 +1,95 @@
+"""What may be asked for at `watch` and changed while a run trains: how often, and of what, healthy steps are traced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ampscope.capture.torch_support.calls.function_names import operators
+from ampscope.capture.torch_support.models import Models
+from ampscope.capture.tracing.sampling.selection import Filters, Patterns, is_inside, matches, names_of
+from ampscope.errors import WatchError
+
+#: Everything that may be changed, by name.
+NAMES = ("every", "overhead", *Filters._fields)
+
+
+def checked(asked: Mapping[str, Any], models: Models) -> dict[str, Any]:
+    """Settings as they are used: filters as tuples of patterns.
+
+    Args:
+        asked: By name; None for the default.
+        models: The watched models.
+
+    Raises:
+        WatchError: One of them cannot be honoured.
+    """
+    unknown = [name for name in asked if name not in NAMES]
+    if unknown:
+        raise WatchError(f"there is no setting {unknown[0]!r}; there are {', '.join(NAMES)}")
+    found = dict(asked)
+    if "every" in found:
+        check_every(found["every"])
+    if "overhead" in found:
+        check_overhead(found["overhead"])
+    for name in Filters._fields:
+        if found.get(name) is not None:
+            found[name] = _patterns(name, found[name], models)
+    return found
+
+
+def check_every(every: Any) -> None:
+    """Whether it is a number of steps.
+
+    Raises:
+        WatchError: It is not.
+    """
+    if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 0):
+        raise WatchError(f"every={every!r}: give a whole number of steps, 0 for no tracing, or leave it out")
+
+
+def check_overhead(overhead: Any) -> None:
+    """Whether it is a share.
+
+    Raises:
+        WatchError: It is not.
+    """
+    if isinstance(overhead, bool) or not isinstance(overhead, (int, float)) or not 0 <= overhead <= 1:
+        raise WatchError(f"overhead={overhead!r}: give the share of time that observing may take, e.g. 0.02")
+
+
+def _patterns(name: str, given: Any, models: Models) -> Patterns:
+    patterns = [given] if isinstance(given, str) else given
+    if not isinstance(patterns, Sequence) or not patterns or not all(isinstance(each, str) for each in patterns):
+        raise WatchError(f"{name}={given!r}: give a pattern such as {_EXAMPLES[name]!r}, or a list of them")
+    for pattern in patterns:
+        _check_matches(name, pattern, models)
+    return tuple(patterns)
+
+
+_EXAMPLES = {"modules": "blocks.*.attn", "ops": "*softmax*", "parameters": "*.weight"}
+
+
+def _check_matches(name: str, pattern: str, models: Models) -> None:
+    """Whether a pattern is that of anything.
+
+    Raises:
+        WatchError: It is not.
+    """
+    if name == "modules":
+        known = [each for each in models.names.values() if each]
+        found = any(is_inside(each, (pattern,)) for each in models.names.values())
+    elif name == "parameters":
+        known = [each for each, _ in models.parameters.values()]
+        found = any(matches(each, (pattern,)) for each in known)
+    else:
+        known = ["aten.mm.default", "aten._softmax.default"]
+        every = operators()
+        found = not every or any(matches(each, (pattern,)) for op in every for each in names_of(op))
+    if not found:
+        raise WatchError(f"{name}={pattern!r} is the name of none; there are {_some(known)}")
+
+
+def _some(names: Iterable[str], most: int = 5) -> str:
+    given = list(names)
+    return ", ".join(given[:most]) + (", ..." if len(given) > most else "") if given else "none"
