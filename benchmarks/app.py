@@ -96,6 +96,7 @@ def many(page: Page, times: Times, address: str) -> None:
     with timed(times, "list of runs"):
         page.goto(f"{address}/runs")
         page.wait_for_selector("[data-testid=stDataFrame] canvas", timeout=120_000)
+    still(page)  # what is typed while the page is still being drawn may be lost
     with timed(times, "list of runs: a search"):
         page.get_by_role("textbox", name="Search").fill("run-0123")
         page.get_by_role("textbox", name="Search").press("Enter")
