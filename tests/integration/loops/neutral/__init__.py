@@ -1,0 +1,1 @@
+"""Watching changes nothing: no bit of a training, no call that a user's mode sees."""
