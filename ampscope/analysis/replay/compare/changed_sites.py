@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import NamedTuple
 
 from ampscope.analysis.numerics.dtypes import plain, ran_in
+from ampscope.analysis.replay.compare.pair_of_steps import StepPair
 from ampscope.analysis.replay.compare.results import Kind
 from ampscope.trace.json_columns import details
-from ampscope.trace.schema import SiteRow
+from ampscope.trace.schema import Node, SiteRow
 
 #: Arguments that follow from shapes and dtypes, and say nothing where these differ.
 _OF_SHAPES = frozenset({"size", "sizes", "self_size", "input_sizes", "normalized_shape", "split_sizes", "repeats"})
@@ -30,6 +32,50 @@ def site_changes(one: SiteRow, other: SiteRow) -> tuple[Change, ...]:
     if one.code and other.code and one.code != other.code:
         found.append(Change(Kind.LINE, "line", one.code, other.code))
     return tuple(found)
+
+
+class Kinds:
+    """What kind a difference is of.
+
+    Args:
+        pair: The steps.
+        scales: Their loss scales.
+    """
+
+    def __init__(self, pair: StepPair, scales: tuple[float | None, float | None]) -> None:
+        self.pair, self.scales = pair, scales
+
+    def given(self, here: int, there: int) -> Kind:
+        """Of what came into the step."""
+        site = self.pair.one.site_of(here)
+        if site.op != Node.INPUT:
+            return Kind.WEIGHTS
+        scales = self.scales
+        return Kind.SCALE if scales[0] != scales[1] and self._values(here, there) == scales else Kind.BATCH
+
+    def changed(self, change: Change) -> Kind:
+        """What a changed argument is about: a scaler makes its first scale of one."""
+        mine, theirs = self.scales
+        if change.kind is not Kind.SCALAR or mine is None or theirs is None or mine == theirs:
+            return change.kind
+        return Kind.SCALE if (change.was, change.now) == (f"{mine:g}", f"{theirs:g}") else Kind.SCALAR
+
+    def of_value(self, here: int, there: int, *, drawn: bool) -> Kind:
+        """Of what an op made; ``drawn`` are random numbers."""
+        if drawn:
+            return Kind.RANDOM
+        one, other = self.pair.one, self.pair.other
+        return Kind.NONFINITE if one.nonfinite[here] != other.nonfinite[there] else Kind.VALUE
+
+    def _values(self, here: int, there: int) -> tuple[float, float]:
+        """The only element of both, where each has no other."""
+        mine, theirs = int(self.pair.one.first_output[here]), int(self.pair.other.first_output[there])
+        return float(self._largest[0][mine]), float(self._largest[1][theirs])
+
+    @cached_property
+    def _largest(self) -> tuple[list[float], list[float]]:
+        one, other = self.pair.one.outputs.floats("max"), self.pair.other.outputs.floats("max")
+        return one.tolist(), other.tolist()
 
 
 def _scalars(one: SiteRow, other: SiteRow) -> list[Change]:

@@ -18,7 +18,7 @@ _SCORE = 99.0
 _EARLY = 5.0
 #: What is taken off for a change in backward: it mostly follows from one in forward.
 _BACKWARD = 30.0
-_MINOR = {Kind.LINE: 10.0, Kind.SHAPE: 60.0}
+_MINOR = {Kind.LINE: 10.0, Kind.SHAPE: 60.0, Kind.RECOMPUTE: 61.0}
 #: Ways in and out of a step, which are no ops.
 NODES = frozenset(str(node) for node in ENTRY_NODES | SINK_NODES)
 #: Changes of the program that bring others with them.

@@ -26,6 +26,8 @@ class Kind(StrEnum):
     OP = "op"  #: another op runs there, or none
     MODULE = "module"  #: one has a module that the other lacks
     RENAMED = "renamed"
+    MICRO_BATCHES = "micro_batches"  #: how many make a step
+    RECOMPUTE = "recompute"  #: forward runs again in backward, as activation checkpointing does
     SCALAR = "scalar"  #: an argument that is no tensor: an eps, a probability, a literal
     OPERANDS = "operands"  #: the op reads something else
     DTYPE = "dtype"

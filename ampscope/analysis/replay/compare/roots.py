@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 
-from ampscope.analysis.replay.compare.changed_sites import Change, site_changes
+from ampscope.analysis.replay.compare.changed_sites import Change, Kinds, site_changes
 from ampscope.analysis.replay.compare.pair_of_steps import StepPair
 from ampscope.analysis.replay.compare.results import Kind
 from ampscope.analysis.replay.compare.tolerances import rounding
 from ampscope.analysis.replay.recording import Recording
-from ampscope.trace.schema import Cast, Node, SiteRow
+from ampscope.trace.schema import Cast, SiteRow
 
 #: Least and greatest element of a part, as texts, in which NaN is NaN; empty of the whole.
 Part = tuple[str, str]
@@ -65,7 +65,7 @@ class _Walk:
 
     def __init__(self, pair: StepPair, expected: Expected) -> None:
         self.pair, self.expected = pair, expected
-        self._kinds = _Kinds(pair, expected.scales)
+        self._kinds = Kinds(pair, expected.scales)
         self.theirs: list[int] = pair.pairs.theirs.tolist()
         self.mine: list[int] = pair.pairs.mine.tolist()
         self.error: list[float] = pair.error.tolist()
@@ -78,11 +78,14 @@ class _Walk:
         self._rounding: dict[tuple[int, int], float] = {}
         self._alone: dict[int, int] = {}  #: by position in the other, the first root of what it alone has there
         self._computed_alone: set[int] = set()
+        self._waiting: deque[tuple[float, int]] = deque()  #: what the other alone has, by order
+        self._other_spread: dict[int, float] = {}
 
     def found(self) -> Walked:
         """Walk over all ops in order of execution."""
         self._only_in_other()
         for here, there in enumerate(self.theirs):
+            self._pass_on(here)
             if self.pair.one.sink[here] and (there < 0 or not self.pair.writers[here]):
                 continue  # measured by turns, or after the optimizer, of whose ops there are none
             if there < 0:
@@ -95,8 +98,10 @@ class _Walk:
 
     def _only_in_one(self, here: int) -> None:
         """What only the first has; of several in a row the first that computes is the cause."""
-        self.result.cause[here] = self._cause((each, -1) for each in self.pair.writers[here])
-        self._put(here, Root(_kind_alone(self.pair.one.site_of(here)), here, -1, here))
+        site, writers = self.pair.one.site_of(here), self.pair.writers[here]
+        self.result.cause[here] = self._cause((each, -1) for each in writers)
+        self._put(here, Root(_kind_alone(site), here, -1, here))
+        self.spread[here] = self._inherited([(each, -1) for each in writers]) + rounding(site, site) ** 2
         if self.pair.one.entry[here]:
             self.result.cause[here] = -1
 
@@ -111,8 +116,23 @@ class _Walk:
             self.result.roots.append(Root(_kind_alone(self.pair.other.site_of(there)), -1, there, order))
             before = [self._alone[each] for each in self.pair.other_writers[there] if each in self._computed_alone]
             self._alone[there] = min([*before, len(self.result.roots) - 1])
+            self._waiting.append((order, there))
             if not self.pair.other.entry[there]:
                 self._computed_alone.add(there)
+
+    def _pass_on(self, here: int) -> None:
+        """What ran in the second alone, before an op of the first, hands its operands' tolerances on."""
+        while self._waiting and self._waiting[0][0] < here:
+            there = self._waiting.popleft()[1]
+            site, writers = self.pair.other.site_of(there), self.pair.other_writers[there]
+            operands = [(self.mine[each], each) for each in writers]
+            self._other_spread[there] = self._inherited(operands) + rounding(site, site) ** 2
+
+    def _inherited(self, operands: Iterable[tuple[int, int]]) -> float:
+        """The largest square of a tolerance among operands; none of what is the same to the last bit."""
+        mine = (self.spread[each] for each, _ in operands if each >= 0 and not self.clean[each])
+        theirs = (self._other_spread.get(each, 0.0) for _, each in operands if each >= 0)
+        return max((*mine, *theirs), default=0.0)
 
     def _entered(self, here: int, there: int) -> None:
         """What came into the step."""
@@ -139,9 +159,8 @@ class _Walk:
         self.result.cause[here] = before
         for root in self._changed(here, there):
             self._put(here, root, after=before)
-        known = [self.spread[mine] for mine, _ in operands if mine >= 0 and not self.clean[mine]]
         local = self._limit(here, there)
-        self.spread[here] = local**2 + max(known, default=0.0)
+        self.spread[here] = local**2 + self._inherited(operands)
         limit = self._asked(math.sqrt(self.spread[here]))
         clean = all(mine >= 0 and self.clean[mine] for mine, _ in operands)
         self.clean[here] = clean and self.same[here] and self.result.cause[here] < 0
@@ -237,48 +256,6 @@ class _Walk:
         if any(each.kind is Kind.SHAPE for each in self._site_changes(here, self.theirs[here])):
             return True
         return self.given[here] and not any("float" in each for each in self.pair.one.site_of(here).out_dtypes)
-
-
-class _Kinds:
-    """What kind a root is of.
-
-    Args:
-        pair: The steps.
-        scales: Their loss scales.
-    """
-
-    def __init__(self, pair: StepPair, scales: tuple[float | None, float | None]) -> None:
-        self.pair, self.scales = pair, scales
-
-    def given(self, here: int, there: int) -> Kind:
-        site = self.pair.one.site_of(here)
-        if site.op != Node.INPUT:
-            return Kind.WEIGHTS
-        scales = self.scales
-        return Kind.SCALE if scales[0] != scales[1] and self._values(here, there) == scales else Kind.BATCH
-
-    def changed(self, change: Change) -> Kind:
-        """What a changed argument is about: a scaler makes its first scale of one."""
-        mine, theirs = self.scales
-        if change.kind is not Kind.SCALAR or mine is None or theirs is None or mine == theirs:
-            return change.kind
-        return Kind.SCALE if (change.was, change.now) == (f"{mine:g}", f"{theirs:g}") else Kind.SCALAR
-
-    def of_value(self, here: int, there: int, *, drawn: bool) -> Kind:
-        if drawn:
-            return Kind.RANDOM
-        one, other = self.pair.one, self.pair.other
-        return Kind.NONFINITE if one.nonfinite[here] != other.nonfinite[there] else Kind.VALUE
-
-    def _values(self, here: int, there: int) -> tuple[float, float]:
-        """The only element of both, where each has no other."""
-        mine, theirs = int(self.pair.one.first_output[here]), int(self.pair.other.first_output[there])
-        return float(self._largest[0][mine]), float(self._largest[1][theirs])
-
-    @cached_property
-    def _largest(self) -> tuple[list[float], list[float]]:
-        one, other = self.pair.one.outputs.floats("max"), self.pair.other.outputs.floats("max")
-        return one.tolist(), other.tolist()
 
 
 def _kind_alone(site: SiteRow) -> Kind:

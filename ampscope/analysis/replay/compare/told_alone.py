@@ -14,9 +14,10 @@ from ampscope.analysis.replay.compare.pair_of_steps import StepPair
 from ampscope.analysis.replay.compare.results import Difference, Kind
 from ampscope.analysis.replay.compare.roots import Root, Walked
 from ampscope.analysis.replay.compare.words import counted, ops_listed, places
-from ampscope.trace.schema import Cast
+from ampscope.trace.schema import Cast, Phase
 
 _WHY = {str(Cast.AUTOCAST): "that autocast makes ", str(Cast.EXPLICIT): "that the code asks for "}
+_KINDS = (Kind.MICRO_BATCHES, Kind.RECOMPUTE, Kind.MODULE, Kind.CAST, Kind.OP)
 #: Class names in a sentence.
 _CLASSES = 3
 
@@ -44,10 +45,16 @@ class _Teller:
     def told(self) -> Iterator[Difference]:
         """Modules as a whole, then casts, then ops, those in the same place of both together."""
         where = self.where
-        kinds: dict[Kind, list[Root]] = {Kind.MODULE: [], Kind.CAST: [], Kind.OP: []}
+        kinds: dict[Kind, list[Root]] = {kind: [] for kind in _KINDS}
         for root in self.walked.roots:
-            if root.kind in (Kind.OP, Kind.CAST) and not self._follows(root):
-                kinds[Kind.MODULE if self._is_of_new_module(root) else root.kind].append(root)
+            if root.kind in (Kind.OP, Kind.CAST):
+                kinds[self._kind(root)].append(root)
+        kinds[Kind.CAST] = [root for root in kinds[Kind.CAST] if not self._follows(root)]
+        for group in where.grouped(kinds[Kind.MICRO_BATCHES], lambda _: None):
+            mine, theirs = (counted(number, "micro-batch") for number in self._micro_batches)
+            yield where.difference(Kind.MICRO_BATCHES, group, f"A step has {mine} in A and {theirs} in B.")
+        for group in where.grouped(kinds[Kind.RECOMPUTE], lambda root: root.there < 0):
+            yield where.difference(Kind.RECOMPUTE, group, self._again_sentence(group))
         for group in where.grouped(kinds[Kind.MODULE], self._new_module):
             told = where.difference(Kind.MODULE, group, self._module_sentence(group))
             yield replace(told, module=self._new_module(group.first)[1])
@@ -56,6 +63,26 @@ class _Teller:
         gaps = [gap for gap in where.grouped(kinds[Kind.OP], self._place) if self._is_told(gap)]
         for alike in _joined(gaps, [self._gap_signature(gap) for gap in gaps]):
             yield where.difference(Kind.OP, alike, self._gap_sentence(alike))
+
+    def _kind(self, root: Root) -> Kind:
+        """As what an op that only one has is told."""
+        seen, at = self.where.seen(root)
+        if seen.micro_batch[at] >= min(self._micro_batches):
+            return Kind.MICRO_BATCHES
+        if self.where.site(root).phase == Phase.RECOMPUTE:
+            return Kind.RECOMPUTE
+        return Kind.MODULE if self._is_of_new_module(root) else root.kind
+
+    @cached_property
+    def _micro_batches(self) -> tuple[int, int]:
+        """How many each has."""
+        mine, theirs = (seen.micro_batch[~seen.sink & ~seen.entry] for seen in (self.pair.one, self.pair.other))
+        return int(mine.max(initial=0)) + 1, int(theirs.max(initial=0)) + 1
+
+    def _again_sentence(self, group: Group) -> str:
+        who = "A" if group.first.there < 0 else "B"
+        ops = counted(len(group.roots), "op")
+        return f"{who} alone runs {ops} of its forward again in backward, {places(group.modules)}."
 
     def _module_sentence(self, group: Group) -> str:
         who, lacks = ("A", "B") if group.first.there < 0 else ("B", "A")
@@ -82,7 +109,7 @@ class _Teller:
     def _sides(self, group: Group) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """What ran in each in one place; of several that are alike, in the first."""
         first = self._place(group.first)
-        here = [each for each in group.roots if self._place(each) == first]
+        here = [each for each in group.roots if self._place(each) == first and self.where.site(each).op not in NODES]
         mine = tuple(self.where.site(each).op for each in here if each.there < 0)
         return mine, tuple(self.where.site(each).op for each in here if each.here < 0)
 

@@ -17,7 +17,7 @@ from ampscope.analysis.words.wording import op_in_words
 from ampscope.trace.schema import Node
 
 _SCORES = {
-    Kind.NONFINITE: 92.0,
+    Kind.NONFINITE: 97.0,
     Kind.VALUE: 90.0,
     Kind.SCALE: 88.0,
     Kind.SEED: 87.0,
@@ -155,7 +155,12 @@ class _Teller:
         site, error = self.pair.one.site_of(first.here), float(self.pair.error[first.here])
         more = f" (of {len(roots):,} ops that do, the first)" if len(roots) > 1 else ""
         parts = ", or of other parts of them" if self._reads_parts(first.here) else ""
-        text = f"{op_in_words(site.op)} {place(site.module)} makes something else of the same operands{parts}{more}: "
+        of = (
+            f"makes something else of the same operands{parts}"
+            if self.pair.writers[first.here]
+            else "reads something else"
+        )
+        text = f"{op_in_words(site.op)} {place(site.module)} {of}{more}: "
         return Kind.VALUE, roots, f"{text}apart by {number(error)} of the largest magnitude."
 
     def _reads_parts(self, here: int) -> bool:

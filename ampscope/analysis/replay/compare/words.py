@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from ampscope.analysis.words.wording import op_in_words
@@ -20,8 +21,10 @@ def listed(names: Sequence[str], one: str = "module") -> str:
 
 
 def counted(number: int, one: str) -> str:
-    """``1 op``, ``3 ops``."""
-    return f"{number:,} {one}" if number == 1 else f"{number:,} {one}s"
+    """``1 op``, ``3 ops``, ``2 batches``."""
+    if number == 1:
+        return f"{number:,} {one}"
+    return f"{number:,} {one}es" if one.endswith("ch") else f"{number:,} {one}s"
 
 
 def ops_listed(ops: Iterable[str]) -> str:
@@ -52,4 +55,6 @@ def places(modules: Sequence[str]) -> str:
 
 def number(value: float) -> str:
     """A number short enough for a sentence."""
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else f"{value:g}"
     return f"{value:,.0f}" if value == int(value) and abs(value) < 1e7 else f"{value:.3g}"

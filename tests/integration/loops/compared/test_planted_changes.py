@@ -88,6 +88,14 @@ PLANTED: dict[str, tuple[dict[str, Any], tuple[Kind, str, str]]] = {
     "another eps of the optimizer": ({"optimizer_eps": 1e-4}, (Kind.OPTIMIZER, "embedding", "Step 0 is the same")),
     "another weight decay": ({"weight_decay": 0.1}, (Kind.OPTIMIZER, "embedding", "Step 0 is the same")),
     "another optimizer": ({"optimizer": "sgd"}, (Kind.OPTIMIZER, "embedding", "the optimizer, its settings")),
+    "gradient accumulation": (
+        {"micro_batches": 2},
+        (Kind.MICRO_BATCHES, "", "1 micro-batch in A and 2 micro-batches in B"),
+    ),
+    "activation checkpointing": (
+        {"checkpointed": True},
+        (Kind.RECOMPUTE, "blocks.2.norm", "of its forward again in backward"),
+    ),
     "no autocast": ({"autocast": None}, (Kind.DTYPE, "blocks.0.attention.qkv", "in bfloat16 in A and in float32 in B")),
     "autocast to another dtype": (
         {"autocast": torch.float16},
@@ -103,6 +111,8 @@ WITHIN_TOLERANCE = {
     "autocast off for one module's part",
     "one bit of one weight",
     "parameters in bfloat16",
+    "activation checkpointing",
+    "no autocast",
     "autocast to another dtype",
 }
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import ampscope
 
@@ -44,6 +45,8 @@ class Plan:
     optimizer_eps: float = 1e-8
     weight_decay: float = 0.01
     steps: int = 3
+    micro_batches: int = 1
+    checkpointed: bool = False
     autocast: torch.dtype | None = torch.bfloat16
 
 
@@ -119,7 +122,7 @@ class Model(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embedding(tokens)
         for block in getattr(self, self.plan.attribute):
-            x = block(x)
+            x = checkpoint(block, x, use_reentrant=False) if self.plan.checkpointed else block(x)
         return self.head(self.norm(x) if self.plan.final_norm else x)
 
 
@@ -139,16 +142,20 @@ def train(folder: Path, plan: Plan) -> Path:
     drawn = torch.Generator().manual_seed(plan.batch_seed)
     with ampscope.watch(model, scaler, dir=folder, every=1, overhead=1.0):
         for _ in range(plan.steps):
-            batch = torch.randint(TOKENS, (BATCH, LENGTH + 1), generator=drawn)
             optimizer.zero_grad()
-            with torch.autocast("cpu", plan.autocast or torch.bfloat16, enabled=plan.autocast is not None):
-                logits = model(batch[:, :-1])
-                targets = batch[:, 1:].flatten()
-                loss = functional.cross_entropy(logits.flatten(0, 1), targets, label_smoothing=plan.smoothing)
-            scaler.scale(loss).backward()
+            for _ in range(plan.micro_batches):
+                scaler.scale(_loss(model, plan, drawn)).backward()
             scaler.step(optimizer)
             scaler.update()
     return folder
+
+
+def _loss(model: nn.Module, plan: Plan, drawn: torch.Generator) -> Tensor:
+    batch = torch.randint(TOKENS, (BATCH, LENGTH + 1), generator=drawn)
+    with torch.autocast("cpu", plan.autocast or torch.bfloat16, enabled=plan.autocast is not None):
+        logits = model(batch[:, :-1])
+        targets = batch[:, 1:].flatten()
+        return functional.cross_entropy(logits.flatten(0, 1), targets, label_smoothing=plan.smoothing)
 
 
 def _optimizer(model: nn.Module, plan: Plan) -> torch.optim.Optimizer:
