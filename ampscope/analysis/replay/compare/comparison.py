@@ -6,17 +6,20 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 
+import numpy as np
+
 from ampscope.analysis.diagnosis.diagnosis import diagnose
+from ampscope.analysis.origin.step_graph import source_line
 from ampscope.analysis.replay.compare.groups import sources
 from ampscope.analysis.replay.compare.pair_of_steps import StepPair, pair_of
 from ampscope.analysis.replay.compare.results import Comparison, Difference, Divergence, Kind, Likeness, Side
-from ampscope.analysis.replay.compare.roots import Expected, Root, Walked, walk
+from ampscope.analysis.replay.compare.roots import Root, Walked, walk
 from ampscope.analysis.replay.compare.sides import Opened, chosen, opened, signatures, steps_together
 from ampscope.analysis.replay.compare.told_alone import told_alone
 from ampscope.analysis.replay.compare.told_changed import told_changed
 from ampscope.analysis.replay.compare.told_runs import Curves, told_curves, told_environment, told_verdicts
 from ampscope.analysis.replay.compare.told_values import Before, told_values
-from ampscope.analysis.replay.compare.tolerances import curve_tolerance, replay_noise
+from ampscope.analysis.replay.compare.tolerances import Expected, curve_tolerance, replay_noise
 from ampscope.analysis.replay.compare.words import counted, number, place
 from ampscope.analysis.replay.recording import Recording, recording
 from ampscope.analysis.results import Diagnosis
@@ -27,6 +30,8 @@ from ampscope.trace.schema import ENTRY_NODES
 
 #: Steps with other ops, and the same numbers, that are looked at.
 _MOST_STEPS = 4
+#: How much it matters that numbers differ by rounding alone.
+_ROUNDED = 15.0
 #: Kinds that tell of the run around the numbers, and not of other numbers.
 _AROUND = frozenset({Kind.ENVIRONMENT, Kind.RENAMED, Kind.LINE, Kind.VERDICT})
 
@@ -125,7 +130,9 @@ class _Comparing:
             self.recordings = [seen.one, seen.other]
             if walked.apart:
                 self.diverged = _divergence(seen, walked)
-            if walked.apart or (pair in self.differing and not _same_numbers(seen)):
+            elif not _same_numbers(seen):
+                self.found.append(_rounded(seen))
+            if not _same_numbers(seen):
                 return
 
     def _differing(self) -> list[Pair]:
@@ -216,6 +223,25 @@ def _divergence(pair: StepPair, walked: Walked) -> Divergence:
         rank=pair.one.traced.rank,
         other_step=pair.other.traced.step,
         seq=int(pair.one.seq[root.here]) if root.here >= 0 else None,
+    )
+
+
+def _rounded(pair: StepPair) -> Difference:
+    """That results differ, though by no more than rounding allows for."""
+    apart = np.flatnonzero(~pair.same_bits & (pair.pairs.theirs >= 0) & ~pair.one.sink)
+    site = pair.one.site_of(int(apart[0]))
+    many = f"{len(apart):,} of {counted(len(pair.one), 'result')} of step {pair.one.traced.step:,}"
+    first = f"the first that of {op_in_words(site.op)} {place(site.module)}"
+    text = f"{many} differ by no more than rounding allows for, {first}."
+    return Difference(
+        kind=Kind.VALUE,
+        module=site.module,
+        text=text,
+        score=_ROUNDED,
+        step=pair.one.traced.step,
+        op=site.op,
+        source=source_line(site),
+        count=len(apart),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,6 @@ import numpy as np
 from ampscope.analysis.numerics.arrays import BoolArray, FloatArray, IntArray
 from ampscope.analysis.replay.pairing.op_pairs import OpPairs, pair_ops, producers
 from ampscope.analysis.replay.recording import Recording
-from ampscope.trace.schema import SiteRow
 
 #: What becomes of the sums of two operands, or of a norm, is measured by what went in: it may cancel.
 _ADDING = frozenset(
@@ -30,10 +30,11 @@ class StepPair:
     same_bits: BoolArray  #: the same in all that was measured of both; False without a counterpart
     given_apart: BoolArray  #: of what came in and of random numbers: the checksums differ
 
-    def counterpart(self, position: int) -> SiteRow | None:
-        """The program point of the op's counterpart."""
-        there = int(self.pairs.theirs[position])
-        return self.other.site_of(there) if there >= 0 else None
+    def are_near(self, here: int, there: int, share: float) -> bool:
+        """Whether the first outputs of two ops, counterparts or not, have the same finite extremes but for rounding."""
+        mine, theirs = (_extremes(seen, at) for seen, at in ((self.one, here), (self.other, there)))
+        scale = max(map(abs, (*mine, *theirs)))
+        return math.isfinite(scale) and all(abs(a - b) <= share * scale for a, b in zip(mine, theirs, strict=True))
 
 
 def pair_of(one: Recording, other: Recording) -> StepPair:
@@ -52,6 +53,12 @@ def pair_of(one: Recording, other: Recording) -> StepPair:
         same_bits=same,
         given_apart=given,
     )
+
+
+def _extremes(seen: Recording, at: int) -> tuple[float, float]:
+    values = seen.outputs.row(int(seen.first_output[at]))
+    low, high = (math.nan if values[name] is None else float(values[name]) for name in ("min", "max"))
+    return low, high
 
 
 class _Rows:

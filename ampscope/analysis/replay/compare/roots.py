@@ -7,13 +7,18 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from ampscope.analysis.replay.compare.changed_sites import Change, Kinds, site_changes
+from ampscope.analysis.replay.compare.changed_sites import Change, Kinds
 from ampscope.analysis.replay.compare.pair_of_steps import StepPair
 from ampscope.analysis.replay.compare.results import Kind
-from ampscope.analysis.replay.compare.tolerances import rounding
+from ampscope.analysis.replay.compare.tolerances import Expected, PointPairs, rounding
 from ampscope.analysis.replay.recording import Recording
 from ampscope.trace.schema import Cast, SiteRow
 
+#: The same operands, in another order.
+_ORDER = Change(Kind.OPERANDS, "order", "", "")
+_OPERANDS = Change(Kind.OPERANDS, "operands", "", "")
+#: How far apart in order of execution two ops may be that changed places.
+_NEARBY = 4
 #: Least and greatest element of a part, as texts, in which NaN is NaN; empty of the whole.
 Part = tuple[str, str]
 
@@ -41,15 +46,6 @@ class Walked:
     lines: list[Root] = field(default_factory=list)  #: the same op in another line of code
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
-    """What is known of the two steps beforehand."""
-
-    tolerance: float | None = None  #: asked for
-    noise: float = 0.0  #: by which two executions of one step are apart
-    scales: tuple[float | None, float | None] = (None, None)  #: loss scales in use
-
-
 def walk(pair: StepPair, expected: Expected) -> Walked:
     """Tell roots from what follows from them."""
     return _Walk(pair, expected).found()
@@ -64,7 +60,8 @@ class _Walk:
     """
 
     def __init__(self, pair: StepPair, expected: Expected) -> None:
-        self.pair, self.expected = pair, expected
+        self.pair = pair
+        self._points = PointPairs(pair, expected)
         self._kinds = Kinds(pair, expected.scales)
         self.theirs: list[int] = pair.pairs.theirs.tolist()
         self.mine: list[int] = pair.pairs.mine.tolist()
@@ -74,8 +71,6 @@ class _Walk:
         self.spread = [0.0] * len(pair.one)  #: squares of the tolerances
         self.clean = [False] * len(pair.one)  #: the same to the last bit, with all that led to it
         self.result = Walked(cause=[-1] * len(pair.one))
-        self._changes: dict[tuple[int, int], tuple[Change, ...]] = {}
-        self._rounding: dict[tuple[int, int], float] = {}
         self._alone: dict[int, int] = {}  #: by position in the other, the first root of what it alone has there
         self._computed_alone: set[int] = set()
         self._waiting: deque[tuple[float, int]] = deque()  #: what the other alone has, by order
@@ -136,7 +131,7 @@ class _Walk:
 
     def _entered(self, here: int, there: int) -> None:
         """What came into the step."""
-        changes = self._site_changes(here, there)
+        changes = self._points.changes(here, there)
         mattering = [each for each in changes if each.kind is Kind.DTYPE]
         self.clean[here] = self.same[here] and not mattering
         if mattering:
@@ -145,7 +140,7 @@ class _Walk:
         if self.clean[here]:
             return
         error = self.error[here]
-        limit = self._limit(here, there)
+        limit = self._points.limit(here, there)
         self.spread[here] = max(limit, error if math.isfinite(error) else 0.0) ** 2
         kind = self._kinds.given(here, there)
         self._put(here, Root(kind, here, there, here))
@@ -159,21 +154,28 @@ class _Walk:
         self.result.cause[here] = before
         for root in self._changed(here, there):
             self._put(here, root, after=before)
-        local = self._limit(here, there)
+        local = self._points.limit(here, there)
         self.spread[here] = local**2 + self._inherited(operands)
-        limit = self._asked(math.sqrt(self.spread[here]))
+        limit = self._points.asked(math.sqrt(self.spread[here]))
         clean = all(mine >= 0 and self.clean[mine] for mine, _ in operands)
         self.clean[here] = clean and self.same[here] and self.result.cause[here] < 0
-        same_dtype = all(each.kind is not Kind.DTYPE for each in self._site_changes(here, there))
+        same_dtype = all(each.kind is not Kind.DTYPE for each in self._points.changes(here, there))
         drawn = self.given[here] and before < 0 and same_dtype
-        if self.error[here] > limit or drawn:
+        if self.error[here] > limit and self._may_be_exchanged(here) and _is_exchanged(self.pair, here, there, limit):
+            self._put(here, Root(Kind.OPERANDS, here, there, here, _ORDER))
+        elif self.error[here] > limit or drawn:
             if self.result.cause[here] < 0:
                 self._put(here, Root(self._kinds.of_value(here, there, drawn=drawn), here, there, here))
             self._apart(here, limit)
 
+    def _may_be_exchanged(self, here: int) -> bool:
+        """Whether nothing, or another exchange, explains that an op differs."""
+        cause = self.result.cause[here]
+        return cause < 0 or self.result.roots[cause].change == _ORDER
+
     def _changed(self, here: int, there: int) -> Iterator[Root]:
         """Roots at the op itself."""
-        for change in self._site_changes(here, there):
+        for change in self._points.changes(here, there):
             if change.kind is Kind.LINE:
                 self.result.lines.append(Root(Kind.LINE, here, there, here, change))
             else:
@@ -181,12 +183,11 @@ class _Walk:
         mine, theirs = self._sources(here, there)
         parts, other_parts = _parts(self.pair.one, here), _parts(self.pair.other, there)
         if len(mine) != len(theirs):
-            yield Root(Kind.OPERANDS, here, there, here, Change(Kind.OPERANDS, "operands", "", ""))
+            yield Root(Kind.OPERANDS, here, there, here, _OPERANDS)
         elif any(self._is_another(*each) for each in zip(mine, theirs, parts, other_parts, strict=True)):
             known = sorted((self.theirs[a], part) for a, part in zip(mine, parts, strict=True))
             swapped = known == sorted(zip(theirs, other_parts, strict=True))
-            name = "order" if swapped else "operands"
-            yield Root(Kind.OPERANDS, here, there, here, Change(Kind.OPERANDS, name, "", ""))
+            yield Root(Kind.OPERANDS, here, there, here, _ORDER if swapped else _OPERANDS)
 
     def _sources(self, here: int, there: int) -> tuple[list[int], list[int]]:
         """What wrote the operands of an op and of its counterpart, casts passed over."""
@@ -232,30 +233,29 @@ class _Walk:
         pad = [-1] * size
         return list(zip((mine + pad)[:size], (theirs + pad)[:size], strict=True))
 
-    def _limit(self, here: int, there: int) -> float:
-        key = int(self.pair.one.site[here]), int(self.pair.other.site[there])
-        if key not in self._rounding:
-            self._rounding[key] = rounding(self.pair.one.sites[key[0]], self.pair.other.sites[key[1]])
-        return self._asked(self._rounding[key])
-
-    def _asked(self, derived: float) -> float:
-        return max(derived, self.expected.noise) if self.expected.tolerance is None else self.expected.tolerance
-
-    def _site_changes(self, here: int, there: int) -> tuple[Change, ...]:
-        key = int(self.pair.one.site[here]), int(self.pair.other.site[there])
-        if key not in self._changes:
-            self._changes[key] = site_changes(self.pair.one.sites[key[0]], self.pair.other.sites[key[1]])
-        return self._changes[key]
-
     def _apart(self, here: int, limit: float) -> None:
         self.result.apart.append(here)
         self.result.tolerance[here] = limit
 
     def _is_counted(self, here: int) -> bool:
         """Whether what came in is whole numbers, of which no other will do; or another number of them."""
-        if any(each.kind is Kind.SHAPE for each in self._site_changes(here, self.theirs[here])):
+        if any(each.kind is Kind.SHAPE for each in self._points.changes(here, self.theirs[here])):
             return True
         return self.given[here] and not any("float" in each for each in self.pair.one.site_of(here).out_dtypes)
+
+
+def _is_exchanged(pair: StepPair, here: int, there: int, limit: float) -> bool:
+    """Whether an op nearby of the same kind gave what this one's counterpart did, and the other way round."""
+    site = pair.one.site_of(here)
+    for each in range(max(here - _NEARBY, 0), min(here + _NEARBY + 1, len(pair.one))):
+        partner = int(pair.pairs.theirs[each])
+        other = pair.one.site_of(each)
+        alike = (other.op, other.module, other.phase) == (site.op, site.module, site.phase)
+        if each == here or partner < 0 or not alike:
+            continue
+        if pair.are_near(here, partner, limit) and pair.are_near(each, there, limit):
+            return True
+    return False
 
 
 def _kind_alone(site: SiteRow) -> Kind:

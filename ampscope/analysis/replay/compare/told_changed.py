@@ -14,6 +14,8 @@ from ampscope.analysis.words.wording import op_in_words
 _RENAMED = 20.0
 #: Of another line where the results are others, too: it is what was changed.
 _CHANGED_LINE = 93.0
+#: Of the op itself, which no other difference explains.
+_GIVING_OTHERS = frozenset({Kind.VALUE, Kind.NONFINITE, Kind.OPERANDS})
 _KINDS = frozenset({Kind.SCALAR, Kind.DTYPE, Kind.OPERANDS, Kind.SHAPE})
 
 
@@ -66,7 +68,7 @@ def _dtype_sentence(where: Places, group: Group, was: str, now: str) -> str:
 
 def _lines(where: Places, walked: Walked) -> Iterator[Difference]:
     """The same ops in other lines of code; where they give something else, that is what was changed."""
-    valued = {root.here for root in walked.roots if root.kind in (Kind.VALUE, Kind.NONFINITE)}
+    valued = {root.here for root in walked.roots if root.kind in _GIVING_OTHERS}
     for group in where.grouped(walked.lines, lambda root: root.change):
         change = group.first.change
         if change is None:

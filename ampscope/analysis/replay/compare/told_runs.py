@@ -21,6 +21,7 @@ _VERDICT = 70.0
 _FINDING = 65.0
 _RATE, _LOSS, _NORM, _SCALE, _SKIPS = 50.0, 48.0, 46.0, 44.0, 42.0
 _ENVIRONMENT = 30.0
+_ROUNDED = 14.0
 _COLUMNS = ("step", "loss", "grad_norm", "scale", "lr", "skipped", "averaged")
 #: A configuration that says how much was recorded, not how the training ran.
 _OF_RECORDING = frozenset({"every", "overhead", "replay_budget", "save_tensors", "ranks", "disk_budget"})
@@ -77,6 +78,9 @@ def told_curves(curves: Curves, tolerance: float) -> Iterator[Difference]:
             step, mine, theirs, _ = found
             text = f"The {name} parts at step {step:,}: {number(mine)} in A, {number(theirs)} in B."
             yield Difference(kind=kind, text=text, score=score, step=step)
+        elif (near := curves.parts(column, 0.0)) is not None:
+            text = f"The {name} differs from step {near[0]:,} on, by no more than rounding allows for."
+            yield Difference(kind=kind, text=text, score=_ROUNDED, step=near[0])
     yield from _lengths(curves)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
 from ampscope.analysis.numerics.dtypes import plain
-from ampscope.analysis.replay.compare.pair_of_steps import pair_of
+from ampscope.analysis.replay.compare.changed_sites import Change, site_changes
+from ampscope.analysis.replay.compare.pair_of_steps import StepPair, pair_of
 from ampscope.analysis.replay.compare.sides import Opened
 from ampscope.analysis.replay.recording import Recording, recording
 from ampscope.analysis.tables.traced_steps import TracedStep, traced_steps
@@ -24,6 +26,15 @@ _PRODUCTS = frozenset(
     {"mm", "bmm", "addmm", "baddbmm", "convolution", "convolution_backward", "linear", "dot", "addbmm"}
 )
 _SUMS = frozenset({"sum", "mean", "cumsum", "var", "var_mean", "native_layer_norm_backward", "native_batch_norm"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What is known of the two steps beforehand."""
+
+    tolerance: float | None = None  #: asked for
+    noise: float = 0.0  #: by which two executions of one step are apart
+    scales: tuple[float | None, float | None] = (None, None)  #: loss scales in use
 
 
 def rounding(one: SiteRow, other: SiteRow) -> float:
@@ -60,6 +71,41 @@ def _terms(site: SiteRow) -> float:
 def elements(shape: str) -> int:
     """How many elements a tensor of this shape has; 1 for a scalar."""
     return math.prod(int(each) for each in shape.split("x") if each.isdigit())
+
+
+class PointPairs:
+    """What two program points say of a pair of ops, each asked once.
+
+    Args:
+        pair: The steps.
+        expected: What is known of them beforehand.
+    """
+
+    def __init__(self, pair: StepPair, expected: Expected) -> None:
+        self.pair, self.expected = pair, expected
+        self._changes: dict[tuple[int, int], tuple[Change, ...]] = {}
+        self._rounding: dict[tuple[int, int], float] = {}
+
+    def changes(self, here: int, there: int) -> tuple[Change, ...]:
+        """What is another about them."""
+        key = self._key(here, there)
+        if key not in self._changes:
+            self._changes[key] = site_changes(self.pair.one.sites[key[0]], self.pair.other.sites[key[1]])
+        return self._changes[key]
+
+    def limit(self, here: int, there: int) -> float:
+        """By how much the op's result may be apart, given the same operands."""
+        key = self._key(here, there)
+        if key not in self._rounding:
+            self._rounding[key] = rounding(self.pair.one.sites[key[0]], self.pair.other.sites[key[1]])
+        return self.asked(self._rounding[key])
+
+    def asked(self, derived: float) -> float:
+        """A tolerance, or what was asked for in its place."""
+        return max(derived, self.expected.noise) if self.expected.tolerance is None else self.expected.tolerance
+
+    def _key(self, here: int, there: int) -> tuple[int, int]:
+        return int(self.pair.one.site[here]), int(self.pair.other.site[there])
 
 
 def curve_tolerance(recordings: list[Recording]) -> float:

@@ -109,6 +109,7 @@ WITHIN_TOLERANCE = {
     "a dropped cast",
     "an op in another dtype",
     "autocast off for one module's part",
+    "a matmul the other way round",
     "one bit of one weight",
     "parameters in bfloat16",
     "activation checkpointing",

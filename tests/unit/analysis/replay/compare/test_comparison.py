@@ -1,0 +1,162 @@
+"""Comparisons of steps written op by op: what is a root, what follows, and what rounding allows for."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampscope.analysis.replay.compare.comparison import compare
+from ampscope.analysis.replay.compare.results import Comparison, Kind, Likeness
+from ampscope.analysis.replay.compare.sides import chosen
+from ampscope.errors import AmpscopeError
+from ampscope.trace.schema import Node
+from tests.support.trace_builder import TraceBuilder
+
+LIVE: dict[str, Any] = {"step": 0, "source": "live"}
+
+
+class Step:
+    """Writes a step in which each op reads the one before."""
+
+    def __init__(self, folder: Path, **manifest: Any) -> None:
+        self.trace = TraceBuilder(folder, **manifest)
+        self.trace.step(traced="live")
+        self.last = self.trace.op(self.trace.site(Node.INPUT, name="args[0]", in_dtypes=()), **LIVE, checksum=1)
+
+    def op(self, name: str = "mm", *, reads: int | None = None, site: dict[str, Any] | None = None, **row: Any) -> int:
+        before = self.last if reads is None else reads
+        self.last = self.trace.op(self.trace.site(f"aten.{name}.default", **(site or {})), **LIVE, **row)
+        self.trace.edge(before, self.last, **LIVE)
+        return self.last
+
+    def close(self) -> Path:
+        return self.trace.close()
+
+
+def chain(folder: Path, *peaks: float, name: str = "mm", **site: Any) -> Path:
+    """A step of ops in a row with these largest elements."""
+    step = Step(folder)
+    for peak in peaks:
+        step.op(name, site=site, min=-1.0, max=peak, max_finite=None)
+    return step.close()
+
+
+def against(folder: Path, one: tuple[float, ...], other: tuple[float, ...], **site: Any) -> Comparison:
+    return compare(chain(folder / "one", *one, **site), chain(folder / "other", *other, **site))
+
+
+def test_a_few_units_in_the_last_place_are_rounding(tmp_path: Path) -> None:
+    found = against(tmp_path, (4.0, 4.0), (4.0 * (1 + 3 * 2**-10), 4.0))
+    assert (found.likeness, found.first_divergence) == (Likeness.WITHIN_TOLERANCE, None)
+
+
+def test_the_same_is_a_difference_in_float32(tmp_path: Path) -> None:
+    dtypes = {"in_dtypes": ("float32", "float32"), "out_dtypes": ("float32",)}
+    found = against(tmp_path, (4.0, 4.0), (4.0 * (1 + 3 * 2**-10), 4.0), **dtypes)
+    assert found.likeness is Likeness.DIFFERENT
+    assert found.first_divergence is not None
+    assert found.first_divergence.error == pytest.approx(3 * 2**-10, rel=0.01)
+
+
+def test_what_is_apart_may_be_farther_apart_later(tmp_path: Path) -> None:
+    apart = 4.0 * (1 + 2**-8)  # the limit of one op in float16
+    assert against(tmp_path / "a", (4.0,) * 9, (4.0,) * 8 + (apart * (1 + 2**-9),)).likeness is Likeness.DIFFERENT
+    grown = tuple(4.0 * (1 + n * 2**-9) for n in range(1, 5))
+    assert against(tmp_path / "b", (4.0,) * 4, grown).likeness is Likeness.WITHIN_TOLERANCE
+
+
+@pytest.mark.parametrize("peak", [math.nan, math.inf])
+def test_what_is_not_finite_in_one_is_told_with_its_op(tmp_path: Path, peak: float) -> None:
+    found = against(tmp_path, (4.0, 4.0, 4.0), (4.0, peak, peak))
+    assert found.differences[0].kind is Kind.NONFINITE
+    assert "mm in fc is not finite in B, and finite in A" in found.differences[0].text
+    assert found.first_divergence is not None
+    assert (found.first_divergence.seq, found.first_divergence.error) == (2, math.inf)
+
+
+@pytest.mark.parametrize("peak", [math.nan, math.inf])
+def test_the_same_that_is_not_finite_is_the_same(tmp_path: Path, peak: float) -> None:
+    assert against(tmp_path, (4.0, peak), (4.0, peak)).identical
+
+
+def test_what_follows_from_a_root_is_not_told_again(tmp_path: Path) -> None:
+    found = against(tmp_path, (4.0,) * 6, (4.0, 6.0, 7.0, 8.0, 9.0, 10.0))
+    told = [each for each in found.differences if each.kind is Kind.VALUE]
+    assert [(each.count, each.step) for each in told] == [(1, 0)]
+    assert found.first_divergence is not None
+    assert found.first_divergence.seq == 2
+
+
+def test_a_sum_that_cancels_is_measured_by_what_was_added(tmp_path: Path) -> None:
+    for folder, peak in (("one", 1e-6), ("other", 3e-6)):
+        step = Step(tmp_path / folder)
+        step.op("mm", min=-4.0, max=4.0, max_finite=4.0)
+        step.op("sum", min=-1e-6, max=peak, max_finite=None)
+        step.close()
+    assert compare(tmp_path / "one", tmp_path / "other").likeness is Likeness.WITHIN_TOLERANCE
+
+
+def test_operands_that_come_from_elsewhere_are_told(tmp_path: Path) -> None:
+    for folder, reads in (("one", 0), ("other", 1)):
+        step = Step(tmp_path / folder)
+        written = step.op("mm"), step.op("relu")
+        step.op("exp", reads=written[reads])
+        step.close()
+    first = compare(tmp_path / "one", tmp_path / "other").differences[0]
+    assert (first.kind, first.op) == (Kind.OPERANDS, "aten.exp.default")
+    assert "something else is connected to it" in first.text
+
+
+def test_noise_between_a_step_and_its_replay_is_no_difference(tmp_path: Path) -> None:
+    """A kernel that adds in another order each time: the run itself shows by how much."""
+    for folder, live, replay in (("one", 4.0, 4.04), ("other", 4.03, 4.0)):
+        trace = TraceBuilder(tmp_path / folder)
+        trace.step(traced="live")
+        site = trace.site("aten.scatter_add.default")
+        trace.op(site, **LIVE, max=live, max_finite=None)
+        trace.op(site, step=0, source="replay", max=replay, max_finite=None)
+        trace.close()
+    assert compare(tmp_path / "one", tmp_path / "other").likeness is Likeness.WITHIN_TOLERANCE
+    assert compare(tmp_path / "one", tmp_path / "other", tolerance=1e-3).likeness is Likeness.DIFFERENT
+
+
+def test_runs_without_a_step_in_common_are_refused(tmp_path: Path) -> None:
+    one, other = TraceBuilder(tmp_path / "one").close(), TraceBuilder(tmp_path / "other").close()
+    with pytest.raises(AmpscopeError, match="no step in common"):
+        compare(one, other)
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [
+        ("runs/a", ("runs/a", None, None)),
+        ("runs/a@3", ("runs/a", 3, None)),
+        ("runs/a@3:1", ("runs/a", 3, 1)),
+        ("runs/a@:1", ("runs/a", None, 1)),
+        ("me@home/a@12", ("me@home/a", 12, None)),
+        ("me@home/a", ("me@home/a", None, None)),
+    ],
+)
+def test_steps_and_ranks_are_read_from_the_name(named: str, expected: tuple[str, int | None, int | None]) -> None:
+    found = chosen(named)
+    assert (str(found.path), found.step, found.rank) == expected
+
+
+def test_two_models_that_have_nothing_in_common_are_told_in_no_time(tmp_path: Path) -> None:
+    for folder, kind in (("one", "a"), ("other", "b")):
+        step = Step(tmp_path / folder)
+        sites = [step.trace.site(f"aten.{kind}{n % 9}.default", module=f"{kind}.{n // 10}") for n in range(2_000)]
+        for turn in range(4):
+            for site in sites:
+                seq = step.trace.op(site, **LIVE, max=float(turn))
+                step.trace.edge(seq - 1, seq, **LIVE)
+        step.close()
+    began = time.perf_counter()
+    found = compare(tmp_path / "one", tmp_path / "other")
+    assert time.perf_counter() - began < 20
+    assert {each.kind for each in found.differences[:2]} == {Kind.MODULE}
+    assert [each.module for each in found.differences[:2]] == ["b", "a"]
