@@ -146,6 +146,10 @@ class Incident(NotebookRepr):
     received_by: tuple[int, ...] = ()  #: ranks whose own calculation was finite, and that got the value from this one
     world: int = 1  #: how many ranks train together
     written_by: WrittenBy | None = None  #: the step that left the value behind; None where it began in this one
+    headroom_bits: float | None = None  #: of what has not happened yet: factors of two up to overflow,
+    forecast_step: int | None = None  #: the step at which it will, if it goes on,
+    forecast_low: int | None = None  #: not before this one,
+    forecast_high: int | None = None  #: nor after it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,19 +14,23 @@ from ampscope.cli.newest import RUN_HELP, named_or_newest
 def diagnose(
     run: Annotated[Path | None, typer.Argument(help=RUN_HELP)] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 also for a run that is at risk.")] = False,
 ) -> None:
-    """Say what went wrong in a run, where, why, and what to change.
+    """Say what went wrong in a run, or is about to, where, why, and what to change.
 
-    The exit code is 0 for a healthy run, 1 for one with a problem, 2 if nothing was observed or it cannot be read.
+    The exit code is 0 for a healthy run and one at risk, 1 for one with a problem, 2 if nothing was observed or it
+    cannot be read.
     """
     from ampscope.analysis.diagnosis.diagnosis import diagnose as diagnosis_of
     from ampscope.cli.terminal import show
     from ampscope.report.diagnosis_json import as_json
     from ampscope.report.terminal.diagnosis_text import as_text
+    from ampscope.trace.vocabulary import Verdict
 
     diagnosis = diagnosis_of(named_or_newest(run))
     if json:
         typer.echo(as_json(diagnosis))
     else:
         show(as_text(diagnosis))
-    raise typer.Exit(Exit[diagnosis.verdict.name])
+    at_risk = diagnosis.verdict is Verdict.AT_RISK
+    raise typer.Exit(Exit.PROBLEM if strict and at_risk else Exit[diagnosis.verdict.name])

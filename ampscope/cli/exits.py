@@ -9,6 +9,7 @@ class Exit(IntEnum):
     """What a script can learn from a call."""
 
     HEALTHY = 0
+    AT_RISK = 0  #: 1 where it was asked for with ``--strict``
     PROBLEM = 1
     NOT_OBSERVED = 2  #: the run shows nothing that would allow a verdict
     FAILED = 2  #: it could not be read or done; one line on standard error says why

@@ -32,6 +32,8 @@ _WAYS = (0.0, 0.25, 0.5, 1.0)
 _PARTS, _BENT, _MOST_BENT, _BENT_BY_NOISE = 5, 0.06, 0.2, 1.5
 #: What fits as well as the best way, but for this factor (and so many bits), might be the way as well.
 _AS_GOOD, _AS_GOOD_BITS = 1.3, 0.01
+#: The part of the points that say something of their own: neighbours say much the same.
+_OWN_WORD = 1 / 3
 #: The part of what is to come by which a forecast is uncertain whatever the points say.
 _UNKNOWN = 0.1
 #: Stands for heights of a line at which there is nothing left.
@@ -191,11 +193,10 @@ def _told(points: list[Point], ways: list[_Way], limit: float) -> Forecast | Non
     if not is_real or not best.goes_on or now >= limit:
         return None
     reached = [way.reaches(limit) for way in ways]
-    weights = [1 / (way.error + _AS_GOOD_BITS) ** 2 for way in ways]
     low, high = min(each[1] for each in reached), max(each[2] for each in reached)
     if not math.isfinite(high):
         return None
-    step = sum(weight * each[0] for weight, each in zip(weights, reached, strict=True)) / sum(weights)
+    step = last + _most_likely(ways, [each[0] - last for each in reached], len(points))
     if step - last > FARTHEST * (last - first):
         return None
     unknown = _UNKNOWN * (step - last)
@@ -207,3 +208,10 @@ def _told(points: list[Point], ways: list[_Way], limit: float) -> Forecast | Non
         since=first,
         rise=rise,
     )
+
+
+def _most_likely(ways: list[_Way], left: list[float], count: int) -> float:
+    """The steps that are left: those of each way, by how likely it is."""
+    weights = [(way.error + _AS_GOOD_BITS) ** -max(2.0, count * _OWN_WORD) for way in ways]
+    logs = (weight * math.log(max(each, 1.0)) for weight, each in zip(weights, left, strict=True))
+    return math.exp(sum(logs) / sum(weights))

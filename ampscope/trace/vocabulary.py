@@ -40,6 +40,10 @@ class Cause(StrEnum):
     REPLICA_APART = "replica_apart"
     # warnings
     SPIKE = "spike"
+    NEAR_OVERFLOW = "near_overflow"
+    TREND_OVERFLOW = "trend_overflow"
+    TREND_UNDERFLOW = "trend_underflow"
+    SCALE_WINDOW = "scale_window"
     # usage
     MISUSE_CLIP_BEFORE_UNSCALE = "misuse_clip_before_unscale"
     MISUSE_NO_UNSCALE = "misuse_no_unscale"
@@ -67,6 +71,11 @@ class Cause(StrEnum):
     def is_benign(self) -> bool:
         """Whether the cause is one of the harmless ones."""
         return self.value.startswith("benign_")
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether it tells of what has not happened yet."""
+        return self in (Cause.NEAR_OVERFLOW, Cause.TREND_OVERFLOW, Cause.TREND_UNDERFLOW, Cause.SCALE_WINDOW)
 
     @property
     def is_usage(self) -> bool:
@@ -119,6 +128,7 @@ class Verdict(StrEnum):
     """The one word on a run."""
 
     HEALTHY = "healthy"
+    AT_RISK = "at_risk"  #: nothing is wrong yet, and something measured says that it will be
     PROBLEM = "problem"
     NOT_OBSERVED = "not_observed"  #: nothing was seen that would allow a verdict
 

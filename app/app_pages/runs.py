@@ -26,6 +26,7 @@ _NOT_EXAMINED = "not examined"
 #: What a verdict looks like; being written is no verdict, but as important.
 _COLOURS = {
     Verdict.HEALTHY.value: GOOD,
+    verdict_in_words(Verdict.AT_RISK): SEVERITIES[Severity.WARNING],
     Verdict.PROBLEM.value: ALARM,
     verdict_in_words(Verdict.NOT_OBSERVED): SEVERITIES[Severity.WARNING],
     "unreadable": SEVERITIES[Severity.WARNING],

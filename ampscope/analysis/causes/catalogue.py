@@ -6,20 +6,19 @@ from ampscope.analysis.causes import (
     harmless,
     mathematics,
     outside,
-    range_overflow,
-    range_underflow,
     ranks,
     state,
     unknown,
     usage,
 )
 from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, OpRule
+from ampscope.analysis.causes.range import ahead, overflow, underflow
 from ampscope.analysis.results import Finding, Incident
 from ampscope.trace.dtypes import FLOAT8
 from ampscope.trace.schema import Node
 from ampscope.trace.vocabulary import Cause
 
-FAMILIES = (range_overflow, range_underflow, mathematics, outside, state, ranks, usage, harmless, unknown)
+FAMILIES = (overflow, underflow, ahead, mathematics, outside, state, ranks, usage, harmless, unknown)
 
 #: Every cause with its entry.
 CATALOGUE: dict[Cause, CauseEntry] = {entry.cause: entry for family in FAMILIES for entry in family.ENTRIES}

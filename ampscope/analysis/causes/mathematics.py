@@ -15,7 +15,7 @@ from ampscope.analysis.causes.cause_entry import (
     Turn,
     number,
 )
-from ampscope.analysis.causes.range_underflow import Flushed, constant_lost, flushed_operand
+from ampscope.analysis.causes.range.underflow import Flushed, constant_lost, flushed_operand
 from ampscope.analysis.origin.given_zeros import divides_by_given_zeros
 from ampscope.analysis.origin.op_facts import Executed, numel
 from ampscope.analysis.results import Remedy

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ampscope.analysis.causes.catalogue import CATALOGUE
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Occurrence, Reason
-from ampscope.analysis.causes.range_overflow import ScaleInLoop
+from ampscope.analysis.causes.range.overflow import ScaleInLoop
 from ampscope.analysis.cures import trials
 from ampscope.analysis.cures.explicit_half import ExplicitHalf
 from ampscope.analysis.results import Remedy, Tried

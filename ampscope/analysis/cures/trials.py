@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ampscope.analysis.causes.catalogue import CATALOGUE
-from ampscope.analysis.causes.wider_dtype import USE_BFLOAT16
+from ampscope.analysis.causes.range.wider_dtype import USE_BFLOAT16
 from ampscope.analysis.cures import explicit_half
 from ampscope.analysis.cures.explicit_half import ExplicitHalf
 from ampscope.analysis.results import CodeLine, Incident, Remedy, Tried

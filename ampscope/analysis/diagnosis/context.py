@@ -9,7 +9,7 @@ import numpy as np
 
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE
 from ampscope.analysis.causes.outside import ChangedSince
-from ampscope.analysis.causes.range_overflow import Literal, LossGrew, ScaleInLoop
+from ampscope.analysis.causes.range.overflow import Literal, LossGrew, ScaleInLoop
 from ampscope.analysis.causes.recognition import Recognised
 from ampscope.analysis.causes.unknown import Observed
 from ampscope.analysis.numerics.arrays import FloatArray

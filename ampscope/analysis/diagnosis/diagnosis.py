@@ -11,6 +11,7 @@ from ampscope.analysis.diagnosis.apart_replicas import apart_replicas
 from ampscope.analysis.diagnosis.examined import merged
 from ampscope.analysis.diagnosis.harmless_values import harmless_values
 from ampscope.analysis.diagnosis.run_summary import summary
+from ampscope.analysis.diagnosis.silent.risks.risks import risks
 from ampscope.analysis.diagnosis.silent.silent_failures import silent_failures
 from ampscope.analysis.diagnosis.silent.spikes import led_there, spikes
 from ampscope.analysis.diagnosis.state.state_incidents import without_consequences
@@ -59,7 +60,8 @@ def _diagnose(run: Run) -> Diagnosis:
     silent = silent_failures(run, sites, history, lost=lost, held=held)
     outliers = spikes(run, sites, history, examined)
     failures = [*silent, *led_there(examined, outliers)]
-    incidents = [*failures, *harmless_values(run, sites, failures), *outliers, *apart_replicas(run)]
+    ahead = risks(run, sites, history, failures)
+    incidents = [*failures, *harmless_values(run, sites, failures), *outliers, *ahead, *apart_replicas(run)]
     scale = healths(run, sampled, history)
     incidents = [replace(each, world=world.size) for each in [*incidents, *scale_incidents(scale, incidents, history)]]
     mistakes = tuple(replace(each, world=world.size) for each in findings(run, sampled, history))
@@ -70,7 +72,7 @@ def _diagnose(run: Run) -> Diagnosis:
     unseen = "" if primary else unobserved(run, sampled, info.steps)
     return Diagnosis(
         run=info,
-        verdict=Verdict.PROBLEM if primary else Verdict.NOT_OBSERVED if unseen else Verdict.HEALTHY,
+        verdict=_verdict(primary, unseen),
         summary=unseen or summary(primary, steps=info.steps, skipped=info.skipped, causes=causes),
         primary=primary,
         incidents=tuple(incidents),
@@ -78,6 +80,12 @@ def _diagnose(run: Run) -> Diagnosis:
         scale=scale,
         ranks=ranks_story(ranks_in_numbers(run)) if world.is_shared else (),
     )
+
+
+def _verdict(primary: Incident | Finding | None, unseen: str) -> Verdict:
+    if primary is None:
+        return Verdict.NOT_OBSERVED if unseen else Verdict.HEALTHY
+    return Verdict.AT_RISK if primary.cause.is_ahead else Verdict.PROBLEM
 
 
 def run_info(run: Run, world: World, history: Mapping[int, History]) -> RunInfo:
@@ -107,7 +115,9 @@ def run_info(run: Run, world: World, history: Mapping[int, History]) -> RunInfo:
 
 
 def _primary(incidents: Sequence[Incident], mistakes: Sequence[Finding]) -> Incident | Finding | None:
-    """What to tell first: errors before warnings, then the earliest; a mistake before the failure it leads to.
+    """What to tell first: errors before warnings, what happened before what will, then the earliest.
+
+    A mistake comes before the failure that it leads to.
 
     A missing scaler leads to gradients that are too small. It has no part in a value that the forward itself made:
     where such a value broke a step, that is what broke the run, whenever the mistake was first seen.
@@ -117,7 +127,13 @@ def _primary(incidents: Sequence[Incident], mistakes: Sequence[Finding]) -> Inci
     entries: list[Incident | Finding] = [*blamed, *incidents]
     matter = [entry for entry in entries if entry.severity is not Severity.INFO]
     order = {Severity.ERROR: 0, Severity.WARNING: 1}
-    return min(matter, key=lambda entry: (order[entry.severity], entry.step, entry.rank), default=None)
+    return min(matter, key=lambda each: (order[each.severity], *_due(each), each.rank), default=None)
+
+
+def _due(entry: Incident | Finding) -> tuple[bool, int]:
+    """Whether it is still to come, and when it was, or is to be expected."""
+    expected = entry.forecast_step if isinstance(entry, Incident) else None
+    return entry.cause.is_ahead, entry.step if expected is None else expected
 
 
 def _made_in_forward(incident: Incident) -> bool:

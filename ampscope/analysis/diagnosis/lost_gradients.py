@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ampscope.analysis.causes.catalogue import explanation
 from ampscope.analysis.causes.cause_entry import Occurrence
-from ampscope.analysis.causes.range_underflow import GradientLost, ValuesLost
+from ampscope.analysis.causes.range.underflow import GradientLost, ValuesLost
 from ampscope.analysis.causes.recognition import Recognised
 from ampscope.analysis.cures.explicit_half import ExplicitHalf
 from ampscope.analysis.diagnosis.examined import Examined

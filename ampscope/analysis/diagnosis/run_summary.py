@@ -34,6 +34,8 @@ def summary(primary: Incident | Finding | None, *, steps: int, skipped: int, cau
         when = when_in_words(primary)
         where = f",{_at(primary.source)}" if primary.source else ""
         return f"{when[:1].upper()}{when[1:]}{where}: {primary.explanation}"
+    if primary.cause.is_ahead:
+        return f"Nothing is wrong yet in {steps:,} steps. {primary.explanation}{_at_risk_in(primary)}"
     effect = _EFFECTS.get(primary.trigger or primary.cause, "went wrong")
     effect = " ".join(filter(None, (effect, first_ranked(primary))))
     elsewhere = f"{further_in_words(primary)} {received_in_words(primary)}".strip()
@@ -66,6 +68,12 @@ _EFFECTS: dict[str, str] = {
     Trigger.LOST_GRADIENT: "lost gradients that float32 keeps",
     Cause.SPIKE: "stood far out",
 }
+
+
+def _at_risk_in(warning: Incident) -> str:
+    """Where what may happen would happen, in a sentence."""
+    where = " ".join(filter(None, (f"module {warning.module}" if warning.module else "", _at(warning.source).strip())))
+    return f" It is in {where}." if warning.module else f" It is {where}." if where else ""
 
 
 def _at(source: SourceLine | None) -> str:

@@ -23,6 +23,7 @@ from ampscope.trace.vocabulary import Severity, Verdict
 
 _VERDICT_STYLES = {
     Verdict.HEALTHY: "bold green",
+    Verdict.AT_RISK: "bold yellow",
     Verdict.PROBLEM: "bold red",
     Verdict.NOT_OBSERVED: "bold yellow",
 }

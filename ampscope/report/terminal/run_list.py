@@ -30,7 +30,12 @@ class ListedRun:
 
 
 _HEADINGS = ("run", "started", "steps", "skipped", "verdict", "what")
-_STYLES = {Verdict.HEALTHY: "green", Verdict.PROBLEM: "red", Verdict.NOT_OBSERVED: "yellow"}
+_STYLES = {
+    Verdict.HEALTHY: "green",
+    Verdict.AT_RISK: "yellow",
+    Verdict.PROBLEM: "red",
+    Verdict.NOT_OBSERVED: "yellow",
+}
 _NUMERIC = ("steps", "skipped")
 #: What a narrow terminal does without, in this order: the time first, which most names hold as well.
 _EXPENDABLE = ("started", "skipped", "steps")

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ampscope.analysis.causes.cause_entry import CauseEntry, Match, Occurrence, OpRule, Reason, Turn
-from ampscope.analysis.causes.range_underflow import UpdatesLost, updates_lost
+from ampscope.analysis.causes.range.underflow import UpdatesLost, updates_lost
+from ampscope.analysis.causes.range.wider_dtype import USE_BFLOAT16
 from ampscope.analysis.causes.state import StandsStill
 from ampscope.analysis.causes.usage.forms import UNSCALE_FIRST
-from ampscope.analysis.causes.wider_dtype import USE_BFLOAT16
 from ampscope.analysis.origin.lost_upstream import divides_by_what_was_zero
 from ampscope.analysis.origin.op_facts import Executed
 from ampscope.analysis.results import Remedy

@@ -44,26 +44,33 @@ class Magnitudes:
         return self.course[-1] if self.course else None
 
 
-def magnitudes(run: Run, rank: int, sampled: Sampled) -> list[Magnitudes]:
+def magnitudes(run: Run, rank: int, sampled: Sampled, *, whole: bool = True) -> list[Magnitudes]:
     """What was measured at each place of one rank.
+
+    Args:
+        run: The run.
+        rank: The rank.
+        sampled: Its sampled steps.
+        whole: Sum up all of them, not only those that the courses are drawn through.
 
     Raises:
         RunDamaged: a Parquet part turned out to be broken while it was read.
     """
     ops = rank_table(run, Table.OPS, rank)
-    whole = group_columns(ops, f"{_KEY}, {_ENDS}, {_LOST}", _KEY, where=sampled.where)
+    summed_up = sampled.where if whole else sampled.where_course
+    sums = group_columns(ops, f"{_KEY}, {_ENDS}, {_LOST}", _KEY, where=summed_up)
     by_step = f"{_KEY}, step"
     course = group_columns(ops, f"{by_step}, {_ENDS}, count(*) AS executions", by_step, where=sampled.where_course)
-    if not len(whole):
+    if not len(sums):
         return []
-    keys = _keys(whole)
+    keys = _keys(sums)
     sites = {site.site: site for site in run.rows(Table.SITES, rank=rank)}
     found = [
         place_of(sites[site], out, sampled.optimizers[source]) if site in sites else None for site, out, source in keys
     ]
     places, numbers = numbered(found)
     by_key = dict(zip(keys, numbers, strict=True))
-    summed = _Sums(np.array(numbers), whole, len(places), sampled.count)
+    summed = _Sums(np.array(numbers), sums, len(places), sampled.count)
     drawn = _Courses(np.array([by_key.get(key, -1) for key in _keys(course)]), course)
     return [summed.of(number, place, drawn) for number, place in enumerate(places)]
 

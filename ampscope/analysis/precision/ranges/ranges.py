@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ampscope.analysis.overview.ranks.world import sampled_rank, world_of
 from ampscope.analysis.precision.ranges.magnitudes import Magnitudes, magnitudes
@@ -75,6 +75,15 @@ class MeasuredPlace:
     course: tuple[Point, ...]
     forecast: Forecast | None
 
+    @property
+    def newest_headroom(self) -> float | None:
+        """Factors of two between its newest magnitude and overflow; None where there is none."""
+        return max(0.0, math.log2(self.place.format.max) - self.course[-1][1]) if self.course else None
+
+    def with_forecast(self, ahead: Forecast) -> MeasuredPlace:
+        """The place with another forecast, as that of its fall."""
+        return replace(self, forecast=ahead)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRun:
@@ -106,12 +115,18 @@ def ranges(run: Run, *, rank: int | None = None) -> Ranges:
     return Ranges(rank=found.rank, steps=found.steps, sampled_steps=sampled, sampled_share=share, rows=tuple(rows))
 
 
-def measured_places(run: Run, *, rank: int | None = None) -> MeasuredRun:
-    """Every place of one rank that was measured, with its course; in no order."""
+def measured_places(run: Run, *, rank: int | None = None, whole: bool = True) -> MeasuredRun:
+    """Every place of one rank that was measured, with its course; in no order.
+
+    Args:
+        run: The run.
+        rank: Whose; by default the first that was traced.
+        whole: Sum up all sampled steps, not only those that the courses are drawn through.
+    """
     rank = sampled_rank(run, world_of(run)) if rank is None else rank
     history = histories(run, rank)
     sampled = sampled_steps(run, rank)
-    found = magnitudes(run, rank, sampled)
+    found = magnitudes(run, rank, sampled, whole=whole)
     scales = {number: _Scales(each) for number, each in history.items()}
     return MeasuredRun(
         rank=rank,

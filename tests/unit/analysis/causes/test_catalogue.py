@@ -15,8 +15,8 @@ from ampscope.analysis.causes.catalogue import CATALOGUE, FAMILIES, OP_RULES, ca
 from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, Reason, Turn
 from ampscope.analysis.causes.mathematics import NegativeOperand, TooFewValues
 from ampscope.analysis.causes.outside import CameIn, ChangedSince, FromOthers
-from ampscope.analysis.causes.range_overflow import Literal, LossGrew, Overflowed
-from ampscope.analysis.causes.range_underflow import ConstantLost, Flushed, GradientFlushed, UpdatesLost
+from ampscope.analysis.causes.range.overflow import Literal, LossGrew, Overflowed
+from ampscope.analysis.causes.range.underflow import ConstantLost, Flushed, GradientFlushed, UpdatesLost
 from ampscope.analysis.causes.unknown import Observed
 from ampscope.analysis.causes.usage import (
     HalfState,

@@ -12,7 +12,7 @@ from ampscope.analysis.causes.catalogue import OP_RULES, explanation
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Occurrence
 from ampscope.analysis.causes.mathematics import NextToZero
 from ampscope.analysis.causes.outside import CameIn, FromOthers
-from ampscope.analysis.causes.range_underflow import ConstantLost
+from ampscope.analysis.causes.range.underflow import ConstantLost
 from ampscope.analysis.causes.recognition import Recognised, first_overflow, recognise
 from ampscope.analysis.origin.op_facts import Executed
 from ampscope.provenance import origins

@@ -13,9 +13,9 @@ import torch
 import ampscope
 from ampscope.analysis.results import Diagnosis
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
-from tests.integration.planted_faults import state_faults as faults
 from tests.integration.planted_faults.conftest import PLANTED
 from tests.integration.planted_faults.models import ARCHITECTURES, Architecture
+from tests.integration.planted_faults.state import state_faults as faults
 
 #: The step that something happens in, which is none of those whose state is looked at anyway; and how many there are.
 PLANTED_AT, STEPS = 5, 8

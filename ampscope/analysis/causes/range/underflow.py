@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ampscope.analysis.causes.cause_entry import CauseEntry, LostBefore, Match, Occurrence, OpRule, Reason, Turn, number
+from ampscope.analysis.causes.range.wider_dtype import float32_region, more_range
 from ampscope.analysis.causes.state import StandsStill
-from ampscope.analysis.causes.wider_dtype import float32_region, more_range
 from ampscope.analysis.numerics import rounding
 from ampscope.analysis.origin.lost_upstream import flushed_by, rounded_constant
 from ampscope.analysis.origin.op_facts import Executed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ampscope.analysis.causes.cause_entry import CauseEntry, Match, Occurrence, OpRule, Reason, Turn, number
-from ampscope.analysis.causes.wider_dtype import USE_BFLOAT16, more_range
+from ampscope.analysis.causes.range.wider_dtype import USE_BFLOAT16, more_range
 from ampscope.analysis.numerics import rounding
 from ampscope.analysis.origin.op_facts import Executed
 from ampscope.analysis.results import Remedy

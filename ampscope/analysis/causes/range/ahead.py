@@ -1,0 +1,196 @@
+"""What has not happened yet: values that come close to the end of their dtype, or are on their way there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, Reason, number
+from ampscope.analysis.causes.range.wider_dtype import USE_BFLOAT16, float32_region
+from ampscope.analysis.results import Remedy
+from ampscope.trace.dtypes import FINFO
+from ampscope.trace.vocabulary import Cause, Severity
+
+_RECOGNISED_IN = "analysis.diagnosis.silent.risks"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Near(Reason):
+    """A result that is close to the end of its dtype."""
+
+    dtype: str
+    largest: float
+    bits: float  #: factors of two that are left
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moving(Reason):
+    """A magnitude that grows, or falls, towards the end of its dtype."""
+
+    dtype: str
+    newest: float
+    step: int  #: when that was
+    since: int  #: the step since which it has gone on like that
+    bits_per_step: float
+    at: int  #: the step at which it gets there, most likely
+    low: int  #: not before this one,
+    high: int  #: nor after it
+    others: int = 0  #: further places that are on their way
+
+    @property
+    def pace(self) -> str:
+        """How fast, as people say it: ``by 2 % a step``, or the steps in which it doubles."""
+        percent = 100 * (2.0 ** abs(self.bits_per_step) - 1)
+        if percent >= 1:
+            return f"by {percent:.2g} % a step"
+        return f"by half in {1 / abs(self.bits_per_step):,.0f} steps" if self.bits_per_step < 0 else self._doubling
+
+    @property
+    def _doubling(self) -> str:
+        return f"twofold in {1 / abs(self.bits_per_step):,.0f} steps"
+
+    @property
+    def when(self) -> str:
+        """The step, and where it lies."""
+        return f"at about step {self.at:,} (between {self.low:,} and {self.high:,})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutsideWindow(Reason):
+    """A loss scale that is smaller than what saves the gradients."""
+
+    scale: float
+    low: float  #: smallest scale at which nothing is lost
+    high: float  #: largest at which nothing overflows
+    share: float  #: of the gradients' non-zero values, those that are subnormal
+    step: int
+
+
+def _near(occurrence: Occurrence) -> str:
+    reason = occurrence.reason
+    if not isinstance(reason, Near):
+        return "A result is close to the end of its dtype."
+    times = f"{2.0**reason.bits:.2f} times"
+    return (
+        f"The result of {occurrence.op_in_words} reached {number(reason.largest)} at step {reason.step:,}, and "
+        f"{reason.dtype} ends at {_end(reason.dtype)}: {times} as much is too much."
+    )
+
+
+def _growing(occurrence: Occurrence) -> str:
+    reason = occurrence.reason
+    if not isinstance(reason, Moving):
+        return "A result grows towards the end of its dtype."
+    what = f"The result of {occurrence.op_in_words}" if "." in occurrence.op else occurrence.op_in_words.capitalize()
+    return (
+        f"{what} has grown {reason.pace} since step {reason.since:,} and reached {number(reason.newest)} at step "
+        f"{reason.step:,}. If it goes on like that, it passes {_end(reason.dtype)}, where {reason.dtype} "
+        f"ends, {reason.when}.{_others(reason)}"
+    )
+
+
+def _falling(occurrence: Occurrence) -> str:
+    reason = occurrence.reason
+    if not isinstance(reason, Moving):
+        return "A gradient falls below what its dtype holds."
+    smallest = number(FINFO[reason.dtype].smallest_normal)
+    return (
+        f"The largest gradient that {occurrence.op_in_words} gives has fallen {reason.pace} since step "
+        f"{reason.since:,} and was {number(reason.newest)} at step {reason.step:,}, loss scale included. If it goes on "
+        f"like that, all of it is below {smallest} {reason.when}: from there {reason.dtype} loses its digits, and then "
+        f"the rest.{_others(reason)}"
+    )
+
+
+def _others(reason: Moving) -> str:
+    if not reason.others:
+        return ""
+    return f" {reason.others:,} further {'places go' if reason.others > 1 else 'place goes'} the same way."
+
+
+def _end(dtype: str) -> str:
+    """The largest number of a dtype, whole where people know it so."""
+    largest = FINFO[dtype].max
+    return f"{largest:.0f}" if largest < 1e6 else number(largest)
+
+
+def _outside(occurrence: Occurrence) -> str:
+    reason = occurrence.reason
+    if not isinstance(reason, OutsideWindow):
+        return "The loss scale is smaller than what saves the gradients."
+    return (
+        f"With a loss scale of {reason.scale:,.0f}, {reason.share:.0%} of the gradients' non-zero values were "
+        f"subnormal in float16 at step {reason.step:,}. Nothing is lost, and nothing overflows, between "
+        f"{reason.low:,.0f} and {reason.high:,.0f}."
+    )
+
+
+def _in_float32(occurrence: Occurrence) -> Remedy:
+    if not occurrence.module:
+        return float32_region("")
+    return Remedy(
+        text=f"Run module {occurrence.module} in float32.",
+        code=f"ampscope.keep_fp32(model, [{occurrence.module!r}])",
+    )
+
+
+def _against_range(occurrence: Occurrence) -> tuple[Remedy, ...]:
+    return (_in_float32(occurrence), USE_BFLOAT16)
+
+
+def _against_growth(occurrence: Occurrence) -> tuple[Remedy, ...]:
+    halt = Remedy(
+        text="Stop the growth: normalise what grows (a norm on queries and keys, or before the residual is added), or "
+        "use a smaller learning rate or more weight decay there."
+    )
+    reason = occurrence.reason
+    wide = isinstance(reason, Moving) and reason.dtype != "float16"
+    return (halt,) if wide else (halt, *_against_range(occurrence))
+
+
+def _against_fall(occurrence: Occurrence) -> tuple[Remedy, ...]:
+    raised = Remedy(
+        text="Let the loss scale grow sooner, so that it follows.",
+        code="scaler = torch.amp.GradScaler(growth_interval=200)",
+    )
+    return (raised, *_against_range(occurrence))
+
+
+def _against_scale(occurrence: Occurrence) -> tuple[Remedy, ...]:
+    reason = occurrence.reason
+    begin = f"2.0**{_power_between(reason)}" if isinstance(reason, OutsideWindow) else "2.0**16"
+    return (
+        Remedy(
+            text="Begin with a loss scale inside that window.",
+            code=f"scaler = torch.amp.GradScaler(init_scale={begin})",
+        ),
+        USE_BFLOAT16,
+    )
+
+
+def _power_between(reason: OutsideWindow) -> int:
+    """The largest power of two that leaves two bits to overflow, and saves the gradients."""
+    power = 0
+    while 2.0 ** (power + 1) <= max(reason.low, reason.high / 4):
+        power += 1
+    return power
+
+
+def _entry(cause: Cause, noun: str, sentence: object, remedies: object) -> CauseEntry:
+    return CauseEntry(
+        cause=cause,
+        noun=noun,
+        sentence=sentence,  # type: ignore[arg-type]  # functions of an occurrence, all of them
+        remedies=remedies,  # type: ignore[arg-type]  # likewise
+        severity=Severity.WARNING,
+        recognised_in=_RECOGNISED_IN,
+        cured_by_precision=False,
+    )
+
+
+ENTRIES = (
+    _entry(Cause.NEAR_OVERFLOW, "a value close to overflow", _near, _against_range),
+    _entry(Cause.TREND_OVERFLOW, "a value that grows towards overflow", _growing, _against_growth),
+    _entry(Cause.TREND_UNDERFLOW, "gradients that fall below float16's range", _falling, _against_fall),
+    _entry(Cause.SCALE_WINDOW, "a loss scale too small for the gradients", _outside, _against_scale),
+)

@@ -1,0 +1,142 @@
+"""The warnings of a run: values near overflow or on their way there, gradients that slide below float16's range."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from ampscope.analysis.causes.range.ahead import Moving, Near
+from ampscope.analysis.diagnosis.silent.risks.deliberate import cannot_harm, is_meant
+from ampscope.analysis.diagnosis.silent.risks.scale_window import scale_window
+from ampscope.analysis.diagnosis.silent.risks.warning import Warnings, largest_at
+from ampscope.analysis.origin.step_graph import Sites
+from ampscope.analysis.precision.ranges.ranges import MeasuredPlace, measured_places
+from ampscope.analysis.results import Incident
+from ampscope.analysis.tables.step_history import History
+from ampscope.forecast.forecast import Forecast, forecast_fall
+from ampscope.trace.read.run import Run
+from ampscope.trace.schema import Node, Phase, Table
+from ampscope.trace.vocabulary import Cause, Severity
+
+#: A value is near overflow where it may not double.
+NEAR_BITS = 1.0
+#: Newest sampled steps of which the largest value counts.
+NEWEST = 3
+#: What a training keeps from step to step, and an overflow of it stays.
+_KEPT = frozenset({Node.PARAMETER, Node.WEIGHT_AFTER, Node.STATE_AFTER, Node.BUFFER_AFTER})
+#: Gradients fall as a loss does that is learnt: one whose bits fell by this share of theirs explains it.
+LEARNT = 0.4
+#: Gradients that fall are those of several ops, one after the other: fewer are a matter of one op's own.
+LEAST_FALLING = 3
+#: What has happened needs no warning.
+_HAPPENED = frozenset({Cause.FP16_OVERFLOW, Cause.DIVERGENCE})
+
+
+def risks(run: Run, sites: Sites, history: Mapping[int, History], failures: Iterable[Incident]) -> list[Incident]:
+    """What has not happened yet and was measured to be on its way, as warnings.
+
+    Args:
+        run: The run.
+        sites: The sites of one of its ranks.
+        history: The steps of that rank, by optimizer.
+        failures: What did go wrong.
+    """
+    if not run.stamp(Table.OPS, rank=sites.rank):
+        return []
+    measured = measured_places(run, rank=sites.rank, whole=False)
+    make = Warnings(run, sites, measured)
+    overflown = any(each.cause in _HAPPENED and each.severity is Severity.ERROR for each in failures)
+    found: list[Incident | None] = []
+    if not overflown:
+        found += [_growing(make), _near(make)]
+    return [each for each in (*found, _falling(make, history), scale_window(make)) if each is not None]
+
+
+def _may_overflow(seen: MeasuredPlace) -> bool:
+    """Whether an overflow there would be one that nothing makes good: a loss scale makes room for gradients."""
+    if seen.row.fixed or not seen.course or (seen.place.is_node and seen.place.op not in _KEPT):
+        return False
+    return seen.place.phase != Phase.BACKWARD or seen.row.scale is None
+
+
+def _growing(make: Warnings) -> Incident | None:
+    """The place that will overflow first."""
+    ahead = [each for each in make.measured.places if each.forecast is not None and _may_overflow(each)]
+    for seen in sorted(ahead, key=_expected):
+        graph = make.graph(seen)
+        seq = largest_at(graph, seen)
+        if seq is None or not cannot_harm(graph, seq):
+            assert seen.forecast is not None
+            return make.warning(Cause.TREND_OVERFLOW, _moving(seen, seen.forecast, len(ahead) - 1), seen)
+    return None
+
+
+def _expected(seen: MeasuredPlace) -> int:
+    return seen.forecast.step if seen.forecast is not None else -1
+
+
+def _moving(seen: MeasuredPlace, ahead: Forecast, others: int) -> Moving:
+    step, newest = seen.course[-1]
+    return Moving(
+        dtype=seen.place.dtype,
+        newest=2.0**newest,
+        step=step,
+        since=ahead.since,
+        bits_per_step=ahead.bits_per_step,
+        at=ahead.step,
+        low=ahead.low,
+        high=ahead.high,
+        others=others,
+    )
+
+
+def _near(make: Warnings) -> Incident | None:
+    """The place that is closest to overflow, where it is close, and not told already for growing."""
+    close = [each for each in make.measured.places if _may_overflow(each) and each.forecast is None]
+    close = [each for each in close if _headroom(each) < NEAR_BITS]
+    for seen in sorted(close, key=_headroom):
+        graph = make.graph(seen)
+        seq = largest_at(graph, seen)
+        if seq is None or is_meant(graph, seq) or cannot_harm(graph, seq):
+            continue
+        step, log = max(seen.course[-NEWEST:], key=lambda point: point[1])
+        reason = Near(dtype=seen.place.dtype, largest=2.0**log, bits=_headroom(seen), step=step)
+        return make.warning(Cause.NEAR_OVERFLOW, reason, seen)
+    return None
+
+
+def _headroom(seen: MeasuredPlace) -> float:
+    newest = max(log for _, log in seen.course[-NEWEST:])
+    return max(0.0, math.log2(seen.place.format.max) - newest)
+
+
+def _falling(make: Warnings, history: Mapping[int, History]) -> Incident | None:
+    """The gradient that will be below float16's normal numbers first, where several fall and no loss does."""
+    falling: list[tuple[int, int, Forecast, MeasuredPlace]] = []
+    for seen in make.measured.places:
+        place = seen.place
+        if place.phase != Phase.BACKWARD or place.dtype != "float16" or place.is_node or seen.row.fixed:
+            continue
+        ahead = forecast_fall(seen.course, place.format.normal)
+        if ahead is not None and not _is_learnt(history.get(place.optimizer), ahead, seen):
+            falling.append((ahead.step, len(falling), ahead, seen))
+    if len(falling) < LEAST_FALLING:
+        return None
+    _, _, ahead, seen = min(falling)
+    return make.warning(Cause.TREND_UNDERFLOW, _moving(seen, ahead, len(falling) - 1), seen.with_forecast(ahead))
+
+
+def _is_learnt(history: History | None, ahead: Forecast, seen: MeasuredPlace) -> bool:
+    """Whether the loss falls as the gradients do: they vanish because nothing is left to learn."""
+    if history is None:
+        return False
+    begin, end = np.searchsorted(history.step, [ahead.since, seen.course[-1][0] + 1])
+    losses = history.loss[begin:end]
+    losses = losses[np.isfinite(losses)]
+    if losses.size < 2 or (losses <= 0).any():
+        return bool((losses <= 0).any())
+    part = max(1, losses.size // 5)
+    fallen = math.log2(float(np.median(losses[:part]))) - math.log2(float(np.median(losses[-part:])))
+    return fallen >= LEARNT * ahead.rise

@@ -1,0 +1,110 @@
+"""The loss scales at which gradients neither overflow nor vanish, and a scale that lies below them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ampscope.analysis.causes.range.ahead import OutsideWindow
+from ampscope.analysis.diagnosis.silent.risks.warning import Warnings
+from ampscope.analysis.precision.ranges.ranges import MeasuredPlace
+from ampscope.analysis.results import Incident
+from ampscope.analysis.tables.lazy_tables import collect_expressions, rank_table
+from ampscope.trace.dtypes import FINFO
+from ampscope.trace.schema import OpRow, Phase, Source, Table, source_of
+from ampscope.trace.vocabulary import Cause
+
+#: From this share of subnormals on, the gradients as a whole lie too low.
+MOSTLY = 0.5
+#: The share of values that a window may leave below float16's normal numbers: a tail is no loss.
+TAIL = 0.01
+#: Bits that a window has at least: a scale that grows twice has to find room.
+LEAST_WINDOW = 2.0
+_HALF = FINFO["float16"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Spread:
+    """Where the non-zero values of all float16 gradients of a step lie, loss scale included."""
+
+    counts: dict[int, int]  #: by exponent
+    largest: float
+    subnormal: int
+
+    @property
+    def share(self) -> float:
+        """Subnormal ones among them."""
+        return self.subnormal / max(1, sum(self.counts.values()))
+
+    @property
+    def low_end(self) -> int:
+        """The exponent below which only the tail lies."""
+        left = TAIL * sum(self.counts.values())
+        for exponent in sorted(self.counts):
+            left -= self.counts[exponent]
+            if left < 0:
+                return exponent
+        return _HALF.normal
+
+
+def scale_window(make: Warnings) -> Incident | None:
+    """The warning of a loss scale below the window in which nothing is lost, at the newest step that tells it."""
+    places = [each for each in make.measured.places if _is_scaled(each)]
+    step = _newest_measured(make)
+    if not places or step is None:
+        return None
+    largest = max(places, key=lambda each: each.course[-1][1])
+    scale = largest.row.scale
+    spread = _spread(make, step)
+    if scale is None or spread is None or spread.share < MOSTLY:
+        return None
+    high = scale * 2.0 ** math.floor(math.log2(_HALF.max / spread.largest))
+    low = scale * 2.0 ** (_HALF.normal - spread.low_end)
+    if low <= scale or math.log2(high / low) < LEAST_WINDOW:
+        return None
+    reason = OutsideWindow(scale=scale, low=low, high=high, share=spread.share, step=step)
+    return make.warning(Cause.SCALE_WINDOW, reason, largest)
+
+
+def _is_scaled(seen: MeasuredPlace) -> bool:
+    return seen.row.scale is not None and seen.place.dtype == "float16" and bool(seen.course)
+
+
+def _newest_measured(make: Warnings) -> int | None:
+    """The newest step that ran with full statistics of its gradients."""
+    live = source_of(Source.LIVE, 0)
+    ops = rank_table(make.run, Table.OPS, make.sites.rank)
+    backward = [number for number, site in make.sites.rows.items() if site.phase == Phase.BACKWARD]
+    if not backward or not make.measured.live:
+        return None
+    where = f"source = '{live}' AND exp_counts IS NOT NULL AND site IN ({', '.join(map(str, backward))})"
+    found = collect_expressions(ops, "step", where=where, order="step DESC", limit=1)
+    return int(found[0][0]) if found else None
+
+
+def _spread(make: Warnings, step: int) -> _Spread | None:
+    rows = make.run.rows(Table.OPS, step=step, source=source_of(Source.LIVE, 0), rank=make.sites.rank)
+    gradients = [row for row in rows if _is_half_gradient(make, row)]
+    if not gradients:
+        return None
+    counts: dict[int, int] = {}
+    for row in gradients:
+        for number, count in enumerate(_counts(row)):
+            exponent = (row.statistics.exp_low or 0) + number
+            counts[exponent] = counts.get(exponent, 0) + count
+    largest = max(row.statistics.max_finite or 0.0 for row in gradients)
+    subnormal = sum(row.statistics.subnormals or 0 for row in gradients)
+    return _Spread(counts, largest, subnormal) if largest > 0 else None
+
+
+def _counts(row: OpRow) -> Sequence[int]:
+    return row.statistics.exp_counts or ()
+
+
+def _is_half_gradient(make: Warnings, row: OpRow) -> bool:
+    site = make.sites[row.site]
+    half = row.out < len(site.out_dtypes) and site.out_dtypes[row.out] == "float16"
+    return half and site.phase == Phase.BACKWARD and bool(np.sum(_counts(row)))

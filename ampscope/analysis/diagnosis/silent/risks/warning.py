@@ -1,0 +1,79 @@
+"""A warning as an incident: at the op in which it was measured, in the newest step that shows it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ampscope.analysis.causes.catalogue import CATALOGUE, explanation
+from ampscope.analysis.causes.cause_entry import Occurrence, Reason
+from ampscope.analysis.cures.remedies import remedies
+from ampscope.analysis.origin.step_graph import Sites, StepGraph, public_phase, source_line
+from ampscope.analysis.precision.ranges.places import place_of
+from ampscope.analysis.precision.ranges.ranges import MeasuredPlace, MeasuredRun
+from ampscope.analysis.results import Incident
+from ampscope.trace.read.run import Run
+from ampscope.trace.schema import OpRow, Source, source_of
+from ampscope.trace.vocabulary import Cause
+
+
+@dataclass(frozen=True, slots=True)
+class Warnings:
+    """Makes warnings of what was measured on one rank."""
+
+    run: Run
+    sites: Sites
+    measured: MeasuredRun
+
+    def graph(self, seen: MeasuredPlace) -> StepGraph:
+        """The newest step in which a place was measured."""
+        step = seen.course[-1][0]
+        execution = Source.LIVE if step in self.measured.live else Source.REPLAY
+        return StepGraph(self.run, self.sites, step, source_of(execution, seen.place.optimizer))
+
+    def warning(self, cause: Cause, reason: Reason, seen: MeasuredPlace) -> Incident:
+        """The warning that a place is."""
+        graph = self.graph(seen)
+        seq = largest_at(graph, seen)
+        site = graph.place(seq) if seq is not None else None
+        place, ahead = seen.place, seen.forecast
+        name = f"{place.op} {place.name}" if place.is_node and place.name else place.op
+        return Incident(
+            step=graph.step,
+            last_step=graph.step,
+            severity=CATALOGUE[cause].severity,
+            cause=cause,
+            phase=public_phase(place.phase),
+            op=place.op,
+            module=place.module,
+            module_type=graph.module_type(site) if site is not None else "",
+            source=source_line(site) if site is not None else place.source,
+            inputs=graph.operands(seq) if seq is not None else (),
+            outputs=graph.results(seq) if seq is not None else (),
+            path=graph.path((seq,)) if seq is not None else (),
+            traced=graph.source,
+            explanation=explanation(cause, Occurrence(op=name, module=place.module, reason=reason)),
+            remedies=remedies(cause, op=place.op, module=place.module, reason=reason),
+            rank=self.sites.rank,
+            headroom_bits=seen.newest_headroom if cause is not Cause.TREND_UNDERFLOW else None,
+            forecast_step=ahead.step if ahead is not None else None,
+            forecast_low=ahead.low if ahead is not None else None,
+            forecast_high=ahead.high if ahead is not None else None,
+        )
+
+
+def largest_at(graph: StepGraph, seen: MeasuredPlace) -> int | None:
+    """The op that gave the largest value at a place in a step; None where the step has none of it."""
+    found: list[tuple[float, int]] = []
+    for seq, rows in graph.outputs.items():
+        for row in rows:
+            place = place_of(graph.site(seq), row.out, seen.place.optimizer)
+            if place == seen.place:
+                found.append((magnitude(row), -seq))
+    return -max(found)[1] if found else None
+
+
+def magnitude(row: OpRow) -> float:
+    """The largest finite magnitude of an output; 0 where none was measured."""
+    ends = (row.statistics.min, row.statistics.max)
+    return max((abs(end) for end in ends if end is not None and math.isfinite(end)), default=0.0)
