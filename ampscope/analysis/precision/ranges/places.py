@@ -10,7 +10,7 @@ from ampscope.analysis.origin.step_graph import public_phase, source_line
 from ampscope.analysis.results import SourceLine
 from ampscope.provenance import op_name
 from ampscope.trace.dtypes import FINFO, PARTS, FloatInfo
-from ampscope.trace.schema import Node, SiteRow
+from ampscope.trace.schema import Node, Phase, SiteRow
 
 #: Ops whose results stay within fixed bounds, whatever they are given.
 _BOUNDED = frozenset(
@@ -45,6 +45,11 @@ class Place:
     def is_bounded(self) -> bool:
         """Whether what the op gives cannot grow, whatever it is given."""
         return op_name(self.op).strip("_") in _BOUNDED | _CONSTANT
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether its values carry the loss scale: those of backward, and what it leaves of parameters' gradients."""
+        return self.op == Node.GRADIENT or (self.phase == Phase.BACKWARD and not self.is_node)
 
     @property
     def is_node(self) -> bool:

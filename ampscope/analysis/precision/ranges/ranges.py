@@ -15,7 +15,6 @@ from ampscope.analysis.tables.step_history import History, histories
 from ampscope.forecast.forecast import Forecast, Point, bits_per_step, forecast
 from ampscope.notebook_repr import NotebookRepr
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import Phase
 
 #: Bits within which what is the same in every step may differ: a mask of large constants, and the scores below it.
 STANDS_STILL = 0.01
@@ -164,8 +163,7 @@ def _measured(seen: Magnitudes, scales: Mapping[int, _Scales]) -> MeasuredPlace:
     ahead = forecast(course, top) if not fixed else None
     newest = float(f"{2.0 ** course[-1][1]:.9g}") if course else None  # as it was recorded, in float32
     of_step = scales.get(place.optimizer)
-    is_scaled = place.phase == Phase.BACKWARD and not place.is_node and of_step is not None and bool(course)
-    scale = of_step.at(course[-1][0]) if is_scaled and of_step is not None else None
+    scale = of_step.at(course[-1][0]) if place.is_gradient and of_step is not None and course else None
     rate = ahead.bits_per_step if ahead is not None else bits_per_step(course)
     nonzero = seen.measured - seen.zeros
     row = RangeRow(

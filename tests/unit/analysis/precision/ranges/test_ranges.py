@@ -92,6 +92,14 @@ def test_a_gradient_is_told_with_its_loss_scale_and_without(run_folder: Path) ->
     assert back.unscaled == pytest.approx(back.newest / 1024.0)
 
 
+def test_a_parameter_gradient_carries_the_scale_too(run_folder: Path) -> None:
+    trace = growing(run_folder)
+    node = trace.site(Node.GRADIENT, name="fc.weight", phase="", in_dtypes=("float32",), out_dtypes=("float32",))
+    trace.op(node, step=10, source=Source.LIVE, min=-2048.0, max=1.0, **UNMEASURED)
+    (found,) = (each for each in measured(trace.close()).rows if each.op == Node.GRADIENT)
+    assert (found.name, found.scale, found.unscaled) == ("fc.weight", 1024.0, 2.0)
+
+
 def test_what_is_not_finite_is_counted_and_does_not_hide_the_rest(run_folder: Path) -> None:
     trace = growing(run_folder)
     masked, broken = trace.site("aten.masked_fill.Scalar"), trace.site("aten.exp.default")
