@@ -31,7 +31,7 @@ _WAYS = (0.0, 0.25, 0.5, 1.0)
 #: so many bits at most, or within the noise that many times over.
 _PARTS, _BENT, _MOST_BENT, _BENT_BY_NOISE = 5, 0.06, 0.2, 1.5
 #: What fits as well as the best way, but for this factor (and so many bits), might be the way as well.
-_AS_GOOD, _AS_GOOD_BITS = 1.3, 0.01
+_AS_GOOD, _AS_GOOD_BITS = 1.2, 0.005
 #: The part of the points that say something of their own: neighbours say much the same.
 _OWN_WORD = 1 / 3
 #: The part of what is to come by which a forecast is uncertain whatever the points say.

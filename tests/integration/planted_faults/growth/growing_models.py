@@ -163,7 +163,7 @@ class Logits(Plant):
 class Sinking(Plant):
     """A frozen output layer loses 3 % a step, and with it all gradients below."""
 
-    rate = 0.97
+    rate, head_start = 0.97, 16.0
 
     def __init__(self, model: Any, where: Anatomy) -> None:
         model.get_submodule(where.head).weight.requires_grad_(False)

@@ -103,10 +103,10 @@ def test_growth_is_told_with_its_layer_when_a_third_of_the_way_is_seen(
 @pytest.mark.parametrize("where", MODELS, ids=str)
 def test_gradients_that_slide_under_are_told(where: Anatomy, run_folder: Path, tmp_path: Path) -> None:
     train(where, Sinking, 360, tmp_path / "whole")
-    train(where, Sinking, 60, run_folder)
+    train(where, Sinking, 100, run_folder)
     told = warned(ampscope.diagnose(run_folder), Cause.TREND_UNDERFLOW)
     true = first_subnormal(tmp_path / "whole", told)
-    assert 80 < true < 300
+    assert 150 < true < 350
     in_time(told, true)
 
 

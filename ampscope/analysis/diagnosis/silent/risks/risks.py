@@ -28,8 +28,9 @@ NEWEST = 3
 _KEPT = frozenset({Node.PARAMETER, Node.WEIGHT_AFTER, Node.STATE_AFTER, Node.BUFFER_AFTER})
 #: Gradients fall as a loss does that is learnt: one whose bits fell by this share of theirs explains it.
 LEARNT = 0.4
-#: Gradients that fall are those of several ops, one after the other: fewer are a matter of one op's own.
-LEAST_FALLING = 3
+#: Gradients that fall are those of several ops, one after the other, at this share of the pace at least: fewer are a
+#: matter of one op's own.
+LEAST_FALLING, ALONG = 3, 0.5
 #: What has happened needs no warning.
 _HAPPENED = frozenset({Cause.FP16_OVERFLOW, Cause.DIVERGENCE})
 
@@ -114,18 +115,27 @@ def _headroom(seen: MeasuredPlace) -> float:
 
 def _falling(make: Warnings, history: Mapping[int, History]) -> Incident | None:
     """The gradient that will be below float16's normal numbers first, where several fall and no loss does."""
-    falling: list[tuple[int, int, Forecast, MeasuredPlace]] = []
-    for seen in make.measured.places:
-        place = seen.place
-        if place.phase != Phase.BACKWARD or place.dtype != "float16" or place.is_node or seen.row.fixed:
-            continue
-        ahead = forecast_fall(seen.course, place.format.normal)
-        if ahead is not None and not _is_learnt(history.get(place.optimizer), ahead, seen):
-            falling.append((ahead.step, len(falling), ahead, seen))
-    if len(falling) < LEAST_FALLING:
+    gradients = [each for each in make.measured.places if _is_half_gradient(each)]
+    ahead = [(each, forecast_fall(each.course, each.place.format.normal)) for each in gradients]
+    found = [
+        each.with_forecast(fall)
+        for each, fall in ahead
+        if fall is not None and not _is_learnt(history.get(each.place.optimizer), fall, each)
+    ]
+    if not found:
         return None
-    _, _, ahead, seen = min(falling)
-    return make.warning(Cause.TREND_UNDERFLOW, _moving(seen, ahead, len(falling) - 1), seen.with_forecast(ahead))
+    seen = min(found, key=_expected)
+    assert seen.forecast is not None
+    pace = seen.forecast.bits_per_step
+    along = [each for each in gradients if (each.row.bits_per_step or 0.0) <= ALONG * pace]
+    if len(along) < LEAST_FALLING:
+        return None
+    return make.warning(Cause.TREND_UNDERFLOW, _moving(seen, seen.forecast, len(found) - 1), seen)
+
+
+def _is_half_gradient(seen: MeasuredPlace) -> bool:
+    place = seen.place
+    return place.phase == Phase.BACKWARD and place.dtype == "float16" and not place.is_node and not seen.row.fixed
 
 
 def _is_learnt(history: History | None, ahead: Forecast, seen: MeasuredPlace) -> bool:
