@@ -17,6 +17,7 @@ from ampscope.trace.vocabulary import STEP_RECORD, SWITCHED_OFF
 from tests.support.command import Command
 from tests.support.trace_builder import TraceBuilder
 from tests.support.verdicts.by_hand import BROKEN, HEALTHY, RUN
+from tests.support.verdicts.growing import growing
 
 
 def _diagnose(path: Path) -> object:
@@ -54,6 +55,25 @@ class TestDiagnose:
         answer = ampscope("diagnose", "runs/damaged")
         assert (answer.code, answer.out) == (2, "")
         assert answer.err == "ampscope: runs/damaged/run.json cannot be read. Restore it from a backup.\n"
+
+
+class TestAtRisk:
+    """A run in which nothing is wrong yet."""
+
+    def test_a_risk_is_no_problem_unless_it_is_asked_for(self, ampscope: Command, run_folder: Path) -> None:
+        run = growing(run_folder).close()
+        answer = ampscope("diagnose", run)
+        assert (answer.code, answer.err) == (0, "")
+        assert answer.out.startswith("AT RISK  ")
+        assert ampscope("diagnose", run, "--strict").code == 1
+        told = json.loads(ampscope("diagnose", run, "--json").out)
+        assert told["verdict"] == "at_risk"
+        assert told["primary"]["forecast_low"] <= told["primary"]["forecast_step"] <= told["primary"]["forecast_high"]
+
+    def test_strict_changes_nothing_for_a_healthy_run(self, ampscope: Command, run_folder: Path) -> None:
+        trace = TraceBuilder(run_folder)
+        trace.step()
+        assert ampscope("diagnose", trace.close(), "--strict").code == 0
 
 
 class TestNothingObserved:
