@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, Reason, number
@@ -40,7 +41,7 @@ class Moving(Reason):
     @property
     def pace(self) -> str:
         """How fast, as people say it: ``by 2 % a step``, or the steps in which it doubles."""
-        percent = 100 * (2.0 ** abs(self.bits_per_step) - 1)
+        percent = 100 * abs(2.0**self.bits_per_step - 1)
         if percent >= 1:
             return f"by {percent:.2g} % a step"
         return f"by half in {1 / abs(self.bits_per_step):,.0f} steps" if self.bits_per_step < 0 else self._doubling
@@ -176,12 +177,17 @@ def _power_between(reason: OutsideWindow) -> int:
     return power
 
 
-def _entry(cause: Cause, noun: str, sentence: object, remedies: object) -> CauseEntry:
+def _entry(
+    cause: Cause,
+    noun: str,
+    sentence: Callable[[Occurrence], str],
+    remedies: Callable[[Occurrence], tuple[Remedy, ...]],
+) -> CauseEntry:
     return CauseEntry(
         cause=cause,
         noun=noun,
-        sentence=sentence,  # type: ignore[arg-type]  # functions of an occurrence, all of them
-        remedies=remedies,  # type: ignore[arg-type]  # likewise
+        sentence=sentence,
+        remedies=remedies,
         severity=Severity.WARNING,
         recognised_in=_RECOGNISED_IN,
         cured_by_precision=False,
