@@ -84,6 +84,7 @@ def test_another_machine_alone_is_told_and_no_difference_of_the_numbers(
     assert answer.out.startswith("IDENTICAL")
     assert "Device: cpu in A, NVIDIA H200 in B." in answer.out
     assert "Version of torch: not recorded in A, 2.13 in B." in answer.out
+    assert "Setting" not in answer.out
 
 
 def test_steps_and_ranks_are_named_behind_the_run(ampscope: Command, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def told_curves(curves: Curves, tolerance: float) -> Iterator[Difference]:
             text = f"The {name} parts at step {step:,}: {number(mine)} in A, {number(theirs)} in B."
             yield Difference(kind=kind, text=text, score=score, step=step)
         elif (near := curves.parts(column, 0.0)) is not None:
-            text = f"The {name} differs from step {near[0]:,} on, by no more than rounding allows for."
+            text = f"The {name} differs from step {near[0]:,} on, within tolerance."
             yield Difference(kind=kind, text=text, score=_ROUNDED, step=near[0])
     yield from _lengths(curves)
 
@@ -121,9 +121,10 @@ def told_environment(one: Opened, other: Opened) -> Iterator[Difference]:
         ("version of ampscope", mine.ampscope, theirs.ampscope),
     ]
     names = dict.fromkeys((*mine.versions, *theirs.versions))
-    facts += [(f"version of {name}", mine.versions.get(name), theirs.versions.get(name)) for name in names]
+    versions = [(name, mine.versions.get(name), theirs.versions.get(name)) for name in names]
+    facts += [(name if name == "platform" else f"version of {name}", was, now) for name, was, now in versions]
     here, there = _flat(mine.configuration), _flat(theirs.configuration)
-    facts += [(name, here.get(name), there.get(name)) for name in dict.fromkeys((*here, *there))]
+    facts += [(f"setting {name}", here[name], there[name]) for name in here if name in there]
     for place, (name, was, now) in enumerate(facts):
         if was != now:
             text = f"{name[0].upper()}{name[1:]}: {_word(was)} in A, {_word(now)} in B."

@@ -42,6 +42,7 @@ def pair_ops(one: Recording, other: Recording) -> OpPairs:
     pairing = _Pairing(one, other, modules)
     pairing.in_order()
     pairing.by_key(computing=True)
+    pairing.between()
     pairing.along_the_flow()
     pairing.by_key(computing=False)
     return OpPairs(theirs=pairing.theirs, mine=pairing.mine, modules=modules)
@@ -57,7 +58,7 @@ class _Pairing:
     """
 
     def __init__(self, one: Recording, other: Recording, modules: ModulePairs) -> None:
-        self.one, self.other = one, other
+        self.one, self.other, self.modules = one, other, modules
         self.theirs = np.full(len(one), -1, np.int64)
         self.mine = np.full(len(other), -1, np.int64)
         numbers: dict[Hashable, int] = {}
@@ -77,6 +78,19 @@ class _Pairing:
         here = np.flatnonzero((self.theirs < 0) & (self.computing == computing))
         there = np.flatnonzero((self.mine < 0) & (self.other_computing == computing))
         first, second = _matched(self.keys[here], self.other_keys[there], alike=computing)
+        self._put(here[first], there[second])
+
+    def between(self) -> None:
+        """Ops left between the same two, whatever module of both steps they are counted to."""
+        here = np.flatnonzero((self.theirs < 0) & self.computing & _is_of(self.one, self.modules.theirs.keys()))
+        there = np.flatnonzero(
+            (self.mine < 0) & self.other_computing & _is_of(self.other, self.modules.theirs.values())
+        )
+        numbers: dict[Hashable, int] = {}
+        mine = _weak_keys(self.one, here, _before(self.theirs >= 0, here), numbers)
+        behind = _before(self.mine >= 0, there)
+        theirs = _weak_keys(self.other, there, np.where(behind >= 0, self.mine[behind], -1), numbers)
+        first, second = _matched(mine, theirs, alike=True)
         self._put(here[first], there[second])
 
     def along_the_flow(self) -> None:
@@ -194,6 +208,30 @@ def _keys(seen: Recording, numbers: dict[Hashable, int], called: Callable[[SiteR
 def _point(site: SiteRow, module: str, name: str) -> Hashable:
     phase = Phase.FORWARD if site.phase == Phase.LOSS else site.phase
     return module, phase, site.op, name, site.grad_fn
+
+
+def _is_of(seen: Recording, names: Iterable[str]) -> BoolArray:
+    """Which ops ran in one of these modules."""
+    known = frozenset(names)
+    flags = np.array([name in known for name in seen.modules], np.bool_)
+    return flags[seen.module] if len(seen) else np.empty(0, np.bool_)
+
+
+def _before(paired: BoolArray, places: IntArray) -> IntArray:
+    """The last paired op before each place; -1 where there is none."""
+    known = np.append(-1, np.flatnonzero(paired))
+    found: IntArray = known[np.searchsorted(known, places) - 1]
+    return found
+
+
+def _weak_keys(seen: Recording, places: IntArray, gaps: IntArray, numbers: dict[Hashable, int]) -> IntArray:
+    """A number for what each of some ops does, between which others."""
+    keys = []
+    for at, gap in zip(places.tolist(), gaps.tolist(), strict=True):
+        site = seen.site_of(at)
+        point = gap, site.op, site.phase, site.grad_fn, int(seen.micro_batch[at])
+        keys.append(numbers.setdefault(point, len(numbers)))
+    return np.array(keys, np.int64)
 
 
 def _computing(seen: Recording) -> BoolArray:

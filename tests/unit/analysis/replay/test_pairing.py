@@ -117,6 +117,13 @@ def test_a_cast_that_one_step_lacks_leaves_the_rest_paired(trace: TraceBuilder) 
     assert pairs.mine.tolist() == [0, -1, 1]
 
 
+def test_an_op_that_is_counted_to_another_module_is_the_same(trace: TraceBuilder) -> None:
+    for step, module in enumerate(("fc", "head")):
+        for name, where in (("mm", "fc"), ("clone", module), ("relu", "head"), ("exp", "fc")):
+            trace.op(trace.site(f"aten.{name}.default", module=where), step=step, source="live")
+    assert paired(trace).theirs.tolist() == [0, 1, 2, 3]
+
+
 def test_fifty_thousand_ops_take_about_a_second(trace: TraceBuilder) -> None:
     for step in range(2):
         sites = [trace.site(f"aten.op{number % 7}.default", module=f"m{number // 5}") for number in range(500)]
