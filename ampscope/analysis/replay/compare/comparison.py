@@ -84,6 +84,7 @@ class _Comparing:
         self.found: list[Difference] = []
         self.compared = 0
         self.recordings: list[Recording] = []
+        self.widest = 0.0
 
     def result(self) -> Comparison:
         """The result."""
@@ -127,7 +128,7 @@ class _Comparing:
                 *told_changed(seen, walked),
                 *told_values(seen, walked, before),
             ]
-            self.recordings = [seen.one, seen.other]
+            self.recordings, self.widest = [seen.one, seen.other], walked.widest
             if walked.apart:
                 self.diverged = _divergence(seen, walked)
             elif not _same_numbers(seen):
@@ -157,7 +158,7 @@ class _Comparing:
 
     def _of_curves(self) -> Iterator[Difference]:
         """Where the curves part; where no trace told so before, that is where the runs diverge."""
-        limit = curve_tolerance(self.recordings) if self.tolerance is None else self.tolerance
+        limit = curve_tolerance(self.recordings, self.widest) if self.tolerance is None else self.tolerance
         named = {each.kind for each in self.found}
         yield from (each for each in told_curves(self.curves, limit) if each.kind not in named)
         parted = self.curves.parts("loss", limit) or self.curves.parts("grad_norm", limit)

@@ -43,6 +43,7 @@ class Walked:
     apart: list[int] = field(default_factory=list)  #: positions in the first whose error is beyond tolerance
     tolerance: dict[int, float] = field(default_factory=dict)  #: of these
     cause: list[int] = field(default_factory=list)  #: of each op of the first the number of a root, -1 for none
+    widest: float = 0.0  #: the largest tolerance of any op, at the end of the longest way
     lines: list[Root] = field(default_factory=list)  #: the same op in another line of code
 
 
@@ -89,6 +90,7 @@ class _Walk:
                 self._entered(here, there)
             else:
                 self._ran(here, there)
+        self.result.widest = math.sqrt(max(self.spread, default=0.0))
         return self.result
 
     def _only_in_one(self, here: int) -> None:

@@ -153,15 +153,12 @@ class _Teller:
     def _value(self, roots: list[Root]) -> tuple[Kind, list[Root], str]:
         first = roots[0]
         site, error = self.pair.one.site_of(first.here), float(self.pair.error[first.here])
-        more = f" (of {len(roots):,} ops that do, the first)" if len(roots) > 1 else ""
-        parts = ", or of other parts of them" if self._reads_parts(first.here) else ""
-        of = (
-            f"makes something else of the same operands{parts}"
-            if self.pair.writers[first.here]
-            else "reads something else"
-        )
-        text = f"{op_in_words(site.op)} {place(site.module)} {of}{more}: "
-        return Kind.VALUE, roots, f"{text}apart by {number(error)} of the largest magnitude."
+        more = f", the first of {len(roots):,} ops that do," if len(roots) > 1 else ""
+        read = "the same, or other parts of the same," if self._reads_parts(first.here) else "the same"
+        known = f", though what it reads is {read} as far as that was measured" if self.pair.writers[first.here] else ""
+        apart = f"apart by {number(error)} of the largest magnitude"
+        text = f"{op_in_words(site.op)} {place(site.module)}{more} gives something else ({apart}){known}."
+        return Kind.VALUE, roots, text
 
     def _reads_parts(self, here: int) -> bool:
         """Whether an operand has fewer elements than what was written for it."""

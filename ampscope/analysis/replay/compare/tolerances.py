@@ -21,6 +21,7 @@ from ampscope.trace.schema import SiteRow, Source
 ULPS = 4.0
 #: The largest noise that is believed.
 _MOST_NOISE = 1 / 16
+_MOST_OF_CURVE = 1e-2
 #: Ops whose result is a sum of products: rounding grows with the square root of their number.
 _PRODUCTS = frozenset(
     {"mm", "bmm", "addmm", "baddbmm", "convolution", "convolution_backward", "linear", "dot", "addbmm"}
@@ -108,10 +109,15 @@ class PointPairs:
         return int(self.pair.one.site[here]), int(self.pair.other.site[there])
 
 
-def curve_tolerance(recordings: list[Recording]) -> float:
-    """By how much a loss may be apart: units of the coarsest dtype that a traced step computes in, float32 without."""
+def curve_tolerance(recordings: list[Recording], widest: float) -> float:
+    """By how much a loss may be apart, where no traced step parts.
+
+    Units of the coarsest dtype that a step computes in (float32's without a trace); more where rounding adds up on the
+    way to the loss, which ``widest`` says, but for that at most `_MOST_OF_CURVE`.
+    """
     units = [_unit(dtype) for seen in recordings for site in seen.sites for dtype in site.out_dtypes]
-    return ULPS * max(units, default=0.0) or ULPS * FINFO["float32"].eps
+    least = ULPS * max(units, default=0.0) or ULPS * FINFO["float32"].eps
+    return max(least, min(widest, _MOST_OF_CURVE))
 
 
 def replay_noise(one: Opened, other: Opened) -> float:
