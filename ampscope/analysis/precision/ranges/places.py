@@ -10,16 +10,18 @@ from ampscope.analysis.origin.step_graph import public_phase, source_line
 from ampscope.analysis.results import SourceLine
 from ampscope.provenance import op_name
 from ampscope.trace.dtypes import FINFO, PARTS, FloatInfo
+from ampscope.trace.json_columns import details
 from ampscope.trace.schema import Node, Phase, SiteRow
 
 #: Ops whose results stay within fixed bounds, whatever they are given.
 _BOUNDED = frozenset(
     {
         *("sigmoid", "tanh", "softmax", "hardtanh", "hardsigmoid", "relu6", "erf", "atan", "sin", "cos"),
-        *("clamp", "clamp_max", "clip", "rand", "rand_like", "bernoulli", "sigmoid_backward", "tanh_backward"),
-        *("sign", "cosine_similarity", "nan_to_num"),
+        *("rand", "rand_like", "bernoulli", "sign", "cosine_similarity"),
     }
 )
+#: Those that do where they are given both bounds.
+_CLAMPS = frozenset({"clamp", "clip"})
 #: Ops that make a tensor of constants of the code.
 _CONSTANT = frozenset({"full", "full_like", "fill", "zeros", "zeros_like", "ones", "ones_like", "arange", "linspace"})
 
@@ -35,16 +37,12 @@ class Place:
     name: str = ""  #: of a `Node`
     optimizer: int = 0  #: whose steps they were
     source: SourceLine | None = None
+    is_bounded: bool = False  #: whether what the op gives cannot grow, whatever it is given
 
     @property
     def format(self) -> FloatInfo:
         """The facts of its dtype."""
         return FINFO[self.dtype]
-
-    @property
-    def is_bounded(self) -> bool:
-        """Whether what the op gives cannot grow, whatever it is given."""
-        return op_name(self.op).strip("_") in _BOUNDED | _CONSTANT
 
     @property
     def is_gradient(self) -> bool:
@@ -71,7 +69,16 @@ def place_of(site: SiteRow, out: int, optimizer: int) -> Place | None:
         name=site.name,
         optimizer=optimizer,
         source=source_line(site),
+        is_bounded=_is_bounded(site),
     )
+
+
+def _is_bounded(site: SiteRow) -> bool:
+    name = op_name(site.op).strip("_")
+    if name in _CLAMPS:
+        scalars = details(site.scalars)
+        return all(isinstance(scalars.get(end), (int, float)) for end in ("min", "max"))
+    return name in _BOUNDED | _CONSTANT
 
 
 def numbered(places: Iterable[Place | None]) -> tuple[list[Place], list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -43,6 +44,26 @@ def test_the_closest_comes_first_and_what_cannot_grow_last(run_folder: Path) -> 
         ("aten._softmax.default", "forward"),
     ]
     assert [each.fixed for each in found.rows] == [False, False, False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("op", "scalars", "fixed"),
+    [
+        ("aten.clamp.default", {"min": -4.0, "max": 4.0}, True),
+        ("aten.clamp.default", {"min": 0.0}, False),
+        ("aten.clamp.default", {"max": 4.0}, False),
+        ("aten.clamp_min.default", {"min": 0.0}, False),
+        ("aten.sigmoid.default", {}, True),
+        ("aten.sigmoid_backward.default", {}, False),
+    ],
+)
+def test_what_cannot_grow_has_both_bounds(op: str, scalars: dict[str, float], fixed: bool, run_folder: Path) -> None:
+    trace = TraceBuilder(run_folder)
+    site = trace.site(op, scalars=json.dumps(scalars), out_dtypes=("float16",))
+    for step in range(4):
+        trace.step(traced=Source.LIVE)
+        trace.op(site, step=step, source=Source.LIVE, min=-2.0 - step, max=2.0 + step)
+    assert row(measured(trace.close()), op).fixed is fixed
 
 
 def test_the_numbers_of_a_place_are_those_of_all_its_sites(run_folder: Path) -> None:
