@@ -116,16 +116,16 @@ class Scope(Configurable):
         if not was_open:
             return
         found: list[Callable[[], None]] = []
-        surely(lambda: found.extend(self._hooks()))
-        process, collectives, *hooks = (partial(surely, leave) for leave in found)
+        for _ in range(2):
+            with Suppressed():
+                found = found or self._hooks()
         goes_on, breaking_off = False, self._steps.breaking_off
         with Suppressed():
             goes_on = self._home.goes_on_elsewhere
         removals: list[Callable[[], object]] = [
-            process,
-            collectives,
+            *found[:2],
             lambda: self._steps.close(end, loop_goes_on=goes_on),
-            *hooks,
+            *found[2:],
             partial(breaking_off.sweep_later, self._home) if goes_on else breaking_off.leave_alone,
             lambda: self._unseen.ended(self._steps.optimizers.step_of(None), called=self._modules.was_called),
             self._terminal.close,
@@ -135,7 +135,7 @@ class Scope(Configurable):
         ]
         for remove in removals:
             with Suppressed():  # whatever one of them meets, the others follow
-                remove()
+                surely(remove, tries=2 if remove in found else 1)
 
     def _hooks(self) -> list[Callable[[], None]]:
         """What takes everything away by which it hears of the loop."""

@@ -237,7 +237,7 @@ def exchanging(exchange: Exchange) -> Iterator[None]:
         yield
     finally:
         _here.exchanges = _here.exchanges[:-1]
-        torch_private.remove_function_mode(mode)
+        guard.surely(partial(torch_private.remove_function_mode, mode))
 
 
 def _behind_door(value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -169,8 +169,8 @@ class TapeMode(TorchFunctionMode):
             return False  # torch puts it back when the function returns; what follows is none of the tape's
         was, self.inserted = self.inserted, False
         if was:
-            torch_private.remove_function_mode(self)
-            self._fast_paths.remove()
+            guard.surely(partial(torch_private.remove_function_mode, self))
+            guard.surely(self._fast_paths.remove)
         return was
 
     def _leave(self) -> bool:

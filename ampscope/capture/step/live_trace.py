@@ -18,7 +18,7 @@ from ampscope.capture.step.measures.sampled_step import SampledSteps
 from ampscope.capture.torch_support.calls.backward_call import backward_roots, creates_graph
 from ampscope.capture.torch_support.calls.pause import Pause
 from ampscope.capture.torch_support.dtypes import HALF, torch_dtype
-from ampscope.capture.torch_support.guard import Guard
+from ampscope.capture.torch_support.guard import Guard, surely
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.torch_private import past_modes
 from ampscope.capture.tracing.distinct.casts_before import CastBefore, CastsBefore
@@ -81,7 +81,7 @@ class LiveTrace(StepObserver):
             if tracer.handling:
                 self._dropped.append(tracer)
             else:
-                tracer.remove()
+                surely(tracer.remove)
         return not self._dropped
 
     def step_began(self, start: StepStart) -> None:
@@ -120,7 +120,7 @@ class LiveTrace(StepObserver):
             self._tracer.functions.creates_graph = creates_graph(backward.args, backward.kwargs)
             self._tracer.places.marked.read(backward_roots(backward.args, backward.kwargs))
             if self._tracer.backward_varies:  # the real step's bits come first: only its forward is traced
-                self._tracer.remove()
+                surely(self._tracer.remove)
 
     def backward_ended(self) -> None:
         """What follows is the next micro-batch."""
@@ -135,7 +135,7 @@ class LiveTrace(StepObserver):
             if self._half_parameters():
                 self._tracer.points.phase = Phase.OPTIMIZER
             else:
-                self._tracer.remove()
+                surely(self._tracer.remove)
 
     def abandoned(self, reason: str) -> None:
         """Forgets the step."""
@@ -151,7 +151,7 @@ class LiveTrace(StepObserver):
         tracer, self._tracer = self._tracer, None
         if tracer is not None:
             tracer.pause = Pause(on=True)
-            tracer.remove()
+            surely(tracer.remove)
             self._let_go(tracer)
 
     def _let_go(self, tracer: Tracer) -> None:
@@ -168,7 +168,7 @@ class LiveTrace(StepObserver):
         """
         if self._tracer is None or not (of_any_dtype or self._half_parameters()):
             return []
-        self._tracer.remove()
+        surely(self._tracer.remove)
         bad = [(name, p) for name, p in self._models.parameters.values() if not stats.finite(p)]
         for name, parameter in bad:
             self._tracer.sink(parameter.detach(), Node.WEIGHT_AFTER, name)
@@ -185,7 +185,7 @@ class LiveTrace(StepObserver):
         tracer, self._tracer = self._tracer, None
         if tracer is None:
             return
-        tracer.remove()
+        surely(tracer.remove)
         for loss in attempt.opened.losses:
             tracer.sink(loss, Node.LOSS, "loss")
         for name, gradient in gradients.owned(attempt.optimizer, self._models):
@@ -205,7 +205,7 @@ class LiveTrace(StepObserver):
         tracer, self._tracer = self._tracer, None
         if tracer is None:
             return []
-        tracer.remove()
+        surely(tracer.remove)
         keep = self._budget.keeps(count)
         counted = keep and not self._collapse_told and tracer.outputs.distinct.read()
         finite, told = tracer.outputs.all_finite(), (attempt.step, source_of(Source.LIVE, attempt.index))

@@ -62,9 +62,9 @@ class Suppressed:
         return True
 
 
-def surely(remove: Callable[[], object]) -> None:
+def surely(remove: Callable[[], object], *, tries: int = 2) -> None:
     """Takes something away that AMPscope has put into the process; tries once more where that has failed."""
-    for _ in range(2):
+    for _ in range(tries):
         attempt = Suppressed()
         with attempt:
             remove()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.calls.pause import Pause
 from ampscope.capture.torch_support.dynamo import OwnMode
-from ampscope.capture.torch_support.guard import NOT_RUN, Guard, left
+from ampscope.capture.torch_support.guard import NOT_RUN, Guard, left, surely
 from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.tensor_tree import inner_tensors
 from ampscope.capture.tracing import op_points, operators, traced_rows
@@ -91,7 +91,7 @@ class Tracer(OwnMode):
 
     def remove(self) -> None:
         """Stops observing; safe to call twice."""
-        self._modules.remove()
+        surely(self._modules.remove)
 
     @contextlib.contextmanager
     def active(self) -> Iterator[Tracer]:
@@ -110,7 +110,7 @@ class Tracer(OwnMode):
                 raise
             yield self
         finally:
-            self.remove()
+            surely(self.remove)
 
     @contextlib.contextmanager
     def unseen(self) -> Iterator[None]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.communication.refusal import PLAIN
 from ampscope.capture.torch_support.dynamo import OwnMode
+from ampscope.capture.torch_support.guard import surely
 from ampscope.capture.tracing import operators
 from ampscope.capture.tracing.program.function_watch import FunctionWatch
 
@@ -63,7 +65,7 @@ class WriteGuard(OwnMode):
             yield
         finally:
             functions.listener = None
-            torch_private.remove_dispatch_mode(self)
+            surely(partial(torch_private.remove_dispatch_mode, self))
 
     @contextlib.contextmanager
     def putting_back(self) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.communication import process_group
 from ampscope.capture.torch_support.dynamo import OwnMode
+from ampscope.capture.torch_support.guard import surely
 from ampscope.trace.schema import COLLECTIVE_LIBRARIES
 
 #: Classes of tensors that are no wrapper around others.
@@ -51,7 +53,7 @@ class NoCollectives(OwnMode):
         """Takes the mode off the stack, wherever it is."""
         if self._is_on:
             self._is_on = False
-            torch_private.remove_dispatch_mode(self)
+            surely(partial(torch_private.remove_dispatch_mode, self))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not PLAIN.issuperset(types) and not torch_private.are_fake(types):
@@ -77,7 +79,7 @@ class Answering(OwnMode):
                 torch_private.insert_dispatch_mode(self)
             yield
         finally:
-            torch_private.remove_dispatch_mode(self)
+            surely(partial(torch_private.remove_dispatch_mode, self))
 
     def answer(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of an op that communicates, without communicating.

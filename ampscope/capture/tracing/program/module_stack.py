@@ -50,9 +50,9 @@ class ModuleStack:
     def remove(self) -> None:
         """Takes the modes off the stacks, wherever they are; safe to call twice."""
         self._fast_paths = 0
-        self._step_aside()
+        guard.surely(self._step_aside)
         for hook in self._hooks:
-            hook.remove()
+            guard.surely(hook.remove)
         self._hooks = []
         self._running.clear()
         self.innermost = None

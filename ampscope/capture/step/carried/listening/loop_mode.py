@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -85,8 +86,8 @@ class LoopMode(TorchFunctionMode):
         self._aside = False
         if self.inserted and not self._handling and self._is_here():
             self.inserted = False
-            torch_private.remove_function_mode(self)
-            self._fast_paths.remove()
+            guard.surely(partial(torch_private.remove_function_mode, self))
+            guard.surely(self._fast_paths.remove)
 
     def leave_off(self) -> None:
         """Hears nothing more, wherever it is."""
