@@ -10,9 +10,10 @@ from typing import Any
 
 from ampscope.analysis.precision.ranges.ranges import Ranges
 from ampscope.analysis.results import CodeLine, Diagnosis, Operand
+from ampscope.analysis.scale.answer import ScaleAnswer
 
 
-def as_json(result: Diagnosis | Ranges) -> str:
+def as_json(result: Diagnosis | Ranges | ScaleAnswer) -> str:
     """The result as a JSON object; its keys are the fields of the result types, always in the same order.
 
     JSON has no NaN and no infinities: they become the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, which

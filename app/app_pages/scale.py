@@ -27,7 +27,7 @@ from blocks.scaler.simulator import simulator
 from blocks.scaler.step_facts import asked_step, step_facts
 from charts.stack import stack_figure
 from data.current_run import current_run
-from data.run_results import diagnosis_of, overview_of, scale_history_of, skipped_steps_of
+from data.run_results import diagnosis_of, overview_of, scale_answer_of, scale_history_of, skipped_steps_of
 from data.run_snapshot import RunSnapshot
 
 _ACTIONS = {
@@ -64,6 +64,7 @@ def scale_page() -> None:
 def history(run: RunSnapshot, optimizer: int | None, attempt: Attempt | None) -> None:
     """How the scale went, in words, numbers and a figure with the step that was asked for."""
     scale, overview = scale_history_of(run, optimizer), overview_of(run, optimizer)
+    paragraph(scale_answer_of(run, optimizer).sentence)
     paragraph(" ".join(scale_story(scale)))
     if scale.health is not None and not scale.health.verdict.is_calm:
         paragraph(scale.health.explanation)

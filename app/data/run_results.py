@@ -11,6 +11,7 @@ from ampscope.analysis.overview.pulse import Pulse, pulse
 from ampscope.analysis.overview.ranks.ranks import Ranks, ranks_at_a_glance
 from ampscope.analysis.precision.precision import Precision, precision
 from ampscope.analysis.results import Diagnosis
+from ampscope.analysis.scale.answer import ScaleAnswer, scale_answer
 from ampscope.analysis.scale.scale_history import ScaleHistory, scale_history
 from ampscope.analysis.scale.skipped_steps import SkippedStep, skipped_steps
 from ampscope.analysis.scale.what_if import ScaleRecord
@@ -65,6 +66,12 @@ def overview_of(run: RunSnapshot, optimizer: int | None) -> Overview:
 def scale_history_of(run: RunSnapshot, optimizer: int | None) -> ScaleHistory:
     """The scaler's history."""
     return scale_history(run.run, optimizer=optimizer, rank=run.rank)
+
+
+@cached(rows_of(*_HISTORY, *_TRACED))
+def scale_answer_of(run: RunSnapshot, optimizer: int | None) -> ScaleAnswer:
+    """Whether the loss scale is right."""
+    return scale_answer(run.run, optimizer=optimizer, rank=run.rank)
 
 
 @cached(rows_of(*_HISTORY, Table.GRADS, Table.INCIDENTS))

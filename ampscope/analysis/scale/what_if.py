@@ -6,6 +6,7 @@ skipped does not. Between what is proven, the nearest attempt in time with a lar
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import narwhals as nw
@@ -13,12 +14,11 @@ import numpy as np
 
 from ampscope.analysis.numerics.arrays import BoolArray, FloatArray, IntArray
 from ampscope.analysis.numerics.curve import Curve, make_curve, thin_marks
+from ampscope.analysis.scale.scaler_log import ScalerSettings
 from ampscope.analysis.tables.lazy_tables import first_rank
 from ampscope.analysis.tables.step_queries import in_order, step_optimizers, steps_of
 from ampscope.trace.read.run import Run
 
-#: ``GradScaler`` never grows to infinity; neither does this.
-_HIGHEST = float(np.finfo(np.float32).max)
 _SMALLEST = float(np.finfo(np.float64).tiny)
 #: Scales are told apart to a quarter of a power of two.
 _RUNGS = 4
@@ -33,6 +33,17 @@ class ScalerRules:
     backoff_factor: float = 0.5
     growth_interval: int = 2000
     floor: float = 0.0
+
+    @classmethod
+    def of(cls, settings: ScalerSettings, first: float | None) -> ScalerRules:
+        """How a scaler was made; where that was not recorded, its ``first`` scale and ``GradScaler``'s own defaults."""
+        usual = cls()
+        return cls(
+            init_scale=settings.init_scale or first or usual.init_scale,
+            growth_factor=settings.growth_factor or usual.growth_factor,
+            backoff_factor=settings.backoff_factor or usual.backoff_factor,
+            growth_interval=int(settings.growth_interval or usual.growth_interval),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,15 +142,25 @@ def _nearest(marks: IntArray, positions: IntArray) -> IntArray:
 
 
 def _simulated(limit: FloatArray, hopeless: BoolArray, rules: ScalerRules) -> tuple[FloatArray, BoolArray]:
-    """The scale of every attempt and whether it is skipped, by ``GradScaler.update``'s own rules and the floor."""
-    scale, good = max(rules.init_scale, rules.floor), 0
+    """The scale of every attempt and whether it is skipped, by ``GradScaler.update``'s own rules and the floor.
+
+    A ``GradScaler`` keeps its scale in float32, and lets it be where it would grow to infinity.
+    """
+    scale, good = _single(max(rules.init_scale, rules.floor)), 0
     scales, skipped = np.empty(limit.size), np.empty(limit.size, dtype=np.bool_)
     for place, (bears, lost) in enumerate(zip(limit.tolist(), hopeless.tolist(), strict=True)):
         scales[place] = scale
         skipped[place] = bad = lost or scale > bears
         good = 0 if bad else good + 1
         if bad:
-            scale = max(scale * rules.backoff_factor, rules.floor)
+            scale = max(_single(scale * rules.backoff_factor), rules.floor)
         elif good == rules.growth_interval:
-            scale, good = min(scale * rules.growth_factor, _HIGHEST), 0
+            grown = _single(scale * rules.growth_factor)
+            scale, good = grown if grown < math.inf else scale, 0
     return scales, skipped
+
+
+def _single(scale: float) -> float:
+    """As float32 keeps it."""
+    with np.errstate(over="ignore"):
+        return float(np.float32(scale))

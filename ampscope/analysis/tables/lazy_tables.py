@@ -93,6 +93,21 @@ def collect_expressions(
         return rows
 
 
+def expression_columns(frame: Lazy, expressions: str, *, where: str) -> Columns:
+    """What `collect_expressions` gives as arrays, for when there are many rows; one of a list holds arrays.
+
+    Args:
+        frame: What is queried.
+        expressions: What is selected.
+        where: Which rows.
+
+    Raises:
+        RunDamaged: a Parquet part turned out to be broken while it was read.
+    """
+    with _reading():
+        return Columns(nw.to_native(frame).filter(where).select(expressions).fetchnumpy())
+
+
 def collect_groups(
     frame: Lazy,
     expressions: str,

@@ -6,11 +6,10 @@ from collections.abc import Callable
 
 import streamlit as st
 
-from ampscope.analysis.scale.scale_history import ScaleHistory
-from ampscope.analysis.scale.what_if import ScalerRules, WhatIf, what_if
+from ampscope.analysis.scale.what_if import ScalerRules, what_if
 from ampscope.analysis.words.scale_words import in_words
-from ampscope.report import numbers
 from ampscope.report.figures.over_steps import what_if_stack
+from ampscope.report.what_if_words import code, in_sentences
 from blocks.basics.figure import show_figure
 from blocks.basics.text import paragraph
 from charts.stack import stack_figure
@@ -46,7 +45,7 @@ _SLIDERS: dict[str, tuple[str, tuple[float, ...], Callable[[float], str]]] = {
 def simulator(run: RunSnapshot, optimizer: int | None) -> None:
     """The sliders, set to what the scaler was made with, and the answer to them."""
     history = scale_history_of(run, optimizer)
-    made = _made(history)
+    made = ScalerRules.of(history.settings, history.first)
     rules = _chosen(run, made)
     write_params()
     if rules == made:
@@ -56,51 +55,6 @@ def simulator(run: RunSnapshot, optimizer: int | None) -> None:
     paragraph(" ".join(in_sentences(answer)))
     show_figure(stack_figure(what_if_stack(answer, history)), key="what-if")
     st.code(code(answer.rules), language="python")
-
-
-def in_sentences(answer: WhatIf) -> list[str]:
-    """The answer in words, and how sure it is."""
-    skipped, was = (numbers.count(number, "step") for number in (answer.skipped, answer.was_skipped))
-    same = answer.skipped == answer.was_skipped
-    sentences = [f"{skipped} would have been skipped" + (", as many as were." if same else f"; {was} were.")]
-    if answer.unsaved:
-        sentences.append(f"{answer.unsaved:,} of them had a loss that no scale would have saved.")
-    if answer.lowest is not None and answer.current is not None:
-        sentences.append(
-            f"The scale would be {in_words(answer.current)} now, and {in_words(answer.lowest)} at its lowest."
-        )
-    if answer.proven < answer.steps:
-        guessed = numbers.count(answer.steps - answer.proven, "step")
-        sentences.append(f"For {guessed} this is an estimate from the steps around; of the others the run proves it.")
-    return sentences
-
-
-def code(rules: ScalerRules) -> str:
-    """The scaler to paste."""
-    lines = [
-        "scaler = torch.amp.GradScaler(",
-        f"    init_scale={rules.init_scale:g},",
-        f"    growth_factor={rules.growth_factor:g},",
-        f"    backoff_factor={rules.backoff_factor:g},",
-        f"    growth_interval={rules.growth_interval},",
-        ")",
-    ]
-    if rules.floor:
-        lines.append(
-            f"# after scaler.update():\nif scaler.get_scale() < {rules.floor:g}:\n    scaler.update({rules.floor:g})"
-        )
-    return "\n".join(lines)
-
-
-def _made(history: ScaleHistory) -> ScalerRules:
-    """How the scaler was made; ``GradScaler``'s own defaults where that was not recorded."""
-    made, usual = history.settings, ScalerRules()
-    return ScalerRules(
-        init_scale=made.init_scale or history.first or usual.init_scale,
-        growth_factor=made.growth_factor or usual.growth_factor,
-        backoff_factor=made.backoff_factor or usual.backoff_factor,
-        growth_interval=int(made.growth_interval or usual.growth_interval),
-    )
 
 
 def _chosen(run: RunSnapshot, made: ScalerRules) -> ScalerRules:

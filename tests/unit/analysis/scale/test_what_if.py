@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ampscope import open_run
@@ -23,9 +24,9 @@ def simulate(folder: Path, limits: list[float], rules: ScalerRules = RULES) -> S
         trace.step(scale=scale, skipped=bad, loss=math.nan if bears < 0 else 1.0)
         good = 0 if bad else good + 1
         if bad:
-            scale *= rules.backoff_factor
+            scale = float(np.float32(scale * rules.backoff_factor))  # as a GradScaler keeps it
         elif good == rules.growth_interval:
-            scale, good = scale * rules.growth_factor, 0
+            scale, good = float(np.float32(scale * rules.growth_factor)), 0
     with open_run(trace.close()) as run:
         return ScaleRecord.of(run)
 
@@ -37,6 +38,24 @@ def test_the_rules_of_the_run_itself_give_its_own_history(tmp_path: Path) -> Non
     assert 2.0 ** answer.log2_scale.values[-1] == record.scale[-1]
     assert answer.proven == answer.steps
     assert answer.unsaved == 1
+
+
+@pytest.mark.parametrize(
+    "limits", [[1e9] * 40, [16.0] * 40, [3.0, 900.0, 900.0, 20.0] * 10], ids=["healthy", "probing", "skipping"]
+)
+def test_factors_that_are_no_powers_of_two_are_rounded_as_the_scaler_does(tmp_path: Path, limits: list[float]) -> None:
+    rules = ScalerRules(init_scale=1000.1, growth_factor=1.3, backoff_factor=0.1, growth_interval=3)
+    record = simulate(tmp_path, limits, replace(rules, init_scale=float(np.float32(1000.1))))
+    answer = what_if(record, rules)
+    assert answer.log2_scale.values == tuple(np.log2(record.scale).tolist())
+    assert answer.skips == tuple(record.step[record.skipped].tolist())
+    assert answer.proven == answer.steps
+
+
+def test_a_scale_does_not_grow_to_infinity(tmp_path: Path) -> None:
+    record = simulate(tmp_path, [math.inf] * 12)
+    answer = what_if(record, ScalerRules(init_scale=2.0**127, growth_interval=1))
+    assert (answer.lowest, answer.current, answer.skipped) == (2.0**127, 2.0**127, 0)
 
 
 def test_a_lower_start_saves_the_calibration_and_a_longer_interval_the_probing(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from tests.support.page_reading import Show, Shown
 
 def test_the_history_stands_in_sentences_and_with_its_lines(show: Show) -> None:
     words = show("healthy", "scale").words
+    assert "As far as skipped steps tell, " in words
     assert "It calibrated from 65,536 (2^16) to 8,192 (2^13) in 3 skipped steps." in words
     assert "multiplies by 2 after 200 good steps in a row, by 0.5 after a skipped step" in words
     assert "train.py:61" in words

@@ -1,0 +1,156 @@
+"""The histograms of exponents that a run holds, of those executions of its steps that say how its values are."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ampscope.analysis.numerics.arrays import Columns, IntArray
+from ampscope.analysis.numerics.dtypes import plain
+from ampscope.analysis.numerics.exponents import Exponents
+from ampscope.analysis.tables.lazy_tables import collect_groups, expression_columns, rank_table
+from ampscope.analysis.tables.step_history import History, histories
+from ampscope.trace.dtypes import FINFO, PARTS
+from ampscope.trace.read.run import Run
+from ampscope.trace.schema import ReplayStatus, SiteRow, Source, Table, execution_of
+
+#: Executions that are looked at by default: the newest, for they say what is now.
+NEWEST = 24
+_IDENTITY = ("step", "source", "seq", "out", "site", "numel", "zeros", "nan", "infinite")
+_COLUMNS = (
+    "step, source, seq, out, site, numel, zeros, coalesce(nan, 0) AS nan, "
+    "coalesce(posinf, 0) + coalesce(neginf, 0) AS infinite, max_finite, min_positive, exp_low, exp_counts"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """One execution of a traced step."""
+
+    step: int
+    source: str  #: a `Source`
+    optimizer: int
+    scale: float  #: the loss scale of the step; 1 without one
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRow:
+    """One output whose exponents were counted."""
+
+    execution: Execution
+    seq: int
+    out: int
+    site: SiteRow
+    dtype: str  #: of complex numbers, that of their parts
+    numel: int
+    zeros: int
+    nan: int
+    infinite: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Outputs with their histograms, row by row."""
+
+    rows: tuple[MeasuredRow, ...]
+    exponents: Exponents  #: of the rows that are not all zero
+    number: tuple[int | None, ...]  #: of each row, its place among these; None where it is all zero
+
+
+def executions(run: Run, rank: int, *, sources: Sequence[Source] = (Source.LIVE, Source.REPLAY)) -> list[Execution]:
+    """The executions of steps as they were, and of replays those that came out the same, the newest last.
+
+    Args:
+        run: The run.
+        rank: One of its ranks.
+        sources: Which executions; `Source.REPLAY_FP32` is of the same steps in float32.
+    """
+    unlike = {row.step for row in run.rows(Table.INCIDENTS, rank=rank) if row.replay != ReplayStatus.EXACT}
+    history = histories(run, rank)
+    found = []
+    for each in run.traced(rank):
+        execution, optimizer = execution_of(each.source)
+        if execution in sources and not (execution != Source.LIVE and each.step in unlike):
+            number = int(optimizer) if optimizer.isdecimal() else 0
+            found.append(Execution(each.step, each.source, number, _scale_at(history.get(number), each.step)))
+    return sorted(found, key=lambda one: (one.step, one.source))
+
+
+def counted(run: Run, rank: int, of: Sequence[Execution], sites: Collection[int] | None = None) -> list[Execution]:
+    """Those of the executions in which exponents of any output were counted, of any of the sites if they are given."""
+    where = "zeros IS NOT NULL"
+    if sites is not None:
+        where += f" AND site IN ({', '.join(map(str, sites)) or -1})"
+    known = collect_groups(rank_table(run, Table.OPS, rank), "step, source", "step, source", where=where)
+    keys = set(known)
+    return [each for each in of if (each.step, each.source) in keys]
+
+
+def _scale_at(history: History | None, step: int) -> float:
+    """The loss scale of a step; 1 without one."""
+    if history is None:
+        return 1.0
+    place = int(history.step.searchsorted(step))
+    known = place < history.step.size and history.step[place] == step
+    scale = float(history.scale[place]) if known else 1.0
+    return scale if 0 < scale < np.inf else 1.0
+
+
+def measured_rows(run: Run, rank: int, of: Sequence[Execution], *, sites: dict[int, SiteRow]) -> Measured:
+    """The outputs of ``of`` that have a histogram, at the given sites, in the order of the executions.
+
+    Raises:
+        RunDamaged: a Parquet part turned out to be broken while it was read.
+    """
+    by_key = {(each.step, each.source): each for each in of}
+    steps = ", ".join(str(each.step) for each in of) or "-1"
+    told = "(exp_counts IS NOT NULL OR zeros = numel)"  # of one that is all NaN nothing is known
+    where = f"zeros IS NOT NULL AND {told} AND step IN ({steps})"
+    columns = expression_columns(rank_table(run, Table.OPS, rank), _COLUMNS, where=where)
+    kept: list[tuple[int, MeasuredRow]] = []
+    identities = zip(*(columns.arrays[name].tolist() for name in _IDENTITY), strict=True)
+    for place, (step, source, seq, out, site, *counts) in enumerate(identities):
+        execution, known = by_key.get((step, source)), sites.get(site)
+        dtype = _dtype(known, out) if known is not None else ""
+        if execution is not None and known is not None and dtype in FINFO:
+            kept.append((place, MeasuredRow(execution, seq, out, known, dtype, *counts)))
+    kept.sort(key=lambda one: (one[1].execution.step, one[1].execution.source, one[1].seq, one[1].out))
+    return _measured(columns, kept)
+
+
+def _dtype(site: SiteRow, out: int) -> str:
+    given = plain(site.out_dtypes[out]) if out < len(site.out_dtypes) else ""
+    return PARTS.get(given, given)
+
+
+def _measured(columns: Columns, kept: Sequence[tuple[int, MeasuredRow]]) -> Measured:
+    low, high = columns.floats("min_positive"), columns.floats("max_finite")
+    begins, lists = columns.floats("exp_low"), columns.arrays["exp_counts"]
+    known = (low > 0) & (high > 0) & ~np.isnan(begins)
+    counted = [n for n, (place, _) in enumerate(kept) if known[place]]
+    places = np.array([kept[n][0] for n in counted], np.int64)
+    counts = [np.asarray(lists[place]) for place in places]
+    lengths = np.array([len(each) for each in counts], np.int64)
+    numbers: list[int | None] = [None] * len(kept)
+    for number, n in enumerate(counted):
+        numbers[n] = number
+    dtypes = [FINFO[kept[n][1].dtype] for n in counted]
+    exponents = Exponents(
+        row=np.repeat(np.arange(len(counted)), lengths),
+        exponent=_ascending(begins[places].astype(np.int64), lengths),
+        count=np.concatenate([np.empty(0), *counts]).astype(np.float64),
+        low=low[places],
+        high=high[places],
+        mantissa=np.array([each.mantissa_bits for each in dtypes], np.int64),
+        lowest=np.array([each.lowest for each in dtypes], np.int64),
+    )
+    return Measured(tuple(row for _, row in kept), exponents, tuple(numbers))
+
+
+def _ascending(begins: IntArray, lengths: IntArray) -> IntArray:
+    """For each row, as many whole numbers as it is long, from where it begins."""
+    offsets = np.cumsum(lengths) - lengths
+    found: IntArray = np.arange(int(lengths.sum())) + np.repeat(begins - offsets, lengths)
+    return found

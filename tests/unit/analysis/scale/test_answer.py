@@ -1,0 +1,89 @@
+"""Whether a loss scale is right, in one sentence, and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from ampscope import open_run
+from ampscope.analysis.scale.answer import Judgement, ScaleAnswer, scale_answer
+from tests.support.trace_builder import TraceBuilder
+from tests.unit.analysis.scale.test_window import SMALL, with_gradient
+
+
+def answer_of(trace: TraceBuilder) -> ScaleAnswer:
+    with open_run(trace.close()) as run:
+        return scale_answer(run)
+
+
+def test_a_scale_that_keeps_the_gradients_is_right(tmp_path: Path) -> None:
+    trace = TraceBuilder(tmp_path)
+    for _ in range(30):
+        trace.step(scale=2.0**17)
+    with_gradient(trace, SMALL * 2.0**17, scale=2.0**17)
+    answer = answer_of(trace)
+    assert answer.judgement == Judgement.RIGHT
+    assert answer.sentence == (
+        "Yes: at 131,072 (2^17), none of the gradient values that were measured are flushed to zero, and up to "
+        "34,359,738,368 (2^35) none overflows."
+    )
+    assert answer.recommendation is not None
+    assert answer.recommendation.text == "Leave the scaler as it is."
+
+
+def test_one_at_which_gradients_are_flushed_is_too_small(tmp_path: Path) -> None:
+    trace = TraceBuilder(tmp_path)
+    for _ in range(30):
+        trace.step(scale=16.0)
+    flushed = (SMALL * 16).astype(np.float16).astype(np.float64)
+    with_gradient(trace, flushed, scale=16.0)
+    answer = answer_of(trace)
+    assert answer.judgement == Judgement.TOO_SMALL
+    assert answer.sentence.startswith("No, it is too small: at 16 (2^4), 100.0 % of the gradient values")
+    assert answer.recommendation is not None
+    assert answer.recommendation.rules is not None
+    start = answer.recommendation.rules.init_scale
+    assert ((SMALL * start).astype(np.float16) > 0).all()
+    assert (SMALL * start < 65520).all()
+
+
+def test_without_counted_gradients_only_the_skips_speak(tmp_path: Path) -> None:
+    trace = TraceBuilder(tmp_path)
+    for _ in range(30):
+        trace.step(scale=1024.0)
+    answer = answer_of(trace)
+    assert answer.judgement == Judgement.RIGHT
+    assert answer.sentence.startswith("As far as skipped steps tell, 1,024 (2^10) is right; how much")
+
+
+def test_a_collapse_is_told_with_its_cure(tmp_path: Path) -> None:
+    trace = TraceBuilder(tmp_path)
+    for step in range(40):
+        trace.step(scale=2.0 ** (16 - step), skipped=True)
+    answer = answer_of(trace)
+    assert answer.judgement == Judgement.UNWELL
+    assert answer.sentence.startswith("No: it has fallen to ")
+    assert answer.recommendation is not None
+    assert answer.recommendation.reason == answer.health.explanation  # type: ignore[union-attr]  # it has a scale
+
+
+def test_a_long_calibration_is_worth_another_start(tmp_path: Path) -> None:
+    trace = TraceBuilder(tmp_path)
+    scale = 2.0**16
+    for step in range(60):
+        trace.step(scale=scale, skipped=step < 6)
+        scale /= 2 if step < 6 else 1
+    answer = answer_of(trace)
+    assert answer.recommendation is not None
+    assert answer.recommendation.rules is not None
+    assert answer.recommendation.rules.init_scale == 1024.0
+    assert answer.recommendation.reason == "No step was skipped instead of 6, by the run's own record."
+
+
+def test_no_scaler_no_verdict(tmp_path: Path) -> None:
+    trace = TraceBuilder(tmp_path)
+    trace.step(scale=None)
+    answer = answer_of(trace)
+    assert (answer.judgement, answer.recommendation) == (Judgement.UNSCALED, None)
+    assert answer.sentence == "No step of this run used a loss scale."
