@@ -9,7 +9,7 @@ import numpy as np
 from ampscope import open_run
 from ampscope.analysis.scale.answer import Judgement, ScaleAnswer, scale_answer
 from tests.support.trace_builder import TraceBuilder
-from tests.unit.analysis.scale.test_window import SMALL, with_gradient
+from tests.support.verdicts.counted import SMALL, with_gradient
 
 
 def answer_of(trace: TraceBuilder) -> ScaleAnswer:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.command import Command
 from tests.support.trace_builder import TraceBuilder
-from tests.unit.analysis.scale.test_window import SMALL, with_gradient
+from tests.support.verdicts.counted import SMALL, with_gradient
 
 
 @pytest.fixture
