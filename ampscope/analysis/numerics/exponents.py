@@ -53,7 +53,7 @@ class Exponents:
     @cached_property
     def mass(self) -> FloatArray:
         """Of each row, the sum of the magnitudes."""
-        return self._by_row(self._bin_mass)
+        return self._by_row(self.bin_mass)
 
     def below(self, limits: FloatArray, *, inclusive: bool = False) -> tuple[FloatArray, FloatArray]:
         """Of each row, how many values lie below a limit, and their mass.
@@ -66,10 +66,16 @@ class Exponents:
         left, width = self._edges
         part = np.clip((limit - left) / width, 0.0, 1.0)
         counts = np.where(part == 1.0, self.count, self._so_far(part, slice(None)))
-        masses = np.where(part == 1.0, self._bin_mass, 0.0)
+        masses = np.where(part == 1.0, self.bin_mass, 0.0)
         cut = np.flatnonzero((part > 0.0) & (part < 1.0))
         masses[cut] = self._mass_to(part[cut], cut)
         return self._by_row(counts), self._by_row(masses)
+
+    def above_in_bins(self, factor: float) -> FloatArray:
+        """Of each bin, how many values are more than ``factor`` times its least magnitude, between 1 and 2."""
+        left, width = self._edges
+        part = np.clip((self.exponent + np.log2(factor) - left) / width, 0.0, 1.0)
+        return np.maximum(self.count - self._so_far(part, slice(None)), 0.0)
 
     def _by_row(self, of_bins: FloatArray) -> FloatArray:
         return np.bincount(self.row, of_bins, self.rows).astype(np.float64, copy=False)
@@ -150,7 +156,8 @@ class Exponents:
         return cells
 
     @cached_property
-    def _bin_mass(self) -> FloatArray:
+    def bin_mass(self) -> FloatArray:
+        """Of each bin, the sum of the magnitudes."""
         whole = self._mass_to(np.ones_like(self.count), slice(None))
         last = self._is_last & (self.count > 0)
         ends, high = self.count[last], self.high[self.row[last]]

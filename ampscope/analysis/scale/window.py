@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from ampscope.analysis.numerics.number_format import FORMATS
 from ampscope.analysis.tables.exponent_rows import Execution, Measured, MeasuredRow, counted, executions, measured_rows
 from ampscope.analysis.tables.lazy_tables import collect_groups, rank_table
 from ampscope.analysis.words.wording import op_in_words
-from ampscope.trace.dtypes import HALF_DTYPES
+from ampscope.trace.dtypes import FINFO, HALF_DTYPES
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import Node, Phase, SiteRow, Source, Table, execution_of
 
@@ -131,7 +131,10 @@ def _tops(run: Run, rank: int, done: Sequence[Execution], sites: Mapping[int, Si
     """The largest scale that the ops of each of the newest backwards bear, and the op that is first to overflow."""
     newest = {(each.step, each.source): each for each in done if not _is_wide(each)}
     steps = sorted({step for step, _ in newest})[-NEWEST:]
-    narrow = [n for n, site in sites.items() if site.phase == Phase.BACKWARD and _gives_half(site)]
+    narrow = [n for n, site in sites.items() if site.phase == Phase.BACKWARD and _gives(site, HALF_DTYPES)]
+    if not any(HALF_DTYPES.intersection(map(plain, (*site.in_dtypes, *site.out_dtypes))) for site in sites.values()):
+        # a run in float32: as if it were in float16
+        narrow = [n for n, site in sites.items() if site.phase == Phase.BACKWARD and _gives(site, FINFO)]
     if not steps or not narrow:
         return
     where = f"site IN ({_listed(narrow)}) AND step IN ({_listed(steps)})"
@@ -146,8 +149,8 @@ def _tops(run: Run, rank: int, done: Sequence[Execution], sites: Mapping[int, Si
             yield _power_below(_HALF.overflow * newest[step, source].scale / top), named
 
 
-def _gives_half(site: SiteRow) -> bool:
-    return bool(site.out_dtypes) and plain(site.out_dtypes[0]) in HALF_DTYPES
+def _gives(site: SiteRow, dtypes: Collection[str]) -> bool:
+    return bool(site.out_dtypes) and plain(site.out_dtypes[0]) in dtypes
 
 
 def _listed(numbers: Iterable[int]) -> str:

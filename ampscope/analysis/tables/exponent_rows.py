@@ -14,14 +14,15 @@ from ampscope.analysis.tables.lazy_tables import collect_groups, expression_colu
 from ampscope.analysis.tables.step_history import History, histories
 from ampscope.trace.dtypes import FINFO, PARTS
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import ReplayStatus, SiteRow, Source, Table, execution_of
+from ampscope.trace.schema import Node, Phase, ReplayStatus, SiteRow, Source, Table, execution_of
 
 #: Executions that are looked at by default: the newest, for they say what is now.
 NEWEST = 24
-_IDENTITY = ("step", "source", "seq", "out", "site", "numel", "zeros", "nan", "infinite")
+_IDENTITY = ("step", "source", "seq", "out", "site", "numel", "zeros", "nan", "infinite", "largest")
 _COLUMNS = (
     "step, source, seq, out, site, numel, zeros, coalesce(nan, 0) AS nan, "
-    "coalesce(posinf, 0) + coalesce(neginf, 0) AS infinite, max_finite, min_positive, exp_low, exp_counts"
+    "coalesce(posinf, 0) + coalesce(neginf, 0) AS infinite, "
+    "coalesce(max_finite, 0) AS largest, max_finite, min_positive, exp_low, exp_counts"
 )
 
 
@@ -48,6 +49,17 @@ class MeasuredRow:
     zeros: int
     nan: int
     infinite: int
+    largest: float  #: finite magnitude
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether it carries the loss scale: a gradient, of a parameter or on the way there."""
+        return self.site.op == Node.GRADIENT or self.site.phase == Phase.BACKWARD
+
+    @property
+    def loss_scale(self) -> float:
+        """The loss scale that its values carry; 1 where they carry none."""
+        return self.execution.scale if self.is_gradient else 1.0
 
 
 @dataclass(frozen=True, slots=True)
