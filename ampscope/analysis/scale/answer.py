@@ -10,11 +10,14 @@ from ampscope.analysis.results import ScaleHealth, ScaleVerdict
 from ampscope.analysis.scale.health import WORTH_A_START
 from ampscope.analysis.scale.scale_history import ScaleHistory, scale_history
 from ampscope.analysis.scale.what_if import ScaleRecord, ScalerRules, WhatIf, what_if
-from ampscope.analysis.scale.window import ScaleLoss, ScaleWindow, scale_window
+from ampscope.analysis.scale.window import SAVED, ScaleLoss, ScaleWindow, scale_window
 from ampscope.analysis.tables.lazy_tables import first_rank
 from ampscope.analysis.words.scale_words import in_words
 from ampscope.notebook_repr import NotebookRepr
 from ampscope.trace.read.run import Run
+
+#: From this share of subnormal gradients on, a scale that flushes few is too small all the same: a tail is no loss.
+TAIL = 0.1
 
 
 class Judgement(StrEnum):
@@ -102,7 +105,7 @@ def sentence(history: ScaleHistory, window: ScaleWindow) -> str:
         return "No step of this run used a loss scale."
     if judgement == Judgement.UNWELL or history.current is None:
         return _unwell(history.health)
-    now = next((each for each in window.at_scale if each.scale == history.current), None)
+    now = _now(history, window)
     if now is None or window.low is None:
         return (
             f"As far as skipped steps tell, {in_words(history.current)} is right; how much of the gradients is flushed "
@@ -132,8 +135,16 @@ def _judged(history: ScaleHistory, window: ScaleWindow) -> Judgement:
         return Judgement.UNSCALED if history.health is None else Judgement.UNWELL
     if not history.health.verdict.is_calm:
         return Judgement.UNWELL
-    is_small = window.low is not None and history.current < window.low
+    now = _now(history, window)
+    if now is None or window.low is None or history.current >= window.low:
+        return Judgement.RIGHT
+    is_small = now.lost_share > SAVED or now.lost_share + now.subnormal_share > TAIL
     return Judgement.TOO_SMALL if is_small else Judgement.RIGHT
+
+
+def _now(history: ScaleHistory, window: ScaleWindow) -> ScaleLoss | None:
+    """What is lost at the scale of the next step."""
+    return next((each for each in window.at_scale if each.scale == history.current), None)
 
 
 def _unwell(health: ScaleHealth) -> str:

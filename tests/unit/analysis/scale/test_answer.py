@@ -48,6 +48,19 @@ def test_one_at_which_gradients_are_flushed_is_too_small(tmp_path: Path) -> None
     assert (SMALL * start < 65520).all()
 
 
+def test_a_tail_of_subnormals_is_no_loss(tmp_path: Path) -> None:
+    trace = TraceBuilder(tmp_path)
+    scale = 2.0**17
+    for _ in range(30):
+        trace.step(scale=scale)
+    tail = SMALL[::20] * 2.0**-13  # below float16's normal numbers at this scale, and hardly flushed
+    with_gradient(trace, np.concatenate([SMALL, tail]) * scale, scale=scale)
+    answer = answer_of(trace)
+    now = next(each for each in answer.window.at_scale if each.scale == scale)
+    assert 0.01 < now.lost_share + now.subnormal_share < 0.1
+    assert answer.judgement == Judgement.RIGHT
+
+
 def test_without_counted_gradients_only_the_skips_speak(tmp_path: Path) -> None:
     trace = TraceBuilder(tmp_path)
     for _ in range(30):
