@@ -14,8 +14,9 @@ LOOKS_AHEAD = 8
 #: but at most this many times while the number of steps doubles, about, and not within as many steps as are traced at
 #: the start twice over.
 PER_DOUBLING = 4
-#: Of the steps that ``every=N`` asks for, one in this many has every statistic that is taken of healthy steps.
-FULL_EVERY = 8
+#: Of the steps that ``every=N`` asks for, those that are at least this many steps apart have every statistic that is
+#: taken of healthy steps.
+FULL_EVERY = 16
 #: Steps traced as they run after an incident whose replay showed nothing.
 ARMED_STEPS = 5
 #: Replays are free up to this many seconds, then limited to their share of the run's time.
@@ -83,7 +84,8 @@ class TraceBudget:
 
     def is_full(self, step: int) -> bool:
         """Whether a traced step, if it is a healthy one, has every statistic that is taken of any."""
-        return step // self._every % FULL_EVERY == 0 if self._every else self.keeps(step)
+        every = self._every
+        return step // every % -(-FULL_EVERY // every) == 0 if every else self.keeps(step)
 
     def kept(self, *, steps_left: float = math.inf) -> None:
         """A healthy step was written.

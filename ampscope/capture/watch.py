@@ -72,7 +72,8 @@ def watch(
             folder below ``./ampscope_runs``, one for all ranks of a job.
         every: Trace one step in this many op by op; 0 for none. Default: the first steps are looked at, and healthy
             ones recorded at 0, 8, 16, 32, ..., then about one in a thousand; sooner where a value grows towards
-            overflow. Of steps recorded so, of those asked for by every eighth, some tensors have every statistic.
+            overflow. Of steps recorded so, and of those asked for that are 16 steps
+            apart, some tensors have every statistic.
         ranks: Of a training on several ranks, those on which healthy steps are traced: ``[0, 3]``, so many spread
             evenly (1 is rank 0), or ``"all"``. A step that goes wrong is looked at on every rank on which it did.
         name: Name of the run; the folder's by default.

@@ -143,3 +143,6 @@ DEVICE_FAILED = "for the device had failed in what the training ran on it"
 STEP_RECORD = "the step record"
 #: The part of capture that keeps a step's calls: what looks into a step, bad or not, needs it.
 STEP_TAPE = "the step tape"
+#: How notes on the time line begin that tell of ranges while the run trains: of a value that may overflow at any step,
+#: and of one that grows.
+RANGE_ALARMS = NEAR_OVERFLOW, OVERFLOW_AHEAD = "near overflow", "overflow ahead"

@@ -16,6 +16,8 @@ from ampscope.trace.vocabulary import MISTAKES_IN_WORDS, Cause
 
 #: How many incidents are told; all are in the trace.
 MAX_INCIDENTS = 5
+#: How many places that will overflow are told.
+MAX_AHEAD = 3
 #: Where in the run's folder ranks mark what was told; dotted, so that readers pass it over.
 MARKS = ".told"
 #: Of the reason why a step could not be replayed, at most this many characters.
@@ -45,6 +47,7 @@ class Terminal:
         self._rank = rank
         self._world_size = world_size
         self._incidents = 0
+        self._ahead = 0
         self._mistakes: set[Cause] = set()
         self._received: _Received | None = None
 
@@ -93,6 +96,18 @@ class Terminal:
             self._received = told
         else:
             self._look(told.key, told.text)
+
+    def ahead(self, key: str, step: int, text: str) -> None:
+        """Tells of something that has not happened yet, the first few times.
+
+        Args:
+            key: What it is about, as a part of the name of a file.
+            step: When it was seen.
+            text: What was seen.
+        """
+        self._ahead += 1
+        if self._ahead <= MAX_AHEAD:
+            self._look(f"ahead-{key}", f"step {step}: {text}.")
 
     def passed(self) -> None:
         """A step is over. With the end of the next, every rank has judged the one before: they reduce gradients."""

@@ -72,7 +72,7 @@ def step_watch(
     own = OwnWork(pause, lambda text: recorder.event(EventKind.WARNING, optimizers.step_of(None), text))
     report = MistakeReport(recorder, terminal, optimizers.step_of)
     usage = UsageWatch(models, report, optimizers.step_of)
-    live = LiveTrace(models, recorder, budgets[0], pause, tracing)
+    live = LiveTrace(models, recorder, terminal, budgets[0], pause, tracing)
     tape = _tape(models, usage, pause, guard_for)
     written = WrittenState(models, history, guard)
     following = guard_for("the following of what the loop carries")

@@ -12,6 +12,7 @@ from ampscope.capture.events.calls import BackwardCall, ModuleCall, StepStart
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.events.open_step import StepAttempt
 from ampscope.capture.record.run_recorder import Recorder
+from ampscope.capture.record.terminal import Terminal
 from ampscope.capture.replay.tape.functional.call_inputs import named_inputs
 from ampscope.capture.step.measures import gradients
 from ampscope.capture.step.measures.sampled_step import SampledSteps
@@ -42,12 +43,21 @@ class LiveTrace(StepObserver):
     Args:
         models: The watched models.
         recorder: Where traces go.
+        terminal: Where the user is told of what will overflow.
         budget: Which steps are traced.
         pause: On while AMPscope's own code computes.
         guard: Catches faults of the tracer.
     """
 
-    def __init__(self, models: Models, recorder: Recorder, budget: TraceBudget, pause: Pause, guard: Guard) -> None:
+    def __init__(
+        self,
+        models: Models,
+        recorder: Recorder,
+        terminal: Terminal,
+        budget: TraceBudget,
+        pause: Pause,
+        guard: Guard,
+    ) -> None:
         self._models = models
         self._recorder = recorder
         self._budget = budget
@@ -57,7 +67,7 @@ class LiveTrace(StepObserver):
         self._tracer: Tracer | None = None
         self._slots = stats.Slots()  # of one traced step after the other
         self._number = 0
-        self._sampled = SampledSteps(models, recorder.sites, recorder.selection)
+        self._sampled = SampledSteps(models, recorder, terminal)
         self._half_since: dict[tuple[str, torch.dtype], int] = {}  # inputs in half precision: the first such step
         self._collapse_told = False
         self.collapsed: dict[int, Collapsed] = {}  #: casts for the step settled last that lost values
@@ -212,13 +222,13 @@ class LiveTrace(StepObserver):
         self._sampled.state(tracer, attempt.optimizer)
         if finite and not tracer.outputs.came_cast and not counted:
             if keep:  # nobody walks along its rows
-                self._write(*self._sampled.columns(tracer, count, *told), attempt)
+                self._write(*self._sampled.columns(tracer, *told), attempt)
                 self._budget.kept(steps_left=self._sampled.steps_left)
                 if not self._collapse_told:
                     self.casts.forget()
             self._let_go(tracer)
             return []
-        ops, edges = self._sampled.rows(tracer, count, *told)
+        ops, edges = self._sampled.rows(tracer, *told)
         graph = provenance.Graph(ops, edges, self._recorder.sites.row)
         absorbed = provenance.absorbed(graph)
         if not absorbed and (keep or tracer.outputs.came_cast):

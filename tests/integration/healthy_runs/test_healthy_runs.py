@@ -11,7 +11,8 @@ import pytest
 from torch import Tensor
 
 import ampscope
-from ampscope.trace.vocabulary import Severity, Verdict
+from ampscope.trace.schema import EventKind, Table
+from ampscope.trace.vocabulary import RANGE_ALARMS, Severity, Verdict
 from tests.integration.healthy_runs.runs import LOOPS, TASKS, OwnLoop, Setting, drawn, own_loops, train, train_own
 
 #: Trainings with the usual loop, and with a loop of their own.
@@ -45,3 +46,5 @@ def _is_healthy(folder: Path, steps: int, losses: list[float], state: list[Tenso
     assert diagnosis.findings == ()
     assert diagnosis.verdict is Verdict.HEALTHY
     assert diagnosis.run.steps >= steps
+    notes = [row.text for row in ampscope.open_run(folder).rows(Table.EVENTS, kind=EventKind.NOTE)]
+    assert [text for text in notes if text.startswith(RANGE_ALARMS)] == []

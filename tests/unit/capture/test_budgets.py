@@ -145,9 +145,10 @@ class TestSamples:
         samples = self._sampled(clock, 2000, lambda step: 0.0 if 100 < step < 300 else math.inf)
         assert samples == [0, 8, 16, 32, 64, 128, 160, 200, 250, 312, 436, 684, 1180]
 
-    def test_of_steps_that_were_asked_for_one_in_eight_is_whole(self) -> None:
-        traces = TraceBudget(5, SHARE)
-        assert [step for step in range(100) if traces.wants(step) and traces.is_full(step)] == [0, 40, 80]
+    @pytest.mark.parametrize(("every", "whole"), [(1, [0, 16, 32, 48]), (5, [0, 20, 40]), (20, [0, 20, 40])])
+    def test_of_steps_that_were_asked_for_some_are_whole(self, every: int, whole: list[int]) -> None:
+        traces = TraceBudget(every, SHARE)
+        assert [step for step in range(60) if traces.wants(step) and traces.is_full(step)] == whole
 
     def test_what_has_to_be_replayed_for_it_is_kept_at_the_start_and_after_the_interval(self, clock: Clock) -> None:
         traces, found = TraceBudget(None, SHARE), []

@@ -8,22 +8,10 @@ from dataclasses import dataclass
 from ampscope.analysis.numerics.dtypes import plain
 from ampscope.analysis.origin.step_graph import public_phase, source_line
 from ampscope.analysis.results import SourceLine
-from ampscope.provenance import op_name
+from ampscope.provenance import meant
 from ampscope.trace.dtypes import FINFO, PARTS, FloatInfo
 from ampscope.trace.json_columns import details
 from ampscope.trace.schema import Node, Phase, SiteRow
-
-#: Ops whose results stay within fixed bounds, whatever they are given.
-_BOUNDED = frozenset(
-    {
-        *("sigmoid", "tanh", "softmax", "hardtanh", "hardsigmoid", "relu6", "erf", "atan", "sin", "cos"),
-        *("rand", "rand_like", "bernoulli", "sign", "cosine_similarity"),
-    }
-)
-#: Those that do where they are given both bounds.
-_CLAMPS = frozenset({"clamp", "clip"})
-#: Ops that make a tensor of constants of the code.
-_CONSTANT = frozenset({"full", "full_like", "fill", "zeros", "zeros_like", "ones", "ones_like", "arange", "linspace"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,16 +57,8 @@ def place_of(site: SiteRow, out: int, optimizer: int) -> Place | None:
         name=site.name,
         optimizer=optimizer,
         source=source_line(site),
-        is_bounded=_is_bounded(site),
+        is_bounded=meant.is_bounded(site.op, lambda: details(site.scalars)),
     )
-
-
-def _is_bounded(site: SiteRow) -> bool:
-    name = op_name(site.op).strip("_")
-    if name in _CLAMPS:
-        scalars = details(site.scalars)
-        return all(isinstance(scalars.get(end), (int, float)) for end in ("min", "max"))
-    return name in _BOUNDED | _CONSTANT
 
 
 def numbered(places: Iterable[Place | None]) -> tuple[list[Place], list[int]]:

@@ -10,21 +10,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
+from ampscope.capture.record.run_recorder import Recorder
+from ampscope.capture.record.terminal import Terminal
+from ampscope.capture.step.measures.range_alarms import RangeAlarms
 from ampscope.capture.step.measures.state.held import optimizer_state
 from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.tracing.sampling.ranges import Ranges
 from ampscope.capture.tracing.sampling.rotation import Rotation
-from ampscope.capture.tracing.sampling.selection import Selection
 from ampscope.capture.tracing.sampling.shapes import Shapes
-from ampscope.capture.tracing.sites import Sites
 from ampscope.capture.tracing.statistics import stats
 from ampscope.capture.tracing.statistics.tensor_values import stored
 from ampscope.capture.tracing.traced_rows import Layout
 from ampscope.capture.tracing.tracer import Tracer
-from ampscope.provenance import is_finite
+from ampscope.provenance import Graph, is_finite
 from ampscope.trace.files.column_block import ColumnBlock
 from ampscope.trace.schema import EdgeRow, Node, OpRow
+
+#: Where many steps are traced, the ranges of one in this many are looked at; and of those with every statistic.
+LOOK_EVERY = 4
 
 
 class SampledSteps:
@@ -32,19 +36,22 @@ class SampledSteps:
 
     Args:
         models: The watched models.
-        sites: The numbered program points.
-        selection: What is asked for of healthy steps.
+        recorder: Where traces go.
+        terminal: Where the user is told of what will overflow.
 
     Attributes:
         steps_left: Until the fastest growing value of the step that was written last overflows; infinite where none
             grows, or nobody looked.
     """
 
-    def __init__(self, models: Models, sites: Sites, selection: Selection) -> None:
+    def __init__(self, models: Models, recorder: Recorder, terminal: Terminal) -> None:
         self._models = models
-        self._selection = selection
-        self._rotation = Rotation(selection)
-        self._ranges = Ranges(sites)
+        self._selection = recorder.selection
+        self._rotation = Rotation(recorder.selection)
+        self._ranges = Ranges(recorder.sites)
+        self._row = recorder.sites.row
+        self._alarms = RangeAlarms(recorder, terminal)
+        self._looked: dict[str, int] = {}  # by source, the step whose ranges were looked at last
         self._layout: Layout | None = None  # of the traced step before
         self.steps_left = math.inf
         self._chosen: frozenset[str] = frozenset()  # parameters, in the step in progress
@@ -70,12 +77,11 @@ class SampledSteps:
                 if held.owner in self._chosen:
                     self._note(tracer, held.tensor, Node.STATE_AFTER, held.key, held.module)
 
-    def columns(self, tracer: Tracer, number: int, step: int, source: str) -> tuple[ColumnBlock, ColumnBlock]:
+    def columns(self, tracer: Tracer, step: int, source: str) -> tuple[ColumnBlock, ColumnBlock]:
         """The rows of a healthy step, and of what it says of the next; waits for the device.
 
         Args:
             tracer: It has traced the step.
-            number: Of the step, in this process.
             step: As the optimizer counts it.
             source: A `Source`.
         """
@@ -85,14 +91,14 @@ class SampledSteps:
         if bad.any():
             left_out = np.isin(edges.columns["seq"], seq[bad])
             ops, edges = ops.where(~bad), edges.where(~left_out)
-        self._look(tracer, number, *(np.asarray(ops.columns[name]) for name in ("site", "min", "max")))
+        self._look(tracer, (step, source), *(np.asarray(ops.columns[name]) for name in ("site", "min", "max")))
         return self._selection.columns(ops, edges)
 
-    def rows(self, tracer: Tracer, number: int, step: int, source: str) -> tuple[list[OpRow], list[EdgeRow]]:
+    def rows(self, tracer: Tracer, step: int, source: str) -> tuple[list[OpRow], list[EdgeRow]]:
         """The same row by row."""
         ops, edges = tracer.rows(step, source)
         low, high = (np.array([math.nan if end is None else end for end in ends], float) for ends in _ends(ops))
-        self._look(tracer, number, np.array([row.site for row in ops], np.int64), low, high)
+        self._look(tracer, (step, source), np.array([row.site for row in ops], np.int64), low, high)
         return self.without(tracer, ops, edges, finite=True)
 
     def without(
@@ -109,12 +115,18 @@ class SampledSteps:
     def _among(self, tracer: Tracer, seq: NDArray[Any]) -> NDArray[np.bool_]:
         return np.isin(seq, list(self._noted if tracer.outputs.shapes is not None else ()))
 
-    def _look(self, tracer: Tracer, number: int, site: NDArray[Any], low: NDArray[Any], high: NDArray[Any]) -> None:
-        self.steps_left = math.inf
-        if tracer.outputs.shapes is not None:
-            outlook = self._ranges.note(number, site, low, high)
-            self._rotation.pass_on(len(site), list(outlook.closest))
+    def _look(
+        self, tracer: Tracer, key: tuple[int, str], site: NDArray[Any], low: NDArray[Any], high: NDArray[Any]
+    ) -> None:
+        self.steps_left, (step, source) = math.inf, key
+        is_full = tracer.outputs.shapes is not None
+        if is_full or step - self._looked.get(source, -LOOK_EVERY) >= LOOK_EVERY:
+            self._looked[source] = step
+            outlook = self._ranges.note(step, site, low, high)
+            self._alarms.look(self._ranges, step, lambda: Graph(*tracer.rows(step, source), self._row))
             self.steps_left = outlook.steps_left
+            if is_full:
+                self._rotation.pass_on(len(site), list(outlook.closest))
 
     def _note(self, tracer: Tracer, tensor: Tensor, node: Node, name: str, module: str) -> None:
         self._noted.add(len(tracer.outputs.ops))

@@ -1,4 +1,4 @@
-"""Follows from sample to sample how far each program point is from the limits of its dtype."""
+"""Follows from sample to sample how far each place of the program is from the limits of its dtype."""
 
 from __future__ import annotations
 
@@ -8,16 +8,26 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ampscope.capture.tracing.sites import Sites, dtype_name
+from ampscope.capture.tracing.sites import Point, Sites, dtype_name
+from ampscope.forecast.forecast import Forecast, forecast, may_reach
+from ampscope.provenance import meant
 from ampscope.trace.dtypes import FINFO
-from ampscope.trace.schema import Phase
+from ampscope.trace.schema import ENTRY_NODES, Node, Phase
 
-#: Doublings left at which a value that moves is near overflow.
+#: Doublings left at which a value that moves makes the next sample come sooner.
 NEAR_BITS = 2.0
 #: Doublings from a dtype's largest, or from its smallest normal number, at which every statistic is taken each time.
 _CLOSE_BITS = 4.0
 #: Phases whose values are as the model makes them; gradients carry the loss scale, which is there to fill their range.
 _UNSCALED = frozenset({Phase.FORWARD, Phase.LOSS})
+#: Samples that are kept; where they are more, every second one of the older goes.
+_MOST_SAMPLES = 48
+#: Places that are followed, and of those that may be on their way to overflow those that are asked about.
+_MOST_PLACES, _MOST_ASKED = 4096, 16
+#: A value is told to be near overflow where it may not double, in so many samples that were the newest.
+TOLD_BITS, NEWEST = 1.0, 3
+#: Bits within which what is the same in every sample may differ: a mask of large constants, and the scores below it.
+_STANDS_STILL = 0.01
 
 
 class Outlook(NamedTuple):
@@ -27,8 +37,16 @@ class Outlook(NamedTuple):
     closest: tuple[int, ...] = ()  #: sites near a limit, the nearest first
 
 
+class Ahead(NamedTuple):
+    """A place whose values are near overflow, or on their way there."""
+
+    place: int  #: its number
+    bits: float  #: doublings left
+    forecast: Forecast | None  #: None where it is near and does not grow
+
+
 class Ranges:
-    """The largest magnitudes of the sample before, by program point.
+    """The largest magnitudes of the samples so far, by place: an op of a module at a line, whatever its shapes.
 
     A value that is the same to the last bit in two samples is a constant (a mask, a bound): it does not grow.
 
@@ -38,11 +56,14 @@ class Ranges:
 
     def __init__(self, sites: Sites) -> None:
         self._sites = sites
-        self._tops: list[float] = []  # by site, base-2 logarithm of the largest number that its results can hold
+        self._numbers: dict[tuple[Any, ...], int] = {}  # of places
+        self._places: list[int] = []  # of each site
+        self._tops: list[float] = []  # by place, base-2 logarithm of the largest number that its results can hold
         self._normals: list[int] = []  # and the exponent of the smallest normal one
-        self._moves: list[bool] = []  # whether what it gives is as the model makes it
+        self._moves: list[bool] = []  # whether what it gives is as the model makes it, and may grow
         self._before: NDArray[np.float64] = np.empty(0)
         self._steps: NDArray[np.float64] = np.empty(0)  # at which that was
+        self._samples: list[tuple[int, NDArray[np.float32]]] = []  # by place, the logarithms of the largest magnitudes
 
     def note(self, step: int, site: NDArray[Any], low: NDArray[np.float64], high: NDArray[np.float64]) -> Outlook:
         """Compares a sampled step with the one before.
@@ -54,9 +75,9 @@ class Ranges:
             high: Their greatest.
         """
         self._describe()
-        first, count = self._sites.first, len(self._tops)
+        count, place = len(self._tops), np.array(self._places, np.intp)[site.astype(np.intp) - self._sites.first]
         largest = np.full(count, np.nan)
-        np.fmax.at(largest, site.astype(np.intp) - first, np.fmax(np.abs(low), np.abs(high)))
+        np.fmax.at(largest, place, np.fmax(np.abs(low), np.abs(high)))
         before, since = (_longer(each, count) for each in (self._before, self._steps))
         known = ~np.isnan(largest)
         self._before, self._steps = np.where(known, largest, before), np.where(known, step, since)
@@ -68,22 +89,71 @@ class Ranges:
             left = np.where(pace > 0, headroom / pace, np.inf)
             left[moved & (headroom < NEAR_BITS)] = 0.0
             room = np.fmin(headroom, bits - np.array(self._normals))
-        close = np.flatnonzero(np.isfinite(room) & (room < _CLOSE_BITS))
-        closest = close[np.argsort(room[close], kind="stable")] + first
-        return Outlook(min(left.tolist(), default=math.inf), tuple(closest.tolist()))
+        self._keep(step, bits)
+        close = np.isfinite(room[place]) & (room[place] < _CLOSE_BITS)
+        nearest = {int(number): float(bit) for number, bit in zip(site[close], room[place][close], strict=True)}
+        return Outlook(min(left.tolist(), default=math.inf), tuple(sorted(nearest, key=lambda each: nearest[each])))
+
+    def ahead(self) -> list[Ahead]:
+        """The places that are near overflow or on their way there, those that get there first before the others."""
+        if not self._samples:
+            return []
+        count = min(len(self._samples[-1][1]), _MOST_PLACES)
+        heights = np.array([_longer(bits, count) for _, bits in self._samples])
+        tops, moves = np.array(self._tops[:count]), np.array(self._moves[:count], bool)
+        with np.errstate(invalid="ignore"):
+            heights[~np.isfinite(heights)] = np.nan
+            seen = np.count_nonzero(~np.isnan(heights), 0)
+            last, least = np.fmax.reduce(heights[-NEWEST:], 0), np.fmin.reduce(heights, 0)
+            varies = np.fmax.reduce(heights, 0) - least > _STANDS_STILL
+            room = tops - last
+            asked = np.flatnonzero(moves & varies & (seen >= NEWEST) & ~np.isnan(heights[-1]) & (room > 0))
+            near = np.argsort(room[asked] / np.fmax(last - least, _STANDS_STILL)[asked], kind="stable")[:_MOST_ASKED]
+        found = [self._ahead(int(place), heights[:, place], float(room[place])) for place in asked[near]]
+        return sorted([each for each in found if each is not None], key=_expected)
+
+    def _ahead(self, place: int, heights: NDArray[np.float64], room: float) -> Ahead | None:
+        steps = [step for step, _ in self._samples]
+        points = [(step, bit) for step, bit in zip(steps, heights.tolist(), strict=True) if not math.isnan(bit)]
+        reaches = may_reach(points, self._tops[place])
+        expected = forecast(points, self._tops[place]) if reaches else None
+        return Ahead(place, room, expected) if expected is not None or room < TOLD_BITS else None
+
+    def is_of(self, site: int, place: int) -> bool:
+        """Whether a site is one of a place's."""
+        return self._places[site - self._sites.first] == place
+
+    def _keep(self, step: int, bits: NDArray[np.float64]) -> None:
+        if len(self._samples) == _MOST_SAMPLES:
+            half = _MOST_SAMPLES // 2
+            self._samples = self._samples[:half:2] + self._samples[half:]
+        self._samples.append((step, bits[:_MOST_PLACES].astype(np.float32)))
 
     def _describe(self) -> None:
         """Takes in the sites that are new."""
-        for number in range(self._sites.first + len(self._tops), self._sites.first + len(self._sites)):
+        for number in range(self._sites.first + len(self._places), self._sites.first + len(self._sites)):
             point = self._sites.point(number)
             formats = [FINFO[name] for name in map(dtype_name, point.outputs.dtypes) if name in FINFO]
             narrow = min(formats, key=lambda each: each.max, default=None)
-            self._tops.append(math.log2(narrow.max) if narrow else math.inf)
-            self._normals.append(narrow.normal if narrow else -(1 << 14))
-            self._moves.append(narrow is not None and point.phase in _UNSCALED)
+            key = (point.op, point.module, point.phase, point.place.file, point.place.line, point.name, narrow)
+            place = self._numbers.setdefault(key, len(self._numbers))
+            self._places.append(place)
+            if place == len(self._tops):
+                self._tops.append(math.log2(narrow.max) if narrow else math.inf)
+                self._normals.append(narrow.normal if narrow else -(1 << 14))
+                self._moves.append(narrow is not None and _may_grow(point))
 
 
-def _longer(values: NDArray[np.float64], count: int) -> NDArray[np.float64]:
+def _may_grow(point: Point) -> bool:
+    given = point.op in ENTRY_NODES and point.op != Node.PARAMETER
+    return point.phase in _UNSCALED and not given and not meant.is_bounded(point.op, lambda: dict(point.scalars))
+
+
+def _expected(ahead: Ahead) -> tuple[bool, float]:
+    return ahead.forecast is None, ahead.forecast.step if ahead.forecast is not None else ahead.bits
+
+
+def _longer(values: NDArray[Any], count: int) -> NDArray[np.float64]:
     found = np.full(count, np.nan)
-    found[: len(values)] = values
+    found[: len(values)] = values[:count]
     return found

@@ -74,6 +74,8 @@ WAITS: dict[str, str] = {
     "tracing/statistics/stats.py finite": REPLAYED,
     "tracing/statistics/stats.py read": TRACED,
     "tracing/operand_keeper.py of": REPLAYED,
+    "tracing/sampling/ranges.py _ahead": ON_HOST,
+    "tracing/sampling/ranges.py ahead": ON_HOST,
     "tracing/sampling/ranges.py note": ON_HOST,
     "tracing/sampling/selection.py rows": ON_HOST,
     "tracing/traced_rows.py _shape_columns": ON_HOST,

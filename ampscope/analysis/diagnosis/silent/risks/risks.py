@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from ampscope.analysis.causes.range.ahead import Moving, Near
-from ampscope.analysis.diagnosis.silent.risks.deliberate import cannot_harm, is_meant
 from ampscope.analysis.diagnosis.silent.risks.scale_window import scale_window
 from ampscope.analysis.diagnosis.silent.risks.warning import Warnings, largest_at
 from ampscope.analysis.origin.step_graph import Sites
@@ -16,6 +15,7 @@ from ampscope.analysis.precision.ranges.ranges import MeasuredPlace, measured_pl
 from ampscope.analysis.results import Incident
 from ampscope.analysis.tables.step_history import History
 from ampscope.forecast.forecast import Forecast, forecast_fall
+from ampscope.provenance.meant import cannot_harm, is_meant
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import Node, Phase, Table
 from ampscope.trace.vocabulary import Cause, Severity

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from ampscope.analysis.causes.catalogue import CATALOGUE, explanation
@@ -12,8 +11,9 @@ from ampscope.analysis.origin.step_graph import Sites, StepGraph, public_phase, 
 from ampscope.analysis.precision.ranges.places import place_of
 from ampscope.analysis.precision.ranges.ranges import MeasuredPlace, MeasuredRun
 from ampscope.analysis.results import Incident
+from ampscope.provenance.meant import magnitude
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import OpRow, Source, source_of
+from ampscope.trace.schema import Source, source_of
 from ampscope.trace.vocabulary import Cause
 
 
@@ -71,9 +71,3 @@ def largest_at(graph: StepGraph, seen: MeasuredPlace) -> int | None:
             if place == seen.place:
                 found.append((magnitude(row), -seq))
     return -max(found)[1] if found else None
-
-
-def magnitude(row: OpRow) -> float:
-    """The largest finite magnitude of an output; 0 where none was measured."""
-    ends = (row.statistics.min, row.statistics.max)
-    return max((abs(end) for end in ends if end is not None and math.isfinite(end)), default=0.0)

@@ -114,10 +114,10 @@ def test_state_is_what_the_optimizer_left(run: Run) -> None:
         assert row.numel == moments[key].numel()
 
 
-def test_of_steps_asked_for_one_in_eight_has_them(run: Run) -> None:
-    recorded, _ = run(every=2, steps=2 * FULL_EVERY + 1)
-    whole = {step for step in range(0, 2 * FULL_EVERY + 1, 2) if of_node(traced(recorded, step), Node.GRADIENT)}
-    assert whole == {0, 2 * FULL_EVERY}
+def test_of_steps_asked_for_some_have_them(run: Run) -> None:
+    recorded, _ = run(every=2, steps=FULL_EVERY + 1)
+    whole = {step for step in range(0, FULL_EVERY + 1, 2) if of_node(traced(recorded, step), Node.GRADIENT)}
+    assert whole == {0, FULL_EVERY}
     plain = [row.statistics for row, _ in traced(recorded, 2)]
     assert plain
     assert all(seen.zeros is None and seen.exp_counts is None for seen in plain)

@@ -71,3 +71,27 @@ def test_a_site_that_did_not_run_is_compared_with_when_it_did() -> None:
     for step, site, high in [(0, 0, 16.0), (1, 1, 1.0), (8, 0, 4096.0)]:
         outlook = ranges.note(step, np.array([site]), np.array([0.0]), np.array([high]))
     assert outlook.steps_left == pytest.approx(4.0, rel=1e-3)
+
+
+def test_a_place_is_followed_whatever_its_shapes_and_however_long() -> None:
+    sites = Sites(0, str)
+    ranges = Ranges(sites)
+    for step in range(0, 400, 2):
+        shape = (1 + step % 6,)
+        gives = Signature((torch.float16,), (shape,))
+        number = sites.number(Point("aten.mm.default", phase=Phase.FORWARD, outputs=gives))
+        ranges.note(step, np.array([number]), np.array([0.0]), np.array([2.0 ** (step / 40)]))
+    (ahead,) = ranges.ahead()
+    assert ahead.forecast is not None
+    assert abs(ahead.forecast.step - 640) < 32
+    assert all(ranges.is_of(site, ahead.place) for site in range(len(sites)))
+
+
+@pytest.mark.parametrize("op", ["aten._softmax.default", "aten.sigmoid.default", "aten.full.default", "input"])
+def test_what_cannot_grow_is_not_followed(op: str) -> None:
+    sites = Sites(0, str)
+    ranges = Ranges(sites)
+    sites.number(Point(op, phase=Phase.FORWARD, outputs=Signature((torch.float16,), ((1,),))))
+    for step in range(0, 400, 20):
+        ranges.note(step, np.array([0]), np.array([0.0]), np.array([2.0 ** (step / 40)]))
+    assert ranges.ahead() == []

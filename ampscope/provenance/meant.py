@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from ampscope.analysis.diagnosis.silent.risks.warning import magnitude
-from ampscope.analysis.origin.step_graph import StepGraph
-from ampscope.provenance import op_name
-from ampscope.trace.schema import EdgeRow, Node
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ampscope.provenance.graph import Graph, op_name
+from ampscope.trace.schema import EdgeRow, Node, OpRow
 
 #: A value is an operand's where it is at most this many times as large.
 _THE_SAME = 1.1
@@ -15,9 +17,34 @@ _REACH = 32
 _SATURATES = frozenset(
     {"tanh", "sigmoid", "erf", "hardtanh", "hardsigmoid", "relu6", "atan", "clamp", "clamp_min", "clamp_max"}
 )
+#: Ops whose results stay within fixed bounds, whatever they are given.
+_BOUNDED = frozenset(
+    {
+        *("sigmoid", "tanh", "softmax", "hardtanh", "hardsigmoid", "relu6", "erf", "atan", "sin", "cos"),
+        *("rand", "rand_like", "bernoulli", "sign", "cosine_similarity"),
+    }
+)
+#: Those that do where they are given both bounds.
+_CLAMPS = frozenset({"clamp", "clip"})
+#: Ops that make a tensor of constants of the code.
+_CONSTANT = frozenset({"full", "full_like", "fill", "zeros", "zeros_like", "ones", "ones_like", "arange", "linspace"})
 
 
-def is_meant(graph: StepGraph, seq: int) -> bool:
+def is_bounded(op: str, scalars: Callable[[], Mapping[str, Any]]) -> bool:
+    """Whether what an op gives cannot grow, whatever it is given.
+
+    Args:
+        op: Its overload.
+        scalars: Tells its arguments that are no tensors, by name.
+    """
+    name = op_name(op).strip("_")
+    if name in _CLAMPS:
+        given = scalars()
+        return all(isinstance(given.get(end), (int, float)) for end in ("min", "max"))
+    return name in _BOUNDED | _CONSTANT
+
+
+def is_meant(graph: Graph, seq: int) -> bool:
     """Whether the largest magnitude that an op gave came from a constant of the code or from outside the step.
 
     It is followed back through the operands that are as large.
@@ -35,13 +62,19 @@ def is_meant(graph: StepGraph, seq: int) -> bool:
     return False
 
 
-def cannot_harm(graph: StepGraph, seq: int) -> bool:
+def cannot_harm(graph: Graph, seq: int) -> bool:
     """Whether all that reads a result has a limit where it would overflow."""
     readers = [op_name(graph.site(edge.seq).op) for edge in graph.readers[seq]]
     return bool(readers) and all(name in _SATURATES for name in readers)
 
 
-def _is_given(graph: StepGraph, seq: int, size: float) -> bool:
+def magnitude(row: OpRow) -> float:
+    """The largest finite magnitude of an output; 0 where none was measured."""
+    ends = (row.min, row.max)
+    return max((abs(end) for end in ends if end is not None and math.isfinite(end)), default=0.0)
+
+
+def _is_given(graph: Graph, seq: int, size: float) -> bool:
     site = graph.site(seq)
     if site.op in (Node.INPUT, Node.BUFFER, Node.CARRIED):
         return True
@@ -50,7 +83,7 @@ def _is_given(graph: StepGraph, seq: int, size: float) -> bool:
     return is_source and site.op != Node.PARAMETER
 
 
-def _of_edge(graph: StepGraph, edge: EdgeRow) -> float:
+def _of_edge(graph: Graph, edge: EdgeRow) -> float:
     if edge.partial and edge.min is not None and edge.max is not None:
         return max(abs(edge.min), abs(edge.max))
-    return magnitude(graph.producer(edge))
+    return magnitude(graph.output(edge.from_seq, edge.from_out))
