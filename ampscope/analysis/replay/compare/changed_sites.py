@@ -95,7 +95,7 @@ def _is_of_shapes(name: str, mine: dict[str, object], theirs: dict[str, object])
 def _dtype(one: SiteRow, other: SiteRow) -> list[Change]:
     was, now = (plain(dtypes[0]) if dtypes else "" for dtypes in (one.out_dtypes, other.out_dtypes))
     computed = ran_in(one), ran_in(other)
-    if computed[0] != computed[1]:
+    if computed[0] != computed[1] and all(computed):
         was, now = computed
     return [Change(Kind.DTYPE, "dtype", was, now)] if was != now else []
 
