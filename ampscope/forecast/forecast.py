@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from ampscope.forecast.robust_line import RobustLine, noise, robust_line
+from ampscope.forecast.robust_line import RobustLine, highest_score, noise, robust_line
 
 #: A magnitude at a step: the step, and the base-2 logarithm of the magnitude.
 Point = tuple[int, float]
@@ -67,6 +67,8 @@ def forecast(points: Sequence[Point], limit: float) -> Forecast | None:
     if not may_reach(points, limit):
         return None
     together = thinned(points)
+    if highest_score([height for _, height in together], LEAST_POINTS) < CERTAIN:
+        return None
     for stretch in _regimes(together):
         ways = list(_explained(stretch))
         if ways:

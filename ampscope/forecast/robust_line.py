@@ -61,6 +61,22 @@ def robust_line(places: Sequence[float], heights: Sequence[float]) -> RobustLine
     )
 
 
+def highest_score(heights: Sequence[float], least: int) -> float:
+    """The most that Mann-Kendall's statistic comes to in any stretch of so many points or more that ends with the last.
+
+    As in `robust_line`, but for noise without a memory, which would make it less. It is the same for each power and the
+    logarithm of the heights, so that it tells quickly where there is no trend, whatever the way to grow.
+    """
+    rises, highest = 0, 0.0
+    for begin in range(len(heights) - 1, -1, -1):
+        first = heights[begin]
+        rises += sum((each > first) - (each < first) for each in heights[begin + 1 :])
+        count = len(heights) - begin
+        if count >= least and rises > 1:
+            highest = max(highest, (rises - 1) / math.sqrt(count * (count - 1) * (2 * count + 5) / 18))
+    return highest
+
+
 def autocorrelation(values: Sequence[float]) -> float:
     """Of a series with its neighbours, between -1 and 1; 0 where it does not move."""
     mean = sum(values) / len(values)

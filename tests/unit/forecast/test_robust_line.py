@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from ampscope.forecast.robust_line import autocorrelation, noise, robust_line
+from ampscope.forecast.robust_line import autocorrelation, highest_score, noise, robust_line
 
 PLACES = [float(place) for place in range(30)]
 
@@ -62,3 +62,18 @@ def test_autocorrelation_and_noise_by_hand() -> None:
     assert noise([1.0, 2.0]) == 0.0
     chance = random.Random(3)
     assert noise([0.1 * n + chance.gauss(0.0, 0.2) for n in range(2000)]) == pytest.approx(0.2, rel=0.1)
+
+
+@pytest.mark.parametrize("drift", [-0.3, 0.0, 0.05, 0.3])
+def test_no_stretch_that_ends_now_has_a_higher_score_than_the_highest(drift: float) -> None:
+    chance = random.Random(4)
+    heights = [drift * place + chance.gauss(0.0, 1.0) for place in PLACES]
+    scores = [robust_line(PLACES[begin:], heights[begin:]).score for begin in range(len(PLACES) - 5)]
+    assert highest_score(heights, 6) >= max(*scores, 0.0)
+    assert highest_score([2.0**height for height in heights], 6) == highest_score(heights, 6)
+
+
+def test_the_highest_score_of_a_straight_line_is_its_own() -> None:
+    assert highest_score(PLACES, 6) == pytest.approx(robust_line(PLACES, PLACES).score)
+    assert highest_score(PLACES[::-1], 6) == 0.0
+    assert highest_score(PLACES[:5], 6) == 0.0

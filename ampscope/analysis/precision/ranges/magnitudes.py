@@ -57,27 +57,34 @@ def magnitudes(run: Run, rank: int, sampled: Sampled, *, whole: bool = True) -> 
         RunDamaged: a Parquet part turned out to be broken while it was read.
     """
     ops = rank_table(run, Table.OPS, rank)
-    summed_up = sampled.where if whole else sampled.where_course
-    sums = group_columns(ops, f"{_KEY}, {_ENDS}, {_LOST}", _KEY, where=summed_up)
     by_step = f"{_KEY}, step"
-    course = group_columns(ops, f"{by_step}, {_ENDS}, count(*) AS executions", by_step, where=sampled.where_course)
+    course = group_columns(ops, f"{by_step}, {_ENDS}, {_LOST}", by_step, where=sampled.where_course)
+    sums = group_columns(ops, f"{_KEY}, {_ENDS}, {_LOST}", _KEY, where=sampled.where) if whole else course
     if not len(sums):
         return []
-    keys = _keys(sums)
+    different, of_sums = _keys(sums)
     sites = {site.site: site for site in run.rows(Table.SITES, rank=rank)}
-    found = [
-        place_of(sites[site], out, sampled.optimizers[source]) if site in sites else None for site, out, source in keys
-    ]
-    places, numbers = numbered(found)
-    by_key = dict(zip(keys, numbers, strict=True))
-    summed = _Sums(np.array(numbers), sums, len(places), sampled.count)
-    drawn = _Courses(np.array([by_key.get(key, -1) for key in _keys(course)]), course)
+    places, numbers = numbered(
+        place_of(sites[site], out, sampled.optimizers[source]) if site in sites else None
+        for site, out, source in different
+    )
+    summed = _Sums(np.array(numbers)[of_sums], sums, len(places), sampled.count)
+    by_key = dict(zip(different, numbers, strict=True))
+    in_course, of_course = _keys(course)
+    drawn = _Courses(np.array([by_key.get(key, -1) for key in in_course], np.int64)[of_course], course)
     return [summed.of(number, place, drawn) for number, place in enumerate(places)]
 
 
-def _keys(rows: Columns) -> list[tuple[int, int, str]]:
-    columns = (rows.arrays[name].tolist() for name in ("site", "out", "source"))
-    return list(zip(*columns, strict=True))
+def _keys(rows: Columns) -> tuple[list[tuple[int, int, str]], IntArray]:
+    """The different sites, outputs and sources of rows, and which of them each row has."""
+    named = rows.arrays["source"].tolist()
+    sources = list(dict.fromkeys(named))
+    numbers = {source: number for number, source in enumerate(sources)}
+    site, out, source = rows.ints("site"), rows.ints("out"), np.array([numbers[each] for each in named], np.int64)
+    most = int(out.max(initial=0)) + 1
+    different, of_row = np.unique((site * most + out) * len(sources) + source, return_inverse=True)
+    outputs = (divmod(key, len(sources)) for key in different.tolist())
+    return [(*divmod(key, most), sources[number]) for key, number in outputs], of_row
 
 
 def _magnitude(rows: Columns) -> FloatArray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from ampscope.analysis.overview.ranks.world import sampled_rank, world_of
 from ampscope.analysis.precision.ranges.magnitudes import Magnitudes, magnitudes
@@ -65,14 +66,41 @@ class Ranges(NotebookRepr):
     ] = ()  #: closest to overflow first; after them gradients with a loss scale, then the fixed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class MeasuredPlace:
-    """A place with its course, for what looks closer than a row can."""
+    """A place with its course, for what looks closer than a row can; what takes fits is found when it is asked for."""
 
-    row: RangeRow
-    place: Place
-    course: tuple[Point, ...]
-    forecast: Forecast | None
+    seen: Magnitudes
+    scale: float | None  #: the loss scale that is in the newest of its values
+    told: Forecast | None = None  #: stands for its forecast, where that is of another kind
+
+    @property
+    def place(self) -> Place:
+        """Where it is."""
+        return self.seen.place
+
+    @property
+    def course(self) -> tuple[Point, ...]:
+        """The logarithm of its largest magnitude by sampled step."""
+        return self.seen.course
+
+    @cached_property
+    def fixed(self) -> bool:
+        """Whether it cannot grow: a bounded function, or the same in every step, as constants of the code are."""
+        logs = [height for _, height in self.course]
+        return self.place.is_bounded or (len(logs) > 1 and max(logs) - min(logs) <= STANDS_STILL)
+
+    @cached_property
+    def forecast(self) -> Forecast | None:
+        """When it overflows; None where nothing says that it will."""
+        if self.told is not None or self.fixed:
+            return self.told
+        return forecast(self.course, math.log2(self.place.format.max))
+
+    @cached_property
+    def bits_per_step(self) -> float | None:
+        """How fast it grows; None for fewer than two sampled steps."""
+        return self.forecast.bits_per_step if self.forecast is not None else bits_per_step(self.course)
 
     @property
     def newest_headroom(self) -> float | None:
@@ -81,7 +109,40 @@ class MeasuredPlace:
 
     def with_forecast(self, ahead: Forecast) -> MeasuredPlace:
         """The place with another forecast, as that of its fall."""
-        return replace(self, forecast=ahead)
+        return replace(self, told=ahead)
+
+    @property
+    def row(self) -> RangeRow:
+        """All that is shown of it."""
+        seen, place, course, ahead = self.seen, self.place, self.course, self.forecast
+        newest = float(f"{2.0 ** course[-1][1]:.9g}") if course else None  # as it was recorded, in float32
+        nonzero = seen.measured - seen.zeros
+        top = math.log2(place.format.max)
+        return RangeRow(
+            module=place.module,
+            op=place.op,
+            phase=place.phase,
+            dtype=place.dtype,
+            headroom_bits=max(0.0, top - math.log2(seen.largest)) if seen.largest else None,
+            underflow_bits=course[-1][1] - place.format.normal if course else None,
+            underflow_share=seen.subnormals / nonzero if nonzero > 0 else None,
+            zero_share=seen.zeros / seen.measured if seen.measured else None,
+            bits_per_step=self.bits_per_step,
+            forecast_step=ahead.step if ahead is not None else None,
+            forecast_low=ahead.low if ahead is not None else None,
+            forecast_high=ahead.high if ahead is not None else None,
+            name=place.name,
+            source=place.source,
+            largest=seen.largest,
+            newest=newest,
+            newest_step=course[-1][0] if course else None,
+            scale=self.scale,
+            unscaled=newest / self.scale if newest is not None and self.scale else None,
+            steps=seen.steps,
+            nonfinite=seen.bad,
+            fixed=self.fixed,
+            optimizer=place.optimizer,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +152,7 @@ class MeasuredRun:
     rank: int
     steps: int
     live: frozenset[int] = field(default_factory=frozenset)  #: steps that were traced as they ran
+    course: tuple[int, ...] = ()  #: steps that the courses are drawn through
     places: tuple[MeasuredPlace, ...] = ()
 
 
@@ -131,7 +193,8 @@ def measured_places(run: Run, *, rank: int | None = None, whole: bool = True) ->
         rank=rank,
         steps=sum(each.step.size for each in history.values()),
         live=sampled.live,
-        places=tuple(_measured(each, scales) for each in found),
+        course=sampled.course,
+        places=tuple(MeasuredPlace(seen=each, scale=_scale(each, scales)) for each in found),
     )
 
 
@@ -156,45 +219,9 @@ class _Scales:
         return None if math.isnan(scale) else scale
 
 
-def _measured(seen: Magnitudes, scales: Mapping[int, _Scales]) -> MeasuredPlace:
-    place, course = seen.place, seen.course
-    top = math.log2(place.format.max)
-    fixed = place.is_bounded or _stands_still(course)
-    ahead = forecast(course, top) if not fixed else None
-    newest = float(f"{2.0 ** course[-1][1]:.9g}") if course else None  # as it was recorded, in float32
-    of_step = scales.get(place.optimizer)
-    scale = of_step.at(course[-1][0]) if place.is_gradient and of_step is not None and course else None
-    rate = ahead.bits_per_step if ahead is not None else bits_per_step(course)
-    nonzero = seen.measured - seen.zeros
-    row = RangeRow(
-        module=place.module,
-        op=place.op,
-        phase=place.phase,
-        dtype=place.dtype,
-        headroom_bits=max(0.0, top - math.log2(seen.largest)) if seen.largest else None,
-        underflow_bits=course[-1][1] - place.format.normal if course else None,
-        underflow_share=seen.subnormals / nonzero if nonzero > 0 else None,
-        zero_share=seen.zeros / seen.measured if seen.measured else None,
-        bits_per_step=rate,
-        forecast_step=ahead.step if ahead is not None else None,
-        forecast_low=ahead.low if ahead is not None else None,
-        forecast_high=ahead.high if ahead is not None else None,
-        name=place.name,
-        source=place.source,
-        largest=seen.largest,
-        newest=newest,
-        newest_step=course[-1][0] if course else None,
-        scale=scale,
-        unscaled=newest / scale if newest is not None and scale else None,
-        steps=seen.steps,
-        nonfinite=seen.bad,
-        fixed=fixed,
-        optimizer=place.optimizer,
-    )
-    return MeasuredPlace(row=row, place=place, course=course, forecast=ahead)
-
-
-def _stands_still(course: tuple[Point, ...]) -> bool:
-    """Whether a magnitude is the same in every step, as constants of the code are."""
-    logs = [height for _, height in course]
-    return len(logs) > 1 and max(logs) - min(logs) <= STANDS_STILL
+def _scale(seen: Magnitudes, scales: Mapping[int, _Scales]) -> float | None:
+    """The loss scale that is in the newest value of a gradient."""
+    of_step = scales.get(seen.place.optimizer)
+    if not seen.place.is_gradient or of_step is None or not seen.course:
+        return None
+    return of_step.at(seen.course[-1][0])

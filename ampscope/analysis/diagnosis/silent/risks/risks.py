@@ -57,9 +57,9 @@ def risks(run: Run, sites: Sites, history: Mapping[int, History], failures: Iter
 
 def _may_overflow(seen: MeasuredPlace) -> bool:
     """Whether an overflow there would be one that nothing makes good: a loss scale makes room for gradients."""
-    if seen.row.fixed or not seen.course or (seen.place.is_node and seen.place.op not in _KEPT):
+    if seen.fixed or not seen.course or (seen.place.is_node and seen.place.op not in _KEPT):
         return False
-    return seen.place.phase != Phase.BACKWARD or seen.row.scale is None
+    return seen.place.phase != Phase.BACKWARD or seen.scale is None
 
 
 def _growing(make: Warnings) -> Incident | None:
@@ -127,7 +127,7 @@ def _falling(make: Warnings, history: Mapping[int, History]) -> Incident | None:
     seen = min(found, key=_expected)
     assert seen.forecast is not None
     pace = seen.forecast.bits_per_step
-    along = [each for each in gradients if (each.row.bits_per_step or 0.0) <= ALONG * pace]
+    along = [each for each in gradients if (each.bits_per_step or 0.0) <= ALONG * pace]
     if len(along) < LEAST_FALLING:
         return None
     return make.warning(Cause.TREND_UNDERFLOW, _moving(seen, seen.forecast, len(found) - 1), seen)
@@ -135,7 +135,7 @@ def _falling(make: Warnings, history: Mapping[int, History]) -> Incident | None:
 
 def _is_half_gradient(seen: MeasuredPlace) -> bool:
     place = seen.place
-    return place.phase == Phase.BACKWARD and place.dtype == "float16" and not place.is_node and not seen.row.fixed
+    return place.phase == Phase.BACKWARD and place.dtype == "float16" and not place.is_node and not seen.fixed
 
 
 def _is_learnt(history: History | None, ahead: Forecast, seen: MeasuredPlace) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 from ampscope.analysis.causes.range.ahead import OutsideWindow
 from ampscope.analysis.diagnosis.silent.risks.warning import Warnings
 from ampscope.analysis.precision.ranges.ranges import MeasuredPlace
+from ampscope.analysis.precision.ranges.sampled_steps import EACH_SCALE
 from ampscope.analysis.results import Incident
 from ampscope.analysis.tables.lazy_tables import collect_expressions, rank_table
 from ampscope.trace.dtypes import FINFO
@@ -57,7 +58,7 @@ def scale_window(make: Warnings) -> Incident | None:
     if not places or step is None:
         return None
     largest = max(places, key=lambda each: each.course[-1][1])
-    scale = largest.row.scale
+    scale = largest.scale
     spread = _spread(make, step)
     if scale is None or spread is None or spread.share < MOSTLY:
         return None
@@ -70,17 +71,18 @@ def scale_window(make: Warnings) -> Incident | None:
 
 
 def _is_scaled(seen: MeasuredPlace) -> bool:
-    return seen.row.scale is not None and seen.place.dtype == "float16" and bool(seen.course)
+    return seen.scale is not None and seen.place.dtype == "float16" and bool(seen.course)
 
 
 def _newest_measured(make: Warnings) -> int | None:
-    """The newest step that ran with full statistics of its gradients."""
+    """The newest step with full statistics of its gradients, among the newest that a course is drawn through."""
     live = source_of(Source.LIVE, 0)
     ops = rank_table(make.run, Table.OPS, make.sites.rank)
     backward = [number for number, site in make.sites.rows.items() if site.phase == Phase.BACKWARD]
-    if not backward or not make.measured.live:
+    if not backward or not make.measured.live or not make.measured.course:
         return None
-    where = f"source = '{live}' AND exp_counts IS NOT NULL AND site IN ({', '.join(map(str, backward))})"
+    newest, backward_sites = (", ".join(map(str, each)) for each in (make.measured.course[-EACH_SCALE:], backward))
+    where = f"source = '{live}' AND step IN ({newest}) AND subnormals IS NOT NULL AND site IN ({backward_sites})"
     found = collect_expressions(ops, "step", where=where, order="step DESC", limit=1)
     return int(found[0][0]) if found else None
 
