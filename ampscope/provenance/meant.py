@@ -21,7 +21,7 @@ _SATURATES = frozenset(
 _BOUNDED = frozenset(
     {
         *("sigmoid", "tanh", "softmax", "hardtanh", "hardsigmoid", "relu6", "erf", "atan", "sin", "cos"),
-        *("rand", "rand_like", "bernoulli", "sign", "cosine_similarity"),
+        *("rand", "rand_like", "bernoulli", "sign", "cosine_similarity", "nan_to_num"),
     }
 )
 #: Those that do where they are given both bounds.

@@ -63,6 +63,7 @@ class Ranges:
         self._moves: list[bool] = []  # whether what it gives is as the model makes it, and may grow
         self._before: NDArray[np.float64] = np.empty(0)
         self._steps: NDArray[np.float64] = np.empty(0)  # at which that was
+        self._overflown: set[int] = set()  # places that were infinite
         self._samples: list[tuple[int, NDArray[np.float32]]] = []  # by place, the logarithms of the largest magnitudes
 
     def note(self, step: int, site: NDArray[Any], low: NDArray[np.float64], high: NDArray[np.float64]) -> Outlook:
@@ -80,6 +81,7 @@ class Ranges:
         np.fmax.at(largest, place, np.fmax(np.abs(low), np.abs(high)))
         before, since = (_longer(each, count) for each in (self._before, self._steps))
         known = ~np.isnan(largest)
+        self._overflown |= set(np.flatnonzero(np.isinf(largest)).tolist())
         self._before, self._steps = np.where(known, largest, before), np.where(known, step, since)
         with np.errstate(divide="ignore", invalid="ignore"):
             bits, earlier = np.log2(largest), np.log2(before)
@@ -108,7 +110,8 @@ class Ranges:
             varies = np.fmax.reduce(heights, 0) - least > _STANDS_STILL
             room = tops - last
             asked = np.flatnonzero(moves & varies & (seen >= NEWEST) & ~np.isnan(heights[-1]) & (room > 0))
-            near = np.argsort(room[asked] / np.fmax(last - least, _STANDS_STILL)[asked], kind="stable")[:_MOST_ASKED]
+            asked = asked[~np.isin(asked, list(self._overflown))]  # those were judged by what came of it
+        near = np.argsort(room[asked] / np.fmax(last - least, _STANDS_STILL)[asked], kind="stable")[:_MOST_ASKED]
         found = [self._ahead(int(place), heights[:, place], float(room[place])) for place in asked[near]]
         return sorted([each for each in found if each is not None], key=_expected)
 

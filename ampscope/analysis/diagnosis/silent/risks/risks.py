@@ -22,7 +22,7 @@ from ampscope.trace.vocabulary import Cause, Severity
 
 #: A value is near overflow where it may not double.
 NEAR_BITS = 1.0
-#: Newest sampled steps of which the largest value counts.
+#: Newest sampled steps of which the largest value counts; of fewer nothing is said.
 NEWEST = 3
 #: What a training keeps from step to step, and an overflow of it stays.
 _KEPT = frozenset({Node.PARAMETER, Node.WEIGHT_AFTER, Node.STATE_AFTER, Node.BUFFER_AFTER})
@@ -56,8 +56,11 @@ def risks(run: Run, sites: Sites, history: Mapping[int, History], failures: Iter
 
 
 def _may_overflow(seen: MeasuredPlace) -> bool:
-    """Whether an overflow there would be one that nothing makes good: a loss scale makes room for gradients."""
-    if seen.fixed or not seen.course or (seen.place.is_node and seen.place.op not in _KEPT):
+    """Whether an overflow there would be one that nothing makes good: a loss scale makes room for gradients.
+
+    One that has overflowed was judged by what came of it.
+    """
+    if seen.fixed or seen.seen.bad or not seen.course or (seen.place.is_node and seen.place.op not in _KEPT):
         return False
     return seen.place.phase != Phase.BACKWARD or seen.scale is None
 
@@ -96,7 +99,7 @@ def _moving(seen: MeasuredPlace, ahead: Forecast, others: int) -> Moving:
 def _near(make: Warnings) -> Incident | None:
     """The place that is closest to overflow, where it is close, and not told already for growing."""
     close = [each for each in make.measured.places if _may_overflow(each) and each.forecast is None]
-    close = [each for each in close if _headroom(each) < NEAR_BITS]
+    close = [each for each in close if len(each.course) >= NEWEST and _headroom(each) < NEAR_BITS]
     for seen in sorted(close, key=_headroom):
         graph = make.graph(seen)
         seq = largest_at(graph, seen)
