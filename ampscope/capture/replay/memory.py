@@ -152,21 +152,47 @@ def obstacle(models: Models) -> str:
     return "" if most_more is None or needed <= most_more else NO_ROOM
 
 
+class _Collector:
+    """Python's collector of cycles, as replays leave it; a part of the process that all threads share."""
+
+    def __init__(self) -> None:
+        self.rests = False  #: it was on, and a replay has switched it off
+
+    def rest(self) -> None:
+        """Switches it off, if it is on."""
+        if gc.isenabled():
+            self.rests = True
+            gc.disable()
+
+    def collect(self) -> None:
+        """While it rests: takes away what has become garbage of late, as it would have done itself."""
+        if self.rests:
+            gc.collect(0)
+
+    def go_on(self) -> None:
+        """Switches it on again, if it rests."""
+        if self.rests:
+            gc.enable()
+            self.rests = False
+
+
+collector = _Collector()
+
+
 @contextlib.contextmanager
 def collector_resting() -> Iterator[None]:
     """Spares the loop the collections of all objects that those of a replay would provoke: each takes steps' time.
 
-    What became garbage meanwhile is taken away at the end, of the young objects alone. Around several replays, it is
-    done once.
+    Young garbage is collected after each call that is replayed, and at the end.
     """
-    was_on = gc.isenabled()
-    gc.disable()
+    outermost = not collector.rests
     try:
+        collector.rest()
         yield
     finally:
-        if was_on:
-            gc.enable()
-            gc.collect(0)
+        collector.collect()
+        if outermost:
+            collector.go_on()
 
 
 def trim(models: Models) -> None:

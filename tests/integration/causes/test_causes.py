@@ -39,4 +39,5 @@ def test_every_cause_of_numbers_is_here() -> None:
     told = {failure.cause for failure in FAILURES}
     told |= {Cause.RECEIVED, Cause.REPLICA_APART, Cause.COMPILED_ONLY}  # of several ranks, and of compiled code
     told |= {Cause.SPIKE, Cause.EXCEPTION}  # files of their own: a history, and calls that raise
+    told |= {cause for cause in Cause if cause.is_ahead}  # of many steps: planted_faults/growth
     assert {cause for cause in Cause if not cause.is_benign and not cause.is_usage} - told == {Cause.UNKNOWN}

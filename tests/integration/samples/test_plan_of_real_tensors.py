@@ -19,7 +19,7 @@ from tests.support.trace_builder import TraceBuilder
 from tests.support.verdicts.counted import statistics_of
 
 #: The last step, whose every statistic is recorded, as of step 0; of those between, extremes alone.
-FULL = 8
+FULL = 16
 #: A percentage point.
 POINT = 0.01
 
@@ -103,14 +103,14 @@ class Kept:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Kept]:
-    """A training of nine steps, of which the first and the last have every statistic."""
+    """A training of seventeen steps, of which the first and the last have every statistic."""
     torch.manual_seed(3)
     net, folder = model(), tmp_path_factory.mktemp("planned") / "run"
     kept, optimizer = Kept(net), torch.optim.SGD(net.parameters(), 0.05)
     scope = ampscope.watch(net, dir=folder, every=1)
     for step in range(FULL + 1):
         kept.step = step
-        x = torch.randn(64, 16, generator=torch.Generator().manual_seed(step)) * (1.0 + 0.1 * step)
+        x = torch.randn(64, 16, generator=torch.Generator().manual_seed(step)) * (1.0 + 0.05 * step)
         loss = (net(x) * torch.linspace(-1, 1, 64)).pow(3).mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.hooks import left_behind
+from ampscope.capture.replay.memory import collector
 from ampscope.capture.replay.step_tape import StepTape
 from ampscope.capture.step.carried.listening.loop_mode import LoopMode
 from ampscope.capture.step.cycle import StepCycle
@@ -49,6 +50,7 @@ class BreakingOff:
 
     def interrupted(self) -> None:
         """The loop's own exception came in between: the step in progress is given up."""
+        collector.go_on()
         self._own.start_afresh()
         self._cycle.start_afresh()
         self._endings.start_afresh()
@@ -59,7 +61,8 @@ class BreakingOff:
     def leave_alone(self) -> None:
         """AMPscope itself has failed: nothing of it stays between the loop and torch."""
         own = self._own
-        for leave in (own.start_afresh, self._live.drop, self._between.remove, self._tape.stop, own.remove_modes):
+        put_aside = (own.start_afresh, self._live.drop, self._between.remove, self._tape.stop, own.remove_modes)
+        for leave in (collector.go_on, *put_aside):
             surely(leave)
 
     def close_here(self) -> None:

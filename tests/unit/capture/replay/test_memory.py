@@ -17,7 +17,7 @@ from ampscope.capture.replay import memory
 from ampscope.capture.replay.memory import Bounded, NoRoomError
 from tests.support.training.small_loop import BATCH, POISONED, STEPS, WIDTH, make_scaler, mlp, poison, train
 from tests.support.training.small_models import TwoLayers
-from tests.support.training.twin_runs import EXACT, train_both
+from tests.support.training.twin_runs import EXACT, Watched, train_both
 
 KIB = 256  # float32 elements
 
@@ -134,6 +134,47 @@ def test_a_replay_provokes_no_collection_and_leaves_the_collector_as_it_was(
     collecting = [seen.get_nowait() for _ in range(seen.qsize())]
     assert collecting.count(True) == (2 * STEPS if loops_own else 0)  # of the unwatched loop and of the watched one
     assert collecting.count(False) >= (1 if loops_own else 2 * STEPS + 1)
+
+
+def test_garbage_of_the_users_own_does_not_outlive_its_call_in_a_replay(run_folder: Path) -> None:
+    alive: SimpleQueue[int] = SimpleQueue()
+
+    class Cyclic(nn.Module):
+        """Leaves its activations in a cycle, which the collector alone takes away."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.left = weakref.WeakSet[Any]()
+
+        def forward(self, x: Tensor) -> Tensor:
+            if gc.isenabled():  # the loop's own call
+                gc.collect()
+            holder = type("Holder", (), {"__slots__": ("__weakref__", "itself", "kept")})()
+            holder.itself, holder.kept = holder, x.clone()
+            self.left.add(holder)
+            alive.put(len(self.left))
+            return x
+
+    def loop(watch: Callable[..., object]) -> Any:
+        return train(watch, nn.Sequential(mlp(), Cyclic()))["losses"]
+
+    assert train_both(loop, run_folder, overhead=1.0, replay_budget=3).replay_of(POISONED) == EXACT
+    seen = [alive.get_nowait() for _ in range(alive.qsize())]
+    assert len(seen) > 2 * STEPS  # the replays are there
+    assert max(seen) <= 3  # of the call, of the one before, and of the loop itself, however many replays there are
+
+
+def test_an_interrupted_replay_leaves_the_collector_on(run_folder: Path) -> None:
+    class Interrupting(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if not gc.isenabled():
+                raise KeyboardInterrupt
+            return x
+
+    with pytest.raises(KeyboardInterrupt):
+        Watched.train(lambda watch: train(watch, nn.Sequential(mlp(), Interrupting())), run_folder)
+    assert gc.isenabled()
+    assert not memory.collector.rests
 
 
 @pytest.mark.parametrize(
