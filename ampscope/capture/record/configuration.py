@@ -11,7 +11,7 @@ from ampscope.capture.budgets import TraceBudget
 from ampscope.capture.events.calls import StepStart
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.record.run_recorder import Recorder
-from ampscope.capture.record.settings import NAMES, checked
+from ampscope.capture.record.settings import NAMES, checked, quoted
 from ampscope.capture.record.terminal import Terminal
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.interruption import is_interruption
@@ -88,7 +88,7 @@ class Configuration(StepObserver):
             if changed:
                 self._settings |= changed
                 self._use()
-                told = ", ".join(f"{name}={_plain(value)!r}" for name, value in changed.items())
+                told = ", ".join(f"{name}={quoted(_plain(value))}" for name, value in changed.items())
                 self._recorder.event(EventKind.NOTE, self.step(), f"what is traced has changed: {told}")
 
     def _use(self) -> None:

@@ -12,6 +12,8 @@ from ampscope.errors import WatchError
 
 #: Everything that may be changed, by name.
 NAMES = ("every", "overhead", *Filters._fields)
+#: Patterns for one setting, and characters of one: a step waits while all are tried on all names.
+MOST_PATTERNS, LONGEST_PATTERN = 64, 200
 
 
 def checked(asked: Mapping[str, Any], models: Models) -> dict[str, Any]:
@@ -26,7 +28,7 @@ def checked(asked: Mapping[str, Any], models: Models) -> dict[str, Any]:
     """
     unknown = [name for name in asked if name not in NAMES]
     if unknown:
-        raise WatchError(f"there is no setting {unknown[0]!r}; there are {', '.join(NAMES)}")
+        raise WatchError(f"there is no setting {quoted(unknown[0])}; there are {', '.join(NAMES)}")
     found = dict(asked)
     if "every" in found:
         check_every(found["every"])
@@ -45,7 +47,7 @@ def check_every(every: Any) -> None:
         WatchError: It is not.
     """
     if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 0):
-        raise WatchError(f"every={every!r}: give a whole number of steps, 0 for no tracing, or leave it out")
+        raise WatchError(f"every={quoted(every)}: give a whole number of steps, 0 for no tracing, or leave it out")
 
 
 def check_overhead(overhead: Any) -> None:
@@ -55,13 +57,15 @@ def check_overhead(overhead: Any) -> None:
         WatchError: It is not.
     """
     if isinstance(overhead, bool) or not isinstance(overhead, (int, float)) or not 0 <= overhead <= 1:
-        raise WatchError(f"overhead={overhead!r}: give the share of time that observing may take, e.g. 0.02")
+        raise WatchError(f"overhead={quoted(overhead)}: give the share of time that observing may take, e.g. 0.02")
 
 
 def _patterns(name: str, given: Any, models: Models) -> Patterns:
     patterns = [given] if isinstance(given, str) else given
     if not isinstance(patterns, Sequence) or not patterns or not all(isinstance(each, str) for each in patterns):
-        raise WatchError(f"{name}={given!r}: give a pattern such as {_EXAMPLES[name]!r}, or a list of them")
+        raise WatchError(f"{name}={quoted(given)}: give a pattern such as {_EXAMPLES[name]!r}, or a list of them")
+    if len(patterns) > MOST_PATTERNS or max(map(len, patterns)) > LONGEST_PATTERN:
+        raise WatchError(f"{name}: give at most {MOST_PATTERNS} patterns of {LONGEST_PATTERN} characters")
     for pattern in patterns:
         _check_matches(name, pattern, models)
     return tuple(patterns)
@@ -87,7 +91,13 @@ def _check_matches(name: str, pattern: str, models: Models) -> None:
         every = operators()
         found = not every or any(matches(each, (pattern,)) for op in every for each in names_of(op))
     if not found:
-        raise WatchError(f"{name}={pattern!r} is the name of none; there are {_some(known)}")
+        raise WatchError(f"{name}={quoted(pattern)} is the name of none; there are {_some(known)}")
+
+
+def quoted(value: object, most: int = 160) -> str:
+    """A value as it was given, cut off where it is long."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def _some(names: Iterable[str], most: int = 5) -> str:

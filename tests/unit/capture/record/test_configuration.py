@@ -249,3 +249,16 @@ def iter_clock() -> Iterator[float]:
     while True:
         now += 1.0
         yield now
+
+
+@pytest.mark.parametrize("patterns", [["*"] * 65, ["x" * 201], "x" * 60_000], ids=["many", "long", "longer"])
+def test_patterns_are_few_and_short_and_what_is_quoted_is(run_folder: Path, patterns: str | list[str]) -> None:
+    with pytest.raises(WatchError, match="at most 64 patterns of 200 characters") as refused:
+        ampscope.watch(Net(), dir=run_folder, ops=patterns, quiet=True)
+    assert len(str(refused.value)) < 300
+
+
+def test_what_was_given_instead_of_patterns_is_quoted_in_part(run_folder: Path) -> None:
+    with pytest.raises(WatchError, match="give a pattern such as") as refused:
+        ampscope.watch(Net(), dir=run_folder, modules={"x" * 60_000: 1}, quiet=True)  # type: ignore[arg-type]
+    assert len(str(refused.value)) < 300
