@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from ampscope.capture.hooks import compiled_modules
 from ampscope.capture.hooks.transform_calls import Exchange, exchanging
-from ampscope.capture.replay import memory
 from ampscope.capture.replay.changes import ReplayChange
 from ampscope.capture.replay.handing_back import HandingBack
 from ampscope.capture.replay.state.device_asserts import guarded
@@ -168,7 +167,6 @@ class Player:
                         self._tracer.points.phase = Phase.OPTIMIZER if number > self._step.gradients_at else None
                     self._play_entry(number, entry)
                     self._results.was_run(number, entry)
-                    memory.collector.collect()
 
     def _hooks(self) -> list[Callable[..., Any]]:
         """What the loop attached to tensors in this step; it runs again in the replay's backward."""

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ampscope.capture.replay.memory import collector
 from ampscope.capture.replay.tape.call_tape import Tape
 from ampscope.capture.replay.tape.entry import EarlierResult, Entry, EntryKind, GradientOf, TensorReference
 
@@ -99,10 +100,11 @@ class HeldResults:
         return self._held[reference.entry][reference.leaf]
 
     def was_run(self, number: int, entry: Entry) -> None:
-        """Lets go of what no later entry reads."""
+        """Lets go of what no later entry reads, and of what has become garbage meanwhile."""
         for read in {number, *(result.entry for result in entry.earlier)} - self._read_last:
             if self._last_readers.get(read, number) <= number:
                 self._held.pop(read, None)
+        collector.collect()
 
     def clear(self) -> None:
         """Lets go of everything."""
