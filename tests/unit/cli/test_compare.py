@@ -76,6 +76,47 @@ def test_curves_that_part_after_the_last_trace_are_different(ampscope: Command, 
     assert "The loss parts at step 1: 2 in A, 3 in B." in found["differences"][0]["text"]
 
 
+def test_curves_are_told_with_as_many_digits_as_show_that_they_differ(
+    ampscope: Command, base: Path, tmp_path: Path
+) -> None:
+    answer = ampscope("compare", base, a_run(tmp_path / "other", loss=2.0003), "--tolerance", "1e-6")
+    assert answer.code == 1
+    assert "The loss parts at step 1: 2 in A, 2.0003 in B." in answer.out
+    answer = ampscope("compare", a_run(tmp_path / "one", loss=2.0001), tmp_path / "other", "--tolerance", "1e-6")
+    assert "The loss parts at step 1: 2.0001 in A, 2.0003 in B." in answer.out
+
+
+def longer(folder: Path, *, more: int, **last: Any) -> Path:
+    """The two steps of `a_run`, and some more without a trace; the last one as given."""
+    trace = TraceBuilder(folder)
+    read = trace.site(Node.INPUT, name="args[0]", in_dtypes=(), in_shapes=())
+    ran = trace.site("aten.mm.default")
+    for step in range(2 + more):
+        trace.step(traced="live" if step < 2 else "", **(last if step == 1 + more else {}))
+        if step < 2:
+            given = trace.op(read, step=step, source="live", checksum=7)
+            trace.edge(given, trace.op(ran, step=step, source="live", max=4.0), step=step, source="live")
+    return trace.close()
+
+
+def test_a_run_that_is_longer_is_not_identical(ampscope: Command, base: Path, tmp_path: Path) -> None:
+    answer = ampscope("compare", base, longer(tmp_path / "longer", more=3), "--json")
+    found = json.loads(answer.out)
+    assert (answer.code, found["identical"], found["first_divergence"]) == (0, False, None)
+    assert "The same in the 2 steps that both made" in found["summary"]
+    assert [each["text"] for each in found["differences"]] == ["A made 2 steps, B 5."]
+
+
+def test_a_run_that_breaks_later_is_different(ampscope: Command, base: Path, tmp_path: Path) -> None:
+    broken = longer(tmp_path / "broken", more=3, loss=float("nan"), grad_norm=float("nan"))
+    answer = ampscope("compare", base, broken, "--json")
+    found = json.loads(answer.out)
+    assert (answer.code, found["likeness"], found["identical"]) == (1, "different", False)
+    assert found["first_divergence"] is None
+    assert found["summary"] == "The same in the 2 steps that both made, but A is healthy, B has a problem."
+    assert found["differences"][0]["text"].startswith("A is healthy, B has a problem: ")
+
+
 def test_another_machine_alone_is_told_and_no_difference_of_the_numbers(
     ampscope: Command, base: Path, tmp_path: Path
 ) -> None:

@@ -5,35 +5,46 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
-
-import numpy as np
+from dataclasses import replace
 
 from ampscope.analysis.diagnosis.diagnosis import diagnose
-from ampscope.analysis.origin.step_graph import source_line
-from ampscope.analysis.replay.compare.groups import sources
-from ampscope.analysis.replay.compare.pair_of_steps import StepPair, pair_of
+from ampscope.analysis.replay.compare.groups import divergence
+from ampscope.analysis.replay.compare.pair_of_steps import pair_of
 from ampscope.analysis.replay.compare.results import Comparison, Difference, Divergence, Kind, Likeness, Side
-from ampscope.analysis.replay.compare.roots import Root, Walked, walk
-from ampscope.analysis.replay.compare.sides import Opened, chosen, opened, signatures, steps_together
+from ampscope.analysis.replay.compare.roots import walk
+from ampscope.analysis.replay.compare.sides import (
+    Opened,
+    chosen,
+    opened,
+    optimizer_of,
+    optimizers,
+    signatures,
+    steps_together,
+)
 from ampscope.analysis.replay.compare.told_alone import told_alone
 from ampscope.analysis.replay.compare.told_changed import told_changed
-from ampscope.analysis.replay.compare.told_runs import Curves, told_curves, told_environment, told_verdicts
-from ampscope.analysis.replay.compare.told_values import Before, told_values
+from ampscope.analysis.replay.compare.told_runs import (
+    Curves,
+    told_curves,
+    told_environment,
+    told_verdicts,
+    verdicts_in_words,
+)
+from ampscope.analysis.replay.compare.told_values import Before, same_numbers, told_rounding, told_values
 from ampscope.analysis.replay.compare.tolerances import Expected, curve_tolerance, replay_noise
-from ampscope.analysis.replay.compare.words import counted, number, place
+from ampscope.analysis.replay.compare.words import counted, parted_in_words
 from ampscope.analysis.replay.recording import Recording, recording
 from ampscope.analysis.results import Diagnosis
 from ampscope.analysis.tables.traced_steps import TracedStep
-from ampscope.analysis.words.wording import op_in_words
 from ampscope.errors import AmpscopeError
-from ampscope.trace.schema import ENTRY_NODES
 
 #: Steps with other ops, and the same numbers, that are looked at.
 _MOST_STEPS = 4
-#: How much it matters that numbers differ by rounding alone.
-_ROUNDED = 15.0
 #: Kinds that tell of the run around the numbers, and not of other numbers.
-_AROUND = frozenset({Kind.ENVIRONMENT, Kind.RENAMED, Kind.LINE, Kind.VERDICT})
+_AROUND = frozenset({Kind.ENVIRONMENT, Kind.LINE})
+#: Kinds that leave the steps that both made the same.
+_BESIDE = _AROUND | {Kind.RENAMED, Kind.VERDICT, Kind.STEPS}
+_NOT_COMPARED = 43.0
 
 Pair = tuple[TracedStep, TracedStep]
 
@@ -74,8 +85,8 @@ class _Comparing:
         self.one, self.other, self.tolerance = one, other, tolerance
         self.of_runs = one.step is None and other.step is None
         self.together = steps_together(one, other)
-        self.curves = Curves(one, other)
-        if not self.together and not len(self.curves.steps):
+        self.curves = {number: Curves(one, other, number) for number in optimizers(one, other)}
+        if not self.together and not any(len(each.steps) for each in self.curves.values()):
             raise AmpscopeError(
                 f"{one.run.path} and {other.run.path} have no step in common: there is nothing to compare."
             )
@@ -85,24 +96,32 @@ class _Comparing:
         self.compared = 0
         self.recordings: list[Recording] = []
         self.widest = 0.0
+        self.diagnoses: tuple[Diagnosis, Diagnosis] | None = None
 
     def result(self) -> Comparison:
         """The result."""
         self._steps()
-        diagnoses = (diagnose(self.one.run), diagnose(self.other.run)) if self.of_runs else None
+        self.diagnoses = (diagnose(self.one.run), diagnose(self.other.run)) if self.of_runs else None
         self.found += told_environment(self.one, self.other)
-        if diagnoses is not None:
+        self.found += self._not_compared()
+        if self.diagnoses is not None:
             self.found += self._of_curves()
-            self.found += told_verdicts(*diagnoses)
-        differences = tuple(sorted(_once(self.found), key=lambda each: -each.score))
+            self.found += told_verdicts(*self.diagnoses)
+        named = (self._with_optimizer(each) for each in _once(self.found))
+        differences = tuple(sorted(named, key=lambda each: -each.score))
+        likeness = self._likeness(differences)
         return Comparison(
-            likeness=self._likeness(differences),
-            identical=self._likeness(differences) is Likeness.IDENTICAL,
+            likeness=likeness,
+            identical=likeness is Likeness.IDENTICAL,
             summary=self._summary(differences),
             first_divergence=self.diverged,
             differences=differences,
-            a=_side(self.one, self.curves.mine.ints("step").size, diagnoses and diagnoses[0]),
-            b=_side(self.other, self.curves.theirs.ints("step").size, diagnoses and diagnoses[1]),
+            a=_side(
+                self.one, sum(len(each.mine) for each in self.curves.values()), self.diagnoses and self.diagnoses[0]
+            ),
+            b=_side(
+                self.other, sum(len(each.theirs) for each in self.curves.values()), self.diagnoses and self.diagnoses[1]
+            ),
             traced=len(self.together),
             compared=self.compared,
             tolerance=self.tolerance,
@@ -111,30 +130,31 @@ class _Comparing:
     def _steps(self) -> None:
         """The first step, for the program, and the first whose numbers differ, or the next where rounding did not.
 
-        What comes after a step that differs has other weights, and says nothing more about the program: the curves tell
-        how the runs went on.
+        What comes after a step that differs has other weights, and says nothing more about the program, but for the
+        first step of another optimizer: the curves tell how the runs went on.
         """
         self.differing = self._differing() if self.of_runs else self.together
         noise = replay_noise(self.one, self.other) if self.differing and self.tolerance is None else 0.0
-        for pair in [*(self.together[:1] if self.of_runs else ()), *self.differing[:_MOST_STEPS]]:
-            if self.compared and pair is self.together[0]:
+        firsts = {optimizer_of(pair[0]): pair for pair in reversed(self.together)}.values()
+        parted = False
+        for pair in self.together:
+            if pair not in firsts and (parted or pair not in self.differing[:_MOST_STEPS]):
                 continue
+            number = optimizer_of(pair[0])
             before = self._before(pair)
             seen = pair_of(recording(self.one.run, pair[0]), recording(self.other.run, pair[1]))
             walked = walk(seen, Expected(tolerance=self.tolerance, noise=noise, scales=before.scales))
             self.compared += 1
-            self.found += [
-                *told_alone(seen, walked),
-                *told_changed(seen, walked),
-                *told_values(seen, walked, before),
-            ]
-            self.recordings, self.widest = [seen.one, seen.other], walked.widest
-            if walked.apart:
-                self.diverged = _divergence(seen, walked)
-            elif not _same_numbers(seen):
-                self.found.append(_rounded(seen))
-            if not _same_numbers(seen):
-                return
+            told = [*told_alone(seen, walked), *told_changed(seen, walked)]
+            if not parted:
+                told += told_values(seen, walked, before)
+                self.recordings, self.widest = [seen.one, seen.other], walked.widest
+                if walked.apart:
+                    self.diverged = replace(divergence(seen, walked), optimizer=number)
+                elif not same_numbers(seen):
+                    told.append(told_rounding(seen))
+            self.found += (replace(each, optimizer=number) for each in told)
+            parted = parted or not same_numbers(seen)
 
     def _differing(self) -> list[Pair]:
         mine, theirs = signatures(self.one), signatures(self.other)
@@ -147,23 +167,44 @@ class _Comparing:
     def _before(self, pair: Pair) -> Before:
         """What the step before was; it is the same where it was traced and does not differ."""
         mine, theirs = pair[0].step, pair[1].step
-        at = self.together.index(pair)
-        last = self.together[at - 1][0].step if at else -1
-        same = self.of_runs and last == mine - 1 and last >= 0 and self.together[at - 1] not in self.differing
+        number = optimizer_of(pair[0])
+        earlier = [each for each in self.together[: self.together.index(pair)] if optimizer_of(each[0]) == number]
+        same = self.of_runs and bool(earlier) and earlier[-1][0].step == mine - 1 and earlier[-1] not in self.differing
+        others = (each.parts("lr", 0.0) for key, each in self.curves.items() if key != number)
+        rates = self.curves[number].at("lr", mine - 1, theirs - 1)
         return Before(
-            same=same,
-            rates=self.curves.at("lr", mine - 1, theirs - 1),
-            scales=self.curves.at("scale", mine, theirs),
+            same=same and (rates[0] != rates[1] or not any(others)),
+            rates=rates,
+            scales=self.curves[number].at("scale", mine, theirs),
+            several=len(self.curves) > 1,
         )
+
+    def _not_compared(self) -> Iterator[Difference]:
+        """Optimizers of whose steps the two have no trace in common, where they have of others'."""
+        traced = {optimizer_of(each[0]) for each in self.together}
+        for number in self.curves.keys() - traced if traced else ():
+            text = "No step was traced in both: its ops were not compared."
+            yield Difference(kind=Kind.NOT_COMPARED, text=text, score=_NOT_COMPARED, optimizer=number)
+
+    def _with_optimizer(self, found: Difference) -> Difference:
+        """A difference with the optimizer whose step it is, where there are several."""
+        if found.optimizer is None or len(self.curves) == 1:
+            return found
+        return replace(found, text=f"Optimizer {found.optimizer}: {found.text}")
 
     def _of_curves(self) -> Iterator[Difference]:
         """Where the curves part; where no trace told so before, that is where the runs diverge."""
         limit = curve_tolerance(self.recordings, self.widest) if self.tolerance is None else self.tolerance
-        named = {each.kind for each in self.found}
-        yield from (each for each in told_curves(self.curves, limit) if each.kind not in named)
-        parted = self.curves.parts("loss", limit) or self.curves.parts("grad_norm", limit)
-        if parted is not None and self.diverged is None:
-            step, _, _, error = parted
+        named = {(each.kind, each.optimizer) for each in self.found}
+        parted: list[tuple[int, int, float]] = []
+        for number, curves in self.curves.items():
+            for told in told_curves(curves, limit):
+                if (told.kind, number) not in named:
+                    yield replace(told, optimizer=number)
+            found = curves.parts("loss", limit) or curves.parts("grad_norm", limit)
+            parted += [(found[0], number, found[3])] if found is not None else []
+        if parted and self.diverged is None:
+            step, number, error = min(parted)
             self.diverged = Divergence(
                 step=step,
                 op="",
@@ -173,12 +214,13 @@ class _Comparing:
                 tolerance=limit,
                 rank=self.one.rank,
                 other_step=step,
+                optimizer=number,
             )
 
     def _likeness(self, differences: tuple[Difference, ...]) -> Likeness:
-        if self.diverged is not None:
+        if self.diverged is not None or self._judged_apart():
             return Likeness.DIFFERENT
-        same = all(each.kind in _AROUND - {Kind.RENAMED} for each in differences)
+        same = all(each.kind in _AROUND for each in differences)
         return Likeness.IDENTICAL if same else Likeness.WITHIN_TOLERANCE
 
     def _summary(self, differences: tuple[Difference, ...]) -> str:
@@ -189,66 +231,19 @@ class _Comparing:
             what = f"{seen}: the same ops gave the same, to the last bit that was measured" if self.together else ""
             told = "; ".join(filter(None, (what, curves)))
             return f"{told[:1].upper()}{told[1:]}."
-        if likeness is Likeness.WITHIN_TOLERANCE:
-            return f"Nothing is out of tolerance in the {seen}; what differs all the same stands below."
-        return _parted(self.diverged) if self.diverged is not None else ""
+        if self.diverged is not None:
+            return parted_in_words(self.diverged)
+        shared = counted(sum(len(each.steps) for each in self.curves.values()), "step")
+        if all(each.kind in _BESIDE for each in differences):
+            told = f"The same in the {shared} that both made"
+        else:
+            told = f"Nothing is out of tolerance in the {seen if self.together else shared + ' that both made'}"
+        if self.diagnoses is not None and self._judged_apart():
+            return f"{told}, but {verdicts_in_words(*self.diagnoses)}."
+        return f"{told}; what differs all the same stands below."
 
-
-def _parted(found: Divergence) -> str:
-    """Where the numbers part, in a sentence."""
-    steps = f"step {found.step:,}" + (f" (step {found.other_step:,} in B)" if found.other_step != found.step else "")
-    if not found.op:
-        return f"The curves part at {steps}; no trace that both have tells with which op."
-    what = f"with {op_in_words(found.op)} {place(found.module)}"
-    if found.op in ENTRY_NODES:
-        what = f"with {op_in_words(found.op)} {place(found.module)}, before anything is computed"
-    apart = f": {number(found.error)} of the largest magnitude apart" if found.error is not None else ""
-    return f"The numbers part at {steps} {what}{apart}."
-
-
-def _divergence(pair: StepPair, walked: Walked) -> Divergence:
-    """The first op beyond tolerance, or what of another program or input led to it."""
-    first = walked.apart[0]
-    cause = walked.cause[first]
-    root = walked.roots[cause] if cause >= 0 else Root(Kind.VALUE, first, int(pair.pairs.theirs[first]), first)
-    site = pair.one.site_of(root.here) if root.here >= 0 else pair.other.site_of(root.there)
-    mine, theirs = sources(pair, root)
-    error = float(pair.error[first])
-    return Divergence(
-        step=pair.one.traced.step,
-        op=site.op,
-        module=site.module,
-        source=mine or theirs,
-        error=error if error > 0 else None,
-        tolerance=walked.tolerance[first],
-        rank=pair.one.traced.rank,
-        other_step=pair.other.traced.step,
-        seq=int(pair.one.seq[root.here]) if root.here >= 0 else None,
-    )
-
-
-def _rounded(pair: StepPair) -> Difference:
-    """That results differ, though by no more than rounding allows for."""
-    apart = np.flatnonzero(~pair.same_bits & (pair.pairs.theirs >= 0) & ~pair.one.sink)
-    site = pair.one.site_of(int(apart[0]))
-    many = f"{len(apart):,} of {counted(len(pair.one), 'result')} of step {pair.one.traced.step:,}"
-    first = f"the first that of {op_in_words(site.op)} {place(site.module)}"
-    text = f"{many} differ by no more than rounding allows for, {first}."
-    return Difference(
-        kind=Kind.VALUE,
-        module=site.module,
-        text=text,
-        score=_ROUNDED,
-        step=pair.one.traced.step,
-        op=site.op,
-        source=source_line(site),
-        count=len(apart),
-    )
-
-
-def _same_numbers(pair: StepPair) -> bool:
-    """Whether all ops that both have, and all that came in, are the same to the last bit."""
-    return bool(pair.same_bits[(pair.pairs.theirs >= 0) & ~pair.one.sink].all())
+    def _judged_apart(self) -> bool:
+        return self.diagnoses is not None and self.diagnoses[0].verdict is not self.diagnoses[1].verdict
 
 
 def _once(differences: list[Difference]) -> Iterator[Difference]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from ampscope.analysis.origin.step_graph import source_line
 from ampscope.analysis.replay.compare.pair_of_steps import StepPair
-from ampscope.analysis.replay.compare.results import Difference, Kind
-from ampscope.analysis.replay.compare.roots import Root
+from ampscope.analysis.replay.compare.results import Difference, Divergence, Kind
+from ampscope.analysis.replay.compare.roots import Root, Walked
 from ampscope.analysis.replay.recording import Recording
 from ampscope.analysis.results import SourceLine
 from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, SiteRow
@@ -111,3 +111,24 @@ def sources(pair: StepPair, root: Root) -> tuple[SourceLine | None, SourceLine |
     mine = source_line(pair.one.site_of(root.here)) if root.here >= 0 else None
     theirs = source_line(pair.other.site_of(root.there)) if root.there >= 0 else None
     return mine, theirs
+
+
+def divergence(pair: StepPair, walked: Walked) -> Divergence:
+    """The first op beyond tolerance, or what of another program or input led to it."""
+    first = walked.apart[0]
+    cause = walked.cause[first]
+    root = walked.roots[cause] if cause >= 0 else Root(Kind.VALUE, first, int(pair.pairs.theirs[first]), first)
+    site = pair.one.site_of(root.here) if root.here >= 0 else pair.other.site_of(root.there)
+    mine, theirs = sources(pair, root)
+    error = float(pair.error[first])
+    return Divergence(
+        step=pair.one.traced.step,
+        op=site.op,
+        module=site.module,
+        source=mine or theirs,
+        error=error if error > 0 else None,
+        tolerance=walked.tolerance[first],
+        rank=pair.one.traced.rank,
+        other_step=pair.other.traced.step,
+        seq=int(pair.one.seq[root.here]) if root.here >= 0 else None,
+    )

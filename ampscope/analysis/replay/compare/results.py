@@ -48,6 +48,8 @@ class Kind(StrEnum):
     LOSS = "loss"
     GRAD_NORM = "grad_norm"
     SKIPS = "skips"
+    STEPS = "steps"  #: how many were made
+    NOT_COMPARED = "not_compared"  #: ops of an optimizer's steps, for want of a step that both traced
     ENVIRONMENT = "environment"
 
 
@@ -65,6 +67,7 @@ class Difference:
     other_source: SourceLine | None = None  #: in the second, where that is another
     modules: tuple[str, ...] = ()  #: all of them
     count: int = 1  #: in how many places
+    optimizer: int | None = None  #: whose step it is; None where it is of the run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +83,7 @@ class Divergence:
     rank: int = 0
     other_step: int = 0  #: in the second
     seq: int | None = None  #: in the first; None for what is not there
+    optimizer: int = 0  #: whose step it is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +94,7 @@ class Side:
     name: str
     rank: int
     step: int | None = None  #: asked for; None for the run
-    steps: int = 0
+    steps: int = 0  #: of all optimizers
     verdict: str = ""
     model: str = ""
     device: str = ""
@@ -108,6 +112,6 @@ class Comparison(NotebookRepr):
     differences: tuple[Difference, ...] = ()
     a: Side
     b: Side
-    traced: int = 0  #: steps of which both have a trace
+    traced: int = 0  #: steps, of all optimizers, of which both have a trace
     compared: int = 0  #: of these, those whose ops were compared; the others have the same numbers, or come later
     tolerance: float | None = None  #: as asked for; None where each op's dtypes gave it

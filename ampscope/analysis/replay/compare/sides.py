@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import narwhals as nw
 
-from ampscope.analysis.tables.lazy_tables import collect_groups, first_rank, rank_table
+from ampscope.analysis.tables.lazy_tables import collect, collect_groups, first_rank, rank_table
+from ampscope.analysis.tables.step_queries import step_optimizers
 from ampscope.analysis.tables.traced_steps import TracedStep, traced_steps
 from ampscope.errors import AmpscopeError, RunNotFound
 from ampscope.trace.read.run import Run, open_run
-from ampscope.trace.schema import SINK_NODES, Source, Table
+from ampscope.trace.schema import SINK_NODES, Source, Table, execution_of
 
 #: ``RUN``, ``RUN@STEP``, ``RUN@STEP:RANK`` or ``RUN@:RANK``.
 _SPEC = re.compile(r"(?P<path>.+)@(?P<step>\d*)(?::(?P<rank>\d+))?")
@@ -22,6 +25,8 @@ _COMPARABLE = (str(Source.LIVE), str(Source.REPLAY))
 _SINKS = tuple(sorted(str(node) for node in SINK_NODES))
 #: Columns in which two executions must agree to be the same; other statistics are taken of some outputs by turns.
 _NUMBERS = ("seq", "out", "micro_batch", "numel", "checksum", "min", "max")
+#: A step and the optimizer whose it is.
+Key = tuple[int, int]
 _POINT = ("op", "phase", "in_dtypes", "in_shapes", "out_dtypes", "scalars", "autocast")
 
 
@@ -68,24 +73,37 @@ def opened(what: Chosen) -> Opened:
 
 
 def steps_together(one: Opened, other: Opened) -> list[tuple[TracedStep, TracedStep]]:
-    """The traced steps of both that belong together, by step; where both traced the step as it ran, these.
+    """The traced steps of both that belong together, in order of execution; live where both traced it so.
 
     Raises:
         AmpscopeError: a step was asked for of which there is no trace.
     """
     mine, theirs = _traced(one), _traced(other)
-    if one.step is not None or other.step is not None:
-        a = one.step if one.step is not None else other.step
-        b = other.step if other.step is not None else one.step
-        pairs = [(a, b)]
-    else:
-        pairs = [(step, step) for step in mine if step in theirs]
+    a, b = _asked(one, other)
+    pairs = [((here, number), (there, number)) for here, there, number in _keys(mine, theirs, a, b)]
+    if not pairs and a is not None:
+        raise AmpscopeError(_no_trace(one, other, a, b))
     found = []
     for here, there in pairs:
-        if here is None or there is None or not (source := _source(mine.get(here, {}), theirs.get(there, {}))):
-            raise AmpscopeError(_no_trace(one, other, here, there))
+        source = _source(mine[here], theirs[there])
         found.append((mine[here][source[0]], theirs[there][source[1]]))
-    return sorted(found, key=lambda pair: pair[0].step)
+    times = _times(one) if len({number for _, number in mine}) > 1 else {}
+    return sorted(found, key=lambda pair: (times.get(_key(pair[0]), math.inf), *_key(pair[0])))
+
+
+def optimizers(one: Opened, other: Opened) -> tuple[int, ...]:
+    """By number, those that made a step in either; of one step those of which there is a trace."""
+    a, b = _asked(one, other)
+    if a is None:
+        return tuple(sorted({*step_optimizers(one.run, one.rank), *step_optimizers(other.run, other.rank)})) or (0,)
+    return tuple(
+        sorted({number for side, at in ((one, a), (other, b)) for step, number in _traced(side) if step == at})
+    )
+
+
+def optimizer_of(traced: TracedStep) -> int:
+    """The number of the optimizer whose step was traced."""
+    return int(execution_of(traced.source)[1] or 0)
 
 
 def signatures(side: Opened) -> dict[tuple[int, str], int]:
@@ -95,35 +113,64 @@ def signatures(side: Opened) -> dict[tuple[int, str], int]:
     leaves the step, gradients among it: it is measured by turns, and an op gave it.
     """
     sites = rank_table(side.run, Table.SITES, side.rank).filter(~nw.col("op").is_in(_SINKS)).select("site", *_POINT)
-    ops = rank_table(side.run, Table.OPS, side.rank).filter(nw.col("source").is_in(_COMPARABLE))
+    sources = sorted({each.source for found in _traced(side).values() for each in found.values()})
+    ops = rank_table(side.run, Table.OPS, side.rank).filter(nw.col("source").is_in(sources))
     joined = ops.select("step", "source", "site", *_NUMBERS).join(sites, on="site", how="inner")
     columns = ", ".join(f'"{name}"' for name in (*_NUMBERS, *_POINT))
     found = collect_groups(joined, f"step, source, bit_xor(hash({columns}))", "step, source")
     return {(step, source): number for step, source, number in found}
 
 
-def _traced(side: Opened) -> dict[int, dict[str, TracedStep]]:
-    found: dict[int, dict[str, TracedStep]] = {}
+def _traced(side: Opened) -> dict[Key, dict[str, TracedStep]]:
+    """What was traced of each optimizer's steps, by execution."""
+    found: dict[Key, dict[str, TracedStep]] = {}
     for each in traced_steps(side.run, rank=side.rank):
-        if each.source in _COMPARABLE:
-            found.setdefault(each.step, {})[each.source] = each
+        execution = execution_of(each.source)[0]
+        if execution in _COMPARABLE:
+            found.setdefault(_key(each), {})[execution] = each
     return found
 
 
-def _source(mine: dict[str, TracedStep], theirs: dict[str, TracedStep]) -> tuple[str, str] | None:
+def _key(traced: TracedStep) -> Key:
+    return traced.step, optimizer_of(traced)
+
+
+def _asked(one: Opened, other: Opened) -> tuple[int | None, int | None]:
+    """The step of each that was asked for; None for the runs."""
+    return (one.step, other.step if other.step is not None else one.step) if one.step is not None else (other.step,) * 2
+
+
+def _keys(mine: Iterable[Key], theirs: Iterable[Key], a: int | None, b: int | None) -> list[tuple[int, int, int]]:
+    """Steps of both that belong together, and whose they are."""
+    known = set(theirs)
+    pairs = [(step, step if a is None else b, number) for step, number in mine if a in (None, step)]
+    return [(here, there, number) for here, there, number in pairs if there is not None and (there, number) in known]
+
+
+def _times(side: Opened) -> dict[Key, float]:
+    """When traced steps were made: optimizers count their steps each for itself."""
+    rows = rank_table(side.run, Table.STEPS, side.rank).filter(nw.col("traced") != "")
+    return {(row["step"], row["optimizer"]): row["time"] for row in collect(rows.select("step", "optimizer", "time"))}
+
+
+def _source(mine: dict[str, TracedStep], theirs: dict[str, TracedStep]) -> tuple[str, str]:
     """The executions of a step that are compared."""
     both = [source for source in _COMPARABLE if source in mine and source in theirs]
     if both:
         return both[0], both[0]
-    return (next(iter(mine)), next(iter(theirs))) if mine and theirs else None
+    return next(iter(mine)), next(iter(theirs))
 
 
 def _no_trace(one: Opened, other: Opened, here: int | None, there: int | None) -> str:
-    missing = next(((side, step) for side, step in ((one, here), (other, there)) if step not in _traced(side)), None)
+    missing = next(((side, step) for side, step in ((one, here), (other, there)) if step not in _steps(side)), None)
     side, step = missing or (one, here)
-    steps = sorted(_traced(side))
+    steps = sorted(_steps(side))
     has = f"traced are {_listed(steps)}" if steps else "it has no traced step: record it with watch(..., every=1)"
     return f"{side.run.path} has no trace of step {step} on rank {side.rank}; {has}."
+
+
+def _steps(side: Opened) -> set[int]:
+    return {step for step, _ in _traced(side)}
 
 
 def _listed(numbers: list[int]) -> str:

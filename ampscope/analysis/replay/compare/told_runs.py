@@ -12,14 +12,20 @@ from ampscope.analysis.causes.catalogue import item_in_words
 from ampscope.analysis.numerics.arrays import BoolArray, Columns, FloatArray, IntArray
 from ampscope.analysis.replay.compare.results import Difference, Kind
 from ampscope.analysis.replay.compare.sides import Opened
-from ampscope.analysis.replay.compare.words import counted, number
+from ampscope.analysis.replay.compare.words import counted, numbers
 from ampscope.analysis.results import Diagnosis, Finding, Incident
 from ampscope.analysis.tables.step_queries import in_order, steps_of
-from ampscope.trace.vocabulary import Severity
+from ampscope.trace.vocabulary import Severity, Verdict
 
 _VERDICT = 70.0
 _FINDING = 65.0
-_RATE, _LOSS, _NORM, _SCALE, _SKIPS = 50.0, 48.0, 46.0, 44.0, 42.0
+_RATE, _LOSS, _NORM, _SCALE, _SKIPS, _STEPS = 50.0, 48.0, 46.0, 44.0, 42.0, 41.0
+_VERDICTS = {
+    Verdict.HEALTHY: "is healthy",
+    Verdict.AT_RISK: "is at risk",
+    Verdict.PROBLEM: "has a problem",
+    Verdict.NOT_OBSERVED: "was not observed",
+}
 _ENVIRONMENT = 30.0
 _ROUNDED = 14.0
 _COLUMNS = ("step", "loss", "grad_norm", "scale", "lr", "skipped", "averaged")
@@ -28,15 +34,16 @@ _OF_RECORDING = frozenset({"every", "overhead", "replay_budget", "save_tensors",
 
 
 class Curves:
-    """The step attempts of both, by step.
+    """The step attempts of one optimizer in both, by step.
 
     Args:
         one: A side.
         other: The other.
+        optimizer: Whose attempts.
     """
 
-    def __init__(self, one: Opened, other: Opened) -> None:
-        self.mine, self.theirs = _steps(one), _steps(other)
+    def __init__(self, one: Opened, other: Opened, optimizer: int) -> None:
+        self.mine, self.theirs = _steps(one, optimizer), _steps(other, optimizer)
         mine, theirs = self.mine.ints("step"), self.theirs.ints("step")
         self.steps, self._here, self._there = np.intersect1d(mine, theirs, return_indices=True)
 
@@ -65,7 +72,7 @@ class Curves:
 
 
 def told_curves(curves: Curves, tolerance: float) -> Iterator[Difference]:
-    """Where learning rate, loss, gradient norm, loss scale and skips part."""
+    """Where learning rate, loss, gradient norm, loss scale, skips and lengths part."""
     words: list[tuple[Kind, str, str, float, float]] = [
         (Kind.LEARNING_RATE, "lr", "learning rate", _RATE, 0.0),
         (Kind.LOSS, "loss", "loss", _LOSS, tolerance),
@@ -76,7 +83,8 @@ def told_curves(curves: Curves, tolerance: float) -> Iterator[Difference]:
         found = curves.parts(column, limit)
         if found is not None:
             step, mine, theirs, _ = found
-            text = f"The {name} parts at step {step:,}: {number(mine)} in A, {number(theirs)} in B."
+            was, now = numbers(mine, theirs)
+            text = f"The {name} parts at step {step:,}: {was} in A, {now} in B."
             yield Difference(kind=kind, text=text, score=score, step=step)
         elif (near := curves.parts(column, 0.0)) is not None:
             text = f"The {name} differs from step {near[0]:,} on, within tolerance."
@@ -87,20 +95,25 @@ def told_curves(curves: Curves, tolerance: float) -> Iterator[Difference]:
 def _lengths(curves: Curves) -> Iterator[Difference]:
     mine, theirs = curves.mine, curves.theirs
     skipped, also = (int(each.flags("skipped").sum()) for each in (mine, theirs))
-    shared, shared_also, _ = curves.both("skipped")
-    if int(shared.sum()) != int(shared_also.sum()):
+    here, there, _ = curves.both("skipped")
+    if int(here.sum()) != int(there.sum()):
         text = f"A skipped {counted(skipped, 'step')} of {len(mine):,}, B {also:,} of {len(theirs):,}."
         yield Difference(kind=Kind.SKIPS, text=text, score=_SKIPS)
+    if len(curves.steps) < max(len(mine), len(theirs)):
+        shared = (
+            f"; {counted(len(curves.steps), 'step')} by both" if len(curves.steps) < min(len(mine), len(theirs)) else ""
+        )
+        text = f"A made {counted(len(mine), 'step')}, B {len(theirs):,}{shared}."
+        yield Difference(kind=Kind.STEPS, text=text, score=_STEPS)
 
 
 def told_verdicts(one: Diagnosis, other: Diagnosis) -> Iterator[Difference]:
     """Verdicts, incidents and findings that only one has."""
     if one.verdict is not other.verdict:
-        words = f"A is {one.verdict.replace('_', ' ')}, B is {other.verdict.replace('_', ' ')}"
         worse = next((each for each in (one, other) if each.primary is not None), None)
         why = f": {worse.summary}" if worse is not None else "."
         first = worse.primary.step if worse is not None and worse.primary is not None else None
-        yield Difference(kind=Kind.VERDICT, text=words + why, score=_VERDICT, step=first)
+        yield Difference(kind=Kind.VERDICT, text=verdicts_in_words(one, other) + why, score=_VERDICT, step=first)
     mine, theirs = _items(one), _items(other)
     for who, items, others in (("A", mine, theirs), ("B", theirs, mine)):
         for key in [key for key in items if key not in others]:
@@ -108,6 +121,11 @@ def told_verdicts(one: Diagnosis, other: Diagnosis) -> Iterator[Difference]:
             text = f"In {who} alone: {item_in_words(item)}, step {item.step:,}."
             module = getattr(item, "module", "")
             yield Difference(kind=Kind.VERDICT, module=module, text=text, score=_FINDING, step=item.step)
+
+
+def verdicts_in_words(one: Diagnosis, other: Diagnosis) -> str:
+    """``A is healthy, B has a problem``."""
+    return f"A {_VERDICTS[one.verdict]}, B {_VERDICTS[other.verdict]}"
 
 
 def told_environment(one: Opened, other: Opened) -> Iterator[Difference]:
@@ -157,8 +175,8 @@ def _items(diagnosis: Diagnosis) -> dict[object, Incident | Finding]:
     return found
 
 
-def _steps(side: Opened) -> Columns:
-    return in_order(steps_of(side.run, side.rank, 0).select(*_COLUMNS))
+def _steps(side: Opened, optimizer: int) -> Columns:
+    return in_order(steps_of(side.run, side.rank, optimizer).select(*_COLUMNS))
 
 
 def _at(steps: Columns, column: str, step: int) -> float | None:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ampscope.analysis.origin.step_graph import source_line
 from ampscope.analysis.replay.compare.groups import sources
 from ampscope.analysis.replay.compare.pair_of_steps import StepPair
 from ampscope.analysis.replay.compare.results import Difference, Kind
 from ampscope.analysis.replay.compare.roots import Root, Walked
 from ampscope.analysis.replay.compare.tolerances import elements
-from ampscope.analysis.replay.compare.words import counted, listed, number, place, places
+from ampscope.analysis.replay.compare.words import counted, listed, number, numbers, place, places
 from ampscope.analysis.words.wording import op_in_words
 from ampscope.trace.schema import Node
 
@@ -33,6 +34,8 @@ _NEARLY_ALL = 0.5
 #: Modules whose magnitudes are told.
 _MOST_RANGES = 3
 _WORDS = 1 << 64
+#: How much it matters that numbers differ by rounding alone.
+_ROUNDED = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +45,7 @@ class Before:
     same: bool = False  #: both traced it, and it is the same to the last bit
     rates: tuple[float | None, float | None] = (None, None)  #: learning rates of the step before
     scales: tuple[float | None, float | None] = (None, None)  #: loss scales of this step
+    several: bool = False  #: several optimizers make steps
 
 
 def told_values(pair: StepPair, walked: Walked, before: Before) -> list[Difference]:
@@ -132,9 +136,11 @@ class _Teller:
         mine, theirs = self.before.rates
         extent = f"{len(roots):,} of {whole:,}"
         if mine is not None and theirs is not None and mine != theirs:
-            rates = f"The learning rate is {number(mine)} in A and {number(theirs)} in B"
+            was, now = numbers(mine, theirs)
+            rates = f"The learning rate is {was} in A and {now} in B"
             return Kind.LEARNING_RATE, roots, f"{rates}: {same} ({extent})."
-        why = "the optimizer, its settings (eps, betas, weight decay) or its state differ"
+        which = "an" if self.before.several else "the"
+        why = f"{which} optimizer, its settings (eps, betas, weight decay) or its state differ"
         return Kind.OPTIMIZER, roots, f"{same[0].upper()}{same[1:]} ({extent}): {why}."
 
     def _batch(self, roots: list[Root]) -> tuple[Kind, list[Root], str]:
@@ -147,8 +153,12 @@ class _Teller:
         return Kind.RANDOM, roots, f"{text}draws before."
 
     def _scale(self, roots: list[Root]) -> tuple[Kind, list[Root], str]:
-        mine, theirs = (number(each) if each is not None else "none" for each in self.before.scales)
-        return Kind.SCALE, roots, f"The loss scale of step {self._step()} is {mine} in A and {theirs} in B."
+        mine, theirs = self.before.scales
+        if mine is not None and theirs is not None:
+            was, now = numbers(mine, theirs)
+        else:
+            was, now = ("none" if each is None else number(each) for each in (mine, theirs))
+        return Kind.SCALE, roots, f"The loss scale of step {self._step()} is {was} in A and {now} in B."
 
     def _value(self, roots: list[Root]) -> tuple[Kind, list[Root], str]:
         first = roots[0]
@@ -196,6 +206,30 @@ class _Teller:
     def _step(self) -> str:
         mine, theirs = self.pair.one.traced.step, self.pair.other.traced.step
         return f"{mine:,}" if mine == theirs else f"{mine:,} (A), {theirs:,} (B)"
+
+
+def same_numbers(pair: StepPair) -> bool:
+    """Whether all ops that both have, and all that came in, are the same to the last bit."""
+    return bool(pair.same_bits[(pair.pairs.theirs >= 0) & ~pair.one.sink].all())
+
+
+def told_rounding(pair: StepPair) -> Difference:
+    """That results differ, though by no more than rounding allows for."""
+    apart = np.flatnonzero(~pair.same_bits & (pair.pairs.theirs >= 0) & ~pair.one.sink)
+    site = pair.one.site_of(int(apart[0]))
+    many = f"{len(apart):,} of {counted(len(pair.one), 'result')} of step {pair.one.traced.step:,}"
+    first = f"the first that of {op_in_words(site.op)} {place(site.module)}"
+    text = f"{many} differ by no more than rounding allows for, {first}."
+    return Difference(
+        kind=Kind.VALUE,
+        module=site.module,
+        text=text,
+        score=_ROUNDED,
+        step=pair.one.traced.step,
+        op=site.op,
+        source=source_line(site),
+        count=len(apart),
+    )
 
 
 def _not_finite(pair: StepPair) -> Root | None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from ampscope.analysis.replay.compare.results import Divergence
 from ampscope.analysis.words.wording import op_in_words
+from ampscope.trace.schema import ENTRY_NODES
 
 #: Names that a sentence lists one by one.
 _LISTED = 3
+#: Digits that tell any two float64 apart.
+_EXACT = 17
 
 
 def listed(names: Sequence[str], one: str = "module") -> str:
@@ -53,8 +57,27 @@ def places(modules: Sequence[str]) -> str:
     return f"in {listed(named)}"
 
 
-def number(value: float) -> str:
+def number(value: float, digits: int = 3) -> str:
     """A number short enough for a sentence."""
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else f"{value:g}"
-    return f"{value:,.0f}" if value == int(value) and abs(value) < 1e7 else f"{value:.3g}"
+    return f"{value:,.0f}" if value == int(value) and abs(value) < 1e7 else f"{value:.{digits}g}"
+
+
+def numbers(one: float, other: float) -> tuple[str, str]:
+    """Two numbers, with as many digits as show that they differ."""
+    shown = ((number(one, digits), number(other, digits)) for digits in range(3, _EXACT))
+    return next((texts for texts in shown if texts[0] != texts[1]), (number(one, _EXACT), number(other, _EXACT)))
+
+
+def parted_in_words(found: Divergence) -> str:
+    """Where the numbers part, in a sentence."""
+    steps = f"step {found.step:,}" + (f" (step {found.other_step:,} in B)" if found.other_step != found.step else "")
+    steps += f" of optimizer {found.optimizer}" if found.optimizer else ""
+    if not found.op:
+        return f"The curves part at {steps}; no trace that both have tells with which op."
+    what = f"with {op_in_words(found.op)} {place(found.module)}"
+    if found.op in ENTRY_NODES:
+        what = f"with {op_in_words(found.op)} {place(found.module)}, before anything is computed"
+    apart = f": {number(found.error)} of the largest magnitude apart" if found.error is not None else ""
+    return f"The numbers part at {steps} {what}{apart}."

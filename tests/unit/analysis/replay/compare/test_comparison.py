@@ -124,6 +124,75 @@ def test_noise_between_a_step_and_its_replay_is_no_difference(tmp_path: Path) ->
     assert compare(tmp_path / "one", tmp_path / "other", tolerance=1e-3).likeness is Likeness.DIFFERENT
 
 
+def of_two_optimizers(folder: Path, *, traced: str = "live@1", peak: float = 4.0, **second: Any) -> Path:
+    """Two steps of each of two optimizers; ``second`` and ``peak`` are of the second's."""
+    trace = TraceBuilder(folder)
+    site = trace.site("aten.mm.default")
+    for step in range(2):
+        trace.step(step=step, traced="live")
+        trace.op(site, step=step, source="live", max=4.0)
+        trace.step(step=step, optimizer=1, traced=traced, **second)
+        if traced:
+            trace.op(site, step=step, source=traced, max=peak)
+    return trace.close()
+
+
+def test_the_ops_of_every_optimizer_are_compared(tmp_path: Path) -> None:
+    one = of_two_optimizers(tmp_path / "one")
+    assert compare(one, of_two_optimizers(tmp_path / "again")).identical
+    found = compare(one, of_two_optimizers(tmp_path / "other", peak=8.0))
+    assert found.likeness is Likeness.DIFFERENT
+    assert found.first_divergence is not None
+    assert (found.first_divergence.step, found.first_divergence.optimizer) == (0, 1)
+    assert found.differences[0].text.startswith("Optimizer 1: mm in fc gives something else")
+    assert compare(f"{one}@1", f"{tmp_path / 'other'}@1").likeness is Likeness.DIFFERENT
+
+
+@pytest.mark.parametrize("column", ["loss", "grad_norm"])
+def test_the_curves_of_every_optimizer_are_compared(tmp_path: Path, column: str) -> None:
+    second: dict[str, Any] = {column: 3.0}
+    other = of_two_optimizers(tmp_path / "other", **second)
+    found = compare(of_two_optimizers(tmp_path / "one"), other)
+    assert found.likeness is Likeness.DIFFERENT
+    assert found.first_divergence is not None
+    assert (found.first_divergence.op, found.first_divergence.optimizer) == ("", 1)
+    assert found.differences[0].text.startswith("Optimizer 1: The ")
+
+
+def test_an_optimizer_without_a_trace_is_told_and_never_identical(tmp_path: Path) -> None:
+    runs = of_two_optimizers(tmp_path / "one", traced=""), of_two_optimizers(tmp_path / "other", traced="")
+    found = compare(*runs)
+    assert (found.identical, found.likeness) == (False, Likeness.WITHIN_TOLERANCE)
+    text = "Optimizer 1: No step was traced in both: its ops were not compared."
+    assert [each.text for each in found.differences] == [text]
+
+
+def test_an_optimizer_that_only_one_has_is_a_difference(tmp_path: Path) -> None:
+    trace = TraceBuilder(tmp_path / "one")
+    for step in range(2):
+        trace.step(step=step, traced="live")
+        trace.op(trace.site("aten.mm.default"), step=step, source="live", max=4.0)
+    found = compare(trace.close(), of_two_optimizers(tmp_path / "other"))
+    assert not found.identical
+    assert "Optimizer 1: A made 0 steps, B 2." in [each.text for each in found.differences]
+
+
+def test_a_step_before_another_optimizer_comes_first_whatever_its_number(tmp_path: Path) -> None:
+    """A discriminator makes several steps for one of the generator's."""
+    for folder, peak in (("one", 4.0), ("other", 8.0)):
+        trace = TraceBuilder(tmp_path / folder)
+        site = trace.site("aten.mm.default")
+        order = [(0, 1), (1, 1), (2, 1), (0, 0)]
+        for time_, (step, optimizer) in enumerate(order):
+            source = "live@1" if optimizer else "live"
+            trace.step(step=step, optimizer=optimizer, traced=source, time=100.0 + time_)
+            trace.op(site, step=step, source=source, max=peak if time_ >= 2 else 4.0)
+        trace.close()
+    first = compare(tmp_path / "one", tmp_path / "other").first_divergence
+    assert first is not None
+    assert (first.step, first.optimizer) == (2, 1)
+
+
 def test_runs_without_a_step_in_common_are_refused(tmp_path: Path) -> None:
     one, other = TraceBuilder(tmp_path / "one").close(), TraceBuilder(tmp_path / "other").close()
     with pytest.raises(AmpscopeError, match="no step in common"):
