@@ -218,17 +218,17 @@ class LiveTrace(StepObserver):
         surely(tracer.remove)
         keep = self._budget.keeps(count)
         counted = keep and not self._collapse_told and tracer.outputs.distinct.read()
-        finite, told = tracer.outputs.all_finite(), (attempt.step, source_of(Source.LIVE, attempt.index))
+        finite, source = tracer.outputs.all_finite(), source_of(Source.LIVE, attempt.index)
         self._sampled.state(tracer, attempt.optimizer)
         if finite and not tracer.outputs.came_cast and not counted:
             if keep:  # nobody walks along its rows
-                self._write(*self._sampled.columns(tracer, *told), attempt)
+                self._write(*self._sampled.columns(tracer, attempt, source), attempt)
                 self._budget.kept(steps_left=self._sampled.steps_left)
                 if not self._collapse_told:
                     self.casts.forget()
             self._let_go(tracer)
             return []
-        ops, edges = self._sampled.rows(tracer, *told)
+        ops, edges = self._sampled.rows(tracer, attempt, source)
         graph = provenance.Graph(ops, edges, self._recorder.sites.row)
         absorbed = provenance.absorbed(graph)
         if not absorbed and (keep or tracer.outputs.came_cast):

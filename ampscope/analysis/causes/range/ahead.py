@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -171,10 +172,7 @@ def _against_scale(occurrence: Occurrence) -> tuple[Remedy, ...]:
 
 def _power_between(reason: OutsideWindow) -> int:
     """The largest power of two that leaves two bits to overflow, and saves the gradients."""
-    power = 0
-    while 2.0 ** (power + 1) <= max(reason.low, reason.high / 4):
-        power += 1
-    return power
+    return math.floor(math.log2(max(reason.low, reason.high / 4)))
 
 
 def _entry(

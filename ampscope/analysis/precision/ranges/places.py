@@ -45,7 +45,7 @@ class Place:
 
 def place_of(site: SiteRow, out: int, optimizer: int) -> Place | None:
     """The place of one output of a site; None where that holds no floating-point numbers."""
-    given = plain(site.out_dtypes[out]) if out < len(site.out_dtypes) else ""
+    given = plain(site.out_dtypes[out]) if 0 <= out < len(site.out_dtypes) else ""
     dtype = PARTS.get(given, given)
     if dtype not in FINFO:
         return None

@@ -11,14 +11,15 @@ from ampscope.analysis.overview.ranks.world import sampled_rank, world_of
 from ampscope.analysis.precision.ranges.magnitudes import Magnitudes, magnitudes
 from ampscope.analysis.precision.ranges.places import Place
 from ampscope.analysis.precision.ranges.sampled_steps import sampled_steps
+from ampscope.analysis.precision.ranges.scaled_places import scaled_places
 from ampscope.analysis.results import SourceLine
 from ampscope.analysis.tables.step_history import History, histories
 from ampscope.forecast.forecast import Forecast, Point, bits_per_step, forecast
 from ampscope.notebook_repr import NotebookRepr
 from ampscope.trace.read.run import Run
 
-#: Bits within which what is the same in every step may differ: a mask of large constants, and the scores below it.
-STANDS_STILL = 0.01
+#: A trend is told as long as the run has gone on unseen for at most this share of the steps that it was seen for.
+UNSEEN = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +73,7 @@ class MeasuredPlace:
 
     seen: Magnitudes
     scale: float | None  #: the loss scale that is in the newest of its values
+    last: int = -1  #: the newest step of the run; -1 where that is not known
     told: Forecast | None = None  #: stands for its forecast, where that is of another kind
 
     @property
@@ -88,14 +90,23 @@ class MeasuredPlace:
     def fixed(self) -> bool:
         """Whether it cannot grow: a bounded function, or the same in every step, as constants of the code are."""
         logs = [height for _, height in self.course]
-        return self.place.is_bounded or (len(logs) > 1 and max(logs) - min(logs) <= STANDS_STILL)
+        return self.place.is_bounded or (len(logs) > 1 and max(logs) == min(logs))
 
     @cached_property
     def forecast(self) -> Forecast | None:
         """When it overflows; None where nothing says that it will."""
         if self.told is not None or self.fixed:
             return self.told
-        return forecast(self.course, math.log2(self.place.format.max))
+        return self.still_ahead(forecast(self.course, math.log2(self.place.format.max)))
+
+    def still_ahead(self, found: Forecast | None) -> Forecast | None:
+        """What is left of a forecast at the end of the run; None where its time has passed, or it rests on the past."""
+        if found is None or found.high <= self.last:
+            return None
+        newest = self.course[-1][0]
+        if self.last - newest > UNSEEN * (newest - found.since):
+            return None
+        return found._replace(step=max(found.step, self.last + 1), low=max(found.low, self.last + 1))
 
     @cached_property
     def bits_per_step(self) -> float | None:
@@ -189,12 +200,24 @@ def measured_places(run: Run, *, rank: int | None = None, whole: bool = True) ->
     sampled = sampled_steps(run, rank)
     found = magnitudes(run, rank, sampled, whole=whole)
     scales = {number: _Scales(each) for number, each in history.items()}
+    scaled = scaled_places(
+        run, rank, sampled, lambda number, step: scales[number].at(step) if number in scales else None
+    )
+    last = {number: int(each.step[-1]) for number, each in history.items() if each.step.size}
     return MeasuredRun(
         rank=rank,
         steps=sum(each.step.size for each in history.values()),
         live=sampled.live,
         course=sampled.course,
-        places=tuple(MeasuredPlace(seen=each, scale=_scale(each, scales)) for each in found),
+        places=tuple(
+            MeasuredPlace(
+                seen=each,
+                scale=_scale(each, scales) if each.place.is_gradient or each.place in scaled.carrying else None,
+                last=last.get(each.place.optimizer, -1),
+            )
+            for each in found
+            if each.place not in scaled.scale
+        ),
     )
 
 
@@ -220,8 +243,8 @@ class _Scales:
 
 
 def _scale(seen: Magnitudes, scales: Mapping[int, _Scales]) -> float | None:
-    """The loss scale that is in the newest value of a gradient."""
+    """The loss scale at the newest value of a place that carries it."""
     of_step = scales.get(seen.place.optimizer)
-    if not seen.place.is_gradient or of_step is None or not seen.course:
+    if of_step is None or not seen.course:
         return None
     return of_step.at(seen.course[-1][0])

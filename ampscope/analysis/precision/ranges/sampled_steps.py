@@ -28,7 +28,7 @@ class Sampled:
     def where(self) -> str:
         """The rows of these executions, in the query engine's words; of no source at all where there are none."""
         sources = ", ".join(f"'{source}'" for source in self.optimizers) or "''"
-        told = f"source IN ({sources})"
+        told = f"source IN ({sources}) AND out >= 0"  # a damaged table says anything
         if self.unlike:
             told += f" AND NOT (source LIKE '{Source.REPLAY}%' AND step IN ({_listed(self.unlike)}))"
         return told

@@ -10,6 +10,7 @@ from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.record.terminal import Terminal
 from ampscope.capture.tracing.sampling.ranges import Ahead, Ranges
 from ampscope.provenance import Graph, meant
+from ampscope.provenance.loss_scale import scaled
 from ampscope.trace.schema import EventKind, SiteRow
 from ampscope.trace.vocabulary import NEAR_OVERFLOW, OVERFLOW_AHEAD
 
@@ -34,19 +35,24 @@ class RangeAlarms:
         self._terminal = terminal
         self._asked: set[tuple[int, bool]] = set()  # places that were looked into, and whether for growing
 
-    def look(self, ranges: Ranges, step: int, graph: Callable[[], Graph]) -> None:
+    def look(
+        self, ranges: Ranges, step: int, graph: Callable[[], Graph], scale: Callable[[], float | None] = lambda: None
+    ) -> None:
         """A step was sampled.
 
         Args:
             ranges: With its magnitudes.
             step: Its number.
             graph: Makes the graph of its ops; asked for where there is something new.
+            scale: Tells its loss scale, None without one; likewise. It waits for the device.
         """
         new = [each for each in ranges.ahead() if (each.place, each.forecast is not None) not in self._asked]
         if not new:
             return
         ops = graph()
-        alarms = [alarm for each in new if (alarm := _alarm(each, ranges, ops)) is not None]
+        growing = scaled(ops, scale())
+        scales = growing.scale | growing.carrying
+        alarms = [alarm for each in new if (alarm := _alarm(each, ranges, ops, scales)) is not None]
         self._asked |= {(each.place, grows) for each in new for grows in {each.forecast is not None, False}}
         for number, alarm in enumerate(alarms):
             text = _in_words(alarm)
@@ -57,13 +63,13 @@ class RangeAlarms:
                 self._terminal.ahead(key, step, text + others)
 
 
-def _alarm(ahead: Ahead, ranges: Ranges, ops: Graph) -> _Alarm | None:
-    """An alarm, unless an overflow there would do no harm, or its size is meant."""
+def _alarm(ahead: Ahead, ranges: Ranges, ops: Graph, scales: frozenset[int]) -> _Alarm | None:
+    """An alarm, unless an overflow there would do no harm, its size is meant, or it is that of the loss scale."""
     here = [seq for seq, rows in ops.outputs.items() if ranges.is_of(rows[0].site, ahead.place)]
     if not here:
         return None
     seq = max(here, key=lambda each: max(map(meant.magnitude, ops.outputs[each])))
-    if meant.cannot_harm(ops, seq) or (ahead.forecast is None and meant.is_meant(ops, seq)):
+    if seq in scales or meant.cannot_harm(ops, seq) or (ahead.forecast is None and meant.is_meant(ops, seq)):
         return None
     return _Alarm(ahead, ops.site(seq))
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
+from ampscope.capture.events.open_step import StepAttempt
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.record.terminal import Terminal
 from ampscope.capture.step.measures.range_alarms import RangeAlarms
@@ -77,28 +78,28 @@ class SampledSteps:
                 if held.owner in self._chosen:
                     self._note(tracer, held.tensor, Node.STATE_AFTER, held.key, held.module)
 
-    def columns(self, tracer: Tracer, step: int, source: str) -> tuple[ColumnBlock, ColumnBlock]:
+    def columns(self, tracer: Tracer, attempt: StepAttempt, source: str) -> tuple[ColumnBlock, ColumnBlock]:
         """The rows of a healthy step, and of what it says of the next; waits for the device.
 
         Args:
             tracer: It has traced the step.
-            step: As the optimizer counts it.
+            attempt: The step.
             source: A `Source`.
         """
-        ops, edges, self._layout = tracer.columns(step, source, self._layout)
+        ops, edges, self._layout = tracer.columns(attempt.step, source, self._layout)
         seq, low, high = (np.asarray(ops.columns[name]) for name in ("seq", "min", "max"))
         bad = self._among(tracer, seq) & ~(np.isfinite(low) & np.isfinite(high))
         if bad.any():
             left_out = np.isin(edges.columns["seq"], seq[bad])
             ops, edges = ops.where(~bad), edges.where(~left_out)
-        self._look(tracer, (step, source), *(np.asarray(ops.columns[name]) for name in ("site", "min", "max")))
+        self._look(tracer, attempt, source, *(np.asarray(ops.columns[name]) for name in ("site", "min", "max")))
         return self._selection.columns(ops, edges)
 
-    def rows(self, tracer: Tracer, step: int, source: str) -> tuple[list[OpRow], list[EdgeRow]]:
+    def rows(self, tracer: Tracer, attempt: StepAttempt, source: str) -> tuple[list[OpRow], list[EdgeRow]]:
         """The same row by row."""
-        ops, edges = tracer.rows(step, source)
+        ops, edges = tracer.rows(attempt.step, source)
         low, high = (np.array([math.nan if end is None else end for end in ends], float) for ends in _ends(ops))
-        self._look(tracer, (step, source), np.array([row.site for row in ops], np.int64), low, high)
+        self._look(tracer, attempt, source, np.array([row.site for row in ops], np.int64), low, high)
         return self.without(tracer, ops, edges, finite=True)
 
     def without(
@@ -116,14 +117,22 @@ class SampledSteps:
         return np.isin(seq, list(self._noted if tracer.outputs.shapes is not None else ()))
 
     def _look(
-        self, tracer: Tracer, key: tuple[int, str], site: NDArray[Any], low: NDArray[Any], high: NDArray[Any]
+        self,
+        tracer: Tracer,
+        attempt: StepAttempt,
+        source: str,
+        site: NDArray[Any],
+        low: NDArray[Any],
+        high: NDArray[Any],
     ) -> None:
-        self.steps_left, (step, source) = math.inf, key
+        self.steps_left, step = math.inf, attempt.step
         is_full = tracer.outputs.shapes is not None
         if is_full or step - self._looked.get(source, -LOOK_EVERY) >= LOOK_EVERY:
             self._looked[source] = step
             outlook = self._ranges.note(step, site, low, high)
-            self._alarms.look(self._ranges, step, lambda: Graph(*tracer.rows(step, source), self._row))
+            self._alarms.look(
+                self._ranges, step, lambda: Graph(*tracer.rows(step, source), self._row), lambda: attempt.scale
+            )
             self.steps_left = outlook.steps_left
             if is_full:
                 self._rotation.pass_on(len(site), list(outlook.closest))

@@ -26,8 +26,8 @@ _MOST_SAMPLES = 48
 _MOST_PLACES, _MOST_ASKED = 4096, 16
 #: A value is told to be near overflow where it may not double, in so many samples that were the newest.
 TOLD_BITS, NEWEST = 1.0, 3
-#: Bits within which what is the same in every sample may differ: a mask of large constants, and the scores below it.
-_STANDS_STILL = 0.01
+#: Bits that a value counts as having moved at least.
+_LEAST_MOVED = 0.01
 
 
 class Outlook(NamedTuple):
@@ -107,11 +107,11 @@ class Ranges:
             heights[~np.isfinite(heights)] = np.nan
             seen = np.count_nonzero(~np.isnan(heights), 0)
             last, least = np.fmax.reduce(heights[-NEWEST:], 0), np.fmin.reduce(heights, 0)
-            varies = np.fmax.reduce(heights, 0) - least > _STANDS_STILL
+            varies = np.fmax.reduce(heights, 0) > least
             room = tops - last
             asked = np.flatnonzero(moves & varies & (seen >= NEWEST) & ~np.isnan(heights[-1]) & (room > 0))
             asked = asked[~np.isin(asked, list(self._overflown))]  # those were judged by what came of it
-        near = np.argsort(room[asked] / np.fmax(last - least, _STANDS_STILL)[asked], kind="stable")[:_MOST_ASKED]
+        near = np.argsort(room[asked] / np.fmax(last - least, _LEAST_MOVED)[asked], kind="stable")[:_MOST_ASKED]
         found = [self._ahead(int(place), heights[:, place], float(room[place])) for place in asked[near]]
         return sorted([each for each in found if each is not None], key=_expected)
 

@@ -72,6 +72,37 @@ class TestGrowth:
         site = trace.site("aten.mm.default", phase=Phase.BACKWARD)
         assert ampscope.diagnose(trace.train({site: lambda step: 8.0 * RATE**step})).verdict is Verdict.HEALTHY
 
+    @pytest.mark.parametrize("traced", [True, False], ids=["traced to its end", "traced at its beginning"])
+    def test_what_the_run_has_passed_is_not_told(self, run_folder: Path, traced: bool) -> None:
+        trace = growing(run_folder)
+        site = trace.site("aten.exp.default", module="head")
+        for step in range(200, 600):  # it was to overflow at step 455
+            trace.step(step=step, scale=1024.0)
+            if traced and step % 5 == 0:
+                trace.op(site, step=step, source=Source.LIVE, min=0.0, max=1.0 + step % 3, **UNMEASURED)
+        assert ampscope.diagnose(trace.close()).verdict is Verdict.HEALTHY
+
+    def test_nor_is_what_has_not_been_seen_for_long(self, run_folder: Path) -> None:
+        trace = growing(run_folder)
+        for step in range(200, 400):
+            trace.step(step=step, scale=1024.0)
+        assert ampscope.diagnose(trace.close()).verdict is Verdict.HEALTHY
+
+    @pytest.mark.parametrize(("name", "told"), [("the scale", False), ("another factor", True)])
+    def test_a_loss_scale_that_grows_makes_no_value_overflow(self, run_folder: Path, name: str, told: bool) -> None:
+        trace = TraceBuilder(run_folder)
+        single = {"out_dtypes": ("float32",), "out_shapes": ("",), "phase": Phase.LOSS, "module": ""}
+        factor = trace.site(Node.INPUT, name="an operand of aten.mul.Tensor", in_dtypes=(), **single)
+        scaled = trace.site("aten.mul.Tensor", **single)
+        for step in range(60):
+            scale = 2.0**step
+            trace.step(scale=scale if name == "the scale" else 2.0)
+            trace.op(factor, step=step, source=Source.LIVE, numel=1, min=scale, max=scale, **UNMEASURED)
+            wobble = scale * (1.0 + 0.01 * (step % 3))
+            trace.op(scaled, step=step, source=Source.LIVE, numel=1, min=wobble, max=wobble, **UNMEASURED)
+            trace.edge(0, 1, step=step, source=Source.LIVE)
+        assert ampscope.diagnose(trace.close()).verdict is (Verdict.AT_RISK if told else Verdict.HEALTHY)
+
     def test_what_has_happened_needs_no_warning(self, run_folder: Path) -> None:
         trace = growing(run_folder)
         trace.step(step=200, skipped=True)
@@ -97,6 +128,13 @@ class TestNearness:
         assert told.headroom_bits is not None
         assert told.headroom_bits < 1
         assert told.forecast_step is None
+
+    @pytest.mark.parametrize(("moves", "told"), [(1e-6, True), (0.0, False)])
+    def test_what_hardly_moves_is_no_constant(self, run_folder: Path, moves: float, told: bool) -> None:
+        trace = Steps(run_folder)
+        sizes = {trace.site("aten.mm.default"): lambda step: 65000.0 * (1.0 + moves * (step % 3))}
+        diagnosis = ampscope.diagnose(trace.train(sizes))
+        assert diagnosis.verdict is (Verdict.AT_RISK if told else Verdict.HEALTHY)
 
     @pytest.mark.parametrize(
         ("op", "facts", "size"),

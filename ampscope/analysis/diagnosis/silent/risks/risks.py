@@ -62,7 +62,7 @@ def _may_overflow(seen: MeasuredPlace) -> bool:
     """
     if seen.fixed or seen.seen.bad or not seen.course or (seen.place.is_node and seen.place.op not in _KEPT):
         return False
-    return seen.place.phase != Phase.BACKWARD or seen.scale is None
+    return seen.scale is None
 
 
 def _growing(make: Warnings) -> Incident | None:
@@ -119,7 +119,7 @@ def _headroom(seen: MeasuredPlace) -> float:
 def _falling(make: Warnings, history: Mapping[int, History]) -> Incident | None:
     """The gradient that will be below float16's normal numbers first, where several fall and no loss does."""
     gradients = [each for each in make.measured.places if _is_half_gradient(each)]
-    ahead = [(each, forecast_fall(each.course, each.place.format.normal)) for each in gradients]
+    ahead = [(each, each.still_ahead(forecast_fall(each.course, each.place.format.normal))) for each in gradients]
     found = [
         each.with_forecast(fall)
         for each, fall in ahead

@@ -165,3 +165,9 @@ def test_long_runs_are_thinned_and_their_largest_value_is_kept(run_folder: Path)
     found = row(measured(trace.close()), "aten.mm.default")
     assert (found.largest, found.steps, found.newest_step) == (5000.0, 600, 599)
     assert found.forecast_step is None
+
+
+def test_an_output_that_cannot_be_is_left_out(run_folder: Path) -> None:
+    trace = growing(run_folder)
+    trace.op(0, step=5, out=-5, source=Source.LIVE, min=0.0, max=1e30, **UNMEASURED)
+    assert row(measured(trace.close()), "aten.add.Tensor").largest == pytest.approx(8.0 * RATE**195)

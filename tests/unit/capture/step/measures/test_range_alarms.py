@@ -119,3 +119,22 @@ def test_what_will_not_overflow_is_not_told(
     alarms: Callable[..., Alarms], gain: Callable[[int], float], then: Callable[[Tensor], Tensor]
 ) -> None:
     assert alarms(gain, 140, then) == []
+
+
+def test_a_loss_scale_that_grows_is_not_told(watch: Callable[..., ampscope.Scope]) -> None:
+    torch.manual_seed(0)
+    net = nn.Linear(6, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0, growth_interval=1)
+    scope = watch(net, scaler, every=1)
+    for _ in range(60):
+        with torch.autocast("cpu", torch.bfloat16):
+            out = net(torch.randn(8, 6))
+        loss = F.cross_entropy(out.float(), torch.randint(0, 2, (8,)))
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    scope.close()
+    events = ampscope.open_run(scope.folder).rows(Table.EVENTS, kind=EventKind.NOTE)
+    assert [row.text for row in events if row.text.startswith(RANGE_ALARMS)] == []
