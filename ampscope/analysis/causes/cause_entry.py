@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ampscope.analysis.origin.op_facts import Executed
 from ampscope.analysis.results import Remedy
-from ampscope.analysis.words.wording import op_in_words
+from ampscope.analysis.words.wording import place_in_words
 from ampscope.trace.schema import Change, Phase
 from ampscope.trace.vocabulary import Cause, Severity
 
@@ -35,6 +35,7 @@ class Occurrence:
     """One occurrence of a cause: where it shows, and what was seen of it."""
 
     op: str = ""  #: the name of the op at the origin, ``aten.bmm.default``
+    name: str = ""  #: where that is no op, but where a value enters the step or leaves it: whose
     module: str = ""
     reason: Reason = NOTHING_MORE
     masked: bool = False  #: the value was masked in forward, and only its gradient failed
@@ -44,7 +45,7 @@ class Occurrence:
     @property
     def op_in_words(self) -> str:
         """The op in words."""
-        return op_in_words(self.op)
+        return place_in_words(self.op, self.name)
 
     def has_tried(self, change: Change) -> bool:
         """Whether a replay has tried a change."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ampscope.analysis.results import Finding, Incident
 from ampscope.analysis.words.rank_words import where_ranked
-from ampscope.trace.schema import COLLECTIVE_LIBRARIES, ReplayStatus, Trigger
+from ampscope.trace.schema import COLLECTIVE_LIBRARIES, Node, ReplayStatus, Trigger
 
 _TRIGGERS: dict[str, str] = {
     Trigger.NONFINITE_GRADIENT: "gradients were not finite",
@@ -81,3 +81,28 @@ def op_in_words(op: str) -> str:
     if library in COLLECTIVE_LIBRARIES:
         return name.partition(".")[0].strip("_").removesuffix("_base")
     return f"an {op}" if op[:1] in "aeiou" else f"a {op}"
+
+
+#: What the trace calls an operand that no one else named.
+_OPERAND_OF = "an operand of "
+_NODES: dict[str, str] = {
+    Node.INPUT: "input {name}",
+    Node.PARAMETER: "parameter {name}",
+    Node.BUFFER: "buffer {name}",
+    Node.CARRIED: "tensor {name} of the loop",
+    Node.LOSS: "the loss",
+    Node.GRADIENT: "the gradient of {name}",
+    Node.STATE_AFTER: "{name} after the step",
+    Node.WEIGHT_AFTER: "{name} after the step",
+    Node.BUFFER_AFTER: "{name} after the step",
+    Node.CARRIED_AFTER: "{name} after the step",
+}
+
+
+def place_in_words(op: str, name: str = "") -> str:
+    """``bmm``; of a `Node` with its name what it stands for: ``the gradient of fc.weight``, ``an input of mul``."""
+    if op not in _NODES or not name:
+        return op_in_words(op)
+    if name.startswith(_OPERAND_OF):
+        return f"an input of {op_in_words(name.removeprefix(_OPERAND_OF))}"
+    return _NODES[op].replace("{name}", name)

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ampscope.analysis.precision.ranges.ranges import RangeRow, Ranges
-from ampscope.analysis.words.wording import op_in_words
+from ampscope.analysis.words.wording import place_in_words
 from ampscope.report import numbers
 from ampscope.report.safe_text import visible
 from ampscope.report.terminal.layout import Fitting, indented, prose
@@ -42,8 +42,8 @@ def _blocks(ranges: Ranges, rows: Sequence[RangeRow]) -> Iterator[RenderableType
 
 
 def _place(row: RangeRow) -> str:
-    what = f"{row.op} {row.name}" if row.name else op_in_words(row.op)
-    return f"{what} in {row.module}" if row.module else what
+    what = place_in_words(row.op, row.name)
+    return f"{what} in {row.module}" if row.module and f"{row.module}." not in row.name else what
 
 
 def _line(row: RangeRow) -> str:

@@ -65,6 +65,8 @@ class OutsideWindow(Reason):
     low: float  #: smallest scale at which nothing is lost
     high: float  #: largest at which nothing overflows
     share: float  #: of the gradients' non-zero values, those that are subnormal
+    zeros: float  #: of all values, those that are zero: what is lost altogether is among them
+    least: bool  #: they are so many that the smallest scale may be a larger one
     step: int
 
 
@@ -74,19 +76,24 @@ def _near(occurrence: Occurrence) -> str:
         return "A result is close to the end of its dtype."
     times = f"{2.0**reason.bits:.2f} times"
     return (
-        f"The result of {occurrence.op_in_words} reached {number(reason.largest)} at step {reason.step:,}, and "
+        f"{_what(occurrence)} reached {number(reason.largest)} at step {reason.step:,}, and "
         f"{reason.dtype} ends at {_end(reason.dtype)}: {times} as much is too much."
     )
+
+
+def _what(occurrence: Occurrence) -> str:
+    """What was measured, at the beginning of a sentence."""
+    words = occurrence.op_in_words
+    return f"The result of {words}" if "." in occurrence.op else words[:1].upper() + words[1:]
 
 
 def _growing(occurrence: Occurrence) -> str:
     reason = occurrence.reason
     if not isinstance(reason, Moving):
         return "A result grows towards the end of its dtype."
-    what = f"The result of {occurrence.op_in_words}" if "." in occurrence.op else occurrence.op_in_words.capitalize()
     return (
-        f"{what} has grown {reason.pace} since step {reason.since:,} and reached {number(reason.newest)} at step "
-        f"{reason.step:,}. If it goes on like that, it passes {_end(reason.dtype)}, where {reason.dtype} "
+        f"{_what(occurrence)} has grown {reason.pace} since step {reason.since:,} and reached {number(reason.newest)} "
+        f"at step {reason.step:,}. If it goes on like that, it passes {_end(reason.dtype)}, where {reason.dtype} "
         f"ends, {reason.when}.{_others(reason)}"
     )
 
@@ -120,10 +127,17 @@ def _outside(occurrence: Occurrence) -> str:
     reason = occurrence.reason
     if not isinstance(reason, OutsideWindow):
         return "The loss scale is smaller than what saves the gradients."
+    lost = f", and {reason.zeros:.0%} of all values were zero" if reason.least else ""
+    low, high = number(reason.low), number(reason.high)
+    window = (
+        f"What is left is saved from a scale of {low} on, what has become zero needs a larger one; nothing overflows "
+        f"up to {high}."
+        if reason.least
+        else f"Nothing is lost, and nothing overflows, between {low} and {high}."
+    )
     return (
-        f"With a loss scale of {reason.scale:,.0f}, {reason.share:.0%} of the gradients' non-zero values were "
-        f"subnormal in float16 at step {reason.step:,}. Nothing is lost, and nothing overflows, between "
-        f"{reason.low:,.0f} and {reason.high:,.0f}."
+        f"With a loss scale of {number(reason.scale)}, {reason.share:.0%} of the gradients' non-zero values were "
+        f"subnormal in float16 at step {reason.step:,}{lost}. {window}"
     )
 
 
@@ -163,7 +177,7 @@ def _against_scale(occurrence: Occurrence) -> tuple[Remedy, ...]:
     begin = f"2.0**{_power_between(reason)}" if isinstance(reason, OutsideWindow) else "2.0**16"
     return (
         Remedy(
-            text="Begin with a loss scale inside that window.",
+            text="Begin with a loss scale inside that window: two bits below its upper end.",
             code=f"scaler = torch.amp.GradScaler(init_scale={begin})",
         ),
         USE_BFLOAT16,

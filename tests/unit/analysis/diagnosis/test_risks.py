@@ -128,6 +128,16 @@ class TestNearness:
         assert told.headroom_bits is not None
         assert told.headroom_bits < 1
         assert told.forecast_step is None
+        assert told.step == 145
+
+    def test_one_step_is_told_throughout(self, run_folder: Path) -> None:
+        trace = Steps(run_folder)
+        path = trace.train({trace.site("aten.mm.default"): lambda step: 50000.0 if step == 140 else 40000.0})
+        told = warned(ampscope.diagnose(path))
+        assert told.step == 140
+        assert "reached 5e+04 at step 140," in told.explanation
+        assert told.outputs[0].statistics.min == -50000.0
+        assert told.headroom_bits == pytest.approx(math.log2(65504 / 50000))
 
     @pytest.mark.parametrize(("moves", "told"), [(1e-6, True), (0.0, False)])
     def test_what_hardly_moves_is_no_constant(self, run_folder: Path, moves: float, told: bool) -> None:
@@ -204,23 +214,44 @@ class TestFall:
 
 
 class TestScaleWindow:
-    @staticmethod
-    def run(folder: Path, low: int, *, top: float) -> Diagnosis:
+    COUNTS = (100, 400, 400, 100)  #: of a step's gradients, by exponent
+
+    @classmethod
+    def run(
+        cls, folder: Path, low: int, *, top: float, zeros: int = 0, scale: float = 4.0, learnt: float = 0.0
+    ) -> Diagnosis:
         trace = TraceBuilder(folder)
+        large = trace.site("aten.mul.Tensor", phase=Phase.BACKWARD, module="head")
         site = trace.site("aten.mm.default", phase=Phase.BACKWARD, module="fc")
-        counts = (100, 400, 400, 100)
-        subnormal = sum(count for number, count in enumerate(counts) if low + number < -14)
+        subnormal = sum(count for number, count in enumerate(cls.COUNTS) if low + number < -14)
         for step in range(10):
-            trace.step(scale=4.0)
-            facts = {"zeros": 0, "subnormals": subnormal, "max_finite": top, "exp_low": low, "exp_counts": counts}
-            trace.op(site, step=step, source=Source.LIVE, numel=1000, min=-top, max=top * (1 - step / 50), **facts)
+            trace.step(scale=scale, loss=2.0 ** (learnt * (9 - step)))
+            size = top * 2.0 ** (learnt * (9 - step)) * (1 + (step - 9) / 50)
+            facts: dict[str, Any] = {"zeros": zeros, "subnormals": subnormal, "max_finite": top, "exp_low": low}
+            facts = {**facts, "exp_counts": cls.COUNTS} if step == 8 else UNMEASURED
+            trace.op(large, step=step, source=Source.LIVE, numel=1, min=0.0, max=2 * size, **UNMEASURED)
+            trace.op(site, step=step, source=Source.LIVE, numel=1000 + zeros, min=-size, max=size, **facts)
         return ampscope.diagnose(trace.close())
 
-    def test_a_scale_below_it_is_told(self, run_folder: Path) -> None:
+    def test_a_scale_below_it_is_told_at_the_step_and_op_that_show_it(self, run_folder: Path) -> None:
         told = warned(self.run(run_folder, -17, top=2.0**-13.5))
         assert (told.cause, told.phase, told.module) == (Cause.SCALE_WINDOW, "backward", "fc")
-        assert "between 32 and 2,147,483,648" in told.explanation
+        assert (told.op, told.step, told.headroom_bits) == ("aten.mm.default", 8, None)
+        assert "between 32 and 2.147e+09" in told.explanation
         assert "init_scale=2.0**29" in told.remedies[0].code
+
+    def test_what_was_lost_altogether_may_need_more(self, run_folder: Path) -> None:
+        told = warned(self.run(run_folder, -17, top=2.0**-13.5, zeros=800, scale=2.0**-12))
+        assert "44% of all values were zero" in told.explanation
+        assert "from a scale of 0.001953 on, what has become zero needs a larger one" in told.explanation
+        assert "between" not in told.explanation
+        assert "scale of 0.0002441," in told.explanation
+
+    def test_gradients_that_fell_as_the_loss_was_learnt_need_no_other(self, run_folder: Path) -> None:
+        assert self.run(run_folder, -17, top=2.0**-13.5, learnt=1.0).verdict is Verdict.HEALTHY
+
+    def test_a_scale_that_cannot_be_is_not_told(self, run_folder: Path) -> None:
+        assert self.run(run_folder, -17, top=2.0**-13.5, scale=1e308).verdict is Verdict.HEALTHY
 
     def test_one_inside_it_is_not(self, run_folder: Path) -> None:
         assert self.run(run_folder, -10, top=2.0**-6.5).verdict is Verdict.HEALTHY

@@ -9,6 +9,7 @@ import pytest
 from ampscope import open_run
 from ampscope.analysis.precision.ranges.ranges import Ranges, ranges
 from ampscope.report.terminal.ranges_text import as_text
+from ampscope.trace.schema import Node, Source
 from tests.support.printed import printed
 from tests.support.verdicts.growing import growing
 
@@ -47,3 +48,25 @@ def test_a_narrow_terminal_keeps_what_matters(found: Ranges) -> None:
 
 def test_a_run_without_traced_steps_says_how_to_record_some() -> None:
     assert "every=100" in printed(as_text(Ranges(steps=3), 10))
+
+
+def test_what_is_no_op_is_told_in_words(run_folder: Path) -> None:
+    trace = growing(run_folder)
+    names = {
+        Node.STATE_AFTER: ("fc", "exp_avg of fc.weight"),
+        Node.LOSS: ("", "loss"),
+        Node.INPUT: ("fc", "an operand of aten.add.Tensor"),
+        Node.GRADIENT: ("fc", "fc.bias"),
+    }
+    for op, (module, name) in names.items():
+        trace.op(trace.site(op, module=module, name=name), step=5, source=Source.LIVE)
+    with open_run(trace.close()) as run:
+        text = printed(as_text(ranges(run), 20), width=200)
+    for words in (
+        "exp_avg of fc.weight after the step  ",
+        "the loss  ",
+        "an input of add in fc",
+        "the gradient of fc.bias  ",
+    ):
+        assert words in text
+    assert "aten" not in text

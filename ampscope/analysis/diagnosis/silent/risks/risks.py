@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-import numpy as np
-
 from ampscope.analysis.causes.range.ahead import Moving, Near
+from ampscope.analysis.diagnosis.silent.risks.learnt import is_learnt
 from ampscope.analysis.diagnosis.silent.risks.scale_window import scale_window
 from ampscope.analysis.diagnosis.silent.risks.warning import Warnings, largest_at
 from ampscope.analysis.origin.step_graph import Sites
@@ -26,8 +25,6 @@ NEAR_BITS = 1.0
 NEWEST = 3
 #: What a training keeps from step to step, and an overflow of it stays.
 _KEPT = frozenset({Node.PARAMETER, Node.WEIGHT_AFTER, Node.STATE_AFTER, Node.BUFFER_AFTER})
-#: Gradients fall as a loss does that is learnt: one whose bits fell by this share of theirs explains it.
-LEARNT = 0.4
 #: Gradients that fall are those of several ops, one after the other, at this share of the pace at least: fewer are a
 #: matter of one op's own.
 LEAST_FALLING, ALONG = 3, 0.5
@@ -52,7 +49,7 @@ def risks(run: Run, sites: Sites, history: Mapping[int, History], failures: Iter
     found: list[Incident | None] = []
     if not overflown:
         found += [_growing(make), _near(make)]
-    return [each for each in (*found, _falling(make, history), scale_window(make)) if each is not None]
+    return [each for each in (*found, _falling(make, history), scale_window(make, history)) if each is not None]
 
 
 def _may_overflow(seen: MeasuredPlace) -> bool:
@@ -73,7 +70,8 @@ def _growing(make: Warnings) -> Incident | None:
         seq = largest_at(graph, seen)
         if seq is None or not cannot_harm(graph, seq):
             assert seen.forecast is not None
-            return make.warning(Cause.TREND_OVERFLOW, _moving(seen, seen.forecast, len(ahead) - 1), seen)
+            reason = _moving(seen, seen.forecast, len(ahead) - 1)
+            return make.warning(Cause.TREND_OVERFLOW, reason, seen, graph, seq, headroom=seen.newest_headroom)
     return None
 
 
@@ -101,13 +99,13 @@ def _near(make: Warnings) -> Incident | None:
     close = [each for each in make.measured.places if _may_overflow(each) and each.forecast is None]
     close = [each for each in close if len(each.course) >= NEWEST and _headroom(each) < NEAR_BITS]
     for seen in sorted(close, key=_headroom):
-        graph = make.graph(seen)
+        step, log = max(seen.course[-NEWEST:], key=lambda point: point[1])
+        graph = make.graph(seen, step)
         seq = largest_at(graph, seen)
         if seq is None or is_meant(graph, seq) or cannot_harm(graph, seq):
             continue
-        step, log = max(seen.course[-NEWEST:], key=lambda point: point[1])
         reason = Near(dtype=seen.place.dtype, largest=2.0**log, bits=_headroom(seen), step=step)
-        return make.warning(Cause.NEAR_OVERFLOW, reason, seen)
+        return make.warning(Cause.NEAR_OVERFLOW, reason, seen, graph, seq, headroom=reason.bits)
     return None
 
 
@@ -121,9 +119,7 @@ def _falling(make: Warnings, history: Mapping[int, History]) -> Incident | None:
     gradients = [each for each in make.measured.places if _is_half_gradient(each)]
     ahead = [(each, each.still_ahead(forecast_fall(each.course, each.place.format.normal))) for each in gradients]
     found = [
-        each.with_forecast(fall)
-        for each, fall in ahead
-        if fall is not None and not _is_learnt(history.get(each.place.optimizer), fall, each)
+        each.with_forecast(fall) for each, fall in ahead if fall is not None and not _is_learnt(history, each, fall)
     ]
     if not found:
         return None
@@ -133,7 +129,9 @@ def _falling(make: Warnings, history: Mapping[int, History]) -> Incident | None:
     along = [each for each in gradients if (each.bits_per_step or 0.0) <= ALONG * pace]
     if len(along) < LEAST_FALLING:
         return None
-    return make.warning(Cause.TREND_UNDERFLOW, _moving(seen, seen.forecast, len(found) - 1), seen)
+    graph = make.graph(seen)
+    reason = _moving(seen, seen.forecast, len(found) - 1)
+    return make.warning(Cause.TREND_UNDERFLOW, reason, seen, graph, largest_at(graph, seen))
 
 
 def _is_half_gradient(seen: MeasuredPlace) -> bool:
@@ -141,15 +139,5 @@ def _is_half_gradient(seen: MeasuredPlace) -> bool:
     return place.phase == Phase.BACKWARD and place.dtype == "float16" and not place.is_node and not seen.fixed
 
 
-def _is_learnt(history: History | None, ahead: Forecast, seen: MeasuredPlace) -> bool:
-    """Whether the loss falls as the gradients do: they vanish because nothing is left to learn."""
-    if history is None:
-        return False
-    begin, end = np.searchsorted(history.step, [ahead.since, seen.course[-1][0] + 1])
-    losses = history.loss[begin:end]
-    losses = losses[np.isfinite(losses)]
-    if losses.size < 2 or (losses <= 0).any():
-        return bool((losses <= 0).any())
-    part = max(1, losses.size // 5)
-    fallen = math.log2(float(np.median(losses[:part]))) - math.log2(float(np.median(losses[-part:])))
-    return fallen >= LEARNT * ahead.rise
+def _is_learnt(history: Mapping[int, History], seen: MeasuredPlace, fall: Forecast) -> bool:
+    return is_learnt(history.get(seen.place.optimizer), fall.since, seen.course[-1][0], fall.rise)

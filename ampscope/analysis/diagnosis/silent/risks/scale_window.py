@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ampscope.analysis.causes.range.ahead import OutsideWindow
+from ampscope.analysis.diagnosis.silent.risks.learnt import is_learnt
 from ampscope.analysis.diagnosis.silent.risks.warning import Warnings
+from ampscope.analysis.precision.ranges.places import place_of
 from ampscope.analysis.precision.ranges.ranges import MeasuredPlace
 from ampscope.analysis.precision.ranges.sampled_steps import EACH_SCALE
 from ampscope.analysis.results import Incident
 from ampscope.analysis.tables.lazy_tables import collect_expressions, rank_table
+from ampscope.analysis.tables.step_history import History
 from ampscope.trace.dtypes import FINFO
 from ampscope.trace.schema import OpRow, Phase, Source, Table, source_of
 from ampscope.trace.vocabulary import Cause
@@ -34,11 +37,18 @@ class _Spread:
     counts: dict[int, int]  #: by exponent
     largest: float
     subnormal: int
+    zeros: int
+    lowest: OpRow  #: the row with the most subnormal values
 
     @property
     def share(self) -> float:
         """Subnormal ones among them."""
         return self.subnormal / max(1, sum(self.counts.values()))
+
+    @property
+    def zero_share(self) -> float:
+        """Zeros among all values; what was flushed is not among the others any more."""
+        return self.zeros / max(1, self.zeros + sum(self.counts.values()))
 
     @property
     def low_end(self) -> int:
@@ -47,31 +57,48 @@ class _Spread:
         for exponent in sorted(self.counts):
             left -= self.counts[exponent]
             if left < 0:
-                return exponent
+                return max(exponent, _HALF.lowest)  # a damaged table says anything
         return _HALF.normal
 
 
-def scale_window(make: Warnings) -> Incident | None:
+def scale_window(make: Warnings, history: Mapping[int, History]) -> Incident | None:
     """The warning of a loss scale below the window in which nothing is lost, at the newest step that tells it."""
-    places = [each for each in make.measured.places if _is_scaled(each)]
     step = _newest_measured(make)
-    if not places or step is None:
+    if step is None or 0 not in history:
         return None
-    largest = max(places, key=lambda each: each.course[-1][1])
-    scale = largest.scale
+    scale = _scale_at(history[0], step)
     spread = _spread(make, step)
     if scale is None or spread is None or spread.share < MOSTLY:
         return None
     high = scale * 2.0 ** math.floor(math.log2(_HALF.max / spread.largest))
     low = scale * 2.0 ** (_HALF.normal - spread.low_end)
-    if low <= scale or math.log2(high / low) < LEAST_WINDOW:
+    if not math.isfinite(high) or low <= scale or math.log2(high / low) < LEAST_WINDOW:
         return None
-    reason = OutsideWindow(scale=scale, low=low, high=high, share=spread.share, step=step)
-    return make.warning(Cause.SCALE_WINDOW, reason, largest)
+    place = place_of(make.sites[spread.lowest.site], spread.lowest.out, 0)
+    seen = next((each for each in make.measured.places if each.place == place), None)
+    if seen is None or _has_fallen(seen, history[0], low / scale):
+        return None
+    zeros = spread.zero_share
+    reason = OutsideWindow(
+        scale=scale, low=low, high=high, share=spread.share, zeros=zeros, least=zeros > TAIL, step=step
+    )
+    return make.warning(Cause.SCALE_WINDOW, reason, seen, make.graph(seen, step), spread.lowest.seq)
 
 
-def _is_scaled(seen: MeasuredPlace) -> bool:
-    return seen.scale is not None and seen.place.dtype == "float16" and bool(seen.course)
+def _has_fallen(seen: MeasuredPlace, history: History, missing: float) -> bool:
+    """Whether gradients lie low because the loss was learnt: they fell with it by what the scale is short of."""
+    heights = [height for _, height in seen.course]
+    part = max(1, len(heights) // 5)
+    fallen = float(np.median(heights[:part])) - float(np.median(heights[-part:])) if heights else 0.0
+    if fallen < max(math.log2(missing), 0.0):
+        return False
+    return is_learnt(history, seen.course[0][0], seen.course[-1][0], fallen)
+
+
+def _scale_at(history: History, step: int) -> float | None:
+    """The loss scale that a step ran with; None without one that can be."""
+    found = history.scale[history.step == step]
+    return float(found[0]) if found.size and math.isfinite(found[0]) and found[0] > 0 else None
 
 
 def _newest_measured(make: Warnings) -> int | None:
@@ -98,8 +125,12 @@ def _spread(make: Warnings, step: int) -> _Spread | None:
             exponent = (row.statistics.exp_low or 0) + number
             counts[exponent] = counts.get(exponent, 0) + count
     largest = max(row.statistics.max_finite or 0.0 for row in gradients)
-    subnormal = sum(row.statistics.subnormals or 0 for row in gradients)
-    return _Spread(counts, largest, subnormal) if largest > 0 else None
+    if not _HALF.smallest_subnormal <= largest <= _HALF.max:
+        return None
+    subnormal, zeros = (
+        sum(getattr(row.statistics, name) or 0 for row in gradients) for name in ("subnormals", "zeros")
+    )
+    return _Spread(counts, largest, subnormal, zeros, max(gradients, key=lambda row: row.statistics.subnormals or 0))
 
 
 def _counts(row: OpRow) -> Sequence[int]:
@@ -108,5 +139,5 @@ def _counts(row: OpRow) -> Sequence[int]:
 
 def _is_half_gradient(make: Warnings, row: OpRow) -> bool:
     site = make.sites[row.site]
-    half = row.out < len(site.out_dtypes) and site.out_dtypes[row.out] == "float16"
-    return half and site.phase == Phase.BACKWARD and bool(np.sum(_counts(row)))
+    half = 0 <= row.out < len(site.out_dtypes) and site.out_dtypes[row.out] == "float16"
+    return half and site.phase == Phase.BACKWARD and row.statistics.subnormals is not None

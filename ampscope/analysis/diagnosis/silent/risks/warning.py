@@ -1,4 +1,4 @@
-"""A warning as an incident: at the op in which it was measured, in the newest step that shows it."""
+"""A warning as an incident: at the op in which it was measured, in the step that shows it."""
 
 from __future__ import annotations
 
@@ -25,19 +25,35 @@ class Warnings:
     sites: Sites
     measured: MeasuredRun
 
-    def graph(self, seen: MeasuredPlace) -> StepGraph:
-        """The newest step in which a place was measured."""
-        step = seen.course[-1][0]
+    def graph(self, seen: MeasuredPlace, step: int | None = None) -> StepGraph:
+        """A step in which a place was measured, by default the newest."""
+        step = seen.course[-1][0] if step is None else step
         execution = Source.LIVE if step in self.measured.live else Source.REPLAY
         return StepGraph(self.run, self.sites, step, source_of(execution, seen.place.optimizer))
 
-    def warning(self, cause: Cause, reason: Reason, seen: MeasuredPlace) -> Incident:
-        """The warning that a place is."""
-        graph = self.graph(seen)
-        seq = largest_at(graph, seen)
+    def warning(
+        self,
+        cause: Cause,
+        reason: Reason,
+        seen: MeasuredPlace,
+        graph: StepGraph,
+        seq: int | None,
+        *,
+        headroom: float | None = None,
+    ) -> Incident:
+        """The warning that a place is.
+
+        Args:
+            cause: What it warns of.
+            reason: What was seen.
+            seen: The place.
+            graph: The step that shows it.
+            seq: Its op there, if the step has it.
+            headroom: Doublings left to overflow, where that is what it warns of.
+        """
         site = graph.place(seq) if seq is not None else None
         place, ahead = seen.place, seen.forecast
-        name = f"{place.op} {place.name}" if place.is_node and place.name else place.op
+        told = Occurrence(op=place.op, name=place.name, module=place.module, reason=reason)
         return Incident(
             step=graph.step,
             last_step=graph.step,
@@ -52,10 +68,10 @@ class Warnings:
             outputs=graph.results(seq) if seq is not None else (),
             path=graph.path((seq,)) if seq is not None else (),
             traced=graph.source,
-            explanation=explanation(cause, Occurrence(op=name, module=place.module, reason=reason)),
+            explanation=explanation(cause, told),
             remedies=remedies(cause, op=place.op, module=place.module, reason=reason),
             rank=self.sites.rank,
-            headroom_bits=seen.newest_headroom if cause is not Cause.TREND_UNDERFLOW else None,
+            headroom_bits=headroom,
             forecast_step=ahead.step if ahead is not None else None,
             forecast_low=ahead.low if ahead is not None else None,
             forecast_high=ahead.high if ahead is not None else None,
