@@ -17,7 +17,7 @@ from ampscope.analysis.origin.parameter_lists import module_of_update
 from ampscope.analysis.origin.step_graph import StepGraph
 from ampscope.provenance import Origin, absorbed, is_deliberate, op_name
 from ampscope.trace.dtypes import FLOAT8, PARTS
-from ampscope.trace.schema import ENTRY_NODES, Node, Phase
+from ampscope.trace.schema import ENTRY_NODES, Node, Phase, said
 from ampscope.trace.vocabulary import Cause
 
 #: Ops that carry or select values and cannot make a non-finite one of finite operands.
@@ -62,7 +62,7 @@ def recognise(graph: StepGraph, origin: Origin) -> Recognised:
     if op.site.op in ENTRY_NODES:
         return _matched(op, Phase.FORWARD)
     if op.communicates:
-        return _matched(op, Phase(op.site.phase))
+        return _matched(op, said(Phase, op.site.phase, Phase.FORWARD))
     if graph.is_cut(op.seq) or graph.bad_output(op.seq) is None:
         return Recognised(Cause.UNKNOWN, op.seq, op.site.phase, _CUT if graph.is_cut(op.seq) else _FINITE_HERE)
     if op.site.phase == Phase.BACKWARD:

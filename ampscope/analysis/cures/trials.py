@@ -104,7 +104,7 @@ def _changed(tried: Tried) -> str:
     if tried.change == Change.MODULES_FP32:
         too = " and where the code itself converts to half precision" if tried.conversions else ""
         return f"with {modules_in_words(tried.modules)} in float32{too}"
-    return _IN_WORDS.get(Change(tried.change), "unchanged")
+    return next((words for change, words in _IN_WORDS.items() if change == tried.change), "unchanged")
 
 
 _IN_WORDS = {

@@ -17,7 +17,7 @@ from ampscope.provenance import HowLost, Loss, Origin, lost_mass
 from ampscope.trace.dtypes import HALF_DTYPES
 from ampscope.trace.json_columns import details
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import IncidentRow, Phase, SiteRow, Source, source_of
+from ampscope.trace.schema import IncidentRow, Phase, SiteRow, Source, said, source_of
 from ampscope.trace.vocabulary import Cause
 
 _CAST, _GRID = "aten._to_copy.default", "aten.arange.start_step"
@@ -45,7 +45,7 @@ def lost_gradient(run: Run, sites: Sites, row: IncidentRow) -> LostGradient | No
     if loss is None:
         return None
     site = half.site(loss.origin.seq)
-    phase = Phase.FORWARD if site.phase in (Phase.LOSS, Phase.RECOMPUTE) else Phase(site.phase)
+    phase = Phase.FORWARD if site.phase in (Phase.LOSS, Phase.RECOMPUTE) else said(Phase, site.phase, Phase.FORWARD)
     dtype = _dtype(site)
     flushed = loss.how is HowLost.FLUSHED and dtype == "float16"
     cause = Cause.FP16_UNDERFLOW if flushed else Cause.STAGNATION

@@ -12,7 +12,7 @@ from ampscope.analysis.results import SourceLine
 from ampscope.analysis.tables.traced_steps import Executed, TracedStep, executed, traced_steps
 from ampscope.notebook_repr import NotebookRepr
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import Cast, SiteRow
+from ampscope.trace.schema import Cast, SiteRow, said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +186,7 @@ def _sum_casts(key: CastRow, group: list[CastRow]) -> CastRow:
 def _cast(one: Executed) -> CastRow:
     site = one.site
     return CastRow(
-        kind=Cast(site.cast),
+        kind=said(Cast, site.cast, Cast.NONE),
         from_dtype=plain(site.in_dtypes[0]) if site.in_dtypes else "",
         to_dtype=plain(site.out_dtypes[0]) if site.out_dtypes else "",
         module=site.module,

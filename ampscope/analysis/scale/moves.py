@@ -81,8 +81,8 @@ def _differs(row: ScalerEventRow) -> bool:
 
 def _change(row: ScalerEventRow) -> Move:
     before, after = row.scale_before or 0.0, row.scale_after or 0.0
-    deliberate = {ScalerAction.UPDATE: Direction.SET, ScalerAction.STATE_LOADED: Direction.LOADED}
-    return _single(deliberate.get(ScalerAction(row.action), _way(before, after)), row.step, before, after)
+    deliberate = {str(ScalerAction.UPDATE): Direction.SET, str(ScalerAction.STATE_LOADED): Direction.LOADED}
+    return _single(deliberate.get(row.action, _way(before, after)), row.step, before, after)
 
 
 def _way(before: float, after: float) -> Direction:

@@ -25,6 +25,7 @@ from ampscope.trace.schema.enums import (
     Trial,
     Trigger,
     execution_of,
+    said,
     source_of,
 )
 from ampscope.trace.schema.rows import (
@@ -94,5 +95,6 @@ __all__ = [
     "columns_of",
     "execution_of",
     "rows_of",
+    "said",
     "source_of",
 ]

@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TypeVar
+
+_Said = TypeVar("_Said", bound=StrEnum)
+
+
+def said(kind: type[_Said], text: str, otherwise: _Said) -> _Said:
+    """What a column says; ``otherwise`` where it says what no AMPscope has written."""
+    return next((each for each in kind if each == text), otherwise)
 
 
 class Phase(StrEnum):

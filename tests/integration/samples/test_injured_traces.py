@@ -15,6 +15,7 @@ import pytest
 
 from ampscope.analysis.diagnosis.diagnosis import diagnose
 from ampscope.analysis.overview.run_list import run_summaries
+from ampscope.analysis.precision.precision import precision
 from ampscope.errors import AmpscopeError, RunDamaged
 from ampscope.report.diagnosis_json import as_json
 from ampscope.report.html.report_page import page_of
@@ -60,6 +61,25 @@ def test_what_is_not_injured_is_read_and_a_wrong_type_is_named(small: Path, tmp_
     pq.write_table(rows.set_column(0, "step", rows["step"]), part)
     with pytest.raises(RunDamaged, match="its column 'step' may be null"):
         diagnose(run)
+
+
+@pytest.mark.parametrize(
+    ("table", "column"),
+    [("replays", "change"), ("replays", "outcome"), ("sites", "phase"), ("sites", "cast"), ("scaler_events", "action")],
+)
+def test_a_word_that_no_ampscope_has_written_ends_nothing(tmp_path: Path, table: str, column: str) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(SAMPLES / "attention-overflow", run)
+    parts = sorted(run.glob(f"rank=0/{table}/*.parquet"))
+    assert parts
+    for part in parts:
+        with pq.ParquetFile(part) as file:
+            rows = file.read()
+        foreign = pa.array(["foreign"] * rows.num_rows, rows.schema.field(column).type)
+        pq.write_table(rows.set_column(rows.column_names.index(column), rows.schema.field(column), foreign), part)
+    _tell(run, page=True)
+    with open_run(run) as opened:
+        precision(opened)
 
 
 def test_a_small_file_of_many_rows_is_not_read(small: Path, tmp_path: Path) -> None:
