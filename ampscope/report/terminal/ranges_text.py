@@ -32,8 +32,10 @@ def _blocks(ranges: Ranges, rows: Sequence[RangeRow]) -> Iterator[RenderableType
         )
         return
     share = numbers.share(ranges.sampled_share, narrow=True)
+    replayed = f", {ranges.replayed_steps:,} more in a replay" if ranges.replayed_steps else ""
+    steps = f"{ranges.sampled_steps:,} of {numbers.count(ranges.steps, 'step')}"
     yield prose(
-        f"{ranges.sampled_steps:,} of {numbers.count(ranges.steps, 'step')} ({share}) were recorded op by op; "
+        f"{steps} ({share}) were recorded op by op{replayed}; "
         f"these are the {len(rows):,} of {numbers.count(len(ranges.rows), 'place')} closest to overflow."
     )
     yield Text()
@@ -58,6 +60,8 @@ def _growth(row: RangeRow) -> str:
 
 
 def _forecast(row: RangeRow) -> str:
+    if row.overflowed:
+        return f"overflowed {numbers.count(row.overflowed, 'time')}"
     if row.forecast_step is None or row.forecast_low is None or row.forecast_high is None:
         return ""
     return f"step {row.forecast_step:,} ({row.forecast_low:,} to {row.forecast_high:,})"

@@ -14,8 +14,12 @@ from ampscope.forecast.forecast import Point
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import Table
 
-#: Of the finite ends of the recorded ranges, in the query engine's words; what is left of an overflow says nothing.
-_ENDS = """max("max") FILTER (isfinite("max")) AS high, min("min") FILTER (isfinite("min") AND "max" < 'inf') AS low"""
+#: Of the finite ends of the recorded ranges, in the query engine's words, and of what was finite beside an infinity,
+#: where every statistic was taken; what else is left of an overflow says nothing.
+_ENDS = (
+    """max("max") FILTER (isfinite("max")) AS high, min("min") FILTER (isfinite("min") AND "max" < 'inf') AS low, """
+    "max(max_finite) FILTER (isfinite(max_finite)) AS beside"
+)
 #: What full statistics say, where they were taken.
 _LOST = (
     "sum(zeros) AS zeros, sum(subnormals) AS subnormals, sum(numel) FILTER (subnormals IS NOT NULL) AS measured, "
@@ -89,8 +93,9 @@ def _keys(rows: Columns) -> tuple[list[tuple[int, int, str]], IntArray]:
 
 def _magnitude(rows: Columns) -> FloatArray:
     """Of each row, the larger of its ends; NaN where none was measured."""
-    ends = np.abs(np.stack([rows.floats("low"), rows.floats("high")]))
-    found: FloatArray = np.fmax(ends[0], ends[1])
+    low, high = np.abs(rows.floats("low")), np.abs(rows.floats("high"))
+    ends, beside = np.fmax(low, high), rows.floats("beside")
+    found: FloatArray = np.where(np.isnan(ends), beside, np.fmax(ends, np.where(rows.ints("bad") > 0, beside, ends)))
     return found
 
 

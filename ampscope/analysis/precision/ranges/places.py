@@ -42,6 +42,21 @@ class Place:
         """Whether it is no op, but where values enter a step or leave it."""
         return self.op in frozenset(Node)
 
+    @property
+    def is_read(self) -> bool:
+        """Whether any op read it: what one only fills with numbers of its own is garbage before."""
+        return self.op != Node.INPUT or self.name.removeprefix("an operand of ") not in _FILLS
+
+
+#: Ops that overwrite their only tensor without reading it.
+_FILLS = frozenset(
+    {
+        *("aten.bernoulli_.float", "aten.uniform_.default", "aten.normal_.default", "aten.exponential_.default"),
+        *("aten.random_.default", "aten.random_.from", "aten.random_.to", "aten.geometric_.default"),
+        *("aten.log_normal_.default", "aten.cauchy_.default", "aten.zero_.default", "aten.fill_.Scalar"),
+    }
+)
+
 
 def place_of(site: SiteRow, out: int, optimizer: int) -> Place | None:
     """The place of one output of a site; None where that holds no floating-point numbers."""

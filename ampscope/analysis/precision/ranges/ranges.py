@@ -9,6 +9,7 @@ from functools import cached_property
 
 from ampscope.analysis.overview.ranks.world import sampled_rank, world_of
 from ampscope.analysis.precision.ranges.magnitudes import Magnitudes, magnitudes
+from ampscope.analysis.precision.ranges.overflowed import overflowed
 from ampscope.analysis.precision.ranges.places import Place
 from ampscope.analysis.precision.ranges.sampled_steps import sampled_steps
 from ampscope.analysis.precision.ranges.scaled_places import scaled_places
@@ -52,6 +53,7 @@ class RangeRow:
     nonfinite: int  #: results that were not finite
     fixed: bool  #: cannot grow: a bounded function, or the same in every step
     optimizer: int
+    overflowed: int = 0  #: results that were infinite though all that was read was finite, and not on purpose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,7 @@ class Ranges(NotebookRepr):
     steps: int = 0  #: optimizer step attempts
     sampled_steps: int = 0  #: of which the ops were recorded as they ran
     sampled_share: float = 0.0  #: of all steps
+    replayed_steps: int = 0  #: further ones, of which they were recorded in a replay
     rows: tuple[
         RangeRow, ...
     ] = ()  #: closest to overflow first; after them gradients with a loss scale, then the fixed
@@ -74,6 +77,7 @@ class MeasuredPlace:
     seen: Magnitudes
     scale: float | None  #: the loss scale that is in the newest of its values
     last: int = -1  #: the newest step of the run; -1 where that is not known
+    overflowed: int = 0  #: results that became infinite
     told: Forecast | None = None  #: stands for its forecast, where that is of another kind
 
     @property
@@ -95,7 +99,7 @@ class MeasuredPlace:
     @cached_property
     def forecast(self) -> Forecast | None:
         """When it overflows; None where nothing says that it will."""
-        if self.told is not None or self.fixed:
+        if self.told is not None or self.fixed or self.overflowed:
             return self.told
         return self.still_ahead(forecast(self.course, math.log2(self.place.format.max)))
 
@@ -134,7 +138,7 @@ class MeasuredPlace:
             op=place.op,
             phase=place.phase,
             dtype=place.dtype,
-            headroom_bits=max(0.0, top - math.log2(seen.largest)) if seen.largest else None,
+            headroom_bits=0.0 if self.overflowed else max(0.0, top - math.log2(seen.largest)) if seen.largest else None,
             underflow_bits=course[-1][1] - place.format.normal if course else None,
             underflow_share=seen.subnormals / nonzero if nonzero > 0 else None,
             zero_share=seen.zeros / seen.measured if seen.measured else None,
@@ -153,6 +157,7 @@ class MeasuredPlace:
             nonfinite=seen.bad,
             fixed=self.fixed,
             optimizer=place.optimizer,
+            overflowed=self.overflowed,
         )
 
 
@@ -163,6 +168,7 @@ class MeasuredRun:
     rank: int
     steps: int
     live: frozenset[int] = field(default_factory=frozenset)  #: steps that were traced as they ran
+    replayed: int = 0  #: further ones that were in a replay
     course: tuple[int, ...] = ()  #: steps that the courses are drawn through
     places: tuple[MeasuredPlace, ...] = ()
 
@@ -184,7 +190,14 @@ def ranges(run: Run, *, rank: int | None = None) -> Ranges:
     rows = sorted((each.row for each in found.places), key=_nearness)
     sampled = len(found.live)
     share = min(1.0, sampled / found.steps) if found.steps else 0.0
-    return Ranges(rank=found.rank, steps=found.steps, sampled_steps=sampled, sampled_share=share, rows=tuple(rows))
+    return Ranges(
+        rank=found.rank,
+        steps=found.steps,
+        sampled_steps=sampled,
+        sampled_share=share,
+        replayed_steps=found.replayed,
+        rows=tuple(rows),
+    )
 
 
 def measured_places(run: Run, *, rank: int | None = None, whole: bool = True) -> MeasuredRun:
@@ -203,28 +216,32 @@ def measured_places(run: Run, *, rank: int | None = None, whole: bool = True) ->
     scaled = scaled_places(
         run, rank, sampled, lambda number, step: scales[number].at(step) if number in scales else None
     )
+    lost = overflowed(run, rank, sampled) if whole else {}
     last = {number: int(each.step[-1]) for number, each in history.items() if each.step.size}
     return MeasuredRun(
         rank=rank,
         steps=sum(each.step.size for each in history.values()),
         live=sampled.live,
+        replayed=sampled.count - len(sampled.live),
         course=sampled.course,
         places=tuple(
             MeasuredPlace(
                 seen=each,
                 scale=_scale(each, scales) if each.place.is_gradient or each.place in scaled.carrying else None,
                 last=last.get(each.place.optimizer, -1),
+                overflowed=lost.get(each.place, 0),
             )
             for each in found
-            if each.place not in scaled.scale
+            if each.place not in scaled.scale and each.place.is_read
         ),
     )
 
 
-def _nearness(row: RangeRow) -> tuple[bool, bool, bool, float]:
-    """What can grow before what cannot; a scale makes room by itself; then by headroom."""
+def _nearness(row: RangeRow) -> tuple[bool, bool, bool, bool, float]:
+    """What can grow before what cannot; a scale makes room by itself; then by headroom, what overflowed first."""
     headroom = row.headroom_bits
-    return row.fixed, headroom is None, row.scale is not None, math.inf if headroom is None else headroom
+    near = math.inf if headroom is None else headroom
+    return row.fixed and not row.overflowed, headroom is None, row.scale is not None, not row.overflowed, near
 
 
 class _Scales:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,11 @@ def test_what_is_no_op_is_told_in_words(run_folder: Path) -> None:
     ):
         assert words in text
     assert "aten" not in text
+
+
+def test_overflows_and_replays_are_told(found: Ranges) -> None:
+    told = replace(found, replayed_steps=3, rows=(replace(found.rows[0], overflowed=5, headroom_bits=0.0),))
+    text = printed(as_text(told, 1), width=160)
+    assert "were recorded op by op, 3 more in a replay; these are the 1 of 1 place closest" in text
+    assert "overflowed 5 times" in text
+    assert "step " not in text.splitlines()[4]

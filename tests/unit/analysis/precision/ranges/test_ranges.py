@@ -171,3 +171,35 @@ def test_an_output_that_cannot_be_is_left_out(run_folder: Path) -> None:
     trace = growing(run_folder)
     trace.op(0, step=5, out=-5, source=Source.LIVE, min=0.0, max=1e30, **UNMEASURED)
     assert row(measured(trace.close()), "aten.add.Tensor").largest == pytest.approx(8.0 * RATE**195)
+
+
+def test_what_overflowed_has_no_headroom_and_comes_first(run_folder: Path) -> None:
+    trace = growing(run_folder)
+    site, after = trace.site("aten.exp.default"), trace.site("aten.sum.default")
+    mask = trace.site("aten.masked_fill.Scalar", scalars='{"value": -Infinity}')
+    entry = trace.site(Node.INPUT, name="x", in_dtypes=())
+    facts = {"source": Source.REPLAY, "posinf": 1, "max_finite": 2.0**14}
+    for step in (200, 201):
+        trace.step(step=step, scale=1024.0, skipped=True)
+        trace.incident(step=step, replay=ReplayStatus.EXACT)
+        trace.op(entry, step=step, source=Source.REPLAY, min=0.0, max=12.0)
+        trace.op(site, step=step, min=0.0, max=math.inf, **facts)
+        trace.op(after, step=step, min=math.inf, max=math.inf, source=Source.REPLAY, max_finite=None)
+        trace.op(mask, step=step, min=-math.inf, max=1.0, source=Source.REPLAY)
+        for read, wrote in ((0, 1), (1, 2), (0, 3)):
+            trace.edge(read, wrote, step=step)
+    found = measured(trace.close())
+    assert (found.sampled_steps, found.replayed_steps) == (40, 2)
+    first = found.rows[0]
+    assert (first.op, first.overflowed, first.headroom_bits) == ("aten.exp.default", 2, 0.0)
+    assert (first.largest, first.forecast_step) == (2.0**14, None)
+    assert [each.overflowed for each in found.rows[1:]] == [0] * (len(found.rows) - 1)
+
+
+def test_what_is_filled_without_being_read_is_left_out(run_folder: Path) -> None:
+    trace = growing(run_folder)
+    for name in ("aten.bernoulli_.float", "aten.add_.Tensor"):
+        entry = trace.site(Node.INPUT, name=f"an operand of {name}", in_dtypes=())
+        trace.op(entry, step=5, source=Source.LIVE, min=0.0, max=4.0, **UNMEASURED)
+    names = [each.name for each in measured(trace.close()).rows if each.op == Node.INPUT]
+    assert names == ["an operand of aten.add_.Tensor"]

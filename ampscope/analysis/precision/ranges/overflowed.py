@@ -1,0 +1,50 @@
+"""The places that gave infinities of finite numbers, in the steps that went wrong."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+
+from ampscope.analysis.origin.step_graph import Sites, StepGraph
+from ampscope.analysis.precision.ranges.places import Place, place_of
+from ampscope.analysis.precision.ranges.sampled_steps import Sampled
+from ampscope.provenance import is_deliberate
+from ampscope.trace.read.run import Run
+from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, Table
+
+#: Steps that are looked at: the newest that went wrong.
+MOST_STEPS = 16
+
+
+def overflowed(run: Run, rank: int, sampled: Sampled) -> Mapping[Place, int]:
+    """How often each place gave an infinity though all that it read was finite; masks are none.
+
+    Args:
+        run: The run.
+        rank: The rank.
+        sampled: Its sampled steps.
+    """
+    wrong = {row.step for row in run.rows(Table.INCIDENTS, rank=rank)} - set(sampled.unlike)
+    traced = [each for each in run.traced(rank) if each.step in wrong and each.source in sampled.optimizers]
+    sites, found = Sites(run, rank), Counter[Place]()
+    for each in sorted(traced, key=lambda one: -one.step)[:MOST_STEPS]:
+        graph = StepGraph(run, sites, each.step, each.source)
+        for seq in graph.outputs:
+            place = _overflowed_at(graph, seq, sampled.optimizers[each.source])
+            if place is not None:
+                found[place] += 1
+    return found
+
+
+def _overflowed_at(graph: StepGraph, seq: int, optimizer: int) -> Place | None:
+    row, site = graph.bad_output(seq), graph.site(seq)
+    if row is None or site.op in ENTRY_NODES | SINK_NODES or not any(map(_is_infinite, (row.min, row.max))):
+        return None
+    if graph.bad_inputs(seq) or graph.is_cut(seq) or is_deliberate(graph, seq):
+        return None
+    return place_of(site, row.out, optimizer)
+
+
+def _is_infinite(end: float | None) -> bool:
+    return end is not None and math.isinf(end)
