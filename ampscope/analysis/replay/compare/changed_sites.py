@@ -9,10 +9,13 @@ from ampscope.analysis.numerics.dtypes import plain, ran_in
 from ampscope.analysis.replay.compare.pair_of_steps import StepPair
 from ampscope.analysis.replay.compare.results import Kind
 from ampscope.trace.json_columns import details
-from ampscope.trace.schema import Node, SiteRow
+from ampscope.trace.schema import Cast, Node, SiteRow
 
 #: Arguments that follow from shapes and dtypes, and say nothing where these differ.
 _OF_SHAPES = frozenset({"size", "sizes", "self_size", "input_sizes", "normalized_shape", "split_sizes", "repeats"})
+
+
+_MULTIPLYING = frozenset({"mul", "mul_"})
 
 
 class Change(NamedTuple):
@@ -44,6 +47,40 @@ class Kinds:
 
     def __init__(self, pair: StepPair, scales: tuple[float | None, float | None]) -> None:
         self.pair, self.scales = pair, scales
+        self._of_scaler: tuple[set[int], set[int]] = set(), set()  #: positions in both of a scale that one alone has
+
+    def alone(self, here: int, there: int) -> Kind:
+        """Of an op that only one has, asked in order of execution."""
+        side, at = (0, here) if here >= 0 else (1, there)
+        seen = (self.pair.one, self.pair.other)[side]
+        if self._scales(side, at):
+            return Kind.SCALE
+        return Kind.CAST if seen.site_of(at).cast != Cast.NONE else Kind.OP
+
+    def _scales(self, side: int, at: int) -> bool:
+        """Whether an op is a scaler's, and the other step has none: the scale, a copy of it, what it multiplies."""
+        scale, other = self.scales[side], self.scales[1 - side]
+        if scale is None or other is not None:
+            return False
+        known, writers = self._of_scaler[side], (self.pair.writers, self.pair.other_writers)[side][at]
+        seen = (self.pair.one, self.pair.other)[side]
+        if self._is_scale(side, at) if not writers else known.issuperset(writers):
+            known.add(at)
+            return True
+        if not writers:  # its count of steps, which nothing in the step reads
+            return bool(known) and bool(seen.first_reader[at] == seen.first_reader[at + 1])
+        name = seen.site_of(at).op.partition(".")[2].partition(".")[0]
+        return name in _MULTIPLYING and not known.isdisjoint(writers)
+
+    def _is_scale(self, side: int, at: int) -> bool:
+        """Whether what nothing wrote is a number as large as the scale, and nothing that the model holds."""
+        seen, row = (self.pair.one, self.pair.other)[side], self._first(side, at)
+        held = seen.entry[at] and seen.site_of(at).op != Node.INPUT
+        one_element = int(seen.outputs.arrays["numel"][row]) == 1
+        return not held and one_element and self._largest[side][row] == self.scales[side]
+
+    def _first(self, side: int, at: int) -> int:
+        return int((self.pair.one, self.pair.other)[side].first_output[at])
 
     def given(self, here: int, there: int) -> Kind:
         """Of what came into the step."""
@@ -69,8 +106,7 @@ class Kinds:
 
     def _values(self, here: int, there: int) -> tuple[float, float]:
         """The only element of both, where each has no other."""
-        mine, theirs = int(self.pair.one.first_output[here]), int(self.pair.other.first_output[there])
-        return float(self._largest[0][mine]), float(self._largest[1][theirs])
+        return self._largest[0][self._first(0, here)], self._largest[1][self._first(1, there)]
 
     @cached_property
     def _largest(self) -> tuple[list[float], list[float]]:

@@ -150,7 +150,7 @@ class _Comparing:
                 told += told_values(seen, walked, before)
                 self.recordings, self.widest = [seen.one, seen.other], walked.widest
                 if walked.apart:
-                    self.diverged = replace(divergence(seen, walked), optimizer=number)
+                    self.diverged = replace(divergence(seen, walked, before.scales), optimizer=number)
                 elif not same_numbers(seen):
                     told.append(told_rounding(seen))
             self.found += (replace(each, optimizer=number) for each in told)
@@ -250,7 +250,8 @@ def _once(differences: list[Difference]) -> Iterator[Difference]:
     """What several steps show, once."""
     found: dict[tuple[Kind, str, str], Difference] = {}
     for each in differences:
-        found.setdefault((each.kind, each.module, each.text), each)
+        text = "" if each.kind is Kind.SCALE else each.text  # each step has its own
+        found.setdefault((each.kind, each.module, text), each)
     yield from found.values()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from ampscope.analysis.numerics.arrays import IntArray
 from ampscope.analysis.origin.step_graph import source_line
 from ampscope.analysis.replay.compare.pair_of_steps import StepPair
 from ampscope.analysis.replay.compare.results import Difference, Divergence, Kind
@@ -113,22 +114,56 @@ def sources(pair: StepPair, root: Root) -> tuple[SourceLine | None, SourceLine |
     return mine, theirs
 
 
-def divergence(pair: StepPair, walked: Walked) -> Divergence:
-    """The first op beyond tolerance, or what of another program or input led to it."""
-    first = walked.apart[0]
-    cause = walked.cause[first]
-    root = walked.roots[cause] if cause >= 0 else Root(Kind.VALUE, first, int(pair.pairs.theirs[first]), first)
-    site = pair.one.site_of(root.here) if root.here >= 0 else pair.other.site_of(root.there)
+def divergence(pair: StepPair, walked: Walked, scales: tuple[float | None, float | None]) -> Divergence:
+    """The first op beyond tolerance; before it, what one step alone has and it reads.
+
+    Its numbers are those of the same op: of what only one step has there are none, but for a loss scale, which without
+    a scaler is 1.
+    """
+    root = _parting(pair, walked)
+    site = Places(pair).site(root)
     mine, theirs = sources(pair, root)
-    error = float(pair.error[first])
+    alone = min(root.here, root.there) < 0
+    error = 0.0 if alone else float(pair.error[root.here])
+    if root.kind is Kind.SCALE and alone:
+        one, other = (1.0 if each is None else each for each in scales)
+        error = abs(one - other) / max(abs(one), abs(other))
     return Divergence(
         step=pair.one.traced.step,
         op=site.op,
         module=site.module,
         source=mine or theirs,
         error=error if error > 0 else None,
-        tolerance=walked.tolerance[first],
+        tolerance=0.0 if alone else walked.tolerance[root.here],
         rank=pair.one.traced.rank,
         other_step=pair.other.traced.step,
         seq=int(pair.one.seq[root.here]) if root.here >= 0 else None,
     )
+
+
+def _parting(pair: StepPair, walked: Walked) -> Root:
+    """The first op beyond tolerance, or the first of those without a counterpart that lead to it.
+
+    An earlier op that both have and that is another is not named: its own result is within tolerance.
+    """
+    here = walked.apart[0]
+    there = int(pair.pairs.theirs[here])
+    mine = _first_alone(here, pair.one, pair.writers, pair.pairs.theirs)
+    theirs = _first_alone(there, pair.other, pair.other_writers, pair.pairs.mine)
+    roots = [each for each in walked.roots if each.there < 0 <= each.here and each.here == mine]
+    roots += [each for each in walked.roots if each.here < 0 <= each.there and each.there == theirs]
+    cause = walked.roots[walked.cause[here]] if walked.cause[here] >= 0 else None
+    if cause is not None and cause.kind is Kind.OP and all(each.kind is not Kind.SCALE for each in roots):
+        roots.append(cause)  # another program leads here, by ops that both have as well
+    roots += [each for each in walked.roots if each.here == here]
+    return min(roots, key=lambda each: each.order, default=Root(Kind.VALUE, here, there, here))
+
+
+def _first_alone(at: int, seen: Recording, writers: list[list[int]], partners: IntArray) -> int:
+    """The earliest op without a counterpart from which an op reads, by such ops alone; -1 where it reads of none."""
+    found, left = set[int](), [at]
+    while left:
+        before = {each for each in writers[left.pop()] if partners[each] < 0 and not seen.entry[each]} - found
+        found |= before
+        left += before
+    return min(found, default=-1)

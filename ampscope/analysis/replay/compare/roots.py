@@ -12,7 +12,6 @@ from ampscope.analysis.replay.compare.pair_of_steps import StepPair
 from ampscope.analysis.replay.compare.results import Kind
 from ampscope.analysis.replay.compare.tolerances import Expected, PointPairs, rounding
 from ampscope.analysis.replay.recording import Recording
-from ampscope.trace.schema import Cast, SiteRow
 
 #: The same operands, in another order.
 _ORDER = Change(Kind.OPERANDS, "order", "", "")
@@ -96,8 +95,9 @@ class _Walk:
     def _only_in_one(self, here: int) -> None:
         """What only the first has; of several in a row the first that computes is the cause."""
         site, writers = self.pair.one.site_of(here), self.pair.writers[here]
+        kind = self._kinds.alone(here, -1)
         self.result.cause[here] = self._cause((each, -1) for each in writers)
-        self._put(here, Root(_kind_alone(site), here, -1, here))
+        self._put(here, Root(kind, here, -1, here))
         self.spread[here] = self._inherited([(each, -1) for each in writers]) + rounding(site, site) ** 2
         if self.pair.one.entry[here]:
             self.result.cause[here] = -1
@@ -110,7 +110,7 @@ class _Walk:
                 order = max(order, here + 0.5)
             if here >= 0 or self.pair.other.sink[there]:
                 continue
-            self.result.roots.append(Root(_kind_alone(self.pair.other.site_of(there)), -1, there, order))
+            self.result.roots.append(Root(self._kinds.alone(-1, there), -1, there, order))
             before = [self._alone[each] for each in self.pair.other_writers[there] if each in self._computed_alone]
             self._alone[there] = min([*before, len(self.result.roots) - 1])
             self._waiting.append((order, there))
@@ -258,10 +258,6 @@ def _is_exchanged(pair: StepPair, here: int, there: int, limit: float) -> bool:
         if pair.are_near(here, partner, limit) and pair.are_near(each, there, limit):
             return True
     return False
-
-
-def _kind_alone(site: SiteRow) -> Kind:
-    return Kind.CAST if site.cast != Cast.NONE else Kind.OP
 
 
 def _parts(seen: Recording, at: int) -> list[Part]:

@@ -52,10 +52,12 @@ class Curves:
         return _at(self.mine, column, step), _at(self.theirs, column, other_step)
 
     def both(self, column: str) -> tuple[FloatArray, FloatArray, BoolArray]:
-        """The values of steps that both made, and where both recorded them."""
+        """The values of steps that both made, and where both recorded them; no loss scale is one of 1."""
         mine, theirs = self.mine.floats(column)[self._here], self.theirs.floats(column)[self._there]
-        known = self.mine.known(column)[self._here] & self.theirs.known(column)[self._there]
-        return mine, theirs, known
+        known, also = self.mine.known(column)[self._here], self.theirs.known(column)[self._there]
+        if column == "scale":  # without a scaler the loss is as it is
+            return np.where(known, mine, 1.0), np.where(also, theirs, 1.0), known | also
+        return mine, theirs, known & also
 
     def parts(self, column: str, tolerance: float) -> tuple[int, float, float, float] | None:
         """The first step at which a value is apart by more than ``tolerance`` of it, both values, and how far."""

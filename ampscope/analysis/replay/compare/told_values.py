@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ampscope.analysis.origin.step_graph import source_line
-from ampscope.analysis.replay.compare.groups import sources
+from ampscope.analysis.replay.compare.groups import Places, sources
 from ampscope.analysis.replay.compare.pair_of_steps import StepPair
 from ampscope.analysis.replay.compare.results import Difference, Kind
 from ampscope.analysis.replay.compare.roots import Root, Walked
@@ -90,18 +90,18 @@ class _Teller:
     def difference(self, kind: Kind, roots: list[Root], text: str) -> Difference:
         """One difference with the place of its first root."""
         first = min(roots, key=lambda each: each.order)
-        site = self.pair.one.site_of(first.here)
+        where = Places(self.pair)
         mine, theirs = sources(self.pair, first)
         return Difference(
             kind=kind,
-            module=site.module,
+            module=where.module(first),
             text=text,
             score=_SCORES[kind],
             step=self.pair.one.traced.step,
-            op=site.op,
-            source=mine,
-            other_source=theirs if theirs != mine else None,
-            modules=tuple(dict.fromkeys(self.pair.one.site_of(each.here).module for each in roots)),
+            op=where.site(first).op,
+            source=mine or theirs,
+            other_source=theirs if mine and theirs != mine else None,
+            modules=tuple(dict.fromkeys(where.module(each) for each in roots)),
             count=len(roots),
         )
 
@@ -157,7 +157,7 @@ class _Teller:
         if mine is not None and theirs is not None:
             was, now = numbers(mine, theirs)
         else:
-            was, now = ("none" if each is None else number(each) for each in (mine, theirs))
+            was, now = ("none (as 1)" if each is None else number(each) for each in (mine, theirs))
         return Kind.SCALE, roots, f"The loss scale of step {self._step()} is {was} in A and {now} in B."
 
     def _value(self, roots: list[Root]) -> tuple[Kind, list[Root], str]:

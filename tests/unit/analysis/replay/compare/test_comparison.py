@@ -22,9 +22,9 @@ LIVE: dict[str, Any] = {"step": 0, "source": "live"}
 class Step:
     """Writes a step in which each op reads the one before."""
 
-    def __init__(self, folder: Path, **manifest: Any) -> None:
-        self.trace = TraceBuilder(folder, **manifest)
-        self.trace.step(traced="live")
+    def __init__(self, folder: Path, **columns: Any) -> None:
+        self.trace = TraceBuilder(folder)
+        self.trace.step(traced="live", **columns)
         self.last = self.trace.op(self.trace.site(Node.INPUT, name="args[0]", in_dtypes=()), **LIVE, checksum=1)
 
     def op(self, name: str = "mm", *, reads: int | None = None, site: dict[str, Any] | None = None, **row: Any) -> int:
@@ -122,6 +122,52 @@ def test_noise_between_a_step_and_its_replay_is_no_difference(tmp_path: Path) ->
         trace.close()
     assert compare(tmp_path / "one", tmp_path / "other").likeness is Likeness.WITHIN_TOLERANCE
     assert compare(tmp_path / "one", tmp_path / "other", tolerance=1e-3).likeness is Likeness.DIFFERENT
+
+
+def scaled(folder: Path, scale: float | None, *, first: float = 4.0) -> Path:
+    """A loss, which a scaler multiplies where there is one, and what backward makes of it."""
+    step = Step(folder, scale=scale)
+    step.op("mm", max=first)
+    loss = step.op("mean", site={"module": ""}, max=2.0)
+    if scale is not None:
+        row = {"max": scale, "numel": 1}
+        factor = step.trace.op(step.trace.site("aten.full.default", module="", in_dtypes=()), **LIVE, **row)
+        step.op("mul", reads=loss, site={"module": "", "in_shapes": ("", "")}, max=2.0 * scale)
+        step.trace.edge(factor, step.last, **LIVE)
+    step.op("exp", site={"phase": "backward", "module": ""}, max=scale or 1.0)
+    return step.close()
+
+
+def test_a_scaler_that_one_alone_has_is_another_loss_scale(tmp_path: Path) -> None:
+    runs = scaled(tmp_path / "one", 1024.0), scaled(tmp_path / "other", None)
+    for found, words in (
+        (compare(*runs), "1,024 in A and none (as 1) in B"),
+        (compare(*runs[::-1]), "none (as 1) in A"),
+    ):
+        assert found.differences[0].kind is Kind.SCALE
+        assert words in found.differences[0].text
+        assert Kind.OP not in {each.kind for each in found.differences}
+        assert found.first_divergence is not None
+        assert found.first_divergence.op == "aten.full.default"
+        assert found.first_divergence.error == pytest.approx(1 - 1 / 1024)
+
+
+def test_a_scale_of_1_is_as_none(tmp_path: Path) -> None:
+    found = compare(scaled(tmp_path / "one", 1.0), scaled(tmp_path / "other", None))
+    assert (found.likeness, found.first_divergence) == (Likeness.WITHIN_TOLERANCE, None)
+    assert [each.kind for each in found.differences] == [Kind.SCALE]
+
+
+def test_the_first_divergence_has_the_numbers_of_its_own_op(tmp_path: Path) -> None:
+    """What led to it may be an earlier op in another dtype, whose own result is within tolerance."""
+    for folder, dtype, peak in (("one", "float16", 4.0), ("other", "bfloat16", 8.0)):
+        step = Step(tmp_path / folder)
+        step.op("mm", site={"in_dtypes": (dtype, dtype), "out_dtypes": (dtype,)}, max=4.0)
+        step.op("exp", site={"in_dtypes": ("float32",), "out_dtypes": ("float32",)}, max=peak)
+        step.close()
+    found = compare(tmp_path / "one", tmp_path / "other").first_divergence
+    assert found is not None
+    assert (found.op, found.seq, found.error) == ("aten.exp.default", 2, 0.5)
 
 
 def of_two_optimizers(folder: Path, *, traced: str = "live@1", peak: float = 4.0, **second: Any) -> Path:
