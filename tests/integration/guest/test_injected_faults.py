@@ -47,6 +47,8 @@ DOORS = frozenset(
         "torch_support.guard.left",
         "torch_support.guard._UsersCall.__init__",
         "torch_support.guard.surely",  # catches what taking things away meets, and tries again
+        "torch_support.guard.Suppressed.__init__",  # the same
+        "torch_support.guard.Suppressed.__enter__",
         "scope.Scope.close",  # called by the user
         "events.run_end.in_flight",  # the same: what is being handled as `close` is called
         *NOT_REPLACED,
