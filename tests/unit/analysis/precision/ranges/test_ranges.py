@@ -169,7 +169,7 @@ def test_long_runs_are_thinned_and_their_largest_value_is_kept(run_folder: Path)
 
 def test_an_output_that_cannot_be_is_left_out(run_folder: Path) -> None:
     trace = growing(run_folder)
-    trace.op(0, step=5, out=-5, source=Source.LIVE, min=0.0, max=1e30, **UNMEASURED)
+    trace.op(5, step=5, out=-5, source=Source.LIVE, min=0.0, max=1e30, **UNMEASURED)
     assert row(measured(trace.close()), "aten.add.Tensor").largest == pytest.approx(8.0 * RATE**195)
 
 
