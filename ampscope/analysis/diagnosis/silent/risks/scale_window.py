@@ -25,6 +25,8 @@ from ampscope.trace.vocabulary import Cause
 MOSTLY = 0.5
 #: The share of values that a window may leave below float16's normal numbers: a tail is no loss.
 TAIL = 0.01
+#: Sampled steps of fewer than which nothing is said: a scale still finds its place in the first ones.
+LEAST_LOOKS = 3
 #: Bits that a window has at least: a scale that grows twice has to find room.
 LEAST_WINDOW = 2.0
 _HALF = FINFO["float16"]
@@ -76,7 +78,7 @@ def scale_window(make: Warnings, history: Mapping[int, History]) -> Incident | N
         return None
     place = place_of(make.sites[spread.lowest.site], spread.lowest.out, 0)
     seen = next((each for each in make.measured.places if each.place == place), None)
-    if seen is None or _has_fallen(seen, history[0], low / scale):
+    if seen is None or len(seen.course) < LEAST_LOOKS or _has_fallen(seen, history[0], low / scale):
         return None
     zeros = spread.zero_share
     reason = OutsideWindow(
