@@ -12,7 +12,7 @@ from ampscope.analysis.replay.seek import twins
 from ampscope.analysis.results import Operand, SourceLine
 from ampscope.trace.json_columns import details
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import ENTRY_NODES, UNMEASURED, Cast, Statistics, Table
+from ampscope.trace.schema import ENTRY_NODES, UNMEASURED, Cast, Statistics, Table, said
 
 #: Neighbours told one by one; a weight shared by thousands of ops has more readers than anyone looks at.
 MAX_NEIGHBOURS = 40
@@ -111,7 +111,7 @@ def op_detail(seen: Recording, position: int) -> OpDetail:
     """Everything about the op at ``position``; histograms apart, which `with_histograms` fetches."""
     site = seen.site_of(position)
     readers = _readers(seen, position)
-    known = Cast(site.cast) if site.cast in list(Cast) else Cast.NONE
+    known = said(Cast, site.cast, Cast.NONE)
     return OpDetail(
         line=op_line(seen, position),
         module_type=site.module_type,

@@ -20,7 +20,7 @@ from ampscope.analysis.usage.mistakes import explained, fixes, happens_once
 from ampscope.analysis.usage.resumed_scalers import not_restored
 from ampscope.trace.json_columns import details
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import FindingRow, Phase, ScalerEventRow, SiteRow, Source, Table, execution_of
+from ampscope.trace.schema import FindingRow, Phase, ScalerEventRow, SiteRow, Source, Table, execution_of, said
 from ampscope.trace.vocabulary import Cause, MistakeForm
 
 #: Mistakes that bring others with them: shown first.
@@ -65,7 +65,7 @@ _FORGOTTEN = Cause.MISUSE_SCALER_STATE_NOT_RESTORED
 def _recorded(row: FindingRow) -> Finding:
     """A mistake as capture took it down."""
     evidence = details(row.evidence)
-    cause = Cause(row.cause) if row.cause in Cause._value2member_map_ else Cause.UNKNOWN
+    cause = said(Cause, row.cause, Cause.UNKNOWN)
     form = MistakeForm(row.form) if row.form in MistakeForm._value2member_map_ else None
     return _finding(cause, row.step, source_line(row), form=form, reason=_reason(cause, evidence))
 
