@@ -30,6 +30,9 @@ class Exponents:
         high: Of each row, the largest finite one.
         mantissa: Of each row, the mantissa bits of the dtype it came in.
         lowest: Of each row, the exponent of that dtype's smallest subnormal.
+        top: Of each row, its largest magnitudes, descending; NaN where so many are not known.
+        falls: Of each row, how many values lie how many powers of two below the largest of their block; NaN in a row
+            where that is not known.
     """
 
     row: IntArray
@@ -39,6 +42,8 @@ class Exponents:
     high: FloatArray
     mantissa: IntArray
     lowest: IntArray
+    top: FloatArray
+    falls: FloatArray
 
     @property
     def rows(self) -> int:
@@ -69,7 +74,20 @@ class Exponents:
         masses = np.where(part == 1.0, self.bin_mass, 0.0)
         cut = np.flatnonzero((part > 0.0) & (part < 1.0))
         masses[cut] = self._mass_to(part[cut], cut)
-        return self._by_row(counts), self._by_row(masses)
+        return self._beside_the_top(limits, self._by_row(counts), self._by_row(masses), inclusive=inclusive)
+
+    def _beside_the_top(
+        self, limits: FloatArray, counts: FloatArray, masses: FloatArray, *, inclusive: bool
+    ) -> tuple[FloatArray, FloatArray]:
+        """What lies below limits, exactly where these lie among the largest magnitudes that are known one by one."""
+        limit = limits[:, None]
+        above = self.top > limit if inclusive else self.top >= limit
+        known = ~np.isnan(self.top).all(1) & ~above[:, -1]
+        over = np.where(above, self.top, 0.0).sum(1)
+        return (
+            np.where(known, self.values - above.sum(1), counts),
+            np.where(known, np.maximum(self.mass - over, 0.0), masses),
+        )
 
     def above_in_bins(self, factor: float) -> FloatArray:
         """Of each bin, how many values are more than ``factor`` times its least magnitude, between 1 and 2."""

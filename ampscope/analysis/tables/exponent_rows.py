@@ -7,22 +7,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ampscope.analysis.numerics.arrays import Columns, IntArray
+from ampscope.analysis.numerics.arrays import BoolArray, Columns, FloatArray, IntArray
 from ampscope.analysis.numerics.dtypes import plain
 from ampscope.analysis.numerics.exponents import Exponents
 from ampscope.analysis.tables.lazy_tables import collect_groups, expression_columns, rank_table
 from ampscope.analysis.tables.step_history import History, histories
 from ampscope.trace.dtypes import FINFO, PARTS
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import Node, Phase, ReplayStatus, SiteRow, Source, Table, execution_of
+from ampscope.trace.schema import Node, Phase, ReplayStatus, SiteRow, Source, Table, TOP_VALUES, execution_of
 
 #: Executions that are looked at by default: the newest, for they say what is now.
 NEWEST = 24
+#: Powers of two below the largest of a block that are told apart.
+_FALLS = 64
 _IDENTITY = ("step", "source", "seq", "out", "site", "numel", "zeros", "nan", "infinite", "largest")
 _COLUMNS = (
     "step, source, seq, out, site, numel, zeros, coalesce(nan, 0) AS nan, "
     "coalesce(posinf, 0) + coalesce(neginf, 0) AS infinite, "
-    "coalesce(max_finite, 0) AS largest, max_finite, min_positive, exp_low, exp_counts"
+    "coalesce(max_finite, 0) AS largest, max_finite, min_positive, exp_low, exp_counts, top_values, block_falls"
 )
 
 
@@ -69,6 +71,12 @@ class Measured:
     rows: tuple[MeasuredRow, ...]
     exponents: Exponents  #: of the rows that are not all zero
     number: tuple[int | None, ...]  #: of each row, its place among these; None where it is all zero
+
+    @property
+    def has_blocks(self) -> BoolArray:
+        """Of each row, whether its blocks were counted; of what is all zero there is nothing to count."""
+        known = ~np.isnan(self.exponents.falls[:, 0])
+        return np.array([number is None or bool(known[number]) for number in self.number], np.bool_)
 
 
 def executions(run: Run, rank: int, *, sources: Sequence[Source] = (Source.LIVE, Source.REPLAY)) -> list[Execution]:
@@ -157,8 +165,22 @@ def _measured(columns: Columns, kept: Sequence[tuple[int, MeasuredRow]]) -> Meas
         high=high[places],
         mantissa=np.array([each.mantissa_bits for each in dtypes], np.int64),
         lowest=np.array([each.lowest for each in dtypes], np.int64),
+        top=_table(columns, "top_values", places, TOP_VALUES, rest=np.nan),
+        falls=_table(columns, "block_falls", places, _FALLS, rest=0.0),
     )
     return Measured(tuple(row for _, row in kept), exponents, tuple(numbers))
+
+
+def _table(columns: Columns, name: str, places: IntArray, width: int, *, rest: float) -> FloatArray:
+    """Of each place the list in a column as a row, filled up with ``rest``; NaN where there is none."""
+    found = np.full((places.size, width), np.nan)
+    lists, known = columns.arrays[name], columns.known(name)
+    for row, place in zip(found, places.tolist(), strict=True):
+        if known[place]:
+            given = np.ma.filled(lists[place][:width].astype(np.float64), 0.0)
+            row[:] = rest
+            row[: given.size] = given
+    return found
 
 
 def _ascending(begins: IntArray, lengths: IntArray) -> IntArray:

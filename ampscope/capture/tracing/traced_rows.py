@@ -21,6 +21,7 @@ from ampscope.trace.schema import UNMEASURED, EdgeRow, OpRow, Phase, SiteRow, St
 #: Columns that extremes alone do not fill; and those of them that are magnitudes.
 _SHAPE = Statistics._fields[2:]
 _MAGNITUDES = frozenset({"max_finite", "min_positive"})
+_LISTS = frozenset({"exp_counts", "top_values", "block_falls"})
 
 
 class TracedRows(NamedTuple):
@@ -153,7 +154,7 @@ def _shape_columns(
     for name in _SHAPE if rows else ():
         values = [getattr(one, name) for one in seen]
         there = [(row, value) for row, value in zip(rows, values, strict=True) if value is not None]
-        kind = object if name == "exp_counts" else float if name in _MAGNITUDES else np.int64
+        kind = object if name in _LISTS else float if name in _MAGNITUDES else np.int64
         found[name], known[name] = np.full(count, None if kind is object else 0, kind), np.zeros(count, bool)
         for row, value in there:
             found[name][row], known[name][row] = value, True

@@ -124,8 +124,11 @@ def _notes(plan: Plan, name: str | None) -> Iterator[str]:
         yield f"In fp8 each tensor is scaled by its largest value of steps before, where they were recorded ({share});"
         yield "what is larger becomes the largest number."
     if any(each in MX for each in shown):
-        yield "MX blocks are an estimate, for values that lie among each other in no order; the largest of a block may "
-        yield "overflow by design, and lose an eighth."
+        counted = plan.counted_share or 0.0
+        yield "What of an MX block lies too far below its largest was counted in its memory's order."
+        if counted < 1.0:
+            yield f"So it was of {numbers.share(counted)} of the tensors; of others it is an estimate, for values in no order."
+        yield "The largest of a block may overflow by design, and lose an eighth."
 
 
 def _advice(plan: Plan, name: str, *, asked: bool) -> Iterator[RenderableType]:

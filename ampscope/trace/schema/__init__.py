@@ -29,6 +29,8 @@ from ampscope.trace.schema.enums import (
     source_of,
 )
 from ampscope.trace.schema.rows import (
+    BLOCK,
+    TOP_VALUES,
     UNMEASURED,
     EdgeRow,
     EventRow,
@@ -57,6 +59,7 @@ SCHEMA_VERSION = 3
 MANIFEST = "run.json"
 
 __all__ = [
+    "BLOCK",
     "BULK_TABLES",
     "COLLECTIVE_LIBRARIES",
     "ENTRY_NODES",
@@ -65,6 +68,7 @@ __all__ = [
     "ROW_TYPES",
     "SCHEMA_VERSION",
     "SINK_NODES",
+    "TOP_VALUES",
     "UNMEASURED",
     "Cast",
     "Change",

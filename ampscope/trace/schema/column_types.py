@@ -12,6 +12,7 @@ Int16 = Annotated[int, pa.int16()]
 Int32 = Annotated[int, pa.int32()]
 Float32 = Annotated[float, pa.float32()]
 Texts = Annotated[tuple[str, ...], pa.list_(pa.string())]
+Magnitudes = Annotated[tuple[float, ...], pa.list_(pa.float32())]
 Counts = Annotated[tuple[int, ...], pa.list_(pa.int64())]
 LineNumbers = Annotated[tuple[int, ...], pa.list_(pa.int32())]
 

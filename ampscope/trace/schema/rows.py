@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from ampscope.trace.schema.column_types import Counts, Float32, Int16, Int32, LineNumbers, Texts
+from ampscope.trace.schema.column_types import Counts, Float32, Int16, Int32, LineNumbers, Magnitudes, Texts
 
 
 class StepRow(NamedTuple):
@@ -104,6 +104,12 @@ class SiteRow(NamedTuple):
     forward_site: Int32 | None  #: in backward: the site of the forward op
 
 
+#: Elements that share a scale in an MX format.
+BLOCK = 32
+#: How many of a tensor's largest magnitudes are recorded one by one.
+TOP_VALUES = 16
+
+
 class Statistics(NamedTuple):
     """What was measured of a tensor's values; null where it was not. Each is a column of the table that holds it.
 
@@ -125,6 +131,10 @@ class Statistics(NamedTuple):
     exp_low: Int16 | None = None  #: base-2 exponent of the first bin of ``exp_counts``
     exp_counts: Counts | None = None  #: elements with ``2**e <= abs(x) < 2**(e+1)``, e = exp_low, exp_low + 1, ...;
     #: a complex element counts half for each of its parts
+    top_values: Magnitudes | None = None  #: the largest finite magnitudes, descending, at most 16; this and what follows
+    #: is measured in sampled healthy steps alone, this of tensors of at most 4,096 elements
+    block_falls: Counts | None = None  #: elements that are not zero, by how many powers of two they lie below the
+    #: largest of the 32 beside each other (in the order of elements) that they are among: 0, 1, 2, ...
 
     @property
     def finite(self) -> bool | None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from ampscope.analysis.numerics.arrays import FloatArray
 from ampscope.analysis.numerics.exponents import Exponents
 from ampscope.analysis.numerics.number_format import FORMATS, NumberFormat
+from ampscope.trace.schema import BLOCK
 
-#: Elements that share a scale in an MX format.
-BLOCK = 32
 #: The MX formats, by the format of their elements.
 MX = {"mxfp8_e4m3": FORMATS["float8_e4m3fn"], "mxfp8_e5m2": FORMATS["float8_e5m2"]}
 #: Formats in which each tensor has a scale of its own.
@@ -20,8 +19,7 @@ SCALED = ("float8_e4m3fn", "float8_e5m2")
 NAMES = ("tf32", "bfloat16", "float16", *SCALED, *MX)
 
 
-@dataclass(frozen=True)
-class Fate:
+class Fate(NamedTuple):
     """Of each tensor, how many values, or how much of its mass, would be changed by more than rounding."""
 
     overflow: FloatArray
@@ -52,9 +50,9 @@ def cast_fate(tensors: Exponents, into: NumberFormat, factors: FloatArray) -> tu
 def block_fate(tensors: Exponents, into: NumberFormat, numel: FloatArray) -> tuple[Fate, Fate]:
     """The same for blocks that share a power of two as their scale, the one that takes the largest to the top.
 
-    What lies in a block with what, no histogram of the whole tensor tells. This is what is to be expected if values
-    lie among each other in no order; where large ones lie together, less is lost. `Fate.most_lost` is what no order
-    exceeds.
+    What lies in a block with what, no histogram of the whole tensor tells. Where the trace holds how far values lie
+    below the largest of their block, that is counted. Elsewhere this is what is to be expected if values lie among each
+    other in no order; where large ones lie together, less is lost, and `Fate.most_lost` is what no order exceeds.
 
     Args:
         tensors: The histograms.
@@ -67,11 +65,15 @@ def block_fate(tensors: Exponents, into: NumberFormat, numel: FloatArray) -> tup
     lost = bins.beside(flushing)
     below = bins.beside(shrinking) - (bins.beside(shrinking) - bins.beside(shrinking + 1)) * 2.0**-into.mantissa_bits
     over = bins.above(into.overflow / 2.0**top) * bins.alone
-    most = bins.most_beside(flushing)
-    mass = bins.mean
-    counts = Fate(*(bins.sums(each) for each in (over, lost, np.maximum(below - lost, 0.0), most)))
-    masses = Fate(*(bins.sums(each * mass) for each in (over, lost, np.maximum(below - lost, 0.0), most)))
-    return counts, masses
+    fates = (over, lost, np.maximum(below - lost, 0.0), bins.most_beside(flushing))
+    expected, masses = Fate(*map(bins.sums, fates)), Fate(*(bins.sums(each * bins.mean) for each in fates))
+    falls, leading = tensors.falls, bins.sums(bins.counts * bins.alone)
+    gone = falls[:, flushing:].sum(1)
+    low = falls[:, shrinking:].sum(1) - falls[:, shrinking] * 2.0**-into.mantissa_bits - gone
+    past = falls[:, 0] * np.divide(expected.overflow, leading, where=leading > 0, out=np.zeros_like(leading))
+    counted = (past, gone, np.maximum(low, 0.0), gone)
+    known = ~np.isnan(falls[:, 0])
+    return Fate(*(np.where(known, *each) for each in zip(counted, expected, strict=True))), masses
 
 
 class _Bins:
@@ -83,9 +85,9 @@ class _Bins:
         width = int(tensors.exponent.max()) - self._first + 1 if tensors.exponent.size else 0
         self._place = (tensors.row, tensors.exponent - self._first)
         self._shape = (tensors.rows, width)
-        self._counts = self._table(tensors.count)
-        self._numel = np.maximum(numel, self._counts.sum(1))
-        self._zeros = self._numel - self._counts.sum(1)
+        self.counts = self._table(tensors.count)
+        self._numel = np.maximum(numel, self.counts.sum(1))
+        self._zeros = self._numel - self.counts.sum(1)
 
     def _table(self, of_bins: FloatArray) -> FloatArray:
         table = np.zeros(self._shape)
@@ -99,7 +101,7 @@ class _Bins:
 
     def _up_to(self, octaves: int) -> FloatArray:
         """Of each bin, the share of elements that lie less than so many octaves above it."""
-        total = np.cumsum(self._counts, 1) + self._zeros[:, None]
+        total = np.cumsum(self.counts, 1) + self._zeros[:, None]
         shifted = np.empty(self._shape)
         end = max(self._shape[1] - octaves + 1, 0)
         shifted[:, :end] = total[:, octaves - 1 :]
@@ -109,7 +111,7 @@ class _Bins:
 
     def beside(self, octaves: int) -> FloatArray:
         """Of each bin, the values to be expected in a block with one that lies so many octaves above or more."""
-        found: FloatArray = self._counts * (1.0 - self._up_to(octaves) ** (BLOCK - 1))
+        found: FloatArray = self.counts * (1.0 - self._up_to(octaves) ** (BLOCK - 1))
         return found
 
     @property
@@ -125,21 +127,21 @@ class _Bins:
     def most_beside(self, octaves: int) -> FloatArray:
         """As `beside`, whatever lies where: each of the largest leads a block, and the smallest fill these."""
         least = np.ceil(self._numel / BLOCK)[:, None]
-        larger = np.cumsum(self._counts[:, ::-1], 1)[:, ::-1]  # of each bin, itself and all above
+        larger = np.cumsum(self.counts[:, ::-1], 1)[:, ::-1]  # of each bin, itself and all above
         blocks = np.zeros(self._shape)
         blocks[:, : max(self._shape[1] - octaves, 0)] = np.minimum(larger, least)[:, octaves:]
         found, taken = np.zeros(self._shape), np.zeros(self._shape[0])
         for column in range(self._shape[1] - 1, -1, -1):
             room = (BLOCK - 1) * blocks[:, column] - taken
-            found[:, column] = np.clip(room, 0.0, self._counts[:, column])
+            found[:, column] = np.clip(room, 0.0, self.counts[:, column])
             taken += found[:, column]
         return found
 
     @property
     def mean(self) -> FloatArray:
         """Of each bin, the mean magnitude; zero of an empty one."""
-        filled = self._counts > 0
+        filled = self.counts > 0
         found: FloatArray = np.divide(
-            self._table(self._tensors.bin_mass), self._counts, where=filled, out=np.zeros(self._shape)
+            self._table(self._tensors.bin_mass), self.counts, where=filled, out=np.zeros(self._shape)
         )
         return found

@@ -45,6 +45,7 @@ class Plan(NotebookRepr):
     scale_window: tuple[float | None, float | None] = (None, None)  #: loss scales at which gradients fit float16
     gradient_scale: float | None = None  #: the loss scale that float16 is judged at
     delayed_share: float | None = None  #: of the tensors, those whose fp8 scale is by steps before; of others their own
+    counted_share: float | None = None  #: of the tensors, those whose MX blocks were counted; of others an estimate
     #: By format, the modules that do not fit it.
     stay_up: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     #: By format, what to paste; empty where there is nothing to change.
@@ -79,6 +80,7 @@ def plan(run: Run, *, rank: int | None = None) -> Plan:
         scale_window=(window.low, window.high),
         gradient_scale=scale,
         delayed_share=float(known.mean()),
+        counted_share=float(measured.has_blocks.mean()),
         stay_up={name: tuple(m.module for m in modules if m.formats[name].fits is False) for name in NAMES},
         code={name: code_for(name, modules) for name in NAMES},
     )
@@ -129,4 +131,4 @@ def _spread(fate: Fate, shown: list[int], rows: int) -> Fate:
         whole[shown] = values
         return whole
 
-    return Fate(*(spread(each) for each in (fate.overflow, fate.lost, fate.subnormal, fate.most_lost)))
+    return Fate(*map(spread, fate))

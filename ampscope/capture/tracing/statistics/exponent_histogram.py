@@ -18,6 +18,8 @@ class Histogram(NamedTuple):
     min_positive: float | None
     exp_low: int | None  #: base-2 exponent of the first bin of ``exp_counts``
     exp_counts: tuple[int, ...] | None
+    top_values: tuple[float, ...] | None = None
+    block_falls: tuple[int, ...] | None = None
 
 
 class Layout(NamedTuple):
@@ -62,8 +64,7 @@ def histograms(
         smallest: For each sample, the base-2 exponent of its dtype's smallest normal number.
         weights: For each sample, how many elements one of them stands for.
     """
-    layout = SINGLE if values.dtype == np.float32 else DOUBLE
-    bits = values.view(layout.integer) & np.iinfo(layout.integer).max
+    layout, bits = magnitude_bits(values)
     counts = _count(bits, lengths, layout)
     finite = counts[:, 1:-1]
     scaled = np.rint(counts * np.asarray(weights)[:, None]).astype(np.int64)
@@ -81,12 +82,24 @@ def histograms(
     ]
 
 
-def _count(bits: NDArray[Any], lengths: list[int], layout: Layout) -> NDArray[np.int64]:
-    """Elements in each bin, a row for each sample."""
-    bins = bits >> layout.mantissa
+def magnitude_bits(values: NDArray[Any]) -> tuple[Layout, NDArray[Any]]:
+    """The bits of numbers without their signs, and how they are laid out."""
+    layout = SINGLE if values.dtype == np.float32 else DOUBLE
+    return layout, values.view(layout.integer) & np.iinfo(layout.integer).max
+
+
+def bins_of(bits: NDArray[Any], layout: Layout) -> NDArray[Any]:
+    """The bin of each number, of a one-dimensional array; see `Layout`."""
+    bins: NDArray[Any] = bits >> layout.mantissa
     bins += layout.mantissa
     low = np.flatnonzero(bits < 1 << layout.mantissa)  # zeros and subnormals of this layout
     bins[low] = np.frexp(bits[low].astype(np.float64))[1]
+    return bins
+
+
+def _count(bits: NDArray[Any], lengths: list[int], layout: Layout) -> NDArray[np.int64]:
+    """Elements in each bin, a row for each sample."""
+    bins = bins_of(bits, layout)
     bins += np.repeat(np.arange(len(lengths), dtype=layout.integer) * layout.integer(layout.bins), lengths)
     return np.bincount(bins, minlength=len(lengths) * layout.bins).reshape(len(lengths), layout.bins)
 

@@ -10,7 +10,7 @@ from ampscope.analysis.numerics.number_format import FORMATS
 from ampscope.trace.dtypes import FINFO
 
 
-def exponents_of(*tensors: np.ndarray, dtype: str = "float32") -> Exponents:
+def exponents_of(*tensors: np.ndarray, dtype: str = "float32", with_top: bool = False) -> Exponents:
     sizes = [np.abs(each[each != 0]).astype(np.float64) for each in tensors]
     powers = [np.frexp(each)[1] - 1 for each in sizes]
     counts = [np.bincount(each - each.min()) for each in powers]
@@ -24,7 +24,21 @@ def exponents_of(*tensors: np.ndarray, dtype: str = "float32") -> Exponents:
         high=np.array([each.max() for each in sizes]),
         mantissa=np.full(len(sizes), FINFO[dtype].mantissa_bits),
         lowest=np.full(len(sizes), FINFO[dtype].lowest),
+        top=np.array([np.sort(each)[::-1][:16] if with_top else np.full(16, np.nan) for each in sizes]),
+        falls=np.full((len(sizes), 64), np.nan),
     )
+
+
+@pytest.mark.parametrize("place", [0, 3, 15])
+def test_beside_the_largest_it_is_exact(place: int) -> None:
+    largest = np.sort(SPREAD)[::-1]
+    tensors = exponents_of(SPREAD, with_top=True)
+    for inclusive, above in ((False, largest[: place + 1]), (True, largest[:place])):
+        if above.size == 16:
+            continue  # all that are known lie above: there may be more
+        counts, masses = tensors.below(np.array([largest[place]]), inclusive=inclusive)
+        assert counts[0] == SPREAD.size - above.size
+        assert tensors.mass[0] - masses[0] == pytest.approx(above.sum())
 
 
 NORMAL = np.random.default_rng(0).normal(size=4096)
@@ -66,7 +80,7 @@ def test_one_value_is_itself() -> None:
 
 def test_nothing_is_nothing() -> None:
     whole, real = np.empty(0, np.int64), np.empty(0)
-    empty = Exponents(whole, whole, real, real, real, whole, whole)
+    empty = Exponents(whole, whole, real, real, real, whole, whole, real.reshape(0, 16), real.reshape(0, 64))
     assert (empty.rows, empty.values.size, empty.below(np.empty(0))[0].size) == (0, 0, 0)
 
 

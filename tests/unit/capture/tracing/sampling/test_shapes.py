@@ -47,7 +47,7 @@ def both(tensor: Tensor) -> tuple[Statistics, Statistics]:
 )
 def test_it_is_what_a_replay_takes(tensor: Tensor) -> None:
     replayed, live = both(tensor)
-    assert live == replayed
+    assert live._replace(top_values=None, block_falls=None) == replayed
     assert live.exp_counts is not None or not live.max_finite
 
 
