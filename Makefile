@@ -5,6 +5,7 @@
 # make types            mypy, strict, over the package, the tests and the scripts
 # make coverage         branch coverage of package and app over the default tests, the least covered files last
 # make healthy          three hundred healthy trainings, none of which may draw an alarm
+# make healthy-long     the same with 500 steps each
 # make plants           every fault planted in every model, and every healthy training, with a table at the end
 # make soak             faults in all of capture, kills, interrupts, hostile and injured traces, with a table; hours
 # make docs             write docs/trace-format.md anew from the schema
@@ -28,7 +29,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow lint types coverage healthy plants soak docs torch-versions bench bench-app gpu-check samples screenshots clean
+.PHONY: help demo test slow lint types coverage healthy healthy-long plants soak docs torch-versions bench bench-app gpu-check samples screenshots clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -60,6 +61,9 @@ coverage: $(VENV)/.dev
 
 healthy: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/integration/healthy_runs -m ""
+
+healthy-long: $(VENV)/.dev
+	HEALTHY_STEPS=500 $(BIN)/python -m pytest tests/integration/healthy_runs -m ""
 
 plants: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/integration/planted_faults -m ""

@@ -75,6 +75,8 @@ def big(page: Page, times: Times, address: str, run: str) -> None:
         page.wait_for_selector(".amp-card", timeout=120_000)
     with timed(times, "first page, all of it"):
         still(page)
+    if page.get_by_text("what follows is a sample").count():
+        raise LookupError(f"the app does not find {run}")
     for title in ("Incident", "Replay", "Scale", "Precision"):
         visit(page, times, title)
     page.goto(f"{address}/scale?run={run}")
@@ -157,10 +159,15 @@ def measure(browser: Browser, folder: Path, drive: Callable[..., None], *, round
     return {"seconds": seconds, "peak_mb": round(max(peaks) / 1e6)}
 
 
+def absolute(text: str) -> Path:
+    """A folder, whatever the app's own working folder is."""
+    return Path(text).resolve(strict=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--runs", type=Path, help="a folder with many runs")
+    parser.add_argument("folder", type=absolute)
+    parser.add_argument("--runs", type=absolute, help="a folder with many runs")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}")
     asked = parser.parse_args()

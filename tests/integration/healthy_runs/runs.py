@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -80,6 +81,8 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamax": lambda weights: torch.optim.Adamax(weights, lr=2e-3),
     "asgd": lambda weights: torch.optim.ASGD(weights, lr=1e-2),
 }
+#: How long each training is; by chance unless it is set.
+STEPS = int(os.environ.get("HEALTHY_STEPS", "0"))
 SCHEDULES = ("none", "warm-up from zero", "cosine", "one cycle")
 CLIPS = ("none", "norm", "value")
 
@@ -121,7 +124,7 @@ class Setting:
             evaluates=chance.random() < 0.4,
             closure=precision != "float16" and chance.random() < 0.2,
             every=chance.choice((None, None, None, 1, 7)),
-            steps=chance.choice((12, 25, 60)),
+            steps=STEPS or chance.choice((12, 25, 60)),
         )
 
     @property
@@ -171,7 +174,7 @@ class OwnLoop:
         """The one of a number: each loop comes in turn."""
         chance = random.Random(seed)
         every, steps = chance.choice((None, None, None, 1, 7)), 12 if seed < len(LOOPS) else chance.choice((12, 30, 60))
-        return cls(seed, LOOPS[seed % len(LOOPS)], every, steps)
+        return cls(seed, LOOPS[seed % len(LOOPS)], every, STEPS or steps)
 
 
 def train_own(setting: OwnLoop, folder: Path) -> tuple[list[float], list[Tensor]]:
