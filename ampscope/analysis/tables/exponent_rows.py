@@ -14,7 +14,7 @@ from ampscope.analysis.tables.lazy_tables import collect_groups, expression_colu
 from ampscope.analysis.tables.step_history import History, histories
 from ampscope.trace.dtypes import FINFO, PARTS
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import Node, Phase, ReplayStatus, SiteRow, Source, Table, TOP_VALUES, execution_of
+from ampscope.trace.schema import TOP_VALUES, Node, Phase, ReplayStatus, SiteRow, Source, Table, execution_of
 
 #: Executions that are looked at by default: the newest, for they say what is now.
 NEWEST = 24

@@ -124,10 +124,10 @@ def _notes(plan: Plan, name: str | None) -> Iterator[str]:
         yield f"In fp8 each tensor is scaled by its largest value of steps before, where they were recorded ({share});"
         yield "what is larger becomes the largest number."
     if any(each in MX for each in shown):
+        yield "What lies too far below the largest of its MX block, 32 elements beside each other in memory, is counted"
         counted = plan.counted_share or 0.0
-        yield "What of an MX block lies too far below its largest was counted in its memory's order."
-        if counted < 1.0:
-            yield f"So it was of {numbers.share(counted)} of the tensors; of others it is an estimate, for values in no order."
+        tensors = f" of {numbers.share(counted)} of the tensors; of others it is an estimate, for values in no order."
+        yield "in sampled steps" + (tensors if counted < 1.0 else ".")
         yield "The largest of a block may overflow by design, and lose an eighth."
 
 

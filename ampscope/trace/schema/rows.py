@@ -131,10 +131,10 @@ class Statistics(NamedTuple):
     exp_low: Int16 | None = None  #: base-2 exponent of the first bin of ``exp_counts``
     exp_counts: Counts | None = None  #: elements with ``2**e <= abs(x) < 2**(e+1)``, e = exp_low, exp_low + 1, ...;
     #: a complex element counts half for each of its parts
-    top_values: Magnitudes | None = None  #: the largest finite magnitudes, descending, at most 16; this and what follows
-    #: is measured in sampled healthy steps alone, this of tensors of at most 4,096 elements
+    top_values: Magnitudes | None = None  #: the largest finite magnitudes, descending, at most 16: of tensors of at
+    #: most 4,096 elements, in sampled healthy steps; null elsewhere
     block_falls: Counts | None = None  #: elements that are not zero, by how many powers of two they lie below the
-    #: largest of the 32 beside each other (in the order of elements) that they are among: 0, 1, 2, ...
+    #: largest of the 32 beside each other (in the order of elements) that they are among: 0, 1, 2, ...; in such steps
 
     @property
     def finite(self) -> bool | None:

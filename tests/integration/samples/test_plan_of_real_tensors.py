@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 import ampscope
 from ampscope.analysis.numerics.number_format import FORMATS
-from ampscope.analysis.precision.plan.formats import BLOCK, MX, NAMES, SCALED
+from ampscope.analysis.precision.plan.formats import MX, NAMES, SCALED
 from ampscope.analysis.precision.plan.modules import FormatLoss
 from ampscope.analysis.precision.plan.plan import Plan, plan
-from ampscope.trace.schema import Source
+from ampscope.trace.schema import BLOCK, Source
 from tests.support.trace_builder import TraceBuilder
 from tests.support.verdicts.counted import statistics_of
 

@@ -51,9 +51,7 @@ class Shapes:
         key = (values.device, width(values))
         samples = self._samples.get(key)
         if samples is None:
-            samples = self._samples[key] = Samples(
-                *key, _ON_HOST if values.is_cpu else _MOST, for_formats=True
-            )
+            samples = self._samples[key] = Samples(*key, _ON_HOST if values.is_cpu else _MOST, for_formats=True)
         if samples.full:
             if not values.is_cpu:
                 return

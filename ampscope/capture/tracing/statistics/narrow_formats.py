@@ -19,6 +19,8 @@ from ampscope.trace.schema import BLOCK, TOP_VALUES
 
 #: Powers of two below the largest that are told apart; the formats of blocks flush all that lies 34 below.
 _FALLS = 40
+#: Stands for the bin of what counts as no element: a zero, and what is not finite.
+_LEFT_OUT = -(1 << 20)
 
 
 def blocks_of(tensor: Tensor, most: int) -> Tensor:
@@ -48,16 +50,17 @@ def block_falls(values: NDArray[Any], lengths: list[int], weights: list[float]) 
         weights: For each sample, how many elements one of them stands for.
     """
     layout, bits = magnitude_bits(values)
-    bins = bins_of(bits, layout)
-    bins[bits >= layout.infinity] = 0
+    bins = bins_of(bits, layout).astype(np.int32, copy=False)
+    np.copyto(bins, _LEFT_OUT, where=(bins == 0) | (bits >= layout.infinity))
     bins = bins.reshape(-1, BLOCK)
-    falls = np.minimum(bins.max(1, keepdims=True) - bins, _FALLS - 1)
-    owner = np.repeat(np.arange(len(lengths)), np.asarray(lengths) // BLOCK)
-    places = (owner[:, None] * _FALLS + falls)[bins > 0]
-    counts = np.bincount(places, minlength=len(lengths) * _FALLS).reshape(-1, _FALLS)
-    scaled = np.rint(counts * np.asarray(weights)[:, None]).astype(np.int64)
+    np.subtract(np.maximum(bins.max(1, keepdims=True), 0), bins, out=bins)
+    np.minimum(bins, _FALLS, out=bins)
+    owner = np.repeat(np.arange(len(lengths), dtype=np.int32), np.asarray(lengths) // BLOCK)
+    bins += owner[:, None] * (_FALLS + 1)
+    counts = np.bincount(bins.reshape(-1), minlength=len(lengths) * (_FALLS + 1)).reshape(-1, _FALLS + 1)
+    scaled = np.rint(counts[:, :-1] * np.asarray(weights)[:, None]).astype(np.int64)
     beyond = _FALLS - (scaled[:, ::-1] > 0).argmax(1)
-    return [tuple(row[: int(end)].tolist()) for row, end in zip(scaled, beyond, strict=True)]
+    return [tuple(row[:end]) for row, end in zip(scaled.tolist(), beyond.tolist(), strict=True)]
 
 
 def top_values(values: NDArray[Any]) -> tuple[float, ...]:
