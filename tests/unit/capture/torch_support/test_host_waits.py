@@ -103,6 +103,7 @@ NO_TENSORS = frozenset(
         "torch_support/readback.py": "arrived",
         "torch_support/torch_private.py": "next_sequence_number node_sequence_number steps_on_device",
         "tracing/collective_ops.py": "_of_group",
+        "tracing/statistics/narrow_formats.py": "block_falls top_values",
         "tracing/flow/dataflow.py": "wrote",
         "tracing/program/function_watch.py": "_note",
         "tracing/tracer.py": "handling",

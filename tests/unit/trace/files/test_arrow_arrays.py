@@ -19,6 +19,7 @@ CASES: list[tuple[pa.DataType, list[Any]]] = [
     (pa.string(), ["", "a", None, "\u03b1\u03b2", "\x00", "\U0001f600"]),
     (pa.list_(pa.string()), [("a", ""), (), None, ("\u00e9",)]),
     (pa.list_(pa.int64()), [(1, 2, 3), None, (), (2**62,)]),
+    (pa.list_(pa.float32()), [(1.5, -0.25), None, (), (2.0**-140,)]),
     (pa.list_(pa.int32()), [(1, 2, 3), None, (), (2**31 - 1,)]),
 ]
 

@@ -45,6 +45,7 @@ def samples() -> dict[Table, list[Row]]:
         pa.string(): "it's \u00fc \x00 <b>\n",
         pa.list_(pa.string()): ("a", ""),
         pa.list_(pa.int64()): (1, 2**40),
+        pa.list_(pa.float32()): (1.5, 0.25),
         pa.list_(pa.int32()): (1, 2**31 - 1),
     }
     rows: dict[Table, list[Row]] = {}
