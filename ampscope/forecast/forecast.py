@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from ampscope.forecast.robust_line import RobustLine, highest_score, noise, robust_line
+from ampscope.forecast.robust_line import RobustLine, highest_score, noise, robust_line, robust_slope
 
 #: A magnitude at a step: the step, and the base-2 logarithm of the magnitude.
 Point = tuple[int, float]
@@ -96,7 +96,7 @@ def bits_per_step(points: Sequence[Point]) -> float | None:
     if len(points) < 2:
         return None
     together = thinned(points, MOST_POINTS // 2)
-    return robust_line(*_apart(together)).slope
+    return robust_slope(*_apart(together))
 
 
 def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:

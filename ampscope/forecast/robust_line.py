@@ -41,9 +41,7 @@ def robust_line(places: Sequence[float], heights: Sequence[float]) -> RobustLine
     the test is widened as for a first-order autoregression (Hamed and Rao, 1998, in its simplest form).
     """
     count = len(places)
-    slopes = sorted(
-        (heights[b] - heights[a]) / (places[b] - places[a]) for a in range(count) for b in range(a + 1, count)
-    )
+    slopes = _slopes(places, heights)
     slope, middle = median(slopes), median(places)
     height = median(y - slope * (x - middle) for x, y in zip(places, heights, strict=True))
     left = [y - height - slope * (x - middle) for x, y in zip(places, heights, strict=True)]
@@ -59,6 +57,17 @@ def robust_line(places: Sequence[float], heights: Sequence[float]) -> RobustLine
         height=height,
         score=(rises - math.copysign(1, rises)) / deviation if rises else 0.0,
     )
+
+
+def robust_slope(places: Sequence[float], heights: Sequence[float]) -> float:
+    """The slope of `robust_line` alone, which takes half of the time."""
+    return median(_slopes(places, heights))
+
+
+def _slopes(places: Sequence[float], heights: Sequence[float]) -> list[float]:
+    """Of all pairs of points."""
+    points = list(zip(places, heights, strict=True))
+    return sorted((high - low) / (late - early) for (early, low), (late, high) in itertools.combinations(points, 2))
 
 
 def highest_score(heights: Sequence[float], least: int) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,3 +56,16 @@ class Columns:
     def row(self, number: int) -> dict[str, Any]:
         """One row as Python values, None for null."""
         return {name: values[number : number + 1].tolist()[0] for name, values in self.arrays.items()}
+
+
+def joined(pieces: Sequence[Columns]) -> Columns:
+    """The rows of all pieces, which have the same columns, one after the other."""
+    arrays = {name: [piece.arrays[name] for piece in pieces] for name in pieces[0].arrays}
+    return Columns({name: _joined(each) for name, each in arrays.items()})
+
+
+def _joined(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    if not any(isinstance(each, np.ma.MaskedArray) for each in arrays):
+        return np.concatenate(arrays)
+    masks = [np.ma.getmaskarray(each) for each in arrays]
+    return np.ma.masked_array(np.concatenate([np.asarray(each) for each in arrays]), np.concatenate(masks))

@@ -10,13 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ampscope.analysis.precision.ranges.ranges import RangeRow, Ranges
-from ampscope.analysis.words.wording import place_in_words
-from ampscope.report import numbers
+from ampscope.report import numbers, ranges_words
 from ampscope.report.safe_text import visible
 from ampscope.report.terminal.layout import Fitting, indented, prose
-
-#: Growth that is told, in bits a step: less is none.
-_LEAST_GROWTH = 5e-5
 
 
 def as_text(ranges: Ranges, closest: int) -> RenderableType:
@@ -43,43 +39,15 @@ def _blocks(ranges: Ranges, rows: Sequence[RangeRow]) -> Iterator[RenderableType
     yield from _notes(rows)
 
 
-def _place(row: RangeRow) -> str:
-    what = place_in_words(row.op, row.name)
-    return f"{what} in {row.module}" if row.module and f"{row.module}." not in row.name else what
-
-
-def _line(row: RangeRow) -> str:
-    return f"{row.source.file.rpartition('/')[2]}:{row.source.line}" if row.source else ""
-
-
-def _growth(row: RangeRow) -> str:
-    rate = row.bits_per_step
-    if rate is None:
-        return ""
-    return f"{100 * rate:+.2g}" if abs(rate) >= _LEAST_GROWTH else "0"
-
-
-def _forecast(row: RangeRow) -> str:
-    if row.overflowed:
-        return f"overflowed {numbers.count(row.overflowed, 'time')}"
-    if row.forecast_step is None or row.forecast_low is None or row.forecast_high is None:
-        return ""
-    return f"step {row.forecast_step:,} ({row.forecast_low:,} to {row.forecast_high:,})"
-
-
-def _bits(bits: float | None) -> str:
-    return "" if bits is None else f"{bits:.1f}"
-
-
 _COLUMNS: dict[str, Callable[[RangeRow], str]] = {
-    "headroom, bits": lambda row: _bits(row.headroom_bits),
-    "place": _place,
+    "headroom, bits": lambda row: ranges_words.bits(row.headroom_bits),
+    "place": ranges_words.place_words,
     "phase": lambda row: row.phase,
     "dtype": lambda row: row.dtype,
-    "line": _line,
+    "line": ranges_words.line,
     "largest": lambda row: numbers.value(row.largest),
-    "bits in 100 steps": _growth,
-    "overflows at": _forecast,
+    "bits in 100 steps": ranges_words.growth,
+    "overflows at": ranges_words.forecast,
     "subnormal": lambda row: numbers.share(row.underflow_share, narrow=True, missing="not measured"),
     "zero": lambda row: numbers.share(row.zero_share, narrow=True, missing="not measured"),
 }

@@ -6,26 +6,32 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ampscope.analysis.numerics.arrays import BoolArray, Columns, FloatArray, IntArray
+from ampscope.analysis.numerics.arrays import BoolArray, Columns, FloatArray, IntArray, joined
+from ampscope.analysis.precision.ranges.cells import Cells, make_cells
 from ampscope.analysis.precision.ranges.places import Place, numbered, place_of
 from ampscope.analysis.precision.ranges.sampled_steps import Sampled
-from ampscope.analysis.tables.lazy_tables import group_columns, rank_table
+from ampscope.analysis.tables.lazy_tables import Lazy, group_columns, rank_table
 from ampscope.forecast.forecast import Point
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import Table
+from ampscope.trace.schema import Source, Table, source_of
 
-#: Of the finite ends of the recorded ranges, in the query engine's words, and of what was finite beside an infinity,
-#: where every statistic was taken; what else is left of an overflow says nothing.
+#: Of the finite ends of the recorded ranges, in the query engine's words, how often that was and how often it was not
+#: finite.
 _ENDS = (
     """max("max") FILTER (isfinite("max")) AS high, min("min") FILTER (isfinite("min") AND "max" < 'inf') AS low, """
-    "max(max_finite) FILTER (isfinite(max_finite)) AS beside"
+    """count(*) AS executions, count(*) FILTER (NOT (isfinite("min") AND isfinite("max"))) AS bad"""
 )
-#: What full statistics say, where they were taken.
+#: What full statistics say, where they were taken, also of what was finite beside an infinity; what else is left of an
+#: overflow says nothing.
 _LOST = (
-    "sum(zeros) AS zeros, sum(subnormals) AS subnormals, sum(numel) FILTER (subnormals IS NOT NULL) AS measured, "
-    'count(*) AS executions, count(*) FILTER (NOT (isfinite("min") AND isfinite("max"))) AS bad'
+    "max(max_finite) FILTER (isfinite(max_finite)) AS beside, sum(zeros) AS zeros, sum(subnormals) AS subnormals, "
+    "sum(numel) FILTER (subnormals IS NOT NULL) AS measured"
 )
+_NO_ENDS = "NULL::FLOAT AS high, NULL::FLOAT AS low, 0 AS executions, 0 AS bad"
+_NOT_LOST = "NULL::FLOAT AS beside, NULL::BIGINT AS zeros, NULL::BIGINT AS subnormals, NULL::BIGINT AS measured"
 _KEY = "site, out, source"
+#: More steps than this of which more was recorded than usual are not asked for apart.
+_FEW = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +39,7 @@ class Magnitudes:
     """What was measured at one place."""
 
     place: Place
+    number: int  #: its row in the cells
     largest: float | None  #: largest finite magnitude of all sampled steps; None where nothing finite was measured
     course: tuple[Point, ...]  #: the logarithm of the largest magnitude by step, where that is not zero
     zero_steps: int  #: steps of the course in which all was zero
@@ -48,8 +55,8 @@ class Magnitudes:
         return self.course[-1] if self.course else None
 
 
-def magnitudes(run: Run, rank: int, sampled: Sampled, *, whole: bool = True) -> list[Magnitudes]:
-    """What was measured at each place of one rank.
+def magnitudes(run: Run, rank: int, sampled: Sampled, *, whole: bool = True) -> tuple[list[Magnitudes], Cells]:
+    """What was measured at each place of one rank, and where all sampled steps are summed up, by stretch of them.
 
     Args:
         run: The run.
@@ -61,22 +68,69 @@ def magnitudes(run: Run, rank: int, sampled: Sampled, *, whole: bool = True) -> 
         RunDamaged: a Parquet part turned out to be broken while it was read.
     """
     ops = rank_table(run, Table.OPS, rank)
-    by_step = f"{_KEY}, step"
-    course = group_columns(ops, f"{by_step}, {_ENDS}, {_LOST}", by_step, where=sampled.where_course)
-    sums = group_columns(ops, f"{_KEY}, {_ENDS}, {_LOST}", _KEY, where=sampled.where) if whole else course
+    course = _summed(ops, "step", sampled.where_course)
+    sums = _by_stretch(ops, sampled) if whole and sampled.bits else course
     if not len(sums):
-        return []
+        return [], Cells()
     different, of_sums = _keys(sums)
     sites = {site.site: site for site in run.rows(Table.SITES, rank=rank)}
     places, numbers = numbered(
         place_of(sites[site], out, sampled.optimizers[source]) if site in sites else None
         for site, out, source in different
     )
-    summed = _Sums(np.array(numbers)[of_sums], sums, len(places), sampled.count)
+    of_rows = np.array(numbers)[of_sums]
+    summed = _Sums(of_rows, sums, len(places), sampled.count)
     by_key = dict(zip(different, numbers, strict=True))
     in_course, of_course = _keys(course)
     drawn = _Courses(np.array([by_key.get(key, -1) for key in in_course], np.int64)[of_course], course)
-    return [summed.of(number, place, drawn) for number, place in enumerate(places)]
+    found = [summed.of(number, place, drawn) for number, place in enumerate(places)]
+    return found, _cells(of_rows, sums, len(places), sampled) if whole else Cells()
+
+
+def course_of_sites(ops: Lazy, where: str) -> tuple[IntArray, FloatArray]:
+    """The logarithm of the largest finite magnitude by step, of the rows that are asked for; -inf where all was zero.
+
+    Args:
+        ops: The ops of a rank.
+        where: Which of them, in the query engine's words.
+    """
+    rows = group_columns(ops, f"step, {_ENDS}, {_LOST}", "step", where=where)
+    order = np.argsort(rows.ints("step"))
+    with np.errstate(divide="ignore"):
+        return rows.ints("step")[order], np.log2(_magnitude(rows)[order])
+
+
+def _by_stretch(ops: Lazy, sampled: Sampled) -> Columns:
+    """Sums by site, output, source and stretch; a key may have several rows, which say different things.
+
+    Of tens of millions of rows, grouping by a text takes a third of the time, and so do statistics that few rows have.
+    """
+    if len(sampled.mixed) > _FEW:
+        return _at_last_steps(_summed(ops, sampled.stretch, sampled.where), sampled)
+    where, by = sampled.where_plain, f"site, out, {sampled.stretch}"
+    key = f"site, out, '{source_of(Source.LIVE, 0)}' AS source, {sampled.stretch} AS step"
+    pieces = (
+        group_columns(ops, f"{key}, {_ENDS}, {_NOT_LOST}", by, where=where),
+        group_columns(ops, f"{key}, {_NO_ENDS}, {_LOST}", by, where=f"{where} AND zeros IS NOT NULL"),
+        _summed(ops, sampled.stretch, sampled.where_mixed),
+    )
+    return _at_last_steps(joined(pieces), sampled)
+
+
+def _at_last_steps(sums: Columns, sampled: Sampled) -> Columns:
+    """Sums by stretch with a step in the place of the stretch's number."""
+    return Columns({**sums.arrays, "step": sampled.last_of(sums.ints("step"))})
+
+
+def _summed(ops: Lazy, step: str, where: str) -> Columns:
+    """Sums by site, output, source and what is made of the step."""
+    return group_columns(ops, f"{_KEY}, {step} AS step, {_ENDS}, {_LOST}", f"{_KEY}, {step}", where=where)
+
+
+def _cells(numbers: IntArray, sums: Columns, places: int, sampled: Sampled) -> Cells:
+    lost = sums.floats("subnormals"), sums.floats("measured") - sums.floats("zeros")
+    steps, sizes = sums.ints("step"), _magnitude(sums)
+    return make_cells(numbers, steps, sizes, lost, places=places, stretches=sampled.stretches)
 
 
 def _keys(rows: Columns) -> tuple[list[tuple[int, int, str]], IntArray]:
@@ -122,6 +176,7 @@ class _Sums:
         largest = float(self._largest[number])
         return Magnitudes(
             place=place,
+            number=number,
             largest=None if np.isnan(largest) else largest,
             course=course,
             zero_steps=zero_steps,

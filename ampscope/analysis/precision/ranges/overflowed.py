@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 from ampscope.analysis.origin.step_graph import Sites, StepGraph
 from ampscope.analysis.precision.ranges.places import Place, place_of
@@ -17,8 +17,10 @@ from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, Table
 MOST_STEPS = 16
 
 
-def overflowed(run: Run, rank: int, sampled: Sampled) -> Mapping[Place, int]:
-    """How often each place gave an infinity though all that it read was finite; masks are none.
+def overflowed(run: Run, rank: int, sampled: Sampled) -> Mapping[Place, Sequence[int]]:
+    """The steps in which each place gave an infinity though all that it read was finite; masks are none.
+
+    A step is there as often as that happened in it.
 
     Args:
         run: The run.
@@ -27,13 +29,13 @@ def overflowed(run: Run, rank: int, sampled: Sampled) -> Mapping[Place, int]:
     """
     wrong = {row.step for row in run.rows(Table.INCIDENTS, rank=rank)} - set(sampled.unlike)
     traced = [each for each in run.traced(rank) if each.step in wrong and each.source in sampled.optimizers]
-    sites, found = Sites(run, rank), Counter[Place]()
+    sites, found = Sites(run, rank), defaultdict[Place, list[int]](list)
     for each in sorted(traced, key=lambda one: -one.step)[:MOST_STEPS]:
         graph = StepGraph(run, sites, each.step, each.source)
         for seq in graph.outputs:
             place = _overflowed_at(graph, seq, sampled.optimizers[each.source])
             if place is not None:
-                found[place] += 1
+                found[place].append(each.step)
     return found
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 
 from ampscope.analysis.numerics.dtypes import plain
 from ampscope.analysis.origin.step_graph import public_phase, source_line
@@ -12,6 +14,24 @@ from ampscope.provenance import meant
 from ampscope.trace.dtypes import FINFO, PARTS, FloatInfo
 from ampscope.trace.json_columns import details
 from ampscope.trace.schema import Node, Phase, SiteRow
+
+
+class Group(StrEnum):
+    """What kind of values a place holds."""
+
+    FORWARD = "forward"  #: results of ops of forward and loss, and what they are given from outside
+    BACKWARD = "backward"  #: results of ops of backward, which carry the loss scale
+    GRADIENTS = "gradients"  #: of parameters, as backward leaves them
+    WEIGHTS = "weights"  #: parameters and buffers
+    STATE = "state"  #: what optimizers keep of parameters
+
+
+_GROUPS = {
+    Node.GRADIENT: Group.GRADIENTS,
+    Node.STATE_AFTER: Group.STATE,
+    **dict.fromkeys((Node.PARAMETER, Node.WEIGHT_AFTER, Node.BUFFER, Node.BUFFER_AFTER), Group.WEIGHTS),
+    **dict.fromkeys((Node.INPUT, Node.LOSS, Node.CARRIED, Node.CARRIED_AFTER), Group.FORWARD),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +51,20 @@ class Place:
     def format(self) -> FloatInfo:
         """The facts of its dtype."""
         return FINFO[self.dtype]
+
+    @property
+    def key(self) -> str:
+        """A short name for it, the same in each run of the same code."""
+        line = f"{self.source.file}:{self.source.line}" if self.source else ""
+        told = (self.module, self.op, self.phase, self.dtype, self.name, str(self.optimizer), line)
+        return hashlib.blake2s("\0".join(told).encode("utf-8", "replace"), digest_size=6).hexdigest()
+
+    @property
+    def group(self) -> Group:
+        """What kind of values it holds."""
+        if self.is_node:
+            return _GROUPS[Node(self.op)]
+        return Group.BACKWARD if self.phase == Phase.BACKWARD else Group.FORWARD
 
     @property
     def is_gradient(self) -> bool:

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
+from ampscope.analysis.numerics.arrays import IntArray
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import ReplayStatus, Source, Table, execution_of
+from ampscope.trace.schema import ReplayStatus, Source, Table, execution_of, source_of
 
 #: Steps that a course is drawn through: all of up to so many, else these many of the newest, of the newest tenth and
 #: of all.
 ALL, EACH_SCALE = 72, 24
 _NEWEST_PART = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Sampled steps that are told together: one alone, or of very many those that are neighbours."""
+
+    first: int
+    last: int
+    steps: int = 1  #: how many there are
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +33,23 @@ class Sampled:
     optimizers: dict[str, int]  #: by the text in ``ops.source``
     unlike: tuple[int, ...]  #: steps whose replay came out differently, and says nothing of them
     course: tuple[int, ...]  #: steps that a course is drawn through
-    count: int  #: steps in all
+    stretches: tuple[Stretch, ...]  #: all steps, in at most `ALL` stretches that are equally wide
+    bits: int = 0  #: the base-2 logarithm of that width, in steps of the run: a shift is quicker than a division
+    mixed: tuple[int, ...] = ()  #: steps of which more was recorded than the first optimizer's step as it ran
+
+    @property
+    def count(self) -> int:
+        """Steps in all."""
+        return sum(each.steps for each in self.stretches)
+
+    @property
+    def stretch(self) -> str:
+        """The number of a row's stretch, in the query engine's words."""
+        return f"(step >> {self.bits})"
+
+    def last_of(self, numbers: IntArray) -> IntArray:
+        """The last step that the stretches with these numbers may hold."""
+        return ((numbers + 1) << self.bits) - 1
 
     @property
     def where(self) -> str:
@@ -32,6 +59,16 @@ class Sampled:
         if self.unlike:
             told += f" AND NOT (source LIKE '{Source.REPLAY}%' AND step IN ({_listed(self.unlike)}))"
         return told
+
+    @property
+    def where_plain(self) -> str:
+        """Of these, the rows of steps that need no look at their source: those of the first optimizer as it ran."""
+        return f"out >= 0 AND step NOT IN ({_listed(self.mixed) or -1})"
+
+    @property
+    def where_mixed(self) -> str:
+        """The others."""
+        return f"{self.where} AND step IN ({_listed(self.mixed) or -1})"
 
     @property
     def where_course(self) -> str:
@@ -45,17 +82,33 @@ def _listed(steps: Sequence[int]) -> str:
 
 def sampled_steps(run: Run, rank: int) -> Sampled:
     """What a rank has traced of its steps as they were: as they ran, or in a replay that came out the same."""
-    traced = [each for each in run.traced(rank) if execution_of(each.source)[0] in (Source.LIVE, Source.REPLAY)]
+    whole = run.traced(rank)
+    traced = [each for each in whole if execution_of(each.source)[0] in (Source.LIVE, Source.REPLAY)]
     unlike = {row.step for row in run.rows(Table.INCIDENTS, rank=rank) if row.replay != ReplayStatus.EXACT}
     sources = {each.source for each in traced}
     live = {each.step for each in traced if execution_of(each.source)[0] == Source.LIVE}
+    steps = sorted({each.step for each in traced})
+    bits = 0 if len(steps) <= ALL else _width(steps[0], steps[-1])
     return Sampled(
         live=frozenset(live),
         optimizers={source: int(execution_of(source)[1] or 0) for source in sorted(sources) if _is_plain(source)},
         unlike=tuple(sorted(unlike & {each.step for each in traced})),
-        course=_course(sorted({each.step for each in traced})),
-        count=len({each.step for each in traced}),
+        course=_course(steps),
+        stretches=tuple(_stretches(steps, bits)),
+        bits=bits,
+        mixed=tuple(sorted({each.step for each in whole if each.source != source_of(Source.LIVE, 0)})),
     )
+
+
+def _width(first: int, last: int) -> int:
+    """The least power of two that leaves no more than so many stretches."""
+    return next(bits for bits in range(64) if (last >> bits) - (first >> bits) < ALL)
+
+
+def _stretches(steps: Sequence[int], bits: int) -> Iterator[Stretch]:
+    for _, own in groupby(steps, key=lambda step: step >> bits):
+        first, *others = own
+        yield Stretch(first, others[-1] if others else first, 1 + len(others))
 
 
 def _is_plain(source: str) -> bool:

@@ -10,21 +10,17 @@ from ampscope.analysis.diagnosis.silent.risks.learnt import is_learnt
 from ampscope.analysis.diagnosis.silent.risks.scale_window import scale_window
 from ampscope.analysis.diagnosis.silent.risks.warning import Warnings, largest_at
 from ampscope.analysis.origin.step_graph import Sites
-from ampscope.analysis.precision.ranges.ranges import MeasuredPlace, measured_places
+from ampscope.analysis.precision.ranges.measured import NEAR_BITS, MeasuredPlace, measured_places
 from ampscope.analysis.results import Incident
 from ampscope.analysis.tables.step_history import History
 from ampscope.forecast.forecast import Forecast, forecast_fall
 from ampscope.provenance.meant import cannot_harm, is_meant
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import Node, Phase, Table
+from ampscope.trace.schema import Phase, Table
 from ampscope.trace.vocabulary import Cause, Severity
 
-#: A value is near overflow where it may not double.
-NEAR_BITS = 1.0
 #: Newest sampled steps of which the largest value counts; of fewer nothing is said.
 NEWEST = 3
-#: What a training keeps from step to step, and an overflow of it stays.
-_KEPT = frozenset({Node.PARAMETER, Node.WEIGHT_AFTER, Node.STATE_AFTER, Node.BUFFER_AFTER})
 #: Gradients that fall are those of several ops, one after the other, at this share of the pace at least: fewer are a
 #: matter of one op's own.
 LEAST_FALLING, ALONG = 3, 0.5
@@ -52,19 +48,9 @@ def risks(run: Run, sites: Sites, history: Mapping[int, History], failures: Iter
     return [each for each in (*found, _falling(make, history), scale_window(make, history)) if each is not None]
 
 
-def _may_overflow(seen: MeasuredPlace) -> bool:
-    """Whether an overflow there would be one that nothing makes good: a loss scale makes room for gradients.
-
-    One that has overflowed was judged by what came of it.
-    """
-    if seen.fixed or seen.seen.bad or not seen.course or (seen.place.is_node and seen.place.op not in _KEPT):
-        return False
-    return seen.scale is None
-
-
 def _growing(make: Warnings) -> Incident | None:
     """The place that will overflow first."""
-    ahead = [each for each in make.measured.places if each.forecast is not None and _may_overflow(each)]
+    ahead = [each for each in make.measured.places if each.forecast is not None and each.may_overflow]
     for seen in sorted(ahead, key=_expected):
         graph = make.graph(seen)
         seq = largest_at(graph, seen)
@@ -96,7 +82,7 @@ def _moving(seen: MeasuredPlace, ahead: Forecast, others: int) -> Moving:
 
 def _near(make: Warnings) -> Incident | None:
     """The place that is closest to overflow, where it is close, and not told already for growing."""
-    close = [each for each in make.measured.places if _may_overflow(each) and each.forecast is None]
+    close = [each for each in make.measured.places if each.may_overflow and each.forecast is None]
     close = [each for each in close if len(each.course) >= NEWEST and _headroom(each) < NEAR_BITS]
     for seen in sorted(close, key=_headroom):
         step, log = max(seen.course[-NEWEST:], key=lambda point: point[1])

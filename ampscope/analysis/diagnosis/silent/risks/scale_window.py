@@ -11,8 +11,8 @@ import numpy as np
 from ampscope.analysis.causes.range.ahead import OutsideWindow
 from ampscope.analysis.diagnosis.silent.risks.learnt import is_learnt
 from ampscope.analysis.diagnosis.silent.risks.warning import Warnings
+from ampscope.analysis.precision.ranges.measured import MeasuredPlace
 from ampscope.analysis.precision.ranges.places import place_of
-from ampscope.analysis.precision.ranges.ranges import MeasuredPlace
 from ampscope.analysis.precision.ranges.sampled_steps import EACH_SCALE
 from ampscope.analysis.results import Incident
 from ampscope.analysis.tables.lazy_tables import collect_expressions, rank_table

@@ -8,8 +8,8 @@ from ampscope.analysis.causes.catalogue import CATALOGUE, explanation
 from ampscope.analysis.causes.cause_entry import Occurrence, Reason
 from ampscope.analysis.cures.remedies import remedies
 from ampscope.analysis.origin.step_graph import Sites, StepGraph, public_phase, source_line
+from ampscope.analysis.precision.ranges.measured import MeasuredPlace, MeasuredRun
 from ampscope.analysis.precision.ranges.places import place_of
-from ampscope.analysis.precision.ranges.ranges import MeasuredPlace, MeasuredRun
 from ampscope.analysis.results import Incident
 from ampscope.provenance.meant import magnitude
 from ampscope.trace.read.run import Run

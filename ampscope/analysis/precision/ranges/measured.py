@@ -1,0 +1,173 @@
+"""Every place of one rank that was measured, with its course, its loss scale and where it is going."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from ampscope.analysis.overview.ranks.world import sampled_rank, world_of
+from ampscope.analysis.precision.ranges.cells import Cells
+from ampscope.analysis.precision.ranges.magnitudes import Magnitudes, magnitudes
+from ampscope.analysis.precision.ranges.overflowed import overflowed
+from ampscope.analysis.precision.ranges.places import Place
+from ampscope.analysis.precision.ranges.sampled_steps import sampled_steps
+from ampscope.analysis.precision.ranges.scaled_places import scaled_places
+from ampscope.analysis.tables.step_history import History, histories
+from ampscope.forecast.forecast import Forecast, Point, bits_per_step, forecast
+from ampscope.trace.read.run import Run
+from ampscope.trace.schema import Node
+
+#: A value is near overflow where it may not double.
+NEAR_BITS = 1.0
+#: What a training keeps from step to step, and an overflow of it stays.
+_KEPT = frozenset({Node.PARAMETER, Node.WEIGHT_AFTER, Node.STATE_AFTER, Node.BUFFER_AFTER})
+#: A trend is told as long as the run has gone on unseen for at most this share of the steps that it was seen for.
+UNSEEN = 0.5
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MeasuredPlace:
+    """A place with its course, for what looks closer than a row can; what takes fits is found when it is asked for."""
+
+    seen: Magnitudes
+    scale: float | None  #: the loss scale that is in the newest of its values
+    last: int = -1  #: the newest step of the run; -1 where that is not known
+    overflows: Sequence[int] = ()  #: the steps in which its results became infinite, once for each result
+    told: Forecast | None = None  #: stands for its forecast, where that is of another kind
+
+    @property
+    def place(self) -> Place:
+        """Where it is."""
+        return self.seen.place
+
+    @property
+    def course(self) -> tuple[Point, ...]:
+        """The logarithm of its largest magnitude by sampled step."""
+        return self.seen.course
+
+    @property
+    def overflowed(self) -> int:
+        """Results that became infinite."""
+        return len(self.overflows)
+
+    @property
+    def may_overflow(self) -> bool:
+        """Whether an overflow there would be one that nothing makes good: a loss scale makes room for gradients.
+
+        One that has overflowed was judged by what came of it.
+        """
+        if self.fixed or self.seen.bad or not self.course or (self.place.is_node and self.place.op not in _KEPT):
+            return False
+        return self.scale is None
+
+    @cached_property
+    def fixed(self) -> bool:
+        """Whether it cannot grow: a bounded function, or the same in every step, as constants of the code are."""
+        logs = [height for _, height in self.course]
+        return self.place.is_bounded or (len(logs) > 1 and max(logs) == min(logs))
+
+    @cached_property
+    def forecast(self) -> Forecast | None:
+        """When it overflows; None where nothing says that it will."""
+        if self.told is not None or self.fixed or self.overflowed:
+            return self.told
+        return self.still_ahead(forecast(self.course, math.log2(self.place.format.max)))
+
+    def still_ahead(self, found: Forecast | None) -> Forecast | None:
+        """What is left of a forecast at the end of the run; None where its time has passed, or it rests on the past."""
+        if found is None or found.high <= self.last:
+            return None
+        newest = self.course[-1][0]
+        if self.last - newest > UNSEEN * (newest - found.since):
+            return None
+        return found._replace(step=max(found.step, self.last + 1), low=max(found.low, self.last + 1))
+
+    @cached_property
+    def bits_per_step(self) -> float | None:
+        """How fast it grows; None for fewer than two sampled steps."""
+        return self.forecast.bits_per_step if self.forecast is not None else bits_per_step(self.course)
+
+    @property
+    def newest_headroom(self) -> float | None:
+        """Factors of two between its newest magnitude and overflow; None where there is none."""
+        return max(0.0, math.log2(self.place.format.max) - self.course[-1][1]) if self.course else None
+
+    def with_forecast(self, ahead: Forecast) -> MeasuredPlace:
+        """The place with another forecast, as that of its fall."""
+        return replace(self, told=ahead)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRun:
+    """The measured places of one rank."""
+
+    rank: int
+    steps: int
+    live: frozenset[int] = field(default_factory=frozenset)  #: steps that were traced as they ran
+    replayed: int = 0  #: further ones that were in a replay
+    course: tuple[int, ...] = ()  #: steps that the courses are drawn through
+    places: tuple[MeasuredPlace, ...] = ()
+    cells: Cells = field(default_factory=Cells)  #: where all sampled steps were summed up
+
+
+def measured_places(run: Run, *, rank: int | None = None, whole: bool = True) -> MeasuredRun:
+    """Every place of one rank that was measured, with its course; in no order.
+
+    Args:
+        run: The run.
+        rank: Whose; by default the first that was traced.
+        whole: Sum up all sampled steps, not only those that the courses are drawn through.
+    """
+    rank = sampled_rank(run, world_of(run)) if rank is None else rank
+    history = histories(run, rank)
+    sampled = sampled_steps(run, rank)
+    found, cells = magnitudes(run, rank, sampled, whole=whole)
+    scales = {number: _Scales(each) for number, each in history.items()}
+    scaled = scaled_places(
+        run, rank, sampled, lambda number, step: scales[number].at(step) if number in scales else None
+    )
+    lost = overflowed(run, rank, sampled) if whole else {}
+    last = {number: int(each.step[-1]) for number, each in history.items() if each.step.size}
+    return MeasuredRun(
+        rank=rank,
+        steps=sum(each.step.size for each in history.values()),
+        live=sampled.live,
+        replayed=sampled.count - len(sampled.live),
+        course=sampled.course,
+        places=tuple(
+            MeasuredPlace(
+                seen=each,
+                scale=_scale(each, scales) if each.place.is_gradient or each.place in scaled.carrying else None,
+                last=last.get(each.place.optimizer, -1),
+                overflows=lost.get(each.place, ()),
+            )
+            for each in found
+            if each.place not in scaled.scale and each.place.is_read
+        ),
+        cells=cells,
+    )
+
+
+class _Scales:
+    """The loss scale of each step of an optimizer."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+
+    def at(self, step: int) -> float | None:
+        """The loss scale in use; None without one."""
+        place = int(self._history.step.searchsorted(step))
+        if place >= self._history.step.size or self._history.step[place] != step:
+            return None
+        scale = float(self._history.scale[place])
+        return None if math.isnan(scale) else scale
+
+
+def _scale(seen: Magnitudes, scales: Mapping[int, _Scales]) -> float | None:
+    """The loss scale at the newest value of a place that carries it."""
+    of_step = scales.get(seen.place.optimizer)
+    if of_step is None or not seen.course:
+        return None
+    return of_step.at(seen.course[-1][0])

@@ -1,0 +1,105 @@
+"""Ranges in words: what comes closest to overflow, and each cell of a table of places."""
+
+from __future__ import annotations
+
+from ampscope.analysis.precision.ranges.measured import NEAR_BITS
+from ampscope.analysis.precision.ranges.ranges import RangeRow, Ranges
+from ampscope.analysis.words.wording import place_in_words
+from ampscope.report import numbers
+from ampscope.trace.dtypes import FINFO
+
+#: Growth that is told, in bits a step: less is none.
+LEAST_GROWTH = 5e-5
+
+
+def sampled_sentence(found: Ranges) -> str:
+    """How many of the steps all that is told of a rank rests on."""
+    share = numbers.share(found.sampled_share)
+    replayed = f", {found.replayed_steps:,} more in a replay" if found.replayed_steps else ""
+    return (
+        f"{found.sampled_steps:,} of {numbers.count(found.steps, 'step')} ({share}) were recorded op by op{replayed}."
+    )
+
+
+def closest_sentence(found: Ranges) -> str:
+    """What came closest to overflow, how close, when, and where it is going."""
+    row = next(
+        (row for row in found.rows if row.headroom_bits is not None and not (row.fixed and not row.overflowed)), None
+    )
+    if row is None:
+        return "No value that can grow was measured in this run."
+    if row.overflowed:
+        return f"{_first_upper(place_words(row))} overflowed {numbers.count(row.overflowed, 'time')} in {row.dtype}."
+    where = f"{place_words(row)}, {distance(row)}{_when(row)}"
+    if row.scale is not None:
+        return f"Only gradients were measured, with their loss scale. The closest to overflow: {where}."
+    going = _going(row)
+    if row.headroom_bits is not None and row.headroom_bits >= NEAR_BITS and row.forecast_step is None:
+        return f"Nothing is near overflow. The closest value: {where}{going}."
+    return f"The closest value to overflow: {where}{going}."
+
+
+def place_words(row: RangeRow) -> str:
+    """``gelu in h.3.mlp``, ``the gradient of fc.weight``."""
+    what = place_in_words(row.op, row.name)
+    return f"{what} in {row.module}" if row.module and f"{row.module}." not in row.name else what
+
+
+def distance(row: RangeRow) -> str:
+    """``4.2 bits below float16's 65,504``."""
+    largest = FINFO[row.dtype].max
+    end = f"{largest:,.0f}" if largest < 1e6 else numbers.value(largest)
+    return f"{bits(row.headroom_bits)} bits below {row.dtype}'s {end}"
+
+
+def bits(number: float | None) -> str:
+    """Powers of two with one digit."""
+    return "" if number is None else f"{number:.1f}"
+
+
+def growth(row: RangeRow) -> str:
+    """Bits in a hundred steps, with a sign."""
+    rate = row.bits_per_step
+    if rate is None:
+        return ""
+    return f"{100 * rate:+.2g}" if abs(rate) >= LEAST_GROWTH else "0"
+
+
+def forecast(row: RangeRow) -> str:
+    """When it overflows, or how often it did."""
+    if row.overflowed:
+        return f"overflowed {numbers.count(row.overflowed, 'time')}"
+    if row.forecast_step is None or row.forecast_low is None or row.forecast_high is None:
+        return ""
+    return f"step {row.forecast_step:,} ({row.forecast_low:,} to {row.forecast_high:,})"
+
+
+def line(row: RangeRow) -> str:
+    """``model.py:34``."""
+    return f"{row.source.file.rpartition('/')[2]}:{row.source.line}" if row.source else ""
+
+
+def steps_words(first: int, last: int) -> str:
+    """``step 300``, ``steps 3,056 to 3,333``."""
+    return f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
+
+
+def _when(row: RangeRow) -> str:
+    if row.largest_step is None or row.largest_last is None:
+        return ""
+    if row.largest_step == row.largest_last:
+        return f", at step {row.largest_step:,}"
+    return f", between steps {row.largest_step:,} and {row.largest_last:,}"
+
+
+def _going(row: RangeRow) -> str:
+    if row.forecast_step is None or row.forecast_low is None or row.forecast_high is None or row.bits_per_step is None:
+        return ""
+    return (
+        f"; it grows {row.bits_per_step:.2g} bits a step and would get there near step {row.forecast_step:,} "
+        f"({row.forecast_low:,} to {row.forecast_high:,})"
+    )
+
+
+def _first_upper(text: str) -> str:
+    return text[:1].upper() + text[1:]
