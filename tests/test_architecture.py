@@ -79,7 +79,7 @@ FLOORS = {
         "figures terminal html"
     ),
     "ampscope.report.html": "markup sheet source document figures parts report_page notebook",
-    "app": "state data charts blocks app_pages streamlit_app serve",
+    "app": "state data charts blocks app_pages workbench streamlit_app",
     "app.blocks": "components basics choices verdict debugger scaler frame",
 }
 

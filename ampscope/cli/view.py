@@ -14,7 +14,6 @@ import ampscope
 from ampscope.errors import AmpscopeError, RunNotFound
 
 _ENTRY = "streamlit_app.py"
-_SERVER = "serve.py"
 _NEEDED = ("streamlit", "plotly")
 
 
@@ -62,8 +61,7 @@ def command(folder: Path | None, port: int | None) -> list[str]:
     if port is not None:
         options["server.port"] = str(port)
     flags = [f"--{name}={value}" for name, value in options.items()]
-    app = app_folder()
-    run = [sys.executable, str(app / _SERVER), "run", str(app / _ENTRY), *flags, "--"]
+    run = [sys.executable, "-m", "streamlit", "run", str(app_folder() / _ENTRY), *flags, "--"]
     return [*run, str(folder.resolve())] if folder is not None else run
 
 

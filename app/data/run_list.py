@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -38,13 +39,15 @@ class RunList:
 
     _summaries: dict[ManifestVersion, RunSummary] = field(default_factory=dict)
     _verdicts: dict[VerdictKey, ShortVerdict] = field(default_factory=dict)
+    _reading: threading.Lock = field(default_factory=threading.Lock)
 
     def summaries(self, paths: Sequence[Path]) -> dict[Path, RunSummary]:
         """The runs' summaries; those of closed runs are kept."""
         versions = {path: _manifest_version(path) for path in paths}
-        unknown = [path for path, version in versions.items() if version not in self._summaries]
-        fresh = dict(zip(unknown, run_summaries(unknown), strict=True))
-        self._summaries.update({versions[path]: one for path, one in fresh.items() if one.status == "closed"})
+        with self._reading:  # who comes while another reads has nothing left to read
+            unknown = [path for path, version in versions.items() if version not in self._summaries]
+            fresh = dict(zip(unknown, run_summaries(unknown), strict=True))
+            self._summaries.update({versions[path]: one for path, one in fresh.items() if one.status == "closed"})
         return {path: fresh.get(path) or self._summaries[version] for path, version in versions.items()}
 
     def verdict(self, run: RunSummary) -> ShortVerdict | None:

@@ -292,7 +292,7 @@ def _page(name: str) -> Callable[[Path], str]:
         root = Path(__file__).resolve().parents[2]
         sys.path.insert(0, str(root / "app"))
         sys.argv = ["streamlit_app.py", str(folder)]
-        page = AppTest.from_file(str(root / "app" / "streamlit_app.py"), default_timeout=600).run()
+        page = AppTest.from_file(str(root / "app" / "workbench.py"), default_timeout=600).run()
         if name != "overview":
             page.switch_page(f"app_pages/{name}.py").run()
         assert not page.exception, page.exception

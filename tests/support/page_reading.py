@@ -23,7 +23,7 @@ class Shown:
 
     @classmethod
     def of(cls, page: str, query: dict[str, str]) -> Shown:
-        test = AppTest.from_file(APP / "streamlit_app.py", default_timeout=30)
+        test = AppTest.from_file(APP / "workbench.py", default_timeout=30)
         for name, value in query.items():
             test.query_params[name] = value
         test.run()

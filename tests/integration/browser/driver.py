@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlencode
@@ -32,11 +32,11 @@ def chromium() -> str | None:
 
 
 @contextmanager
-def serve(folder: Path, command: Sequence[str] = (sys.executable, "-m", "streamlit", "run")) -> Iterator[str]:
+def serve(folder: Path) -> Iterator[str]:
     """The app on the runs in ``folder``, from the command line, on a free port; yields its address."""
     port = _free_port()
     arguments = [
-        *command,
+        *(sys.executable, "-m", "streamlit", "run"),
         str(ROOT / "app"),
         "--server.headless",
         "true",

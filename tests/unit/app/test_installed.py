@@ -21,7 +21,7 @@ print(test.title[0].value)
 def test_the_app_runs_from_where_a_wheel_puts_it(tmp_path: Path) -> None:
     copy = shutil.copytree(APP, tmp_path / "site" / "_app", ignore=shutil.ignore_patterns("__pycache__"))
     environment = {**os.environ, "PYTHONPATH": str(APP.parent), "AMPSCOPE_RUNS": str(tmp_path)}
-    command = [sys.executable, "-c", _RUN, str(copy / "streamlit_app.py")]
+    command = [sys.executable, "-c", _RUN, str(copy / "workbench.py")]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "No run yet", done.stderr
 

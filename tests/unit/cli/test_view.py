@@ -32,8 +32,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 def test_serves_the_folder_to_this_machine_alone(ampscope: Command, started: list[list[str]], tmp_path: Path) -> None:
     assert ampscope("view", tmp_path, "--port", 8600).code == 0
     (command,) = started
-    assert (command[0], Path(command[1]).name, command[2]) == (sys.executable, "serve.py", "run")
-    assert Path(command[3]) == Path(package.__file__).parent.parent / "app" / "streamlit_app.py"
+    assert command[:4] == [sys.executable, "-m", "streamlit", "run"]
+    assert Path(command[4]) == Path(package.__file__).parent.parent / "app" / "streamlit_app.py"
     assert "--server.address=localhost" in command
     assert "--server.port=8600" in command
     assert "--browser.gatherUsageStats=false" in command

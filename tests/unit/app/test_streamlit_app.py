@@ -15,7 +15,8 @@ pytest.importorskip("streamlit", reason="needs the app's packages")
 
 def test_all_that_takes_long_is_loaded() -> None:
     program = (
-        "import sys, serve; serve.load_first_page(); print(*(name for name in sys.argv[1:] if name not in sys.modules))"
+        "import sys, streamlit_app as entry; entry.load_first_page(); "
+        "print(*(name for name in sys.argv[1:] if name not in sys.modules))"
     )
     heavy = ("ampscope.analysis.diagnosis.diagnosis", "ampscope.report.html.report_page", "duckdb", "plotly")
     done = subprocess.run(

@@ -1,0 +1,48 @@
+"""What each visit of the app begins with: choose a run in the side bar, then read its pages."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import streamlit as st
+
+from ampscope.errors import AmpscopeError
+from blocks.basics.style import style
+from blocks.basics.text import alarm
+from blocks.frame.navigation import page_of
+from blocks.frame.new_runs import await_runs
+from blocks.frame.sidebar import choose_run
+from blocks.frame.welcome import samples_only, welcome
+from data.current_run import world_on_screen
+from data.run_folders import offered_runs, run_folders
+from state.pages import Page
+from state.query_params import params_written_once, write_params
+
+#: A file of ours: an icon of Material Symbols or an emoji would be fetched from outside.
+ICON = Path(__file__).with_name("icon.svg")
+
+st.set_page_config(page_title="AMPscope", page_icon=str(ICON), layout="wide")
+style()
+world = world_on_screen()
+page = st.navigation([page_of(one, world) for one in Page])
+is_run_list = page.url_path == Page.RUNS.url_path
+folders = run_folders()
+offered = offered_runs(folders)
+await_runs(offered, partial(offered_runs, folders))
+if not offered:
+    welcome(folders)
+    st.stop()
+with params_written_once():
+    try:
+        choose_run(offered, with_verdict=not is_run_list)
+        if Page.RANKS.is_offered(world_on_screen()) != Page.RANKS.is_offered(world):
+            write_params()
+            st.rerun()  # the pages that are offered are those of the run
+        if all(run.is_sample for run in offered.values()):
+            samples_only(folders)
+        page.run()
+    except AmpscopeError as error:
+        alarm("This run cannot be shown", str(error))
+        if is_run_list:
+            page.run()
