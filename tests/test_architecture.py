@@ -75,8 +75,8 @@ FLOORS = {
         "results numerics tables words origin causes cures usage scale overview precision diagnosis replay"
     ),
     "ampscope.report": (
-        "safe_text source_place numbers palette ranges_words what_if_words diagnosis_json comparison_json repro "
-        "figures terminal html"
+        "safe_text source_place numbers palette ranges_words what_if_words wording diagnosis_json comparison_json "
+        "repro figures terminal html"
     ),
     "ampscope.report.html": "markup sheet source document figures parts report_page notebook",
     "app": "state data charts blocks app_pages workbench streamlit_app",

@@ -29,6 +29,7 @@ GOOD = "#009E73"
 
 #: Curves carry no meaning by colour.
 CURVE = "#7A8CA3"
+OTHER_CURVE = "#9467BD"
 MARK = "#8A94A0"
 #: Lines and surfaces that must show on both themes.
 HAIRLINE = "rgba(128,128,128,0.35)"
@@ -59,6 +60,7 @@ _NAMES = {
     "info": SEVERITIES[Severity.INFO],
     "good": GOOD,
     "curve": CURVE,
+    "other": OTHER_CURVE,
     "mark": MARK,
     "hairline": HAIRLINE,
     "shade": SHADE,

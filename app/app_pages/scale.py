@@ -17,6 +17,7 @@ from ampscope.report.numbers import UNKNOWN, count, share, value
 from ampscope.report.safe_text import short
 from ampscope.report.source_place import place
 from blocks.basics.figure import show_figure
+from blocks.basics.page_links import link_row, to_plan
 from blocks.basics.table import table
 from blocks.basics.text import heading, paragraph
 from blocks.basics.tiles import tiles
@@ -56,6 +57,8 @@ def scale_page() -> None:
     live_part(partial(history, optimizer=optimizer, attempt=attempt))
     if attempt is not None:
         step_facts(run, attempt)
+    with link_row():
+        to_plan("The scales at which each gradient fits")
     heading("What if it had been set otherwise?")
     st.fragment(simulator)(run, optimizer)
     live_part(partial(details, optimizer=optimizer))

@@ -9,6 +9,7 @@ from ampscope.analysis.origin.closeup import Closeup, closeup
 from ampscope.analysis.overview.overview import Overview, overview
 from ampscope.analysis.overview.pulse import Pulse, pulse
 from ampscope.analysis.overview.ranks.ranks import Ranks, ranks_at_a_glance
+from ampscope.analysis.precision.plan.plan import Plan, plan
 from ampscope.analysis.precision.precision import Precision, precision
 from ampscope.analysis.results import Diagnosis
 from ampscope.analysis.scale.answer import ScaleAnswer, scale_answer
@@ -38,10 +39,12 @@ def pulse_of(run: RunSnapshot) -> Pulse:
 
 
 def _verdict_changes(run: RunSnapshot) -> object:
-    if not run.is_open:
-        return run.stamps
-    grown = math.floor(_GROWTHS_PER_DOUBLING * math.log2(1 + pulse_of(run).steps))
-    return run.stamps_of(_ALARMING), grown
+    return (run.stamps_of(_ALARMING), grown(run)) if run.is_open else run.stamps
+
+
+def grown(run: RunSnapshot) -> object:
+    """Changes whenever a run being written has grown by a fifth, for what takes long and changes slowly."""
+    return math.floor(_GROWTHS_PER_DOUBLING * math.log2(1 + pulse_of(run).steps)) if run.is_open else run.stamps
 
 
 @cached(_verdict_changes, of_rank=False)
@@ -90,6 +93,12 @@ def scale_record_of(run: RunSnapshot, optimizer: int | None) -> ScaleRecord:
 def precision_of(run: RunSnapshot, step: int, source: str) -> Precision:
     """The precision of a traced step."""
     return precision(run.run, step=step, source=source, rank=run.rank)
+
+
+@cached(grown, spinner="Reading the histograms")
+def plan_of(run: RunSnapshot) -> Plan:
+    """What each module would lose in a narrower format."""
+    return plan(run.run, rank=run.rank)
 
 
 @cached(_verdict_changes, of_rank=False, spinner="Looking at all ranks")

@@ -13,6 +13,7 @@ class Page(Enum):
     REPLAY = ("Replay", ":material/play_circle:")
     SCALE = ("Scale", ":material/show_chart:")
     PRECISION = ("Precision", ":material/tune:")
+    PLAN = ("Plan", ":material/stacked_bar_chart:")
     USAGE = ("Usage", ":material/fact_check:")
     RANKS = ("Ranks", ":material/lan:")
     RUNS = ("Runs", ":material/list:")

@@ -17,6 +17,7 @@ from ampscope.report.safe_text import visible
 from ampscope.report.terminal.layout import code, heading, indented, prose
 from ampscope.report.what_if_words import code as scaler_code
 from ampscope.report.what_if_words import in_sentences
+from ampscope.report.wording.window_words import sentences
 
 #: Parameters that are named.
 _NAMED = 8
@@ -48,45 +49,14 @@ def _advice(advice: Recommendation) -> Iterator[RenderableType]:
 
 
 def _window(window: ScaleWindow, current: float | None) -> Iterator[RenderableType]:
-    if window.low is None and window.high is None:
-        yield prose(f"Not known: {_unknown(window)}")
-        return
-    yield prose(_ends(window))
+    for each in sentences(window):
+        yield prose(each)
     if not window.at_scale:
-        yield prose(_unknown(window))
         return
-    yield prose(_basis(window))
     yield Text()
     yield indented(_losses(window, current))
     yield Text()
     yield indented(_parameters(window))
-
-
-def _ends(window: ScaleWindow) -> str:
-    least = "at least " if not window.exact else ""
-    low = "not known" if window.low is None else f"{least}{in_words(window.low)}"
-    high = "not known" if window.high is None else f"{in_words(window.high)}, above which {window.limited_by} overflows"
-    return f"Smallest that saves the gradients: {low}. Largest that does not overflow: {high}."
-
-
-def _unknown(window: ScaleWindow) -> str:
-    what = "no traced step has counted the exponents of gradients, so nothing is known of what is flushed to zero. "
-    return (
-        f"{what[0].upper() if window.high is not None else what[0]}{what[1:]}Traced healthy steps count them: every=N."
-    )
-
-
-def _basis(window: ScaleWindow) -> str:
-    steps = numbers.count(len(window.steps), "step")
-    sentences = [f"Counted in {steps}, up to step {window.steps[-1]:,}."]
-    if window.zero_share:
-        zeros = numbers.share(window.zero_share)
-        sentences.append(
-            f"{zeros} of the values were exactly zero: truly so or flushed, which the trace does not tell."
-        )
-    if window.unmeasured:
-        sentences.append(f"Not measured: the gradients of {numbers.count(window.unmeasured, 'parameter')}.")
-    return " ".join(sentences)
 
 
 def _losses(window: ScaleWindow, current: float | None) -> Table:

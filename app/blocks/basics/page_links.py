@@ -36,10 +36,27 @@ def to_incident(name: str, label: str = "The incident", *, icon: str | None = No
 
 
 def to_replay(
-    step: int, source: str = "", op: int | None = None, label: str = "Replay this step", *, rank: int | None = None
+    step: int,
+    source: str = "",
+    op: int | None = None,
+    label: str = "Replay this step",
+    *,
+    rank: int | None = None,
+    run: str | None = None,
+    against: str | None = None,
 ) -> None:
-    """To a traced step op by op, the cursor on the op with sequence number ``op``; ``rank`` where it is another's."""
-    link(Page.REPLAY, label, step=step, source=source or None, op=op, rank=rank)
+    """To a traced step op by op.
+
+    Args:
+        step: The step.
+        source: Which execution of it, a `Source`; by default the replay.
+        op: The sequence number of the op that the cursor is on.
+        label: What the link says.
+        rank: Where it is another's.
+        run: By its key, where it is another.
+        against: The traced step of the run to compare it with, as Replay's box names it.
+    """
+    link(Page.REPLAY, label, step=step, source=source or None, op=op, rank=rank, run=run, against=against)
 
 
 def to_scale(
@@ -64,6 +81,11 @@ def to_precision(
     """To what the ops of ``module`` ran in at a traced step; all modules where its name is too long for an address."""
     known = module if module and len(module) <= _LONGEST else None
     link(Page.PRECISION, label, step=step, source=source or None, module=known, rank=rank)
+
+
+def to_plan(label: str = "What would fit a narrower format") -> None:
+    """To what each module would lose in narrower formats, and the scales at which its gradients fit."""
+    link(Page.PLAN, label)
 
 
 def to_ranks(label: str = "All ranks") -> None:

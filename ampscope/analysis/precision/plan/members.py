@@ -37,7 +37,7 @@ def members(run: Run, rank: int, measured: Measured, sites: Mapping[int, SiteRow
     Raises:
         RunDamaged: a Parquet part turned out to be broken while it was read.
     """
-    own = [(place, row.site.module, row.is_gradient) for place, row in enumerate(measured.rows) if _is_own(row)]
+    own = [(place, row.site.module, row.is_gradient) for place, row in enumerate(measured.rows) if _is_own(row, sites)]
     given = _given(run, rank, measured.rows, sites)
     pairs = dict.fromkeys([*own, *given])
     names = tuple(
@@ -58,11 +58,18 @@ def _order(row: MeasuredRow) -> tuple[bool, int]:
     return row.site.op in frozenset(Node), row.seq
 
 
-def _is_own(row: MeasuredRow) -> bool:
-    """Whether a tensor is one of the module's; casts have the values of what they are given."""
+def _is_own(row: MeasuredRow, sites: Mapping[int, SiteRow]) -> bool:
+    """Whether a tensor is one of the module's; casts have the values of what they are given.
+
+    What backward makes of the loss is the loss's, as the scaled one itself is: no module runs it, and autocast leaves
+    it in float32 whatever the modules run in.
+    """
     if row.site.op in frozenset(Node):
         return row.site.op in (Node.PARAMETER, Node.GRADIENT)
-    return row.site.cast == Cast.NONE and (row.site.phase in _VALUES or row.site.phase == Phase.BACKWARD)
+    if row.site.cast != Cast.NONE or row.site.phase not in (*_VALUES, Phase.BACKWARD):
+        return False
+    forward = sites.get(row.site.forward_site) if row.site.forward_site is not None else None
+    return forward is None or forward.phase != Phase.LOSS
 
 
 def _given(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -39,6 +39,7 @@ class FormatLoss:
     lost_at_most: float | None = None  #: of an MX format, where `lost_share` is an estimate
     fits: bool | None = None  #: null where the module's values were not measured
     why: str = ""  #: of one that does not fit, which share is too large
+    decides: str = ""  #: the share nearest to what is too large, or farthest past it; empty where all are zero
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +162,7 @@ def _judged(loss: FormatLoss, name: str, *, overflowed: bool) -> FormatLoss:
     if loss.overflow_share is None:
         return loss
     if overflowed and name == "float16":
-        return replace(loss, fits=False, why="overflow_share")
+        return replace(loss, fits=False, why="overflow_share", decides="overflow_share")
     past = 1.0 if name in MX else MOST_LOST if name in SCALED else 0.0
     limits = {
         "overflow_share": past,
@@ -172,6 +173,12 @@ def _judged(loss: FormatLoss, name: str, *, overflowed: bool) -> FormatLoss:
         "gradient_subnormal_share": MOST_SUBNORMAL,
     }
     shares = {field: getattr(loss, field) or 0.0 for field in limits}
+    decides = max((field for field in limits if shares[field]), key=_nearness(shares, limits), default="")
     above = [field for field, most in limits.items() if shares[field] > most]
-    why = max(above, key=lambda field: shares[field] / (limits[field] or MOST_LOST), default="")
-    return replace(loss, fits=not above, why=why)
+    why = max(above, key=_nearness(shares, limits), default="")
+    return replace(loss, fits=not above, why=why, decides=why or decides)
+
+
+def _nearness(shares: Mapping[str, float], limits: Mapping[str, float]) -> Callable[[str], float]:
+    """How many times what is allowed for a share is; where nothing is, of what is of others."""
+    return lambda field: shares[field] / (limits[field] or MOST_LOST)

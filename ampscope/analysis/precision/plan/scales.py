@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -16,10 +16,13 @@ from ampscope.analysis.numerics.arrays import BoolArray, FloatArray
 from ampscope.analysis.tables.exponent_rows import Execution, MeasuredRow
 from ampscope.analysis.tables.lazy_tables import collect_groups, rank_table
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import Table
+from ampscope.trace.schema import Node, Table
 
 #: Recorded steps whose largest magnitudes are remembered. Recipes remember 16 to 1024 steps, of which a trace has some.
 HISTORY = 16
+#: Recorded steps that are looked through for them, of what is measured by turns: gradients, and the like.
+_BY_TURNS = 256
+_NODES = frozenset(Node)
 
 
 def amax_before(
@@ -60,17 +63,41 @@ def _largest(
     """By place, the steps in which it was measured, ascending, and its largest finite magnitude in each."""
     sites = {row.site.site: row for row in rows}
     scales = {(each.step, each.source): each.scale for each in done}
-    if not sites:
-        return {}
+    nodes = {number for number, row in sites.items() if row.site.op in _NODES}
+    sizes: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
+    for asked, reach in ((sites.keys() - nodes, HISTORY), (nodes, _BY_TURNS)):
+        measured = {row.execution for row in rows if row.site.site in asked}
+        for step, source, site, out, top in _extremes(run, rank, asked, _steps_before(measured, done, reach)):
+            scale = scales.get((step, source))
+            if scale is not None:
+                seen = sizes[site, out]
+                own = top / (scale if sites[site].is_gradient else 1.0)
+                seen[step] = max(seen.get(step, 0.0), own)
+    return {place: (sorted(seen), [seen[step] for step in sorted(seen)]) for place, seen in sizes.items()}
+
+
+def _steps_before(measured: Iterable[Execution], done: Sequence[Execution], reach: int) -> set[int]:
+    """The recorded steps of the same optimizer, at most ``reach``, before each of those that were measured."""
+    by_optimizer: Mapping[int, list[int]] = defaultdict(list)
+    for each in done:
+        by_optimizer[each.optimizer].append(each.step)
+    steps = {number: sorted(set(own)) for number, own in by_optimizer.items()}
+    found = set[int]()
+    for each in measured:
+        own = steps[each.optimizer]
+        end = bisect_left(own, each.step)
+        found.update(own[max(0, end - reach) : end])
+    return found
+
+
+def _extremes(
+    run: Run, rank: int, sites: Iterable[int], steps: Iterable[int]
+) -> list[tuple[int, str, int, int, float]]:
+    """Step, source, site, output and its largest magnitude, where all of it was finite."""
     size = 'max(greatest(abs("min"), abs("max")))'
     keys = "step, source, site, out"
-    where = f'site IN ({", ".join(map(str, sites))}) AND isfinite("min") AND isfinite("max")'
-    groups = collect_groups(rank_table(run, Table.OPS, rank), f"{keys}, {size} AS size", keys, where=where)
-    sizes: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
-    for step, source, site, out, top in groups:
-        scale = scales.get((step, source))
-        if scale is not None:
-            seen = sizes[site, out]
-            own = top / (scale if sites[site].is_gradient else 1.0)
-            seen[step] = max(seen.get(step, 0.0), own)
-    return {place: (sorted(seen), [seen[step] for step in sorted(seen)]) for place, seen in sizes.items()}
+    places, times = (", ".join(map(str, each)) for each in (sites, steps))
+    if not places or not times:
+        return []
+    where = f'site IN ({places}) AND step IN ({times}) AND isfinite("min") AND isfinite("max")'
+    return collect_groups(rank_table(run, Table.OPS, rank), f"{keys}, {size} AS size", keys, where=where)

@@ -10,6 +10,7 @@ import pytest
 
 from ampscope import open_run
 from ampscope.analysis.precision.plan.plan import Plan, plan
+from ampscope.analysis.precision.plan.scales import HISTORY
 from ampscope.trace.schema import Node, Phase, Source
 from tests.support.trace_builder import TraceBuilder
 from tests.support.verdicts.counted import statistics_of
@@ -75,6 +76,46 @@ def test_gradients_count_by_mass_and_carry_no_loss_scale(tmp_path: Path) -> None
     lost = sizes[sizes * 448 / sizes.max() <= 2.0**-10].sum() / sizes.sum()
     assert e4m3.gradient_lost_share == pytest.approx(lost, abs=0.01)
     assert lost < 0.05 < (sizes * 448 / sizes.max() <= 2.0**-10).mean()
+
+
+def test_the_gradient_of_the_loss_is_no_modules(tmp_path: Path) -> None:
+    trace = TraceBuilder(tmp_path / "once")
+    trace.step(scale=65536.0, traced=Source.LIVE)
+    with_op(trace, "", NORMAL)
+    loss = trace.site("aten.mul.Tensor", module="", phase=Phase.LOSS, **FLOAT32)
+    scaled = np.full(1, 65536.0)  # the scale itself, which float16 does not hold
+    with_op(trace, "", scaled, phase=Phase.BACKWARD, forward_site=loss)
+    (model,) = plan_of(trace).modules
+    assert (model.gradients, model.formats["float16"].fits) == (0, True)
+    again = TraceBuilder(tmp_path / "again")
+    again.step(scale=65536.0, traced=Source.LIVE)
+    with_op(again, "", NORMAL)
+    own = again.site("aten.add.Tensor", module="", **FLOAT32)
+    with_op(again, "", scaled, phase=Phase.BACKWARD, forward_site=own)
+    (model,) = plan_of(again).modules
+    assert model.gradients == 1
+
+
+def test_the_scale_of_a_tensor_remembers_the_steps_before_and_no_others(tmp_path: Path) -> None:
+    """What is long ago counts no more; what is measured by turns is looked for further back."""
+    trace = TraceBuilder(tmp_path)
+    often = trace.site(module="often", **FLOAT32)
+    seldom = trace.site(Node.GRADIENT, name="w", module="seldom", phase=Phase.BACKWARD, **FLOAT32)
+    param = trace.site(module="seldom", **FLOAT32)
+    for step in range(HISTORY + 2):
+        trace.step(scale=None, traced=Source.LIVE)
+        size = 100.0 if step == 0 else 1.0
+        last = step == HISTORY + 1
+        counts = statistics_of(NORMAL) if last else {"zeros": None, "exp_low": None, "exp_counts": None}
+        trace.op(often, step=step, source=Source.LIVE, **{**counts, "min": -size, "max": size, "numel": 2048})
+        if last:
+            trace.op(param, step=step, source=Source.LIVE, **statistics_of(NORMAL))
+        if last or step == 0:
+            trace.op(seldom, step=step, source=Source.LIVE, **{**counts, "min": -size, "max": size, "numel": 2048})
+    found = {each.module: each.formats["float8_e4m3fn"] for each in plan_of(trace).modules}
+    assert found["often"].overflow_share is not None
+    assert found["often"].overflow_share > 0.2  # scaled by 1, of the steps before, where it reaches 3
+    assert found["seldom"].gradient_overflow_share == 0.0  # scaled by 100
 
 
 def test_a_product_is_judged_with_what_it_is_given(tmp_path: Path) -> None:

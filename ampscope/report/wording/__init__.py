@@ -1,0 +1,1 @@
+"""Results in sentences that the terminal and the pages share."""

@@ -1,0 +1,124 @@
+"""Plan: would bf16, fp16 or fp8 do, for which modules, and at which loss scales?"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import streamlit as st
+
+from ampscope.analysis.precision.plan.formats import NAMES
+from ampscope.analysis.precision.plan.plan import Plan
+from ampscope.report.figures.plan_matrix import plan_matrix
+from ampscope.report.figures.scale_bars import scale_bars
+from ampscope.report.html.figures.plan_matrix import plan_matrix_html
+from ampscope.report.html.figures.scale_bars import scale_bars_html
+from ampscope.report.html.markup import as_source
+from ampscope.report.wording.plan_words import (
+    NOTHING_COUNTED,
+    SHARES,
+    answer,
+    basis,
+    by_format,
+    head,
+    module_words,
+    notes,
+    shares,
+    verdict,
+    without_code,
+)
+from ampscope.report.wording.window_words import sentences
+from blocks.basics.page_links import link_row, to_precision, to_scale
+from blocks.basics.table import table
+from blocks.basics.text import heading, paragraph
+from blocks.basics.watch_line import watch_line
+from blocks.choices.page_head import page_head
+from blocks.choices.select_box import choose, choose_optimizer
+from blocks.frame.live_part import live_part
+from data.current_run import current_run
+from data.run_results import diagnosis_of, overview_of, plan_of, scale_answer_of
+from data.run_snapshot import RunSnapshot
+
+_ALL = "all"
+#: Modules of one format that are told one by one.
+_ROWS = 200
+
+
+def plan_page() -> None:
+    run = current_run()
+    diagnosis = diagnosis_of(run)
+    run = page_head("Plan", run, diagnosis)
+    if not plan_of(run).modules:
+        paragraph(NOTHING_COUNTED)
+        watch_line(diagnosis, "every=100")
+        live_part(until_counted)
+        return
+    first = st.container()
+    words = {_ALL: "all formats", **{name: head(name) for name in NAMES}}
+    chosen = choose("format", "Format", list(words), words.__getitem__)
+    name = None if chosen == _ALL else chosen
+    with first:
+        live_part(partial(would_do, name=name))
+    live_part(partial(by_module, name=name))
+    live_part(partial(to_paste, name=name))
+    heading("At which loss scales the gradients fit float16")
+    live_part(partial(scales, optimizer=choose_optimizer(overview_of(run, None).optimizers)))
+
+
+def until_counted(run: RunSnapshot) -> None:
+    """Draw the page anew as soon as there is a plan."""
+    if plan_of(run).modules:
+        st.rerun()
+
+
+def would_do(run: RunSnapshot, name: str | None) -> None:
+    """The answer, and what it rests on."""
+    found = plan_of(run)
+    paragraph(f"{answer(found, name)} {basis(found)}")
+
+
+def by_module(run: RunSnapshot, name: str | None) -> None:
+    """The modules in all formats as a picture; in one, every share of them, too."""
+    found = plan_of(run)
+    heading("What each module would lose")
+    st.html(plan_matrix_html(plan_matrix(found, NAMES if name is None else (name,))))
+    st.caption(" ".join(notes(found, name)))
+    if name is not None:
+        with st.expander("Every share"):
+            table(("Module", "", *SHARES.values()), detail(found, name), numeric=tuple(SHARES.values()))
+            if len(found.modules) > _ROWS:
+                st.caption(f"and {len(found.modules) - _ROWS:,} more modules; ampscope plan has them all")
+
+
+def detail(found: Plan, name: str) -> list[tuple[str, ...]]:
+    """Each module in one format, a row each."""
+    losses = [(module.module, module.formats[name]) for module in found.modules[:_ROWS]]
+    return [(module_words(module), verdict(loss), *shares(loss)) for module, loss in losses]
+
+
+def to_paste(run: RunSnapshot, name: str | None) -> None:
+    """Which modules may go lower and which should stay up, and the code that makes it so."""
+    found = plan_of(run)
+    heading("What to do")
+    names = NAMES if name is None else (name,)
+    table(("Format", "May go that low", "Should stay above it"), [by_format(found, each) for each in names])
+    for each in names:
+        if code := found.code[each]:
+            st.caption(f"For {head(each)}:")
+            st.code(as_source(code, len(code)), language="python")
+        elif name is not None:
+            paragraph(without_code(found, each))
+    with link_row():
+        to_precision(None, label="What each module runs in now")
+
+
+def scales(run: RunSnapshot, optimizer: int | None) -> None:
+    """The smallest scale that saves each gradient and the largest at which it does not overflow, against that used."""
+    found = scale_answer_of(run, optimizer)
+    paragraph(" ".join(sentences(found.window)))
+    if html := scale_bars_html(scale_bars(found.window, found.current)):
+        st.html(html)
+    with link_row():
+        to_scale(None, "The loss scale's history")
+
+
+plan_page()
