@@ -16,10 +16,13 @@ from types import ModuleType
 
 from ampscope.trace import vocabulary
 from ampscope.trace.read import older_versions
-from ampscope.trace.schema import ROW_TYPES, SCHEMA_VERSION, Table, arrow_schema, enums, rows
+from ampscope.trace.schema import ROW_TYPES, SCHEMA_VERSION, Table, arrow_schema, audit_rows, enums, rows
 
 PAGE = Path(__file__).with_name("trace-format.md")
 TEXT = Path(__file__).with_name("trace-format.in.md")
+
+#: Where the row types are.
+ROWS = (rows, audit_rows)
 
 #: By class and field: what the comment behind the field says.
 Meanings = dict[str, dict[str, str]]
@@ -31,6 +34,11 @@ def meanings(module: ModuleType) -> Meanings:
     lines = source.splitlines()
     classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
     return {node.name: {name: _comment(lines, end) for name, end in _fields(node)} for node in classes}
+
+
+def of_rows() -> Meanings:
+    """The `meanings` of all row types."""
+    return {name: said for module in ROWS for name, said in meanings(module).items()}
 
 
 def _fields(node: ast.ClassDef) -> Iterator[tuple[str, int]]:
@@ -70,7 +78,7 @@ def columns(said: Meanings) -> dict[Table, dict[str, str]]:
 
 
 def _flat(row_type: str, said: Meanings) -> Iterator[tuple[str, str]]:
-    annotations = getattr(rows, row_type).__annotations__
+    annotations = next(getattr(each, row_type) for each in ROWS if hasattr(each, row_type)).__annotations__
     for name, text in said[row_type].items():
         inner = str(getattr(annotations[name], "__forward_arg__", annotations[name]))
         yield from _flat(inner, said) if inner in said else [(name, text)]
@@ -90,7 +98,7 @@ def page() -> str:
     """The whole document."""
     parts = {
         "version": str(SCHEMA_VERSION),
-        "tables": "\n".join(_table(table, said) for table, said in columns(meanings(rows)).items()),
+        "tables": "\n".join(_table(table, said) for table, said in columns(of_rows()).items()),
         "enumerations": "\n".join(_enumeration(name, said) for name, said in values().items()),
         "older_versions": _in_markdown(inspect.cleandoc(older_versions.__doc__ or "").partition("\n\n")[2]),
     }

@@ -54,6 +54,7 @@ def watch(
     modules: str | Sequence[str] | None = None,
     ops: str | Sequence[str] | None = None,
     parameters: str | Sequence[str] | None = None,
+    audit_every: int | None = None,
     replay_budget: int = TRIALS,
     save_tensors: bool = False,
     disk_budget: int = 2 << 30,
@@ -82,6 +83,9 @@ def watch(
             ``"blocks.*.attn"`` or a list of such patterns. What goes wrong is always written whole.
         ops: Likewise these ops: ``"aten.mm.default"``, ``"aten.mm"`` or ``"mm"``, ``"*softmax*"``.
         parameters: Likewise these parameters, gradients and optimizer state; by default those of ``modules``.
+        audit_every: Audit one step in this many: run it again, op by op, and in float32, for what each op loses by its
+            dtype (``ampscope audit``). An audit takes several times as long as its step. Default: none, but where
+            ``scope.audit()`` asks for one.
         replay_budget: Counterfactual replays per incident (all in float32, another loss scale, single modules in
             float32, bfloat16), which tell what would have cured it; 0 for none. Over a run they stay within
             ``overhead``, but for the first incidents.
@@ -111,8 +115,8 @@ def watch(
         models, job = Models(roots), this_job()
         sampled = sampled_ranks(ranks, job.world_size)
         _check_optimizer(optimizer, models)
-        asked = {"every": every, "overhead": overhead, "modules": modules, "ops": ops, "parameters": parameters}
-        settings = checked(asked, models)
+        asked = {"every": every, "overhead": overhead, "audit_every": audit_every}
+        settings = checked(asked | {"modules": modules, "ops": ops, "parameters": parameters}, models)
         folder = _folder(dir) if dir is not None else _new_folder(models, job)
         _end_earlier_run(folder)
         kept: dict[str, Any] = {"replay_budget": replay_budget, "save_tensors": save_tensors, "ranks": sampled}

@@ -28,7 +28,7 @@ def test_the_page_is_made_from_the_schema() -> None:
 
 
 def columns() -> dict[Table, dict[str, str]]:
-    found: dict[Table, dict[str, str]] = GENERATOR["columns"](GENERATOR["meanings"](GENERATOR["rows"]))
+    found: dict[Table, dict[str, str]] = GENERATOR["columns"](GENERATOR["of_rows"]())
     return found
 
 

@@ -7,9 +7,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from ampscope.capture.budgets import TraceBudget
 from ampscope.capture.events.calls import StepStart
 from ampscope.capture.events.observer import StepObserver
+from ampscope.capture.record.audit_requests import AuditRequests
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.record.settings import NAMES, checked, quoted
 from ampscope.capture.record.terminal import Terminal
@@ -44,6 +47,7 @@ class Configuration(StepObserver):
 
     Attributes:
         step: The step that a change counts for.
+        audits: Which steps are to be audited.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class Configuration(StepObserver):
     ) -> None:
         self.guard = guard
         self.step: Callable[[], int] = int
+        self.audits = AuditRequests()
         self._file = recorder.folder / FILE
         self._models = models
         self._budget, self._recorder = budget, recorder
@@ -94,6 +99,7 @@ class Configuration(StepObserver):
     def _use(self) -> None:
         settings = self._settings
         self._budget.change(every=settings["every"], share=settings["overhead"])
+        self.audits.every = settings["audit_every"]
         self._recorder.selection.filters = Filters(**{name: settings[name] for name in Filters._fields})
 
     def _look(self) -> None:
@@ -128,6 +134,7 @@ class Configurable:
         *,
         every: int | None = _SAME,
         overhead: float = _SAME,
+        audit_every: int | None = _SAME,
         modules: str | Sequence[str] | None = _SAME,
         ops: str | Sequence[str] | None = _SAME,
         parameters: str | Sequence[str] | None = _SAME,
@@ -140,8 +147,23 @@ class Configurable:
         Raises:
             WatchError: A setting cannot be honoured; none is changed.
         """
-        asked = {"every": every, "overhead": overhead, "modules": modules, "ops": ops, "parameters": parameters}
+        asked: dict[str, Any] = {"every": every, "overhead": overhead, "audit_every": audit_every}
+        asked |= {"modules": modules, "ops": ops, "parameters": parameters}
         self._configuration.change(**{name: value for name, value in asked.items() if value is not _SAME})
+
+    def audit(self, dtype: str | torch.dtype = "float32") -> None:
+        """Asks for an audit of the next healthy step: what each of its ops loses by its dtype (``ampscope audit``).
+
+        Returns at once. The step is run again where it ends, before its weights move, which takes several times as long
+        as the step itself; nothing of the training is different for it.
+
+        Args:
+            dtype: What the step is compared with: ``"float32"``, or ``"float64"``.
+
+        Raises:
+            WatchError: Nothing can be compared with that dtype.
+        """
+        self._configuration.audits.ask(dtype)
 
 
 def _settings(content: bytes) -> dict[str, Any]:

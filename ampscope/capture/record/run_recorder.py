@@ -18,6 +18,8 @@ from ampscope.capture.tracing.sampling.selection import Selection
 from ampscope.capture.tracing.sites import Sites, dtype_name, shape_name
 from ampscope.trace.files.column_block import ColumnBlock
 from ampscope.trace.schema import (
+    AuditOpRow,
+    AuditRow,
     EdgeRow,
     EventKind,
     EventRow,
@@ -209,6 +211,11 @@ class Recorder:
             tuple(place.text for place in conversions),
         )
         self._writer.put(Table.REPLAYS, [row])
+
+    def audit(self, row: AuditRow, ops: list[AuditOpRow]) -> None:
+        """A step was audited, or could not be."""
+        self._writer.put(Table.AUDIT_OPS, ops)
+        self._writer.put(Table.AUDITS, [row])
 
     def finding(
         self, cause: Cause, step: int, where: Place, *, form: MistakeForm | None, evidence: dict[str, Any]

@@ -1,4 +1,4 @@
-"""What may be asked for at `watch` and changed while a run trains: how often, and of what, healthy steps are traced."""
+"""What may be asked for at `watch` and changed while a run trains: how often, and at what, healthy steps are looked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ampscope.capture.tracing.sampling.selection import Filters, Patterns, is_in
 from ampscope.errors import WatchError
 
 #: Everything that may be changed, by name.
-NAMES = ("every", "overhead", *Filters._fields)
+NAMES = ("every", "overhead", "audit_every", *Filters._fields)
 #: Patterns for one setting, and characters of one: a step waits while all are tried on all names.
 MOST_PATTERNS, LONGEST_PATTERN = 64, 200
 
@@ -34,6 +34,8 @@ def checked(asked: Mapping[str, Any], models: Models) -> dict[str, Any]:
         check_every(found["every"])
     if "overhead" in found:
         check_overhead(found["overhead"])
+    if "audit_every" in found:
+        check_audit_every(found["audit_every"])
     for name in Filters._fields:
         if found.get(name) is not None:
             found[name] = _patterns(name, found[name], models)
@@ -48,6 +50,16 @@ def check_every(every: Any) -> None:
     """
     if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 0):
         raise WatchError(f"every={quoted(every)}: give a whole number of steps, 0 for no tracing, or leave it out")
+
+
+def check_audit_every(every: Any) -> None:
+    """Whether it is a number of steps.
+
+    Raises:
+        WatchError: It is not.
+    """
+    if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 0):
+        raise WatchError(f"audit_every={quoted(every)}: give a whole number of steps, 0 for no audits, or leave it out")
 
 
 def check_overhead(overhead: Any) -> None:

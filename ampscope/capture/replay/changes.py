@@ -19,7 +19,7 @@ from ampscope.capture.torch_support.calls.half_conversions import METHODS, dtype
 from ampscope.capture.torch_support.calls.threads import PerThread
 from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.models import Models
-from ampscope.capture.torch_support.tensor_tree import inner_tensors, rewrapped
+from ampscope.capture.torch_support.tensor_tree import inner_tensors, rewrapped, tensors
 from ampscope.capture.torch_support.user_line import NOWHERE, Place
 from ampscope.trace import schema
 from ampscope.trace.schema import LOSS_CODE
@@ -79,13 +79,15 @@ class EverythingIn(ReplayChange):
     """Every half-precision computation in another dtype: autocast, explicit conversions, half parameters and inputs.
 
     Args:
-        dtype: ``torch.float32`` in place of both half dtypes, or ``torch.bfloat16`` in place of ``torch.float16``.
+        dtype: ``torch.float32`` in place of both half dtypes, or ``torch.bfloat16`` in place of ``torch.float16``; or
+            ``torch.float64``, also in place of float32.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
-        self.kind = schema.Change.FP32 if dtype is torch.float32 else schema.Change.BF16
-        self._instead = dict.fromkeys(HALF - {dtype}, dtype)
+        self.kind = schema.Change.BF16 if dtype is torch.bfloat16 else schema.Change.FP32
+        narrower = HALF | {torch.float32} if dtype is torch.float64 else HALF
+        self._instead = dict.fromkeys(narrower - {dtype}, dtype)
 
     @contextlib.contextmanager
     def _applied(self) -> Iterator[None]:
@@ -183,6 +185,8 @@ class Conversions(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         by_engine = isinstance(func, OpOverload) and torch_private.current_backward_node() is not None
+        if func is Tensor.float and torch.float32 in self._instead:
+            return args[0].to(self._instead[torch.float32], **kwargs)
         if not by_engine and self._instead.keys() & dtypes_asked(func, args, kwargs):
             self._note()
             if func in METHODS:
@@ -190,7 +194,13 @@ class Conversions(TorchFunctionMode):
             args = tuple(self._other(value) for value in args)
             kwargs = {name: self._other(value) for name, value in kwargs.items()}
         with active_in_engine(self) if func in RUN_BACKWARD else contextlib.nullcontext():
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+        return self._widened(result, args, kwargs) if torch.float32 in self._instead else result
+
+    def _widened(self, result: Any, *given: Any) -> Any:
+        """What was made of no other tensor, in the default dtype, in the one that stands for that."""
+        made = type(result) is Tensor and result.dtype is torch.float32 and next(tensors(given), None) is None
+        return result.to(self._instead[torch.float32]) if made else result
 
     def _other(self, value: Any) -> Any:
         return self._instead.get(value, value) if isinstance(value, torch.dtype) else value
@@ -201,7 +211,7 @@ _enabling, _choosing = PerThread(torch, "set_autocast_enabled"), PerThread(torch
 
 @contextlib.contextmanager
 def _autocast_in(instead: dict[torch.dtype, torch.dtype]) -> Iterator[None]:
-    """Every autocast region entered in the body computes in another dtype; float32 switches it off.
+    """Every autocast region entered in the body computes in another dtype; one that is not half switches it off.
 
     ``torch.autocast`` sets its state through two functions of the torch module, whoever enters it: the loop, a
     module's own forward, a checkpoint's recomputation. Other threads of the process keep what they ask for.
@@ -209,7 +219,7 @@ def _autocast_in(instead: dict[torch.dtype, torch.dtype]) -> Iterator[None]:
     kept = [
         (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in call_state.device_types()
     ]
-    off = torch.float32 in instead.values()
+    off = HALF.isdisjoint(instead.values())
 
     def other_dtype(set_dtype: Callable[..., None]) -> Callable[..., None]:
         return lambda kind, dtype: set_dtype(kind, dtype if off else instead.get(dtype, dtype))

@@ -19,6 +19,7 @@ from ampscope.capture.step.ending.endings import Endings
 from ampscope.capture.step.ending.failed_calls import FailedCalls
 from ampscope.capture.step.ending.incidents import Incidents
 from ampscope.capture.step.ending.looks.again import Again
+from ampscope.capture.step.ending.looks.audit.audit import Audit
 from ampscope.capture.step.ending.looks.hidden_overflow import HiddenOverflow
 from ampscope.capture.step.ending.looks.still_buffers import StillBuffers
 from ampscope.capture.step.ending.loop_endings import LoopEndings
@@ -47,6 +48,9 @@ from ampscope.capture.usage.usage_watch import UsageWatch
 from ampscope.trace.schema import EventKind
 from ampscope.trace.vocabulary import STEP_RECORD, STEP_TAPE
 
+#: What the parts do that share a guard, as the user would say it.
+_PARTS = (STEP_RECORD, "the op tracer", "the look at the state", "the following of what the loop carries")
+
 
 def step_watch(
     models: Models,
@@ -66,7 +70,7 @@ def step_watch(
         terminal: Where the user is told.
         configuration: Changes the budget of traces, and what is written of them.
     """
-    guard, tracing, looking = map(guard_for, (STEP_RECORD, "the op tracer", "the look at the state"))
+    guard, tracing, looking, following = map(guard_for, _PARTS)
     readback, cycle, pause, history = Readback(), StepCycle(), Pause(), StateHistory()
     optimizers = OptimizerNumbers(models, recorder.next_step, recorder.describe_parameters, guard)
     own = OwnWork(pause, lambda text: recorder.event(EventKind.WARNING, optimizers.step_of(None), text))
@@ -75,7 +79,6 @@ def step_watch(
     live = LiveTrace(models, recorder, terminal, budgets[0], pause, tracing)
     tape = _tape(models, usage, pause, guard_for)
     written = WrittenState(models, history, guard)
-    following = guard_for("the following of what the loop carries")
     incidents = Incidents(models, recorder, readback, live, budgets, guard_for, terminal)
     carried = CarriedState(models, tape, recorder, incidents, live.casts, pause, following)
     spikes = SpikeEnding(models, recorder, incidents, tape, cycle, guard_for("the look at spikes"))
@@ -97,6 +100,7 @@ def step_watch(
         history=ScalerHistory(recorder, optimizers, readback, guard_for("the scaler's history")),
         **_looks(Again(models, recorder, budgets[1], guard_for("the second look")), incidents, live, tape, cycle),
         failed=failed,
+        audit=Audit(models, recorder, configuration.audits, tape, cycle, terminal, guard_for("the audit")),
         before=OptimizersBefore(models, looking),
         trace=TraceEnding(models, live, incidents, tape, budgets[0], cycle, tracing),
     )

@@ -25,11 +25,11 @@ ORDER: dict[str, str] = {
     "scaler_call_ended": "tape usage history rows",
     "attempt_began": "written carried second",
     "bare_step": "usage",
-    "optimizer_steps": "hidden second still updates rows spikes before",
-    "step_ended": "trace rows usage state carried failed",
+    "optimizer_steps": "hidden second still audit updates rows spikes before",
+    "step_ended": "trace audit rows usage state carried failed",
     "scheduler_stepped": "usage",
     "abandoned": "live tape carried failed",
-    "run_ended": "carried state failed",
+    "run_ended": "carried state failed audit",
 }
 
 

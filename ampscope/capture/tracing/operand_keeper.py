@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -42,6 +42,22 @@ class Executed(NamedTuple):
         return any(isinstance(value, float) and math.isinf(value) for value in scalars)
 
 
+class OpListener(Protocol):
+    """Is told of every op of a replay, with its operands as they are."""
+
+    def before(self, operator: Operator, args: Any, kwargs: Any) -> None:
+        """An op that writes into its operands is about to run."""
+
+    def after(self, executed: Executed, results: Sequence[Tensor], writers: Sequence[int]) -> None:
+        """An op has run.
+
+        Args:
+            executed: The op.
+            results: Its outputs.
+            writers: Sequence numbers of the ops that wrote its operands.
+        """
+
+
 class HeldCall(NamedTuple):
     """A call whose operands are held on the host, as they were before it; arguments as in a `SavedCall`."""
 
@@ -77,20 +93,14 @@ class OperandKeeper:
         self._before: dict[int, Tensor] = {}  # what they held before it
 
     def before(self, operator: Operator, args: Any, kwargs: Any) -> None:
-        """An op that writes into its operands is about to run."""
+        """See `OpListener`."""
         with self._guard:
             self._written = operators.written_tensors(operator, args, kwargs)
             small = [tensor for tensor in self._written if _bytes(tensor) <= MOST_BYTES]
             self._before = {id(tensor): tensor.detach().clone() for tensor in small}
 
     def after(self, executed: Executed, results: Sequence[Tensor], writers: Sequence[int]) -> None:
-        """An op has run.
-
-        Args:
-            executed: The op.
-            results: Its outputs.
-            writers: Sequence numbers of the ops that wrote its operands.
-        """
+        """See `OpListener`."""
         if not self._guard.broken:
             with self._guard:
                 self._look(executed, results, writers)

@@ -37,6 +37,7 @@ class Operator(NamedTuple):
     """The facts of an op overload that a tracer needs."""
 
     name: str
+    overload: Any  #: what torch calls
     passes_through: bool  #: a view, or memory without values yet: not an op on numbers
     writes: bool  #: into any of its arguments
     written: tuple[int, ...]  #: positions of arguments that are overwritten
@@ -70,6 +71,7 @@ def _read(func: Any) -> Operator:
     is_view = shares and not written
     return Operator(
         name=str(func),
+        overload=func,
         passes_through=is_view or schema.name.startswith(_UNINITIALISED) or only_waits(func),
         writes=bool(written),
         written=tuple(i for i in written if not schema.arguments[i].kwarg_only),

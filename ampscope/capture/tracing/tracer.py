@@ -25,7 +25,7 @@ from ampscope.capture.tracing.flow.dataflow import Dataflow
 from ampscope.capture.tracing.flow.outputs import Outputs
 from ampscope.capture.tracing.flow.reading import Reading
 from ampscope.capture.tracing.op_points import OpPoints, Ran
-from ampscope.capture.tracing.operand_keeper import Executed, OperandKeeper
+from ampscope.capture.tracing.operand_keeper import Executed, OpListener
 from ampscope.capture.tracing.operators import Operator
 from ampscope.capture.tracing.program.function_watch import FunctionWatch
 from ampscope.capture.tracing.program.module_stack import ModuleStack
@@ -71,7 +71,7 @@ class Tracer(OwnMode):
         self.pause = pause or Pause()  #: on while AMPscope's own code computes
         self.bad_rows: dict[str, list[int]] = {}  #: of each input that is not finite, where; in replays
         self.batch: BatchRows | None = None  #: compares the rows of the batch, where asked to
-        self.keeper: OperandKeeper | None = None  #: holds operands of this step, where asked to
+        self.keeper: OpListener | None = None  #: is told of each op with its operands, where asked to
         self.places = Places(sites, stops)
         self.functions = FunctionWatch(self.places, guard)
         self._guard = guard

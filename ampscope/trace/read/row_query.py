@@ -1,4 +1,4 @@
-"""How `Run.rows` asks for rows and what it makes of the columns that come."""
+"""How the tables of a `Run` are asked for, as frames or as rows, and what is made of the columns that come."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 import duckdb
+import narwhals as nw
 import pyarrow as pa
 
 from ampscope.errors import RunDamaged
@@ -23,9 +24,84 @@ ORDER: dict[Table, tuple[str, ...]] = {
     Table.EDGES: ("step", "source", "seq", "arg"),
     Table.INCIDENTS: ("step", "optimizer", "time"),
     Table.REPLAYS: ("step", "optimizer", "time"),
+    Table.AUDITS: ("step", "optimizer", "time"),
+    Table.AUDIT_OPS: ("step", "source", "seq", "out"),
     Table.FINDINGS: ("step", "time"),
     Table.EVENTS: ("time", "step"),
 }
+
+
+class TableFrames:
+    """The tables of a run by their names; many methods because there is one for each."""
+
+    def table(self, table: Table) -> nw.LazyFrame[Any]:
+        """The rows of a table."""
+        raise NotImplementedError
+
+    @property
+    def steps(self) -> nw.LazyFrame[Any]:
+        """One row per optimizer step attempt."""
+        return self.table(Table.STEPS)
+
+    @property
+    def scaler_events(self) -> nw.LazyFrame[Any]:
+        """Changes of and calls to gradient scalers."""
+        return self.table(Table.SCALER_EVENTS)
+
+    @property
+    def params(self) -> nw.LazyFrame[Any]:
+        """Parameters and buffers."""
+        return self.table(Table.PARAMS)
+
+    @property
+    def grads(self) -> nw.LazyFrame[Any]:
+        """Gradients of parameters by step."""
+        return self.table(Table.GRADS)
+
+    @property
+    def sites(self) -> nw.LazyFrame[Any]:
+        """Program points."""
+        return self.table(Table.SITES)
+
+    @property
+    def ops(self) -> nw.LazyFrame[Any]:
+        """Executed ops of traced steps with their statistics."""
+        return self.table(Table.OPS)
+
+    @property
+    def edges(self) -> nw.LazyFrame[Any]:
+        """Dataflow of traced steps."""
+        return self.table(Table.EDGES)
+
+    @property
+    def incidents(self) -> nw.LazyFrame[Any]:
+        """Steps that went wrong."""
+        return self.table(Table.INCIDENTS)
+
+    @property
+    def replays(self) -> nw.LazyFrame[Any]:
+        """Counterfactual replays: what was changed and what came out."""
+        return self.table(Table.REPLAYS)
+
+    @property
+    def audits(self) -> nw.LazyFrame[Any]:
+        """Audits of healthy steps: what their ops lose by their dtypes."""
+        return self.table(Table.AUDITS)
+
+    @property
+    def audit_ops(self) -> nw.LazyFrame[Any]:
+        """The ops of audited steps with their errors."""
+        return self.table(Table.AUDIT_OPS)
+
+    @property
+    def findings(self) -> nw.LazyFrame[Any]:
+        """Evidence of usage mistakes."""
+        return self.table(Table.FINDINGS)
+
+    @property
+    def events(self) -> nw.LazyFrame[Any]:
+        """Annotations on the time line."""
+        return self.table(Table.EVENTS)
 
 
 def is_equal(name: str, value: object) -> duckdb.Expression:

@@ -23,12 +23,14 @@ from ampscope.trace.manifest import Manifest, read_manifest
 from ampscope.trace.read.database import sealed_off
 from ampscope.trace.read.find import find_runs, locate
 from ampscope.trace.read.part_columns import RANK
-from ampscope.trace.read.row_query import ORDER, is_equal, values_of
+from ampscope.trace.read.row_query import ORDER, TableFrames, is_equal, values_of
 from ampscope.trace.read.small_tables import SmallTables
 from ampscope.trace.read.status import Status, status_of
 from ampscope.trace.read.table_folders import Stamp
 from ampscope.trace.read.table_scan import OfRanks, Scan
 from ampscope.trace.schema import (
+    AuditOpRow,
+    AuditRow,
     EdgeRow,
     EventRow,
     FindingRow,
@@ -60,7 +62,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     return Run(locate(Path(path)))
 
 
-class Run(NotebookRepr):
+class Run(TableFrames, NotebookRepr):
     """A run that is read. Usable from several threads; what it keeps is footers of sealed parts and journaled rows.
 
     Each access to a table looks at the folder anew, so that it sees the rows written since, of which it reads no more
@@ -111,61 +113,6 @@ class Run(NotebookRepr):
         """What tells this moment of a table, or of one rank's, from another: the same means that no row was added."""
         return self._scan.stamp(table, rank)
 
-    @property
-    def steps(self) -> nw.LazyFrame[Any]:
-        """One row per optimizer step attempt."""
-        return self.table(Table.STEPS)
-
-    @property
-    def scaler_events(self) -> nw.LazyFrame[Any]:
-        """Changes of and calls to gradient scalers."""
-        return self.table(Table.SCALER_EVENTS)
-
-    @property
-    def params(self) -> nw.LazyFrame[Any]:
-        """Parameters and buffers."""
-        return self.table(Table.PARAMS)
-
-    @property
-    def grads(self) -> nw.LazyFrame[Any]:
-        """Gradients of parameters by step."""
-        return self.table(Table.GRADS)
-
-    @property
-    def sites(self) -> nw.LazyFrame[Any]:
-        """Program points."""
-        return self.table(Table.SITES)
-
-    @property
-    def ops(self) -> nw.LazyFrame[Any]:
-        """Executed ops of traced steps with their statistics."""
-        return self.table(Table.OPS)
-
-    @property
-    def edges(self) -> nw.LazyFrame[Any]:
-        """Dataflow of traced steps."""
-        return self.table(Table.EDGES)
-
-    @property
-    def incidents(self) -> nw.LazyFrame[Any]:
-        """Steps that went wrong."""
-        return self.table(Table.INCIDENTS)
-
-    @property
-    def replays(self) -> nw.LazyFrame[Any]:
-        """Counterfactual replays: what was changed and what came out."""
-        return self.table(Table.REPLAYS)
-
-    @property
-    def findings(self) -> nw.LazyFrame[Any]:
-        """Evidence of usage mistakes."""
-        return self.table(Table.FINDINGS)
-
-    @property
-    def events(self) -> nw.LazyFrame[Any]:
-        """Annotations on the time line."""
-        return self.table(Table.EVENTS)
-
     @overload
     def rows(self, table: Literal[Table.STEPS], **equals: object) -> list[StepRow]: ...
     @overload
@@ -184,6 +131,10 @@ class Run(NotebookRepr):
     def rows(self, table: Literal[Table.INCIDENTS], **equals: object) -> list[IncidentRow]: ...
     @overload
     def rows(self, table: Literal[Table.REPLAYS], **equals: object) -> list[ReplayRow]: ...
+    @overload
+    def rows(self, table: Literal[Table.AUDITS], **equals: object) -> list[AuditRow]: ...
+    @overload
+    def rows(self, table: Literal[Table.AUDIT_OPS], **equals: object) -> list[AuditOpRow]: ...
     @overload
     def rows(self, table: Literal[Table.FINDINGS], **equals: object) -> list[FindingRow]: ...
     @overload

@@ -8,11 +8,13 @@ need it.
 
 from __future__ import annotations
 
+from ampscope.trace.schema.audit_rows import AuditOpRow, AuditRow
 from ampscope.trace.schema.enums import (
     COLLECTIVE_LIBRARIES,
     ENTRY_NODES,
     LOSS_CODE,
     SINK_NODES,
+    AuditStatus,
     Cast,
     Change,
     EventKind,
@@ -70,6 +72,9 @@ __all__ = [
     "SINK_NODES",
     "TOP_VALUES",
     "UNMEASURED",
+    "AuditOpRow",
+    "AuditRow",
+    "AuditStatus",
     "Cast",
     "Change",
     "EdgeRow",

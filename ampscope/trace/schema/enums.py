@@ -67,6 +67,7 @@ class Source(StrEnum):
     LIVE = "live"  #: the real step, as it ran
     REPLAY = "replay"  #: the faithful replay of the step
     WRITE = "write"  #: what the loop ran between two steps and left in a tensor that it carries, run again
+    AUDIT = "audit"  #: the faithful replay of a healthy step, each op of which was measured (``audit_ops``)
     REPLAY_FP32 = "replay:fp32"  #: everything in float32; only extremes are measured, but of `Trigger.LOST_GRADIENT`
 
 
@@ -94,6 +95,14 @@ class ReplayStatus(StrEnum):
     RECEIVED = "received"  #: this rank's own calculation came out finite when it was run again; what is not finite came
     #: from another rank through a collective, or out of the collective itself: ``incidents.replay_reason`` says which
     UNAVAILABLE = "unavailable"  #: the step could not be run again
+
+
+class AuditStatus(StrEnum):
+    """How far an audit came (``audits.status``)."""
+
+    DONE = "done"  #: each op was measured, and compared with the same step in the reference dtype
+    PARTIAL = "partial"  #: each op was measured; what it inherited, and the true error, are not known for ``reason``
+    UNAVAILABLE = "unavailable"  #: the step could not be run again, for ``reason``
 
 
 class Change(StrEnum):

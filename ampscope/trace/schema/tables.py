@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from ampscope.trace.schema.audit_rows import AuditOpRow, AuditRow
 from ampscope.trace.schema.column_types import arrow_field
 from ampscope.trace.schema.rows import (
     EdgeRow,
@@ -39,6 +40,8 @@ class Table(StrEnum):
     EDGES = "edges"
     INCIDENTS = "incidents"
     REPLAYS = "replays"
+    AUDITS = "audits"
+    AUDIT_OPS = "audit_ops"
     FINDINGS = "findings"
     EVENTS = "events"
 
@@ -53,6 +56,8 @@ Row = (
     | EdgeRow
     | IncidentRow
     | ReplayRow
+    | AuditRow
+    | AuditOpRow
     | FindingRow
     | EventRow
 )
@@ -67,12 +72,14 @@ ROW_TYPES: dict[Table, type[Row]] = {
     Table.EDGES: EdgeRow,
     Table.INCIDENTS: IncidentRow,
     Table.REPLAYS: ReplayRow,
+    Table.AUDITS: AuditRow,
+    Table.AUDIT_OPS: AuditOpRow,
     Table.FINDINGS: FindingRow,
     Table.EVENTS: EventRow,
 }
 
 #: Tables that the disk budget may shorten, oldest parts first. Everything else is kept.
-BULK_TABLES = (Table.OPS, Table.EDGES, Table.GRADS)
+BULK_TABLES = (Table.OPS, Table.EDGES, Table.GRADS, Table.AUDIT_OPS)
 
 
 @cache

@@ -26,6 +26,8 @@ _ORDER = (
     Table.FINDINGS,
     Table.EVENTS,
     Table.REPLAYS,
+    Table.AUDIT_OPS,
+    Table.AUDITS,
     Table.INCIDENTS,
 )
 

@@ -25,6 +25,7 @@ _NO_OTHER = "none"
 _EXECUTIONS = {
     Source.LIVE.value: "recorded as it ran",
     Source.REPLAY.value: "replayed",
+    Source.AUDIT.value: "replayed for an audit",
     Source.REPLAY_FP32.value: "replayed in float32",
 }
 

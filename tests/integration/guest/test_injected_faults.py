@@ -73,7 +73,13 @@ def run(loop: str, folder: Path, watching: Callable[[], object]) -> dict[str, by
     scopes: list[ampscope.Scope] = []
 
     def watch(*watched: Any, **options: Any) -> None:
-        ours: dict[str, Any] = {"dir": folder / str(len(scopes)), "quiet": True, "every": 2, "save_tensors": True}
+        ours: dict[str, Any] = {
+            "dir": folder / str(len(scopes)),
+            "quiet": True,
+            "every": 2,
+            "audit_every": 2,
+            "save_tensors": True,
+        }
         scopes.append(ampscope.watch(*watched, **(ours | options)))
         watching()
 

@@ -23,6 +23,7 @@ from ampscope.capture.step.measures.state.state_watch import BadState
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.readback import Readback
+from ampscope.capture.tracing.operand_keeper import OperandKeeper
 from ampscope.capture.tracing.traced_rows import TracedRows
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.provenance import absorbed, reaches_loss
@@ -120,7 +121,7 @@ class Incidents:
             attempt.traced = source_of(Source.REPLAY, attempt.index)
             rows = TracedRows(*tracer.rows(attempt.step, attempt.traced), self._recorder.sites)
             self._recorder.trace(rows.ops, rows.edges, attempt.step, attempt.traced)
-            if tracer.keeper is not None:
+            if isinstance(tracer.keeper, OperandKeeper):
                 self._recorder.operands.write(tracer.keeper, rows, optimizer=attempt.index)
         tracer.release()
         return outcome, rows, recording

@@ -67,7 +67,7 @@ def test_an_unwatched_loop_repeats_itself(loop: Loop) -> None:
     assert differences(exact_state(first), exact_state(second)) == []
 
 
-@pytest.mark.parametrize("options", [{}, {"every": 1}], ids=["default", "every=1"])
+@pytest.mark.parametrize("options", [{}, {"every": 1}, {"audit_every": 2}], ids=["default", "every=1", "audit_every=2"])
 def test_watching_changes_no_bit(loop: Loop, options: dict[str, Any], run_folder: Path) -> None:
     unwatched = loop(None)
     expected = exact_state(unwatched)

@@ -151,6 +151,7 @@ WATCHED: tuple[dict[str, Any], ...] = (
     {"every": 3, "overhead": 1.0, "replay_budget": 3},
     {"overhead": 1.0, "replay_budget": 3},
     {"save_tensors": True},
+    {"audit_every": 2},
 )
 
 

@@ -13,6 +13,7 @@ from ampscope.capture.record.configuration import Configuration
 from ampscope.capture.replay.step_tape import StepTape
 from ampscope.capture.step.carried.carried_state import CarriedState
 from ampscope.capture.step.ending.failed_calls import FailedCalls
+from ampscope.capture.step.ending.looks.audit.audit import Audit
 from ampscope.capture.step.ending.looks.hidden_overflow import HiddenOverflow
 from ampscope.capture.step.ending.looks.still_buffers import StillBuffers
 from ampscope.capture.step.ending.optimizer_rerun import OptimizersBefore
@@ -50,6 +51,7 @@ PARTS: dict[str, type[StepObserver]] = {
     "spikes": SpikeEnding,
     "failed": FailedCalls,
     "before": OptimizersBefore,
+    "audit": Audit,
 }
 
 

@@ -13,6 +13,7 @@ _READS = frozenset({"item", "tolist", "is_nonzero", "nonzero", "equal", "allclos
 _CASTS = frozenset({"bool", "int", "float"})
 
 REPLAYED = "a bad step, or one that is looked into, is run again: that waits in any case"
+AUDITED = "a step that is audited, as the loop has asked for, is run again twice"
 TRACED = "the statistics of a step that was traced are written down"
 ARRIVED = "was waited for already, or has just been found to have arrived"
 ON_HOST = "lies on the host"
@@ -33,6 +34,8 @@ WAITS: dict[str, str] = {
     "step/carried/still_carried.py _is_lost": REPLAYED,
     "step/ending/second_look.py _stands_still": REPLAYED,
     "step/ending/spikes.py _shares": REPLAYED,
+    "step/ending/looks/audit/differences.py read": AUDITED,
+    "step/ending/looks/audit/runs.py total": AUDITED,
     "step/ending/looks/still_buffers.py _stands_still": "half-precision buffers, in the few steps that are looked at",
     "step/ending/verdict.py of_device_skip": ARRIVED,
     "step/measures/deviation.py between": REPLAYED,
@@ -89,6 +92,7 @@ NO_TENSORS = frozenset(
     f"{file} {function}"
     for file, functions in {
         "replay/memory.py": "_free room _left_in _kilobytes",
+        "step/ending/looks/audit/widened.py": "draws",
         "step/carried/between_steps.py": "made_of_carried",
         "step/carried/carried_tensors.py": "__bool__",
         "step/carried/condition.py": "__bool__",

@@ -1,0 +1,193 @@
+"""Audits healthy steps: what each op loses by its dtype, apart from what it inherited, and what that does to the loss.
+
+Before the weights move, the step is run again twice: in float32 or float64, the reference, of which a sample of each
+op's result is kept; and as it was, where each op is run once more on its own operands, widened. The difference is its
+own error. What it gives on its own operands in the reference dtype against what the reference step has at the same
+place is the error that it inherited. Its own error times the gradient at that place, which the same replay's backward
+brings, is what it adds to the loss's error, to first order.
+
+The dtypes are compared as the training's settings have them: a float32 whose matrix products run in TF32 is one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+
+from ampscope.capture.events.observer import StepObserver
+from ampscope.capture.events.open_step import EndedStep, StepAttempt
+from ampscope.capture.events.run_end import RunEnd
+from ampscope.capture.record.audit_requests import AuditRequests
+from ampscope.capture.record.run_recorder import Recorder
+from ampscope.capture.record.terminal import Terminal
+from ampscope.capture.replay import memory, step_replay
+from ampscope.capture.replay.step_tape import StepTape
+from ampscope.capture.replay.tape.taped_step import TapedStep
+from ampscope.capture.step.cycle import State, StepCycle
+from ampscope.capture.step.ending.looks.audit import audit_rows, runs
+from ampscope.capture.step.ending.looks.audit.audit_rows import OTHER_DRAWS, Errors
+from ampscope.capture.step.ending.looks.audit.runs import FAILED, Faithful, Reference
+from ampscope.capture.step.measures import gradients
+from ampscope.capture.torch_support.dtypes import torch_dtype
+from ampscope.capture.torch_support.guard import Guard
+from ampscope.capture.torch_support.models import Models
+from ampscope.capture.tracing.traced_rows import TracedRows
+from ampscope.trace.schema import AuditOpRow, AuditRow, AuditStatus, EventKind, Source, source_of
+
+RECEIVED = "the step uses values from other ranks: what those would have sent in the reference dtype cannot be known"
+
+MOVED = "the loop had moved the weights when AMPscope could first look"
+
+
+class Audit(StepObserver):
+    """Audits the steps that were asked for.
+
+    Args:
+        models: The watched models.
+        recorder: Where rows go.
+        requests: Which steps are to be audited.
+        tape: What a replay needs.
+        cycle: Where the step is.
+        terminal: Where the user is told.
+        guard: Catches faults of auditing.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        recorder: Recorder,
+        requests: AuditRequests,
+        tape: StepTape,
+        cycle: StepCycle,
+        terminal: Terminal,
+        guard: Guard,
+    ) -> None:
+        self.guard = guard
+        self._models = models
+        self._recorder = recorder
+        self._requests = requests
+        self._tape = tape
+        self._cycle = cycle
+        self._terminal = terminal
+        self._told: set[str] = set()
+
+    def optimizer_steps(self, attempt: StepAttempt) -> None:
+        """Audits the step, if one is due and this one is healthy."""
+        if due := self._due(attempt):
+            self._audit(attempt, due)
+
+    def step_ended(self, ended: EndedStep) -> None:
+        """Likewise, where no optimizer but the loop itself is about to move the weights."""
+        attempt = ended.attempt
+        due = self._due(attempt)
+        if due and attempt.by_hand:
+            self._audit(attempt, due)
+        elif due and attempt.late:
+            self._write(attempt, (self._row(attempt, due, AuditStatus.UNAVAILABLE, MOVED), []), time.perf_counter())
+
+    def _due(self, attempt: StepAttempt) -> str:
+        return "" if attempt.bad else self._requests.due(attempt.step, attempt.index)
+
+    def _audit(self, attempt: StepAttempt, due: str) -> None:
+        started = time.perf_counter()
+        with self._cycle.inside(State.JUDGING):
+            made = self._made(attempt, due)
+        if made is not None:
+            self._write(attempt, made, started)
+
+    def _write(self, attempt: StepAttempt, made: tuple[AuditRow, list[AuditOpRow]], started: float) -> None:
+        row, ops = made
+        self._requests.served(attempt.step, attempt.index)
+        seconds = time.perf_counter() - started
+        attempt.judging_s += seconds
+        self._recorder.audit(row._replace(seconds=seconds), ops)
+        self._tell(row)
+
+    def run_ended(self, _: RunEnd) -> None:
+        """Says so where an audit was asked for and no healthy step came."""
+        if self._requests.waiting:
+            text = "an audit was asked for, and no healthy step came after that"
+            self._recorder.event(EventKind.NOTE, max(self._recorder.next_step.values(), default=0), text)
+            self._terminal.once("audit-waiting", text)
+
+    def _made(self, attempt: StepAttempt, due: str) -> tuple[AuditRow, list[AuditOpRow]] | None:
+        """The rows of an audit; None where the step turns out not to be healthy."""
+        if self._tape.broken:
+            return self._row(attempt, due, AuditStatus.UNAVAILABLE, "the step tape had switched itself off"), []
+        recording = self._tape.recording()._replace(scale=attempt.scale)
+        obstacle = step_replay.why_not(recording, self._models) or memory.obstacle(self._models)
+        obstacle = obstacle or (RECEIVED if recording.has_received() else "")
+        if obstacle:
+            return self._row(attempt, due, AuditStatus.UNAVAILABLE, obstacle), []
+        reference = runs.reference(recording, self._models, torch_dtype(due), self.guard)
+        names = gradients.names(attempt.optimizer, self._models)
+        found = runs.faithful(
+            recording, self._models, reference, torch_dtype(due), self._recorder.sites, guard=self.guard, names=names
+        )
+        try:
+            if found.reason or self.guard.broken:
+                return self._row(attempt, due, AuditStatus.UNAVAILABLE, found.reason or FAILED), []
+            return self._measured(attempt, due, recording, reference, found) if found.player.finite else None
+        finally:
+            found.release()
+
+    def _measured(
+        self, attempt: StepAttempt, due: str, recording: TapedStep, reference: Reference, found: Faithful
+    ) -> tuple[AuditRow, list[AuditOpRow]]:
+        source, scale = source_of(Source.AUDIT, attempt.index), recording.scale or 1.0
+        traced = TracedRows(*found.tracer.rows(attempt.step, source), self._recorder.sites)
+        ours = found.player.gradients()
+        pairs = {name: (reference.gradients.get(name), gradient) for name, gradient in ours.items()}
+        errors = audit_rows.errors_of(found.errors, traced, pairs, scale)
+        self._recorder.trace(traced.ops, traced.edges, attempt.step, source)
+        loss = runs.total(found.player.losses)
+        row = self._row(attempt, due, *_status(reference, found, errors))._replace(
+            source=source,
+            loss=None if loss is None else loss / scale,
+            reference_loss=None if reference.loss is None else reference.loss / scale,
+            explained=errors.explained,
+            ops=found.errors.rerun,
+            not_measured=found.errors.not_measured.total(),
+            not_measured_ops=tuple(found.errors.not_measured),
+        )
+        return row, errors.rows
+
+    def _row(self, attempt: StepAttempt, due: str, status: AuditStatus, reason: str) -> AuditRow:
+        """The row of an audit of which nothing is known but this."""
+        return AuditRow(
+            step=attempt.step,
+            optimizer=attempt.index,
+            segment=self._recorder.segment,
+            time=time.time(),
+            dtype=due,
+            status=status,
+            reason=reason,
+            source="",
+            loss=None,
+            reference_loss=None,
+            explained=None,
+            ops=0,
+            not_measured=0,
+            not_measured_ops=(),
+            seconds=0.0,
+        )
+
+    def _tell(self, row: AuditRow) -> None:
+        """One line: the first audit, and each reason why one cannot be made, once."""
+        text = f"step {row.step} was audited. Look: ampscope audit {self._recorder.folder}"
+        key = "audit"
+        if row.status == AuditStatus.UNAVAILABLE:
+            text = f"step {row.step} could not be audited: {row.reason}"
+            key = f"audit-{hashlib.sha256(row.reason.encode()).hexdigest()[:8]}"
+        if key not in self._told:
+            self._told.add(key)
+            self._terminal.once(key, text)
+
+
+def _status(reference: Reference, found: Faithful, errors: Errors) -> tuple[AuditStatus, str]:
+    """How far the audit came, and why no further; with what the replay differs in from the step."""
+    missing = reference.reason and f"the step could not be run in the reference dtype: {reference.reason}"
+    missing = missing or ("" if errors.same_draws else OTHER_DRAWS)
+    differs = "; ".join(dict.fromkeys(found.player.differences.found))
+    reason = "; ".join(filter(None, [missing, differs and f"the replay differs from the step: {differs}"]))
+    return AuditStatus.PARTIAL if missing else AuditStatus.DONE, reason

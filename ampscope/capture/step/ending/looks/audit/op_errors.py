@@ -1,0 +1,216 @@
+"""Measures each op of a faithful replay: the error it makes, the one it inherited, and what both do to the loss."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ampscope.capture.step.ending.looks.audit import widened
+from ampscope.capture.step.ending.looks.audit.differences import SAMPLE, Numbers, difference, norm, precise
+from ampscope.capture.step.ending.looks.audit.reference import Positions, ReferenceSamples, is_cast, sampled
+from ampscope.capture.torch_support import torch_private
+from ampscope.capture.torch_support.guard import Guard
+from ampscope.capture.tracing import operators
+from ampscope.capture.tracing.operand_keeper import Executed
+from ampscope.capture.tracing.operators import Operator
+from ampscope.capture.tracing.statistics.samples import sample
+from ampscope.capture.tracing.tracer import Tracer
+
+#: Random numbers of two executions are the same if they differ by no more than their rounding: of ones and zeros by
+#: nothing, of others by this share.
+_SAME_NUMBERS = 0.02
+
+
+@dataclass(slots=True)
+class MeasuredOutput:
+    """One output of an op; numbers of scalars that are still on their device, None where there is none.
+
+    It has many attributes because they are those of a row.
+    """
+
+    seq: int
+    out: int
+    site: int
+    micro_batch: int
+    is_cast: bool
+    writers: tuple[int, ...]  #: of its operands
+    local: tuple[int, int] | None = None  #: norms of the error and of what it is an error of
+    inherited: tuple[int, int] | None = None
+    total: tuple[int, int] | None = None
+    is_exact: bool = False  #: it computes in the reference dtype
+    contributions: tuple[tuple[int, int], ...] = ()  #: sums of products with the gradient, and of their squares
+    inherited_squares: tuple[tuple[int, float], ...] = ()  #: likewise of a sample, and how many elements one stands for
+
+
+@dataclass(slots=True)
+class _Awaited:
+    """An output whose gradient backward will bring."""
+
+    tensor: Tensor
+    output: MeasuredOutput
+    error: Tensor | None  #: its own, in bfloat16; None where there is none
+    drift: Tensor | None  #: a sample of the inherited one
+
+
+class OpErrors:
+    """Listens to the faithful replay.
+
+    Args:
+        tracer: Of that replay.
+        samples: Of the reference execution; None where there is none to compare with.
+        reference: The dtype of the reference.
+        guard: Catches faults of what runs in backward.
+
+    Attributes:
+        outputs: What was measured, in order of execution.
+        not_measured: How many ops of a name could not be run again.
+        rerun: How many were.
+        draws: Numbers of the scalars that tell how far random numbers lie apart.
+        counts: Gradients that come are those of the loss.
+    """
+
+    def __init__(self, tracer: Tracer, samples: ReferenceSamples | None, reference: torch.dtype, guard: Guard) -> None:
+        self._guard = guard
+        self.numbers = Numbers()
+        self.outputs: list[MeasuredOutput] = []
+        self.not_measured: Counter[str] = Counter()
+        self.rerun = 0
+        self.draws: list[tuple[int, int]] = []
+        self.counts = False
+        self._positions = Positions(tracer)
+        self._samples = samples
+        self._reference = reference
+        self._before: dict[int, Tensor] = {}
+        self._written: list[Tensor] = []  # kept, so that an id stays that of its tensor
+        self._awaited: list[_Awaited] = []
+
+    def before(self, operator: Operator, args: Any, kwargs: Any) -> None:
+        """See `OpListener`."""
+        self.settle()
+        self._written = operators.written_tensors(operator, args, kwargs)
+        self._before = {id(each): each.detach().clone() for each in self._written}
+
+    def after(self, executed: Executed, results: Sequence[Tensor], writers: Sequence[int]) -> None:
+        """See `OpListener`."""
+        self.settle()
+        before, self._before = self._before, {}
+        key = self._positions.of(executed, results)
+        if widened.draws(executed):
+            self._compare_draws(results, self._samples.drawn(key) if self._samples is not None else [])
+        elif any(map(_has_values, results)):
+            concerned = widened.concerns(executed, results, self._reference)
+            wide = widened.run(executed, before, self._reference) if concerned else None
+            if concerned:
+                self._count(executed, wide, results)
+            known = self._samples.of(key) if self._samples is not None else []
+            for out, result in enumerate(results):
+                if _has_values(result):
+                    output = MeasuredOutput(
+                        executed.seq,
+                        out,
+                        executed.site,
+                        self._positions.micro_batch,
+                        is_cast(executed, results),
+                        tuple(writers),
+                        is_exact=not concerned,
+                    )
+                    self.outputs.append(output)
+                    self._measure(output, result, _at(wide, out, result), _at(known, out))
+        self._written = []
+
+    def settle(self) -> None:
+        """Has backward tell the gradients of what the last op gave, to which autograd has given its history by now."""
+        awaited, self._awaited = self._awaited, []
+        for each in awaited:
+            if each.tensor.grad_fn is not None:
+                arrives = partial(self._arrives, each.output, each.error, each.drift)
+                each.tensor.register_hook(arrives)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+    def release(self) -> None:
+        """Lets go of every tensor."""
+        self._awaited, self._written, self._before, self._samples = [], [], {}, None
+        self.numbers = Numbers()
+
+    def _count(self, executed: Executed, wide: list[Tensor] | None, results: Sequence[Tensor]) -> None:
+        fits = wide is not None and [each.shape for each in wide] == [each.shape for each in results]
+        self.rerun += fits
+        if not fits:
+            self.not_measured[executed.operator.name] += 1
+
+    def _measure(self, output: MeasuredOutput, result: Tensor, wide: Tensor | None, known: Tensor | None) -> None:
+        """Takes the norms of all errors of an output.
+
+        Args:
+            output: Is told them.
+            result: What the op gave.
+            wide: What it gives in the reference dtype; None where that is not known.
+            known: A sample of what the reference step has there; likewise.
+        """
+        error = drift = None
+        if wide is not None:
+            error, of = difference(result, wide)
+            output.local = self._norms(error, of)
+            error = error.to(torch.bfloat16)
+        ours = sampled(result) if known is not None else None
+        if known is not None and ours is not None and known.shape == ours.shape:
+            reference = known.to(self._reference)
+            output.total = self._norms(*difference(ours, reference))
+            meant = sampled(wide) if wide is not None else ours if output.is_exact else None
+            if meant is not None:
+                drift, of = difference(meant.to(self._reference), reference)
+                output.inherited = self._norms(drift, of)
+        if error is not None or drift is not None:
+            self._awaited.append(_Awaited(result, output, error, drift))
+
+    def _norms(self, error: Tensor, of: Tensor) -> tuple[int, int]:
+        return self.numbers.put(norm(error)), self.numbers.put(norm(of))
+
+    def _compare_draws(self, results: Sequence[Tensor], known: Sequence[Tensor | None]) -> None:
+        for out, result in enumerate(results):
+            ours, theirs = sampled(result), _at(known, out)
+            if ours is not None and theirs is not None and ours.shape == theirs.shape:
+                ours, theirs = (each.to(precise(each.device)) for each in (ours, theirs))
+                self.draws.append(self._norms(ours - theirs, theirs))
+
+    def _arrives(self, output: MeasuredOutput, error: Tensor | None, drift: Tensor | None, gradient: Tensor) -> None:
+        """The gradient of an output comes."""
+        if self.counts and not self._guard.broken and gradient.layout is torch.strided:
+            with self._guard:
+                self._arrived(output, error, drift, gradient)
+
+    def _arrived(self, output: MeasuredOutput, error: Tensor | None, drift: Tensor | None, gradient: Tensor) -> None:
+        past_dispatch, past_functions = torch_private.past_modes()
+        with past_dispatch, past_functions, torch.no_grad():
+            dtype = precise(gradient.device)
+            if error is not None:
+                products = gradient.to(dtype) * error
+                numbers = self.numbers.put(products.sum()), self.numbers.put(products.square().sum())
+                output.contributions += (numbers,)
+            if drift is not None:
+                of_sample = sample(gradient.detach(), SAMPLE)
+                if of_sample.shape == drift.shape:
+                    squares = self.numbers.put((of_sample.to(dtype) * drift).square().sum())
+                    output.inherited_squares += ((squares, gradient.numel() / len(drift)),)
+
+
+def same_draws(norms: list[float], draws: Sequence[tuple[int, int]]) -> bool:
+    """Whether random numbers came out as in the reference, but for their rounding."""
+    return all(norms[apart] <= _SAME_NUMBERS * norms[of] for apart, of in draws)
+
+
+def _at(values: Sequence[Tensor | None] | None, out: int, like: Tensor | None = None) -> Tensor | None:
+    """One of several outputs, if it is there and, where that is asked, has the shape of another."""
+    value = values[out] if values is not None and out < len(values) else None
+    return value if value is not None and (like is None or value.shape == like.shape) else None
+
+
+def _has_values(tensor: Tensor) -> bool:
+    """Whether a tensor holds real floating-point numbers that can be compared."""
+    is_real = tensor.dtype.is_floating_point
+    return is_real and tensor.layout is torch.strided and not tensor.is_nested and tensor.numel() > 0

@@ -1,0 +1,91 @@
+"""Runs one op again on its own operands, in a wider dtype: what it would have given had it not rounded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ampscope.capture.torch_support.guard import Suppressed
+from ampscope.capture.tracing import operators
+from ampscope.capture.tracing.operand_keeper import Executed
+from ampscope.capture.tracing.statistics.tensor_values import stored
+
+#: Arguments that say what an op does for operands in half precision, and what they are for wider ones.
+_OF_HALF = {"half_to_float": False}
+
+
+def is_narrow(tensor: Tensor, reference: torch.dtype) -> bool:
+    """Whether a tensor's values are rounded to fewer bits than those of the reference."""
+    return tensor.dtype.is_floating_point and tensor.dtype.itemsize < reference.itemsize
+
+
+def concerns(executed: Executed, results: Sequence[Tensor], reference: torch.dtype) -> bool:
+    """Whether an op reads or gives anything narrower than the reference: another computes in it anyway."""
+    return any(is_narrow(each, reference) for each in (*executed.operands, *results))
+
+
+def draws(executed: Executed) -> bool:
+    """Whether a call draws random numbers: once more, it would draw others."""
+    operator = executed.operator
+    if operator.is_random and "dropout_p" in operator.argument_names:  # attention, which drops nothing by default
+        given = dict(zip(operator.argument_names, executed.args, strict=False)) | executed.kwargs
+        return bool(given.get("dropout_p", 0.0))
+    return operator.is_random or operator.draws
+
+
+def run(executed: Executed, before: Mapping[int, Tensor], reference: torch.dtype) -> list[Tensor] | None:
+    """The outputs of an op on its own operands in the reference dtype; None where it cannot be run so.
+
+    Args:
+        executed: The op, which has run.
+        before: What the tensors that it overwrote held before it, by ``id``; copies that this may write into.
+        reference: The wider dtype.
+
+    Returns:
+        In the order of its own outputs. Nothing that the step has is different afterwards.
+    """
+    widening = _Widening(before, reference)
+    with Suppressed() as suppressed:
+        operator, names = executed.operator, executed.operator.argument_names
+        args = tuple(
+            widening.of(value, names[place] if place < len(names) else "") for place, value in enumerate(executed.args)
+        )
+        kwargs = {name: widening.of(value, name) for name, value in executed.kwargs.items()}
+        result = operator.overload(*args, **kwargs)
+        results, _ = operators.results(operator, args, kwargs, result)
+        return list(map(stored, results))
+    return None if suppressed.error is not None else []
+
+
+class _Widening:
+    """The arguments of one call, in the reference dtype."""
+
+    def __init__(self, before: Mapping[int, Tensor], reference: torch.dtype) -> None:
+        self._before = before
+        self._reference = reference
+        self._made: dict[int, Tensor] = {}  # the same tensor twice is the same twice
+
+    def of(self, value: Any, name: str = "") -> Any:
+        """One argument."""
+        if isinstance(value, Tensor):
+            return self._tensor(value)
+        if isinstance(value, (list, tuple)) and _has_tensors(value):
+            return [self.of(each) for each in value]
+        if isinstance(value, torch.dtype):
+            narrow = value.is_floating_point and value.itemsize < self._reference.itemsize
+            return self._reference if narrow else value
+        return _OF_HALF.get(name, value)
+
+    def _tensor(self, tensor: Tensor) -> Tensor:
+        known = self._made.get(id(tensor))
+        if known is None:
+            value = self._before.get(id(tensor), tensor).detach()
+            known = self._made[id(tensor)] = value.to(self._reference) if is_narrow(value, self._reference) else value
+        return known
+
+
+def _has_tensors(values: Iterable[Any]) -> bool:
+    return any(isinstance(each, Tensor) for each in values)
