@@ -61,6 +61,15 @@ def visit(page: Page, times: Times, title: str) -> None:
         still(page)
 
 
+def heat_map(page: Page, times: Times) -> None:
+    """From the click to the heat map of ranges, when nothing of it is known yet."""
+    with timed(times, "Ranges, to the heat map"):
+        page.get_by_test_id("stSidebarNavLink").filter(has_text="Ranges").click()
+        page.wait_for_selector(".cells > i", timeout=120_000)
+    with timed(times, "Ranges, all of it"):
+        still(page)
+
+
 def press(page: Page, times: Times, name: str, act: Callable[[Page], None]) -> None:
     """An interaction within a page."""
     with timed(times, name):
@@ -77,7 +86,8 @@ def big(page: Page, times: Times, address: str, run: str) -> None:
         still(page)
     if page.get_by_text("what follows is a sample").count():
         raise LookupError(f"the app does not find {run}")
-    for title in ("Incident", "Replay", "Scale", "Precision"):
+    heat_map(page, times)
+    for title in ("Incident", "Ranges", "Replay", "Scale", "Precision"):
         visit(page, times, title)
     page.goto(f"{address}/scale?run={run}")
     page.wait_for_selector("[data-testid=stSlider]", timeout=120_000)

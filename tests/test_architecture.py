@@ -80,7 +80,7 @@ FLOORS = {
     ),
     "ampscope.report.html": "markup sheet source document figures parts report_page notebook",
     "app": "state data charts blocks app_pages workbench streamlit_app",
-    "app.blocks": "components basics choices verdict debugger scaler frame",
+    "app.blocks": "components basics choices verdict debugger scaler frame ranges",
 }
 
 #: Modules of the app that know no Streamlit: they turn a result into a figure.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -33,11 +32,11 @@ def ranges(
     with open_run(named_or_newest(run)) as opened:
         if rank is not None and rank not in opened.ranks:
             raise AmpscopeError(f"rank {rank} has written nothing into this run; there are {_listed(opened.ranks)}")
-        found = ranges_of(opened, rank=rank)
+        found = ranges_of(opened, rank=rank, closest=closest if json else closest or _SHOWN)
     if json:
-        typer.echo(as_json(replace(found, rows=found.rows[:closest])))
+        typer.echo(as_json(found))
     else:
-        show(as_text(found, closest or _SHOWN))
+        show(as_text(found))
 
 
 def _listed(ranks: list[int]) -> str:

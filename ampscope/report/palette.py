@@ -27,6 +27,8 @@ SEVERITIES = {
 ALARM = SEVERITIES[Severity.ERROR]
 GOOD = "#009E73"
 
+#: Of a heat map: the fuller, the closer; laid over the page with more or less of it, it reads on light and on dark.
+HEAT = "#8F5FD7"
 #: Curves carry no meaning by colour.
 CURVE = "#7A8CA3"
 OTHER_CURVE = "#9467BD"
@@ -59,6 +61,7 @@ _NAMES = {
     "warning": SEVERITIES[Severity.WARNING],
     "info": SEVERITIES[Severity.INFO],
     "good": GOOD,
+    "heat": HEAT,
     "curve": CURVE,
     "other": OTHER_CURVE,
     "mark": MARK,

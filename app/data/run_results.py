@@ -11,6 +11,10 @@ from ampscope.analysis.overview.pulse import Pulse, pulse
 from ampscope.analysis.overview.ranks.ranks import Ranks, ranks_at_a_glance
 from ampscope.analysis.precision.plan.plan import Plan, plan
 from ampscope.analysis.precision.precision import Precision, precision
+from ampscope.analysis.precision.ranges.heat_map import HeatMap, View, heat_map
+from ampscope.analysis.precision.ranges.measured import MeasuredRun, measured_places
+from ampscope.analysis.precision.ranges.place_detail import PlaceDetail, place_detail
+from ampscope.analysis.precision.ranges.ranges import Ranges, ranges_of
 from ampscope.analysis.results import Diagnosis
 from ampscope.analysis.scale.answer import ScaleAnswer, scale_answer
 from ampscope.analysis.scale.scale_history import ScaleHistory, scale_history
@@ -105,3 +109,31 @@ def plan_of(run: RunSnapshot) -> Plan:
 def ranks_of(run: RunSnapshot) -> Ranks:
     """All ranks together; as old as the verdict."""
     return ranks_at_a_glance(run.run)
+
+
+@cached(_verdict_changes, entries=8, spinner="Reading how large the values became")
+def measured_of(run: RunSnapshot) -> MeasuredRun:
+    """How large the values of each place became; as old as the verdict."""
+    return measured_places(run.run, rank=run.rank)
+
+
+#: Places of a table.
+_CLOSEST = 300
+
+
+@cached(_verdict_changes, entries=8)
+def closest_of(run: RunSnapshot) -> Ranges:
+    """The places closest to overflow, the closest first."""
+    return ranges_of(measured_of(run), closest=_CLOSEST)
+
+
+@cached(_verdict_changes)
+def heat_map_of(run: RunSnapshot, view: View) -> HeatMap:
+    """Modules by sampled steps."""
+    return heat_map(measured_of(run), view)
+
+
+@cached(_verdict_changes)
+def place_of(run: RunSnapshot, key: str, step: int | None) -> PlaceDetail | None:
+    """A place close up."""
+    return place_detail(run.run, measured_of(run), key, step=step)

@@ -10,6 +10,7 @@ class Page(Enum):
 
     OVERVIEW = ("Overview", ":material/monitor_heart:")
     INCIDENT = ("Incident", ":material/search:")
+    RANGES = ("Ranges", ":material/height:")
     REPLAY = ("Replay", ":material/play_circle:")
     SCALE = ("Scale", ":material/show_chart:")
     PRECISION = ("Precision", ":material/tune:")

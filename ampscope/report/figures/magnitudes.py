@@ -14,7 +14,8 @@ from ampscope.trace.dtypes import FINFO, FloatInfo
 from ampscope.trace.schema import Change
 
 #: The dtypes whose ranges are shown, the narrowest first.
-_BANDS = ("float16", "bfloat16", "float32")
+BANDS = ("float16", "bfloat16", "float32")
+WITH_FLOAT8 = ("float8_e4m3fn", "float8_e5m2", *BANDS)
 #: Powers of two left free on either side.
 _MARGIN = 4
 #: Powers of two between two labels, the smallest that leaves at most `_LABELS`.
@@ -78,12 +79,15 @@ class Magnitudes:
     )
 
 
-def magnitudes(operands: Sequence[Operand], tried: Sequence[Tried] = ()) -> Magnitudes | None:
+def magnitudes(
+    operands: Sequence[Operand], tried: Sequence[Tried] = (), *, bands: Sequence[str] = BANDS
+) -> Magnitudes | None:
     """One histogram for each operand that was counted; None when none has a value.
 
     Args:
         operands: What the op read and wrote.
         tried: Replays of the step: where float32 took the op's result is marked on what it wrote.
+        bands: The dtypes whose ranges are shown.
     """
     shown = [operand for operand in operands if any(operand.exp_counts) or _stands_out(operand)]
     if not any(any(operand.exp_counts) for operand in shown):
@@ -93,7 +97,7 @@ def magnitudes(operands: Sequence[Operand], tried: Sequence[Tried] = ()) -> Magn
     return Magnitudes(
         axis=axis,
         histograms=tuple(_histogram(each, axis, reach if _is_result(each) else None) for each in _most_telling(shown)),
-        bands=tuple(_band(FINFO[name]) for name in _BANDS),
+        bands=tuple(_band(FINFO[name]) for name in bands),
         left_out=count(len(shown) - _MOST, "more tensor") if len(shown) > _MOST else "",
     )
 

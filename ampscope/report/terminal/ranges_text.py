@@ -15,9 +15,9 @@ from ampscope.report.safe_text import visible
 from ampscope.report.terminal.layout import Fitting, indented, prose
 
 
-def as_text(ranges: Ranges, closest: int) -> RenderableType:
-    """The ``closest`` places of a rank, and what of its steps that rests on."""
-    return Group(*_blocks(ranges, ranges.rows[:closest]))
+def as_text(ranges: Ranges) -> RenderableType:
+    """The closest places of a rank, and what of its steps that rests on."""
+    return Group(*_blocks(ranges, ranges.rows))
 
 
 def _blocks(ranges: Ranges, rows: Sequence[RangeRow]) -> Iterator[RenderableType]:
@@ -32,7 +32,7 @@ def _blocks(ranges: Ranges, rows: Sequence[RangeRow]) -> Iterator[RenderableType
     steps = f"{ranges.sampled_steps:,} of {numbers.count(ranges.steps, 'step')}"
     yield prose(
         f"{steps} ({share}) were recorded op by op{replayed}; "
-        f"these are the {len(rows):,} of {numbers.count(len(ranges.rows), 'place')} closest to overflow."
+        f"these are the {len(rows):,} of {numbers.count(ranges.places, 'place')} closest to overflow."
     )
     yield Text()
     yield indented(_table(rows))

@@ -88,6 +88,16 @@ def to_plan(label: str = "What would fit a narrower format") -> None:
     link(Page.PLAN, label)
 
 
+def to_ranges(label: str = "Ranges of all modules") -> None:
+    """To how close values come to the ends of their dtypes."""
+    link(Page.RANGES, label)
+
+
+def switch_to_ranges(place: str, step: int | None) -> None:
+    """Leave this page for a place close up at a step, by its `Place.key`."""
+    st.switch_page(Page.RANGES.file, query_params=_query({"place": place, "step": step}))
+
+
 def to_ranks(label: str = "All ranks") -> None:
     """To all ranks together."""
     link(Page.RANKS, label)

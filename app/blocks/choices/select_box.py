@@ -10,8 +10,18 @@ from blocks.choices.not_there import not_there
 from state.query_params import get_param, param_in_address, set_params
 
 
-def choose(name: str, label: str, options: Sequence[str], describe: Callable[[str], str]) -> str:
-    """A select box over ``options`` (not empty); an address that names none of them gets the first."""
+def choose(
+    name: str, label: str, options: Sequence[str], describe: Callable[[str], str], *, quiet: bool = False
+) -> str:
+    """A select box over ``options`` (not empty); an address that names none of them gets the first.
+
+    Args:
+        name: The query parameter.
+        label: What is said beside it.
+        options: What can be chosen.
+        describe: An option in words.
+        quiet: Leave the first option out of the address, which then stays as a link had it, and so does Back.
+    """
     asked = get_param(name)
     own = st.session_state.get(f"_chosen_{name}") == asked  # what the box itself wrote, not a link
     if asked in options and not (own and name in st.session_state):
@@ -23,7 +33,7 @@ def choose(name: str, label: str, options: Sequence[str], describe: Callable[[st
     chosen = picked if picked in options else options[0]
     if param_in_address(name) is not None and asked not in options and not own:
         not_there(label, asked, describe(chosen))
-    set_params(**{name: chosen})
+    set_params(**{name: None if quiet and chosen == options[0] else chosen})
     st.session_state[f"_chosen_{name}"] = chosen
     return chosen
 

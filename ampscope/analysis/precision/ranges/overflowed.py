@@ -11,7 +11,7 @@ from ampscope.analysis.precision.ranges.places import Place, place_of
 from ampscope.analysis.precision.ranges.sampled_steps import Sampled
 from ampscope.provenance import is_deliberate
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, Table
+from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, OpRow, Table
 
 #: Steps that are looked at: the newest that went wrong.
 MOST_STEPS = 16
@@ -32,7 +32,8 @@ def overflowed(run: Run, rank: int, sampled: Sampled) -> Mapping[Place, Sequence
     sites, found = Sites(run, rank), defaultdict[Place, list[int]](list)
     for each in sorted(traced, key=lambda one: -one.step)[:MOST_STEPS]:
         graph = StepGraph(run, sites, each.step, each.source)
-        for seq in graph.outputs:
+        infinite = [seq for seq, rows in graph.outputs.items() if any(map(_has_infinity, rows))]
+        for seq in infinite:
             place = _overflowed_at(graph, seq, sampled.optimizers[each.source])
             if place is not None:
                 found[place].append(each.step)
@@ -41,12 +42,12 @@ def overflowed(run: Run, rank: int, sampled: Sampled) -> Mapping[Place, Sequence
 
 def _overflowed_at(graph: StepGraph, seq: int, optimizer: int) -> Place | None:
     row, site = graph.bad_output(seq), graph.site(seq)
-    if row is None or site.op in ENTRY_NODES | SINK_NODES or not any(map(_is_infinite, (row.min, row.max))):
+    if row is None or site.op in ENTRY_NODES | SINK_NODES or not _has_infinity(row):
         return None
     if graph.bad_inputs(seq) or graph.is_cut(seq) or is_deliberate(graph, seq):
         return None
     return place_of(site, row.out, optimizer)
 
 
-def _is_infinite(end: float | None) -> bool:
-    return end is not None and math.isinf(end)
+def _has_infinity(row: OpRow) -> bool:
+    return any(end is not None and math.isinf(end) for end in (row.min, row.max))

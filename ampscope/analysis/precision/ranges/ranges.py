@@ -57,17 +57,19 @@ class Ranges(NotebookRepr):
     sampled_steps: int = 0  #: of which the ops were recorded as they ran
     sampled_share: float = 0.0  #: of all steps
     replayed_steps: int = 0  #: further ones, of which they were recorded in a replay
+    places: int = 0  #: that were measured
     rows: tuple[
         RangeRow, ...
     ] = ()  #: closest to overflow first; after them gradients with a loss scale, then the fixed
 
 
-def ranges(run: Run, *, rank: int | None = None) -> Ranges:
+def ranges(run: Run, *, rank: int | None = None, closest: int | None = None) -> Ranges:
     """The ranges of a run's values over its sampled steps.
 
     Args:
         run: The run.
         rank: Whose; by default the first that was traced.
+        closest: How many places have a row, all by default: each takes a fit.
 
     Returns:
         No rows for a run without traced ops.
@@ -75,12 +77,12 @@ def ranges(run: Run, *, rank: int | None = None) -> Ranges:
     Raises:
         RunDamaged: a Parquet part turned out to be broken while it was read.
     """
-    return ranges_of(measured_places(run, rank=rank))
+    return ranges_of(measured_places(run, rank=rank), closest=closest)
 
 
-def ranges_of(found: MeasuredRun) -> Ranges:
-    """The ranges of what was measured on one rank."""
-    rows = sorted((range_row(each, found.cells) for each in found.places), key=_nearness)
+def ranges_of(found: MeasuredRun, *, closest: int | None = None) -> Ranges:
+    """The ranges of what was measured on one rank, as `ranges`."""
+    near = sorted(found.places, key=_nearness)[:closest]
     sampled = len(found.live)
     share = min(1.0, sampled / found.steps) if found.steps else 0.0
     return Ranges(
@@ -89,7 +91,8 @@ def ranges_of(found: MeasuredRun) -> Ranges:
         sampled_steps=sampled,
         sampled_share=share,
         replayed_steps=found.replayed,
-        rows=tuple(rows),
+        places=len(found.places),
+        rows=tuple(range_row(each, found.cells) for each in near),
     )
 
 
@@ -104,13 +107,12 @@ def range_row(each: MeasuredPlace, cells: Cells) -> RangeRow:
     seen, place, course, ahead = each.seen, each.place, each.course, each.forecast
     newest = float(f"{2.0 ** course[-1][1]:.9g}") if course else None  # as it was recorded, in float32
     nonzero = seen.measured - seen.zeros
-    top = math.log2(place.format.max)
     return RangeRow(
         module=place.module,
         op=place.op,
         phase=place.phase,
         dtype=place.dtype,
-        headroom_bits=0.0 if each.overflowed else max(0.0, top - math.log2(seen.largest)) if seen.largest else None,
+        headroom_bits=_headroom(each),
         underflow_bits=course[-1][1] - place.format.normal if course else None,
         underflow_share=seen.subnormals / nonzero if nonzero > 0 else None,
         zero_share=seen.zeros / seen.measured if seen.measured else None,
@@ -136,8 +138,16 @@ def range_row(each: MeasuredPlace, cells: Cells) -> RangeRow:
     )
 
 
-def _nearness(row: RangeRow) -> tuple[bool, bool, bool, bool, float]:
+def _headroom(each: MeasuredPlace) -> float | None:
+    """Of the largest value of all; none is left where one overflowed."""
+    largest = each.seen.largest
+    if each.overflowed:
+        return 0.0
+    return max(0.0, math.log2(each.place.format.max) - math.log2(largest)) if largest else None
+
+
+def _nearness(each: MeasuredPlace) -> tuple[bool, bool, bool, bool, float]:
     """What can grow before what cannot; a scale makes room by itself; then by headroom, what overflowed first."""
-    headroom = row.headroom_bits
+    headroom = _headroom(each)
     near = math.inf if headroom is None else headroom
-    return row.fixed and not row.overflowed, headroom is None, row.scale is not None, not row.overflowed, near
+    return each.fixed and not each.overflowed, headroom is None, each.scale is not None, not each.overflowed, near

@@ -21,8 +21,12 @@ def found(run_folder: Path) -> Ranges:
         return ranges(run)
 
 
+def closest(found: Ranges, count: int) -> Ranges:
+    return replace(found, rows=found.rows[:count])
+
+
 def test_the_closest_places_with_where_they_are_going(found: Ranges) -> None:
-    text = printed(as_text(found, 2), width=160)
+    text = printed(as_text(closest(found, 2)), width=160)
     assert "40 of 200 steps (20%) were recorded op by op; these are the 2 of 6 places closest to overflow." in text
     first, second = text.splitlines()[4:6]
     assert first.split()[1:4] == ["add", "in", "blocks.1"]
@@ -34,21 +38,21 @@ def test_the_closest_places_with_where_they_are_going(found: Ranges) -> None:
 
 
 def test_it_is_said_why_some_come_last(found: Ranges) -> None:
-    text = printed(as_text(found, 6), width=160)
+    text = printed(as_text(found), width=160)
     assert "Gradients carry the loss scale" in text
     assert "cannot grow" in text
-    assert "Gradients" not in printed(as_text(found, 2), width=160)
+    assert "Gradients" not in printed(as_text(closest(found, 2)), width=160)
 
 
 def test_a_narrow_terminal_keeps_what_matters(found: Ranges) -> None:
-    text = printed(as_text(found, 2), width=60, terminal=True)
+    text = printed(as_text(closest(found, 2)), width=60, terminal=True)
     assert "headroom" in text
     assert "add in" in text
     assert "subnormal" not in text
 
 
 def test_a_run_without_traced_steps_says_how_to_record_some() -> None:
-    assert "every=100" in printed(as_text(Ranges(steps=3), 10))
+    assert "every=100" in printed(as_text(Ranges(steps=3)))
 
 
 def test_what_is_no_op_is_told_in_words(run_folder: Path) -> None:
@@ -62,7 +66,7 @@ def test_what_is_no_op_is_told_in_words(run_folder: Path) -> None:
     for op, (module, name) in names.items():
         trace.op(trace.site(op, module=module, name=name), step=5, source=Source.LIVE)
     with open_run(trace.close()) as run:
-        text = printed(as_text(ranges(run), 20), width=200)
+        text = printed(as_text(ranges(run)), width=200)
     for words in (
         "exp_avg of fc.weight after the step  ",
         "the loss  ",
@@ -74,8 +78,8 @@ def test_what_is_no_op_is_told_in_words(run_folder: Path) -> None:
 
 
 def test_overflows_and_replays_are_told(found: Ranges) -> None:
-    told = replace(found, replayed_steps=3, rows=(replace(found.rows[0], overflowed=5, headroom_bits=0.0),))
-    text = printed(as_text(told, 1), width=160)
+    told = replace(found, replayed_steps=3, places=1, rows=(replace(found.rows[0], overflowed=5, headroom_bits=0.0),))
+    text = printed(as_text(told), width=160)
     assert "were recorded op by op, 3 more in a replay; these are the 1 of 1 place closest" in text
     assert "overflowed 5 times" in text
     assert "step " not in text.splitlines()[4]

@@ -203,3 +203,10 @@ def test_what_is_filled_without_being_read_is_left_out(run_folder: Path) -> None
         trace.op(entry, step=5, source=Source.LIVE, min=0.0, max=4.0, **UNMEASURED)
     names = [each.name for each in measured(trace.close()).rows if each.op == Node.INPUT]
     assert names == ["an operand of aten.add_.Tensor"]
+
+
+def test_fewer_rows_are_the_closest_of_all(run_folder: Path) -> None:
+    with open_run(growing(run_folder).close()) as run:
+        whole, few = ranges(run), ranges(run, closest=2)
+    assert few.rows == whole.rows[:2]
+    assert few.places == whole.places == len(whole.rows) == 6

@@ -1,0 +1,96 @@
+"""Ranges: how close do values come to the ends of their dtypes, where, and where is that going?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import streamlit as st
+
+from ampscope.analysis.precision.ranges.heat_map import HeatMap, Measure, View, groups
+from ampscope.analysis.precision.ranges.places import Group
+from ampscope.analysis.precision.ranges.ranges import Ranges
+from ampscope.report.figures.heat_map import GROUPS, MEASURES
+from ampscope.report.numbers import count
+from ampscope.report.ranges_words import closest_sentence, sampled_sentence
+from blocks.basics.how_to_trace import how_to_trace
+from blocks.basics.text import heading, paragraph
+from blocks.choices.page_head import page_head
+from blocks.choices.select_box import choose
+from blocks.frame.live_part import live_part
+from blocks.ranges.closest_table import closest_table
+from blocks.ranges.module_map import module_map
+from blocks.ranges.picked_place import pick, picked_place
+from blocks.ranges.place_view import place_view
+from data.current_run import current_run
+from data.run_results import closest_of, diagnosis_of, heat_map_of, measured_of, place_of
+from data.run_snapshot import RunSnapshot
+from state.query_params import write_params
+
+#: Rows of the heat map.
+_ROWS = 48
+_ORDERS = {"tree": "as a tree of modules", "closest": "by how close they came"}
+#: Levels of modules offered one by one.
+_LEVELS = 10
+
+
+def ranges_page() -> None:
+    run = current_run()
+    diagnosis = diagnosis_of(run)
+    run = page_head("Ranges", run, diagnosis)
+    if not closest_of(run).rows:
+        how_to_trace(diagnosis)
+        return
+    live_part(explorer)
+
+
+def explorer(run: RunSnapshot) -> None:
+    """All that a click changes."""
+    seen = closest_of(run)
+    paragraph(closest_sentence(seen))
+    st.caption(sampled_sentence(seen))
+    key, step = picked_place(measured_of(run), seen.rows[0].key)
+    heading("Modules by sampled step")
+    shown = with_choices(run, seen, key)
+    if not shown.rows:
+        paragraph("Of these, nothing was measured that can grow.")
+    st.caption(
+        "Point at a cell for what is closest in it, click on it to see that close up; a row shows the closest of all "
+        "that is below it."
+    )
+    detail = place_of(run, key, step)
+    if detail is not None:
+        place_view(detail)
+    heading("Closest to overflow")
+    closest_table(seen, pick)
+    write_params()
+
+
+def with_choices(run: RunSnapshot, seen: Ranges, key: str) -> HeatMap:
+    """The heat map below boxes that say of what, in which order, and how deep."""
+    with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
+        group = Group(choose("values", "Values", offered(run, seen), lambda name: GROUPS[Group(name)], quiet=True))
+        measure = Measure(
+            choose("tells", "A cell tells", list(Measure), lambda name: MEASURES[Measure(name)][0], quiet=True)
+        )
+        order = choose("order", "Rows", list(_ORDERS), _ORDERS.__getitem__, quiet=True)
+        view = View(group=group, measure=measure, closest_first=order == "closest", most=_ROWS)
+        depth = levels(heat_map_of(run, view))
+    return module_map(run, "ranges-map", pick, replace(view, depth=depth), chosen=key)
+
+
+def offered(run: RunSnapshot, seen: Ranges) -> list[str]:
+    """The kinds of values that were measured, that of the closest first."""
+    closest = next((each.place.group for each in measured_of(run).places if each.place.key == seen.rows[0].key), None)
+    return sorted(groups(measured_of(run)), key=lambda group: group != closest)
+
+
+def levels(fitting: HeatMap) -> int | None:
+    """How many levels of modules have rows of their own; None for as many as fit."""
+    depths = sorted(range(1, min(fitting.deepest, _LEVELS) + 1), key=lambda depth: (depth != fitting.depth, depth))
+    if len(depths) < 2:
+        return None
+    words = {str(depth): count(depth, "level") if depth < fitting.deepest else "every module" for depth in depths}
+    return int(choose("levels", "Detail", list(words), words.__getitem__, quiet=True))
+
+
+ranges_page()

@@ -1,0 +1,42 @@
+"""The heat map of headroom by module and sampled step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import streamlit as st
+
+from ampscope.analysis.precision.ranges.heat_map import HeatMap, Measure, View
+from ampscope.report.figures.heat_map import heat_figure
+from blocks.components.heat_map import heat_map
+from data.run_results import heat_map_of, measured_of
+from data.run_snapshot import RunSnapshot
+
+_CURVES = {
+    Measure.HEADROOM: "its headroom over the steps; at the top it overflows",
+    Measure.UNDERFLOW: "its distance to underflow over the steps; at the top all is subnormal",
+    Measure.SUBNORMAL: "its share of subnormal values over the steps",
+}
+
+
+def module_map(
+    run: RunSnapshot, key: str, on_pick: Callable[[str, int | None], None], view: View, *, chosen: str = ""
+) -> HeatMap:
+    """The heat map, of which a click on a cell picks the place that is closest there.
+
+    Args:
+        run: The run.
+        key: The element's.
+        on_pick: Gets the place's key, and the step.
+        view: What it shows.
+        chosen: The key of the place whose cells are marked.
+    """
+    seen = heat_map_of(run, view)
+    figure = heat_figure(seen, measured_of(run), as_tree=not view.closest_first)
+    if not figure.rows:
+        return seen
+    end = view.measure is not Measure.SUBNORMAL
+    heat_map(key, figure, on_pick, chosen=chosen, curve=_CURVES[view.measure], with_end=end)
+    if figure.left_out:
+        st.caption(f"Not shown: {figure.left_out}.")
+    return seen
