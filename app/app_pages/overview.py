@@ -6,32 +6,55 @@ from functools import partial
 
 import streamlit as st
 
+from ampscope.analysis.precision.ranges.heat_map import View
 from ampscope.analysis.results import Incident
 from ampscope.report.figures.over_steps import timeline_stack
 from ampscope.report.html.parts.tiles import run_tiles, thinned_note
+from ampscope.report.ranges_words import closest_sentence
+from ampscope.trace.vocabulary import Verdict
 from blocks.basics.figure import clickable_figure
-from blocks.basics.page_links import rank_of, switch_to_scale, to_ranks, to_replay, to_scale, to_usage
+from blocks.basics.page_links import (
+    rank_of,
+    switch_to_ranges,
+    switch_to_scale,
+    to_ranges,
+    to_ranks,
+    to_replay,
+    to_scale,
+    to_usage,
+)
 from blocks.basics.text import heading, paragraph
 from blocks.basics.tiles import tiles
 from blocks.choices.page_head import page_head
 from blocks.choices.select_box import choose_optimizer
 from blocks.frame.live_part import live_part
+from blocks.ranges.module_map import module_map
+from blocks.ranges.picked_place import pick, take_pick
 from blocks.verdict.diagnosis_card import diagnosis_card
 from blocks.verdict.item_list import item_link, item_list
 from charts.stack import stack_figure
 from data.current_run import current_run
 from data.downloads import html_report
 from data.named_items import named_items
-from data.run_results import diagnosis_of, overview_of
+from data.run_results import closest_of, diagnosis_of, overview_of
 from data.run_snapshot import RunSnapshot
+
+#: Nothing is broken: what is to be seen first is how far it is from that.
+_CALM = (Verdict.HEALTHY, Verdict.AT_RISK)
+#: Rows of the heat map: modules, not what holds them.
+_ROWS, _DEEP = 8, 100
 
 
 def overview_page() -> None:
     run = current_run()
     run = page_head("Overview", run, diagnosis_of(run))
     live_part(verdict)
+    landing = st.container()
     live_part(partial(history, optimizer=choose_optimizer(overview_of(run, None).optimizers)))
     live_part(everything_noticed)
+    if diagnosis_of(run).verdict in _CALM:
+        with landing:
+            live_part(headroom)  # takes longest on a large run: drawn when all else is there
 
 
 def verdict(run: RunSnapshot) -> None:
@@ -60,6 +83,19 @@ def verdict(run: RunSnapshot) -> None:
             on_click="ignore",
             help="All of this as one HTML file that needs no server and no network",
         )
+
+
+def headroom(run: RunSnapshot) -> None:
+    """Which modules come closest to overflow, and when."""
+    if (picked := take_pick()) is not None:
+        switch_to_ranges(*picked)
+    seen = closest_of(run)
+    if not seen.rows:
+        return
+    heading("Headroom to overflow")
+    paragraph(closest_sentence(seen), 600)
+    module_map(run, "overview-map", pick, View(depth=_DEEP, closest_first=True, most=_ROWS))
+    to_ranges("All ranges, with forecasts and histograms")
 
 
 def history(run: RunSnapshot, optimizer: int | None) -> None:

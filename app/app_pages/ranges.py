@@ -46,7 +46,7 @@ def ranges_page() -> None:
 def explorer(run: RunSnapshot) -> None:
     """All that a click changes."""
     seen = closest_of(run)
-    paragraph(closest_sentence(seen))
+    paragraph(closest_sentence(seen), 600)
     st.caption(sampled_sentence(seen))
     key, step = picked_place(measured_of(run), seen.rows[0].key)
     heading("Modules by sampled step")

@@ -9,7 +9,7 @@ from ampscope.report.html.markup import as_code, as_html
 
 def paragraph(text: str, limit: int = 4000) -> None:
     """A paragraph of plain text."""
-    st.html(f"<p style='margin:0'>{as_html(text, limit)}</p>")
+    st.html(f"<p style='margin:0;overflow-wrap:anywhere'>{as_html(text, limit)}</p>")
 
 
 def title(words: str, run: str) -> None:
