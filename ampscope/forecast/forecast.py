@@ -76,6 +76,16 @@ def forecast(points: Sequence[Point], limit: float) -> Forecast | None:
     return None
 
 
+def forecast_overflow(points: Sequence[Point], limit: float) -> Forecast | None:
+    """When what grows will overflow, as `forecast`: growth counts from the size of one on.
+
+    What comes up from nothing to the size of what networks compute with, as an adapter that begins at zero does, has
+    been learnt. It says nothing of what comes after.
+    """
+    small = next((place for place in range(len(points), 0, -1) if points[place - 1][1] < 0.0), 0)
+    return forecast(points[small:], limit)
+
+
 def forecast_fall(points: Sequence[Point], limit: float) -> Forecast | None:
     """When what falls will reach a limit below it, as `forecast`."""
     found = forecast([(step, -height) for step, height in points], -limit)

@@ -8,7 +8,16 @@ from collections.abc import Callable
 
 import pytest
 
-from ampscope.forecast.forecast import Forecast, Point, bits_per_step, forecast, forecast_fall, may_reach, thinned
+from ampscope.forecast.forecast import (
+    Forecast,
+    Point,
+    bits_per_step,
+    forecast,
+    forecast_fall,
+    forecast_overflow,
+    may_reach,
+    thinned,
+)
 
 LIMIT = math.log2(65504.0)
 #: Two per cent a step.
@@ -126,6 +135,17 @@ def test_nothing_is_said_too_far_ahead_or_of_too_few_points() -> None:
 
 def test_what_is_there_already_is_no_forecast() -> None:
     assert forecast(series(growing_by_factor, 500), 10.0) is None
+
+
+def test_what_comes_up_to_the_size_of_one_has_been_learnt() -> None:
+    from_nothing = [(step, -11.0 + 0.07 * step) for step in range(0, 150, 7)]
+    assert forecast(from_nothing, 16.0) is not None
+    assert forecast_overflow(from_nothing, 16.0) is None
+    further = [(step, -11.0 + 0.07 * step) for step in range(0, 290, 7)]
+    told = forecast_overflow(further, 16.0)
+    assert told is not None
+    assert told.since > 150
+    assert abs(told.step - 27 / 0.07) < 20
 
 
 def test_a_fall_is_forecast_as_a_rise_is() -> None:

@@ -15,7 +15,7 @@ from ampscope.analysis.precision.ranges.places import Place
 from ampscope.analysis.precision.ranges.sampled_steps import sampled_steps
 from ampscope.analysis.precision.ranges.scaled_places import scaled_places
 from ampscope.analysis.tables.step_history import History, histories
-from ampscope.forecast.forecast import Forecast, Point, bits_per_step, forecast
+from ampscope.forecast.forecast import Forecast, Point, bits_per_step, forecast_overflow
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import Node
 
@@ -73,7 +73,7 @@ class MeasuredPlace:
         """When it overflows; None where nothing says that it will."""
         if self.told is not None or self.fixed or self.overflowed:
             return self.told
-        return self.still_ahead(forecast(self.course, math.log2(self.place.format.max)))
+        return self.still_ahead(forecast_overflow(self.course, math.log2(self.place.format.max)))
 
     def still_ahead(self, found: Forecast | None) -> Forecast | None:
         """What is left of a forecast at the end of the run; None where its time has passed, or it rests on the past."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ampscope.capture.tracing.sites import Point, Sites, dtype_name
-from ampscope.forecast.forecast import Forecast, forecast, may_reach
+from ampscope.forecast.forecast import Forecast, forecast_overflow, may_reach
 from ampscope.provenance import meant
 from ampscope.trace.dtypes import FINFO
 from ampscope.trace.schema import ENTRY_NODES, Node, Phase
@@ -119,7 +119,7 @@ class Ranges:
         steps = [step for step, _ in self._samples]
         points = [(step, bit) for step, bit in zip(steps, heights.tolist(), strict=True) if not math.isnan(bit)]
         reaches = may_reach(points, self._tops[place])
-        expected = forecast(points, self._tops[place]) if reaches else None
+        expected = forecast_overflow(points, self._tops[place]) if reaches else None
         return Ahead(place, room, expected) if expected is not None or room < TOLD_BITS else None
 
     def is_of(self, site: int, place: int) -> bool:
