@@ -110,6 +110,50 @@ class WrittenBy:
     source: SourceLine | None = None
 
 
+class MoveKind(StrEnum):
+    """What may have moved since the last good step; first what a step is given, then what comes of it."""
+
+    SEGMENT = "segment"  #: the run was resumed, perhaps with other versions or settings
+    SCALE = "scale"  #: the loss scale
+    LEARNING_RATE = "lr"
+    DTYPE = "dtype"
+    SHAPE = "shape"  #: of an input
+    BATCH = "batch"  #: how large an input is, or which share of it is zero
+    RANGE = "range"  #: how large a parameter, or the result of an op, is
+    LOSS = "loss"
+    GRAD_NORM = "grad_norm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """Something that is otherwise than it was at the last good step."""
+
+    kind: MoveKind
+    text: str  #: a clause, without full stop
+    before: float | str | None
+    after: float | str | None
+    unit: str = ""  #: of both: ``share``, ``dtype``, ``shape``, ``setting``; empty for plain numbers
+    score: float | None  #: the move over the usual one between good steps, for ops less, as they are many; 1000: it
+    #: had never moved; null: seen too rarely
+    seen: int  #: good steps, or recorded ones, that tell what is usual
+    step: int  #: at which it was seen to have moved
+    module: str = ""
+    op: str = ""  #: or a node of the trace, such as an input
+    name: str = ""  #: of an input or parameter
+    source: SourceLine | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastGood:
+    """The last step that went well before an incident, and what has moved since, the most unusual first."""
+
+    step: int | None  #: the newest that was finite, stepped and had no incident; null where there is none
+    calm_step: int | None = None  #: the newest of them whose loss and gradient norm were as in those before
+    sampled_step: int | None = None  #: the newest whose ops can be compared with; null where none can
+    summary: str
+    moves: tuple[Move, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident(NotebookRepr):
     """A numerical failure (or a harmless oddity, severity ``info``) with its origin.
@@ -150,6 +194,7 @@ class Incident(NotebookRepr):
     forecast_step: int | None = None  #: the step at which it will, if it goes on,
     forecast_low: int | None = None  #: not before this one,
     forecast_high: int | None = None  #: nor after it
+    last_good: LastGood | None = None  #: of what a run is told first for, and where steps were looked at one by one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,8 @@ class Segment:
     started: float  #: unix time, seconds
     pid: int
     locked: bool = True  #: whether the file system let it lock the folder, so that its death can be told
+    #: what was otherwise than in the segment before: of each fact of the manifest what it had been and what it was
+    changed: dict[str, tuple[Any, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,21 @@ _LAST_MOMENT = 253_402_300_799
 _MOST_BYTES = 4 << 20
 #: What its whole numbers may be.
 _BOUNDS = {"world_size": (1, MOST_RANKS), "parameters": (0, 2**63 - 1)}
+
+
+def changed_facts(before: Manifest, now: Manifest) -> dict[str, tuple[Any, Any]]:
+    """What is otherwise where a run goes on: versions, device, ranks, model, torch's settings; each was and is."""
+    was, now_is = _facts(before), _facts(now)
+    names = dict.fromkeys((*was, *now_is))
+    return {name: (was.get(name), now_is.get(name)) for name in names if was.get(name) != now_is.get(name)}
+
+
+def _facts(manifest: Manifest) -> dict[str, Any]:
+    """The facts by name, as JSON holds them; what was asked of the recording is none."""
+    facts: dict[str, Any] = {"ampscope": manifest.ampscope, "device": manifest.device, "ranks": manifest.world_size}
+    facts |= {"model": manifest.model, "parameters": manifest.parameters} | dict(manifest.versions)
+    kernels = json.loads(json.dumps(manifest.configuration.get("kernels", {}), default=str))
+    return facts | ({f"setting {name}": value for name, value in kernels.items()} if isinstance(kernels, dict) else {})
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -171,9 +188,20 @@ def _from_json(path: Path, data: dict[str, Any]) -> Manifest:
 
 def _segment(path: Path, data: Any) -> Segment:
     try:
-        return Segment(started=float(data["started"]), pid=int(data["pid"]), locked=bool(data.get("locked", True)))
+        return Segment(
+            started=float(data["started"]),
+            pid=int(data["pid"]),
+            locked=bool(data.get("locked", True)),
+            changed=_changed(data.get("changed")),
+        )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise _damaged(path, "one of its segments has no start or pid") from error
+
+
+def _changed(data: Any) -> dict[str, tuple[Any, Any]]:
+    """What a segment changed; nothing where a damaged manifest, or one of an earlier AMPscope, does not tell."""
+    pairs = data.items() if isinstance(data, dict) else ()
+    return {str(name): (pair[0], pair[1]) for name, pair in pairs if isinstance(pair, list) and len(pair) == 2}
 
 
 def _damaged(path: Path, why: str) -> RunDamaged:

@@ -12,6 +12,7 @@ from ampscope.report.html.figures.magnitudes import magnitudes_html
 from ampscope.report.html.figures.path_graph import path_graph_html
 from ampscope.report.html.parts.evidence import found, operand_table
 from ampscope.report.html.parts.incident import tripped_heading, tripped_html
+from ampscope.report.html.parts.last_good import last_good_html
 from ampscope.report.html.parts.replays import replay_table
 from ampscope.report.html.source import listing
 from ampscope.trace.vocabulary import Cause, Severity
@@ -25,7 +26,7 @@ from blocks.verdict.remedy_list import remedy_list
 from blocks.verdict.repro_download import repro_download
 from data.current_run import current_run
 from data.named_items import Item, named_items
-from data.run_results import closeup_of, diagnosis_of
+from data.run_results import closeup_of, diagnosis_of, last_good_of
 from state.query_params import remember_params
 
 
@@ -46,6 +47,7 @@ def incident_page() -> None:
     if isinstance(item, Incident):
         if item.cause is Cause.UNKNOWN and not item.path:
             how_to_see_its_origin(diagnosis)
+        section("Since the last good step", last_good_html(last_good_of(run, name)))
         evidence(item, closeup)
         if item.op and not item.cause.is_benign:
             heading("Take it along")

@@ -6,6 +6,7 @@ import math
 
 from ampscope.analysis.diagnosis.diagnosis import diagnose
 from ampscope.analysis.origin.closeup import Closeup, closeup
+from ampscope.analysis.overview.last_good.last_good import last_good
 from ampscope.analysis.overview.overview import Overview, overview
 from ampscope.analysis.overview.pulse import Pulse, pulse
 from ampscope.analysis.overview.ranks.ranks import Ranks, ranks_at_a_glance
@@ -15,7 +16,7 @@ from ampscope.analysis.precision.ranges.heat_map import HeatMap, View, heat_map
 from ampscope.analysis.precision.ranges.measured import MeasuredRun, measured_places
 from ampscope.analysis.precision.ranges.place_detail import PlaceDetail, place_detail
 from ampscope.analysis.precision.ranges.ranges import Ranges, ranges_of
-from ampscope.analysis.results import Diagnosis
+from ampscope.analysis.results import Diagnosis, Incident, LastGood
 from ampscope.analysis.scale.answer import ScaleAnswer, scale_answer
 from ampscope.analysis.scale.scale_history import ScaleHistory, scale_history
 from ampscope.analysis.scale.skipped_steps import SkippedStep, skipped_steps
@@ -61,6 +62,13 @@ def diagnosis_of(run: RunSnapshot) -> Diagnosis:
 def closeup_of(run: RunSnapshot, item: str) -> Closeup:
     """What lies around an incident or finding, by its name from `named_items`."""
     return closeup(run.run, named_items(diagnosis_of(run))[item])
+
+
+@cached(rows_of(*_HISTORY, *_TRACED, Table.INCIDENTS), of_rank=False)
+def last_good_of(run: RunSnapshot, item: str) -> LastGood | None:
+    """The last good step before an incident, by its name from `named_items`; None where there is nothing to tell."""
+    found = named_items(diagnosis_of(run))[item]
+    return last_good(run.run, found) if isinstance(found, Incident) else None
 
 
 @cached(rows_of(*_HISTORY))

@@ -17,6 +17,7 @@ from ampscope.analysis.diagnosis.silent.spikes import led_there, spikes
 from ampscope.analysis.diagnosis.state.state_incidents import without_consequences
 from ampscope.analysis.diagnosis.unobserved import unobserved
 from ampscope.analysis.origin.step_graph import Sites
+from ampscope.analysis.overview.last_good.last_good import last_good
 from ampscope.analysis.overview.ranks.ranks import ranks_in_numbers
 from ampscope.analysis.overview.ranks.story import ranks_story
 from ampscope.analysis.overview.ranks.world import World, sampled_rank, world_of
@@ -67,6 +68,10 @@ def _diagnose(run: Run) -> Diagnosis:
     mistakes = tuple(replace(each, world=world.size) for each in findings(run, sampled, history))
     incidents = sorted(of_mistakes(incidents, mistakes), key=lambda each: (each.step, each.rank))
     primary = _primary(incidents, mistakes)
+    if isinstance(primary, Incident):
+        told = replace(primary, last_good=last_good(run, primary))
+        incidents = [told if each is primary else each for each in incidents]
+        primary = told
     info = run_info(run, world, history)
     causes = {incident.cause for incident in incidents}
     unseen = "" if primary else unobserved(run, sampled, info.steps)

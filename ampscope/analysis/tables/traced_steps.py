@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,6 +12,7 @@ import narwhals as nw
 from ampscope.analysis.numerics.dtypes import itemsize
 from ampscope.analysis.results import SourceLine
 from ampscope.analysis.tables.lazy_tables import Lazy, collect, first_rank, rank_table
+from ampscope.trace.files.traced_index import StepRows
 from ampscope.trace.read.run import Run
 from ampscope.trace.read.table_folders import Stamp
 from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, SiteRow, Source, Table
@@ -48,13 +49,28 @@ class Executed:
         return SourceLine(file=site.file, line=site.line, function=site.function, code=site.code)
 
 
+def traced_rows(run: Run, rank: int) -> Sequence[StepRows]:
+    """How many rows there are of each execution that a rank has traced, in no order; asked once for every state."""
+    stamp = run.stamp(Table.OPS, rank=rank)
+    known = _counts.setdefault(run, {})
+    if rank not in known or known[rank][0] != stamp:
+        known[rank] = stamp, tuple(run.traced(rank))
+    return known[rank][1]
+
+
+#: By run and rank.
+_counts: WeakKeyDictionary[Run, dict[int, tuple[Stamp, Sequence[StepRows]]]] = WeakKeyDictionary()
+
+
 def traced_steps(run: Run, *, rank: int | None = None) -> tuple[TracedStep, ...]:
     """What was traced, the newest step first; of one step the live trace first, then replays by name."""
     rank = first_rank(run) if rank is None else rank
     stamp = run.stamp(Table.OPS, rank=rank)
     known = _known.setdefault(run, {})
     if rank not in known or known[rank][0] != stamp:
-        found = (TracedStep(rank=rank, step=step, source=source, rows=rows) for step, source, rows in run.traced(rank))
+        found = (
+            TracedStep(rank=rank, step=step, source=source, rows=rows) for step, source, rows in traced_rows(run, rank)
+        )
         known[rank] = stamp, _in_order(found)
     return known[rank][1]
 

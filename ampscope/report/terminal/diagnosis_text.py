@@ -77,6 +77,9 @@ def _details(item: Incident | Finding) -> Iterator[RenderableType]:
     yield heading("Why")
     yield prose(item.explanation or f"{item_in_words(item).capitalize()}.")
     if isinstance(item, Incident):
+        if item.last_good is not None:
+            yield heading("What changed")
+            yield prose(item.last_good.summary)
         yield from _evidence(item)
     if item.remedies:
         yield heading("Change")

@@ -9,12 +9,20 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ampscope.errors import RunNotFound
 from ampscope.trace.files.column_block import ColumnBlock
 from ampscope.trace.files.folder_lock import FolderLock
 from ampscope.trace.files.layout import rank_folder, table_folder
-from ampscope.trace.manifest import Manifest, Segment, read_manifest, write_first_manifest, write_manifest
+from ampscope.trace.manifest import (
+    Manifest,
+    Segment,
+    changed_facts,
+    read_manifest,
+    write_first_manifest,
+    write_manifest,
+)
 from ampscope.trace.schema import Row, Table
 from ampscope.trace.write.journal_thread import AT_ONCE, JournalThread, SealAt
 from ampscope.trace.write.notices import Notices
@@ -193,14 +201,16 @@ def _begin_segment(folder: Path, manifest: Manifest, rank: int, *, locked: bool)
     """
     now = time.time()
     first = False
+    changed: dict[str, tuple[Any, Any]] = {}
     try:
         before = read_manifest(folder)
+        changed = changed_facts(before, manifest) if before.segments else {}
         manifest = replace(manifest, created=before.created, segments=before.segments)
     except RunNotFound:
         manifest = replace(manifest, created=manifest.created or now, segments=(), closed=None)
         first = rank > 0 and write_first_manifest(folder, manifest)
     if rank == 0:
-        segment = Segment(started=now, pid=os.getpid(), locked=locked)
+        segment = Segment(started=now, pid=os.getpid(), locked=locked, changed=changed)
         manifest = replace(manifest, segments=(*manifest.segments, segment), closed=None)
         write_manifest(folder, manifest)
     return manifest, _MarkClosed(folder, manifest, rank) if first or rank == 0 else _nothing

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import ampscope
+from ampscope.analysis.results import Incident
 from ampscope.errors import RunTooNew
 from ampscope.report.diagnosis_json import as_plain
 from ampscope.report.terminal.diagnosis_text import as_text
@@ -52,7 +54,12 @@ def test_the_runs_are_of_version_1() -> None:
 @pytest.mark.parametrize("name", RUNS)
 def test_the_text_is_what_it_was(name: str) -> None:
     with ampscope.open_run(VERSION_1 / name) as run:
-        assert printed(as_text(ampscope.diagnose(run))).rstrip() == (VERSION_1 / f"{name}.txt").read_text().rstrip()
+        found = ampscope.diagnose(run)
+    if isinstance(found.primary, Incident):  # the last good step was not told then
+        found = replace(found, primary=replace(found.primary, last_good=None))
+    others = [each for each in found.incidents if each.last_good is None]
+    found = replace(found, incidents=tuple(others))
+    assert printed(as_text(found)).rstrip() == (VERSION_1 / f"{name}.txt").read_text().rstrip()
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -65,11 +72,11 @@ def test_the_json_is_what_it_was(name: str) -> None:
 
 
 def _where_both(one: Any, other: Any) -> Any:
-    """``one`` without what ``other`` does not know: what is empty, as a statistic that was not measured then, and how
-    many ranks there are.
+    """``one`` without what ``other`` does not know: what is empty, as a statistic that was not measured then, how many
+    ranks there are, and the last good step.
     """
     if isinstance(one, dict) and isinstance(other, dict):
-        new = {key for key, value in one.items() if key not in other and (not value or key == "world")}
+        new = {key for key, value in one.items() if key not in other and (not value or key in ("world", "last_good"))}
         return {key: _where_both(value, other.get(key)) for key, value in one.items() if key not in new}
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         return [_where_both(mine, theirs) for mine, theirs in zip(one, other, strict=True)]

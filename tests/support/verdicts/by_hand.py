@@ -6,7 +6,18 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from ampscope.analysis.results import Diagnosis, Finding, Incident, PathNode, Remedy, RunInfo, SourceLine
+from ampscope.analysis.results import (
+    Diagnosis,
+    Finding,
+    Incident,
+    LastGood,
+    Move,
+    MoveKind,
+    PathNode,
+    Remedy,
+    RunInfo,
+    SourceLine,
+)
 from ampscope.trace.schema import ReplayStatus, Trigger
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
 from tests.support.operands import changed, operand
@@ -68,6 +79,47 @@ def verdict(run: RunInfo, summary: str, *items: Incident | Finding) -> Diagnosis
     )
 
 
+MOVES = (
+    Move(
+        kind=MoveKind.LEARNING_RATE,
+        text="the learning rate went from 0.001 to 0.1 at step 291, the same in 290 good steps before",
+        before=0.001,
+        after=0.1,
+        score=1000.0,
+        seen=290,
+        step=291,
+    ),
+    Move(
+        kind=MoveKind.BATCH,
+        text="90% of input x are zeros (10% at step 256), 8 times its usual move",
+        before=0.1,
+        after=0.9,
+        unit="share",
+        score=8.0,
+        seen=6,
+        step=294,
+        op="input",
+        name="x",
+    ),
+    Move(
+        kind=MoveKind.RANGE,
+        text="mm in blocks.0 reached 90 (3 at step 256), seen only twice before",
+        before=3.0,
+        after=90.0,
+        score=None,
+        seen=2,
+        step=294,
+        op="aten.mm.default",
+        module="blocks.0",
+    ),
+)
+LAST_GOOD = LastGood(
+    step=293,
+    calm_step=291,
+    sampled_step=256,
+    summary=f"Last good step: 293. Since then: {MOVES[0].text}; {MOVES[1].text}.",
+    moves=MOVES,
+)
 OVERFLOW = Incident(
     step=294,
     last_step=299,
@@ -97,6 +149,7 @@ OVERFLOW = Incident(
         Remedy(text="Lower the loss scale.", verified=False),
         Remedy(text="Use bfloat16."),
     ),
+    last_good=LAST_GOOD,
 )
 CALIBRATION = Incident(
     step=3,

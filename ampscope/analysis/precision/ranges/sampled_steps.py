@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from ampscope.analysis.numerics.arrays import IntArray
+from ampscope.analysis.tables.traced_steps import traced_rows
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import ReplayStatus, Source, Table, execution_of, source_of
 
@@ -82,7 +83,7 @@ def _listed(steps: Sequence[int]) -> str:
 
 def sampled_steps(run: Run, rank: int) -> Sampled:
     """What a rank has traced of its steps as they were: as they ran, or in a replay that came out the same."""
-    whole = run.traced(rank)
+    whole = traced_rows(run, rank)
     traced = [each for each in whole if execution_of(each.source)[0] in (Source.LIVE, Source.REPLAY)]
     unlike = {row.step for row in run.rows(Table.INCIDENTS, rank=rank) if row.replay != ReplayStatus.EXACT}
     sources = {each.source for each in traced}

@@ -14,6 +14,7 @@ from ampscope.report.html.figures.path_graph import path_graph_html
 from ampscope.report.html.markup import as_html
 from ampscope.report.html.parts.card import Item, remedies_html
 from ampscope.report.html.parts.evidence import found, operand_table
+from ampscope.report.html.parts.last_good import last_good_html
 from ampscope.report.html.parts.replays import replay_table
 from ampscope.report.html.source import listing
 from ampscope.trace.schema import Trigger
@@ -47,6 +48,7 @@ def _evidence(incident: Incident, seen: Closeup) -> str:
     operands = (*incident.inputs, *incident.outputs)
     parts = [
         section("From the origin to what it reached", path_graph_html(path_graph(incident, seen)), level=3),
+        section("Since the last good step", last_good_html(incident.last_good), level=3),
         section("What was tried", replay_table(incident.tried, incident.trigger), level=3),
         section("How it was found", "".join(map(paragraph, found(incident))), level=3),
         section("What the op read and wrote", operand_table(operands), level=3),

@@ -95,6 +95,26 @@ def test_the_line_stands_among_those_that_were_traced(show: Show, failing: Trace
     assert raw.index("amp-gap") > raw.index("h = self.a(x)")
 
 
+def test_what_moved_since_the_last_good_step_is_told(
+    show: Show, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AMPSCOPE_RUNS", str(tmp_path))
+    trace = TraceBuilder(tmp_path / "fast")
+    for _ in range(5):
+        trace.step()
+    trace.step(loss=float("nan"), lr=1.0)
+    trace.incident(step=5, trigger="nonfinite_loss", loss=float("nan"))
+    trace.close()
+    words = " ".join(show("fast", "incident", real=True).words.split())
+    assert "Since the last good step Last good step: 4." in words
+    assert "learning rate 0.001 1 5 it had never moved" in words
+
+
+def test_before_the_first_step_none_was_good(show: Show, failing: TraceBuilder) -> None:
+    failing.close()
+    assert "Last good step: none, for this is the first step." in show("failing", "incident", real=True).words
+
+
 def test_healthy_neighbours_stand_beside_the_origin(show: Show, failing: TraceBuilder) -> None:
     failing.close()
     words = " ".join(show("failing", "incident", real=True).words.split())

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 
+from ampscope.analysis.results import LastGood
 from ampscope.report.html.parts.evidence import operand_table
 from ampscope.report.html.parts.incident import tripped_heading
+from ampscope.report.html.parts.last_good import last_good_html
 from ampscope.trace.schema import Trigger
 from tests.support.operands import operand
+from tests.support.verdicts.by_hand import LAST_GOOD
 
 
 def cells(text: str, tag: str) -> list[str]:
@@ -36,3 +39,17 @@ def test_parameters_are_listed_under_what_is_the_matter_with_them() -> None:
     assert "finite" not in tripped_heading(Trigger.LOST_GRADIENT)
     assert tripped_heading(Trigger.NONFINITE_BUFFER) == "Buffers that were not finite"
     assert "radient" not in tripped_heading(Trigger.NONFINITE_STATE)
+
+
+def test_what_moved_since_the_last_good_step_is_a_table() -> None:
+    drawn = last_good_html(LAST_GOOD)
+    assert drawn.startswith("<p>Last good step: 293.")
+    told = [each.replace("<wbr>", "") for each in cells(drawn, "td")]
+    assert told[:5] == ["learning rate", "0.001", "0.1", "291", "it had never moved"]
+    assert told[5:10] == ["zeros in input x", "10 %", "90 %", "294", "more than it usually moves"]
+    assert told[10:] == ["magnitude of mm in blocks.0", "3", "90", "294", "seen too rarely to tell"]
+
+
+def test_where_nothing_is_known_of_good_steps_nothing_is_shown() -> None:
+    assert last_good_html(None) == ""
+    assert "table" not in last_good_html(LastGood(step=None, summary="None is good."))

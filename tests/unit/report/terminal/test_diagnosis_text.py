@@ -35,6 +35,7 @@ def test_a_broken_run_reads_from_verdict_to_cure() -> None:
         "/home/me/gpt.py:47 in Attention.forward",
         "      logits = q @ k.transpose(-2, -1)",
         OVERFLOW.explanation,
+        "Last good step: 293. Since then: the learning rate went from 0.001 to 0.1 at step 291",
         "-59,648 to inf",
         "4 inf",
         "... 6 more",

@@ -1,0 +1,1 @@
+"""The last step that went well before an incident, and what has moved since."""

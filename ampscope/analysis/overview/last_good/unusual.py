@@ -1,0 +1,93 @@
+"""How unusual a move is against how the same quantity moved before."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from ampscope.analysis.numerics.arrays import FloatArray, IntArray
+
+#: The score of what moves for the first time, and the highest of all else.
+FIRST, MOST = 1000.0, 999.0
+#: From this many times the usual move on, one is unusual.
+UNUSUAL = 4.0
+#: Of a quantity that was seen in fewer good steps nobody knows what is usual.
+LEAST_SEEN = 3
+#: Moves, in bits, below which none is usual: noise of a value that hardly moves.
+FLOOR = 0.05
+#: A quantity has a trend if this share of its moves go the same way.
+SAME_WAY = 0.75
+
+
+class Unusual(NamedTuple):
+    """How unusual a move is."""
+
+    score: float | None  #: `times`, less where chance has a part; `FIRST` of what had not moved; None: not known
+    seen: int  #: values that tell what is usual
+    times: float = 0.0  #: how many usual moves it is
+
+    @property
+    def is_unusual(self) -> bool:
+        """Whether it stands out."""
+        return self.score is not None and self.score >= UNUSUAL
+
+    def among(self, count: int) -> Unusual:
+        """The same of one of many quantities, some of which always move far by chance."""
+        if self.score is None or self.score >= FIRST:
+            return self
+        return self._replace(score=self.score / max(1.0, math.log2(max(1, count)) / 2))
+
+    def in_words(self, what: str) -> str:
+        """The same as a phrase.
+
+        Args:
+            what: What the values are of: ``good steps``, ``recorded steps``.
+        """
+        if self.score is None:
+            return "not seen before" if not self.seen else f"seen only {_times(self.seen)} before"
+        if self.score >= FIRST:
+            return f"the same in {self.seen:,} {what} before"
+        if self.is_unusual:
+            return f"{self.times:,.0f} times its usual move"
+        return "as in the steps before"
+
+
+def how_unusual(steps: IntArray, values: FloatArray, move: float, until: int, *, floor: float = FLOOR) -> Unusual:
+    """How unusual a move is, by the median of those before; one that goes on as it went is not.
+
+    Args:
+        steps: Good steps in which the quantity was seen, in order.
+        values: What it was, on the scale on which it moves.
+        move: By how much it is otherwise than in the last of them.
+        until: The step in which it is.
+        floor: The least that counts as a usual move.
+    """
+    if values.size < LEAST_SEEN:
+        return Unusual(None, int(values.size))
+    moves = np.diff(values)
+    moved = np.abs(moves[moves != 0])
+    if not moved.size:
+        return Unusual(FIRST, int(values.size))
+    usual = float(np.median(np.abs(moves))) or float(np.median(moved))
+    expected = max(usual, _trend(steps, moves) * max(0, until - int(steps[-1])), floor)
+    times = min(MOST, abs(move) / expected)
+    return Unusual(times, int(values.size), times)
+
+
+def never_moved(seen: int) -> Unusual:
+    """Of what was always the same, and is no number: a dtype, a shape."""
+    return Unusual(FIRST if seen >= LEAST_SEEN else None, seen)
+
+
+def _trend(steps: IntArray, moves: FloatArray) -> float:
+    """By how much a quantity moves a step that goes the same way for long; 0 for others."""
+    same = max(int((moves > 0).sum()), int((moves < 0).sum()))
+    if same < SAME_WAY * moves.size:
+        return 0.0
+    return float(abs(np.median(moves / np.maximum(1, np.diff(steps)))))
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
