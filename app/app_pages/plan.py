@@ -27,7 +27,7 @@ from ampscope.report.wording.plan_words import (
     without_code,
 )
 from ampscope.report.wording.window_words import sentences
-from blocks.basics.page_links import link_row, to_precision, to_scale
+from blocks.basics.page_links import link_row, to_precision, to_ranges, to_scale
 from blocks.basics.table import table
 from blocks.basics.text import heading, paragraph
 from blocks.basics.watch_line import watch_line
@@ -109,6 +109,7 @@ def to_paste(run: RunSnapshot, name: str | None) -> None:
             paragraph(without_code(found, each))
     with link_row():
         to_precision(None, label="What each module runs in now")
+        to_ranges("How near values come to the ends of their dtypes")
 
 
 def scales(run: RunSnapshot, optimizer: int | None) -> None:

@@ -13,6 +13,7 @@ from ampscope.report.palette import ALARM, GOOD, SEVERITIES
 from ampscope.report.safe_text import short
 from ampscope.report.terminal.run_list import evidence, verdict_in_words
 from ampscope.trace.vocabulary import Severity, Verdict
+from blocks.basics.page_links import to_compare
 from blocks.basics.text import paragraph
 from data.run_folders import OfferedRun, offered_runs, run_folders
 from data.run_list import RunList, ShortVerdict, run_list
@@ -70,6 +71,7 @@ def found_runs(search: str) -> None:
     matches = [key for key, run in offered.items() if summaries[run.path].matches(search, *searched_words(rows[key]))]
     if matches:
         paragraph(f"{count(len(matches), 'run')}, the newest first. Click on one to open it.")
+        to_compare()
         table([rows[key] for key in matches], matches)
     else:
         paragraph(

@@ -9,9 +9,9 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from ampscope.report.figures.axis import Axis
-from ampscope.report.figures.stack import AXIS_NAME, PAGE_HEIGHTS, Edge, Lane, Panel, Stack, step_words
+from ampscope.report.figures.stack import AXIS_NAME, PAGE_HEIGHTS, Edge, Lane, Panel, Piece, Stack, step_words
 from ampscope.report.html.markup import as_label
-from ampscope.report.palette import ALARM, CURVE, HAIRLINE, MARK
+from ampscope.report.palette import ALARM, CURVE, HAIRLINE, MARK, OTHER_CURVE
 
 #: Where in a panel, from 0 at the bottom to 1 at the top, marks for what cannot be drawn sit.
 TOP, BOTTOM = 0.93, 0.05
@@ -83,7 +83,10 @@ def _scaling(axis: Axis) -> dict[str, object]:
 
 def _draw_panel(figure: go.Figure, row: int, panel: Panel) -> None:
     """A curve on its axis, with marks at the edges for what has no place there."""
-    figure.add_trace(_curve(panel), row, 1)
+    figure.add_trace(_curve(panel, panel.pieces, {"color": CURVE, "width": 1.6}, panel.sides[0]), row, 1)
+    if panel.other is not None:
+        line = {"color": OTHER_CURVE, "width": 2, "dash": "5px,2px"}
+        figure.add_trace(_curve(panel, panel.other_pieces, line, panel.sides[1]), row, 1)
     figure.update_yaxes(**_scaling(panel.axis), row=row, col=1, secondary_y=False)
     _draw_name(figure, row, panel)
     for edge, at in ((panel.above, TOP), (panel.below, BOTTOM)):
@@ -93,17 +96,17 @@ def _draw_panel(figure: go.Figure, row: int, panel: Panel) -> None:
         _draw_target(figure, row, panel.target, as_label(panel.target_words))
 
 
-def _curve(panel: Panel) -> go.Scatter:
-    pieces = panel.pieces
+def _curve(panel: Panel, pieces: Sequence[Piece], line: dict[str, object], side: str) -> go.Scatter:
     points = [point for piece in pieces for point in (*piece, None)]
     steps, values = ([None if point is None else point[at] for point in points] for at in (0, 1))
+    whose = f"{as_label(side)}: " if side else ""
     return go.Scatter(
         x=steps,
         y=values,
         mode="lines+markers" if any(len(piece) == 1 for piece in pieces) else "lines",
-        line={"color": CURVE, "width": 1.6, "shape": "hvh" if panel.stepped else "linear"},
-        marker={"color": CURVE, "size": 6 if len(points) < _SPARSE else 2},
-        customdata=["" if number is None else as_label(panel.hover(number)) for number in values],
+        line={**line, "shape": "hvh" if panel.stepped else "linear"},
+        marker={"color": line["color"], "size": 6 if len(points) < _SPARSE else 2},
+        customdata=["" if number is None else whose + as_label(panel.hover(number)) for number in values],
         hovertemplate="step %{x:,d}<br>%{customdata}<extra></extra>",
     )
 

@@ -17,6 +17,7 @@ class Page(Enum):
     PLAN = ("Plan", ":material/stacked_bar_chart:")
     USAGE = ("Usage", ":material/fact_check:")
     RANKS = ("Ranks", ":material/lan:")
+    COMPARE = ("Compare", ":material/compare_arrows:")
     RUNS = ("Runs", ":material/list:")
 
     def __init__(self, title: str, icon: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -39,6 +39,19 @@ def make_curve(steps: IntArray, values: FloatArray, *, points: int = MAX_POINTS)
         nonfinite=thin_marks(bad, points // 2),
         nonfinite_count=len(bad),
         thinned=len(keep) < len(good),
+    )
+
+
+def thinner(curve: Curve, points: int) -> Curve:
+    """The curve at most about ``points`` long."""
+    steps, values = np.array(curve.steps, np.int64), np.array(curve.values, np.float64)
+    keep = envelope(values, points)
+    return replace(
+        curve,
+        steps=tuple(steps[keep].tolist()),
+        values=tuple(values[keep].tolist()),
+        nonfinite=thin_marks(np.array(curve.nonfinite, np.int64), points // 2),
+        thinned=curve.thinned or len(keep) < len(values),
     )
 
 

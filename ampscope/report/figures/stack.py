@@ -65,9 +65,13 @@ class Edge:
     hover: str = ""  #: what it says of one step
 
 
+#: Steps and values that a line joins.
+Piece = list[tuple[int, float]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """A value by step."""
+    """A value by step, of one run or of two."""
 
     name: str
     curve: Curve
@@ -78,18 +82,29 @@ class Panel:
     below: Edge = Edge(symbol=Symbol.DOWN)
     target: float | None = None
     target_words: str = ""
+    other: Curve | None = None  #: the same of a second run, on the same axis
+    sides: tuple[str, str] = ("", "")  #: what the two runs are called
 
     @property
-    def pieces(self) -> list[list[tuple[int, float]]]:
+    def pieces(self) -> list[Piece]:
         """Step and value of the curve, in pieces: it is broken where a step's value stands at an edge."""
-        breaks = sorted({*self.above.steps, *self.below.steps})
-        points = zip(self.curve.steps, self.curve.values, strict=True)
-        return [list(piece) for _, piece in groupby(points, lambda point: bisect(breaks, point[0]))]
+        return _pieces(self.curve, [*self.above.steps, *self.below.steps])
+
+    @property
+    def other_pieces(self) -> list[Piece]:
+        """The same of the second curve; it is broken where a value was not finite."""
+        return _pieces(self.other, []) if self.other is not None else []
 
     @property
     def edges(self) -> tuple[Edge, ...]:
         """Those that have a mark."""
         return tuple(edge for edge in (self.above, self.below) if edge.steps)
+
+
+def _pieces(curve: Curve, edges: Sequence[int]) -> list[Piece]:
+    breaks = sorted({*edges, *curve.nonfinite})
+    points = zip(curve.steps, curve.values, strict=True)
+    return [list(piece) for _, piece in groupby(points, lambda point: bisect(breaks, point[0]))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +135,8 @@ class Stack:
 
     def _ends(self) -> Iterator[int]:
         for panel in self.panels:
-            for steps in (panel.curve.steps, panel.above.steps, panel.below.steps):
+            others = panel.other.steps if panel.other is not None else ()
+            for steps in (panel.curve.steps, others, panel.above.steps, panel.below.steps):
                 yield from (*steps[:1], *steps[-1:])
 
 

@@ -98,6 +98,11 @@ def switch_to_ranges(place: str, step: int | None) -> None:
     st.switch_page(Page.RANGES.file, query_params=_query({"place": place, "step": step}))
 
 
+def to_compare(label: str = "Compare two runs") -> None:
+    """To this run against another."""
+    link(Page.COMPARE, label)
+
+
 def to_ranks(label: str = "All ranks") -> None:
     """To all ranks together."""
     link(Page.RANKS, label)

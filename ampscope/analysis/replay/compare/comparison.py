@@ -69,7 +69,22 @@ def compare(
         for named in (one, other):
             sides.append(opened(chosen(named)))
             stack.callback(sides[-1].run.close)
-        return _Comparing(sides[0], sides[1], tolerance).result()
+        return comparison(sides[0], sides[1], tolerance=tolerance)
+
+
+def comparison(one: Opened, other: Opened, *, tolerance: float | None = None) -> Comparison:
+    """`compare` for runs that are open, and stay so.
+
+    Args:
+        one: A side.
+        other: The other.
+        tolerance: As of `compare`.
+
+    Raises:
+        RunError: a part of one cannot be read.
+        AmpscopeError: a step was asked for of which there is no trace.
+    """
+    return _Comparing(one, other, tolerance).result()
 
 
 class _Comparing:

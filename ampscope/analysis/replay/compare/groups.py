@@ -138,6 +138,9 @@ def divergence(pair: StepPair, walked: Walked, scales: tuple[float | None, float
         rank=pair.one.traced.rank,
         other_step=pair.other.traced.step,
         seq=int(pair.one.seq[root.here]) if root.here >= 0 else None,
+        other_seq=int(pair.other.seq[root.there]) if root.there >= 0 else None,
+        traced=pair.one.traced.source,
+        other_traced=pair.other.traced.source,
     )
 
 

@@ -84,6 +84,9 @@ class Divergence:
     other_step: int = 0  #: in the second
     seq: int | None = None  #: in the first; None for what is not there
     optimizer: int = 0  #: whose step it is
+    other_seq: int | None = None  #: in the second
+    traced: str = ""  #: which execution of the first was compared, a `Source`; empty where curves alone tell
+    other_traced: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 
 import narwhals as nw
@@ -22,7 +23,8 @@ from ampscope.trace.schema import SINK_NODES, Source, Table, execution_of
 _SPEC = re.compile(r"(?P<path>.+)@(?P<step>\d*)(?::(?P<rank>\d+))?")
 #: What can be lined up: not counterfactual replays, nor what ran between two steps.
 _COMPARABLE = (str(Source.LIVE), str(Source.REPLAY))
-_SINKS = tuple(sorted(str(node) for node in SINK_NODES))
+#: Program points that are looked at; a training has some thousands.
+_MOST_SITES = 1 << 20
 #: Columns in which two executions must agree to be the same; other statistics are taken of some outputs by turns.
 _NUMBERS = ("seq", "out", "micro_batch", "numel", "checksum", "min", "max")
 #: A step and the optimizer whose it is.
@@ -91,6 +93,11 @@ def steps_together(one: Opened, other: Opened) -> list[tuple[TracedStep, TracedS
     return sorted(found, key=lambda pair: (times.get(_key(pair[0]), math.inf), *_key(pair[0])))
 
 
+def comparable_steps(traced: Iterable[TracedStep]) -> tuple[int, ...]:
+    """The numbers of those traced steps that can be lined up with others, in the order given, each once."""
+    return tuple(dict.fromkeys(each.step for each in traced if execution_of(each.source)[0] in _COMPARABLE))
+
+
 def optimizers(one: Opened, other: Opened) -> tuple[int, ...]:
     """By number, those that made a step in either; of one step those of which there is a trace."""
     a, b = _asked(one, other)
@@ -112,13 +119,29 @@ def signatures(side: Opened) -> dict[tuple[int, str], int]:
     Names of modules and numbers of sites do not count: they may be others in another program, or process. Nor does what
     leaves the step, gradients among it: it is measured by turns, and an op gave it.
     """
-    sites = rank_table(side.run, Table.SITES, side.rank).filter(~nw.col("op").is_in(_SINKS)).select("site", *_POINT)
+    points = _points(side)
     sources = sorted({each.source for found in _traced(side).values() for each in found.values()})
     ops = rank_table(side.run, Table.OPS, side.rank).filter(nw.col("source").is_in(sources))
-    joined = ops.select("step", "source", "site", *_NUMBERS).join(sites, on="site", how="inner")
-    columns = ", ".join(f'"{name}"' for name in (*_NUMBERS, *_POINT))
-    found = collect_groups(joined, f"step, source, bit_xor(hash({columns}))", "step, source")
+    columns = ", ".join(f'"{name}"' for name in _NUMBERS)
+    where = f"list_extract({points}, site + 1) IS NOT NULL"
+    number = f"bit_xor(hash({columns}, list_extract({points}, site + 1)))"
+    found = collect_groups(ops, f"step, source, {number}", "step, source", where=where)
     return {(step, source): number for step, source, number in found}
+
+
+def _points(side: Opened) -> str:
+    """A number for each program point, as a list of the query engine's: hashing its words for each op takes long."""
+    sites = [site for site in side.run.rows(Table.SITES, rank=side.rank) if 0 <= site.site < _MOST_SITES]
+    numbers = ["NULL"] * (max((site.site for site in sites), default=-1) + 1)
+    for site in sites:
+        if site.op not in SINK_NODES:
+            words = repr([_plainly(getattr(site, name)) for name in _POINT])
+            numbers[site.site] = str(int.from_bytes(blake2b(words.encode(), digest_size=7).digest()))
+    return f"[{', '.join(numbers)}]::BIGINT[]"
+
+
+def _plainly(value: object) -> object:
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
 def _traced(side: Opened) -> dict[Key, dict[str, TracedStep]]:

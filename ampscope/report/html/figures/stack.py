@@ -62,8 +62,9 @@ def _svg(content: str) -> str:
 
 
 def _curve(panel: Panel, steps: Axis) -> str:
-    drawn = ("L".join(_points(piece, panel, steps)) for piece in panel.pieces)
-    return "".join(f'<path class="curve" d="M{points}"/>' for points in drawn)
+    both = (("curve", panel.pieces), ("curve other", panel.other_pieces))
+    drawn = ((kind, "L".join(_points(piece, panel, steps))) for kind, pieces in both for piece in pieces)
+    return "".join(f'<path class="{kind}" d="M{points}"/>' for kind, points in drawn)
 
 
 def _points(piece: Sequence[tuple[int, float]], panel: Panel, steps: Axis) -> Iterator[str]:

@@ -30,7 +30,7 @@ def verdict_html(diagnosis: Diagnosis) -> str:
         ("Why", as_html(why, 2000)),
         ("Next", after),
     ]
-    return _card(primary.severity, what(primary), facts)
+    return card(primary.severity, what(primary), facts)
 
 
 def item_html(item: Item, *, titled: bool = True) -> str:
@@ -39,7 +39,7 @@ def item_html(item: Item, *, titled: bool = True) -> str:
     title = what(item) if titled else ""
     got = as_html(received_in_words(item)) if isinstance(item, Incident) else ""
     facts = [*calm, ("Where", _where(item)), ("Why", as_html(item.explanation, 2000)), ("Ranks", got)]
-    return _card(item.severity, title, facts)
+    return card(item.severity, title, facts)
 
 
 def remedies_html(item: Item) -> str:
@@ -69,10 +69,11 @@ def _calm(diagnosis: Diagnosis) -> str:
     kind = "good" if diagnosis.verdict == Verdict.HEALTHY else "warning"
     harmless = numbers.count(len(diagnosis.incidents), "harmless event")
     facts = [("Seen", f"{harmless}, listed below.")] if diagnosis.incidents else []
-    return _card(kind, diagnosis.summary, facts)
+    return card(kind, diagnosis.summary, facts)
 
 
-def _card(kind: str, title: str, facts: list[tuple[str, str]]) -> str:
+def card(kind: str, title: str, facts: list[tuple[str, str]]) -> str:
+    """A card: a title over ``(what, HTML)``; facts without HTML are left out."""
     rows = "".join(f"<span>{name}</span><div>{body}</div>" for name, body in facts if body)
     head = f'<div class="amp-title">{as_html(title, 600)}</div>' if title else ""
     return f'<div class="amp-card {kind}">{head}<div class="amp-facts">{rows}</div></div>'
