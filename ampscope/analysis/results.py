@@ -291,4 +291,5 @@ class Diagnosis(NotebookRepr):
     incidents: tuple[Incident, ...] = ()
     findings: tuple[Finding, ...] = ()
     scale: tuple[ScaleHealth, ...] = ()  #: one for each optimizer that was stepped with a loss scale
+    note: str = ""  #: that only a part of healthy steps is recorded, and judged ahead; empty where all is
     ranks: tuple[str, ...] = ()  #: what there is to say of the ranks together, in sentences; empty where there is one

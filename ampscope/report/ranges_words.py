@@ -29,7 +29,7 @@ def closest_sentence(found: Ranges) -> str:
     if row is None:
         return "No value that can grow was measured in this run."
     if row.overflowed:
-        return f"{_first_upper(place_words(row))} overflowed {numbers.count(row.overflowed, 'time')} in {row.dtype}."
+        return f"{_first_upper(place_words(row))} {overflows(row)} in {row.dtype}."
     where = f"{place_words(row)}, {distance(row)}{_when(row)}"
     if row.scale is not None:
         return f"Only gradients were measured, with their loss scale. The closest to overflow: {where}."
@@ -68,10 +68,15 @@ def growth(row: RangeRow) -> str:
 def forecast(row: RangeRow) -> str:
     """When it overflows, or how often it did."""
     if row.overflowed:
-        return f"overflowed {numbers.count(row.overflowed, 'time')}"
+        return overflows(row)
     if row.forecast_step is None or row.forecast_low is None or row.forecast_high is None:
         return ""
     return f"step {row.forecast_step:,} ({row.forecast_low:,} to {row.forecast_high:,})"
+
+
+def overflows(row: RangeRow) -> str:
+    """``overflowed 3 times``; ``at least`` where older steps were not looked at."""
+    return f"overflowed {'at least ' if row.overflowed_at_least else ''}{numbers.count(row.overflowed, 'time')}"
 
 
 def line(row: RangeRow) -> str:

@@ -61,6 +61,8 @@ def verdict(run: RunSnapshot) -> None:
     """The card, and where to go from it."""
     diagnosis = diagnosis_of(run)
     diagnosis_card(diagnosis)
+    if diagnosis.note:
+        paragraph(diagnosis.note)
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         primary = diagnosis.primary
         if primary is not None:

@@ -24,6 +24,7 @@ from ampscope.analysis.overview.ranks.world import World, sampled_rank, world_of
 from ampscope.analysis.results import Diagnosis, Finding, Incident, RunInfo
 from ampscope.analysis.scale.health import healths
 from ampscope.analysis.scale.scale_incidents import scale_incidents
+from ampscope.analysis.tables.recorded import only_recorded
 from ampscope.analysis.tables.step_history import History, histories
 from ampscope.analysis.usage.consequences import of_mistakes
 from ampscope.analysis.usage.findings import findings
@@ -83,6 +84,7 @@ def _diagnose(run: Run) -> Diagnosis:
         incidents=tuple(incidents),
         findings=mistakes,
         scale=scale,
+        note=only_recorded(run),
         ranks=ranks_story(ranks_in_numbers(run)) if world.is_shared else (),
     )
 

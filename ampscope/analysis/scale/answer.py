@@ -10,13 +10,13 @@ from ampscope.analysis.results import ScaleHealth, ScaleVerdict
 from ampscope.analysis.scale.health import WORTH_A_START
 from ampscope.analysis.scale.scale_history import ScaleHistory, scale_history
 from ampscope.analysis.scale.what_if import ScaleRecord, ScalerRules, WhatIf, what_if
-from ampscope.analysis.scale.window import SAVED, ScaleLoss, ScaleWindow, scale_window
+from ampscope.analysis.scale.window import LEAST_LOOKS, MOSTLY, SAVED, ScaleLoss, ScaleWindow, scale_window
 from ampscope.analysis.tables.lazy_tables import first_rank
 from ampscope.analysis.words.scale_words import in_words
 from ampscope.notebook_repr import NotebookRepr
 from ampscope.trace.read.run import Run
 
-#: From this share of subnormal gradients on, a scale that flushes few is too small all the same: a tail is no loss.
+#: From this share of gradients below float16's normal numbers on, a larger scale is told of: a tail is no loss.
 TAIL = 0.1
 
 
@@ -24,7 +24,8 @@ class Judgement(StrEnum):
     """Whether a loss scale is right."""
 
     RIGHT = "right"
-    TOO_SMALL = "too_small"  #: gradients are flushed to zero, or lose bits below float16's normal range
+    LOW = "low"  #: it serves, and a larger one would keep more of the gradients; `diagnose` warns of nothing
+    TOO_SMALL = "too_small"  #: most gradients lie below float16's normal numbers: flushed to zero, or short of bits
     UNWELL = "unwell"  #: its history says so: `ScaleHealth`
     UNSCALED = "unscaled"  #: there is none
 
@@ -117,10 +118,12 @@ def sentence(history: ScaleHistory, window: ScaleWindow) -> str:
 def _measured(judgement: Judgement, now: ScaleLoss, low: float, high: float | None, limit: str) -> str:
     """The sentence where gradients were counted."""
     scale = in_words(now.scale)
-    if judgement == Judgement.TOO_SMALL:
+    if judgement in (Judgement.TOO_SMALL, Judgement.LOW):
+        small = judgement == Judgement.TOO_SMALL
+        lead = "No, it is too small" if small else "It serves, and a larger one would keep more"
         return (
-            f"No, it is too small: at {scale}, {_percent(now.lost_share + now.subnormal_share)} of the gradient values "
-            f"that were measured lie below float16's normal numbers; from {in_words(low)} on they are kept."
+            f"{lead}: at {scale}, {_percent(now.lost_share + now.subnormal_share)} of the gradient values that were "
+            f"measured lie below float16's normal numbers; from {in_words(low)} on they are kept."
         )
     told = f"Yes: at {scale}, {_percent(now.lost_share)} of the gradient values that were measured are flushed to zero"
     if high is None:
@@ -138,8 +141,10 @@ def _judged(history: ScaleHistory, window: ScaleWindow) -> Judgement:
     now = _now(history, window)
     if now is None or window.low is None or history.current >= window.low:
         return Judgement.RIGHT
-    is_small = now.lost_share > SAVED or now.lost_share + now.subnormal_share > TAIL
-    return Judgement.TOO_SMALL if is_small else Judgement.RIGHT
+    below = now.lost_share + now.subnormal_share
+    if below >= MOSTLY and len(window.steps) >= LEAST_LOOKS:
+        return Judgement.TOO_SMALL
+    return Judgement.LOW if now.lost_share > SAVED or below > TAIL else Judgement.RIGHT
 
 
 def _now(history: ScaleHistory, window: ScaleWindow) -> ScaleLoss | None:
@@ -184,7 +189,7 @@ def _recommended(
         first = next(iter(health.remedies), None)
         text = first.text if first else "Leave the scaler, and look at the steps that were skipped."
         return Recommendation(text=text, reason=health.explanation, code=first.code if first else "")
-    if judgement == Judgement.TOO_SMALL:
+    if judgement in (Judgement.TOO_SMALL, Judgement.LOW):
         return _larger(window, trials)
     return _fewer_skips(health, trials)
 

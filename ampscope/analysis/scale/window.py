@@ -23,6 +23,11 @@ from ampscope.trace.schema import Node, Phase, SiteRow, Source, Table, execution
 NEWEST = 8
 #: A scale saves the gradients if at most this share of the values that are not zero is flushed to zero.
 SAVED = 0.01
+#: From this share of values below float16's normal numbers on, the gradients as a whole lie too low; with fewer a
+#: larger scale would keep more, and the run does without.
+MOSTLY = 0.5
+#: Recorded steps of fewer than which nothing is said against a scale: it may still find its place.
+LEAST_LOOKS = 3
 #: Scales that are tried, and those whose losses are told, as powers of two.
 _POWERS, _SHOWN = range(41), range(0, 25, 2)
 _HALF = FORMATS["float16"]

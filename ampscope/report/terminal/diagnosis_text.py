@@ -66,6 +66,8 @@ def _headline(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     yield line(run_facts(diagnosis.run), style="dim")
     yield Text()
     yield prose(diagnosis.summary)
+    if diagnosis.note:
+        yield prose(diagnosis.note)
 
 
 def _details(item: Incident | Finding) -> Iterator[RenderableType]:

@@ -37,6 +37,9 @@ def _blocks(ranges: Ranges, rows: Sequence[RangeRow]) -> Iterator[RenderableType
     yield Text()
     yield indented(_table(rows))
     yield from _notes(rows)
+    if ranges.note:
+        yield Text()
+        yield prose(ranges.note)
 
 
 _COLUMNS: dict[str, Callable[[RangeRow], str]] = {

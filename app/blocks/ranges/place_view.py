@@ -39,7 +39,7 @@ def facts(seen: PlaceDetail) -> list[tuple[str, str]]:
         ("headroom to overflow", headroom if row.headroom_bits is not None else UNMEASURED),
         ("largest magnitude", value(row.largest, missing=UNMEASURED)),
         ("bits of growth in 100 steps", ranges_words.growth(row) or "one step only"),
-        ("overflowed", count(row.overflowed, "time"))
+        ("overflowed", ranges_words.overflows(row).removeprefix("overflowed "))
         if row.overflowed
         else ("overflows at", ranges_words.forecast(row) or "nothing says that it will"),
         ("subnormal, of the non-zero values", lost),

@@ -21,7 +21,18 @@ def _strict(text: str) -> Any:
 
 def test_the_keys_are_the_contract() -> None:
     told = _strict(as_json(BROKEN))
-    assert list(told) == ["schema", "run", "verdict", "summary", "primary", "incidents", "findings", "scale", "ranks"]
+    assert list(told) == [
+        "schema",
+        "run",
+        "verdict",
+        "summary",
+        "primary",
+        "incidents",
+        "findings",
+        "scale",
+        "note",
+        "ranks",
+    ]
     incident = (
         "kind step last_step count severity cause phase op module module_type source inputs outputs path lost "
         "replay replay_reason traced fp32_ok tried trigger tripped explanation remedies rank also_on received_by world "

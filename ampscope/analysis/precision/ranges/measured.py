@@ -10,7 +10,7 @@ from functools import cached_property
 from ampscope.analysis.overview.ranks.world import sampled_rank, world_of
 from ampscope.analysis.precision.ranges.cells import Cells
 from ampscope.analysis.precision.ranges.magnitudes import Magnitudes, magnitudes
-from ampscope.analysis.precision.ranges.overflowed import overflowed
+from ampscope.analysis.precision.ranges.overflowed import NONE, overflowed
 from ampscope.analysis.precision.ranges.places import Place
 from ampscope.analysis.precision.ranges.sampled_steps import sampled_steps
 from ampscope.analysis.precision.ranges.scaled_places import scaled_places
@@ -35,6 +35,7 @@ class MeasuredPlace:
     scale: float | None  #: the loss scale that is in the newest of its values
     last: int = -1  #: the newest step of the run; -1 where that is not known
     overflows: Sequence[int] = ()  #: the steps in which its results became infinite, once for each result
+    overflows_at_least: bool = False  #: whether older steps that went wrong were not looked at
     told: Forecast | None = None  #: stands for its forecast, where that is of another kind
 
     @property
@@ -128,7 +129,7 @@ def measured_places(run: Run, *, rank: int | None = None, whole: bool = True) ->
     scaled = scaled_places(
         run, rank, sampled, lambda number, step: scales[number].at(step) if number in scales else None
     )
-    lost = overflowed(run, rank, sampled) if whole else {}
+    lost = overflowed(run, rank, sampled) if whole else NONE
     last = {number: int(each.step[-1]) for number, each in history.items() if each.step.size}
     return MeasuredRun(
         rank=rank,
@@ -141,7 +142,8 @@ def measured_places(run: Run, *, rank: int | None = None, whole: bool = True) ->
                 seen=each,
                 scale=_scale(each, scales) if each.place.is_gradient or each.place in scaled.carrying else None,
                 last=last.get(each.place.optimizer, -1),
-                overflows=lost.get(each.place, ()),
+                overflows=lost.steps.get(each.place, ()),
+                overflows_at_least=not lost.is_whole,
             )
             for each in found
             if each.place not in scaled.scale and each.place.is_read

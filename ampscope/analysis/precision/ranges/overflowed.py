@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from ampscope.analysis.origin.step_graph import Sites, StepGraph
 from ampscope.analysis.precision.ranges.places import Place, place_of
@@ -17,7 +18,18 @@ from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, OpRow, Table
 MOST_STEPS = 16
 
 
-def overflowed(run: Run, rank: int, sampled: Sampled) -> Mapping[Place, Sequence[int]]:
+class Overflowed(NamedTuple):
+    """The steps in which places overflowed, a step as often as its results did."""
+
+    steps: Mapping[Place, Sequence[int]]
+    is_whole: bool  #: whether all traced steps that went wrong were looked at, not the newest alone
+
+
+#: Of what nobody looked at.
+NONE = Overflowed({}, True)
+
+
+def overflowed(run: Run, rank: int, sampled: Sampled) -> Overflowed:
     """The steps in which each place gave an infinity though all that it read was finite; masks are none.
 
     A step is there as often as that happened in it.
@@ -30,14 +42,15 @@ def overflowed(run: Run, rank: int, sampled: Sampled) -> Mapping[Place, Sequence
     wrong = {row.step for row in run.rows(Table.INCIDENTS, rank=rank)} - set(sampled.unlike)
     traced = [each for each in run.traced(rank) if each.step in wrong and each.source in sampled.optimizers]
     sites, found = Sites(run, rank), defaultdict[Place, list[int]](list)
-    for each in sorted(traced, key=lambda one: -one.step)[:MOST_STEPS]:
+    newest = sorted(traced, key=lambda one: -one.step)
+    for each in newest[:MOST_STEPS]:
         graph = StepGraph(run, sites, each.step, each.source)
         infinite = [seq for seq, rows in graph.outputs.items() if any(map(_has_infinity, rows))]
         for seq in infinite:
             place = _overflowed_at(graph, seq, sampled.optimizers[each.source])
             if place is not None:
                 found[place].append(each.step)
-    return found
+    return Overflowed(found, len(newest) <= MOST_STEPS)
 
 
 def _overflowed_at(graph: StepGraph, seq: int, optimizer: int) -> Place | None:

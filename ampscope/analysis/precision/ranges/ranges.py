@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ampscope.analysis.precision.ranges.cells import Cells
 from ampscope.analysis.precision.ranges.measured import MeasuredPlace, MeasuredRun, measured_places
 from ampscope.analysis.results import SourceLine
+from ampscope.analysis.tables.recorded import only_recorded
 from ampscope.notebook_repr import NotebookRepr
 from ampscope.trace.read.run import Run
 
@@ -46,6 +47,7 @@ class RangeRow:
     largest_last: int | None = None  #: or one up to this: neighbours are told together where very many were sampled
     key: str = ""  #: a short name of the place, the same in each run of the same code
     overflowed: int = 0  #: results that were infinite though all that was read was finite, and not on purpose
+    overflowed_at_least: bool = False  #: whether there may be more, for only the newest steps were looked at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,7 @@ class Ranges(NotebookRepr):
     sampled_share: float = 0.0  #: of all steps
     replayed_steps: int = 0  #: further ones, of which they were recorded in a replay
     places: int = 0  #: that were measured
+    note: str = ""  #: that only a part of healthy steps is recorded; empty where all is
     rows: tuple[
         RangeRow, ...
     ] = ()  #: closest to overflow first; after them gradients with a loss scale, then the fixed
@@ -77,7 +80,7 @@ def ranges(run: Run, *, rank: int | None = None, closest: int | None = None) -> 
     Raises:
         RunDamaged: a Parquet part turned out to be broken while it was read.
     """
-    return ranges_of(measured_places(run, rank=rank), closest=closest)
+    return replace(ranges_of(measured_places(run, rank=rank), closest=closest), note=only_recorded(run))
 
 
 def ranges_of(found: MeasuredRun, *, closest: int | None = None) -> Ranges:
@@ -135,6 +138,7 @@ def range_row(each: MeasuredPlace, cells: Cells) -> RangeRow:
         largest_step=when.first if when is not None else None,
         largest_last=when.last if when is not None else None,
         overflowed=each.overflowed,
+        overflowed_at_least=bool(each.overflowed) and each.overflows_at_least,
     )
 
 

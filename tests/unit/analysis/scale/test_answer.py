@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ampscope import open_run
+from ampscope import diagnose, open_run
 from ampscope.analysis.scale.answer import Judgement, ScaleAnswer, scale_answer
+from ampscope.analysis.scale.window import MOSTLY
+from ampscope.trace.vocabulary import Verdict
 from tests.support.trace_builder import TraceBuilder
 from tests.support.verdicts.counted import SMALL, with_gradient
 
@@ -37,7 +39,8 @@ def test_one_at_which_gradients_are_flushed_is_too_small(tmp_path: Path) -> None
     for _ in range(30):
         trace.step(scale=16.0)
     flushed = (SMALL * 16).astype(np.float16).astype(np.float64)
-    with_gradient(trace, flushed, scale=16.0)
+    for _ in range(3):
+        with_gradient(trace, flushed, scale=16.0)
     answer = answer_of(trace)
     assert answer.judgement == Judgement.TOO_SMALL
     assert answer.sentence.startswith("No, it is too small: at 16 (2^4), 100.0 % of the gradient values")
@@ -46,6 +49,34 @@ def test_one_at_which_gradients_are_flushed_is_too_small(tmp_path: Path) -> None
     start = answer.recommendation.rules.init_scale
     assert ((SMALL * start).astype(np.float16) > 0).all()
     assert (SMALL * start < 65520).all()
+
+
+def test_one_look_at_flushed_gradients_says_that_a_larger_scale_would_keep_more(tmp_path: Path) -> None:
+    trace = TraceBuilder(tmp_path)
+    for _ in range(30):
+        trace.step(scale=16.0)
+    with_gradient(trace, (SMALL * 16).astype(np.float16).astype(np.float64), scale=16.0)
+    answer = answer_of(trace)
+    assert answer.judgement == Judgement.LOW
+    assert answer.sentence.startswith("It serves, and a larger one would keep more: at 16 (2^4), 100.0 % of")
+
+
+def test_a_scale_at_which_a_fifth_is_subnormal_serves_as_diagnose_says(tmp_path: Path) -> None:
+    trace = TraceBuilder(tmp_path)
+    for _ in range(30):
+        trace.step(scale=2.0**13)
+    for _ in range(3):
+        with_gradient(trace, SMALL * 2.0**13, scale=2.0**13)
+    folder = trace.close()
+    with open_run(folder) as run:
+        answer = scale_answer(run)
+        healthy = diagnose(run).verdict
+    now = next(each for each in answer.window.at_scale if each.scale == 2.0**13)
+    assert 0.1 < now.lost_share + now.subnormal_share < MOSTLY
+    assert (healthy, answer.judgement) == (Verdict.HEALTHY, Judgement.LOW)
+    assert not answer.sentence.startswith("No")
+    assert answer.recommendation is not None
+    assert answer.recommendation.text.startswith("Start at")
 
 
 def test_a_tail_of_subnormals_is_no_loss(tmp_path: Path) -> None:

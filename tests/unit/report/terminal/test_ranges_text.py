@@ -82,4 +82,6 @@ def test_overflows_and_replays_are_told(found: Ranges) -> None:
     text = printed(as_text(told), width=160)
     assert "were recorded op by op, 3 more in a replay; these are the 1 of 1 place closest" in text
     assert "overflowed 5 times" in text
+    some = replace(told, rows=(replace(told.rows[0], overflowed_at_least=True),))
+    assert "overflowed at least 5 times" in printed(as_text(some), width=160)
     assert "step " not in text.splitlines()[4]

@@ -15,18 +15,15 @@ from ampscope.analysis.precision.ranges.measured import MeasuredPlace
 from ampscope.analysis.precision.ranges.places import place_of
 from ampscope.analysis.precision.ranges.sampled_steps import EACH_SCALE
 from ampscope.analysis.results import Incident
+from ampscope.analysis.scale.window import LEAST_LOOKS, MOSTLY
 from ampscope.analysis.tables.lazy_tables import collect_expressions, rank_table
 from ampscope.analysis.tables.step_history import History
 from ampscope.trace.dtypes import FINFO
 from ampscope.trace.schema import OpRow, Phase, Source, Table, source_of
 from ampscope.trace.vocabulary import Cause
 
-#: From this share of subnormals on, the gradients as a whole lie too low.
-MOSTLY = 0.5
 #: The share of values that a window may leave below float16's normal numbers: a tail is no loss.
 TAIL = 0.01
-#: Sampled steps of fewer than which nothing is said: a scale still finds its place in the first ones.
-LEAST_LOOKS = 3
 #: Bits that a window has at least: a scale that grows twice has to find room.
 LEAST_WINDOW = 2.0
 _HALF = FINFO["float16"]

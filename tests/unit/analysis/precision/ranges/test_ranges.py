@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ampscope import open_run
+from ampscope.analysis.precision.ranges.overflowed import MOST_STEPS
 from ampscope.analysis.precision.ranges.ranges import RangeRow, Ranges, ranges
 from ampscope.trace.schema import Node, ReplayStatus, Source
 from tests.support.trace_builder import TraceBuilder
@@ -192,8 +193,22 @@ def test_what_overflowed_has_no_headroom_and_comes_first(run_folder: Path) -> No
     assert (found.sampled_steps, found.replayed_steps) == (40, 2)
     first = found.rows[0]
     assert (first.op, first.overflowed, first.headroom_bits) == ("aten.exp.default", 2, 0.0)
-    assert (first.largest, first.forecast_step) == (2.0**14, None)
+    assert (first.largest, first.forecast_step, first.overflowed_at_least) == (2.0**14, None, False)
     assert [each.overflowed for each in found.rows[1:]] == [0] * (len(found.rows) - 1)
+
+
+def test_of_very_many_overflows_it_is_said_that_there_are_more(run_folder: Path) -> None:
+    trace = growing(run_folder)
+    site, entry = trace.site("aten.exp.default"), trace.site(Node.INPUT, name="x", in_dtypes=())
+    for step in range(200, 201 + MOST_STEPS):
+        trace.step(step=step, scale=1024.0, skipped=True)
+        trace.incident(step=step, replay=ReplayStatus.EXACT)
+        trace.op(entry, step=step, source=Source.REPLAY, min=0.0, max=12.0)
+        trace.op(site, step=step, min=0.0, max=math.inf, source=Source.REPLAY, posinf=1)
+        trace.edge(0, 1, step=step)
+    found = measured(trace.close())
+    assert (found.rows[0].overflowed, found.rows[0].overflowed_at_least) == (MOST_STEPS, True)
+    assert not any(each.overflowed_at_least for each in found.rows[1:])
 
 
 def test_what_is_filled_without_being_read_is_left_out(run_folder: Path) -> None:
