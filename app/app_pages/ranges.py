@@ -39,8 +39,15 @@ def ranges_page() -> None:
     run = page_head("Ranges", run, diagnosis)
     if not closest_of(run).rows:
         how_to_trace(diagnosis)
+        live_part(until_traced)
         return
     live_part(explorer)
+
+
+def until_traced(run: RunSnapshot) -> None:
+    """Draw the page again once the first step was recorded op by op."""
+    if closest_of(run).rows:
+        st.rerun()
 
 
 def explorer(run: RunSnapshot) -> None:

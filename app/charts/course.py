@@ -117,7 +117,7 @@ def _draw_cone(figure: go.Figure, cone: Cone) -> None:
 def _overflows(seen: CourseFigure) -> go.Scatter:
     return go.Scatter(
         x=seen.overflows,
-        y=[seen.high - 0.3] * len(seen.overflows),
+        y=[seen.high - 0.04 * (seen.high - seen.low)] * len(seen.overflows),
         mode="markers",
         marker={"symbol": "triangle-up", "size": 10, "color": ALARM},
         hovertemplate="step %{x:,d}<br>overflowed<extra></extra>",

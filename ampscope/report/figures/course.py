@@ -12,8 +12,8 @@ from ampscope.trace.dtypes import FINFO
 
 #: An end of the dtype is in the picture where it is at most this many powers of two away.
 _IN_SIGHT = 26.0
-#: Room above and below.
-_AIR = 0.7
+#: Room above and below, in powers of two, and above as a share of what there is: for the words of an end.
+_AIR, _FOR_WORDS = 0.7, 0.12
 #: Powers of two between two labels, the smallest that leaves at most so many.
 _STRIDES, _LABELS = (1, 2, 4, 8, 16, 32, 64, 128, 256), 8
 
@@ -69,7 +69,8 @@ def course_figure(seen: PlaceDetail, *, marked: int | None = None) -> CourseFigu
     heights = seen.course.values or (seen.limit,)
     ends = tuple(_ends(seen, min(heights), max(heights)))
     powers = [*heights, *(end.power for end in ends)]
-    low, high = min(powers) - _AIR, max(powers) + _AIR
+    extent = max(powers) - min(powers)
+    low, high = min(powers) - _AIR, max(powers) + max(_AIR, _FOR_WORDS * extent)
     stride = next((stride for stride in _STRIDES if (high - low) / stride <= _LABELS), _STRIDES[-1])
     ticks = [power for power in range(math.ceil(low), math.floor(high) + 1) if power % stride == 0]
     return CourseFigure(

@@ -106,8 +106,8 @@ def _nearest(steps: Sequence[int], heights: Sequence[float], each: MeasuredPlace
         return max((one for one in known if one <= asked), default=known[0])
     if each.overflows:
         return max(each.overflows)
-    finite = [(height, step) for height, step in zip(heights, steps, strict=True) if np.isfinite(height)]
-    return max(finite, default=(0.0, known[0]))[1]
+    finite = [(height, -step) for height, step in zip(heights, steps, strict=True) if np.isfinite(height)]
+    return -max(finite, default=(0.0, -known[0]))[1]
 
 
 def _seen(run: Run, rank: int, place: Place, where: str, step: int, *, counted: bool = False) -> Seen | None:

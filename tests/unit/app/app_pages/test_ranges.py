@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from ampscope.trace.schema import Source
-from tests.support.page_reading import Show
+from tests.support.page_reading import Show, Shown
+from tests.support.trace_builder import TraceBuilder
 from tests.support.verdicts.growing import growing
 
 
@@ -65,6 +66,22 @@ def test_other_values_can_be_asked_for(show_grown: Show) -> None:
 
 def test_a_run_without_traced_steps_says_how_to_trace_one(show: Show) -> None:
     assert "every=500" in show("finding", "ranges").words
+
+
+def test_a_run_that_is_being_written_is_followed(show: Show, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AMPSCOPE_RUNS", str(tmp_path))
+    trace = TraceBuilder(tmp_path / "young")
+    trace.step()
+    trace.leave_open()
+    page = show("young", "ranges", real=True)
+    assert "every=500" in page.words
+    site = trace.site("aten.mm.default", module="fc")
+    trace.op(site, step=0, source=Source.LIVE, min=0.0, max=32.0)
+    for _ in range(9):
+        trace.step(traced=Source.LIVE)
+    trace.leave_open()
+    assert "mm in fc, 11.0 bits below float16's 65,504" in Shown(page.test.run()).words
+    trace.close()
 
 
 def test_a_run_in_which_nothing_broke_lands_on_its_headroom(show_grown: Show) -> None:

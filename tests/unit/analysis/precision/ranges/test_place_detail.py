@@ -41,6 +41,15 @@ def test_the_step_of_the_largest_value_is_looked_at_unless_another_is_asked_for(
         assert (seen.step, seen.source) == (shown, Source.LIVE)
 
 
+def test_of_equals_the_first_step_is_looked_at_as_it_is_told(run_folder: Path) -> None:
+    trace = growing(run_folder)
+    for step in (100, 150):
+        trace.op(0, step=step, source=Source.LIVE, min=-60000.0, max=0.0)
+    seen = detail(trace.close(), "aten.add.Tensor")
+    assert seen.seen is not None
+    assert (seen.seen.step, seen.row.largest_step) == (100, 100)
+
+
 def test_the_op_is_that_with_the_largest_value(run_folder: Path) -> None:
     trace = growing(run_folder)
     trace.op(0, step=100, source=Source.LIVE, min=-60000.0, max=0.0)
