@@ -12,6 +12,7 @@ from ampscope.cli.compare import compare
 from ampscope.cli.demo import demo
 from ampscope.cli.diagnose import diagnose
 from ampscope.cli.exits import Exit
+from ampscope.cli.precision.audit import audit
 from ampscope.cli.precision.plan import plan
 from ampscope.cli.precision.scale import scale
 from ampscope.cli.ranges import ranges
@@ -29,7 +30,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (diagnose, compare, ranges, plan, scale, report, repro, runs, view, demo):
+for verb in (diagnose, compare, ranges, plan, scale, audit, report, repro, runs, view, demo):
     app.command()(verb)
 
 

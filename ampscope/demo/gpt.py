@@ -96,7 +96,7 @@ def train(folder: Path) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     scaler = torch.amp.GradScaler("cpu")
 
-    ampscope.watch(model, scaler, dir=folder, save_tensors=True)
+    ampscope.watch(model, scaler, dir=folder, save_tensors=True, audit_every=100)
 
     bad = 0
     with progress("training a small GPT in fp16", STEPS) as tell:

@@ -8,13 +8,14 @@ import math
 from enum import Enum
 from typing import Any
 
+from ampscope.analysis.precision.audit.audit import Audit
 from ampscope.analysis.precision.plan.plan import Plan
 from ampscope.analysis.precision.ranges.ranges import Ranges
 from ampscope.analysis.results import CodeLine, Diagnosis, Operand
 from ampscope.analysis.scale.answer import ScaleAnswer
 
 
-def as_json(result: Diagnosis | Plan | Ranges | ScaleAnswer) -> str:
+def as_json(result: Audit | Diagnosis | Plan | Ranges | ScaleAnswer) -> str:
     """The result as a JSON object; its keys are the fields of the result types, always in the same order.
 
     JSON has no NaN and no infinities: they become the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, which

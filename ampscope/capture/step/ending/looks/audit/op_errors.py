@@ -178,9 +178,10 @@ class OpErrors:
                 ours, theirs = (each.to(precise(each.device)) for each in (ours, theirs))
                 self.draws.append(self._norms(ours - theirs, theirs))
 
-    def _arrives(self, output: MeasuredOutput, error: Tensor | None, drift: Tensor | None, gradient: Tensor) -> None:
-        """The gradient of an output comes."""
-        if self.counts and not self._guard.broken and gradient.layout is torch.strided:
+    def _arrives(self, output: MeasuredOutput, error: Tensor | None, drift: Tensor | None, gradient: Any) -> None:
+        """The gradient of an output comes; None where it is zero."""
+        is_known = isinstance(gradient, Tensor) and gradient.layout is torch.strided
+        if self.counts and is_known and not self._guard.broken:
             with self._guard:
                 self._arrived(output, error, drift, gradient)
 
