@@ -8,8 +8,8 @@ import streamlit as st
 
 from ampscope.analysis.precision.plan.formats import NAMES
 from ampscope.analysis.precision.plan.plan import Plan
-from ampscope.report.figures.plan_matrix import plan_matrix
-from ampscope.report.figures.scale_bars import scale_bars
+from ampscope.report.figures.plan.matrix import plan_matrix
+from ampscope.report.figures.plan.scale_bars import scale_bars
 from ampscope.report.html.figures.plan_matrix import plan_matrix_html
 from ampscope.report.html.figures.scale_bars import scale_bars_html
 from ampscope.report.html.markup import as_source

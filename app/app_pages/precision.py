@@ -1,7 +1,8 @@
-"""Precision: what did each op run in, what was converted, and why was float32 used inside autocast?"""
+"""Precision: what did each op run in, from step to step and in one, what was converted, and why was float32 used?"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
 import streamlit as st
@@ -9,25 +10,32 @@ import streamlit as st
 from ampscope.analysis.precision.fp32_islands import Fp32Island, Reason
 from ampscope.analysis.precision.precision import CastRow, Precision, PrecisionRow, deepest, fold_modules, under
 from ampscope.analysis.tables.traced_steps import TracedStep
+from ampscope.report.figures.dtype_steps import dtype_steps
 from ampscope.report.figures.precision_bars import module_bars
+from ampscope.report.html.figures.dtype_steps import dtype_steps_key
 from ampscope.report.html.figures.share_bars import share_bars_html
 from ampscope.report.numbers import count, share, size
 from ampscope.report.safe_text import short
 from ampscope.report.source_place import place
-from ampscope.trace.schema import Cast
+from ampscope.report.wording.precision_words import over_steps_in_words
+from ampscope.trace.schema import Cast, execution_of
+from blocks.basics.figure import CONFIG
 from blocks.basics.how_to_trace import how_to_trace
 from blocks.basics.newer_step_link import newer_step_link
-from blocks.basics.page_links import link_row, to_precision, to_replay
+from blocks.basics.page_links import address_of, link_row, to_precision, to_replay
 from blocks.basics.table import table
 from blocks.basics.text import heading, paragraph
 from blocks.choices.not_there import not_there
 from blocks.choices.page_head import page_head
 from blocks.choices.select_box import choose
-from blocks.choices.traced_step_box import choose_traced_step, first_step
+from blocks.choices.traced_step_box import choose_traced_step, first_step, pick_traced_step
 from blocks.frame.live_part import live_part
+from charts.dtype_steps import dtype_steps_figure
 from data.current_run import current_run
-from data.run_results import diagnosis_of, precision_of
+from data.run_results import diagnosis_of, precision_of, precision_over_steps_of
+from data.run_snapshot import RunSnapshot
 from data.step_results import traced_steps_of
+from state.pages import Page
 from state.query_params import param_in_address
 
 _REASONS = {
@@ -43,6 +51,8 @@ _CASTS = {
     Cast.PROMOTION: "by type promotion",
 }
 _MEASURES = {"ops": "ops", "bytes": "bytes written"}
+#: Steps from which on there is a course to be seen, the key of its figure, and whether a step was chosen in it.
+_FEWEST, _OVER_STEPS, _PICKED = 2, "precision-over-steps", "_precision_picked"
 #: Bars that fit on a screen, and rows of a table before the rest is left to its search box.
 _BARS, _ROWS = 24, 30
 #: Rows of the ops' table that are shown at once, and its height in pixels with more.
@@ -59,7 +69,10 @@ def precision_page() -> None:
     if not steps:
         how_to_trace(diagnosis)
         return
+    whole = st.container()
     step = choose_traced_step(steps, first=first_step(diagnosis, run.rank))
+    with whole:
+        live_part(partial(over_steps, chosen=step))
     live_part(partial(newer_step_link, shown=steps[0].step, link=link_to_step))
     precision = precision_of(run, step.step, step.source)
     paragraph(summary(precision))
@@ -68,10 +81,46 @@ def precision_page() -> None:
     if asked:
         asked_module(asked, modules, step)
     if precision.modules:
-        dtypes_by_module(modules or precision.modules)
-        dtypes_by_op(precision.ops)
-    conversions(precision)
-    float32_in_autocast(precision.islands)
+        dtypes_by_module(modules or precision.modules, step)
+        dtypes_by_op(precision.ops, step)
+    conversions(precision, step)
+    float32_in_autocast(precision.islands, step)
+
+
+def over_steps(run: RunSnapshot, chosen: TracedStep) -> None:
+    """What became of the dtypes over all traced steps, as a picture in which a step can be chosen."""
+    optimizer = execution_of(chosen.source)[1]
+    seen = precision_over_steps_of(run, int(optimizer or 0))
+    if len(seen.steps) < _FEWEST:
+        return
+    paragraph(" ".join(over_steps_in_words(seen)))
+    figure = dtype_steps(seen, chosen=chosen.step)
+    st.plotly_chart(
+        dtype_steps_figure(figure),
+        width="stretch",
+        config=CONFIG,
+        key=_OVER_STEPS,
+        on_select=partial(follow_click, dict(zip(seen.steps, seen.sources, strict=True))),
+        selection_mode=("points",),
+    )
+    st.html(dtype_steps_key(figure))
+    if st.session_state.pop(_PICKED, False):
+        st.rerun()
+
+
+def follow_click(sources: dict[int, str]) -> None:
+    """Choose the step of the column that was clicked; a click on the one that is selected reports none."""
+    points = st.session_state[_OVER_STEPS].selection.points
+    data = points[0].get("customdata") if points else None
+    step = data[0] if isinstance(data, list) else data
+    if isinstance(step, int) and step in sources:
+        pick_traced_step(step, sources[step])
+        st.session_state[_PICKED] = True
+
+
+def replay_of(step: TracedStep, rows: Iterable[PrecisionRow | CastRow | Fp32Island]) -> list[str]:
+    """Where Replay shows the first op of each row."""
+    return [address_of(Page.REPLAY, step=step.step, source=step.source, op=row.first) for row in rows]
 
 
 def link_to_step(step: int, words: str) -> None:
@@ -86,8 +135,8 @@ def summary(precision: Precision) -> str:
     return f"The ops of this step ran: {shares}. {autocast}" if shares else f"No floating-point op ran. {autocast}"
 
 
-def dtypes_by_module(rows: tuple[PrecisionRow, ...]) -> None:
-    """One bar for each module, joined to its ancestors where there are too many."""
+def dtypes_by_module(rows: tuple[PrecisionRow, ...], step: TracedStep) -> None:
+    """One bar for each module, joined to its ancestors where there are too many; its name leads to its first op."""
     heading("By module")
     left, right = st.columns(2)
     deep = max(row.name.count(".") + 1 for row in rows)
@@ -100,7 +149,8 @@ def dtypes_by_module(rows: tuple[PrecisionRow, ...]) -> None:
         measure = choose("measure", "Measured in", list(_MEASURES), _MEASURES.__getitem__)
     folded = fold_modules(rows, depth)
     bars = module_bars(folded, most=4 * _BARS, by_bytes=measure == "bytes")
-    st.html(share_bars_html(bars))
+    st.html(share_bars_html(bars, links=replay_of(step, folded)))
+    st.caption("A name leads to Replay, at the first such op of this step.")
     if bars.left_out:
         st.caption("Choose fewer levels to see all modules.")
 
@@ -122,7 +172,7 @@ def module_words(name: str) -> str:
     return short(name, 34) if name else "outside modules"
 
 
-def dtypes_by_op(rows: tuple[PrecisionRow, ...]) -> None:
+def dtypes_by_op(rows: tuple[PrecisionRow, ...], step: TracedStep) -> None:
     """Ops by dtype, the most frequent first."""
     heading("By op")
     dtypes = sorted({one.dtype for row in rows for one in row.shares})
@@ -130,7 +180,7 @@ def dtypes_by_op(rows: tuple[PrecisionRow, ...]) -> None:
     numbers = (*dtypes, "Bytes written")
     drawn = [(row.name, *op_counts(row, dtypes), size(row.bytes)) for row in ordered]
     with st.container(height=_TALL if len(drawn) > _SHORT else "content", border=False):
-        table(("Op", *numbers), drawn, numeric=numbers)
+        table(("Op", *numbers), drawn, numeric=numbers, links=replay_of(step, ordered))
 
 
 def op_counts(row: PrecisionRow, dtypes: list[str]) -> list[str]:
@@ -139,7 +189,7 @@ def op_counts(row: PrecisionRow, dtypes: list[str]) -> list[str]:
     return [counts.get(dtype, "") for dtype in dtypes]
 
 
-def conversions(precision: Precision) -> None:
+def conversions(precision: Precision, step: TracedStep) -> None:
     """Conversions in total, then line by line."""
     heading("Conversions between dtypes")
     if not precision.casts:
@@ -152,12 +202,14 @@ def conversions(precision: Precision) -> None:
             for row in precision.cast_totals
         ],
         numeric=("Times", "Elements", "Bytes written"),
+        links=replay_of(step, precision.cast_totals),
     )
     with st.expander("Line by line"):
         table(
             ("Inserted", "From", "To", "Module", "Phase", "Your line", "Times", "Elements", "Bytes written"),
             [cast_row(row) for row in precision.casts[:_ROWS]],
             numeric=("Times", "Elements", "Bytes written"),
+            links=replay_of(step, precision.casts[:_ROWS]),
         )
 
 
@@ -173,7 +225,7 @@ def cast_row(row: CastRow) -> tuple[str, ...]:
     return (kind, row.from_dtype, row.to_dtype, *where, *cast_size(row))
 
 
-def float32_in_autocast(islands: tuple[Fp32Island, ...]) -> None:
+def float32_in_autocast(islands: tuple[Fp32Island, ...], step: TracedStep) -> None:
     """float32 inside autocast, with the reason."""
     heading("float32 inside an autocast region")
     if not islands:
@@ -181,7 +233,8 @@ def float32_in_autocast(islands: tuple[Fp32Island, ...]) -> None:
         return
     paragraph("Not a fault in itself; each one costs time and memory, and each has a reason.")
     columns = ("Op", "Module", "Your line", "Times", "Elements", "Why")
-    table(columns, [island_row(island) for island in islands[:_ROWS]], numeric=("Times", "Elements"))
+    shown = islands[:_ROWS]
+    table(columns, [island_row(island) for island in shown], numeric=columns[3:5], links=replay_of(step, shown))
     if len(islands) > _ROWS:
         st.caption(f"and {len(islands) - _ROWS:,} smaller ones")
 

@@ -10,6 +10,7 @@ from ampscope.analysis.overview.last_good.last_good import last_good
 from ampscope.analysis.overview.overview import Overview, overview
 from ampscope.analysis.overview.pulse import Pulse, pulse
 from ampscope.analysis.overview.ranks.ranks import Ranks, ranks_at_a_glance
+from ampscope.analysis.precision.over_steps import PrecisionOverSteps, precision_over_steps
 from ampscope.analysis.precision.plan.plan import Plan, plan
 from ampscope.analysis.precision.precision import Precision, precision
 from ampscope.analysis.precision.ranges.heat_map import HeatMap, View, heat_map
@@ -105,6 +106,12 @@ def scale_record_of(run: RunSnapshot, optimizer: int | None) -> ScaleRecord:
 def precision_of(run: RunSnapshot, step: int, source: str) -> Precision:
     """The precision of a traced step."""
     return precision(run.run, step=step, source=source, rank=run.rank)
+
+
+@cached(grown, spinner="Looking through the traced steps")
+def precision_over_steps_of(run: RunSnapshot, optimizer: int) -> PrecisionOverSteps:
+    """What the ops of all its traced steps ran in."""
+    return precision_over_steps(run.run, rank=run.rank, optimizer=optimizer)
 
 
 @cached(grown, spinner="Reading the histograms")

@@ -40,6 +40,7 @@ class Fp32Island:
     source: SourceLine | None
     count: int
     elements: int
+    first: int = 0  #: sequence number of the first
 
 
 def fp32_islands(run: Run, traced: TracedStep, done: Iterable[Executed]) -> tuple[Fp32Island, ...]:
@@ -96,6 +97,7 @@ def _island(one: Executed, reason: Reason) -> Fp32Island:
         source=one.line,
         count=one.count,
         elements=one.elements,
+        first=one.first,
     )
 
 
@@ -109,4 +111,5 @@ def _joined(left: Fp32Island, right: Fp32Island) -> Fp32Island:
         source=left.source,
         count=left.count + right.count,
         elements=left.elements + right.elements,
+        first=min(left.first, right.first),
     )

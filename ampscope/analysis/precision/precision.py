@@ -66,6 +66,7 @@ class CastRow:
     count: int
     elements: int
     bytes: int  #: written
+    first: int = 0  #: sequence number of the first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +133,8 @@ def deepest(rows: Iterable[PrecisionRow], limit: int) -> int:
 
 def _folded(name: str, group: list[PrecisionRow]) -> PrecisionRow:
     own = next((row.kind for row in group if row.name == name), "")
-    return PrecisionRow(name=name, kind=own, shares=_sum(share for row in group for share in row.shares))
+    shares = _sum(share for row in group for share in row.shares)
+    return PrecisionRow(name=name, kind=own, shares=shares, first=min(row.first for row in group))
 
 
 def _rows(
@@ -173,14 +175,15 @@ def _add_up(rows: Iterable[CastRow], place: Callable[[CastRow], CastRow]) -> tup
     """The rows summed where ``place``, which forgets details, makes them equal; most elements first."""
     sums: dict[CastRow, list[CastRow]] = defaultdict(list)
     for row in rows:
-        sums[replace(place(row), count=0, elements=0, bytes=0)].append(row)
+        sums[replace(place(row), count=0, elements=0, bytes=0, first=0)].append(row)
     joined = [_sum_casts(key, group) for key, group in sums.items()]
     return tuple(sorted(joined, key=lambda row: (-row.elements, -row.count)))
 
 
 def _sum_casts(key: CastRow, group: list[CastRow]) -> CastRow:
     count, elements = sum(row.count for row in group), sum(row.elements for row in group)
-    return replace(key, count=count, elements=elements, bytes=sum(row.bytes for row in group))
+    first = min(row.first for row in group)
+    return replace(key, count=count, elements=elements, bytes=sum(row.bytes for row in group), first=first)
 
 
 def _cast(one: Executed) -> CastRow:
@@ -195,4 +198,5 @@ def _cast(one: Executed) -> CastRow:
         count=one.count,
         elements=one.elements,
         bytes=one.bytes,
+        first=one.first,
     )

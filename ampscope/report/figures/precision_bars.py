@@ -73,7 +73,7 @@ def module_bars(rows: Sequence[PrecisionRow], *, most: int, by_bytes: bool = Fal
 
 
 def _parts(row: PrecisionRow, *, by_bytes: bool) -> Iterator[Part]:
-    for one in sorted(row.shares, key=lambda one: (_rank(one.dtype), one.dtype)):
+    for one in sorted(row.shares, key=lambda one: dtype_rank(one.dtype)):
         part = row.part(one.dtype, by_bytes=by_bytes)
         words = f"{one.dtype} {share(part)}"
         yield Part(
@@ -85,5 +85,6 @@ def _parts(row: PrecisionRow, *, by_bytes: bool) -> Iterator[Part]:
         )
 
 
-def _rank(dtype: str) -> int:
-    return _ORDER.index(dtype) if dtype in _ORDER else len(_ORDER)
+def dtype_rank(dtype: str) -> tuple[int, str]:
+    """Where a dtype stands among others: the narrowest first, then by name."""
+    return (_ORDER.index(dtype) if dtype in _ORDER else len(_ORDER)), dtype

@@ -17,6 +17,11 @@ def as_html(text: str, limit: int = 400) -> str:
     return html.escape(short(text, limit))
 
 
+def link_html(address: str, inside: str) -> str:
+    """A link to a page of ours, on the same tab; ``inside`` is HTML."""
+    return f'<a class="amp-go" href="{html.escape(address)}" target="_self">{inside}</a>' if inside else inside
+
+
 def as_code(text: str, limit: int = 4000) -> str:
     """Several lines for the inside of an element that keeps them."""
     return html.escape(as_source(text, limit))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from urllib.parse import urlencode
 
 import streamlit as st
 
@@ -23,6 +24,11 @@ _LONGEST = 300
 def link(page: Page, label: str, *, icon: str | None = None, **params: object) -> None:
     """A link to ``page`` with query parameters, but for those that are None."""
     st.page_link(page.file, label=label, icon=icon or page.icon, query_params=_query(params))
+
+
+def address_of(page: Page, **params: object) -> str:
+    """Where `link` leads, for HTML of ours: the page below the app's address with its query."""
+    return f"{page.url_path}?{urlencode(_query(params))}"
 
 
 def link_row() -> AbstractContextManager[object]:

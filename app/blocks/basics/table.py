@@ -9,6 +9,12 @@ import streamlit as st
 from ampscope.report.html.parts.table import table_html
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, numeric: Collection[str] = ()) -> None:
-    """``rows`` under ``columns``; those named in ``numeric`` are set to the right."""
-    st.html(table_html(columns, rows, numeric=numeric))
+def table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    numeric: Collection[str] = (),
+    links: Sequence[str] = (),
+) -> None:
+    """``rows`` under ``columns``; those named in ``numeric`` are set to the right, first cells lead to ``links``."""
+    st.html(table_html(columns, rows, numeric=numeric, links=links))

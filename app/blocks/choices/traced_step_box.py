@@ -56,6 +56,11 @@ def choose_traced_step(steps: Sequence[TracedStep], *, first: int | None = None)
     return chosen
 
 
+def pick_traced_step(step: int, source: str) -> None:
+    """Have the box choose a step when the page is drawn next."""
+    st.session_state[_KEY] = f"{step}-{source}"
+
+
 def choose_other_step(steps: Sequence[TracedStep], chosen: TracedStep) -> TracedStep | None:
     """A select box over the traced steps around ``chosen``, to compare it with one of them."""
     at = steps.index(chosen)

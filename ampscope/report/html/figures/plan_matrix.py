@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ampscope.report.figures.plan_matrix import Cell, MatrixRow, PlanMatrix
+from ampscope.report.figures.plan.matrix import Cell, MatrixRow, PlanMatrix
 from ampscope.report.html.markup import as_html
 from ampscope.report.wording.plan_words import module_words
 

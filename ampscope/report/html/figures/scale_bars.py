@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ampscope.report.figures.axis import Axis
-from ampscope.report.figures.scale_bars import ScaleBar, ScaleBars
+from ampscope.report.figures.plan.scale_bars import ScaleBar, ScaleBars
 from ampscope.report.html.markup import as_html
 
 

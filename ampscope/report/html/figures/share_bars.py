@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ampscope.report.figures.precision_bars import Bar, Part, ShareBars
-from ampscope.report.html.markup import as_html
+from ampscope.report.html.markup import as_html, link_html
 
 
-def share_bars_html(figure: ShareBars) -> str:
-    """The figure."""
+def share_bars_html(figure: ShareBars, *, links: Sequence[str] = ()) -> str:
+    """The figure; the name of each bar leads to one of ``links``, where they are given."""
+    leading = [*links, *[""] * len(figure.bars)]
+    bars = "".join(map(_bar, figure.bars, leading))
     left_out = f"; {figure.left_out} not shown" if figure.left_out else ""
-    return (
-        f'<div class="amp-shares">{"".join(map(_bar, figure.bars))}</div>'
-        f'<div class="amp-place">{figure.unit}{left_out}</div>'
-    )
+    return f'<div class="amp-shares">{bars}</div><div class="amp-place">{figure.unit}{left_out}</div>'
 
 
-def _bar(bar: Bar) -> str:
+def _bar(bar: Bar, to: str) -> str:
     parts = "".join(map(_part, bar.parts))
-    return f'<span class="amp-share-name">{as_html(bar.name, 34)}</span><div class="amp-share">{parts}</div>'
+    name = as_html(bar.name, 34)
+    name = link_html(to, name) if to else name
+    return f'<span class="amp-share-name">{name}</span><div class="amp-share">{parts}</div>'
 
 
 def _part(part: Part) -> str:

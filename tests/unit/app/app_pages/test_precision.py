@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.page_reading import Show
+from tests.support.page_reading import Show, Shown
+from tests.support.scenes import traced_step
 from tests.support.trace_builder import TraceBuilder
 
 
@@ -36,4 +37,61 @@ def test_a_module_that_is_not_there_is_said_and_all_are_shown(show: Show) -> Non
     shown = show("healthy", "precision", module="<b>nowhere</b>")
     assert "there is no <b>nowhere</b> here; this is the whole model" in shown.words
     assert "<b>nowhere</b>" not in "".join(shown.raw)
-    assert '"amp-share-name">blocks.3' in "".join(shown.raw)
+    assert ">blocks.3.norm</a>" in "".join(shown.raw)
+
+
+@pytest.fixture
+def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run in which fc goes over to float32 at step 40."""
+    trace = TraceBuilder(tmp_path / "course")
+    half = trace.site(module="fc")
+    full = trace.site(module="fc", in_dtypes=("float32",), out_dtypes=("float32",))
+    for step in (0, 20, 39, 40, 60):
+        trace.step(step=step, traced="live")
+        trace.op(full if step >= 40 else half, step=step, source="live")
+    trace.close()
+    monkeypatch.setenv("AMPSCOPE_RUNS", str(tmp_path))
+
+
+def test_it_begins_with_what_became_of_the_dtypes_over_all_traced_steps(show: Show, course: None) -> None:
+    shown = show("course", "precision", real=True)
+    assert "fc ran in float32 from step 40 on, before in float16." in shown.words
+    (figure,) = shown.figures
+    assert "share of the ops" in figure
+    assert "traced optimizer steps, in order" in figure
+    assert "triangle-down" in figure
+    assert "a module went over to another dtype" in shown.words
+
+
+def test_a_click_on_a_column_shows_its_step(show: Show, course: None) -> None:
+    shown = show("course", "precision", real=True)
+    assert shown.address["step"] == "60"
+    state = shown.test.session_state
+    state["traced"] = "20-live"  # what a click does
+    shown = Shown(shown.test.run())
+    assert shown.address["step"] == "20"
+    assert "100 % in float16" in shown.words
+
+
+def test_one_traced_step_has_no_course(show: Show) -> None:
+    assert show("healthy", "precision").figures == []
+
+
+def test_rows_lead_to_their_first_op_in_replay(show: Show, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AMPSCOPE_RUNS", str(tmp_path))
+    trace = TraceBuilder(tmp_path / "run")
+    trace.step(traced="live")
+    traced_step(trace, step=0)
+    trace.close()
+    raw = "".join(show("run", "precision", real=True).raw)
+    address = 'href="replay?run=run&amp;step=0&amp;source=live&amp;op={}" target="_self">{}</a>'
+    assert address.format(2, "aten.bmm.default") in raw  # by op
+    assert address.format(1, "blocks.0.attn.qkv") in raw  # by module
+    assert address.format(3, "by autocast") in raw  # conversions
+    assert address.format(4, "aten._softmax.default") in raw  # float32 in autocast
+
+
+def test_a_link_keeps_a_hostile_name_text(show: Show) -> None:
+    raw = "".join(show("hostile", "precision").raw)
+    assert 'class="amp-go"' in raw
+    assert "<script" not in raw
