@@ -138,7 +138,13 @@ class _Way(NamedTuple):
     top: float  #: the largest logarithm
     error: float  #: what is left in bits: half of the points are nearer; and how far it is bent
     bend: float  #: bits by which the line misses a fifth of the points at most
-    goes_on: bool  #: whether it has not begun to end
+    steps: list[float]  #: of the points,
+    heights: list[float]  #: and what the line is fitted to
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the growth has not begun to end."""
+        return all(_latest(self.steps, self.heights, part) >= share * self.line.slope for part, share in STILL_GROWS)
 
     def log_at(self, step: float) -> float:
         """The logarithm that the line tells for a step."""
@@ -173,20 +179,16 @@ def _fitted(power: float, steps: list[float], logs: list[float]) -> _Way:
     top = max(logs)
     heights = [2.0 ** (power * (log - top)) if power else log - top for log in logs]
     line = robust_line(steps, heights)
-    way = _Way(power, line, top, 0.0, 0.0, False)
+    way = _Way(power, line, top, 0.0, 0.0, steps, heights)
     left = [log - way.log_at(step) for step, log in zip(steps, logs, strict=True)]
     bend = _bend(left)
-    return way._replace(
-        error=median(map(abs, left)) + bend / 2,
-        bend=bend,
-        goes_on=all(_latest(steps, heights, part) >= share * line.slope for part, share in STILL_GROWS),
-    )
+    return way._replace(error=median(map(abs, left)) + bend / 2, bend=bend)
 
 
 def _latest(steps: list[float], heights: list[float], part: int) -> float:
     """The slope of the latest part of the points."""
     begin = len(steps) - max(3, len(steps) // part)
-    return robust_line(steps[begin:], heights[begin:]).slope
+    return robust_slope(steps[begin:], heights[begin:])
 
 
 def _bend(left: list[float]) -> float:

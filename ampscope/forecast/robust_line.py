@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
@@ -47,7 +48,7 @@ def robust_line(places: Sequence[float], heights: Sequence[float]) -> RobustLine
     left = [y - height - slope * (x - middle) for x, y in zip(places, heights, strict=True)]
     memory = min(max(autocorrelation(left), 0.0), _MOST_PERSISTENT)
     deviation = math.sqrt(count * (count - 1) * (2 * count + 5) / 18 * (1 + memory) / (1 - memory))
-    rises = sum(1 if each > 0 else -1 if each < 0 else 0 for each in slopes)
+    rises = len(slopes) - bisect_right(slopes, 0.0) - bisect_left(slopes, 0.0)
     low, high = ((len(slopes) + side * _NORMAL_95 * deviation) / 2 for side in (-1, 1))
     return RobustLine(
         slope=slope,

@@ -6,13 +6,15 @@ import dataclasses
 import json
 import math
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ampscope.analysis.precision.audit.audit import Audit
-from ampscope.analysis.precision.plan.plan import Plan
-from ampscope.analysis.precision.ranges.ranges import Ranges
 from ampscope.analysis.results import CodeLine, Diagnosis, Operand
-from ampscope.analysis.scale.answer import ScaleAnswer
+
+if TYPE_CHECKING:  # a verb that prints one of them has loaded it
+    from ampscope.analysis.precision.audit.audit import Audit
+    from ampscope.analysis.precision.plan.plan import Plan
+    from ampscope.analysis.precision.ranges.ranges import Ranges
+    from ampscope.analysis.scale.answer import ScaleAnswer
 
 
 def as_json(result: Audit | Diagnosis | Plan | Ranges | ScaleAnswer) -> str:

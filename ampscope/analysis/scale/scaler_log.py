@@ -78,8 +78,11 @@ def changes_since(run: Run, optimizer: int, rank: int, step: int) -> tuple[Scale
 
 def scaler_settings(run: Run, optimizer: int, rank: int) -> ScalerSettings:
     """The arguments with which the scaler of ``optimizer`` was made, without the rest of its log."""
-    frame, _ = _events(run, optimizer, rank)
-    return settings_of(_changes(frame.filter(nw.col("action") == str(ScalerAction.INIT))))
+    made = run.rows(Table.SCALER_EVENTS, rank=rank, action=ScalerAction.INIT)
+    if len({row.scaler for row in made}) > 1:
+        frame, _ = _events(run, optimizer, rank)
+        made = list(_changes(frame.filter(nw.col("action") == str(ScalerAction.INIT))))
+    return settings_of(sorted(made, key=lambda row: (row.time, row.step)))
 
 
 def settings_of(changes: Sequence[ScalerEventRow]) -> ScalerSettings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,20 +77,17 @@ def traced_steps(run: Run, *, rank: int | None = None) -> tuple[TracedStep, ...]
 
 
 def first_traced_steps(run: Run, *, rank: int, count: int) -> tuple[TracedStep, ...]:
-    """The first ``count`` of what was traced, the oldest first, without counting all that was."""
-    flagged = rank_table(run, Table.STEPS, rank).filter(nw.col("traced") != "").select("step").unique()
-    early = collect(flagged.sort("step").head(2 * count))  # of some, the rows may be gone for their size
-    found = [one for row in early for one in _counted(run, rank, row["step"])[::-1]]
-    return tuple(found[:count]) if len(found) >= count else traced_steps(run, rank=rank)[::-1][:count]
+    """The first ``count`` of what was traced, the oldest first, without putting all that was in order."""
+    counted = traced_rows(run, rank)
+    last = max(heapq.nsmallest(count, {each.step for each in counted}), default=-1)
+    early = (
+        TracedStep(rank=rank, step=step, source=source, rows=rows) for step, source, rows in counted if step <= last
+    )
+    return _in_order(early)[::-1][:count]
 
 
 #: By run and rank: the files are asked once for every state of the table.
 _known: WeakKeyDictionary[Run, dict[int, tuple[Stamp, tuple[TracedStep, ...]]]] = WeakKeyDictionary()
-
-
-def _counted(run: Run, rank: int, step: int) -> tuple[TracedStep, ...]:
-    ops = rank_table(run, Table.OPS, rank, step=step).group_by("step", "source").agg(nw.len().alias("rows"))
-    return _in_order(TracedStep(rank=rank, **row) for row in collect(ops))
 
 
 def _in_order(found: Iterable[TracedStep]) -> tuple[TracedStep, ...]:
