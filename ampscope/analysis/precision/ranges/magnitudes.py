@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +32,7 @@ _NO_ENDS = "NULL::FLOAT AS high, NULL::FLOAT AS low, 0 AS executions, 0 AS bad"
 _NOT_LOST = "NULL::FLOAT AS beside, NULL::BIGINT AS zeros, NULL::BIGINT AS subnormals, NULL::BIGINT AS measured"
 _KEY = "site, out, source"
 #: More steps than this of which more was recorded than usual are not asked for apart.
-_FEW = 400
+FEW = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,17 +88,23 @@ def magnitudes(run: Run, rank: int, sampled: Sampled, *, whole: bool = True) -> 
     return found, _cells(of_rows, sums, len(places), sampled) if whole else Cells()
 
 
-def course_of_sites(ops: Lazy, where: str) -> tuple[IntArray, FloatArray]:
+def course_of_rows(ops: Lazy, where: Sequence[str]) -> tuple[IntArray, FloatArray]:
     """The logarithm of the largest finite magnitude by step, of the rows that are asked for; -inf where all was zero.
 
     Args:
         ops: The ops of a rank.
-        where: Which of them, in the query engine's words.
+        where: Which of them, in the query engine's words; each condition is a query of its own.
     """
-    rows = group_columns(ops, f"step, {_ENDS}, {_LOST}", "step", where=where)
-    order = np.argsort(rows.ints("step"))
+    pieces = []
+    for each in where:
+        pieces.append(group_columns(ops, f"step, {_ENDS}, {_NOT_LOST}", "step", where=each))
+        pieces.append(group_columns(ops, f"step, {_NO_ENDS}, {_LOST}", "step", where=f"{each} AND zeros IS NOT NULL"))
+    rows = joined(pieces)
+    steps, of_rows = np.unique(rows.ints("step"), return_inverse=True)
+    sizes = np.full(len(steps), np.nan)
+    np.fmax.at(sizes, of_rows, _magnitude(rows))
     with np.errstate(divide="ignore"):
-        return rows.ints("step")[order], np.log2(_magnitude(rows)[order])
+        return steps, np.log2(sizes)
 
 
 def _by_stretch(ops: Lazy, sampled: Sampled) -> Columns:
@@ -105,7 +112,7 @@ def _by_stretch(ops: Lazy, sampled: Sampled) -> Columns:
 
     Of tens of millions of rows, grouping by a text takes a third of the time, and so do statistics that few rows have.
     """
-    if len(sampled.mixed) > _FEW:
+    if len(sampled.mixed) > FEW:
         return _at_last_steps(_summed(ops, sampled.stretch, sampled.where), sampled)
     where, by = sampled.where_plain, f"site, out, {sampled.stretch}"
     key = f"site, out, '{source_of(Source.LIVE, 0)}' AS source, {sampled.stretch} AS step"

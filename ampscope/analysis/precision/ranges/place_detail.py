@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from ampscope.analysis.numerics.arrays import FloatArray, IntArray
 from ampscope.analysis.numerics.curve import Curve, make_curve
-from ampscope.analysis.precision.ranges.magnitudes import course_of_sites
+from ampscope.analysis.precision.ranges.magnitudes import FEW, course_of_rows
 from ampscope.analysis.precision.ranges.measured import MeasuredPlace, MeasuredRun
 from ampscope.analysis.precision.ranges.places import Place, place_of
 from ampscope.analysis.precision.ranges.ranges import RangeRow, range_row
 from ampscope.analysis.precision.ranges.sampled_steps import Sampled, sampled_steps
 from ampscope.analysis.results import Operand
-from ampscope.analysis.tables.lazy_tables import collect_expressions, collect_groups, rank_table
+from ampscope.analysis.tables.lazy_tables import Lazy, collect_expressions, collect_groups, rank_table
 from ampscope.forecast.forecast import Forecast
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import Statistics, Table
@@ -67,11 +68,12 @@ def place_detail(run: Run, found: MeasuredRun, key: str, *, step: int | None = N
     if each is None:
         return None
     sampled = sampled_steps(run, found.rank)
-    where = _where(run, found.rank, sampled, each.place)
+    own = _rows_of(run, found.rank, each.place)
+    where = f"{own} AND {_sources(sampled, each.place)} AND {sampled.where}"
     ops = rank_table(run, Table.OPS, found.rank)
-    steps, heights = course_of_sites(ops, where)
+    steps, heights = _course(ops, sampled, each.place, own)
     at = _nearest(steps.tolist(), heights.tolist(), each, step)
-    counted = [row[0] for row in collect_groups(ops, "step", "step", where=f"{where} AND exp_counts IS NOT NULL")]
+    counted = [row[0] for row in collect_groups(ops, "step", "step", where=f"exp_low IS NOT NULL AND {where}")]
     with_counts = min(counted, key=lambda one: (abs(one - at), one)) if counted and at is not None else None
     return PlaceDetail(
         row=range_row(each, found.cells),
@@ -85,16 +87,29 @@ def place_detail(run: Run, found: MeasuredRun, key: str, *, step: int | None = N
     )
 
 
-def _where(run: Run, rank: int, sampled: Sampled, place: Place) -> str:
-    """The rows of a place, in the query engine's words."""
-    own = [
-        f"(site = {site.site} AND out = {out})"
-        for site in run.rows(Table.SITES, rank=rank)
-        for out in range(len(site.out_dtypes))
-        if site.op == place.op and site.module == place.module and place_of(site, out, place.optimizer) == place
-    ]
-    sources = ", ".join(f"'{source}'" for source, number in sampled.optimizers.items() if number == place.optimizer)
-    return f"({' OR '.join(own) or 'false'}) AND source IN ({sources or repr('')}) AND {sampled.where}"
+def _rows_of(run: Run, rank: int, place: Place) -> str:
+    """The rows of a place, whatever they are from, in the query engine's words."""
+    own: dict[int, list[int]] = {}
+    for site in run.rows(Table.SITES, rank=rank):
+        if site.op == place.op and site.module == place.module:
+            for out in range(len(site.out_dtypes)):
+                if place_of(site, out, place.optimizer) == place:
+                    own.setdefault(out, []).append(site.site)
+    told = [f"site IN ({', '.join(map(str, sites))}) AND out = {out}" for out, sites in own.items()]
+    return f"({' OR '.join(told) or 'false'})"
+
+
+def _sources(sampled: Sampled, place: Place) -> str:
+    own = ", ".join(f"'{source}'" for source, number in sampled.optimizers.items() if number == place.optimizer)
+    return f"source IN ({own or repr('')})"
+
+
+def _course(ops: Lazy, sampled: Sampled, place: Place, own: str) -> tuple[IntArray, FloatArray]:
+    """The logarithm of its largest magnitude by step; of most steps the source, which takes long to read, is known."""
+    given = f"{own} AND {_sources(sampled, place)}"
+    if place.optimizer or len(sampled.mixed) > FEW:
+        return course_of_rows(ops, (f"{given} AND {sampled.where}",))
+    return course_of_rows(ops, (f"{own} AND {sampled.where_plain}", f"{given} AND {sampled.where_mixed}"))
 
 
 def _nearest(steps: Sequence[int], heights: Sequence[float], each: MeasuredPlace, asked: int | None) -> int | None:
@@ -114,7 +129,7 @@ def _seen(run: Run, rank: int, place: Place, where: str, step: int, *, counted: 
     """The op that gave the largest value in a step, of those whose exponents were counted if that is asked for."""
     ops = rank_table(run, Table.OPS, rank, step=step)
     names = ", ".join(f'"{name}"' for name in Statistics._fields)
-    told = f"{where} AND step = {step}" + (" AND exp_counts IS NOT NULL" if counted else "")
+    told = f"{where} AND step = {step}" + (" AND exp_low IS NOT NULL" if counted else "")
     rows = collect_expressions(ops, f"source, seq, out, numel, {names}", where=told)
     if not rows:
         return None

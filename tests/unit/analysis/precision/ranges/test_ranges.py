@@ -225,3 +225,20 @@ def test_fewer_rows_are_the_closest_of_all(run_folder: Path) -> None:
         whole, few = ranges(run), ranges(run, closest=2)
     assert few.rows == whole.rows[:2]
     assert few.places == whole.places == len(whole.rows) == 6
+
+
+def test_of_a_long_run_only_replays_that_came_out_the_same_count(run_folder: Path) -> None:
+    trace = TraceBuilder(run_folder)
+    site = trace.site("aten.mm.default")
+    for step in range(100):
+        trace.step(traced=Source.LIVE)
+        trace.op(site, step=step, source=Source.LIVE, min=0.0, max=4.0 + step % 2, **UNMEASURED)
+    for step, status, size in ((40, ReplayStatus.EXACT, 64.0), (60, ReplayStatus.DIVERGED, 1024.0)):
+        trace.incident(step=step, replay=status)
+        trace.op(site, step=step, source=Source.REPLAY, numel=100, min=0.0, max=size, zeros=20, subnormals=8)
+        trace.op(site, step=step, source="replay:fp32", min=0.0, max=1e9)
+    found = row(measured(trace.close()), "aten.mm.default")
+    assert (found.largest, found.largest_step, found.largest_last) == (64.0, 40, 41)
+    assert found.underflow_share == pytest.approx(0.1)
+    assert found.zero_share == pytest.approx(0.2)
+    assert found.steps == 100
