@@ -86,7 +86,8 @@ class Audit(StepObserver):
             self._write(attempt, (self._row(attempt, due, AuditStatus.UNAVAILABLE, MOVED), []), time.perf_counter())
 
     def _due(self, attempt: StepAttempt) -> str:
-        return "" if attempt.bad else self._requests.due(attempt.step, attempt.index)
+        unfit = attempt.bad or self.guard.broken
+        return "" if unfit else self._requests.due(attempt.step, attempt.index)
 
     def _audit(self, attempt: StepAttempt, due: str) -> None:
         started = time.perf_counter()

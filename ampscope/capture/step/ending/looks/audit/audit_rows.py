@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -43,7 +43,7 @@ def errors_of(
     ends = {name: _norms(*pair, of_gradients) for name, pair in pairs.items()}
     norms, gradients = measured.numbers.read(), of_gradients.read()
     same = same_draws(norms, measured.draws)
-    making = _Making(norms, scale, compared=same)
+    making = _Making(norms, scale, measured.is_comparable if same else lambda _: False)
     step, source = (traced.ops[0].step, traced.ops[0].source) if traced.ops else (0, "")
     rows = [making.row(each, step, source) for each in measured.outputs]
     totals = {name: _ratio(gradients, each) if same else None for name, each in ends.items()}
@@ -58,28 +58,29 @@ class _Making:
     Args:
         norms: What was measured, by number.
         scale: The loss scale.
-        compared: What the reference step has can be compared.
+        is_comparable: What the reference step has at the place of an output can be compared with it.
     """
 
-    def __init__(self, norms: list[float], scale: float, *, compared: bool) -> None:
+    def __init__(self, norms: list[float], scale: float, is_comparable: Callable[[MeasuredOutput], bool]) -> None:
         self._norms = norms
         self._scale = scale
-        self._compared = compared
+        self._is_comparable = is_comparable
         self._known: dict[int, float] = {}  # by op, the largest error of what it gave
 
     def row(self, output: MeasuredOutput, step: int, source: str) -> AuditOpRow:
         """The row of one output."""
-        total = _ratio(self._norms, output.total) if self._compared else None
+        compared = self._is_comparable(output)
+        total = _ratio(self._norms, output.total) if compared else None
         local = 0.0 if output.is_exact else _ratio(self._norms, output.local)
         given = [self._known[seq] for seq in output.writers if seq in self._known]
-        before = max(given, default=0.0 if self._compared and not output.writers else None)
+        before = max(given, default=0.0 if compared and not output.writers else None)
         error = total
-        if output.is_cast and self._compared:
+        if output.is_cast and compared:
             error = max([before or 0.0, local or 0.0])
         if error is not None:
             self._known[output.seq] = max(self._known.get(output.seq, 0.0), error)
         sums = [(self._norms[one], self._norms[other]) for one, other in output.contributions]
-        drifts = [self._norms[number] * each for number, each in output.inherited_squares] if self._compared else []
+        drifts = [self._norms[number] * each for number, each in output.inherited_squares] if compared else []
         return AuditOpRow(
             step,
             source,
@@ -88,7 +89,7 @@ class _Making:
             output.site,
             output.micro_batch,
             local,
-            _ratio(self._norms, output.inherited) if self._compared else None,
+            _ratio(self._norms, output.inherited) if compared else None,
             total,
             before,
             _finite(sum(one for one, _ in sums) / self._scale) if sums else None,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ampscope.capture.step.ending.looks.audit import widened
 from ampscope.capture.step.ending.looks.audit.differences import SAMPLE, Numbers, difference, norm, precise
-from ampscope.capture.step.ending.looks.audit.reference import Positions, ReferenceSamples, is_cast, sampled
+from ampscope.capture.step.ending.looks.audit.reference import Key, Positions, ReferenceSamples, is_cast, sampled
 from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.tracing import operators
@@ -40,6 +40,7 @@ class MeasuredOutput:
     micro_batch: int
     is_cast: bool
     writers: tuple[int, ...]  #: of its operands
+    key: Key | None  #: where it ran
     local: tuple[int, int] | None = None  #: norms of the error and of what it is an error of
     inherited: tuple[int, int] | None = None
     total: tuple[int, int] | None = None
@@ -118,14 +119,24 @@ class OpErrors:
                         self._positions.micro_batch,
                         is_cast(executed, results),
                         tuple(writers),
+                        key,
                         is_exact=not concerned,
                     )
                     self.outputs.append(output)
                     self._measure(output, result, _at(wide, out, result), _at(known, out))
         self._written = []
 
+    def is_comparable(self, output: MeasuredOutput) -> bool:
+        """Whether the reference step has the same op at the same place."""
+        return self._samples is not None and self._samples.ran_as_often(output.key, self._positions)
+
     def settle(self) -> None:
         """Has backward tell the gradients of what the last op gave, to which autograd has given its history by now."""
+        if self._awaited and not self._guard.broken:
+            with self._guard:
+                self._settle()
+
+    def _settle(self) -> None:
         awaited, self._awaited = self._awaited, []
         for each in awaited:
             if each.tensor.grad_fn is not None:
@@ -138,7 +149,7 @@ class OpErrors:
         self.numbers = Numbers()
 
     def _count(self, executed: Executed, wide: list[Tensor] | None, results: Sequence[Tensor]) -> None:
-        fits = wide is not None and [each.shape for each in wide] == [each.shape for each in results]
+        fits = bool(wide) and all(each.shape == of.shape for each, of in zip(wide or (), results, strict=False))
         self.rerun += fits
         if not fits:
             self.not_measured[executed.operator.name] += 1

@@ -30,7 +30,7 @@ class Positions:
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
-        self._seen: Counter[Key] = Counter()
+        self.seen: Counter[Key] = Counter()  #: how many ops of a kind ran at a place
 
     @property
     def micro_batch(self) -> int:
@@ -44,8 +44,8 @@ class Positions:
         point = self._tracer.points.sites.point(executed.site)
         place = point.place
         key = (self.micro_batch, point.phase, point.module, place.file, place.line, point.op, point.outputs.shapes)
-        self._seen[key] += 1
-        return (*key, self._seen[key])
+        self.seen[key] += 1
+        return (*key, self.seen[key])
 
 
 def is_cast(executed: Executed, results: Sequence[Tensor]) -> bool:
@@ -79,6 +79,10 @@ class ReferenceSamples:
     def of(self, key: Key | None) -> list[Tensor | None]:
         """The samples of an op's outputs; nothing where no such op ran. They are let go of."""
         return self._samples.pop(key, []) if key is not None else []
+
+    def ran_as_often(self, key: Key | None, there: Positions) -> bool:
+        """Whether as many ops of a kind ran at a place as in another execution: else who knows which is which."""
+        return key is None or self._positions.seen[key[:-1]] == there.seen[key[:-1]]
 
     def drawn(self, key: Key | None) -> list[Tensor | None]:
         """Likewise, of an op that draws random numbers."""

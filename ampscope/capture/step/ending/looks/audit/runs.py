@@ -56,6 +56,16 @@ class MeasuredPlayer(Player):
 
     errors: OpErrors
 
+    def _play_entry(self, index: int, entry: Entry) -> None:
+        self.errors.settle()
+        args, kwargs = entry.arguments.args, entry.arguments.kwargs
+        gives = bool(self._step.given) and entry.call is torch.autograd.grad
+        self.errors.counts = gives and not creates_graph(args, kwargs)
+        try:
+            super()._play_entry(index, entry)
+        finally:
+            self.errors.counts = False
+
     def _backward(self, entry: Entry, args: Any, kwargs: Any) -> None:
         self.errors.settle()
         self.errors.counts = not creates_graph(args, kwargs)  # else they are a step on the way to the loss

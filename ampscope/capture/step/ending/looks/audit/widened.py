@@ -13,6 +13,10 @@ from ampscope.capture.tracing import operators
 from ampscope.capture.tracing.operand_keeper import Executed
 from ampscope.capture.tracing.statistics.tensor_values import stored
 
+#: Attention kernels that take half precision alone; what they compute, other code does in any dtype.
+HALF_ATTENTION = frozenset(
+    {"aten._scaled_dot_product_flash_attention.default", "aten._scaled_dot_product_cudnn_attention.default"}
+)
 #: Arguments that say what an op does for operands in half precision, and what they are for wider ones.
 _OF_HALF = {"half_to_float": False}
 
@@ -45,7 +49,7 @@ def run(executed: Executed, before: Mapping[int, Tensor], reference: torch.dtype
         reference: The wider dtype.
 
     Returns:
-        In the order of its own outputs. Nothing that the step has is different afterwards.
+        In the order of its own outputs, of some ops the first alone. Nothing that the step has is different afterwards.
     """
     widening = _Widening(before, reference)
     with Suppressed() as suppressed:
@@ -54,10 +58,29 @@ def run(executed: Executed, before: Mapping[int, Tensor], reference: torch.dtype
             widening.of(value, names[place] if place < len(names) else "") for place, value in enumerate(executed.args)
         )
         kwargs = {name: widening.of(value, name) for name, value in executed.kwargs.items()}
+        if operator.name in HALF_ATTENTION:
+            return [_attention(dict(zip(names, args, strict=False)) | kwargs)]
         result = operator.overload(*args, **kwargs)
         results, _ = operators.results(operator, args, kwargs, result)
         return list(map(stored, results))
     return None if suppressed.error is not None else []
+
+
+def _attention(given: Mapping[str, Any]) -> Tensor:
+    """What an attention kernel gives that drops nothing, by its arguments."""
+    query, key = given["query"], given["key"]
+    mixed, _ = torch.ops.aten._scaled_dot_product_attention_math.default(
+        query,
+        key,
+        given["value"],
+        given.get("attn_bias", given.get("attn_mask")),
+        0.0,
+        given.get("is_causal", False),
+        scale=given.get("scale"),
+        enable_gqa=query.size(-3) != key.size(-3),
+    )
+    found: Tensor = mixed
+    return found
 
 
 class _Widening:

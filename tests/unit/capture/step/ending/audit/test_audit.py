@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ampscope
+from ampscope.capture.step.ending.looks.audit import widened
 from ampscope.capture.step.ending.looks.audit.audit_rows import OTHER_DRAWS
 from ampscope.capture.step.ending.looks.audit.op_errors import OpErrors
 from ampscope.errors import WatchError
@@ -227,6 +229,79 @@ def test_a_loop_that_moves_weights_by_itself_is_audited(run_folder: Path) -> Non
     assert all(row.explained == pytest.approx((row.loss or 0) - (row.reference_loss or 0), abs=1e-3) for row in rows)
 
 
+def test_gradients_that_are_asked_for_tell_the_same(run_folder: Path) -> None:
+    def explained(asks: Any, folder: Path) -> float | None:
+        def train(watch: Any) -> Any:
+            model = Net([Shifted(0.0)])
+            watch(model)
+            for _ in range(2):
+                with torch.autocast("cpu", torch.bfloat16):
+                    loss = model(torch.randn(4, WIDTH)).float().square().mean()
+                gradients = asks(loss, list(model.parameters()))
+                with torch.no_grad():
+                    for weight, gradient in zip(model.parameters(), gradients, strict=True):
+                        weight.sub_(gradient, alpha=0.01)
+            return model
+
+        return audits(train_both(train, folder, audit_every=1))[0].explained
+
+    def by_backward(loss: Tensor, weights: list[Tensor]) -> list[Tensor]:
+        for weight in weights:
+            weight.grad = None
+        loss.backward()
+        return list(map(grad_of, weights))
+
+    asked = explained(torch.autograd.grad, run_folder / "asked")
+    assert asked is not None
+    assert asked == explained(by_backward, run_folder / "backward") != 0.0
+
+
+class Repeats(nn.Module):
+    """Computes once more in half precision at the same line: the executions do not have the same ops there."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        half = x.dtype is torch.bfloat16
+        for _ in range(2 if half else 1):
+            x = torch.tanh(x)
+        return x
+
+
+def test_ops_that_ran_another_number_of_times_are_not_compared(run_folder: Path) -> None:
+    training = loop(lambda: Net([nn.Sequential(nn.Linear(WIDTH, WIDTH), Repeats())]), steps=2, before=ask(1))
+    watched = train_both(training, run_folder)
+    found = ops(watched, audits(watched)[0])
+    tanh = [row for site, row in found if site.op == "aten.tanh.default"]
+    assert len(tanh) == 2
+    assert all(row.total is None and row.inherited is None and (row.local or 0) > 0 for row in tanh)
+    assert all(row.total is not None for site, row in found if site.op == "aten.addmm.default")
+
+
+class Attends(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        parts = x.view(1, 2, -1, WIDTH)
+        return F.scaled_dot_product_attention(parts, parts, parts, is_causal=True).reshape(x.shape)
+
+
+def test_attention_kernels_for_half_precision_alone_are_measured(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel of the host, taken for one that does not know float32, has the same errors by other code."""
+    training = loop(lambda: Net([nn.Sequential(nn.Linear(WIDTH, WIDTH), Attends())]), steps=2, before=ask(1))
+    name = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+
+    def locals_of(folder: Path) -> float:
+        watched = train_both(training, folder)
+        (row,) = audits(watched)
+        assert row.not_measured == 0
+        (attention,) = [op for site, op in ops(watched, row) if site.op == name and op.out == 0]
+        assert attention.local is not None
+        return attention.local
+
+    by_itself = locals_of(run_folder / "itself")
+    monkeypatch.setattr(widened, "HALF_ATTENTION", frozenset({name}))
+    assert locals_of(run_folder / "other") == pytest.approx(by_itself, rel=1e-3)
+
+
 class Edits(nn.Module):
     """Writes into a weight within its forward: such a step cannot be run again."""
 
@@ -278,7 +353,7 @@ def test_it_lets_go_of_everything(run_folder: Path, monkeypatch: pytest.MonkeyPa
     assert not any(alive)
 
 
-@pytest.mark.parametrize("part", ["after", "before", "settle", "_arrived"])
+@pytest.mark.parametrize("part", ["after", "before", "_settle", "_arrived"])
 def test_a_fault_ends_audits_and_nothing_else(part: str, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any) -> None:
         raise RuntimeError("planted")
