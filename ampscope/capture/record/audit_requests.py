@@ -13,16 +13,23 @@ REFERENCES = ("float32", "float64")
 
 
 class AuditRequests:
-    """What was asked for, until a healthy step has served it.
-
-    Attributes:
-        every: Audit one step in so many; None for none.
-    """
+    """What was asked for, until a healthy step has served it."""
 
     def __init__(self) -> None:
-        self.every: int | None = None
+        self._every: int | None = None
         self._asked: deque[str] = deque()
         self._served: dict[int, int] = {}  # by optimizer, which of the turns that come every so many steps
+
+    @property
+    def every(self) -> int | None:
+        """Audit one step in so many; None for none."""
+        return self._every
+
+    @every.setter
+    def every(self, every: int | None) -> None:
+        if every != self._every:
+            self._every = every
+            self._served.clear()  # turns of other lengths
 
     def ask(self, dtype: Any) -> None:
         """Asks for an audit of the next healthy step, from any thread.

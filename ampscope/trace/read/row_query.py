@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 
 from ampscope.errors import RunDamaged
 from ampscope.trace.read.column_check import has_null_elements
-from ampscope.trace.schema import Table
+from ampscope.trace.schema import SiteRow, Table, rows_of
 
 #: The order in which `Run.rows` gives rows, after the rank.
 ORDER: dict[Table, tuple[str, ...]] = {
@@ -112,7 +113,24 @@ def is_equal(name: str, value: object) -> duckdb.Expression:
     return column == duckdb.ConstantExpression(str(value) if isinstance(value, StrEnum) else value)
 
 
-def values_of(column: pa.ChunkedArray) -> list[Any]:
+def rows_from(table: Table, columns: Sequence[pa.ChunkedArray]) -> list[Any]:
+    """The rows of a table, of its columns in the order of the schema.
+
+    Raises:
+        RunDamaged: they are none that AMPscope writes.
+    """
+    rows = rows_of(table, list(map(_values_of, columns)))
+    if table is Table.SITES and not all(map(_is_whole, rows)):
+        raise RunDamaged("A program point of the run has other numbers of shapes and dtypes: restore it from a copy.")
+    return rows
+
+
+def _is_whole(site: SiteRow) -> bool:
+    operands, outputs = (site.in_dtypes, site.in_shapes), (site.out_dtypes, site.out_shapes)
+    return all(len(dtypes) == len(shapes) for dtypes, shapes in (operands, outputs))
+
+
+def _values_of(column: pa.ChunkedArray) -> list[Any]:
     """The values of a column, lists as tuples.
 
     Raises:

@@ -23,7 +23,7 @@ from ampscope.trace.manifest import Manifest, read_manifest
 from ampscope.trace.read.database import sealed_off
 from ampscope.trace.read.find import find_runs, locate
 from ampscope.trace.read.part_columns import RANK
-from ampscope.trace.read.row_query import ORDER, TableFrames, is_equal, values_of
+from ampscope.trace.read.row_query import ORDER, TableFrames, is_equal, rows_from
 from ampscope.trace.read.small_tables import SmallTables
 from ampscope.trace.read.status import Status, status_of
 from ampscope.trace.read.table_folders import Stamp
@@ -45,7 +45,6 @@ from ampscope.trace.schema import (
     StepRow,
     Table,
     arrow_schema,
-    rows_of,
 )
 
 __all__ = ["Run", "find_runs", "open_run"]
@@ -235,7 +234,7 @@ class Run(TableFrames, NotebookRepr):
             relation = relation.filter(reduce(and_, starmap(is_equal, equals.items())))
         relation = relation.order(", ".join(("rank", *ORDER[table])))
         columns = relation.select(*map(duckdb.ColumnExpression, arrow_schema(table).names)).to_arrow_table().columns
-        return rows_of(table, list(map(values_of, columns)))
+        return rows_from(table, columns)
 
     def _relation(self, table: Table, step: int | None = None, rank: OfRanks = None) -> duckdb.DuckDBPyRelation:
         """The table as it is now; binding hundreds of parts takes a while, so the same state is bound once a thread."""

@@ -16,10 +16,10 @@ import duckdb
 import pyarrow as pa
 
 from ampscope.trace.read.part_columns import RANK
-from ampscope.trace.read.row_query import ORDER, values_of
+from ampscope.trace.read.row_query import ORDER, rows_from
 from ampscope.trace.read.table_folders import Stamp
 from ampscope.trace.read.table_scan import OfRanks, Scan
-from ampscope.trace.schema import Row, Table, arrow_schema, rows_of
+from ampscope.trace.schema import Row, Table, arrow_schema
 
 #: Rows of a table that is small, and those up to which the database is not asked at all.
 MOST_ROWS, MOST_AT_HAND = 1 << 17, 8192
@@ -56,8 +56,7 @@ class SmallTable:
 
     @cached_property
     def _sorted(self) -> list[Any]:
-        columns = [values_of(self.arrow[name]) for name in arrow_schema(self._table).names]
-        rows = rows_of(self._table, columns)
+        rows = rows_from(self._table, [self.arrow[name] for name in arrow_schema(self._table).names])
         places = [[getattr(row, name) for name in ORDER[self._table]] for row in rows]
         keys = [
             (rank, *map(_sort_key, place)) for rank, place in zip(self.arrow[RANK].to_pylist(), places, strict=True)

@@ -126,8 +126,9 @@ class Audit(StepObserver):
             recording, self._models, reference, torch_dtype(due), self._recorder.sites, guard=self.guard, names=names
         )
         try:
-            if found.reason or self.guard.broken:
-                return self._row(attempt, due, AuditStatus.UNAVAILABLE, found.reason or FAILED), []
+            reason = found.reason or _not_the_step(found) or (FAILED if self.guard.broken else "")
+            if reason:
+                return self._row(attempt, due, AuditStatus.UNAVAILABLE, reason), []
             return self._measured(attempt, due, recording, reference, found) if found.player.finite else None
         finally:
             found.release()
@@ -183,6 +184,14 @@ class Audit(StepObserver):
         if key not in self._told:
             self._told.add(key)
             self._terminal.once(key, text)
+
+
+def _not_the_step(found: Faithful) -> str:
+    """Why what was run is another step, as where the loop has moved the weights between two evaluations; else empty."""
+    differences = found.player.differences
+    words = "; ".join(dict.fromkeys(differences.found))
+    is_other = differences.held_otherwise or not differences.are_rounding
+    return f"a replay is not the step: {words}" if is_other else ""
 
 
 def _status(reference: Reference, found: Faithful, errors: Errors) -> tuple[AuditStatus, str]:

@@ -197,6 +197,8 @@ class OpErrors:
                 self._arrived(output, error, drift, gradient)
 
     def _arrived(self, output: MeasuredOutput, error: Tensor | None, drift: Tensor | None, gradient: Tensor) -> None:
+        if gradient.layout is not torch.strided:
+            return
         past_dispatch, past_functions = torch_private.past_modes()
         with past_dispatch, past_functions, torch.no_grad():
             dtype = precise(gradient.device)

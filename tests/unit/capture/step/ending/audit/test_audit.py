@@ -129,6 +129,35 @@ def test_it_can_be_configured_while_the_run_trains(run_folder: Path) -> None:
     assert [row.step for row in audits(watched)] == [3, 5]
 
 
+def test_other_turns_begin_where_they_are_asked_for(run_folder: Path) -> None:
+    def before(scope: Any, now: int) -> None:
+        if scope is not None and now in (4, 12):
+            scope.configure(audit_every={4: 5, 12: 2}[now])
+
+    training = loop(shifted(0.0), torch.bfloat16, steps=16, before=before)
+    rows = audits(train_both(training, run_folder, audit_every=1))
+    assert [row.step for row in rows] == [0, 1, 2, 3, 4, 9, 13, 15]
+
+
+def test_outputs_that_nothing_uses_have_no_gradient(run_folder: Path) -> None:
+    """Statistics of a norm, and a part of a split: autograd tells their hooks of none."""
+
+    class Uneven(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.norm = nn.Linear(WIDTH, 2 * WIDTH), nn.GroupNorm(4, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            used, _ = self.fc(x).chunk(2, -1)
+            out: Tensor = self.norm(used)
+            return out
+
+    training = loop(lambda: Net([Uneven()]), torch.bfloat16, steps=2, before=ask(1))
+    (row,) = audits(train_both(training, run_folder))
+    assert (row.status, row.reason) == (AuditStatus.DONE, "")
+    assert row.explained is not None
+
+
 def test_what_cannot_be_asked_for(run_folder: Path) -> None:
     with pytest.raises(WatchError, match="audit_every=-1"):
         ampscope.watch(nn.Linear(2, 2), dir=run_folder, audit_every=-1)
@@ -324,6 +353,27 @@ def test_a_step_that_cannot_be_run_again_says_why(run_folder: Path, capfd: pytes
     assert "forward" in rows[0].reason
     said = [line for line in capfd.readouterr().err.splitlines() if "could not be audited" in line]
     assert said == [f"ampscope: step 1 could not be audited: {rows[0].reason}"]
+
+
+def test_a_step_whose_weights_had_moved_is_not_audited(run_folder: Path) -> None:
+    """As in sharpness-aware minimisation: the second evaluation is of other weights than the step ends with."""
+    torch.manual_seed(0)
+    model = nn.Linear(WIDTH, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ampscope.watch(model, dir=run_folder, quiet=True, audit_every=1):
+        for _ in range(3):
+            for moved in (0.05, -0.05):
+                with torch.autocast("cpu", torch.bfloat16):
+                    loss = model(torch.ones(8, WIDTH)).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                with torch.no_grad():
+                    for weight in model.parameters():
+                        weight.add_(moved)
+            optimizer.step()
+    rows = ampscope.open_run(run_folder).rows(Table.AUDITS)
+    assert {row.status for row in rows} == {AuditStatus.UNAVAILABLE}
+    assert all("weights" in row.reason for row in rows)
 
 
 def test_it_lets_go_of_everything(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
