@@ -126,7 +126,7 @@ class TraceBuilder:
         return self._add(Table.GRADS, GradRow(**{**defaults, **columns}))
 
     def site(self, op: str = "aten.mm.default", **columns: Any) -> int:
-        """Add a program point and return its id."""
+        """Add a program point and return its id; of operands and outputs whose shapes are not given, those are 8x8."""
         site: int = columns.get("site", self._sites)
         self._sites = max(self._sites, site + 1)
         defaults = {
@@ -138,9 +138,9 @@ class TraceBuilder:
             "phase": Phase.FORWARD,
             **_source_line(),
             "in_dtypes": ("float16", "float16"),
-            "in_shapes": ("8x8", "8x8"),
+            "in_shapes": ("8x8",) * len(columns.get("in_dtypes", "ab")),
             "out_dtypes": ("float16",),
-            "out_shapes": ("8x8",),
+            "out_shapes": ("8x8",) * len(columns.get("out_dtypes", "a")),
             "scalars": "{}",
             "autocast": "float16",
             "cast": "",
