@@ -139,18 +139,21 @@ def curves(chosen: Chosen) -> None:
     if not stack.panels:
         return
     heading("Curves")
-    names = [(each.letter, each.key) for each in (one, *(() if chosen.is_one_run else (other,)))]
-    st.html(sides_html(names))
+    st.html(sides_html([one] if chosen.is_one_run else [one, other]))
     show_figure(stack_figure(stack), key="compare")
 
 
-def sides_html(names: Sequence[tuple[str, str]]) -> str:
+def sides_html(sides: Sequence[Side]) -> str:
     """Which line is whose."""
     drawn = (
-        f'<span><i class="{kind}"></i>{letter}: {as_html(key, 80)}</span>'
-        for kind, (letter, key) in zip(("", "other"), names, strict=False)
+        f'<span><i class="{kind}"></i>{side.letter}: {as_html(side.key, 80)}{_rank(side)}</span>'
+        for kind, side in zip(("", "other"), sides, strict=False)
     )
     return f'<div class="amp-sides">{"".join(drawn)}</div>'
+
+
+def _rank(side: Side) -> str:
+    return f", rank {side.run.rank:,}" if side.run.world.is_shared else ""
 
 
 def what_differs(found: Comparison) -> None:

@@ -134,3 +134,10 @@ def test_a_name_is_text(show: Show) -> None:
 
 def test_the_list_of_runs_leads_here(show: Show, pair: None) -> None:
     assert "Compare two runs" in show("one", "runs", real=True).links
+
+
+def test_two_ranks_of_one_run_are_told_apart(show: Show) -> None:
+    shown = show("ranks", "compare", b="ranks", a_rank="0", b_rank="2")
+    words = " ".join(shown.words.split())
+    assert "A: ranks, rank 0 B: ranks, rank 2" in words
+    assert "The gradient norm parts at step 50" in words
