@@ -25,6 +25,9 @@ from ampscope.analysis.replay.compare.told_alone import told_alone
 from ampscope.analysis.replay.compare.told_changed import told_changed
 from ampscope.analysis.replay.compare.told_runs import (
     Curves,
+    Pair,
+    on_other_weights,
+    told_compiled,
     told_curves,
     told_environment,
     told_verdicts,
@@ -35,7 +38,6 @@ from ampscope.analysis.replay.compare.tolerances import Expected, curve_toleranc
 from ampscope.analysis.replay.compare.words import counted, parted_in_words
 from ampscope.analysis.replay.recording import Recording, recording
 from ampscope.analysis.results import Diagnosis
-from ampscope.analysis.tables.traced_steps import TracedStep
 from ampscope.errors import AmpscopeError
 
 #: Steps with other ops, and the same numbers, that are looked at.
@@ -45,8 +47,6 @@ _AROUND = frozenset({Kind.ENVIRONMENT, Kind.LINE})
 #: Kinds that leave the steps that both made the same.
 _BESIDE = _AROUND | {Kind.RENAMED, Kind.VERDICT, Kind.STEPS}
 _NOT_COMPARED = 43.0
-
-Pair = tuple[TracedStep, TracedStep]
 
 
 def compare(
@@ -100,8 +100,10 @@ class _Comparing:
         self.one, self.other, self.tolerance = one, other, tolerance
         self.of_runs = one.step is None and other.step is None
         self.together = steps_together(one, other)
+        self.compiled = on_other_weights(one, other, self.together) if self.of_runs else []
+        self.together = [pair for pair in self.together if pair not in self.compiled]
         self.curves = {number: Curves(one, other, number) for number in optimizers(one, other)}
-        if not self.together and not any(len(each.steps) for each in self.curves.values()):
+        if not self.together and not self.compiled and not any(len(each.steps) for each in self.curves.values()):
             raise AmpscopeError(
                 f"{one.run.path} and {other.run.path} have no step in common: there is nothing to compare."
             )
@@ -118,7 +120,7 @@ class _Comparing:
         self._steps()
         self.diagnoses = (diagnose(self.one.run), diagnose(self.other.run)) if self.of_runs else None
         self.found += told_environment(self.one, self.other)
-        self.found += self._not_compared()
+        self.found += [*self._not_compared(), *told_compiled(self.compiled)]
         if self.diagnoses is not None:
             self.found += self._of_curves()
             self.found += told_verdicts(*self.diagnoses)
@@ -137,7 +139,7 @@ class _Comparing:
             b=_side(
                 self.other, sum(len(each.theirs) for each in self.curves.values()), self.diagnoses and self.diagnoses[1]
             ),
-            traced=len(self.together),
+            traced=len(self.together) + len(self.compiled),
             compared=self.compared,
             tolerance=self.tolerance,
         )
@@ -209,6 +211,9 @@ class _Comparing:
 
     def _of_curves(self) -> Iterator[Difference]:
         """Where the curves part; where no trace told so before, that is where the runs diverge."""
+        if self.compiled and not self.recordings:  # what they computed in tells how exact a loss can be
+            one, other = self.compiled[0]
+            self.recordings = [recording(self.one.run, one), recording(self.other.run, other)]
         limit = curve_tolerance(self.recordings, self.widest) if self.tolerance is None else self.tolerance
         named = {(each.kind, each.optimizer) for each in self.found}
         parted: list[tuple[int, int, float]] = []

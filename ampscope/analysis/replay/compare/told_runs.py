@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,8 @@ from ampscope.analysis.replay.compare.sides import Opened
 from ampscope.analysis.replay.compare.words import counted, numbers
 from ampscope.analysis.results import Diagnosis, Finding, Incident
 from ampscope.analysis.tables.step_queries import in_order, steps_of
+from ampscope.analysis.tables.traced_steps import TracedStep
+from ampscope.trace.schema import EventKind, Source, Table, execution_of
 from ampscope.trace.vocabulary import Severity, Verdict
 
 _VERDICT = 70.0
@@ -27,10 +29,13 @@ _VERDICTS = {
     Verdict.NOT_OBSERVED: "was not observed",
 }
 _ENVIRONMENT = 30.0
+_COMPILED = 43.0
 _ROUNDED = 14.0
 _COLUMNS = ("step", "loss", "grad_norm", "scale", "lr", "skipped", "averaged")
 #: A configuration that says how much was recorded, not how the training ran.
 _OF_RECORDING = frozenset({"every", "overhead", "replay_budget", "save_tensors", "ranks", "disk_budget"})
+
+Pair = tuple[TracedStep, TracedStep]
 
 
 class Curves:
@@ -107,6 +112,49 @@ def _lengths(curves: Curves) -> Iterator[Difference]:
         )
         text = f"A made {counted(len(mine), 'step')}, B {len(theirs):,}{shared}."
         yield Difference(kind=Kind.STEPS, text=text, score=_STEPS)
+
+
+def on_other_weights(one: Opened, other: Opened, together: Sequence[Pair]) -> list[Pair]:
+    """The pairs of which one was traced as it ran, and the other after its optimizer had moved the weights.
+
+    Compiled code cannot be traced as it runs: where a step of it ended well, its ops are known from running it again
+    afterwards. What went wrong, or stood out, was run again before the weights moved.
+
+    Args:
+        one: A side.
+        other: The other.
+        together: Steps of both that belong together.
+    """
+    judged = [_judged(side) for side in (one, other)]
+    return [pair for pair in together if _is_rerun(pair[0], judged[0]) != _is_rerun(pair[1], judged[1])]
+
+
+def _judged(side: Opened) -> frozenset[int]:
+    """The steps that were run again before the weights moved."""
+    wrong = {row.step for row in side.run.rows(Table.INCIDENTS, rank=side.rank)}
+    spikes = side.run.rows(Table.EVENTS, rank=side.rank, kind=EventKind.SPIKE)
+    return frozenset(wrong | {row.step for row in spikes})
+
+
+def _is_rerun(traced: TracedStep, judged: frozenset[int]) -> bool:
+    return execution_of(traced.source)[0] == Source.REPLAY and traced.step not in judged
+
+
+def told_compiled(pairs: Sequence[Pair]) -> Iterator[Difference]:
+    """What is not known of the ops of such steps.
+
+    Args:
+        pairs: Those of `on_other_weights`.
+    """
+    if not pairs:
+        return
+    here = execution_of(pairs[0][0].source)[0] == Source.REPLAY
+    text = (
+        f"{'A' if here else 'B'} runs compiled code, whose ops of {counted(len(pairs), 'step')} were recorded by "
+        "running the step again uncompiled, with the weights that its update had left: they are not compared. Losses, "
+        "gradient norms and loss scales are those of the steps themselves."
+    )
+    yield Difference(kind=Kind.NOT_COMPARED, text=text, score=_COMPILED, step=pairs[0][0].step)
 
 
 def told_verdicts(one: Diagnosis, other: Diagnosis) -> Iterator[Difference]:
