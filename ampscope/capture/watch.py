@@ -84,7 +84,7 @@ def watch(
         ops: Likewise these ops: ``"aten.mm.default"``, ``"aten.mm"`` or ``"mm"``, ``"*softmax*"``.
         parameters: Likewise these parameters, gradients and optimizer state; by default those of ``modules``.
         audit_every: Audit one step in this many: run it again, op by op, and in float32, for what each op loses by its
-            dtype (``ampscope audit``). An audit takes several times as long as its step. Default: none, but where
+            dtype (``ampscope audit``). An audit takes ten to twenty times as long as its step. Default: none, but where
             ``scope.audit()`` asks for one.
         replay_budget: Counterfactual replays per incident (all in float32, another loss scale, single modules in
             float32, bfloat16), which tell what would have cured it; 0 for none. Over a run they stay within

@@ -3,36 +3,44 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import torch
 from torch import Tensor
 
 #: Of an output, so many elements at most are compared with another execution's.
 SAMPLE = 1 << 10
+#: Scalars that lie end to end.
+_BLOCK = 1 << 12
 
 
 class Numbers:
-    """Scalars on their devices, by number, until they are read."""
+    """Scalars on their devices, by number, until they are read.
+
+    They lie end to end: thousands of small tensors among the large ones that come and go would keep the host's
+    allocator from giving anything back.
+    """
 
     def __init__(self) -> None:
-        self._scalars: list[Tensor] = []
+        self._devices: list[torch.device] = []  # of each
+        self._blocks: dict[torch.device, list[Tensor]] = {}
+        self._used: Counter[torch.device] = Counter()
 
     def put(self, scalar: Tensor) -> int:
         """Takes a scalar; no wait. Returns its number."""
-        self._scalars.append(scalar)
-        return len(self._scalars) - 1
+        device = scalar.device
+        blocks, place = self._blocks.setdefault(device, []), self._used[device] % _BLOCK
+        if not place:
+            blocks.append(torch.empty(_BLOCK, dtype=precise(device), device=device))
+        blocks[-1][place].copy_(scalar)
+        self._used[device] += 1
+        self._devices.append(device)
+        return len(self._devices) - 1
 
     def read(self) -> list[float]:
         """All of them; waits for the device."""
-        found = [math.nan] * len(self._scalars)
-        by_device: dict[torch.device, list[int]] = {}
-        for number, scalar in enumerate(self._scalars):
-            by_device.setdefault(scalar.device, []).append(number)
-        for numbers in by_device.values():
-            values = torch.stack([self._scalars[number] for number in numbers]).tolist()
-            for number, value in zip(numbers, values, strict=True):
-                found[number] = value
-        return found
+        of_device = {device: iter(torch.cat(blocks).tolist()) for device, blocks in self._blocks.items()}
+        return [next(of_device[device]) for device in self._devices]
 
 
 def precise(device: torch.device) -> torch.dtype:
