@@ -53,18 +53,19 @@ class Forecast(NamedTuple):
     rise: float  #: bits that it has grown since
 
 
-def forecast(points: Sequence[Point], limit: float) -> Forecast | None:
+def forecast(points: Sequence[Point], limit: float, *, farthest: float = FARTHEST) -> Forecast | None:
     """When what grows will reach a limit.
 
     Args:
         points: Magnitudes by rising step.
         limit: The base-2 logarithm of the limit.
+        farthest: How many times as far as the growth has been seen to look ahead at most.
 
     Returns:
         None where there is no real trend, where it has been seen for too short a time to be told so far ahead, where
         it is about to end, and where the limit has been reached already.
     """
-    if not may_reach(points, limit):
+    if not may_reach(points, limit, farthest=farthest):
         return None
     together = thinned(points)
     if highest_score([height for _, height in together], LEAST_POINTS) < CERTAIN:
@@ -72,18 +73,19 @@ def forecast(points: Sequence[Point], limit: float) -> Forecast | None:
     for stretch in _regimes(together):
         ways = list(_explained(stretch))
         if ways:
-            return _told(stretch, ways, limit)
+            return _told(stretch, ways, limit, farthest)
     return None
 
 
 def forecast_overflow(points: Sequence[Point], limit: float) -> Forecast | None:
-    """When what grows will overflow, as `forecast`: growth counts from the size of one on.
+    """When what grows will overflow, as `forecast`: what came up from less than one has to have grown on from there.
 
     What comes up from nothing to the size of what networks compute with, as an adapter that begins at zero does, has
     been learnt. It says nothing of what comes after.
     """
     small = next((place for place in range(len(points), 0, -1) if points[place - 1][1] < 0.0), 0)
-    return forecast(points[small:], limit)
+    goes_on = not small or forecast(points[small:], limit, farthest=math.inf) is not None
+    return forecast(points, limit) if goes_on else None
 
 
 def forecast_fall(points: Sequence[Point], limit: float) -> Forecast | None:
@@ -92,13 +94,13 @@ def forecast_fall(points: Sequence[Point], limit: float) -> Forecast | None:
     return found._replace(bits_per_step=-found.bits_per_step) if found is not None else None
 
 
-def may_reach(points: Sequence[Point], limit: float) -> bool:
+def may_reach(points: Sequence[Point], limit: float, *, farthest: float = FARTHEST) -> bool:
     """Whether a limit is near enough for what has been seen; quickly, for most things do not grow at all."""
     if len(points) < LEAST_POINTS:
         return False
     last = max(height for _, height in points[-2:])
     rise = last - min(height for _, height in points)
-    return rise >= LEAST_RISE and last < limit <= last + 2 * FARTHEST * rise
+    return rise >= LEAST_RISE and last < limit <= last + 2 * farthest * rise
 
 
 def bits_per_step(points: Sequence[Point]) -> float | None:
@@ -197,7 +199,7 @@ def _bend(left: list[float]) -> float:
     return max(abs(median(left[a:b])) for a, b in itertools.pairwise(bounds))
 
 
-def _told(points: list[Point], ways: list[_Way], limit: float) -> Forecast | None:
+def _told(points: list[Point], ways: list[_Way], limit: float, farthest: float) -> Forecast | None:
     """The forecast of the ways that might be the one; None where it is none."""
     best, first, last = ways[0], points[0][0], points[-1][0]
     logs = [height for _, height in points]
@@ -211,7 +213,7 @@ def _told(points: list[Point], ways: list[_Way], limit: float) -> Forecast | Non
     if not math.isfinite(high):
         return None
     step = last + _most_likely(ways, [each[0] - last for each in reached], len(points))
-    if step - last > FARTHEST * (last - first):
+    if step - last > farthest * (last - first):
         return None
     unknown = _UNKNOWN * (step - last)
     return Forecast(
