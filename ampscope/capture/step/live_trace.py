@@ -66,7 +66,7 @@ class LiveTrace(StepObserver):
         self.guard = guard
         self._tracer: Tracer | None = None
         self._slots = stats.Slots()  # of one traced step after the other
-        self._number = 0
+        self.number = 0  #: of the step in progress
         self._sampled = SampledSteps(models, recorder, terminal)
         self._half_since: dict[tuple[str, torch.dtype], int] = {}  # inputs in half precision: the first such step
         self._collapse_told = False
@@ -96,7 +96,7 @@ class LiveTrace(StepObserver):
 
     def step_began(self, start: StepStart) -> None:
         """Begins to trace, if this is one of the steps that are."""
-        self.began, self._number = False, start.number
+        self.began, self.number = False, start.number
         if not self._budget.wants(start.number) or self._models.compiled or self.guard.broken:
             return
         self._slots.restart()
@@ -118,7 +118,7 @@ class LiveTrace(StepObserver):
             for name, tensor in named_inputs(call.args, call.kwargs):
                 self._tracer.name_entry(tensor, Node.INPUT, name)
                 if tensor.dtype in HALF:
-                    self._half_since.setdefault((name, tensor.dtype), self._number)
+                    self._half_since.setdefault((name, tensor.dtype), self.number)
 
     def call_lost(self, call: ModuleCall) -> None:
         """A step with a call that failed is not worth its trace."""
@@ -188,7 +188,7 @@ class LiveTrace(StepObserver):
         """The ops of the traced step so far, if what one of them gave is not finite; waits for the device."""
         if self._tracer is None or self._tracer.outputs.all_finite():
             return None
-        return provenance.Graph(*self._tracer.rows(self._number, ""), self._recorder.sites.row)
+        return provenance.Graph(*self._tracer.rows(self.number, ""), self._recorder.sites.row)
 
     def write_incident(self, attempt: StepAttempt) -> None:
         """Writes the trace of a bad step, with the walk's starting points marked."""
@@ -251,8 +251,8 @@ class LiveTrace(StepObserver):
         for seq in provenance.collapsed(graph, counts):
             cast, since = came_cast.get(seq), step
             if cast is not None:
-                first = self._half_since.get((graph.site(seq).name, torch_dtype(cast.dtype)), self._number)
-                since -= self._number - first
+                first = self._half_since.get((graph.site(seq).name, torch_dtype(cast.dtype)), self.number)
+                since -= self.number - first
             found[seq] = Collapsed(counts[seq], cast, since)
         self.casts.forget()
         self._collapse_told = bool(found)

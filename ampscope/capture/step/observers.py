@@ -25,7 +25,7 @@ ORDER: dict[str, str] = {
     "scaler_call_ended": "tape usage history rows",
     "attempt_began": "written carried second",
     "bare_step": "usage",
-    "optimizer_steps": "hidden second still audit updates rows spikes before",
+    "optimizer_steps": "hidden second still audit updates rows spikes before trace",
     "step_ended": "trace audit rows usage state carried failed",
     "scheduler_stepped": "usage",
     "abandoned": "live tape carried failed",

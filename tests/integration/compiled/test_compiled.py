@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ampscope.trace.schema import ReplayStatus, Source
+import ampscope
+from ampscope.trace.schema import Node, ReplayStatus, Source, Table
 from tests.support.training.small_loop import BATCH, POISONED, WIDTH, make_scaler, mlp, poison, train
 from tests.support.training.step_traces import Trace
 from tests.support.training.twin_runs import Watched, train_both, train_unwatched
@@ -172,3 +173,26 @@ def test_a_compiled_model_is_traced_once_in_the_interval(run_folder: Path, monke
     traced = [row.step for row in Watched.train(loop, run_folder).steps if row.traced]
     assert traced[:2] == [0, 10]
     assert len(traced) <= 4
+
+
+def test_the_recorded_weights_are_those_that_the_step_ran_with(run_folder: Path) -> None:
+    torch.manual_seed(0)
+    first = nn.Linear(WIDTH, WIDTH)
+    model = nn.Sequential(first, nn.ReLU(), nn.Linear(WIDTH, 1))
+    model.compile(backend="eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    largest = []
+    with ampscope.watch(model, dir=run_folder, quiet=True, every=1):
+        for _ in range(4):
+            largest.append(first.weight.abs().max().item())
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(torch.ones(4, WIDTH)).float().square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert len(set(largest)) == len(largest)
+    with ampscope.open_run(run_folder) as run:
+        (weight,) = (site.site for site in run.rows(Table.SITES, op=Node.PARAMETER) if site.name == "0.weight")
+        seen = {row.step: max(abs(row.min or 0), abs(row.max or 0)) for row in run.rows(Table.OPS, site=weight)}
+    assert len(seen) > 1
+    assert seen == {step: pytest.approx(largest[step]) for step in seen}
