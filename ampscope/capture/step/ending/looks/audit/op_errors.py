@@ -149,7 +149,8 @@ class OpErrors:
         self.numbers = Numbers()
 
     def _count(self, executed: Executed, wide: list[Tensor] | None, results: Sequence[Tensor]) -> None:
-        fits = bool(wide) and all(each.shape == of.shape for each, of in zip(wide or (), results, strict=False))
+        pairs = zip(wide or (), results, strict=False)
+        fits = bool(wide) and all(each.shape == of.shape for each, of in pairs if _has_values(of))
         self.rerun += fits
         if not fits:
             self.not_measured[executed.operator.name] += 1

@@ -17,6 +17,12 @@ from ampscope.capture.tracing.statistics.tensor_values import stored
 HALF_ATTENTION = frozenset(
     {"aten._scaled_dot_product_flash_attention.default", "aten._scaled_dot_product_cudnn_attention.default"}
 )
+#: Arguments that hold what a kernel keeps for itself or for its backward, laid out for the dtype in which it ran: the
+#: kernel for another one reads and writes past their end.
+_OPAQUE = frozenset(
+    {"workspace", "reserve", "reserveSpace", "reservedSpace", "weight_buf", "z_state", "cell_state_fwd"}
+)
+_BYTES = (torch.uint8, torch.int8)
 #: Arguments that say what an op does for operands in half precision, and what they are for wider ones.
 _OF_HALF = {"half_to_float": False}
 
@@ -40,6 +46,17 @@ def draws(executed: Executed) -> bool:
     return operator.is_random or operator.draws
 
 
+def _takes_opaque(executed: Executed) -> bool:
+    """Whether an op is given what only a kernel for its own dtype can read.
+
+    PyTorch's own ops name it; of ops from elsewhere nothing is known, and any bytes may be such.
+    """
+    given = dict(zip(executed.operator.argument_names, executed.args, strict=False)) | executed.kwargs
+    if any(name in _OPAQUE and isinstance(value, Tensor) for name, value in given.items()):
+        return True
+    return executed.operator.overload.namespace != "aten" and any(each.dtype in _BYTES for each in executed.operands)
+
+
 def run(executed: Executed, before: Mapping[int, Tensor], reference: torch.dtype) -> list[Tensor] | None:
     """The outputs of an op on its own operands in the reference dtype; None where it cannot be run so.
 
@@ -51,6 +68,8 @@ def run(executed: Executed, before: Mapping[int, Tensor], reference: torch.dtype
     Returns:
         In the order of its own outputs, of some ops the first alone. Nothing that the step has is different afterwards.
     """
+    if _takes_opaque(executed):
+        return None
     widening = _Widening(before, reference)
     with Suppressed() as suppressed:
         operator, names = executed.operator, executed.operator.argument_names
