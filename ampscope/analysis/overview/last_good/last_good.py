@@ -10,7 +10,7 @@ from ampscope.analysis.overview.last_good.kinds import moved_kinds
 from ampscope.analysis.overview.last_good.sampled import Sampled, sampled
 from ampscope.analysis.overview.last_good.segments import resumed
 from ampscope.analysis.overview.last_good.unusual import UNUSUAL
-from ampscope.analysis.overview.last_good.values import moved_values
+from ampscope.analysis.overview.last_good.values import compared, moved_values
 from ampscope.analysis.overview.last_good.words import none_good, summary
 from ampscope.analysis.results import Incident, LastGood, Move, MoveKind
 from ampscope.analysis.tables.step_history import histories
@@ -67,7 +67,7 @@ def last_good(run: Run, incident: Incident) -> LastGood | None:
         step=good.last,
         calm_step=good.calm,
         sampled_step=int(seen.steps[-1]) if seen is not None else None,
-        summary=summary(good.last, good.calm, moves, sampled=seen is not None),
+        summary=summary(good.last, good.calm, moves, None if seen is None else compared(seen, good)),
         moves=tuple(moves[:MOST_TOLD]),
     )
 

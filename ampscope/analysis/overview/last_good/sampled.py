@@ -25,6 +25,7 @@ _LOOKED = 64
 _MEASURED = (
     'max(greatest(abs("min"), abs("max"))) FILTER (isfinite("min") AND isfinite("max")) AS high, '
     'count(*) FILTER (NOT (isfinite("min") AND isfinite("max"))) AS bad, '
+    'count(*) FILTER (isnan("min") OR isnan("max")) AS nan, '
     "sum(zeros) AS zeros, sum(numel) FILTER (zeros IS NOT NULL) AS counted, min(seq) AS first"
 )
 _KEY = "site, out, step"
@@ -53,7 +54,8 @@ class Sampled:
     first: IntArray  #: when a point first ran in the bad step
     high: FloatArray  #: largest magnitudes; NaN where nothing finite was measured
     zeros: FloatArray  #: shares of zeros; NaN where they were not counted
-    bad: npt.NDArray[np.bool_]  #: which had something that is not finite in the bad step
+    bad: npt.NDArray[np.bool_]  #: which had something that is not finite
+    nan: npt.NDArray[np.bool_]  #: which had a NaN
     #: by point and column: the sites that ran
     sites: dict[tuple[int, int], list[SiteRow]] = field(default_factory=dict)
 
@@ -68,6 +70,12 @@ class Sampled:
         out = self.points[point].out
         given: Iterable[Sequence[str]] = (getattr(site, of) for site in self.sites.get((point, column), ()))
         return frozenset(each[out] for each in given if 0 <= out < len(each))
+
+    @property
+    def broken(self) -> npt.NDArray[np.bool_]:
+        """Which points have something that is not finite in the bad step, and had nothing such in any good one."""
+        known = np.isfinite(self.high[:, -2])
+        return known & self.bad[:, -1] & ~self.bad[:, :-1].any(axis=1)
 
 
 def sampled(run: Run, rank: int, optimizer: int, good: GoodSteps) -> Sampled | None:
@@ -133,9 +141,9 @@ def _arranged(rows: Columns, steps: list[int], sites: dict[int, SiteRow]) -> Sam
     kept = of_row >= 0
     at = of_row[kept], columns[kept]
     shape = len(numbers), len(steps)
-    high, zeros, counted, bad = (np.full(shape, np.nan), *(np.zeros(shape) for _ in range(3)))
+    high, zeros, counted, bad, nan = (np.full(shape, np.nan), *(np.zeros(shape) for _ in range(4)))
     np.fmax.at(high, at, rows.floats("high")[kept])
-    for name, into in (("zeros", zeros), ("counted", counted), ("bad", bad)):
+    for name, into in (("zeros", zeros), ("counted", counted), ("bad", bad), ("nan", nan)):
         np.add.at(into, at, np.nan_to_num(rows.floats(name)[kept]))
     first = np.full(len(numbers), np.iinfo(np.int64).max)
     is_bad_step = kept & (columns == len(steps) - 1)
@@ -148,6 +156,7 @@ def _arranged(rows: Columns, steps: list[int], sites: dict[int, SiteRow]) -> Sam
         first=first,
         high=high,
         zeros=shares,
-        bad=bad[:, -1] > 0,
+        bad=bad > 0,
+        nan=nan > 0,
         sites=ran,
     )

@@ -12,8 +12,8 @@ from ampscope.analysis.numerics.arrays import FloatArray
 from ampscope.analysis.origin.step_graph import source_line
 from ampscope.analysis.overview.last_good.good_steps import GoodSteps
 from ampscope.analysis.overview.last_good.sampled import Point, Sampled
-from ampscope.analysis.overview.last_good.unusual import UNUSUAL, Unusual, how_unusual
-from ampscope.analysis.overview.last_good.words import number, what
+from ampscope.analysis.overview.last_good.unusual import UNUSUAL, Unusual, how_unusual, never_moved
+from ampscope.analysis.overview.last_good.words import Compared, number, what
 from ampscope.analysis.results import Move, MoveKind
 from ampscope.trace.schema import ENTRY_NODES, Node, Phase
 
@@ -44,9 +44,10 @@ def moved_values(seen: Sampled, good: GoodSteps) -> Iterator[Move]:
         seen: What was measured.
         good: The steps before.
     """
+    yield from _broken(seen, good)
     heights = _unscaled(seen, good)
     bits = heights[:, -1] - heights[:, -2]
-    moved = np.flatnonzero(np.isfinite(bits) & (np.abs(bits) >= LEAST_BITS) & ~seen.bad)
+    moved = np.flatnonzero(np.isfinite(bits) & (np.abs(bits) >= LEAST_BITS) & ~seen.bad[:, -1])
     found = [_judged(seen, heights, int(point), good) for point in moved]
     among = int(np.isfinite(bits).sum())
     found = [each if _is_input(seen, each) else each._replace(unusual=each.unusual.among(among)) for each in found]
@@ -64,6 +65,41 @@ def moved_values(seen: Sampled, good: GoodSteps) -> Iterator[Move]:
             move = replace(move, score=min(move.score, above))
         above = max(above, move.score or 0.0)
         yield move
+
+
+def compared(seen: Sampled, good: GoodSteps) -> Compared:
+    """What `moved_values` could compare at all.
+
+    Args:
+        seen: What was measured.
+        good: The steps before.
+    """
+    heights = _unscaled(seen, good)
+    both = np.isfinite(heights[:, -2:]).all(axis=1) | (seen.high[:, -2:] == 0).any(axis=1)
+    both &= np.isfinite(seen.high[:, -2:]).all(axis=1) & ~seen.bad[:, -1]
+    return Compared(
+        values=int(both.sum()),
+        moved=bool((both & (seen.high[:, -1] != seen.high[:, -2])).any()),
+        broken=bool(seen.broken.any()),
+    )
+
+
+def _broken(seen: Sampled, good: GoodSteps) -> Iterator[Move]:
+    """What a step is given that is not finite any more; results of ops are what the incident itself is about."""
+    places = [place for place in np.flatnonzero(seen.broken).tolist() if seen.points[place].op in ENTRY_NODES]
+    places.sort(key=lambda place: seen.first[place])
+    for chosen, kind in ((True, MoveKind.BATCH), (False, MoveKind.RANGE)):
+        family = [place for place in places if (seen.points[place].op == Node.INPUT) is chosen]
+        if not family:
+            continue
+        place, point = family[0], seen.points[family[0]]
+        unusual = never_moved(int(np.isfinite(seen.high[place, :-1]).sum()))
+        before, after = float(seen.high[place, -2]), np.nan if seen.nan[place, -1] else np.inf
+        also = f", and {len(family) - 1:,} more" if len(family) > 1 else ""
+        usual = f"finite in {unusual.seen} {_WHAT} before" if unusual.is_unusual else unusual.in_words(_WHAT)
+        text = f"{what(point.op, point.name, point.module)} holds {'NaN' if seen.nan[place, -1] else 'infinities'}"
+        text += f" ({number(before)} at step {int(seen.steps[-1]):,}){also}, {usual}"
+        yield _move(seen, place, good, unusual, kind=kind, text=text, before=before, after=after)
 
 
 def _score(moved: _Moved) -> float:

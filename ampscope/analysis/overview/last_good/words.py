@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ampscope.analysis.overview.last_good.unusual import UNUSUAL
 from ampscope.analysis.results import Move
@@ -14,6 +15,14 @@ from ampscope.trace.schema import Node
 _ROOM, _NAMED = 200, 3
 #: Characters of a name.
 _LONGEST = 48
+
+
+class Compared(NamedTuple):
+    """What recorded steps could be compared in."""
+
+    values: int  #: that are finite in both
+    moved: bool  #: whether any of them is another
+    broken: bool  #: whether anything is not finite that was
 
 
 def number(value: float) -> str:
@@ -38,14 +47,14 @@ def _brief(name: str) -> str:
     return name if len(name) <= _LONGEST else f"{name[:16]}...{name[-24:]}"
 
 
-def summary(step: int, calm: int, moves: Sequence[Move], *, sampled: bool) -> str:
+def summary(step: int, calm: int, moves: Sequence[Move], compared: Compared | None) -> str:
     """When it was last good, and what has moved since, in one or two sentences.
 
     Args:
         step: The last good step.
         calm: The last that was calm.
         moves: What has moved, the most unusual first.
-        sampled: Whether ops could be compared.
+        compared: What of ops could be compared; None where no ops of both could.
     """
     known = [each for each in moves if each.score is None or each.score >= UNUSUAL]
     lead = f"Last good step: {step:,}"
@@ -55,10 +64,14 @@ def summary(step: int, calm: int, moves: Sequence[Move], *, sampled: bool) -> st
         since = "Since that one"
     if known:
         return f"{lead}. {since}: {_listed(known)}."
+    nothing = "nothing that stayed finite" if compared is not None and compared.broken else "nothing"
     if moves:
-        return f"{lead}. {since} nothing moved otherwise than in the steps before."
-    seen = "nothing moved" if sampled else "nothing of what the steps record moved; no ops of both can be compared"
-    return f"{lead}. {since} {seen}."
+        return f"{lead}. {since} {nothing} moved otherwise than in the steps before."
+    if compared is None:
+        return f"{lead}. {since} nothing of what the steps record moved; no ops of both can be compared."
+    if not compared.values:
+        return f"{lead}. {since} nothing of what the steps record moved; no values of ops are finite in both."
+    return f"{lead}. {since} {nothing} moved{' by a factor of two' if compared.moved else ''}."
 
 
 def none_good(step: int) -> str:

@@ -159,7 +159,7 @@ def test_a_resume_with_another_setting_is_told_first(run_folder: Path, monkeypat
     assert "setting mkldnn_deterministic false, now true" in first.text
 
 
-def test_a_bad_value_in_a_batch_moves_nothing_else(run_folder: Path) -> None:
+def test_a_bad_value_in_a_batch_is_all_that_moved(run_folder: Path) -> None:
     def spoilt(loop: Loop, step: int) -> None:
         if step == AT:
             loop.pixels[3, 2] = float("nan")
@@ -170,8 +170,9 @@ def test_a_bad_value_in_a_batch_moves_nothing_else(run_folder: Path) -> None:
     told = primary.last_good
     assert told is not None
     assert (told.step, told.calm_step) == (AT - 1, AT - 1)
-    assert not [move for move in told.moves if move.score is not None and move.score >= 4], told.moves
-    assert "nothing moved" in told.summary
+    (move,) = [move for move in told.moves if move.score is not None and move.score >= 4]
+    assert (move.kind, move.step, repr(move.after)) == (MoveKind.BATCH, AT, "nan")
+    assert "holds NaN" in told.summary
 
 
 def test_before_the_first_step_none_is_good(run_folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,71 @@ def test_an_input_out_of_all_proportion_comes_before_what_follows_from_it(tmp_pa
     assert told.moves[0].before == pytest.approx(3.0)
     assert told.moves[0].after == pytest.approx(3600.0, rel=1e-3)
     assert all(move.score is not None and move.score <= (told.moves[0].score or 0) for move in told.moves[1:])
+
+
+def spoilt_input(trace: TraceBuilder, *, usual: float, bad: float, recorded: int = 5, size: float = 9.0) -> None:
+    """An input that is ``bad`` in the failing step and ``usual`` before, and the result of an op."""
+    x = trace.site("input", name="x", module="", file="", out_dtypes=("float32",), out_shapes=("4x8",))
+    mm = trace.site("aten.mm.default")
+    for step in [*range(BAD - recorded, BAD), BAD]:
+        source, largest = (Source.REPLAY, bad) if step == BAD else (Source.LIVE, usual)
+        trace.op(x, step=step, source=source, min=-3.0 if largest > 0 else largest, max=largest, zeros=None)
+        result = size if step == BAD else 9.0
+        trace.op(mm, step=step, source=source, min=-result, max=result, zeros=None)
+
+
+@pytest.mark.parametrize(
+    ("bad", "word"), [pytest.param(math.nan, "NaN", id="NaN"), pytest.param(math.inf, "infinities", id="infinite")]
+)
+def test_an_input_that_is_not_finite_any_more_moved_as_far_as_can_be(bad: float, word: str, tmp_path: Path) -> None:
+    trace = TraceBuilder(tmp_path / "run")
+    steps(trace)
+    spoilt_input(trace, usual=3.0, bad=bad)
+    told = found(trace.close())
+    assert [(move.kind, move.name, move.before, move.score) for move in told.moves] == [
+        (MoveKind.BATCH, "x", 3.0, FIRST)
+    ]
+    assert repr(told.moves[0].after) == repr(bad)
+    assert told.summary.endswith(f"Since then: input x holds {word} (3 at step 39), finite in 5 recorded steps before.")
+
+
+def test_an_input_that_was_infinite_before_too_has_not_moved(tmp_path: Path) -> None:
+    trace = TraceBuilder(tmp_path / "run")
+    steps(trace)
+    spoilt_input(trace, usual=-math.inf, bad=-math.inf)
+    told = found(trace.close())
+    assert told.moves == ()
+    assert told.summary.endswith("Since then nothing moved.")
+
+
+def test_what_moved_less_than_is_told_is_not_said_to_have_stood_still(tmp_path: Path) -> None:
+    trace = TraceBuilder(tmp_path / "run")
+    steps(trace)
+    spoilt_input(trace, usual=3.0, bad=3.0, size=12.0)
+    told = found(trace.close())
+    assert told.moves == ()
+    assert told.summary.endswith("Since then nothing moved by a factor of two.")
+
+
+@pytest.mark.parametrize(
+    ("usual", "words"),
+    [
+        pytest.param(3.0, "nothing that stayed finite moved.", id="finite before"),
+        pytest.param(math.nan, "no values of ops are finite in both.", id="never finite"),
+    ],
+)
+def test_results_that_are_not_finite_are_not_said_to_have_stood_still(usual: float, words: str, tmp_path: Path) -> None:
+    trace = TraceBuilder(tmp_path / "run")
+    steps(trace)
+    x = trace.site("input", name="x", module="", file="", out_dtypes=("float32",), out_shapes=("4x8",))
+    mm = trace.site("aten.mm.default")
+    for step in [*range(BAD - 5, BAD), BAD]:
+        source, result = (Source.REPLAY, math.nan) if step == BAD else (Source.LIVE, usual)
+        trace.op(x, step=step, source=source, min=-usual, max=usual, zeros=None)
+        trace.op(mm, step=step, source=source, min=result, max=result, zeros=None)
+    told = found(trace.close())
+    assert told.moves == ()
+    assert told.summary.endswith(words)
 
 
 def test_gradients_are_compared_without_the_loss_scale(tmp_path: Path) -> None:
