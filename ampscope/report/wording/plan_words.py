@@ -47,10 +47,12 @@ def module_words(module: str) -> str:
 
 def answer(plan: Plan, name: str | None = None) -> str:
     """Whether the formats that are asked for most would do, or one of them, in one sentence."""
-    first, *others = _ASKED if name is None else (name,)
-    measured = sum(each.formats[first].fits is not None for each in plan.modules)
+    asked = first, *others = _ASKED if name is None else (name,)
+    measured = sum(any(each.formats[one].fits is not None for one in asked) for each in plan.modules)
     if not measured:
-        return "Gradients alone were measured, and no values of any module: nothing tells which format would do."
+        weights, gradients = (any(getattr(each, of) for each in plan.modules) for of in ("tensors", "gradients"))
+        alone = " and ".join(["weights"] * weights + ["gradients"] * gradients).capitalize()
+        return f"{alone} alone were finite where they were measured, no module's values: nothing tells what would do."
     told = [f"{head(first)} would do for {_of(_fitting(plan, first), measured)}"]
     told += [f"{head(each)} for {_of_them(_fitting(plan, each), measured)}" for each in others]
     up = [module_words(each) for each in plan.stay_up[first]] if name is not None else []
@@ -82,7 +84,8 @@ def notes(plan: Plan, name: str | None = None) -> Iterator[str]:
     if "float16" in shown and plan.gradient_scale is not None:
         low, high = plan.scale_window
         ends = " to ".join("unknown" if end is None else in_words(end) for end in (low, high))
-        yield f"float16 is judged at a loss scale of {in_words(plan.gradient_scale)}; gradients fit it from {ends}."
+        fit = f"gradients fit it from {ends}" if low or high else "at which ones gradients fit it is not known"
+        yield f"float16 is judged at a loss scale of {in_words(plan.gradient_scale)}; {fit}."
     if any(each in SCALED for each in shown) and plan.delayed_share is not None:
         share = numbers.share(plan.delayed_share)
         yield f"In fp8 each tensor is scaled by its largest value of steps before, where they were recorded ({share});"
@@ -106,6 +109,8 @@ def by_format(plan: Plan, name: str) -> tuple[str, str, str]:
 def without_code(plan: Plan, name: str) -> str:
     """What to do for a format where there is nothing to paste."""
     up = [each or module_words("") for each in plan.stay_up.get(name, ())]
+    if not up and all(each.formats[name].fits is None for each in plan.modules):
+        return "No module's values were measured."
     return f"These should stay above it: {', '.join(up)}." if up else "Every module that was measured fits it."
 
 

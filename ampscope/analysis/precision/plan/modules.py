@@ -11,6 +11,7 @@ from ampscope.analysis.numerics.arrays import BoolArray, FloatArray
 from ampscope.analysis.precision.plan.formats import MX, SCALED, Fate
 from ampscope.analysis.precision.plan.members import Members
 from ampscope.analysis.tables.exponent_rows import Measured, MeasuredRow
+from ampscope.trace.schema import Cast, Node
 
 #: A module fits a format if at most this share of its values is flushed to zero, which beside the others are tiny,
 MOST_FLUSHED = 0.05
@@ -21,6 +22,8 @@ MOST_LOST = 0.01
 MOST_SUBNORMAL = 0.1
 #: From this exponent on, finite values beside an infinite one say that it was an overflow, and no mask.
 _NEAR_TOP = 12
+#: What a module has before anything is computed.
+_WEIGHTS = frozenset({Node.PARAMETER, Node.BUFFER})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +40,7 @@ class FormatLoss:
     gradient_lost_share: float | None = None
     gradient_subnormal_share: float | None = None
     lost_at_most: float | None = None  #: of an MX format, where `lost_share` is an estimate
-    fits: bool | None = None  #: null where the module's values were not measured
+    fits: bool | None = None  #: null where nothing of the module was measured and finite, or its weights alone
     why: str = ""  #: of one that does not fit, which share is too large
     decides: str = ""  #: the share nearest to what is too large, or farthest past it; empty where all are zero
 
@@ -72,6 +75,7 @@ def module_plans(measured: Measured, of: Members, fates: Mapping[str, InFormat])
     """
     sums = _Sums(measured, of)
     overflowed = sums.values(_overflowed(measured)) > 0
+    computed = sums.values(_computed(measured)) > 0
     tensors, gradients = (sums.counted(gradient=gradient) for gradient in (False, True))
     losses = {name: _losses(fate, sums, name) for name, fate in fates.items()}
     return tuple(
@@ -82,7 +86,9 @@ def module_plans(measured: Measured, of: Members, fates: Mapping[str, InFormat])
             gradients=int(gradients[number]),
             overflowed=bool(overflowed[number]),
             formats={
-                each: _judged(shares[number], each, overflowed=bool(overflowed[number]))
+                each: _known(
+                    _judged(shares[number], each, overflowed=bool(overflowed[number])), computed=bool(computed[number])
+                )
                 for each, shares in losses.items()
             },
         )
@@ -98,6 +104,12 @@ def _overflowed(measured: Measured) -> FloatArray:
         return row.infinite if near and not row.nan and not row.is_gradient else 0
 
     return np.array([count(row) for row in measured.rows], np.float64)
+
+
+def _computed(measured: Measured) -> FloatArray:
+    """Of each row, whether it was computed from a batch: a weight was not, and a cast may be of one."""
+    weights = [row.site.op in _WEIGHTS or row.site.cast != Cast.NONE for row in measured.rows]
+    return np.array([not each for each in weights], np.float64)
 
 
 class _Sums:
@@ -177,6 +189,15 @@ def _judged(loss: FormatLoss, name: str, *, overflowed: bool) -> FormatLoss:
     above = [field for field, most in limits.items() if shares[field] > most]
     why = max(above, key=_nearness(shares, limits), default="")
     return replace(loss, fits=not above, why=why, decides=why or decides)
+
+
+def _known(loss: FormatLoss, *, computed: bool) -> FormatLoss:
+    """Without what weights alone say of a module: that they do not fit a format, but never that the module does."""
+    if computed or loss.fits is False:
+        return loss
+    return replace(
+        loss, overflow_share=None, lost_share=None, subnormal_share=None, lost_at_most=None, fits=None, decides=""
+    )
 
 
 def _nearness(shares: Mapping[str, float], limits: Mapping[str, float]) -> Callable[[str], float]:

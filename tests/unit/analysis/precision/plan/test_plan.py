@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from ampscope import open_run
 from ampscope.analysis.precision.plan.plan import Plan, plan
 from ampscope.analysis.precision.plan.scales import HISTORY
+from ampscope.report.wording.plan_words import answer, notes, without_code
 from ampscope.trace.schema import Node, Phase, Source
 from tests.support.trace_builder import TraceBuilder
 from tests.support.verdicts.counted import statistics_of
@@ -168,3 +170,34 @@ def test_a_run_without_counted_exponents_has_no_plan(tmp_path: Path) -> None:
     trace = TraceBuilder(tmp_path)
     trace.step()
     assert plan_of(trace) == Plan()
+
+
+def test_weights_alone_do_not_say_that_a_module_fits(tmp_path: Path) -> None:
+    trace = TraceBuilder(tmp_path)
+    trace.step(scale=None, traced=Source.LIVE)
+    for module, values in (("fc", NORMAL), ("large", NORMAL * 1e5), ("whole", NORMAL)):
+        with_op(trace, module, values, op=Node.PARAMETER, name=f"{module}.weight")
+        weight = trace.op(
+            trace.site(module=module, op="aten._to_copy.default", cast="autocast", **FLOAT32),
+            source=Source.LIVE,
+            **statistics_of(values),
+        )
+        product = with_op(trace, module, NORMAL if module == "whole" else NORMAL * math.nan, op="aten.mm.default")
+        trace.edge(weight, product, source=Source.LIVE)
+    found = plan_of(trace)
+    fits = {each.module: (each.formats["float16"].fits, each.formats["bfloat16"].fits) for each in found.modules}
+    assert fits == {"fc": (None, None), "large": (False, None), "whole": (True, True)}
+    (alone,) = [each for each in found.modules if each.module == "fc"]
+    assert alone.formats["float16"].lost_share is None
+    assert found.stay_up["float16"] == ("large",)
+
+
+def test_a_plan_of_weights_alone_says_so_and_has_no_code(tmp_path: Path) -> None:
+    trace = TraceBuilder(tmp_path)
+    trace.step(scale=None, traced=Source.LIVE)
+    with_op(trace, "fc", NORMAL, op=Node.PARAMETER, name="fc.weight", module_type="Linear")
+    found = plan_of(trace)
+    assert not any(found.code.values())
+    assert answer(found).startswith("Weights alone were finite")
+    assert "at which ones gradients fit it is not known" in " ".join(notes(found))
+    assert without_code(found, "float8_e4m3fn") == "No module's values were measured."
