@@ -63,6 +63,10 @@ def _about(audit: Audit) -> Iterator[str]:
         yield f"The loss is {audit.loss:.6g} instead of {audit.reference_loss:.6g}: {audit.loss_error:+.2g}{told}."
     if audit.explained is not None:
         yield f"To first order, the errors that its ops make add {audit.explained:+.2g}."
+        if audit.leaves_out:
+            yield "What values lose that ask for no gradient, as the batch by its own cast, is not in that."
+    if audit.rows_missing and audit.layers:
+        yield "Some rows of its ops are missing from the run: layers may have lost more than is told here."
     if audit.reason:
         yield f"{audit.reason[:1].upper()}{audit.reason[1:]}."
 

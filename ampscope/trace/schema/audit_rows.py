@@ -20,7 +20,8 @@ class AuditRow(NamedTuple):
     source: str  #: of its op rows: a `Source`; empty where it could not be made
     loss: float | None  #: sum of the unscaled losses that backward was called on; null where one has several elements
     reference_loss: float | None  #: the same in the reference dtype
-    explained: float | None  #: sum of what the ops contribute to the loss's error, to first order
+    explained: float | None  #: sum of what the ops contribute to the loss's error, to first order; not of values
+    #: that ask for no gradient, as the batch by its own cast
     ops: Int32  #: how many ops were run again, each on its own operands
     not_measured: Int32  #: how many could not be
     not_measured_ops: Texts  #: the names of those

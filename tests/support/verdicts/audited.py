@@ -39,4 +39,4 @@ def audited(trace: TraceBuilder, rows: list[AuditOpRow], **columns: Any) -> None
     """Writes an audit with its ops."""
     for row in rows:
         trace.put(Table.AUDIT_OPS, row)
-    trace.put(Table.AUDITS, audit_row(**columns))
+    trace.put(Table.AUDITS, audit_row(**{"ops": len(rows), **columns}))

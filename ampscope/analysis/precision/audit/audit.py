@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ampscope.analysis.precision.audit import told
 from ampscope.analysis.precision.audit.layer_losses import LayerLoss, layer_losses
-from ampscope.analysis.precision.audit.op_losses import Loss, OpLoss, op_losses, unit
+from ampscope.analysis.precision.audit.op_losses import Loss, OpLoss, leaves_out, op_losses, unit
 from ampscope.analysis.precision.audit.origins import Origins
 from ampscope.notebook_repr import NotebookRepr
 from ampscope.trace.dtypes import FINFO
@@ -51,6 +51,8 @@ class Audit(NotebookRepr):
     reference_loss: float | None = None
     loss_error: float | None = None  #: the difference
     explained: float | None = None  #: of it, what the ops add by their own errors, to first order
+    leaves_out: bool = False  #: not what is lost of values that ask for no gradient, as of the batch by its cast
+    rows_missing: bool = False  #: some ops that were measured have no row in the run
     measured: int = 0  #: ops that were run again on their own operands
     not_measured: int = 0  #: and those that could not be
     not_measured_ops: tuple[str, ...] = ()
@@ -118,6 +120,7 @@ def _of(run: Run, rank: int, row: AuditRow, audited: tuple[AuditedStep, ...]) ->
     sites = {site.site: site for site in run.rows(Table.SITES, rank=rank)}
     of_ops = run.rows(Table.AUDIT_OPS, step=row.step, source=row.source, rank=rank)
     origins = Origins(of_ops, lambda: run.rows(Table.EDGES, step=row.step, source=row.source, rank=rank), sites)
+    missing = row.ops > len({each.seq for each in of_ops if each.site in sites})
     ops = op_losses(of_ops, sites, origins.let_through)
     layers = layer_losses(ops, of_ops, sites)
     rounded = {name for each in ops for name in each.dtypes if each.kind is not Loss.NOTHING}
@@ -128,8 +131,10 @@ def _of(run: Run, rank: int, row: AuditRow, audited: tuple[AuditedStep, ...]) ->
         found,
         layers=layers,
         ops=ops[:MOST_OPS],
+        rows_missing=missing,
+        leaves_out=leaves_out(of_ops, sites),
         computes_in=coarsest,
         rounded_in=before,
-        sentence=told.sentence(layers, before, coarsest),
+        sentence=told.sentence(layers, before, coarsest, row.ops, row.not_measured),
         code=told.code(layers, before),
     )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ampscope.analysis.precision.audit.op_losses import Loss, OpLoss, layer_of, weight
+from ampscope.analysis.precision.audit.op_losses import Loss, OpLoss, weight
 from ampscope.trace.schema import AuditOpRow, Node, SiteRow
 
 #: The gravest first.
@@ -17,7 +17,8 @@ _GRAVITY = (Loss.CANCELS, Loss.COARSE, Loss.ROUNDS, Loss.NOTHING)
 class LayerLoss:
     """What a module lost in the step, without the modules inside it."""
 
-    module: str  #: empty for the model itself; ``(loss)`` for the code outside every module
+    module: str  #: empty for the model itself; ``(loss)`` for the code outside every module, with its backward, and
+    #: ``(backward)`` for what backward does for none
     module_type: str
     kind: Loss  #: the gravest of its ops'
     moves_loss: float  #: by how much the errors may move the loss that it makes, and those that it lets through by
@@ -43,7 +44,7 @@ def layer_losses(
     """
     by_layer: dict[str, list[OpLoss]] = {}
     for op in ops:
-        by_layer.setdefault(layer_of(op.module, op.phase), []).append(op)
+        by_layer.setdefault(op.layer, []).append(op)
     gradients = _gradients(rows, sites)
     explained = math.fsum(op.contribution for op in ops if op.contribution is not None)
     found = [_layer(name, each, gradients.get(name), explained) for name, each in by_layer.items()]

@@ -20,6 +20,8 @@ LOUD = 16.0
 #: An op is coarse whose own error is more than so many units of rounding; one that computes in float32 inside and
 #: rounds once has one at most.
 COARSE = 4.0
+#: The layer of backward's ops that no op of the forward has: sums of gradients, their copies.
+BACKWARD_CODE = "(backward)"
 #: Ops that add terms up, whose sum may be far smaller than they are.
 SUMS = frozenset(
     {
@@ -48,6 +50,7 @@ class OpLoss:
 
     op: str
     module: str
+    layer: str  #: that it counts for: `layer_of`
     module_type: str
     phase: str
     source: SourceLine | None
@@ -92,7 +95,8 @@ def op_losses(
         if row.site in sites and sites[row.site].op != Node.GRADIENT:
             of_site.setdefault(row.site, []).append(row)
     coarsest = unit(name for number in of_site for name in _dtypes(sites[number]))
-    found = [_loss(sites[number], each, coarsest, let_through) for number, each in of_site.items()]
+    layers = {number: layer_of(sites[number], sites) for number in of_site}
+    found = [_loss(sites[number], layers[number], each, coarsest, let_through) for number, each in of_site.items()]
     return tuple(sorted(found, key=lambda each: -weight(each.rounding, each.cancelled)))
 
 
@@ -101,9 +105,30 @@ def weight(*parts: float) -> float:
     return math.sqrt(math.fsum(part * part for part in parts))
 
 
-def layer_of(module: str, phase: str) -> str:
-    """The layer that an op counts for."""
-    return LOSS_CODE if phase == Phase.LOSS and not module else module
+def layer_of(site: SiteRow, sites: Mapping[int, SiteRow]) -> str:
+    """The layer that an op counts for; in backward, that of the op of which it makes the gradient."""
+    if site.module:
+        return site.module
+    forward = sites.get(site.forward_site) if site.forward_site is not None else None
+    if site.phase == Phase.BACKWARD and forward is None:
+        return BACKWARD_CODE
+    return LOSS_CODE if (forward or site).phase == Phase.LOSS else ""
+
+
+def leaves_out(rows: Sequence[AuditOpRow], sites: Mapping[int, SiteRow]) -> bool:
+    """Whether an op on the way to the loss rounds what asks for no gradient, so that its effect is not known.
+
+    What a checkpoint runs without one it runs again.
+    """
+    again = {site.module for site in sites.values() if site.phase == Phase.RECOMPUTE}
+    return any(
+        row.local
+        and row.contribution is None
+        and site.phase in (Phase.FORWARD, Phase.LOSS)
+        and site.module not in again
+        for row in rows
+        if (site := sites.get(row.site)) is not None
+    )
 
 
 def own_weight(row: AuditOpRow) -> float:
@@ -129,7 +154,9 @@ def cancels(row: AuditOpRow, site: SiteRow, coarsest: float) -> bool:
 _SUMS_IN_WORDS = frozenset(op_in_words(f"aten.{name}.default") for name in SUMS)
 
 
-def _loss(site: SiteRow, rows: Sequence[AuditOpRow], coarsest: float, let_through: Callable[[int], float]) -> OpLoss:
+def _loss(
+    site: SiteRow, layer: str, rows: Sequence[AuditOpRow], coarsest: float, let_through: Callable[[int], float]
+) -> OpLoss:
     own = unit(_dtypes(site))
     lost = [row for row in rows if cancels(row, site, coarsest)]
     known = [row.contribution for row in rows if row.contribution is not None]
@@ -138,6 +165,7 @@ def _loss(site: SiteRow, rows: Sequence[AuditOpRow], coarsest: float, let_throug
     return OpLoss(
         op=site.op,
         module=site.module,
+        layer=layer,
         module_type=site.module_type,
         phase=site.phase,
         source=source_line(site),

@@ -54,7 +54,7 @@ class Origins:
         for op in self._last_rounded(seq, alone=False):
             site = self._sites.get(self._rows[op][0].site)
             if site is not None:
-                layer = layer_of(site.module, site.phase)
+                layer = layer_of(site, self._sites)
                 found[layer] = max(found.get(layer, 0.0), self._own(op))
         return tuple(sorted(found, key=lambda layer: -found[layer]))
 

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ampscope.analysis.precision.audit.layer_losses import LayerLoss
-from ampscope.analysis.precision.audit.op_losses import Loss, OpLoss, unit
+from ampscope.analysis.precision.audit.op_losses import BACKWARD_CODE, Loss, OpLoss, unit
 from ampscope.analysis.words.wording import op_in_words
 from ampscope.trace.schema import LOSS_CODE
 
 #: What stands out beside what every op does.
 GRAVE = (Loss.CANCELS, Loss.COARSE)
+#: Layers that are no modules.
+_OUTSIDE = {
+    "": "The model's own forward",
+    LOSS_CODE: "The code of the loss",
+    BACKWARD_CODE: "Backward outside the layers",
+}
 
 
 def unavailable(reason: str) -> str:
@@ -18,15 +24,21 @@ def unavailable(reason: str) -> str:
     return f"The step could not be audited: {reason}."
 
 
-def sentence(layers: Sequence[LayerLoss], before: Sequence[str], coarsest: str) -> str:
+def sentence(layers: Sequence[LayerLoss], before: Sequence[str], coarsest: str, measured: int, unknown: int) -> str:
     """Which layer loses most, and how.
 
     Args:
         layers: Those that lost most first.
         before: Where its worst op cancels, the layers in which its operands were last rounded.
         coarsest: The coarsest dtype in the step; empty where nothing was rounded.
+        measured: How many ops the audit measured, whether or not their rows are still there.
+        unknown: And how many it could not.
     """
+    if not layers and measured:
+        return "The rows of the step's ops are missing from the run: which layer loses what is not known."
     if not layers or not coarsest:
+        if unknown:
+            return "Nothing that could be measured in the step is rounded to less than the reference."
         return "Nothing in the step is rounded to less than the reference: there is nothing to lose."
     first = layers[0]
     if first.kind in GRAVE and first.worst is not None:
@@ -42,20 +54,18 @@ def code(layers: Sequence[LayerLoss], before: Sequence[str]) -> str:
     """What keeps the layer that loses most in float32, and those whose results it takes apart."""
     if not layers or layers[0].kind not in GRAVE:
         return ""
-    names = [name for name in dict.fromkeys([layers[0].module, *before]) if name and name != LOSS_CODE]
+    names = [name for name in dict.fromkeys([layers[0].module, *before]) if name not in _OUTSIDE]
     listed = ", ".join('"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"' for name in names)
     return f"ampscope.keep_fp32(model, [{listed}])" if names else ""
 
 
 def in_words(layer: LayerLoss) -> str:
     """A layer at the beginning of a sentence."""
-    if layer.module == LOSS_CODE:
-        return "The code of the loss"
-    return layer.module or "The model's own forward"
+    return _OUTSIDE.get(layer.module, layer.module)
 
 
 def _inside(layer: LayerLoss) -> str:
-    return layer.module if layer.module and layer.module != LOSS_CODE else in_words(layer).replace("The", "the", 1)
+    return in_words(layer)[:1].lower() + in_words(layer)[1:] if layer.module in _OUTSIDE else layer.module
 
 
 def _how(op: OpLoss, layer: str, before: Sequence[str]) -> str:

@@ -42,8 +42,20 @@ def test_the_worst_layer_and_the_loss(ampscope: Command, run: Path) -> None:
     assert (
         "The loss is 2.01 instead of 2: +0.01, 0.5 %. To first order, the errors that its ops make add +0.009." in words
     )
+    assert "no gradient" not in words
+    assert "missing" not in words
     assert words.index("worst cancels") < words.index("calm rounds")
     assert "2 ops (mine.op.default)" in words
+
+
+def test_what_the_sum_leaves_out_and_what_is_gone(ampscope: Command, run_folder: Path) -> None:
+    trace = TraceBuilder(run_folder)
+    trace.step()
+    cast = trace.site("aten._to_copy.default", module="calm")
+    audited(trace, [op_row(cast, local=UNIT)], ops=2)
+    words = " ".join(ampscope("audit", trace.close()).out.split())
+    assert "What values lose that ask for no gradient, as the batch by its own cast, is not in that." in words
+    assert "Some rows of its ops are missing from the run: layers may have lost more than is told here." in words
 
 
 def test_one_step_by_number(ampscope: Command, run: Path) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 import ampscope
 from ampscope.analysis.precision.audit.audit import Audit, audit
-from ampscope.analysis.precision.audit.op_losses import GROWS, LOUD, Loss
+from ampscope.analysis.precision.audit.op_losses import BACKWARD_CODE, GROWS, LOUD, Loss
+from ampscope.analysis.precision.audit.told import in_words
 from ampscope.trace.schema import LOSS_CODE, AuditOpRow, AuditStatus, Node, Phase
 from tests.support.trace_builder import TraceBuilder
 from tests.support.verdicts.audited import audited, op_row
@@ -60,6 +61,7 @@ def test_layers_by_what_moves_the_loss(step: Step) -> None:
     assert found.sentence == "No layer stands out: every op rounds as bfloat16 must. b moves the loss most."
     assert found.loss_error == pytest.approx(0.01)
     assert found.explained == 0.009
+    assert not found.rows_missing
     assert found.code == ""
 
 
@@ -152,6 +154,51 @@ def test_what_stands_out_and_moves_the_loss_less_is_told_after_what_moves_it_mos
     assert found.code == ""
 
 
+def test_backward_counts_for_the_layer_of_the_op_whose_gradient_it_makes(step: Step) -> None:
+    backward = {"module": "", "phase": Phase.BACKWARD}
+    for number, phase in enumerate((Phase.LOSS, Phase.FORWARD)):
+        forward = step.op("mm", local=UNIT, spread=1e-2 / (number + 1), site={"module": "", "phase": phase})
+        step.op(f"of_{phase}", local=UNIT, site=backward | {"forward_site": forward})
+    step.op("copy_", local=0.0, site=backward)
+    found = step.audit()
+    assert {op.op: op.layer for op in found.ops if op.phase == Phase.BACKWARD} == {
+        "aten.of_loss.default": LOSS_CODE,
+        "aten.of_forward.default": "",
+        "aten.copy_.default": BACKWARD_CODE,
+    }
+    assert [(layer.module, in_words(layer)) for layer in found.layers] == [
+        (LOSS_CODE, "The code of the loss"),
+        ("", "The model's own forward"),
+        (BACKWARD_CODE, "Backward outside the layers"),
+    ]
+
+
+def test_nothing_in_backward_outside_the_layers_is_kept_in_float32(step: Step) -> None:
+    step.op("sum", "", local=20 * UNIT, contribution=1.0, spread=1.0, site={"phase": Phase.BACKWARD})
+    found = step.audit()
+    assert found.sentence.startswith("Backward outside the layers loses most: sum")
+    assert found.code == ""
+
+
+@pytest.mark.parametrize(
+    ("columns", "site", "left_out"),
+    [
+        ({"local": UNIT}, {"phase": Phase.FORWARD}, True),
+        ({"local": UNIT, "contribution": 0.0}, {"phase": Phase.FORWARD}, False),
+        ({"local": 0.0}, {"phase": Phase.FORWARD}, False),
+        ({"local": UNIT}, {"phase": Phase.BACKWARD}, False),
+        ({"local": UNIT}, {"phase": Phase.FORWARD, "module": "checkpointed"}, False),
+    ],
+    ids=["the batch's cast", "a weight's cast", "exact", "a gradient", "run again with gradients"],
+)
+def test_what_asks_for_no_gradient_is_left_out(
+    columns: dict[str, Any], site: dict[str, Any], left_out: bool, step: Step
+) -> None:
+    step.op("_to_copy", site=site, **columns)
+    step.op("mm", "checkpointed", local=UNIT, contribution=1e-3, site={"phase": Phase.RECOMPUTE})
+    assert step.audit().leaves_out is left_out
+
+
 def test_the_gradient_of_a_parameter_counts_for_its_module(step: Step) -> None:
     step.op(module="fc", local=UNIT, spread=1e-3)
     for name, total in (("fc.bias", 0.01), ("fc.weight", 0.2)):
@@ -172,6 +219,31 @@ def test_without_a_reference_what_ops_do_by_themselves_is_left(step: Step) -> No
 def test_a_step_in_float32_has_nothing_to_lose(step: Step) -> None:
     step.op(local=0.0, site={"in_dtypes": ("float32",), "out_dtypes": ("float32",)})
     assert step.audit().sentence.startswith("Nothing in the step is rounded")
+
+
+def test_of_a_step_whose_ops_were_not_measured_nothing_is_promised(step: Step) -> None:
+    found = step.audit(not_measured=2, not_measured_ops=("mine.op.default",))
+    assert found.sentence == "Nothing that could be measured in the step is rounded to less than the reference."
+
+
+def test_rows_that_are_gone_are_not_taken_for_nothing_lost(step: Step) -> None:
+    found = step.audit(ops=192)
+    assert found.sentence == (
+        "The rows of the step's ops are missing from the run: which layer loses what is not known."
+    )
+    assert (found.rows_missing, found.measured, found.layers) == (True, 192, ())
+
+
+def test_some_rows_that_are_gone_are_told(step: Step) -> None:
+    step.op(local=UNIT, contribution=1e-3, spread=1e-3)
+    assert step.audit(ops=2).rows_missing
+
+
+def test_program_points_that_are_gone_are_missing_rows(step: Step) -> None:
+    step.rows.append(op_row(99, local=UNIT))
+    found = step.audit()
+    assert found.rows_missing
+    assert found.sentence.startswith("The rows of the step's ops are missing")
 
 
 def test_one_that_could_not_be_made_says_why(step: Step) -> None:

@@ -4,7 +4,8 @@ Before the weights move, the step is run again twice: in float32 or float64, the
 op's result is kept; and as it was, where each op is run once more on its own operands, widened. The difference is its
 own error. What it gives on its own operands in the reference dtype against what the reference step has at the same
 place is the error that it inherited. Its own error times the gradient at that place, which the same replay's backward
-brings, is what it adds to the loss's error, to first order.
+brings, is what it adds to the loss's error, to first order. Of values that ask for no gradient none comes: what the
+batch loses by its own cast is not in the sum.
 
 The dtypes are compared as the training's settings have them: a float32 whose matrix products run in TF32 is one.
 """
@@ -35,6 +36,8 @@ from ampscope.capture.tracing.traced_rows import TracedRows
 from ampscope.trace.schema import AuditOpRow, AuditRow, AuditStatus, EventKind, Source, source_of
 
 RECEIVED = "the step uses values from other ranks: what those would have sent in the reference dtype cannot be known"
+
+EAGERLY = "what torch.compile compiled was run eagerly, op by op, which may round where the compiled code does not"
 
 MOVED = "the loop had moved the weights when AMPscope could first look"
 
@@ -143,7 +146,7 @@ class Audit(StepObserver):
         errors = audit_rows.errors_of(found.errors, traced, pairs, scale)
         self._recorder.trace(traced.ops, traced.edges, attempt.step, source)
         loss = runs.total(found.player.losses)
-        row = self._row(attempt, due, *_status(reference, found, errors))._replace(
+        row = self._row(attempt, due, *_status(reference, found, errors, compiled=self._models.compiled))._replace(
             source=source,
             loss=None if loss is None else loss / scale,
             reference_loss=None if reference.loss is None else reference.loss / scale,
@@ -194,10 +197,11 @@ def _not_the_step(found: Faithful) -> str:
     return f"a replay is not the step: {words}" if is_other else ""
 
 
-def _status(reference: Reference, found: Faithful, errors: Errors) -> tuple[AuditStatus, str]:
+def _status(reference: Reference, found: Faithful, errors: Errors, *, compiled: bool) -> tuple[AuditStatus, str]:
     """How far the audit came, and why no further; with what the replay differs in from the step."""
     missing = reference.reason and f"the step could not be run in the reference dtype: {reference.reason}"
     missing = missing or ("" if errors.same_draws else OTHER_DRAWS)
     differs = "; ".join(dict.fromkeys(found.player.differences.found))
-    reason = "; ".join(filter(None, [missing, differs and f"the replay differs from the step: {differs}"]))
+    differs = differs and f"the replay differs from the step: {differs}"
+    reason = "; ".join(filter(None, [missing, EAGERLY if compiled else "", differs]))
     return AuditStatus.PARTIAL if missing else AuditStatus.DONE, reason

@@ -13,7 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ampscope
+from ampscope.analysis.precision.audit.audit import audit
 from ampscope.capture.step.ending.looks.audit import widened
+from ampscope.capture.step.ending.looks.audit.audit import EAGERLY
 from ampscope.capture.step.ending.looks.audit.audit_rows import OTHER_DRAWS
 from ampscope.capture.step.ending.looks.audit.op_errors import OpErrors
 from ampscope.errors import WatchError
@@ -156,6 +158,31 @@ def test_outputs_that_nothing_uses_have_no_gradient(run_folder: Path) -> None:
     (row,) = audits(train_both(training, run_folder))
     assert (row.status, row.reason) == (AuditStatus.DONE, "")
     assert row.explained is not None
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
+def test_of_a_compiled_model_it_says_how_it_was_run(compiled: bool, run_folder: Path) -> None:
+    def make() -> nn.Module:
+        net = Net([Shifted(0.0)])
+        if compiled:
+            net.compile(backend="eager")
+        return net
+
+    torch._dynamo.reset()
+    try:
+        (row,) = audits(train_both(loop(make, steps=2, before=ask(1)), run_folder))
+    finally:
+        torch._dynamo.reset()
+    assert (row.status, row.reason) == (AuditStatus.DONE, EAGERLY if compiled else "")
+
+
+def test_what_asks_for_no_gradient_is_left_out_of_the_sum(run_folder: Path) -> None:
+    """The first layer's cast of the batch; behind a norm that has weights nothing is left out."""
+    bare = audit(train_both(loop(lambda: nn.Linear(WIDTH, 10), steps=2, before=ask(1)), run_folder / "bare").run)
+    net = audit(train_both(loop(shifted(0.0), steps=2, before=ask(1)), run_folder / "net").run)
+    assert bare is not None
+    assert net is not None
+    assert (bare.leaves_out, net.leaves_out) == (True, False)
 
 
 def test_what_cannot_be_asked_for(run_folder: Path) -> None:
