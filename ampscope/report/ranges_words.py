@@ -7,6 +7,7 @@ from ampscope.analysis.precision.ranges.ranges import RangeRow, Ranges
 from ampscope.analysis.words.wording import place_in_words
 from ampscope.report import numbers
 from ampscope.trace.dtypes import FINFO
+from ampscope.trace.schema import Phase
 
 #: Growth that is told, in bits a step: less is none.
 LEAST_GROWTH = 5e-5
@@ -35,8 +36,18 @@ def closest_sentence(found: Ranges) -> str:
         return f"Only gradients were measured, with their loss scale. The closest to overflow: {where}."
     going = _going(row)
     if row.headroom_bits is not None and row.headroom_bits >= NEAR_BITS and row.forecast_step is None:
-        return f"Nothing is near overflow. The closest value: {where}{going}."
-    return f"The closest value to overflow: {where}{going}."
+        nothing = "Gradients with a loss scale aside, nothing" if found.scaled else "Nothing"
+        return f"{nothing} is near overflow. The closest value: {where}{going}. {gradients_sentence(found)}".rstrip()
+    return f"The closest value to overflow: {where}{going}. {gradients_sentence(found)}".rstrip()
+
+
+def gradients_sentence(found: Ranges) -> str:
+    """What a loss scale made overflow; empty where it did not."""
+    row = found.scaled_overflow
+    if row is None:
+        return ""
+    backward = " in backward" if row.phase == Phase.BACKWARD else ""
+    return f"With the loss scale, {place_words(row)}{backward} {overflows(row)}."
 
 
 def place_words(row: RangeRow) -> str:

@@ -37,6 +37,9 @@ def _blocks(ranges: Ranges, rows: Sequence[RangeRow]) -> Iterator[RenderableType
     yield Text()
     yield indented(_table(rows))
     yield from _notes(rows)
+    if lost := ranges_words.gradients_sentence(ranges):
+        yield Text()
+        yield prose(lost)
     if ranges.note:
         yield Text()
         yield prose(ranges.note)

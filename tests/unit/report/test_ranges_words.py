@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from ampscope import open_run
 from ampscope.analysis.precision.ranges.ranges import Ranges, ranges
 from ampscope.report.ranges_words import closest_sentence, sampled_sentence
+from ampscope.trace.schema import Node, Phase, ReplayStatus, Source
 from tests.support.verdicts.growing import growing
 
 
@@ -30,10 +32,27 @@ def test_the_closest_with_where_it_goes(found: Ranges) -> None:
 
 
 def test_nothing_is_near(found: Ranges) -> None:
-    words = closest_sentence(replace(found, rows=found.rows[1:]))
-    assert words.startswith(
-        "Nothing is near overflow. The closest value: mm in blocks.0, 14.4 bits below float16's 65,504"
-    )
+    closest = "is near overflow. The closest value: mm in blocks.0, 14.4 bits below float16's 65,504"
+    rest = replace(found, rows=found.rows[1:])
+    assert closest_sentence(replace(rest, scaled=0)).startswith(f"Nothing {closest}")
+    assert closest_sentence(rest).startswith(f"Gradients with a loss scale aside, nothing {closest}")
+
+
+def test_gradients_that_overflowed_are_told_behind(run_folder: Path) -> None:
+    trace = growing(run_folder)
+    read = trace.site(Node.INPUT, name="x", in_dtypes=())
+    back = trace.site("aten.mm.default", module="blocks.1", phase=Phase.BACKWARD, grad_fn="MmBackward0")
+    trace.step(step=200, scale=1024.0, skipped=True)
+    trace.incident(step=200, replay=ReplayStatus.EXACT)
+    trace.op(read, step=200, source=Source.REPLAY, min=0.0, max=12.0)
+    trace.op(back, step=200, source=Source.REPLAY, min=0.0, max=math.inf, posinf=1, max_finite=2.0**14)
+    trace.edge(0, 1, step=200)
+    with open_run(trace.close()) as run:
+        seen = ranges(run, closest=1)
+    assert seen.scaled_overflow is not None
+    told = " With the loss scale, mm in blocks.1 in backward overflowed 1 time."
+    assert closest_sentence(seen).endswith(told)
+    assert told not in closest_sentence(replace(seen, scaled_overflow=None))
 
 
 def test_what_overflowed_what_is_scaled_and_what_cannot_grow(found: Ranges) -> None:

@@ -64,6 +64,8 @@ class Ranges(NotebookRepr):
     rows: tuple[
         RangeRow, ...
     ] = ()  #: closest to overflow first; after them gradients with a loss scale, then the fixed
+    scaled: int = 0  #: places, not only those with a row, whose values carry a loss scale
+    scaled_overflow: RangeRow | None = None  #: the one of them that overflowed most often; null where none did
 
 
 def ranges(run: Run, *, rank: int | None = None, closest: int | None = None) -> Ranges:
@@ -87,6 +89,8 @@ def ranges_of(found: MeasuredRun, *, closest: int | None = None) -> Ranges:
     """The ranges of what was measured on one rank, as `ranges`."""
     near = sorted(found.places, key=_nearness)[:closest]
     sampled = len(found.live)
+    scaled = [each for each in found.places if each.scale is not None]
+    lost = max((each for each in scaled if each.overflowed), key=lambda each: each.overflowed, default=None)
     share = min(1.0, sampled / found.steps) if found.steps else 0.0
     return Ranges(
         rank=found.rank,
@@ -96,6 +100,8 @@ def ranges_of(found: MeasuredRun, *, closest: int | None = None) -> Ranges:
         replayed_steps=found.replayed,
         places=len(found.places),
         rows=tuple(range_row(each, found.cells) for each in near),
+        scaled=len(scaled),
+        scaled_overflow=range_row(lost, found.cells) if lost is not None else None,
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 from ampscope import open_run
 from ampscope.analysis.precision.ranges.ranges import Ranges, ranges
 from ampscope.report.terminal.ranges_text import as_text
-from ampscope.trace.schema import Node, Source
+from ampscope.trace.schema import Node, Phase, Source
 from tests.support.printed import printed
 from tests.support.verdicts.growing import growing
 
@@ -82,6 +82,10 @@ def test_overflows_and_replays_are_told(found: Ranges) -> None:
     text = printed(as_text(told), width=160)
     assert "were recorded op by op, 3 more in a replay; these are the 1 of 1 place closest" in text
     assert "overflowed 5 times" in text
+    scaled = replace(found.rows[1], overflowed=2, phase=Phase.BACKWARD)
+    words = "With the loss scale, mm in blocks.0 in backward overflowed 2 times."
+    assert words in printed(as_text(replace(found, scaled_overflow=scaled)), width=160)
+    assert words not in printed(as_text(found), width=160)
     some = replace(told, rows=(replace(told.rows[0], overflowed_at_least=True),))
     assert "overflowed at least 5 times" in printed(as_text(some), width=160)
     assert "step " not in text.splitlines()[4]
