@@ -66,14 +66,13 @@ def _perceptron() -> nn.Sequential:
 
 
 def lbfgs(chance: random.Random) -> Training:
-    """Many evaluations of one batch in one step."""
+    """Many evaluations in one step, of one batch: what it learns of the curvature holds for no other."""
     precision, model = Precision.drawn(chance, scaled=False), _perceptron()
     search = chance.choice((None, "strong_wolfe"))
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4, line_search_fn=search)
+    images, labels = _images()
 
     def step(_: int) -> Tensor:
-        images, labels = _images()
-
         def closure() -> Tensor:
             optimizer.zero_grad()
             with precision.autocast():
