@@ -73,7 +73,9 @@ class Context:
             return replace(found, cause=Cause.SCALE_OVERFLOW, reason=ScaleInLoop(scale=found.reason.value))
         overflow = found.cause in (Cause.FP16_OVERFLOW, Cause.SCALE_OVERFLOW)
         grew = self._loss_grew(row) if overflow or found.cause is Cause.DIVERGENCE else None
-        if grew is not None and (found.cause is Cause.DIVERGENCE or self._ran_away(row)):
+        grew = grew if found.cause is Cause.DIVERGENCE or self._ran_away(row) else None
+        grew = grew or (self._stays_away(row) if found.cause is Cause.SCALE_OVERFLOW else None)
+        if grew is not None:
             return replace(found, cause=Cause.DIVERGENCE, reason=grew, masked=False)
         if found.cause is Cause.SCALE_OVERFLOW and row.scale is None:
             return replace(found, cause=Cause.FP16_OVERFLOW)
@@ -99,6 +101,21 @@ class Context:
         usual, last = float(losses[0] if steps == RUNAWAY_STEPS else np.median(losses[:-1])), float(losses[-1])
         return LossGrew(usual=usual, last=last) if last >= RUNAWAY_FACTOR * usual else None
 
+    def _stays_away(self, row: IncidentRow) -> LossGrew | None:
+        """How far the loss has jumped since the last good step, where one after the other is skipped and none follows.
+
+        A scale that finds its place finds it at the loss that there was.
+        """
+        skips, history = self._skips.get(row.optimizer), self._history.get(row.optimizer)
+        run = skips.of_step(row.step) if skips is not None else None
+        if run is None or history is None or run.recovered or run.count < RUNAWAY_STEPS or row.loss is None:
+            return None
+        losses = history.before(run.first, GROWTH_STEPS)
+        if losses.size < RUNAWAY_STEPS:
+            return None
+        usual = float(np.median(losses))
+        return LossGrew(usual=usual, last=row.loss) if row.loss >= RUNAWAY_FACTOR * usual > 0 else None
+
     def _losses(self, row: IncidentRow, steps: int) -> FloatArray:
         history = self._history.get(row.optimizer)
         return history.before(row.step, steps) if history is not None else np.empty(0)
@@ -109,7 +126,8 @@ class Context:
             return None
         skips = self._skips.get(row.optimizer)
         run = skips.of_step(row.step) if skips is not None else None
-        return run if run is not None and run.calibrates else None
+        calibrates = run is not None and run.calibrates and self._stays_away(row) is None
+        return run if calibrates else None
 
     def cause_without_origin(self, row: IncidentRow, tried: Sequence[Tried] = ()) -> Cause:
         """What can be said of a step of which no trace shows an origin.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
@@ -14,6 +15,8 @@ from ampscope.errors import RunDamaged
 from ampscope.trace.read.column_check import has_null_elements
 from ampscope.trace.schema import SiteRow, Table, rows_of
 
+#: Sizes of a tensor as they are written; nothing for a scalar.
+_SHAPE = re.compile(r"(?:[0-9]{1,19}(?:x[0-9]{1,19})*)?", re.ASCII)
 #: The order in which `Run.rows` gives rows, after the rank.
 ORDER: dict[Table, tuple[str, ...]] = {
     Table.STEPS: ("step", "optimizer"),
@@ -121,13 +124,17 @@ def rows_from(table: Table, columns: Sequence[pa.ChunkedArray]) -> list[Any]:
     """
     rows = rows_of(table, list(map(_values_of, columns)))
     if table is Table.SITES and not all(map(_is_whole, rows)):
-        raise RunDamaged("A program point of the run has other numbers of shapes and dtypes: restore it from a copy.")
+        raise RunDamaged(
+            "A program point of the run has shapes that are none, or not one for each dtype: restore it from a copy."
+        )
     return rows
 
 
 def _is_whole(site: SiteRow) -> bool:
     operands, outputs = (site.in_dtypes, site.in_shapes), (site.out_dtypes, site.out_shapes)
-    return all(len(dtypes) == len(shapes) for dtypes, shapes in (operands, outputs))
+    if any(len(dtypes) != len(shapes) for dtypes, shapes in (operands, outputs)):
+        return False
+    return all(_SHAPE.fullmatch(shape) for shape in (*site.in_shapes, *site.out_shapes))
 
 
 def _values_of(column: pa.ChunkedArray) -> list[Any]:

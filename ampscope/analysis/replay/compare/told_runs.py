@@ -150,9 +150,9 @@ def told_compiled(pairs: Sequence[Pair]) -> Iterator[Difference]:
         return
     here = execution_of(pairs[0][0].source)[0] == Source.REPLAY
     text = (
-        f"{'A' if here else 'B'} runs compiled code, whose ops of {counted(len(pairs), 'step')} were recorded by "
-        "running the step again uncompiled, with the weights that its update had left: they are not compared. Losses, "
-        "gradient norms and loss scales are those of the steps themselves."
+        f"{'A' if here else 'B'} recorded the ops of {counted(len(pairs), 'step')} by running the step again "
+        "uncompiled, as it does in a process that has compiled code: they are not compared. Losses, gradient norms and "
+        "loss scales are those of the steps themselves."
     )
     yield Difference(kind=Kind.NOT_COMPARED, text=text, score=_COMPILED, step=pairs[0][0].step)
 

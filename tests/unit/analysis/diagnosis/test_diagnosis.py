@@ -41,14 +41,14 @@ def overflow(trace: TraceBuilder, step: int, *, line: int = 7, source: str = Sou
     trace.incident(step=step, trigger=Trigger.NONFINITE_LOSS, loss=NAN, bad_params=("attn.proj.weight",))
 
 
-def scaled_overflow(trace: TraceBuilder, step: int) -> None:
+def scaled_overflow(trace: TraceBuilder, step: int, **columns: Any) -> None:
     """Scaled gradients that overflow in backward: what a loss scale does while it calibrates."""
     traced = Step(trace, step=step)
     forward = traced.op("mm", traced.entry())
     traced.loss(forward)
     bad = traced.backward("mm", traced.entry(), out=OVERFLOWN, of=forward, grad_fn="MmBackward0", line=7)
     traced.gradient(bad)
-    trace.incident(step=step)
+    trace.incident(step=step, **columns)
 
 
 def calibrating(trace: TraceBuilder, skips: int, good: int = 30, start: float = 65536.0) -> None:
@@ -313,6 +313,22 @@ def test_a_scale_that_comes_down_after_the_loss_jumped_once_is_no_divergence(
     diagnosis = diagnose(trace.close())
     assert Cause.DIVERGENCE not in {each.cause for each in diagnosis.incidents}
     assert diagnosis.verdict is Verdict.HEALTHY
+
+
+@pytest.mark.parametrize(("loss", "skips", "after"), [(2e4, 3, []), (20.0, 3, []), (2e4, 2, []), (2e4, 3, [2.5])])
+def test_skips_that_end_a_run_whose_loss_has_jumped_are_divergence(
+    run_folder: Path, loss: float, skips: int, after: list[float]
+) -> None:
+    trace = TraceBuilder(run_folder)
+    train(trace, [2.0, 3.0, 2.5, 2.0, 3.0])
+    for _ in range(skips):
+        trace.step(loss=loss, skipped=True)
+    train(trace, after)
+    scaled_overflow(trace, 5, loss=loss)
+    diagnosis = diagnose(trace.close())
+    diverged = (loss, skips, after) == (2e4, 3, [])
+    assert (diagnosis.verdict is Verdict.PROBLEM) == diverged
+    assert (Cause.DIVERGENCE in {each.cause for each in diagnosis.incidents}) == diverged
 
 
 # -- what cannot be known -------------------------------------------------------------------------------------------

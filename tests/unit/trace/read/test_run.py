@@ -43,7 +43,7 @@ def samples() -> dict[Table, list[Row]]:
         pa.float64(): -math.inf,
         pa.bool_(): True,
         pa.string(): "it's \u00fc \x00 <b>\n",
-        pa.list_(pa.string()): ("a", ""),
+        pa.list_(pa.string()): ("8x8", ""),  # as dtypes or as shapes
         pa.list_(pa.int64()): (1, 2**40),
         pa.list_(pa.float32()): (1.5, 0.25),
         pa.list_(pa.int32()): (1, 2**31 - 1),
