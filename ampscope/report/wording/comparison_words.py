@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from ampscope.analysis.replay.compare.results import Comparison, Difference, Divergence, Kind, Likeness, Side
+from ampscope.analysis.replay.compare.words import unlike_in_words
 from ampscope.report import numbers
 from ampscope.report.source_place import place
 
@@ -66,6 +69,8 @@ def apart_words(found: Divergence) -> str:
     """How far the numbers are apart against what is allowed for; empty where that is no matter of more or less."""
     if found.error is None:
         return ""
+    if math.isinf(found.error):
+        return unlike_in_words(found) or "not finite in one of them"
     apart = f"{numbers.value(found.error)} of the largest magnitude apart"
     return f"{apart}; rounding allows for {numbers.value(found.tolerance)}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -216,15 +217,15 @@ class _Comparing:
             self.recordings = [recording(self.one.run, one), recording(self.other.run, other)]
         limit = curve_tolerance(self.recordings, self.widest) if self.tolerance is None else self.tolerance
         named = {(each.kind, each.optimizer) for each in self.found}
-        parted: list[tuple[int, int, float]] = []
+        parted: list[tuple[int, int, tuple[int, float, float, float]]] = []
         for number, curves in self.curves.items():
             for told in told_curves(curves, limit):
                 if (told.kind, number) not in named:
                     yield replace(told, optimizer=number)
             found = curves.parts("loss", limit) or curves.parts("grad_norm", limit)
-            parted += [(found[0], number, found[3])] if found is not None else []
+            parted += [(found[0], number, found)] if found is not None else []
         if parted and self.diverged is None:
-            step, number, error = min(parted)
+            _, number, (step, *values, error) = min(parted)
             self.diverged = Divergence(
                 step=step,
                 op="",
@@ -235,6 +236,7 @@ class _Comparing:
                 rank=self.one.rank,
                 other_step=step,
                 optimizer=number,
+                unlike=tuple(values) if math.isinf(error) else (),
             )
 
     def _likeness(self, differences: tuple[Difference, ...]) -> Likeness:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -141,6 +142,7 @@ def divergence(pair: StepPair, walked: Walked, scales: tuple[float | None, float
         other_seq=int(pair.other.seq[root.there]) if root.there >= 0 else None,
         traced=pair.one.traced.source,
         other_traced=pair.other.traced.source,
+        unlike=pair.unlike(root.here, root.there) if math.isinf(error) else (),
     )
 
 

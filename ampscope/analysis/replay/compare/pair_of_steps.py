@@ -36,6 +36,24 @@ class StepPair:
         scale = max(map(abs, (*mine, *theirs)))
         return math.isfinite(scale) and all(abs(a - b) <= share * scale for a, b in zip(mine, theirs, strict=True))
 
+    def unlike(self, here: int, there: int) -> tuple[float, ...]:
+        """The first extremes of two ops of which one alone is finite, or both are not and differ; empty without."""
+        for seen, at in ((self.one, here), (self.other, there)):
+            row = seen.outputs.row(int(seen.first_output[at]))
+            if row["min"] is None or row["max"] is None:
+                return ()
+        (low, high), (other_low, other_high) = _extremes(self.one, here), _extremes(self.other, there)
+        for mine, theirs in ((low, other_low), (high, other_high)):
+            both_nan = math.isnan(mine) and math.isnan(theirs)
+            if mine != theirs and not both_nan and not (math.isfinite(mine) and math.isfinite(theirs)):
+                return _told(mine, low, high), _told(theirs, other_low, other_high)
+        return ()
+
+
+def _told(end: float, low: float, high: float) -> float:
+    """An end that is not finite, or the one that is larger."""
+    return max((low, high), key=abs) if math.isfinite(low) and math.isfinite(high) else end
+
 
 def pair_of(one: Recording, other: Recording) -> StepPair:
     """Pair two steps."""

@@ -87,6 +87,8 @@ class Divergence:
     other_seq: int | None = None  #: in the second
     traced: str = ""  #: which execution of the first was compared, a `Source`; empty where curves alone tell
     other_traced: str = ""
+    #: what stands where the other has another kind of number, finite or not; empty where both are finite
+    unlike: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

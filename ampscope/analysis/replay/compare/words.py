@@ -70,6 +70,11 @@ def numbers(one: float, other: float) -> tuple[str, str]:
     return next((texts for texts in shown if texts[0] != texts[1]), (number(one, _EXACT), number(other, _EXACT)))
 
 
+def unlike_in_words(found: Divergence) -> str:
+    """``NaN in A, 3.13 in B``; empty where the numbers that part are both finite, or not known."""
+    return ", ".join(f"{number(value)} in {side}" for value, side in zip(found.unlike, "AB", strict=False))
+
+
 def parted_in_words(found: Divergence) -> str:
     """Where the numbers part, in a sentence."""
     steps = f"step {found.step:,}" + (f" (step {found.other_step:,} in B)" if found.other_step != found.step else "")
@@ -80,4 +85,6 @@ def parted_in_words(found: Divergence) -> str:
     if found.op in ENTRY_NODES:
         what = f"with {op_in_words(found.op)} {place(found.module)}, before anything is computed"
     apart = f": {number(found.error)} of the largest magnitude apart" if found.error is not None else ""
+    if found.error is not None and math.isinf(found.error):
+        apart = f": {unlike_in_words(found) or 'not finite in one of them'}"
     return f"The numbers part at {steps} {what}{apart}."

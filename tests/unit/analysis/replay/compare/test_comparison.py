@@ -13,6 +13,7 @@ from ampscope.analysis.replay.compare.comparison import compare
 from ampscope.analysis.replay.compare.results import Comparison, Kind, Likeness
 from ampscope.analysis.replay.compare.sides import chosen
 from ampscope.errors import AmpscopeError
+from ampscope.report.wording.comparison_words import apart_words
 from ampscope.trace.schema import Node
 from tests.support.trace_builder import TraceBuilder
 
@@ -76,6 +77,20 @@ def test_what_is_not_finite_in_one_is_told_with_its_op(tmp_path: Path, peak: flo
     assert "mm in fc is not finite in B, and finite in A" in found.differences[0].text
     assert found.first_divergence is not None
     assert (found.first_divergence.seq, found.first_divergence.error) == (2, math.inf)
+    words = f"4 in A, {'NaN' if math.isnan(peak) else 'inf'} in B"
+    assert found.summary.endswith(f"with mm in fc: {words}.")
+    assert apart_words(found.first_divergence) == words
+
+
+def test_a_loss_that_is_not_finite_in_one_is_told_as_it_is(tmp_path: Path) -> None:
+    folders = tmp_path / "one", tmp_path / "other"
+    for folder, loss in zip(folders, (2.0, math.nan), strict=True):
+        trace = TraceBuilder(folder)
+        trace.step(loss=loss)
+        trace.close()
+    found = compare(*folders).first_divergence
+    assert found is not None
+    assert apart_words(found) == "2 in A, NaN in B"
 
 
 @pytest.mark.parametrize("peak", [math.nan, math.inf])
