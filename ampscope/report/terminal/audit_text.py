@@ -67,6 +67,9 @@ def _about(audit: Audit) -> Iterator[str]:
             yield "What values lose that ask for no gradient, as the batch by its own cast, is not in that."
     if audit.rows_missing and audit.layers:
         yield "Some rows of its ops are missing from the run: layers may have lost more than is told here."
+    if audit.in_float8:
+        yield "What is float8 in the step is so in the reference, too: what that loses is not in the loss's error,"
+        yield "though the ops' own errors have it."
     if audit.reason:
         yield f"{audit.reason[:1].upper()}{audit.reason[1:]}."
 

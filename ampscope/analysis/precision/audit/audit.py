@@ -52,6 +52,7 @@ class Audit(NotebookRepr):
     loss_error: float | None = None  #: the difference
     explained: float | None = None  #: of it, what the ops add by their own errors, to first order
     leaves_out: bool = False  #: not what is lost of values that ask for no gradient, as of the batch by its cast
+    in_float8: bool = False  #: some ops, also in the reference: the loss's error is without what that loses
     rows_missing: bool = False  #: some ops that were measured have no row in the run
     measured: int = 0  #: ops that were run again on their own operands
     not_measured: int = 0  #: and those that could not be
@@ -132,6 +133,7 @@ def _of(run: Run, rank: int, row: AuditRow, audited: tuple[AuditedStep, ...]) ->
         layers=layers,
         ops=ops[:MOST_OPS],
         rows_missing=missing,
+        in_float8=any(name.startswith("float8") for each in ops for name in each.dtypes),
         leaves_out=leaves_out(of_ops, sites),
         computes_in=coarsest,
         rounded_in=before,

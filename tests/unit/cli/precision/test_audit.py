@@ -44,6 +44,7 @@ def test_the_worst_layer_and_the_loss(ampscope: Command, run: Path) -> None:
     )
     assert "no gradient" not in words
     assert "missing" not in words
+    assert "float8" not in words
     assert words.index("worst cancels") < words.index("calm rounds")
     assert "2 ops (mine.op.default)" in words
 
@@ -51,10 +52,11 @@ def test_the_worst_layer_and_the_loss(ampscope: Command, run: Path) -> None:
 def test_what_the_sum_leaves_out_and_what_is_gone(ampscope: Command, run_folder: Path) -> None:
     trace = TraceBuilder(run_folder)
     trace.step()
-    cast = trace.site("aten._to_copy.default", module="calm")
+    cast = trace.site("aten._to_copy.default", module="calm", out_dtypes=("float8_e5m2",))
     audited(trace, [op_row(cast, local=UNIT)], ops=2)
     words = " ".join(ampscope("audit", trace.close()).out.split())
     assert "What values lose that ask for no gradient, as the batch by its own cast, is not in that." in words
+    assert "What is float8 in the step is so in the reference, too" in words
     assert "Some rows of its ops are missing from the run: layers may have lost more than is told here." in words
 
 

@@ -62,6 +62,7 @@ def test_layers_by_what_moves_the_loss(step: Step) -> None:
     assert found.loss_error == pytest.approx(0.01)
     assert found.explained == 0.009
     assert not found.rows_missing
+    assert not found.in_float8
     assert found.code == ""
 
 
@@ -197,6 +198,12 @@ def test_what_asks_for_no_gradient_is_left_out(
     step.op("_to_copy", site=site, **columns)
     step.op("mm", "checkpointed", local=UNIT, contribution=1e-3, site={"phase": Phase.RECOMPUTE})
     assert step.audit().leaves_out is left_out
+
+
+def test_float8_is_in_the_reference_too(step: Step) -> None:
+    step.op(local=UNIT, contribution=1e-3, spread=1e-3)
+    step.op("_to_copy", local=2.0**-4, contribution=1e-3, spread=1e-3, site={"out_dtypes": ("float8_e4m3fn",)})
+    assert step.audit().in_float8
 
 
 def test_the_gradient_of_a_parameter_counts_for_its_module(step: Step) -> None:

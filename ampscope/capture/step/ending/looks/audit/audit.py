@@ -129,7 +129,11 @@ class Audit(StepObserver):
             recording, self._models, reference, torch_dtype(due), self._recorder.sites, guard=self.guard, names=names
         )
         try:
-            reason = found.reason or _not_the_step(found) or (FAILED if self.guard.broken else "")
+            reason = (
+                found.reason
+                or _not_the_step(found, compiled=self._models.compiled)
+                or (FAILED if self.guard.broken else "")
+            )
             if reason:
                 return self._row(attempt, due, AuditStatus.UNAVAILABLE, reason), []
             return self._measured(attempt, due, recording, reference, found) if found.player.finite else None
@@ -189,12 +193,16 @@ class Audit(StepObserver):
             self._terminal.once(key, text)
 
 
-def _not_the_step(found: Faithful) -> str:
-    """Why what was run is another step, as where the loop has moved the weights between two evaluations; else empty."""
+def _not_the_step(found: Faithful, *, compiled: bool) -> str:
+    """Why what was run is another step; else empty.
+
+    As where the loop has moved the weights between two evaluations, or where compiled code keeps wide what ops round.
+    """
     differences = found.player.differences
     words = "; ".join(dict.fromkeys(differences.found))
     is_other = differences.held_otherwise or not differences.are_rounding
-    return f"a replay is not the step: {words}" if is_other else ""
+    hint = f"; {EAGERLY}: audit a step without torch.compile" if compiled else ""
+    return f"a replay is not the step: {words}{hint}" if is_other else ""
 
 
 def _status(reference: Reference, found: Faithful, errors: Errors, *, compiled: bool) -> tuple[AuditStatus, str]:

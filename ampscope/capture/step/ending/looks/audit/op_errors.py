@@ -104,7 +104,7 @@ class OpErrors:
         key = self._positions.of(executed, results)
         if widened.draws(executed):
             self._compare_draws(results, self._samples.drawn(key) if self._samples is not None else [])
-        elif any(map(_has_values, results)):
+        elif any(map(_has_values, results)) and not widened.only_reshapes(executed):
             concerned = widened.concerns(executed, results, self._reference)
             wide = widened.run(executed, before, self._reference) if concerned else None
             if concerned:
@@ -198,12 +198,10 @@ class OpErrors:
                 self._arrived(output, error, drift, gradient)
 
     def _arrived(self, output: MeasuredOutput, error: Tensor | None, drift: Tensor | None, gradient: Tensor) -> None:
-        if gradient.layout is not torch.strided:
-            return
         past_dispatch, past_functions = torch_private.past_modes()
         with past_dispatch, past_functions, torch.no_grad():
             dtype = precise(gradient.device)
-            if error is not None:
+            if error is not None and error.shape == gradient.shape:
                 products = gradient.to(dtype) * error
                 numbers = self.numbers.put(products.sum()), self.numbers.put(products.square().sum())
                 output.contributions += (numbers,)

@@ -46,6 +46,11 @@ def draws(executed: Executed) -> bool:
     return operator.is_random or operator.draws
 
 
+def only_reshapes(executed: Executed) -> bool:
+    """Whether an op makes a view of a tensor in place, as ``transpose_`` does: it rounds nothing."""
+    return torch.Tag.inplace_view in executed.operator.overload.tags
+
+
 def _takes_opaque(executed: Executed) -> bool:
     """Whether an op is given what only a kernel for its own dtype can read.
 

@@ -176,6 +176,27 @@ def test_of_a_compiled_model_it_says_how_it_was_run(compiled: bool, run_folder: 
     assert (row.status, row.reason) == (AuditStatus.DONE, EAGERLY if compiled else "")
 
 
+def test_compiled_code_that_gives_other_numbers_is_no_riddle(run_folder: Path) -> None:
+    def other_numbers(graph: Any, _: Any) -> Any:
+        return lambda *given: tuple(result * 1.5 for result in graph.forward(*given))
+
+    def make() -> nn.Module:
+        model = Shifted(0.0)
+        model.compile(backend=other_numbers)
+        return model
+
+    torch._dynamo.reset()
+    try:
+        (row,) = audits(train_both(loop(make, steps=2, before=ask(1)), run_folder))
+    finally:
+        torch._dynamo.reset()
+    assert row.status == AuditStatus.UNAVAILABLE
+    assert row.reason.startswith(
+        "a replay is not the step: the output of Shifted differs; the loss differs; what torch.c"
+    )
+    assert row.reason.endswith(f"{EAGERLY}: audit a step without torch.compile")
+
+
 def test_what_asks_for_no_gradient_is_left_out_of_the_sum(run_folder: Path) -> None:
     """The first layer's cast of the batch; behind a norm that has weights nothing is left out."""
     bare = audit(train_both(loop(lambda: nn.Linear(WIDTH, 10), steps=2, before=ask(1)), run_folder / "bare").run)
