@@ -17,9 +17,8 @@ def sampled_sentence(found: Ranges) -> str:
     """How many of the steps all that is told of a rank rests on."""
     share = numbers.share(found.sampled_share)
     replayed = f", {found.replayed_steps:,} more in a replay" if found.replayed_steps else ""
-    return (
-        f"{found.sampled_steps:,} of {numbers.count(found.steps, 'step')} ({share}) were recorded op by op{replayed}."
-    )
+    steps = f"{found.sampled_steps:,} of {numbers.count(found.steps, 'step')} ({share})"
+    return f"{steps} were recorded op by op as they ran{replayed}."
 
 
 def closest_sentence(found: Ranges) -> str:

@@ -26,16 +26,17 @@ def summary(primary: Incident | Finding | None, *, steps: int, skipped: int, cau
         skipped: Those of them that were skipped.
         causes: Of all incidents.
     """
+    made = "1 step" if steps == 1 else f"{steps:,} steps"
     if primary is None:
         by_scale = not _SCALE_AT_WORK.isdisjoint(causes) and Cause.BENIGN_SINGLE_SKIP not in causes
         why = " while the loss scale found its place" if by_scale else ""
-        return f"Nothing is wrong in {steps:,} steps{f', {skipped:,} of them skipped{why}' if skipped else ''}."
+        return f"Nothing is wrong in {made}{f', {skipped:,} of them skipped{why}' if skipped else ''}."
     if isinstance(primary, Finding):
         when = when_in_words(primary)
         where = f",{_at(primary.source)}" if primary.source else ""
         return f"{when[:1].upper()}{when[1:]}{where}: {primary.explanation}"
     if primary.cause.is_ahead:
-        return f"Nothing is wrong yet in {steps:,} steps. {primary.explanation}{_at_risk_in(primary)}"
+        return f"Nothing is wrong yet in {made}. {primary.explanation}{_at_risk_in(primary)}"
     effect = _EFFECTS.get(primary.trigger or primary.cause, "went wrong")
     effect = " ".join(filter(None, (effect, first_ranked(primary))))
     elsewhere = f"{further_in_words(primary)} {received_in_words(primary)}".strip()

@@ -13,7 +13,7 @@ from ampscope.analysis.tables.lazy_tables import collect_groups, first_rank, ran
 from ampscope.analysis.tables.traced_steps import TracedStep, executed, traced_steps
 from ampscope.notebook_repr import NotebookRepr
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import Cast, Source, Table, execution_of
+from ampscope.trace.schema import Cast, Source, Table, execution_of, source_of
 
 #: Executions that are steps of the training, the better first.
 _OF_TRAINING = (str(Source.LIVE), str(Source.REPLAY))
@@ -31,6 +31,7 @@ class PrecisionOverSteps(NotebookRepr):
     ops: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  #: by dtype, how many in each step
     changes: tuple[DtypeChange, ...] = ()
     passed_over: int = 0  #: traced steps that were not looked at
+    audited: int = 0  #: further steps that were replayed for an audit alone, and are not counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,9 @@ def precision_over_steps(run: Run, *, rank: int | None = None, optimizer: int = 
         RunDamaged: a Parquet part turned out to be broken while it was read.
     """
     rank = first_rank(run) if rank is None else rank
-    traced = _of_training(traced_steps(run, rank=rank), optimizer)
+    everything = traced_steps(run, rank=rank)
+    traced = _of_training(everything, optimizer)
+    audited = {each.step for each in everything if each.source == source_of(Source.AUDIT, optimizer)}
     numbers = _signatures(run, rank)
     known = [(each, numbers[each.step, each.source]) for each in traced if (each.step, each.source) in numbers]
     looked_at = _looked_at(known)
@@ -61,6 +64,7 @@ def precision_over_steps(run: Run, *, rank: int | None = None, optimizer: int = 
         ops={dtype: tuple(kind.ops[dtype] for _, kind in told) for dtype in dtypes},
         changes=_until(list(_changes(told))),
         passed_over=len(known) - len(told),
+        audited=len(audited - {each.step for each in traced}),
     )
 
 

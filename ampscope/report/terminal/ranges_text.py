@@ -31,7 +31,7 @@ def _blocks(ranges: Ranges, rows: Sequence[RangeRow]) -> Iterator[RenderableType
     replayed = f", {ranges.replayed_steps:,} more in a replay" if ranges.replayed_steps else ""
     steps = f"{ranges.sampled_steps:,} of {numbers.count(ranges.steps, 'step')}"
     yield prose(
-        f"{steps} ({share}) were recorded op by op{replayed}; "
+        f"{steps} ({share}) were recorded op by op as they ran{replayed}; "
         f"these are the {len(rows):,} of {numbers.count(ranges.places, 'place')} closest to overflow."
     )
     yield Text()

@@ -24,6 +24,9 @@ def over_steps_in_words(seen: PrecisionOverSteps) -> Iterator[str]:
     if len(seen.changes) > _TOLD:
         more = count(len(seen.changes) - _TOLD, "more change")
         yield f"There {'is' if len(seen.changes) == _TOLD + 1 else 'are'} {more} in the {steps}."
+    if seen.audited:
+        verb = "was" if seen.audited == 1 else "were"
+        yield f"{count(seen.audited, 'more step')} {verb} replayed for an audit alone and not counted."
     if seen.passed_over:
         yield f"{count(seen.passed_over, 'more traced step')} ran yet other ops and were not looked at."
 

@@ -70,5 +70,5 @@ def test_a_long_run_tells_of_a_stretch_of_steps(found: Ranges) -> None:
 
 
 def test_the_share_of_steps_that_it_rests_on(found: Ranges) -> None:
-    assert sampled_sentence(found) == "40 of 200 steps (20 %) were recorded op by op."
-    assert sampled_sentence(replace(found, replayed_steps=2)).endswith("op by op, 2 more in a replay.")
+    assert sampled_sentence(found) == "40 of 200 steps (20 %) were recorded op by op as they ran."
+    assert sampled_sentence(replace(found, replayed_steps=2)).endswith("op by op as they ran, 2 more in a replay.")

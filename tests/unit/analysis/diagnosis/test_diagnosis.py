@@ -162,6 +162,12 @@ def test_a_run_in_which_nothing_happens_is_healthy(run_folder: Path) -> None:
     assert (diagnosis.run.model, diagnosis.run.parameters, diagnosis.run.steps) == ("GPT", 123, 1200)
 
 
+def test_a_run_of_one_step_is_told_in_the_singular(run_folder: Path) -> None:
+    trace = TraceBuilder(run_folder)
+    train(trace, [2.0])
+    assert diagnose(trace.close()).summary == "Nothing is wrong in 1 step."
+
+
 def test_a_scale_that_calibrates_is_told_once_and_calmly(run_folder: Path) -> None:
     trace = TraceBuilder(run_folder)
     calibrating(trace, skips=4)

@@ -98,7 +98,17 @@ def test_more_or_other_modules_are_no_change(steps: Steps) -> None:
     steps.step(2, {"h.1.mlp": HALF})
     seen = steps.seen()
     assert (seen.changes, seen.sources) == ((), ("live", "replay", "live"))
-    assert list(over_steps_in_words(seen)) == ["In all 3 traced steps, 0 to 2, every module ran in the same dtypes."]
+    same = "In all 3 traced steps, 0 to 2, every module ran in the same dtypes."
+    assert list(over_steps_in_words(seen)) == [same]
+
+
+def test_a_step_that_was_only_audited_is_told_apart(steps: Steps) -> None:
+    for step in range(3):
+        steps.step(step, calm())
+    steps.step(5, calm(), source=Source.AUDIT)
+    seen = steps.seen()
+    assert seen.steps == (0, 1, 2)
+    assert list(over_steps_in_words(seen))[1:] == ["1 more step was replayed for an audit alone and not counted."]
 
 
 def test_a_step_counts_once_and_as_it_ran(steps: Steps) -> None:

@@ -24,7 +24,7 @@ def show_grown(show: Show, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S
 def test_it_begins_with_the_closest_value_and_the_share_of_steps(show_grown: Show) -> None:
     words = show_grown("ranges").words
     assert "The closest value to overflow: add in blocks.1, 7.4 bits below float16's 65,504, at step 195" in words
-    assert "40 of 200 steps (20 %) were recorded op by op." in words
+    assert "40 of 200 steps (20 %) were recorded op by op as they ran." in words
     assert "add in blocks.1, forward, float16" in words
     assert "Replay step 195 at this op" in words
 

@@ -27,7 +27,10 @@ def closest(found: Ranges, count: int) -> Ranges:
 
 def test_the_closest_places_with_where_they_are_going(found: Ranges) -> None:
     text = printed(as_text(closest(found, 2)), width=160)
-    assert "40 of 200 steps (20%) were recorded op by op; these are the 2 of 6 places closest to overflow." in text
+    assert (
+        "40 of 200 steps (20%) were recorded op by op as they ran; these are the 2 of 6 places closest to overflow."
+        in text
+    )
     first, second = text.splitlines()[4:6]
     assert first.split()[1:4] == ["add", "in", "blocks.1"]
     assert "train.py:12" in first
@@ -80,7 +83,7 @@ def test_what_is_no_op_is_told_in_words(run_folder: Path) -> None:
 def test_overflows_and_replays_are_told(found: Ranges) -> None:
     told = replace(found, replayed_steps=3, places=1, rows=(replace(found.rows[0], overflowed=5, headroom_bits=0.0),))
     text = printed(as_text(told), width=160)
-    assert "were recorded op by op, 3 more in a replay; these are the 1 of 1 place closest" in text
+    assert "were recorded op by op as they ran, 3 more in a replay; these are the 1 of 1 place closest" in text
     assert "overflowed 5 times" in text
     scaled = replace(found.rows[1], overflowed=2, phase=Phase.BACKWARD)
     words = "With the loss scale, mm in blocks.0 in backward overflowed 2 times."
