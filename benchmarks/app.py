@@ -77,11 +77,16 @@ def press(page: Page, times: Times, name: str, act: Callable[[Page], None]) -> N
         still(page)
 
 
-def big(page: Page, times: Times, address: str, run: str) -> None:
-    """The pages of one large run."""
+def first(page: Page, times: Times, address: str, run: str) -> None:
+    """The first page of one large run, as far as its verdict."""
     with timed(times, "first page"):
         page.goto(f"{address}/?run={run}")
         page.wait_for_selector(".amp-card", timeout=120_000)
+
+
+def big(page: Page, times: Times, address: str, run: str) -> None:
+    """The pages of one large run."""
+    first(page, times, address, run)
     with timed(times, "first page, all of it"):
         still(page)
     if page.get_by_text("what follows is a sample").count():
@@ -146,20 +151,25 @@ def peak(pid: int) -> float:
 
 
 _COLUMNS = ("wall", "server cpu")
+#: Seconds in which a server has loaded what its first page needs, as while a person goes to the browser.
+LOADED = 3.0
 
 
 def _median(numbers: Sequence[float]) -> float:
     return round(statistics.median(numbers), 2)
 
 
-def measure(browser: Browser, folder: Path, drive: Callable[..., None], *, rounds: int, **facts: str) -> dict[str, Any]:
-    """Drive the app on ``folder`` with a fresh server each round."""
+def measure(
+    browser: Browser, folder: Path, drive: Callable[..., None], *, rounds: int, age: float = 0.0, **facts: str
+) -> dict[str, Any]:
+    """Drive the app on ``folder`` with a fresh server each round, from so many seconds after it began to serve."""
     times: Times = defaultdict(list)
     peaks = []
     for _ in range(rounds):
         with serve(folder) as address:
             page = browser.new_page(viewport={"width": 1280, "height": 900})
             page.goto(f"{address}/_stcore/health")
+            time.sleep(age)
             drive(page, times, address, **facts)
             peaks.append(peak(_server()))
             page.close()
@@ -185,8 +195,11 @@ def main() -> None:
     found: dict[str, Any] = {"cores": os.cpu_count()}
     with browse() as browser:
         found["large trace"] = measure(browser, asked.folder, big, rounds=asked.rounds, run=run)
+        later: dict[str, Any] = {"rounds": asked.rounds, "age": LOADED}
+        found["large trace, later"] = measure(browser, asked.folder, first, run=run, **later)
         if asked.runs:
             found["many runs"] = measure(browser, asked.runs, many, rounds=asked.rounds)
+            found["many runs, later"] = measure(browser, asked.runs, many, **later)
     text = json.dumps({**found, "load": round(os.getloadavg()[0], 1)}, indent=2)
     sys.stdout.write(text + "\n")
     if asked.save:
