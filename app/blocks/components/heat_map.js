@@ -78,6 +78,11 @@ function keyOf(data) {
     one.append(document.createTextNode(mark === 1 ? "near overflow" : "overflowed"));
     key.append(one);
   }
+  if (data.keys.includes(data.chosen)) {
+    const one = element("span");
+    one.append(element("i", "chosen"), document.createTextNode("shown close up below"));
+    key.append(one);
+  }
   return key;
 }
 

@@ -40,6 +40,7 @@ def test_a_click_on_a_cell_shows_its_place_and_the_address_keeps_it(watched: Wat
     goto(page, grown, "ranges", run="grown")
     expect(page.locator(".name")).to_have_text(_MODULES)
     close_up(page, "add in blocks.1, forward, float16")
+    expect(page.locator(".key")).to_contain_text("shown close up below")
     cells = page.locator(".cells").nth(2)
     cells.hover(position={"x": 5, "y": 8})
     expect(page.locator(".tip b")).to_have_text("blocks.0")
