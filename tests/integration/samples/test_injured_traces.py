@@ -82,6 +82,11 @@ def test_a_word_that_no_ampscope_has_written_ends_nothing(tmp_path: Path, table:
         precision(opened)
 
 
+@pytest.mark.parametrize("number", [22239, 23225, 60191], ids=["too few shapes", "no shapes", "a tiny loss scale"])
+def test_an_injury_that_once_ended_in_a_traceback(tmp_path: Path, number: int) -> None:
+    _survives(SAMPLES / "attention-overflow", tmp_path / "run", number, diagnosed=True)
+
+
 def test_a_small_file_of_many_rows_is_not_read(small: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(small, run)

@@ -161,7 +161,9 @@ def _judged(seen: Sampled, heights: FloatArray, point: int, good: GoodSteps) -> 
     known = np.isfinite(before)
     move = float(heights[point, -1] - heights[point, -2])
     unusual = how_unusual(seen.steps[known], before[known], move, good.until)
-    return _Moved(point, 2.0 ** float(heights[point, -2]), 2.0 ** float(heights[point, -1]), unusual)
+    with np.errstate(over="ignore"):  # without a loss scale that is next to nothing
+        before_it, now = np.exp2(heights[point, -2:]).tolist()
+    return _Moved(point, before_it, now, unusual)
 
 
 def _told(seen: Sampled, moved: _Moved, others: int, good: GoodSteps, kind: MoveKind) -> Move:
