@@ -14,12 +14,20 @@ from ampscope.analysis.tables.lazy_tables import collect_groups, expression_colu
 from ampscope.analysis.tables.step_history import History, histories
 from ampscope.trace.dtypes import FINFO, PARTS
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import TOP_VALUES, Node, Phase, ReplayStatus, SiteRow, Source, Table, execution_of
+from ampscope.trace.schema import (
+    BLOCK_FALLS,
+    TOP_VALUES,
+    Node,
+    Phase,
+    ReplayStatus,
+    SiteRow,
+    Source,
+    Table,
+    execution_of,
+)
 
 #: Executions that are looked at by default: the newest, for they say what is now.
 NEWEST = 24
-#: Powers of two below the largest of a block that are told apart.
-_FALLS = 64
 _IDENTITY = ("step", "source", "seq", "out", "site", "numel", "zeros", "nan", "infinite", "largest")
 _COLUMNS = (
     "step, source, seq, out, site, numel, zeros, coalesce(nan, 0) AS nan, "
@@ -166,7 +174,7 @@ def _measured(columns: Columns, kept: Sequence[tuple[int, MeasuredRow]]) -> Meas
         mantissa=np.array([each.mantissa_bits for each in dtypes], np.int64),
         lowest=np.array([each.lowest for each in dtypes], np.int64),
         top=_table(columns, "top_values", places, TOP_VALUES, rest=np.nan),
-        falls=_table(columns, "block_falls", places, _FALLS, rest=0.0),
+        falls=_table(columns, "block_falls", places, BLOCK_FALLS, rest=0.0),
     )
     return Measured(tuple(row for _, row in kept), exponents, tuple(numbers))
 

@@ -32,6 +32,7 @@ from ampscope.trace.schema.enums import (
 )
 from ampscope.trace.schema.rows import (
     BLOCK,
+    BLOCK_FALLS,
     TOP_VALUES,
     UNMEASURED,
     EdgeRow,
@@ -62,6 +63,7 @@ MANIFEST = "run.json"
 
 __all__ = [
     "BLOCK",
+    "BLOCK_FALLS",
     "BULK_TABLES",
     "COLLECTIVE_LIBRARIES",
     "ENTRY_NODES",

@@ -106,6 +106,9 @@ class SiteRow(NamedTuple):
 
 #: Elements that share a scale in an MX format.
 BLOCK = 32
+#: Powers of two below the largest of a block that are told apart, what lies farther with the last: a format of blocks
+#: flushes all that lies 34 below.
+BLOCK_FALLS = 40
 #: How many of a tensor's largest magnitudes are recorded one by one.
 TOP_VALUES = 16
 

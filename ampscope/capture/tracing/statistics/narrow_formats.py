@@ -15,10 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ampscope.capture.tracing.statistics.exponent_histogram import bins_of, magnitude_bits
-from ampscope.trace.schema import BLOCK, TOP_VALUES
+from ampscope.trace.schema import BLOCK, BLOCK_FALLS, TOP_VALUES
 
-#: Powers of two below the largest that are told apart; the formats of blocks flush all that lies 34 below.
-_FALLS = 40
 #: Stands for the bin of what counts as no element: a zero, and what is not finite.
 _LEFT_OUT = -(1 << 20)
 
@@ -54,12 +52,14 @@ def block_falls(values: NDArray[Any], lengths: list[int], weights: list[float]) 
     np.copyto(bins, _LEFT_OUT, where=(bins == 0) | (bits >= layout.infinity))
     bins = bins.reshape(-1, BLOCK)
     np.subtract(np.maximum(bins.max(1, keepdims=True), 0), bins, out=bins)
-    np.minimum(bins, _FALLS, out=bins)
+    left_out = bins >= -_LEFT_OUT
+    np.minimum(bins, BLOCK_FALLS - 1, out=bins)
+    bins[left_out] = BLOCK_FALLS
     owner = np.repeat(np.arange(len(lengths), dtype=np.int32), np.asarray(lengths) // BLOCK)
-    bins += owner[:, None] * (_FALLS + 1)
-    counts = np.bincount(bins.reshape(-1), minlength=len(lengths) * (_FALLS + 1)).reshape(-1, _FALLS + 1)
+    bins += owner[:, None] * (BLOCK_FALLS + 1)
+    counts = np.bincount(bins.reshape(-1), minlength=len(lengths) * (BLOCK_FALLS + 1)).reshape(-1, BLOCK_FALLS + 1)
     scaled = np.rint(counts[:, :-1] * np.asarray(weights)[:, None]).astype(np.int64)
-    beyond = _FALLS - (scaled[:, ::-1] > 0).argmax(1)
+    beyond = BLOCK_FALLS - (scaled[:, ::-1] > 0).argmax(1)
     return [tuple(row[:end]) for row, end in zip(scaled.tolist(), beyond.tolist(), strict=True)]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ampscope.capture.tracing.statistics.exponent_histogram import Histogram
 from ampscope.capture.tracing.statistics.samples import SAMPLE, Samples, width
-from ampscope.trace.schema import BLOCK, TOP_VALUES
+from ampscope.trace.schema import BLOCK, BLOCK_FALLS, TOP_VALUES
 
 
 def seen(*tensors: Tensor) -> dict[int, Histogram]:
@@ -70,3 +70,8 @@ def test_what_is_not_finite_leads_no_block() -> None:
     (found,) = seen(torch.tensor([math.inf, math.nan, 4.0, -2.0, 0.0])).values()
     assert found.block_falls == (1, 1)
     assert found.top_values == (4.0, 2.0, 0.0)
+
+
+def test_what_lies_farthest_below_is_counted_with_the_last() -> None:
+    (found,) = seen(torch.tensor([1.0, 2.0**-39, 2.0**-60, 2.0**-100, 0.0])).values()
+    assert found.block_falls == (1, *[0] * (BLOCK_FALLS - 2), 3)
