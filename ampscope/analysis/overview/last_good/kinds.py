@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ampscope.analysis.origin.step_graph import source_line
 from ampscope.analysis.overview.last_good.good_steps import GoodSteps
 from ampscope.analysis.overview.last_good.sampled import Sampled
 from ampscope.analysis.overview.last_good.unusual import never_moved
+from ampscope.analysis.overview.last_good.values import move_of
 from ampscope.analysis.overview.last_good.words import what
 from ampscope.analysis.results import Move, MoveKind
 from ampscope.trace.schema import Node, Phase
@@ -46,20 +46,8 @@ def _first(seen: Sampled, good: GoodSteps, places: Iterable[int], kind: MoveKind
         f"{what(point.op, point.name, point.module)} {verb} {after or 'scalar'} "
         f"({before or 'scalar'} at step {last:,}){also}, {unusual.in_words('recorded steps')}"
     )
-    yield Move(
-        kind=kind,
-        text=text,
-        before=before,
-        after=after,
-        unit="shape" if kind is MoveKind.SHAPE else "dtype",
-        score=unusual.score,
-        seen=unusual.seen,
-        step=good.until,
-        module=point.module,
-        op=point.op,
-        name=point.name,
-        source=source_line(seen.sites[place, bad][0]),
-    )
+    unit = "shape" if kind is MoveKind.SHAPE else "dtype"
+    yield move_of(seen, place, good, unusual, kind=kind, text=text, before=before, after=after, unit=unit)
 
 
 def _has_changed(seen: Sampled, place: int, of: str) -> bool:

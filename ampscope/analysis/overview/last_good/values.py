@@ -99,7 +99,7 @@ def _broken(seen: Sampled, good: GoodSteps) -> Iterator[Move]:
         usual = f"finite in {unusual.seen} {_WHAT} before" if unusual.is_unusual else unusual.in_words(_WHAT)
         text = f"{what(point.op, point.name, point.module)} holds {'NaN' if seen.nan[place, -1] else 'infinities'}"
         text += f" ({number(before)} at step {int(seen.steps[-1]):,}){also}, {usual}"
-        yield _move(seen, place, good, unusual, kind=kind, text=text, before=before, after=after)
+        yield move_of(seen, place, good, unusual, kind=kind, text=text, before=before, after=after)
 
 
 def _score(moved: _Moved) -> float:
@@ -177,7 +177,7 @@ def _told(seen: Sampled, moved: _Moved, others: int, good: GoodSteps, kind: Move
         f"({number(moved.before)} at step {last:,}){also}, {moved.unusual.in_words(_WHAT)}"
     )
     told = {"kind": kind, "text": text, "before": moved.before, "after": moved.after}
-    return _move(seen, moved.point, good, moved.unusual, **told)
+    return move_of(seen, moved.point, good, moved.unusual, **told)
 
 
 def _zeros(seen: Sampled, good: GoodSteps) -> Iterator[Move]:
@@ -196,10 +196,10 @@ def _zeros(seen: Sampled, good: GoodSteps) -> Iterator[Move]:
     text = f"{after:.0%} of {named} are zeros ({before:.0%} at step {int(seen.steps[-1]):,})"
     text += f", {unusual.in_words(_WHAT)}"
     told = {"kind": MoveKind.BATCH, "text": text, "before": before, "after": after, "unit": "share"}
-    yield _move(seen, place, good, unusual, **told)
+    yield move_of(seen, place, good, unusual, **told)
 
 
-def _move(seen: Sampled, place: int, good: GoodSteps, unusual: Unusual, **told: Any) -> Move:
+def move_of(seen: Sampled, place: int, good: GoodSteps, unusual: Unusual, **told: Any) -> Move:
     """The move of a point, with where it is."""
     point, sites = seen.points[place], seen.sites.get((place, seen.steps.size), ())
     return Move(
