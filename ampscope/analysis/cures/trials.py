@@ -9,44 +9,15 @@ from dataclasses import replace
 
 from ampscope.analysis.causes.catalogue import CATALOGUE
 from ampscope.analysis.causes.range.wider_dtype import USE_BFLOAT16
-from ampscope.analysis.cures import explicit_half
+from ampscope.analysis.cures import explicit_half, other_forms
 from ampscope.analysis.cures.explicit_half import ExplicitHalf
 from ampscope.analysis.results import CodeLine, Incident, Remedy, Tried
 from ampscope.analysis.words.wording import op_in_words
-from ampscope.trace.read.run import Run
-from ampscope.trace.schema import LOSS_CODE, Change, ReplayRow, Table, Trial, Trigger
+from ampscope.trace.schema import LOSS_CODE, Change, Trial, Trigger
 from ampscope.trace.vocabulary import Cause
 
 #: A module of one among several watched models: ``Generator[1].head``.
 _OF_SEVERAL = re.compile(r"\w+\[(\d+)\]\.?(.*)")
-
-
-def trials(run: Run, rank: int) -> dict[tuple[int, int], tuple[Tried, ...]]:
-    """What was tried on each incident, by step and optimizer."""
-    found: dict[tuple[int, int], tuple[Tried, ...]] = {}
-    for row in run.rows(Table.REPLAYS, rank=rank):
-        tried = Tried(
-            step=row.step,
-            change=row.change,
-            modules=tuple(row.modules),
-            scale=row.scale,
-            outcome=row.outcome,
-            reason=row.reason,
-            loss=row.loss,
-            seconds=row.seconds,
-            op_min=row.op_min,
-            op_max=row.op_max,
-            conversions=_conversion_lines(row),
-        )
-        key = (row.step, row.optimizer)
-        found[key] = (*found.get(key, ()), tried)
-    return found
-
-
-def _conversion_lines(row: ReplayRow) -> tuple[CodeLine, ...] | None:
-    if row.conversion_files is None:
-        return None
-    return tuple(map(CodeLine, row.conversion_files, row.conversion_lines or (), row.conversion_codes or ()))
 
 
 def by_precision(cause: Cause, tried: Sequence[Tried]) -> bool:
@@ -101,6 +72,8 @@ def _sentence(text: str) -> str:
 def _changed(tried: Tried) -> str:
     if tried.change == Change.SCALE:
         return f"with a loss scale of {tried.scale:g}"
+    if tried.form is not None:
+        return f"with {other_forms.in_words(tried.form)}"
     if tried.change == Change.MODULES_FP32:
         too = " and where the code itself converts to half precision" if tried.conversions else ""
         return f"with {modules_in_words(tried.modules)} in float32{too}"
@@ -149,9 +122,11 @@ def remedies(cause: Cause, tried: Sequence[Tried], explicit: ExplicitHalf = _NOT
         tried: The replays.
         explicit: The half precision that the code asks for itself.
     """
+    forms = tuple(other_forms.remedies(tried))
     if CATALOGUE[cause].cured_by_precision is False:
-        return ()
+        return forms
     advice = [
+        *forms,
         *_conversions(tried),
         *_modules(tried, explicit),
         *(_larger_scale(tried) if cause in _OF_SMALL_VALUES else _scale(tried)),

@@ -13,7 +13,7 @@ from ampscope.analysis.causes.outside import CameIn
 from ampscope.analysis.causes.range.overflow import LossGrew
 from ampscope.analysis.causes.recognition import Recognised, first_overflow, parameters_module, recognise
 from ampscope.analysis.causes.unknown import Observed, wider_reduction
-from ampscope.analysis.cures import explicit_half, trials
+from ampscope.analysis.cures import explicit_half, trials, tried_rows
 from ampscope.analysis.cures.explicit_half import ExplicitHalf, half_weights
 from ampscope.analysis.diagnosis.context import Context, why_unknown
 from ampscope.analysis.diagnosis.examined import Examined
@@ -55,7 +55,7 @@ class Examiner:
         self._context = Context(history)
         self._sites = Sites(run, rank)
         self._rows = IncidentRows(run, rank)
-        self._tried = trials.trials(run, rank)
+        self._tried = tried_rows.of_run(run, rank)
         self._half_weights = half_weights(run, rank)
 
     def examined(self, seen: Sighting) -> list[Examined]:

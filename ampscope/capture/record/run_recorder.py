@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ampscope.capture.record.live_figures import FigureKeeper
 from ampscope.capture.record.operand_files import OperandFiles
-from ampscope.capture.replay.results import ReplayResult, TrialResult
+from ampscope.capture.replay.results import FormUsed, ReplayResult, TrialResult
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.user_line import NOWHERE, Place
 from ampscope.capture.tracing.sampling.selection import Selection
@@ -209,6 +209,10 @@ class Recorder:
             tuple(place.file for place in conversions),
             tuple(place.line for place in conversions),
             tuple(place.text for place in conversions),
+            extra_time=trial.extra_time,
+            extra_bytes=trial.extra_bytes,
+            followed=trial.followed,
+            **_form_columns(trial.form),
         )
         self._writer.put(Table.REPLAYS, [row])
 
@@ -241,3 +245,21 @@ class Recorder:
     def event(self, kind: EventKind, step: int, text: str) -> None:
         """An annotation."""
         self._writer.put(Table.EVENTS, [EventRow(step, self.segment, time.time(), kind, text)])
+
+
+def _form_columns(form: FormUsed | None) -> dict[str, Any]:
+    """The columns of another form of one call; none for other changes."""
+    if form is None:
+        return {}
+    return {
+        "form": form.form,
+        "form_call": form.call,
+        "form_file": form.place.file,
+        "form_line": form.place.line,
+        "form_function": form.place.function,
+        "form_code": form.place.text,
+        "form_argument": form.argument,
+        "form_value": form.value,
+        "form_was": form.was,
+        "good_change": form.good_change,
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ class ReplayChange:
     def __init__(self) -> None:
         self._converted: dict[Place, None] = {}
         self._place: Callable[[], Place] = lambda: NOWHERE
+        self._unseen: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
 
     @property
     def conversions(self) -> tuple[Place, ...]:
@@ -42,13 +44,18 @@ class ReplayChange:
         return tuple(place for place in self._converted if place.file)
 
     @contextlib.contextmanager
-    def active(self, place: Callable[[], Place]) -> Iterator[None]:
+    def active(
+        self,
+        place: Callable[[], Place],
+        unseen: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> Iterator[None]:
         """Makes the change, for the body.
 
         Args:
             place: Gives the line of the torch function that is being called.
+            unseen: Keeps a body of the change's own out of what is observed.
         """
-        self._place = place
+        self._place, self._unseen = place, unseen
         with self._applied():
             yield
 

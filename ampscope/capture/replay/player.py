@@ -106,7 +106,7 @@ class Player:
             with left_as_found(self.models.names), self._substitutes.installed(self._hooks()):
                 self._change.change_modules(self.models)
                 with (
-                    self._change.active(self._tracer.places.now),
+                    self._change.active(self._tracer.places.now, self._tracer.unseen),
                     self._tracer.active(),
                     self._handing_back.active(),
                     self._guard.active(self._tracer.functions),

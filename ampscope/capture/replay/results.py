@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ampscope.capture.torch_support.user_line import Place
 from ampscope.capture.tracing.statistics.batch_rows import RowShare
-from ampscope.trace.schema import Change, ReplayStatus, Trial
+from ampscope.trace.schema import Change, Form, ReplayStatus, Trial
 
 
 class Symptom(NamedTuple):
@@ -73,6 +73,18 @@ class Regained:
     seconds: float = 0.0
 
 
+class FormUsed(NamedTuple):
+    """Another form of one call of the user's code, as a replay used it."""
+
+    form: Form
+    call: str  #: the torch function in whose place it stood: ``log``, ``div``
+    place: Place  #: the user's line that calls it
+    argument: int | None = None  #: the operand that was changed; 0 is the first, of a method the tensor itself
+    value: float | None = None  #: the number that went in
+    was: float | None = None  #: the number that stood there
+    good_change: float | None = None  #: largest relative change of what was finite before, in units of the dtype's eps
+
+
 class TrialResult(NamedTuple):
     """A change that was tried on a bad step, with what came out."""
 
@@ -83,3 +95,7 @@ class TrialResult(NamedTuple):
     result: ChangedResult
     low: float | None = None  #: least value that the op gave at which the step failed
     high: float | None = None
+    form: FormUsed | None = None  #: what stood in the place of one call
+    extra_time: float | None = None  #: what the change adds to the step's duration, as a share
+    extra_bytes: int | None = None  #: bytes that the step's ops write more
+    followed: int = 0  #: later bad steps that the same change made finite

@@ -114,6 +114,30 @@ class Change(StrEnum):
     SCALE = "scale"  #: another loss scale
     MODULES_FP32 = "modules_fp32"  #: the named modules in float32, the rest as it was
     CONVERSIONS = "conversions"  #: float32 where the code itself converts to a half dtype, autocast as it was
+    FORM = "form"  #: another form of one call of the user's code: ``replays.form``
+
+
+class Form(StrEnum):
+    """What a counterfactual replay put in the place of one call of the user's code (``replays.form``)."""
+
+    OPERAND_BOUND = "operand_bound"  #: ``f(x.clamp(min=v))``, or ``max``
+    ADDED_EPS = "added_eps"  #: ``f(x + v)``, ``a / (b + v)``
+    CONSTANT = "constant"  #: another number in the place of one that the call was given
+    LOG_SOFTMAX = "log_softmax"  #: the logarithm of a softmax, from the logits
+    LOGSIGMOID = "logsigmoid"  #: the logarithm of a sigmoid, from the logits
+    WITH_LOGITS = "with_logits"  #: binary cross-entropy of a sigmoid, from the logits
+    CROSS_ENTROPY = "cross_entropy"  #: the negative log-likelihood of the logarithm of a softmax, from the logits
+    LOGSUMEXP = "logsumexp"  #: the logarithm of a sum of exponentials, in one
+    MAX_OFF = "max_off"  #: ``exp(x - x.max())``, where what comes of it is normalised
+    SCALE_FIRST = "scale_first"  #: ``(a * s) @ b`` for ``(a @ b) * s``
+    SAFE_WHERE = "safe_where"  #: the op on an operand that is safe where ``torch.where`` does not choose its result
+    IN_FLOAT32 = "in_float32"  #: the call alone on float32 operands, outside of autocast
+    CENTRED = "centred"  #: a variance from centred squares
+    KEPT_ROWS = "kept_rows"  #: rows without a key are left out of the mask, and their result is zero
+    ZERO_INFINITY = "zero_infinity"  #: a CTC loss that leaves out what has no alignment
+    ROWS_LEFT_OUT = "rows_left_out"  #: the step without the rows of its batch that fail
+    CLIPPED = "clipped"  #: the norm of the gradients bounded
+    SMALLER_STEP = "smaller_step"  #: a smaller learning rate
 
 
 class Trial(StrEnum):

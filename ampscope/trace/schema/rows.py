@@ -237,6 +237,20 @@ class ReplayRow(NamedTuple):
     #: order they ran, its file; null where that was not recorded
     conversion_lines: LineNumbers | None = None  #: their numbers
     conversion_codes: Texts | None = None  #: their texts, stripped
+    form: str | None = None  #: `Form`, where ``change`` is ``form``; null elsewhere, as in the other columns of a form
+    form_call: str | None = None  #: the torch function in whose place it stood, as code spells it: ``log``, ``div``
+    form_file: str | None = None  #: of the user's line that calls it
+    form_line: Int32 | None = None  #: its number
+    form_function: str | None = None  #: the function that it is in
+    form_code: str | None = None  #: its text, stripped
+    form_argument: Int16 | None = None  #: the operand that was changed; 0 is the first, of a method the tensor itself
+    form_value: float | None = None  #: the number that went in
+    form_was: float | None = None  #: the number that stood there; null where none did
+    good_change: Float32 | None = None  #: largest relative change of what the call gave where it was finite before, in
+    #: units of its dtype's eps; null where it was not measured
+    extra_time: Float32 | None = None  #: what the change adds to the step's duration, as a share; null: not measured
+    extra_bytes: int | None = None  #: bytes that the step's ops write more; null where it was not measured
+    followed: int | None = None  #: later bad steps that the same change made finite
 
 
 class FindingRow(NamedTuple):

@@ -19,6 +19,8 @@ from ampscope.capture.replay.changes import (
 )
 from ampscope.capture.replay.cures import failure
 from ampscope.capture.replay.cures.failure import Failure
+from ampscope.capture.replay.forms.candidates import OF_MATHEMATICS, forms
+from ampscope.capture.replay.forms.form_change import OtherForm
 from ampscope.capture.replay.handing_back import OF_UNCHANGED
 from ampscope.capture.replay.results import ChangedResult, ReplayResult, TrialResult
 from ampscope.capture.replay.state.device_asserts import can_assert
@@ -55,20 +57,21 @@ class TrialFeedback(NamedTuple):
 Plan = Generator[ReplayChange, TrialFeedback, None]
 
 
-def plan(located: Failure, scale: float | None) -> Plan:
+def plan(located: Failure, scale: float | None, rows: TracedRows) -> Plan:
     """What to try on a failure, the most telling first.
 
-    All in float32 comes first: where that fails too, precision has no part in it and nothing else is tried. Where it
-    also replaced what the code itself converts to a half dtype, that is tried without any change of autocast.
+    All in float32 comes first: where that fails too, precision has no part in it, and other forms of the failed call
+    are tried. Where it also replaced what the code itself converts to a half dtype, that is tried without any change of
+    autocast.
 
     Args:
         located: Where the faithful replay placed it.
         scale: The loss scale of the step.
+        rows: The records of the faithful replay.
     """
-    if not located.dtypes:
-        return
     everything = EverythingIn(torch.float32)
-    if (yield everything).outcome is Trial.NONFINITE:
+    if not located.dtypes or (yield everything).outcome is Trial.NONFINITE:
+        yield from forms(rows, OF_MATHEMATICS)
         return
     if located.by_scale and scale is not None and scale > 1:
         yield from _largest_scale(scale)
@@ -158,7 +161,7 @@ class CureSearch:
 
     def _follow(self, located: Failure, step: TapedStep, rows: TracedRows) -> list[TrialRun]:
         key = (located.op, located.by_scale)
-        steps, change = self._plans.pop(key) if key in self._plans else _begun(plan(located, step.scale))
+        steps, change = self._plans.pop(key) if key in self._plans else _begun(plan(located, step.scale, rows))
         runs: list[TrialRun] = []
         while change is not None and self._budget.allows_trial(len(runs)):
             obstacle = self._obstacle(step, rows, change)
@@ -196,7 +199,8 @@ class CureSearch:
 def _trial(change: ReplayChange, step: TapedStep, result: ChangedResult, output: OpRow | None = None) -> TrialResult:
     low, high = (output.min, output.max) if output is not None else (None, None)
     scale = change.scale or step.scale
-    return TrialResult(change.kind, change.modules, change.conversions, scale, result, low, high)
+    used = change.used if isinstance(change, OtherForm) else None
+    return TrialResult(change.kind, change.modules, change.conversions, scale, result, low, high, used)
 
 
 def _begun(steps: Plan) -> tuple[Plan, ReplayChange | None]:

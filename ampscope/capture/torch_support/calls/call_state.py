@@ -62,6 +62,17 @@ def one_autocast_cache() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def no_autocast_cache() -> Iterator[None]:
+    """Keeps weights that are cast in the body, perhaps without a history, from being taken for those of the step."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
 def current(types: tuple[str, ...]) -> Ambient:
     """The state now."""
     regions = tuple(Region(t, torch.is_autocast_enabled(t), torch.get_autocast_dtype(t)) for t in types)

@@ -1,0 +1,96 @@
+"""Other forms of the failed call that replays tried, in words and as remedies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from ampscope.analysis.causes.cause_entry import number
+from ampscope.analysis.results import Cost, FormTried, Remedy, Tried
+from ampscope.trace.schema import Change, Form, Trial
+
+#: Units of a dtype's eps up to which another value is the same one, rounded elsewhere.
+ROUNDING = 4.0
+
+
+def remedies(tried: Sequence[Tried]) -> Iterator[Remedy]:
+    """The forms that were tried, as advice: what cured every step on which it was tried, and what did not help.
+
+    Args:
+        tried: The replays.
+    """
+    forms = [(each.form, each) for each in tried if each.change == Change.FORM and each.form is not None]
+    by_words: dict[str, list[tuple[FormTried, Tried]]] = {}
+    for form, each in forms:
+        if each.outcome != Trial.UNAVAILABLE:
+            by_words.setdefault(in_words(form), []).append((form, each))
+    for found in by_words.values():
+        form, first = found[0]
+        yield Remedy(
+            text=_text(form).sentence(form),
+            code=_text(form).code(form),
+            verified=all(each.outcome == Trial.FINITE for _, each in found),
+            kind=form.form,
+            cost=_cost(first),
+            changes_good_values=_changes_good_values([form for form, _ in found]),
+        )
+
+
+def in_words(form: FormTried) -> str:
+    """What a replay did, after ``with``: ``the operand of log bounded from below by 6.104e-05``."""
+    return _text(form).tried(form)
+
+
+def _cost(tried: Tried) -> Cost | None:
+    measured = tried.extra_time is not None or tried.extra_bytes is not None
+    return Cost(time=tried.extra_time, bytes=tried.extra_bytes) if measured else None
+
+
+def _changes_good_values(forms: Sequence[FormTried]) -> bool | None:
+    known = [form.good_change for form in forms if form.good_change is not None]
+    return max(known) > ROUNDING if known else None
+
+
+# -- in words ---------------------------------------------------------------------------------------------------------
+
+
+class _Text:
+    """How one form is told.
+
+    Args:
+        tried: What a replay did, after ``with``.
+        sentence: The advice.
+        code: Its general form, where the line itself cannot be rewritten.
+    """
+
+    def __init__(
+        self,
+        tried: Callable[[FormTried], str],
+        sentence: Callable[[FormTried], str],
+        code: Callable[[FormTried], str],
+    ) -> None:
+        self.tried = tried
+        self.sentence = sentence
+        self.code = code
+
+
+def _value(form: FormTried) -> str:
+    return number(form.value) if form.value is not None else ""
+
+
+_UNKNOWN = _Text(
+    lambda form: f"another form of {form.call or 'a call'}",
+    lambda form: f"Give {form.call or 'the call'} another form.",
+    lambda _: "",
+)
+_TEXTS: dict[str, _Text] = {
+    Form.OPERAND_BOUND: _Text(
+        lambda form: f"the operand of {form.call} bounded by {_value(form)}",
+        lambda form: f"Bound the operand of {form.call} by {_value(form)}, which its dtype holds.",
+        lambda form: f"y = torch.{form.call}(x.clamp(min={_value(form)}))",
+    ),
+}
+
+
+def _text(form: FormTried) -> _Text:
+    """How a form is told; one that a later version has recorded, in general words."""
+    return _TEXTS.get(form.form, _UNKNOWN)

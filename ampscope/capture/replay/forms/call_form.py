@@ -1,0 +1,119 @@
+"""What another form of a call is: which call it may replace, and what is called instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor
+
+from ampscope.trace.schema import Form
+
+#: What code spells as an operator, by the name of the function that torch calls for it.
+_SPELLED = {
+    "__truediv__": "div",
+    "__rtruediv__": "div",
+    "__rdiv__": "div",
+    "true_divide": "div",
+    "divide": "div",
+    "__matmul__": "matmul",
+    "__rmatmul__": "matmul",
+    "__pow__": "pow",
+    "__rpow__": "pow",
+    "__mul__": "mul",
+    "__rmul__": "mul",
+    "multiply": "mul",
+    "__add__": "add",
+    "__radd__": "add",
+    "__sub__": "sub",
+    "__rsub__": "sub",
+    "subtract": "sub",
+}
+#: Operators whose function gets the operands the other way round.
+_REFLECTED = frozenset({"__rtruediv__", "__rdiv__", "__rmatmul__", "__rpow__", "__rsub__"})
+
+
+class Call(NamedTuple):
+    """A call of a torch function that is being made."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """As code spells it: ``log``, ``div``; the same for a function, a method and an operator."""
+        name = getattr(self.function, "__name__", "")
+        return _SPELLED.get(name, name)
+
+    @property
+    def operands(self) -> tuple[Any, ...]:
+        """Its positional arguments in the order in which code writes them: of ``1 / x`` the number first."""
+        reflected = getattr(self.function, "__name__", "") in _REFLECTED
+        return self.args[::-1] if reflected else self.args
+
+    def with_operand(self, number: int, value: Any) -> Call:
+        """The same with another operand, counted as in `operands`."""
+        reflected = getattr(self.function, "__name__", "") in _REFLECTED
+        position = len(self.args) - 1 - number if reflected else number
+        return self._replace(args=(*self.args[:position], value, *self.args[position + 1 :]))
+
+    def __call__(self) -> Any:
+        """Makes it."""
+        return self.function(*self.args, **self.kwargs)
+
+
+class CallForm:
+    """Another form of one call. A subclass says which one, and what is called instead.
+
+    Attributes:
+        form: How it is named in the trace.
+        calls: Names of the functions that it may replace, as `Call.name` gives them.
+        argument: The operand that is changed; None where the form is about the call as a whole.
+        value: The number that goes in.
+        was: The number that stood there.
+    """
+
+    form: ClassVar[Form]
+
+    def __init__(
+        self,
+        calls: frozenset[str],
+        *,
+        argument: int | None = None,
+        value: float | None = None,
+        was: float | None = None,
+    ) -> None:
+        self.calls = calls
+        self.argument = argument
+        self.value = value
+        self.was = was
+
+    def saw(self, call: Call, result: Any) -> None:
+        """Told of each call of the forward that is made as it was, wherever: what the form may need of it later."""
+
+    def instead(self, call: Call) -> Any:
+        """What is returned in the place of what the call returns.
+
+        Args:
+            call: A call of one of `calls`, at the place of the failure.
+        """
+        raise NotImplementedError
+
+
+class OperandBound(CallForm):
+    """An operand that is bounded, from below where the bound is ``lowest``, else from above."""
+
+    form = Form.OPERAND_BOUND
+
+    def __init__(self, calls: frozenset[str], argument: int, value: float, *, lowest: bool) -> None:
+        super().__init__(calls, argument=argument, value=value)
+        self._lowest = lowest
+
+    def instead(self, call: Call) -> Any:
+        """See `CallForm.instead`."""
+        operand = call.operands[self.argument or 0]
+        if not isinstance(operand, Tensor):
+            return call()
+        bounded = operand.clamp(min=self.value) if self._lowest else operand.clamp(max=self.value)
+        return call.with_operand(self.argument or 0, bounded)()
