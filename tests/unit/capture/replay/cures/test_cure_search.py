@@ -28,7 +28,7 @@ from tests.support.training.small_loop import Model, here
 from tests.support.training.twin_runs import Loop, Watched, train_both
 
 LARGE = 1000.0  #: its square is past 65504
-NO_ROWS = TracedRows([], [], Sites(0, {}))
+NO_ROWS = TracedRows([], [], Sites(0, str))
 
 
 class Scores(nn.Module):
