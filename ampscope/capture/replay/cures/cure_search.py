@@ -19,8 +19,8 @@ from ampscope.capture.replay.changes import (
 )
 from ampscope.capture.replay.cures import failure
 from ampscope.capture.replay.cures.failure import Failure
-from ampscope.capture.replay.forms.candidates import OF_MATHEMATICS, forms
-from ampscope.capture.replay.forms.form_change import OtherForm
+from ampscope.capture.replay.cures.forms.candidates import OF_MATHEMATICS, forms
+from ampscope.capture.replay.cures.forms.form_change import OtherForm
 from ampscope.capture.replay.handing_back import OF_UNCHANGED
 from ampscope.capture.replay.results import ChangedResult, ReplayResult, TrialResult
 from ampscope.capture.replay.state.device_asserts import can_assert

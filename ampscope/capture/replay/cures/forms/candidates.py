@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ampscope.capture.replay.forms import mathematics
-from ampscope.capture.replay.forms.call_form import CallForm
-from ampscope.capture.replay.forms.failed_call import FailedCall, failed_call
-from ampscope.capture.replay.forms.form_change import OtherForm
+from ampscope.capture.replay.cures.forms import mathematics
+from ampscope.capture.replay.cures.forms.call_form import CallForm
+from ampscope.capture.replay.cures.forms.failed_call import FailedCall, failed_call
+from ampscope.capture.replay.cures.forms.form_change import OtherForm
 from ampscope.capture.tracing.traced_rows import TracedRows
 
 #: What gives forms for a failed call, by what has gone wrong there.

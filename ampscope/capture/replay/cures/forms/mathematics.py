@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ampscope.capture.replay.forms.call_form import CallForm, OperandBound
-from ampscope.capture.replay.forms.failed_call import FailedCall
+from ampscope.capture.replay.cures.forms.call_form import CallForm, OperandBound
+from ampscope.capture.replay.cures.forms.failed_call import FailedCall
 from ampscope.trace.dtypes import FINFO
 
 _LOGARITHMS = frozenset({"log", "log2", "log10"})

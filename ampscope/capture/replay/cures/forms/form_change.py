@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 
 from ampscope.capture.replay.changes import ReplayChange
-from ampscope.capture.replay.forms.call_form import Call, CallForm
+from ampscope.capture.replay.cures.forms.call_form import Call, CallForm
 from ampscope.capture.replay.results import FormUsed
 from ampscope.capture.torch_support.calls import call_state
 from ampscope.capture.torch_support.calls.backward_call import RUN_BACKWARD, active_in_engine
