@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from ampscope.analysis.causes.cause_entry import number
+from ampscope.analysis.cures.form_texts import mathematics
+from ampscope.analysis.cures.form_texts.form_text import FormText
 from ampscope.analysis.results import Cost, FormTried, Remedy, Tried
-from ampscope.trace.schema import Change, Form, Trial
+from ampscope.trace.schema import Change, Trial
 
 #: Units of a dtype's eps up to which another value is the same one, rounded elsewhere.
 ROUNDING = 4.0
@@ -52,45 +53,13 @@ def _changes_good_values(forms: Sequence[FormTried]) -> bool | None:
 
 # -- in words ---------------------------------------------------------------------------------------------------------
 
-
-class _Text:
-    """How one form is told.
-
-    Args:
-        tried: What a replay did, after ``with``.
-        sentence: The advice.
-        code: Its general form, where the line itself cannot be rewritten.
-    """
-
-    def __init__(
-        self,
-        tried: Callable[[FormTried], str],
-        sentence: Callable[[FormTried], str],
-        code: Callable[[FormTried], str],
-    ) -> None:
-        self.tried = tried
-        self.sentence = sentence
-        self.code = code
-
-
-def _value(form: FormTried) -> str:
-    return number(form.value) if form.value is not None else ""
-
-
-_UNKNOWN = _Text(
+_UNKNOWN = FormText(
     lambda form: f"another form of {form.call or 'a call'}",
     lambda form: f"Give {form.call or 'the call'} another form.",
-    lambda _: "",
 )
-_TEXTS: dict[str, _Text] = {
-    Form.OPERAND_BOUND: _Text(
-        lambda form: f"the operand of {form.call} bounded by {_value(form)}",
-        lambda form: f"Bound the operand of {form.call} by {_value(form)}, which its dtype holds.",
-        lambda form: f"y = torch.{form.call}(x.clamp(min={_value(form)}))",
-    ),
-}
+_TEXTS: dict[str, FormText] = {**mathematics.TEXTS}
 
 
-def _text(form: FormTried) -> _Text:
+def _text(form: FormTried) -> FormText:
     """How a form is told; one that a later version has recorded, in general words."""
     return _TEXTS.get(form.form, _UNKNOWN)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
+from ampscope.capture.torch_support.user_line import Place
 from ampscope.trace.schema import Form
 
 #: What code spells as an operator, by the name of the function that torch calls for it.
@@ -31,6 +32,17 @@ _SPELLED = {
 }
 #: Operators whose function gets the operands the other way round.
 _REFLECTED = frozenset({"__rtruediv__", "__rdiv__", "__rmatmul__", "__rpow__", "__rsub__"})
+
+
+class CallPlace(NamedTuple):
+    """The line at which a call is made."""
+
+    file: str
+    line: int
+
+    def is_at(self, place: Place) -> bool:
+        """Whether a line of the program is this one."""
+        return place.line == self.line and place.file == self.file
 
 
 class Call(NamedTuple):
@@ -63,15 +75,25 @@ class Call(NamedTuple):
         return self.function(*self.args, **self.kwargs)
 
 
+class Compared(NamedTuple):
+    """What a call gives as it is written, and what its other form gives in its place."""
+
+    before: Any
+    after: Any
+    exact: Any = None  #: what the code means, computed in float64: ``before`` may be further from it than ``after``
+
+
 class CallForm:
     """Another form of one call. A subclass says which one, and what is called instead.
 
     Attributes:
         form: How it is named in the trace.
-        calls: Names of the functions that it may replace, as `Call.name` gives them.
+        calls: Names of the functions that it may replace, as `Call.name` gives them; empty where it knows the call
+            otherwise.
         argument: The operand that is changed; None where the form is about the call as a whole.
         value: The number that goes in.
         was: The number that stood there.
+        at: The line that makes the call; None for that of the call that failed.
     """
 
     form: ClassVar[Form]
@@ -88,17 +110,53 @@ class CallForm:
         self.argument = argument
         self.value = value
         self.was = was
+        self.at: CallPlace | None = None
 
-    def saw(self, call: Call, result: Any) -> None:
-        """Told of each call of the forward that is made as it was, wherever: what the form may need of it later."""
+    def fits(self, call: Call) -> bool:
+        """Whether a call of one of `calls`, at the place, is the one that is meant."""
+        return True
+
+    def belongs(self, call: Call) -> bool:
+        """Whether a call at another place is made otherwise too, because of what `instead` returned before."""
+        return False
+
+    def follows(self, call: Call, place: Callable[[], Place]) -> bool:
+        """Whether the form may need to know later what a call of the forward has returned.
+
+        Args:
+            call: A call that is made as it was written, wherever.
+            place: Gives the line that makes it.
+        """
+        return False
+
+    def saw(self, call: Call, result: Any) -> Iterable[Compared]:
+        """Told of a call that it `follows`, outside of what is observed; gives what is to be compared there."""
+        return ()
 
     def instead(self, call: Call) -> Any:
-        """What is returned in the place of what the call returns.
+        """What is returned in the place of what the call returns; ``NotImplemented`` where the form does not apply.
 
         Args:
             call: A call of one of `calls`, at the place of the failure.
         """
         raise NotImplementedError
+
+    def before(self, call: Call) -> Any:
+        """What the call gave as it was, to be compared with what `instead` gives."""
+        return call()
+
+    def good(self, before: Tensor) -> Tensor:
+        """Which elements of that were well as they were."""
+        return before.isfinite()
+
+    def compared(self, call: Call, result: Any) -> Iterable[Compared]:
+        """What tells whether good values are others, outside of what is observed.
+
+        Args:
+            call: The call in whose place the form stood.
+            result: What that gave.
+        """
+        return (Compared(self.before(call), result),)
 
 
 class OperandBound(CallForm):
@@ -114,6 +172,6 @@ class OperandBound(CallForm):
         """See `CallForm.instead`."""
         operand = call.operands[self.argument or 0]
         if not isinstance(operand, Tensor):
-            return call()
+            return NotImplemented
         bounded = operand.clamp(min=self.value) if self._lowest else operand.clamp(max=self.value)
         return call.with_operand(self.argument or 0, bounded)()

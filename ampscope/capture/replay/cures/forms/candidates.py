@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ampscope.capture.replay.cures.forms import mathematics
 from ampscope.capture.replay.cures.forms.call_form import CallForm
 from ampscope.capture.replay.cures.forms.failed_call import FailedCall, failed_call
 from ampscope.capture.replay.cures.forms.form_change import OtherForm
+from ampscope.capture.replay.cures.forms.mathematics import bounds
 from ampscope.capture.tracing.traced_rows import TracedRows
 
 #: What gives forms for a failed call, by what has gone wrong there.
 Rule = Callable[[FailedCall], Iterator[CallForm]]
 
 #: For what is wrong in every dtype.
-OF_MATHEMATICS: tuple[Rule, ...] = (mathematics.of_logarithm,)
+OF_MATHEMATICS: tuple[Rule, ...] = (bounds.of_logarithm,)
 
 
 def forms(rows: TracedRows, rules: tuple[Rule, ...]) -> Iterator[OtherForm]:
@@ -29,4 +29,4 @@ def forms(rows: TracedRows, rules: tuple[Rule, ...]) -> Iterator[OtherForm]:
         return
     for rule in rules:
         for form in rule(call):
-            yield OtherForm(form, call.place)
+            yield OtherForm(form, form.at or call.place)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ampscope import provenance
-from ampscope.capture.replay.cures.forms.form_change import CallPlace
+from ampscope.capture.replay.cures.forms.call_form import CallPlace
 from ampscope.capture.tracing.traced_rows import TracedRows
 from ampscope.trace.schema import EdgeRow, OpRow, Phase, SiteRow
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,24 +12,14 @@ from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 
 from ampscope.capture.replay.changes import ReplayChange
-from ampscope.capture.replay.cures.forms.call_form import Call, CallForm
+from ampscope.capture.replay.cures.forms.call_form import Call, CallForm, CallPlace, Compared
 from ampscope.capture.replay.results import FormUsed
 from ampscope.capture.torch_support.calls import call_state
 from ampscope.capture.torch_support.calls.backward_call import RUN_BACKWARD, active_in_engine
+from ampscope.capture.torch_support.calls.function_names import is_in_place
 from ampscope.capture.torch_support.calls.random_state import random_state_kept
 from ampscope.capture.torch_support.user_line import Place
 from ampscope.trace import schema
-
-
-class CallPlace(NamedTuple):
-    """The line at which a call is given another form."""
-
-    file: str
-    line: int
-
-    def is_at(self, place: Place) -> bool:
-        """Whether a line of the program is this one."""
-        return place.line == self.line and place.file == self.file
 
 
 class OtherForm(ReplayChange):
@@ -38,12 +28,14 @@ class OtherForm(ReplayChange):
     Args:
         form: The form.
         at: The line that calls it.
+        scale: The loss scale to run with, where that of the step does not fit the form; None for that of the step.
     """
 
     kind = schema.Change.FORM
 
-    def __init__(self, form: CallForm, at: CallPlace) -> None:
+    def __init__(self, form: CallForm, at: CallPlace, scale: float | None = None) -> None:
         super().__init__()
+        self.scale = scale
         self._form = form
         self._at = at
         self._was_there: tuple[str, Place] | None = None
@@ -62,29 +54,69 @@ class OtherForm(ReplayChange):
         with _Replacing(self):
             yield
 
+    def at_scale(self, scale: float) -> OtherForm:
+        """The same with another loss scale."""
+        return OtherForm(self._form, self._at, scale)
+
     def call(self, call: Call) -> Any:
         """Makes a call of the forward, in its other form where that is asked for."""
-        if call.name not in self._form.calls or not self._at.is_at(place := self._place()):
-            result = call()
-            self._form.saw(call, result)
-            return result
-        self._was_there = self._was_there or (call.name, place)
-        result = self._form.instead(call)
-        with self._unseen(), torch.no_grad(), random_state_kept(), call_state.no_autocast_cache():
-            self._compare(call(), result)
+        form = self._form
+        if form.belongs(call):
+            return form.instead(call)
+        named = not form.calls or call.name in form.calls
+        if named and self._at.is_at(place := self._place()) and form.fits(call):
+            result = form.instead(call)
+            if result is not NotImplemented:
+                self._was_there = self._was_there or (call.name, place)
+                if not is_in_place(call.function, dict(call.kwargs)):  # what it was given is gone when it is done
+                    with self._aside():
+                        self._compare(form.compared(call, result))
+                return result
+        result = call()
+        if form.follows(call, self._place):
+            with self._aside():
+                self._compare(form.saw(call, result))
         return result
 
-    def _compare(self, before: Any, after: Any) -> None:
-        if not isinstance(before, Tensor) or not isinstance(after, Tensor) or before.shape != after.shape:
-            return
-        if not before.is_floating_point() or not before.numel():
-            return
-        info = torch.finfo(before.dtype)
-        was, now = before.detach().double(), after.detach().double()
-        good = was.isfinite()
-        apart = ((now - was).abs() / was.abs().clamp_min(info.tiny))[good] / info.eps
-        largest = float(apart.max()) if apart.numel() else 0.0
-        self._good_change = max(self._good_change or 0.0, largest)
+    @contextlib.contextmanager
+    def _aside(self) -> Iterator[None]:
+        with self._unseen(), torch.no_grad(), random_state_kept(), call_state.no_autocast_cache():
+            yield
+
+    def _compare(self, pairs: Iterable[Compared]) -> None:
+        changes = [_change(pair, self._form.good) for pair in pairs]
+        known = [each for each in (self._good_change, *changes) if each is not None]
+        self._good_change = max(known, default=None)
+
+
+def _change(pair: Compared, good: Callable[[Tensor], Tensor]) -> float | None:
+    """The largest relative change of good values, in units of the dtype's eps; None where nothing can be compared.
+
+    Where it is known what the code means, a value that lies as near to that has not changed by more.
+    """
+    before, after = pair.before, pair.after
+    if not isinstance(before, Tensor) or not isinstance(after, Tensor) or before.shape != after.shape:
+        return None
+    if not (before.is_floating_point() or before.is_complex()) or not before.numel():
+        return None
+    info = torch.finfo(before.dtype)
+    was, now = _parts(before), _parts(after)
+    apart = (now - was).abs()
+    if isinstance(pair.exact, Tensor) and pair.exact.shape == before.shape:
+        apart = torch.minimum(apart, (now - _parts(pair.exact)).abs().nan_to_num(nan=torch.inf))
+    found = (apart / was.abs().clamp_min(info.tiny))[good(_real(before))] / info.eps
+    return float(found.nan_to_num(nan=torch.inf).max()) if found.numel() else 0.0
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """Of complex numbers both parts."""
+    tensor = tensor.detach()
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def _parts(tensor: Tensor) -> Tensor:
+    """The numbers in float64."""
+    return _real(tensor).double()
 
 
 class _Replacing(TorchFunctionMode):

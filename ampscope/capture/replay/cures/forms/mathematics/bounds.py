@@ -1,4 +1,4 @@
-"""Forms of calls that are not defined, or infinite, for what they were given."""
+"""Operands that are kept away from where an op is not defined, or infinite."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""How each form of a call is told: what a replay did, the advice, and its code."""
