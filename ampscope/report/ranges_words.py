@@ -6,7 +6,7 @@ from ampscope.analysis.precision.ranges.measured import NEAR_BITS
 from ampscope.analysis.precision.ranges.ranges import RangeRow, Ranges
 from ampscope.analysis.words.wording import place_in_words
 from ampscope.report import numbers
-from ampscope.trace.dtypes import FINFO
+from ampscope.trace.dtypes import FINFO, HALF_DTYPES
 from ampscope.trace.schema import Phase
 
 #: Growth that is told, in bits a step: less is none.
@@ -53,6 +53,13 @@ def place_words(row: RangeRow) -> str:
     """``gelu in h.3.mlp``, ``the gradient of fc.weight``."""
     what = place_in_words(row.op, row.name)
     return f"{what} in {row.module}" if row.module and f"{row.module}." not in row.name else what
+
+
+def flushed(row: RangeRow) -> str:
+    """The share of zeros that float32 would not have had; empty of what is not in half precision."""
+    if row.flushed_share is None and row.dtype not in HALF_DTYPES:
+        return ""
+    return numbers.share(row.flushed_share, narrow=True, missing="not known")
 
 
 def distance(row: RangeRow) -> str:

@@ -48,6 +48,7 @@ class Operator(NamedTuple):
     is_random: bool  #: its result depends on a random generator
     varies: bool  #: its gradient is computed by another formula while a dispatch mode is active
     communicates: bool  #: with other ranks
+    is_pointwise: bool  #: each element of its result is made of those of its operands in the same place
 
 
 _described: dict[int, tuple[Any, Operator]] = {}  # by ``id``: the hash of an overload is a function of torch's
@@ -82,6 +83,7 @@ def _read(func: Any) -> Operator:
         is_random=torch.Tag.nondeterministic_seeded in func.tags,
         varies=(schema.name, schema.overload_name) in _VARYING or schema.name in _VARYING_NAMES,
         communicates=communicates(func),
+        is_pointwise=torch.Tag.pointwise in func.tags,
     )
 
 

@@ -30,6 +30,7 @@ from ampscope.capture.tracing.operators import Operator
 from ampscope.capture.tracing.program.function_watch import FunctionWatch
 from ampscope.capture.tracing.program.module_stack import ModuleStack
 from ampscope.capture.tracing.program.places import Places
+from ampscope.capture.tracing.sampling.flushed_zeros import Given
 from ampscope.capture.tracing.sites import Sites
 from ampscope.capture.tracing.statistics.bad_rows import bad_rows
 from ampscope.capture.tracing.statistics.batch_rows import BatchRows
@@ -269,7 +270,8 @@ class Tracer(OwnMode):
     def _record(self, operator: Operator, call: Call, ran: Ran) -> None:
         made, operands, results, overwritten = ran
         outputs, dataflow, writers = self.outputs, self._dataflow, self._reading.writers(operator, operands)
-        first = outputs.add(made, results, all_bits=operator.is_random)
+        given = Given(operator, *call, alone=len(results) == 1) if outputs.shapes is not None else None
+        first = outputs.add(made, results, all_bits=operator.is_random, given=given)
         dataflow.read(operands, writers, overwritten)
         dataflow.wrote(first, results)
         if operator.is_cast or not operands:

@@ -56,9 +56,10 @@ _COLUMNS: dict[str, Callable[[RangeRow], str]] = {
     "overflows at": ranges_words.forecast,
     "subnormal": lambda row: numbers.share(row.underflow_share, narrow=True, missing="not measured"),
     "zero": lambda row: numbers.share(row.zero_share, narrow=True, missing="not measured"),
+    "not in float32": ranges_words.flushed,
 }
-_NUMERIC = ("headroom, bits", "largest", "bits in 100 steps", "subnormal", "zero")
-_EXPENDABLE = ("zero", "subnormal", "phase", "largest", "line", "dtype")
+_NUMERIC = ("headroom, bits", "largest", "bits in 100 steps", "subnormal", "zero", "not in float32")
+_EXPENDABLE = ("not in float32", "zero", "subnormal", "phase", "largest", "line", "dtype")
 
 
 def _table(rows: Sequence[RangeRow]) -> RenderableType:
@@ -76,6 +77,12 @@ def _table(rows: Sequence[RangeRow]) -> RenderableType:
 
 
 def _notes(rows: Sequence[RangeRow]) -> Iterator[RenderableType]:
+    if any(row.flushed_share for row in rows):
+        yield Text()
+        yield prose(
+            "Not in float32: elements that are zero though the same op in float32, given the same, keeps them. "
+            "Not known where it adds up products, and of what comes from outside."
+        )
     if any(row.scale is not None for row in rows):
         yield Text()
         yield prose("Gradients carry the loss scale, which makes room for them by itself: they come last.")

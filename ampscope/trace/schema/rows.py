@@ -138,6 +138,8 @@ class Statistics(NamedTuple):
     #: most 4,096 elements, in sampled healthy steps; null elsewhere
     block_falls: Counts | None = None  #: elements that are not zero, by how many powers of two they lie below the
     #: largest of the 32 beside each other (in the order of elements) that they are among: 0, 1, 2, ...; in such steps
+    flushed: int | None = None  #: how many elements are zero though the same op, given the same, is not in float32; of
+    #: results in half precision, in such steps; null of ops of which that is not known, as products of matrices
 
     @property
     def finite(self) -> bool | None:

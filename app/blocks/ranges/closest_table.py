@@ -21,6 +21,11 @@ _COLUMNS = {
     "Bits in 100 steps": st.column_config.NumberColumn(format="%.2g", width=120, help="Growth, robustly"),
     "Subnormal": st.column_config.NumberColumn(format="percent", width=90, help="Share of the non-zero values"),
     "Zero": st.column_config.NumberColumn(format="percent", width=80, help="Share of all values"),
+    "Not in float32": st.column_config.NumberColumn(
+        format="percent",
+        width=110,
+        help="Share of all values: zero though float32 keeps them; empty: not known",
+    ),
 }
 
 
@@ -63,4 +68,5 @@ def _cells(row: RangeRow) -> dict[str, object]:
         "Overflows at": ranges_words.forecast(row),
         "Subnormal": row.underflow_share,
         "Zero": row.zero_share,
+        "Not in float32": row.flushed_share,
     }

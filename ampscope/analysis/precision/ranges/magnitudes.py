@@ -26,10 +26,14 @@ _ENDS = (
 #: overflow says nothing.
 _LOST = (
     "max(max_finite) FILTER (isfinite(max_finite)) AS beside, sum(zeros) AS zeros, sum(subnormals) AS subnormals, "
-    "sum(numel) FILTER (subnormals IS NOT NULL) AS measured"
+    "sum(numel) FILTER (subnormals IS NOT NULL) AS measured, sum(flushed) AS flushed, "
+    "sum(numel) FILTER (flushed IS NOT NULL) AS judged"
 )
 _NO_ENDS = "NULL::FLOAT AS high, NULL::FLOAT AS low, 0 AS executions, 0 AS bad"
-_NOT_LOST = "NULL::FLOAT AS beside, NULL::BIGINT AS zeros, NULL::BIGINT AS subnormals, NULL::BIGINT AS measured"
+_NOT_LOST = (
+    "NULL::FLOAT AS beside, NULL::BIGINT AS zeros, NULL::BIGINT AS subnormals, NULL::BIGINT AS measured, "
+    "NULL::BIGINT AS flushed, NULL::BIGINT AS judged"
+)
 _KEY = "site, out, source"
 #: More steps than this of which more was recorded than usual are not asked for apart.
 FEW = 400
@@ -48,6 +52,8 @@ class Magnitudes:
     measured: int  #: elements of which it is known how many are zero or subnormal
     zeros: int
     subnormals: int
+    judged: int  #: elements of which it is known how many are zero though float32 would have kept them
+    flushed: int
     bad: int  #: results that were not finite
 
     @property
@@ -169,7 +175,7 @@ class _Sums:
         self._numbers, self._count = numbers[self._kept], count
         self._largest = np.full(count, np.nan)
         np.fmax.at(self._largest, self._numbers, _magnitude(rows)[self._kept])
-        names = ("zeros", "subnormals", "measured", "executions", "bad")
+        names = ("zeros", "subnormals", "measured", "judged", "flushed", "executions", "bad")
         self._sums = {name: self._summed(np.nan_to_num(rows.floats(name))) for name in names}
 
     def _summed(self, values: FloatArray) -> IntArray:

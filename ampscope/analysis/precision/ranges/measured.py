@@ -9,6 +9,7 @@ from functools import cached_property
 
 from ampscope.analysis.overview.ranks.world import sampled_rank, world_of
 from ampscope.analysis.precision.ranges.cells import Cells
+from ampscope.analysis.precision.ranges.flushed_gradients import Flushed, flushed_gradients
 from ampscope.analysis.precision.ranges.magnitudes import Magnitudes, magnitudes
 from ampscope.analysis.precision.ranges.overflowed import NONE, overflowed
 from ampscope.analysis.precision.ranges.places import Place
@@ -130,6 +131,7 @@ def measured_places(run: Run, *, rank: int | None = None, whole: bool = True) ->
         run, rank, sampled, lambda number, step: scales[number].at(step) if number in scales else None
     )
     lost = overflowed(run, rank, sampled) if whole else NONE
+    flushed = flushed_gradients(run, rank, sampled) if whole else {}
     last = {number: int(each.step[-1]) for number, each in history.items() if each.step.size}
     return MeasuredRun(
         rank=rank,
@@ -139,7 +141,7 @@ def measured_places(run: Run, *, rank: int | None = None, whole: bool = True) ->
         course=sampled.course,
         places=tuple(
             MeasuredPlace(
-                seen=each,
+                seen=_with(flushed.get(each.place), each),
                 scale=_scale(each, scales) if each.place.is_gradient or each.place in scaled.carrying else None,
                 last=last.get(each.place.optimizer, -1),
                 overflows=lost.steps.get(each.place, ()),
@@ -150,6 +152,13 @@ def measured_places(run: Run, *, rank: int | None = None, whole: bool = True) ->
         ),
         cells=cells,
     )
+
+
+def _with(flushed: Flushed | None, seen: Magnitudes) -> Magnitudes:
+    """What was measured at a place, with what replays in float32 tell of its zeros."""
+    if flushed is None:
+        return seen
+    return replace(seen, flushed=seen.flushed + flushed.zeros, judged=seen.judged + flushed.judged)
 
 
 class _Scales:

@@ -28,6 +28,7 @@ class RangeRow:
     underflow_bits: float | None  #: those between the newest and the dtype's smallest normal; negative below it
     underflow_share: float | None  #: subnormal ones among the non-zero elements; null where not measured
     zero_share: float | None  #: elements that are exactly zero; likewise
+    flushed_share: float | None  #: elements that are zero though float32 would have kept them; null where not known
     bits_per_step: float | None  #: growth over the sampled steps, robustly; null for fewer than two
     forecast_step: int | None  #: step at which it overflows if it goes on; null where nothing says that it will
     forecast_low: int | None  #: not before this step,
@@ -125,6 +126,7 @@ def range_row(each: MeasuredPlace, cells: Cells) -> RangeRow:
         underflow_bits=course[-1][1] - place.format.normal if course else None,
         underflow_share=seen.subnormals / nonzero if nonzero > 0 else None,
         zero_share=seen.zeros / seen.measured if seen.measured else None,
+        flushed_share=seen.flushed / seen.judged if seen.judged else None,
         bits_per_step=each.bits_per_step,
         forecast_step=ahead.step if ahead is not None else None,
         forecast_low=ahead.low if ahead is not None else None,

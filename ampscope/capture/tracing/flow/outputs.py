@@ -15,6 +15,7 @@ from ampscope.capture.tracing.distinct.casts_before import CastBefore, CastsBefo
 from ampscope.capture.tracing.distinct.distinct_values import DistinctCounts
 from ampscope.capture.tracing.executions import Made
 from ampscope.capture.tracing.sampling import shapes
+from ampscope.capture.tracing.sampling.flushed_zeros import Given
 from ampscope.capture.tracing.sampling.shapes import Shapes
 from ampscope.capture.tracing.statistics import stats
 from ampscope.capture.tracing.statistics.checksums import checksum
@@ -66,11 +67,19 @@ class Outputs:
         if cast is not None:
             self.came_cast[seq] = cast
 
-    def add(self, made: Made, tensors: Sequence[Tensor], *, all_bits: bool = False, chosen: bool = False) -> int:
+    def add(
+        self,
+        made: Made,
+        tensors: Sequence[Tensor],
+        *,
+        all_bits: bool = False,
+        chosen: bool = False,
+        given: Given | int | None = None,
+    ) -> int:
         """Notes the outputs of an op, as they are `stored`, and measures them.
 
         With ``all_bits``, also by what every bit of theirs is in. Where ``chosen``, every statistic is taken that is
-        taken of any.
+        taken of any. ``given`` is the op that has just run; of what is no op, the output that it is.
 
         Returns:
             The number of the first.
@@ -82,7 +91,8 @@ class Outputs:
             number = self._measured.measure(tensor)
             self.measurements.append(number)
             if self.shapes is not None and number is not None:
-                self.shapes.offer(made.site, number, tensor, chosen=chosen)
+                known = self.measurements[given] if isinstance(given, int) else given
+                self.shapes.offer(made.site, number, tensor, chosen=chosen, given=known)
         if all_bits:
             self.checksums |= {first + out: checksum(tensor) for out, tensor in enumerate(tensors)}
         return first

@@ -63,7 +63,7 @@ class Reading:
             return
         self._outputs.is_read(tensor)
         edges = ((0, False),) if writer is not None else ()
-        self._outputs.add(Made(number(), (tensor.numel(),), edges), [tensor], chosen=always)
+        self._outputs.add(Made(number(), (tensor.numel(),), edges), [tensor], chosen=always, given=writer)
         if writer is not None:
             self._dataflow.read([tensor], [writer], ())
 

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from ampscope.capture.tracing.sampling.flushed_zeros import FlushedZeros, Given
 from ampscope.capture.tracing.sampling.rotation import MOST_OUTPUTS, MOST_PARAMETERS, Rotation
 from ampscope.capture.tracing.statistics.exponent_histogram import Histogram
 from ampscope.capture.tracing.statistics.samples import Samples, width
@@ -30,9 +31,10 @@ class Shapes:
         self.rotation = rotation
         self._samples: dict[tuple[torch.device, torch.dtype], Samples] = {}
         self._found: dict[int, Histogram] = {}
+        self._flushed = FlushedZeros()
         self._outputs = 0
 
-    def offer(self, site: int, number: int, tensor: Tensor, *, chosen: bool) -> None:
+    def offer(self, site: int, number: int, tensor: Tensor, *, chosen: bool, given: Given | int | None = None) -> None:
         """Takes a sample of an output that was measured, if it is its turn; of numbers of floating point only.
 
         Args:
@@ -40,6 +42,7 @@ class Shapes:
             number: That of the measurement.
             tensor: The output.
             chosen: It was chosen before.
+            given: The op that has just run; of what is no op, the number of the measurement of what it is.
         """
         if not tensor.is_floating_point():
             return
@@ -57,11 +60,17 @@ class Shapes:
                 return
             self._found |= samples.empty()
         samples.add(number, values, tensor)
+        if isinstance(given, Given):
+            self._flushed.look(number, given, tensor)
+        elif given is not None:
+            self._flushed.same(number, given, tensor)
 
     def read(self) -> dict[int, Histogram]:
         """The histograms by number of the measurement; waits for the device."""
         for samples in self._samples.values():
             self._found |= samples.empty()
+        for number, flushed in self._flushed.read().items():
+            self._found[number] = self._found[number]._replace(flushed=flushed)
         return self._found
 
 

@@ -20,6 +20,7 @@ class Histogram(NamedTuple):
     exp_counts: tuple[int, ...] | None
     top_values: tuple[float, ...] | None = None
     block_falls: tuple[int, ...] | None = None
+    flushed: int | None = None
 
 
 class Layout(NamedTuple):

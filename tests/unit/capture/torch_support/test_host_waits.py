@@ -73,6 +73,8 @@ WAITS: dict[str, str] = {
     "tracing/statistics/full_statistics.py _of_complex": REPLAYED,
     "tracing/statistics/full_statistics.py _look_through": REPLAYED,
     "tracing/statistics/full_statistics.py look": REPLAYED,
+    "tracing/sampling/flushed_zeros.py _has_no_zero": ON_HOST,
+    "tracing/sampling/flushed_zeros.py read": TRACED,
     "tracing/statistics/fused_look.py read": REPLAYED,
     "tracing/statistics/samples.py empty": TRACED,
     "tracing/statistics/stats.py finite": REPLAYED,

@@ -14,6 +14,8 @@ from ampscope.trace.schema import Node, Phase, Source
 from tests.support.printed import printed
 from tests.support.verdicts.growing import growing
 
+_DTYPES = ("float16", "float16", "float32")
+
 
 @pytest.fixture
 def found(run_folder: Path) -> Ranges:
@@ -92,3 +94,16 @@ def test_overflows_and_replays_are_told(found: Ranges) -> None:
     some = replace(told, rows=(replace(told.rows[0], overflowed_at_least=True),))
     assert "overflowed at least 5 times" in printed(as_text(some), width=160)
     assert "step " not in text.splitlines()[4]
+
+
+def test_zeros_that_float32_would_not_have_had_are_told_or_not_known(found: Ranges) -> None:
+    first, second, third = (replace(row, dtype=dtype) for row, dtype in zip(found.rows, _DTYPES, strict=False))
+    some = replace(first, flushed_share=0.25)
+    text = printed(as_text(replace(found, rows=(some, second, third))), width=220)
+    known, unknown, in_float32 = text.splitlines()[4:7]
+    assert known.rstrip().endswith("25%")
+    assert unknown.rstrip().endswith("not known")
+    assert in_float32.rstrip().endswith("not measured")  # of its zeros; what float32 has, it keeps
+    assert "keeps them" in text
+    none = printed(as_text(replace(found, rows=(second, third))), width=220)
+    assert "keeps them" not in none

@@ -11,7 +11,7 @@ import pytest
 from ampscope import open_run
 from ampscope.analysis.precision.ranges.overflowed import MOST_STEPS
 from ampscope.analysis.precision.ranges.ranges import RangeRow, Ranges, ranges
-from ampscope.trace.schema import Node, ReplayStatus, Source
+from ampscope.trace.schema import Node, ReplayStatus, Source, Trigger
 from tests.support.trace_builder import TraceBuilder
 from tests.support.verdicts.growing import RATE, UNMEASURED, growing
 
@@ -105,6 +105,34 @@ def test_shares_are_of_what_was_measured(run_folder: Path) -> None:
     found = row(measured(trace.close()), "aten.mul.Tensor")
     assert found.underflow_share == pytest.approx(9 / 180)
     assert found.zero_share == pytest.approx(20 / 200)
+
+
+def test_zeros_that_float32_would_not_have_had_are_a_share_of_what_was_judged(run_folder: Path) -> None:
+    trace = growing(run_folder)
+    known, unknown = trace.site("aten.mul.Tensor"), trace.site("aten.bmm.default")
+    for step, flushed in ((5, 3), (10, 5), (15, None)):
+        facts = {"step": step, "source": Source.LIVE, "numel": 100, "min": -1.0, "max": 1.0, "zeros": 20}
+        trace.op(known, **facts, flushed=flushed)
+        trace.op(unknown, **facts)
+    found = measured(trace.close())
+    assert row(found, "aten.mul.Tensor").flushed_share == pytest.approx(8 / 200)
+    assert row(found, "aten.bmm.default").flushed_share is None
+    assert row(found, "aten.bmm.default").zero_share == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("trigger", [Trigger.LOST_GRADIENT, Trigger.NONFINITE_GRADIENT])
+def test_zeros_of_a_gradient_are_set_beside_those_of_the_step_in_float32(trigger: Trigger, run_folder: Path) -> None:
+    trace = growing(run_folder)
+    half, wide = (
+        trace.site(Node.GRADIENT, name="fc.weight", phase="", in_dtypes=(dtype,), out_dtypes=(dtype,))
+        for dtype in ("float16", "float32")
+    )
+    for step, status in ((7, ReplayStatus.EXACT), (8, ReplayStatus.DIVERGED)):
+        trace.incident(step=step, replay=status, trigger=trigger)
+        trace.op(half, step=step, source=Source.REPLAY, numel=100, zeros=40)
+        trace.op(wide, step=step, source=Source.REPLAY_FP32, numel=100, zeros=10)
+    (found,) = (each for each in measured(trace.close()).rows if each.op == Node.GRADIENT)
+    assert found.flushed_share == (pytest.approx(0.3) if trigger == Trigger.LOST_GRADIENT else None)
 
 
 def test_a_gradient_is_told_with_its_loss_scale_and_without(run_folder: Path) -> None:

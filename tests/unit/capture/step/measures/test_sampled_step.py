@@ -114,6 +114,42 @@ def test_state_is_what_the_optimizer_left(run: Run) -> None:
         assert row.numel == moments[key].numel()
 
 
+class Flushing(nn.Module):
+    """Multiplies in half precision by what leaves little of it, or much."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1.0, 1.0, 63).half())
+        self.factor = factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.weight * x.half() * self.factor).float()
+
+
+@pytest.mark.parametrize("factor", [3e-7, 0.5])
+def test_zeros_that_float32_would_not_have_had_are_counted(watch: Callable[..., ampscope.Scope], factor: float) -> None:
+    model, x = Flushing(factor), torch.linspace(1e-9, 1.0, 63)
+    cast, start = x.half(), model.weight.detach().clone()
+    scope = watch(model, every=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    (model(x) * 2.0).sum().backward()
+    gradient = model.weight.grad
+    optimizer.step()
+    scope.close()
+    found: dict[str, list[int | None]] = {}
+    for row, site in traced(ampscope.open_run(scope.folder), 0):
+        found.setdefault(f"{site.op} {site.phase}".strip(), []).append(row.statistics.flushed)
+    product = start * cast
+    flushed = ((product * factor == 0) & (product.float() * factor != 0)).sum().item()
+    assert found["aten.mul.Tensor forward"] == [0, flushed]
+    assert (flushed > 0) is (factor < 1e-3)
+    assert found["aten._to_copy.default forward"] == [1, None]  # and back to float32
+    assert gradient is not None
+    back = torch.full((63,), 2.0 * factor).half()
+    assert found[Node.GRADIENT] == [((gradient == 0) & (back.float() * cast.float() != 0)).sum().item()]
+    assert found[f"{Node.PARAMETER} {Phase.FORWARD}"] == [None]
+
+
 def test_of_steps_asked_for_some_have_them(run: Run) -> None:
     recorded, _ = run(every=2, steps=FULL_EVERY + 1)
     whole = {step for step in range(0, FULL_EVERY + 1, 2) if of_node(traced(recorded, step), Node.GRADIENT)}
