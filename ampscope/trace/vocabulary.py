@@ -135,6 +135,9 @@ class Verdict(StrEnum):
 
 #: Why the same run again proves nothing of a device: what is written into a trial, and asked for when it is read.
 NOT_DETERMINISTIC = "two replays of the step differ: it is not deterministic"
+
+#: ``incidents.replay_reason`` of what the trace of the real step shows by itself.
+SEEN_LIVE = "seen as it happened, in the trace of the real step"
 #: What a warning on the time line says of a part of capture that a fault has ended, after the part's name.
 SWITCHED_OFF = "switched itself off"
 #: Why, where what the training ran on its device has failed, and every later call meets that.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, Reason
 from ampscope.analysis.results import Remedy
-from ampscope.trace.schema import StateKind
+from ampscope.trace.schema import Change, StateKind
 from ampscope.trace.vocabulary import Cause
 
 
@@ -81,7 +81,7 @@ class StandsStill(Reason):
         """The remedy of keeping the module that holds it in float32; of what no module holds, ``otherwise``."""
         module, _, name = self.name.rpartition(".")
         code = f"model.get_submodule({module!r}).float()  # holds {name}" if module else otherwise
-        return Remedy(text=text, code=code)
+        return Remedy(text=text, code=code, verified=True, kind=Change.FP32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,12 +11,13 @@ from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Reason
 from ampscope.analysis.cures.explicit_half import ExplicitHalf
 from ampscope.analysis.cures.remedies import remedies
 from ampscope.analysis.results import Incident, Remedy
-from ampscope.trace.schema import Trigger
+from ampscope.trace.schema import Change, Trigger
 from ampscope.trace.vocabulary import Cause
 
 _KEEP_WIDE = Remedy(
-    text="Keep what the loop carries from step to step in float32 or bfloat16; cast it where it is used.",
+    text="Keep what the loop carries from step to step in float32; cast it where it is used.",
     code="state = state.float()",
+    kind=Change.FP32,
 )
 
 
@@ -31,6 +32,7 @@ class Examined(NamedTuple):
         False  #: what it left of the model's own state was so when the run ended, whether it was read or not
     )
     matters: bool = True  #: whether it is one though no other incident comes of it
+    wide: bool | None = None  #: what it left is finite where the same calls ran in float32; None: not tried
     steps: frozenset[int] = frozenset()  #: of all its occurrences, where there is more than one
 
     @property
@@ -111,9 +113,9 @@ class Examined(NamedTuple):
             explicit=self.explicit,
             tried=incident.tried,
         )
-        if incident.trigger == Trigger.NONFINITE_CARRIED:
-            advice = (*advice, _KEEP_WIDE) if incident.cause is Cause.FP16_OVERFLOW else advice
-        return replace(incident, remedies=advice)
+        if incident.trigger == Trigger.NONFINITE_CARRIED and incident.cause is Cause.FP16_OVERFLOW:
+            advice = (replace(_KEEP_WIDE, verified=self.wide), *advice)
+        return replace(incident, remedies=tuple(sorted(advice, key=lambda remedy: remedy.verified is False)))
 
 
 def merged(examined: Iterable[Examined]) -> list[Incident]:

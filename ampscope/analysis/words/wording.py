@@ -5,6 +5,7 @@ from __future__ import annotations
 from ampscope.analysis.results import Finding, Incident
 from ampscope.analysis.words.rank_words import where_ranked
 from ampscope.trace.schema import COLLECTIVE_LIBRARIES, Node, ReplayStatus, Trigger
+from ampscope.trace.vocabulary import SEEN_LIVE
 
 _TRIGGERS: dict[str, str] = {
     Trigger.NONFINITE_GRADIENT: "gradients were not finite",
@@ -47,6 +48,8 @@ def replay_in_words(incident: Incident) -> str:
     """How far what is shown can be trusted, in one or two sentences."""
     if not incident.replay and incident.traced:
         return "The ops of this step were being recorded as it ran."
+    if incident.replay_reason == SEEN_LIVE:
+        return f"It was {SEEN_LIVE}."
     text = _REPLAYS.get(incident.replay, "")
     reason = incident.replay_reason.strip().rstrip(".")
     return f"{text} Reason: {reason}." if text and reason else text

@@ -216,7 +216,8 @@ class IncidentRow(NamedTuple):
     #: missing; under ``exception``, for `Trigger.EXCEPTION`, what is known of the call that raised; under ``distinct``,
     #: for `Trigger.INFORMATION_LOST`, by the ``ops.seq`` of each cast how many different values a sample of its operand
     #: has, and how many that of its result; under ``cast_before`` of those that came from a cast before the step, that
-    #: cast and the first step that read such values
+    #: cast and the first step that read such values; under ``in_float32``, for `Trigger.NONFINITE_CARRIED`, the `Trial`
+    #: of the same calls in float32
 
 
 class ReplayRow(NamedTuple):

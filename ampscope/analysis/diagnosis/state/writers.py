@@ -12,7 +12,7 @@ from ampscope.analysis.results import Incident, SourceLine, WrittenBy
 from ampscope.analysis.words.wording import op_in_words
 from ampscope.provenance import Origin
 from ampscope.trace.json_columns import details
-from ampscope.trace.schema import IncidentRow, Node, Trigger
+from ampscope.trace.schema import IncidentRow, Node, Trial, Trigger
 
 #: Nodes that stand for what later steps find there.
 _LEFT = (Node.BUFFER_AFTER, Node.CARRIED_AFTER, Node.WEIGHT_AFTER)
@@ -85,7 +85,9 @@ def as_write(row: IncidentRow, examined: Examined) -> Examined:
         examined = examined._replace(incident=replace(examined.incident, source=SourceLine(**source)))
     remains = known.get("remains") is True
     leaves = examined.leaves | frozenset(names)
-    return examined._replace(leaves=leaves, remains=remains, matters=remains or known.get("read") is True)
+    tried = known.get("in_float32")
+    wide = tried == Trial.FINITE if tried in (Trial.FINITE, Trial.NONFINITE) else None
+    return examined._replace(leaves=leaves, remains=remains, matters=remains or known.get("read") is True, wide=wide)
 
 
 def left_by(graph: StepGraph, found: Sequence[Origin]) -> frozenset[str]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ampscope import provenance
 from ampscope.capture.record.run_recorder import Evidence, Recorder
+from ampscope.capture.replay.changes import EverythingIn
 from ampscope.capture.replay.player import call_user
 from ampscope.capture.replay.results import ReplayResult
 from ampscope.capture.replay.tape.entry import EarlierResult, Entry, OutsideTensor
@@ -19,12 +20,15 @@ from ampscope.capture.step.carried.listening.gap import OVERWRITES, Gap
 from ampscope.capture.torch_support import tensor_tree, torch_private
 from ampscope.capture.torch_support.calls import kernel_choice
 from ampscope.capture.torch_support.calls.random_state import random_state_kept
-from ampscope.capture.torch_support.guard import Guard
+from ampscope.capture.torch_support.dtypes import HALF
+from ampscope.capture.torch_support.guard import Guard, Suppressed
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.user_line import NOWHERE
 from ampscope.capture.tracing.sites import Sites
+from ampscope.capture.tracing.statistics.stats import finite
 from ampscope.capture.tracing.traced_rows import TracedRows
 from ampscope.capture.tracing.tracer import Tracer
-from ampscope.trace.schema import ENTRY_NODES, Node, Phase, Source, Trigger, source_of
+from ampscope.trace.schema import ENTRY_NODES, Node, Phase, Source, Trial, Trigger, source_of
 
 #: What tensors from outside the calls are, and are called, by ``id``.
 Names = dict[int, tuple[Node, str]]
@@ -96,6 +100,21 @@ class Closeups:
         finally:
             tracer.release()
 
+    def in_float32(self, gap: Gap, wanted: list[EarlierResult]) -> Trial:
+        """Whether results are finite where the calls, and what they read and write, are float32.
+
+        Args:
+            gap: The calls.
+            wanted: The results.
+        """
+        tracer = self.unrecorded()
+        with Suppressed() as suppressed, EverythingIn(torch.float32).active(lambda: NOWHERE):
+            found = Closeup(gap, tracer, {}, leaf=lambda _, tensor: wide(tensor)).rerun(wanted)
+        tracer.release()
+        if suppressed.error is not None:
+            return Trial.UNAVAILABLE
+        return Trial.FINITE if all(map(finite, found)) else Trial.NONFINITE
+
     def unrecorded(self) -> Tracer:
         """What runs whose results alone count are played under."""
         return self._tracer(Sites(0, self._models.module_type), full=False)
@@ -124,6 +143,11 @@ class Closeups:
 
     def _tracer(self, sites: Sites, *, full: bool) -> Tracer:
         return Tracer(sites, self._models.names, full=full, guard=self._guard, stops=(call_user.__code__,))
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """A tensor in half precision as float32; any other itself."""
+    return tensor.float() if tensor.dtype in HALF else tensor
 
 
 def is_given(graph: provenance.Graph, seq: int) -> bool:

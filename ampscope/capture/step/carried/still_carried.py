@@ -15,7 +15,7 @@ from torch import Tensor
 from ampscope.capture.replay.changes import EverythingIn
 from ampscope.capture.replay.results import ReplayResult
 from ampscope.capture.replay.tape.entry import EarlierResult, Entry, OutsideTensor, TensorReference
-from ampscope.capture.step.carried.closeup import Closeup, Closeups, Names, source_line
+from ampscope.capture.step.carried.closeup import Closeup, Closeups, Names, source_line, wide
 from ampscope.capture.step.carried.listening.gap import Gap
 from ampscope.capture.step.measures.state.state_watch import is_due
 from ampscope.capture.step.measures.stillness import LARGER, MOST, Stillness, movement
@@ -118,18 +118,14 @@ class _Runs:
         self._averages = {chain.first.identity for chain in chains.values()}
         self.faithful = self._results(Closeup(gap, tracer, {}))
         with EverythingIn(torch.float32).active(lambda: NOWHERE):
-            self.wide = self._results(Closeup(gap, tracer, {}, leaf=lambda _, tensor: _wide(tensor)))
+            self.wide = self._results(Closeup(gap, tracer, {}, leaf=lambda _, tensor: wide(tensor)))
             self.larger = self._results(Closeup(gap, tracer, {}, leaf=self._leaf_enlarged))
 
     def _leaf_enlarged(self, identity: int, tensor: Tensor) -> Tensor:
-        return _enlarged(_wide(tensor)) if identity in self._averages else _wide(tensor)
+        return _enlarged(wide(tensor)) if identity in self._averages else wide(tensor)
 
     def _results(self, run: Closeup) -> dict[_Key, Tensor]:
         return dict(zip(self._chains, run.rerun([chain.last for chain in self._chains.values()]), strict=True))
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in HALF else tensor
 
 
 def _enlarged(tensor: Tensor) -> Tensor:

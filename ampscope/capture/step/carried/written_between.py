@@ -153,7 +153,9 @@ class WrittenBetween:
         after = look.before[0] + above, look.before[1]
         label = self.label(bad[0].name, after[0])
         rows = born.traced.counted_for(after) if born.traced is not None else None
-        details = {"carried": [label], "source": source_line(look.gap, born.entry)}
+        details: dict[str, Any] = {"carried": [label], "source": source_line(look.gap, born.entry)}
+        if born.traced is not None:
+            details["in_float32"] = self._closeups.in_float32(look.gap, [each.source for each in bad])
         self._untold.append(_Write(after, label, born.outcome, rows, details, born.is_absorbed))
         for result in bad:
             if (tensor := result.tensor()) is not None:

@@ -28,6 +28,7 @@ from ampscope.capture.tracing.traced_rows import TracedRows
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.provenance import absorbed, reaches_loss
 from ampscope.trace.schema import Change, ReplayStatus, Source, Trial, Trigger, source_of
+from ampscope.trace.vocabulary import SEEN_LIVE
 
 #: Incidents only where the step suffers from them: a state may hold an infinity on purpose.
 _OF_STATE = (Trigger.NONFINITE_CARRIED, Trigger.CARRIED_READ)
@@ -237,12 +238,12 @@ class Incidents:
 
     def absorbed(self, attempt: StepAttempt, ops: list[int]) -> None:
         """Reports overflows, by sequence number, that vanished again before loss and gradients."""
-        outcome = ReplayResult(ReplayStatus.UNAVAILABLE, "seen as it happened, in the trace of the real step")
+        outcome = ReplayResult(ReplayStatus.UNAVAILABLE, SEEN_LIVE)
         self.report(attempt, Trigger.ABSORBED_OVERFLOW, outcome, Evidence(details={"ops": ops}))
 
     def collapsed(self, attempt: StepAttempt, casts: Mapping[int, Collapsed]) -> None:
         """Reports casts, by sequence number, that made few values of many; the step itself went well."""
-        outcome = ReplayResult(ReplayStatus.UNAVAILABLE, "seen as it happened, in the trace of the real step")
+        outcome = ReplayResult(ReplayStatus.UNAVAILABLE, SEEN_LIVE)
         counts = {str(seq): [each.values.before, each.values.after] for seq, each in casts.items()}
         before = {
             str(seq): {"since": each.since, **each.before.evidence}

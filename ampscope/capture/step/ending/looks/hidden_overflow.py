@@ -31,7 +31,7 @@ from ampscope.capture.step.measures.progress import Progress
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.tracing.statistics.stats import finite
 from ampscope.capture.tracing.traced_rows import TracedRows
-from ampscope.provenance import Graph, Origin, hidden, hidden_beside
+from ampscope.provenance import Graph, Origin, absorbed, hidden, hidden_beside
 from ampscope.trace.schema import LOSS_CODE, Phase, ReplayStatus, Trial, Trigger
 
 
@@ -70,7 +70,10 @@ class HiddenOverflow(StepObserver):
     def optimizer_steps(self, attempt: StepAttempt) -> None:
         """Looks, if the step was traced and something in it was not finite."""
         graph = None if attempt.bad or self._tape.broken else self._live.not_finite()
-        places = {_places(graph, each) for each in hidden(graph)} if graph is not None else set()
+        if graph is None:
+            return
+        divided = absorbed(graph)  # told by the trace itself, once the step is over
+        places = {_places(graph, each) for each in divided or hidden(graph)}
         new = {each for each in places if attempt.step - self._looked.get(each, -EARLY_STEPS) >= EARLY_STEPS}
         if not new or not self._again.budget.allows_look(whatever_it_costs=not self._looked):
             return
@@ -80,7 +83,11 @@ class HiddenOverflow(StepObserver):
             return
         with self._cycle.inside(State.JUDGING):
             started = time.perf_counter()
-            self._look(attempt, recording, self._progress.note(attempt))
+            if divided:
+                whole = self._again.run(recording, EverythingIn(torch.float32))
+                self._record_trials(attempt, recording, whole, _change(graph, divided, conversions=False))
+            else:
+                self._look(attempt, recording, self._progress.note(attempt))
             attempt.judging_s += time.perf_counter() - started
 
     def _look(self, attempt: StepAttempt, recording: TapedStep, loss: float) -> None:
@@ -127,7 +134,7 @@ class HiddenOverflow(StepObserver):
         if healed.reason or not (names or apart.of_loss(left)):  # else half precision rounds so far, elsewhere
             return False
         self._again.record(attempt, rows, rows_wide)
-        self._record_trials(attempt, recording, whole, _change(rows.graph(), found))
+        self._record_trials(attempt, recording, whole, _change(rows.graph(), found, conversions=True))
         status = ReplayStatus.DIVERGED if ours.differences else ReplayStatus.EXACT
         outcome = ReplayResult(status, "; ".join(ours.differences), ours.seconds)
         details = {
@@ -171,8 +178,14 @@ def _points(graph: Graph, found: list[Origin]) -> frozenset[Point]:
     return frozenset(Point(site.module, site.file, site.line) for site in sites)
 
 
-def _change(graph: Graph, found: list[Origin]) -> ReplayChange | None:
-    """Float32 where values overflowed and where that was hidden; None where that is the whole model."""
+def _change(graph: Graph, found: list[Origin], *, conversions: bool) -> ReplayChange | None:
+    """Float32 where values overflowed and where that was hidden; None where that is the whole model.
+
+    Args:
+        graph: The step's records.
+        found: The overflows, each with the way to what hid it.
+        conversions: Also where the code, anywhere, asks for a half dtype by name.
+    """
     sites = [graph.site(seq) for origin in found for seq in origin.path]
     modules = {LOSS_CODE if site.phase == Phase.LOSS and not site.module else site.module for site in sites}
-    return None if "" in modules else ModulesInFloat32(tuple(sorted(modules)), conversions=True)
+    return None if "" in modules else ModulesInFloat32(tuple(sorted(modules)), conversions=conversions)
