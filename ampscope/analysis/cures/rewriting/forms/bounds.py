@@ -1,0 +1,129 @@
+"""An operand kept away from where a function fails: a bound, or a number added to it; neither where one stands."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+
+from ampscope.analysis.cures.rewriting.asked import Asked
+from ampscope.analysis.cures.rewriting.forms.constants import added_keyword
+from ampscope.analysis.cures.rewriting.found_call import Found, as_call, is_number
+from ampscope.analysis.cures.rewriting.literals import number, value_of
+from ampscope.analysis.cures.rewriting.statement import Splice, Statement, dotted
+
+#: Functions whose result is too large, rather than undefined, at the end of their domain.
+_GROWING = frozenset({"exp", "exp2", "expm1", "square", "cosh", "sinh", "mul", "cumprod", "prod", "softplus"})
+#: Functions that are defined on a stretch about zero.
+_BOTH_SIDES = frozenset({"asin", "acos", "atanh", "erfinv", "arcsin", "arccos", "arctanh"})
+_CLAMPS = ("clamp", "clip", "clamp_min", "clamp_max")
+
+
+def operand_bound(statement: Statement, asked: Asked) -> Sequence[Splice]:
+    """``log(x)`` becomes ``log(x.clamp(min=1e-7))``."""
+    found = asked.all_found(statement)
+    if len(found) > 1 and any(each.is_operator or each.operand(1) is not None for each in found):
+        return ()  # which of the operands are tensors is not seen
+    return [splice for each in found for splice in _bounded(statement, each, asked)]
+
+
+def _bounded(statement: Statement, found: Found, asked: Asked) -> Sequence[Splice]:
+    place = _operand(found, asked)
+    if place is None or asked.value is None:
+        return ()
+    kinds = _kinds(found.name, asked.value)
+    clamp = as_call(place, *_CLAMPS)
+    if clamp is not None:
+        return _other_bound(statement, clamp, kinds[0], asked.value) if len(kinds) == 1 else ()
+    sign = {"min": -1.0 if len(kinds) == 2 else 1.0, "max": 1.0}
+    value = abs(asked.value) if len(kinds) == 2 else asked.value
+    bounds = ", ".join(f"{kind}={number(sign[kind] * value)}" for kind in kinds)
+    return [_put(statement, found, place, lambda text: f"{text}.clamp({bounds})", atom=True)]
+
+
+def added_eps(statement: Statement, asked: Asked) -> Sequence[Splice]:
+    """``a / b`` becomes ``a / (b + 1e-6)``; a smaller number that stands there is raised."""
+    return [splice for each in asked.all_found(statement) for splice in _with_eps(statement, each, asked)]
+
+
+def _with_eps(statement: Statement, found: Found, asked: Asked) -> Sequence[Splice]:
+    place, value = _operand(found, asked), asked.value
+    if place is None or value is None or is_number(place):
+        return ()
+    added = _added(place)
+    if added is not None:
+        return _raised(statement, added, value)
+    return [_put(statement, found, place, lambda text: f"{text} + {number(value)}", atom=False)]
+
+
+def _operand(found: Found, asked: Asked) -> ast.expr | None:
+    """The operand that is meant, where it can be replaced."""
+    if found.name.endswith("_") and found.is_method:
+        return None
+    divides = found.name in ("div", "true_divide", "divide")
+    argument = asked.argument if asked.argument is not None else int(divides)
+    if isinstance(found.node, ast.AugAssign) and argument == 0:
+        return None
+    return found.operand(argument)
+
+
+def _kinds(name: str, value: float) -> tuple[str, ...]:
+    if name in _BOTH_SIDES:
+        return ("min", "max")
+    return ("max",) if name in _GROWING or (name == "pow" and value > 1) else ("min",)
+
+
+def _other_bound(statement: Statement, clamp: Found, kind: str, value: float) -> Sequence[Splice]:
+    """A bound that stands there and is not enough, replaced; one that is missing, added."""
+    names = {"clamp_min": ("min",), "clamp_max": ("max",)}.get(clamp.name, ("min", "max"))
+    if kind not in names:
+        return ()
+    keyword = clamp.keywords.get(kind)
+    place = keyword.value if keyword is not None else clamp.operand(1 + names.index(kind))
+    if place is None:
+        return [added_keyword(statement, clamp.node, f"{kind}={number(value)}")]
+    return _raised(statement, place, value, enough=(lambda was: was <= value) if kind == "max" else None)
+
+
+def _raised(
+    statement: Statement, place: ast.expr, value: float, enough: Callable[[float], bool] | None = None
+) -> Sequence[Splice]:
+    """Another number in the place of one that is too small, or that has a name."""
+    was = _at_least(place)
+    if was is not None:
+        there = enough(was) if enough is not None else was >= value
+        return () if there else [statement.instead(place, number(value))]
+    return [statement.instead(place, f"max({statement.text(place)}, {number(value)})")] if _is_eps(place) else ()
+
+
+def _at_least(node: ast.expr) -> float | None:
+    """The number that a part spells, or the one below which ``max(eps, 1e-6)`` does not come."""
+    if isinstance(node, ast.Call) and dotted(node.func) == "max":
+        return max((value for each in node.args if (value := value_of(each)) is not None), default=None)
+    return value_of(node)
+
+
+def _is_eps(node: ast.expr) -> bool:
+    """Whether a part is the name of a small number."""
+    name = dotted(node).rpartition(".")[2].lower()
+    return name in ("eps", "epsilon", "tiny", "delta") or name.endswith(("_eps", "_epsilon")) or name.startswith("eps_")
+
+
+def _added(node: ast.expr) -> ast.expr | None:
+    """The small number that is added to a part already, or stands as its bound."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        ends = (node.right, node.left)
+        return next((end for end in ends if _is_eps(end) or abs(_at_least(end) or 1.0) < 0.1), None)
+    call = as_call(node, "add", *_CLAMPS)
+    if call is None or call.is_operator:
+        return None
+    return call.operand(1) or next((call.keywords[name].value for name in ("min",) if name in call.keywords), None)
+
+
+def _put(statement: Statement, found: Found, place: ast.expr, write: Callable[[str], str], *, atom: bool) -> Splice:
+    """An operand written otherwise, in parentheses where its place asks for them."""
+    text = write(statement.atom(place) if atom else statement.summand(place))
+    inner = found.is_operator or (found.is_method and place is found.operands[0])
+    if not inner:
+        return statement.instead(place, text)
+    alone = isinstance(found.node, ast.AugAssign) or atom
+    return statement.instead_of_all(place, text if alone else f"({text})")

@@ -1,0 +1,94 @@
+"""A number of a call replaced by one that its dtype holds."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Sequence
+
+from ampscope.analysis.cures.rewriting.asked import Asked
+from ampscope.analysis.cures.rewriting.found_call import Found
+from ampscope.analysis.cures.rewriting.literals import end_of_half, number, value_of
+from ampscope.analysis.cures.rewriting.statement import Splice, Statement, dotted, is_plain
+
+#: The small number that a function takes where the call gives none.
+_DEFAULTS = {
+    "normalize": ("eps", 1e-12),
+    "layer_norm": ("eps", 1e-5),
+    "group_norm": ("eps", 1e-5),
+    "batch_norm": ("eps", 1e-5),
+    "instance_norm": ("eps", 1e-5),
+    "cosine_similarity": ("eps", 1e-8),
+    "pairwise_distance": ("eps", 1e-6),
+    "gaussian_nll_loss": ("eps", 1e-6),
+    "poisson_nll_loss": ("eps", 1e-8),
+    "triplet_margin_loss": ("eps", 1e-6),
+}
+#: Functions of `torch.nn.functional` that take their number by place, too: at which.
+_PLACES = {"normalize": 3, "cosine_similarity": 3, "pairwise_distance": 3, "layer_norm": 4}
+
+
+def constant(statement: Statement, asked: Asked) -> Sequence[Splice]:
+    """``clamp(min=1e-8)`` becomes ``clamp(min=1e-4)``; ``-1e9`` the end of the dtype's range."""
+    if asked.value is None:
+        return ()
+    found = asked.found(statement)
+    places = _places(statement, found, asked)
+    if len(places) == 1:
+        return [statement.instead(places[0], _written(statement, found, asked.value))]
+    return _default(statement, found, asked) if found is not None and not places else ()
+
+
+def _places(statement: Statement, found: Found | None, asked: Asked) -> list[ast.expr]:
+    """Where the number stands: in the call, or else, if it stands there once, anywhere in the statement."""
+    if asked.was is None:
+        return []
+    if found is not None:
+        given = [*found.operands, *(each.value for each in found.keywords.values())]
+        inside = [place for each in given for place in _numbers(each, asked.was)]
+        if inside:
+            return inside
+    return [place for node in statement.tree.body for place in _numbers(node, asked.was)]
+
+
+def _numbers(node: ast.AST, was: float) -> list[ast.expr]:
+    """The parts that spell a number, the outermost of each."""
+    value = value_of(node) if isinstance(node, ast.expr) else None
+    if value is not None and math.isclose(value, was, rel_tol=1e-6) and isinstance(node, ast.expr):
+        return [node]
+    return [place for child in ast.iter_child_nodes(node) for place in _numbers(child, was)]
+
+
+def _written(statement: Statement, found: Found | None, value: float) -> str:
+    """The number as it is written: the end of a dtype's range by the dtype of the tensor, where that has a name."""
+    end = end_of_half(value)
+    if not end:
+        return number(value)
+    tensor = found.operands[0] if found is not None and found.operands and not found.is_operator else None
+    if tensor is None or not (dotted(tensor) and is_plain(tensor)):
+        return end
+    return f"torch.finfo({statement.text(tensor)}.dtype).{end.rpartition('.')[2]}"
+
+
+def _default(statement: Statement, found: Found, asked: Asked) -> Sequence[Splice]:
+    """The keyword by which a function takes the number, where the call leaves it out."""
+    keyword, default = _DEFAULTS.get(found.name, ("", math.nan))
+    is_default = asked.was is None or math.isclose(asked.was, default, rel_tol=1e-6)
+    given = keyword in found.keywords or len(found.operands) > _PLACES.get(found.name, len(found.operands))
+    if not keyword or not is_default or given:
+        return ()
+    return [added_keyword(statement, found.node, f"{keyword}={number(asked.value or default)}")]
+
+
+def added_keyword(statement: Statement, call: ast.AST, text: str) -> Splice:
+    """One more argument at the end of a call."""
+    assert isinstance(call, ast.Call)
+    ends = [*map(statement.span, call.args), *map(statement.span, call.keywords)]
+    last = max((end for _, end in ends), default=None)
+    end = statement.span(call)[1] - 1
+    if last is None:
+        return Splice(end, end, text)
+    trailing = statement.code.encode()[last:end]
+    extra = trailing.count(b")")  # parentheses around the last argument
+    at = last + trailing.rfind(b")") + 1 if extra else last
+    return Splice(at, at, f", {text}")

@@ -1,0 +1,141 @@
+"""Logarithms, exponentials and losses in the one step that cannot leave the range."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+from ampscope.analysis.cures.rewriting.found_call import Found, as_call, found_call, found_calls, is_number
+from ampscope.analysis.cures.rewriting.literals import value_of
+from ampscope.analysis.cures.rewriting.statement import Splice, Statement, is_plain
+
+_LOG = "log"
+
+
+def log_softmax(statement: Statement) -> Sequence[Splice]:
+    """``torch.log(x.softmax(-1))`` becomes ``x.log_softmax(-1)``."""
+    found = [(each, as_call(_unguarded(_first(each)), "softmax")) for each in found_calls(statement, _LOG)]
+    return [_replaced(statement, each, _renamed(statement, inner, "log_softmax")) for each, inner in found if inner]
+
+
+def logsigmoid(statement: Statement) -> Sequence[Splice]:
+    """``torch.log(torch.sigmoid(x))`` becomes ``F.logsigmoid(x)``, that of ``1 - sigmoid(x)`` that of ``-x``."""
+    found = [(each, _sigmoid_in(statement, each)) for each in found_calls(statement, _LOG)]
+    name = f"{functional(statement)}logsigmoid"
+    return [_replaced(statement, each, f"{name}({given})") for each, given in found if given]
+
+
+def _sigmoid_in(statement: Statement, logarithm: Found) -> str:
+    """What a sigmoid is given whose logarithm is taken."""
+    operand = _unguarded(_first(logarithm))
+    rest = _taken_from_one(operand)
+    given = _first(as_call(rest if rest is not None else operand, "sigmoid"))
+    if given is None:
+        return ""
+    return statement.text(given) if rest is None else f"-{statement.atom(given)}"
+
+
+def with_logits(statement: Statement) -> Sequence[Splice]:
+    """``binary_cross_entropy(sigmoid(x), y)`` becomes ``binary_cross_entropy_with_logits(x, y)``."""
+    loss = found_call(statement, "binary_cross_entropy")
+    inner = as_call(_unguarded(_first(loss)), "sigmoid")
+    given, probability = _first(inner), _first(loss)
+    if loss is None or given is None or probability is None or loss.is_method:
+        return ()
+    name = _name(statement, loss, "binary_cross_entropy_with_logits")
+    return [name, statement.instead(probability, statement.text(given))]
+
+
+def cross_entropy(statement: Statement) -> Sequence[Splice]:
+    """``nll_loss(log(softmax(x, dim=1)), y)`` becomes ``cross_entropy(x, y)``."""
+    loss = found_call(statement, "nll_loss")
+    logarithm = as_call(_first(loss), _LOG)
+    inner = as_call(_unguarded(_first(logarithm)), "softmax")
+    given, logs = _first(inner), _first(loss)
+    if loss is None or logarithm is None or inner is None or given is None or logs is None or loss.is_method:
+        return ()
+    dim = inner.keywords["dim"].value if "dim" in inner.keywords else inner.operand(1)
+    if dim is None or value_of(dim) != 1.0:  # over another one it is not what nll_loss reads
+        return [_replaced(statement, logarithm, _renamed(statement, inner, "log_softmax"))]
+    return [_name(statement, loss, "cross_entropy"), statement.instead(logs, statement.text(given))]
+
+
+def logsumexp(statement: Statement) -> Sequence[Splice]:
+    """``x.exp().sum(-1).log()`` becomes ``x.logsumexp(-1)``."""
+    found = [(each, _sum_in(statement, each)) for each in found_calls(statement, _LOG)]
+    return [_replaced(statement, each, text) for each, text in found if text]
+
+
+def _sum_in(statement: Statement, logarithm: Found) -> str:
+    """The logarithm of a sum of exponentials in one call; empty where it is of something else."""
+    total = as_call(_first(logarithm), "sum")
+    given = _first(as_call(_first(total), "exp"))
+    if total is None or given is None or not {"dim", "keepdim"}.issuperset(total.keywords):
+        return ""
+    rest = [*(statement.text(each) for each in total.operands[1:]), *map(statement.text, total.keywords.values())]
+    tensor = statement.atom(given)
+    return f"{tensor}.logsumexp({', '.join(rest)})" if rest else f"{tensor}.flatten().logsumexp(0)"
+
+
+def max_off(statement: Statement) -> Sequence[Splice]:
+    """``x.exp()`` becomes ``(x - x.max()).exp()``, where what follows does not depend on a common factor."""
+    return [splice for each in found_calls(statement, "exp") for splice in _less_its_largest(statement, each)]
+
+
+def _less_its_largest(statement: Statement, found: Found) -> Sequence[Splice]:
+    operand = _first(found)
+    if operand is None or not is_plain(operand) or is_number(operand):
+        return ()
+    less = f"{statement.summand(operand)} - {statement.atom(operand)}.max()"
+    return [statement.instead_of_all(operand, f"({less})") if found.is_method else statement.instead(operand, less)]
+
+
+def functional(statement: Statement) -> str:
+    """How the statement spells `torch.nn.functional`, with a dot."""
+    for node in statement.nodes():
+        if isinstance(node, ast.Name) and node.id == "F":
+            return "F."
+    return "torch.nn.functional."
+
+
+def _first(found: Found | None) -> ast.expr | None:
+    return found.operand(0) if found is not None else None
+
+
+def _unguarded(node: ast.expr | None) -> ast.AST:
+    """A part without the small number that keeps it from zero: the better form needs none."""
+    clamp = as_call(node, "clamp", "clip", "clamp_min", "add") if node is not None else None
+    if clamp is not None and not clamp.is_operator:
+        return clamp.operands[0]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        small = [abs(value_of(end) or 1.0) < 1e-2 for end in (node.left, node.right)]
+        if any(small):
+            return node.left if small[1] else node.right
+    return node if node is not None else ast.Pass()
+
+
+def _taken_from_one(node: ast.AST) -> ast.AST | None:
+    """What is taken from one."""
+    is_rest = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and value_of(node.left) == 1.0
+    return node.right if is_rest and isinstance(node, ast.BinOp) else None
+
+
+def _replaced(statement: Statement, found: Found, text: str) -> Splice:
+    assert isinstance(found.node, ast.expr)
+    return statement.instead(found.node, text)
+
+
+def _renamed(statement: Statement, found: Found, name: str) -> str:
+    """A call's text with another function's name."""
+    assert isinstance(found.node, ast.Call)
+    func, (start, end) = found.node.func, statement.span(found.node)
+    content = statement.code.encode()
+    after = statement.span(func)[1]
+    before = after - len(found.name.encode())
+    return (content[start:before] + name.encode() + content[after:end]).decode()
+
+
+def _name(statement: Statement, found: Found, name: str) -> Splice:
+    assert isinstance(found.node, ast.Call)
+    end = statement.span(found.node.func)[1]
+    return Splice(end - len(found.name.encode()), end, name)

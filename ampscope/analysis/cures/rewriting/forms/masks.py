@@ -1,0 +1,101 @@
+"""What is masked: an operand made safe before the op, rows that keep a key, losses that are infinite set to zero."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Sequence
+
+from ampscope.analysis.cures.rewriting.asked import Asked
+from ampscope.analysis.cures.rewriting.forms.constants import added_keyword
+from ampscope.analysis.cures.rewriting.found_call import Found, as_call, found_call, is_number
+from ampscope.analysis.cures.rewriting.literals import number, value_of
+from ampscope.analysis.cures.rewriting.statement import Splice, Statement, dotted, is_plain, same
+
+#: Calls that may stand a second time in a condition: they compare, and change nothing.
+_PURE = frozenset(
+    {"isfinite", "isnan", "isinf", "bool", "eq", "ne", "gt", "ge", "lt", "le", "any", "all", "abs", "sum"}
+    | {"logical_and", "logical_or", "logical_not", "size", "unsqueeze"}
+)
+
+
+def safe_where(statement: Statement, asked: Asked) -> Sequence[Splice]:
+    """``where(m, a / b, 0)`` becomes ``where(m, a / torch.where(m, b, 1.0), 0)``."""
+    choice = found_call(statement, "where")
+    if choice is None or choice.name != "where" or choice.is_method or len(choice.operands) != 3:
+        return ()
+    condition, *branches = choice.operands
+    inside = [(number, found) for number, each in enumerate(branches) if (found := _inside(statement, each, asked))]
+    if len(inside) != 1 or not _can_repeat(condition):
+        return ()
+    branch, found = inside[0]
+    divides = found.name in ("div", "true_divide", "divide")
+    place = found.operand(asked.argument if asked.argument is not None else int(divides))
+    if place is None or is_number(place) or _is_chosen(place, condition):
+        return ()
+    safe = [statement.text(place), number(asked.value if asked.value is not None else 1.0)]
+    text = f"torch.where({statement.text(condition)}, {', '.join(safe if branch == 0 else safe[::-1])})"
+    inner = found.is_operator or (found.is_method and place is found.operands[0])
+    return [statement.instead_of_all(place, text) if inner else statement.instead(place, text)]
+
+
+def _inside(statement: Statement, branch: ast.expr, asked: Asked) -> Found | None:
+    """The op that fails in a branch: the one that is named, or the only one that may."""
+    return found_call(statement, asked.call, branch) if asked.call != "where" else None
+
+
+def _is_chosen(place: ast.expr, condition: ast.expr) -> bool:
+    """Whether an operand is made safe by the same condition already."""
+    inner = as_call(place, "where")
+    return inner is not None and any(same(each, condition) for each in inner.operands[:2])
+
+
+def _can_repeat(condition: ast.expr) -> bool:
+    """Whether a condition may stand twice."""
+    calls = [node for node in ast.walk(condition) if isinstance(node, ast.Call)]
+    names = [each.func.attr if isinstance(each.func, ast.Attribute) else dotted(each.func) for each in calls]
+    return _PURE.issuperset(names) and not any(isinstance(node, ast.NamedExpr) for node in ast.walk(condition))
+
+
+def kept_rows(statement: Statement, asked: Asked) -> Sequence[Splice]:
+    """``masked_fill(m, -inf)`` becomes ``masked_fill(m & ~m.all(-1, keepdim=True), -inf)``."""
+    softmax = found_call(statement, "softmax")
+    dim = _dim(statement, softmax) if softmax is not None else "-1"
+    fill = found_call(statement, "masked_fill")
+    if fill is None or fill.name not in ("masked_fill", "masked_fill_") or not dim:
+        return _finite_rows(statement, softmax) if fill is None and asked.call == "softmax" else ()
+    mask, value = fill.operand(1), fill.operand(2) or _keyword(fill, "value")
+    if mask is None or value is None or value_of(value) != -math.inf or not _can_repeat(mask):
+        return ()
+    atom = statement.atom(mask)
+    return [statement.instead(mask, f"{atom} & ~{atom}.all({dim}, keepdim=True)")]
+
+
+def _finite_rows(statement: Statement, softmax: Found | None) -> Sequence[Splice]:
+    """The mask's -inf as the lowest number: a row of nothing else becomes an even one, the others stay."""
+    scores = softmax.operand(0) if softmax is not None else None
+    if softmax is None or scores is None or not is_plain(scores) or not dotted(scores):
+        return ()
+    text = f"{statement.text(scores)}.clamp(min=torch.finfo({statement.text(scores)}.dtype).min)"
+    return [statement.instead(scores, text)]
+
+
+def _dim(statement: Statement, softmax: Found) -> str:
+    place = softmax.operand(1) or _keyword(softmax, "dim")
+    return statement.text(place) if place is not None else ""
+
+
+def _keyword(found: Found, name: str) -> ast.expr | None:
+    return found.keywords[name].value if name in found.keywords else None
+
+
+def zero_infinity(statement: Statement) -> Sequence[Splice]:
+    """``ctc_loss(...)`` becomes ``ctc_loss(..., zero_infinity=True)``."""
+    found = found_call(statement, "ctc_loss") or found_call(statement, "CTCLoss")
+    if found is None or not isinstance(found.node, ast.Call):
+        return ()
+    given = found.keywords.get("zero_infinity")
+    if given is None:
+        return [added_keyword(statement, found.node, "zero_infinity=True")] if not found.is_method else ()
+    off = isinstance(given.value, ast.Constant) and given.value.value is False
+    return [statement.instead(given.value, "True")] if off else ()

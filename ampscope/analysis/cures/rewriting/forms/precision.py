@@ -1,0 +1,84 @@
+"""One call on float32 operands, where autocast would cast them back: out of its reach."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from ampscope.analysis.cures.rewriting.asked import Asked
+from ampscope.analysis.cures.rewriting.found_call import Found, as_call, is_number
+from ampscope.analysis.cures.rewriting.statement import Splice, Statement, dotted, is_plain
+
+#: Products, which autocast runs in half precision whatever dtype they are given.
+_PRODUCTS = frozenset({"matmul", "mm", "bmm", "mv", "dot", "inner"})
+#: What a line may call beside a product and runs as well outside autocast: views and what follows its operands' dtype.
+_FOLLOWING = frozenset(
+    {"transpose", "permute", "view", "reshape", "contiguous", "unsqueeze", "squeeze", "flatten", "expand", "chunk"}
+    | {"t", "float", "softmax", "size", "swapaxes", "sum", "mean", "clamp", "relu", "tanh", "sigmoid", "sqrt", "len"}
+    | {"bmm", "matmul", "mm"}
+)
+
+
+def in_float32(statement: Statement, asked: Asked) -> Sequence[Splice]:
+    """``x.sum()`` becomes ``x.float().sum()``; a product goes into a block without autocast as well."""
+    calls = asked.all_found(statement)
+    if not calls or any(isinstance(each.node, ast.AugAssign) for each in calls):
+        return ()
+    if calls[0].name not in _PRODUCTS:
+        unclear = len(calls) > 1 and any(each.is_operator for each in calls)
+        return [] if unclear else [splice for each in calls for splice in _given_float(statement, each, asked)]
+    return _product(statement, calls[0]) if len(calls) == 1 else ()
+
+
+def _given_float(statement: Statement, found: Found, asked: Asked) -> Sequence[Splice]:
+    place = found.operand(asked.argument or 0)
+    return [_float(statement, found, place)] if place is not None and _may_cast(place) else ()
+
+
+def _product(statement: Statement, found: Found) -> Sequence[Splice]:
+    """A product on float32 operands, in a block that autocast does not reach."""
+    operands = [each for number in (0, 1) if (each := found.operand(number)) is not None]
+    if len(operands) != 2 or not _runs_alone(statement):
+        return ()
+    device = next((statement.text(each) for each in _tensors(operands)), "")
+    if not device:
+        return ()
+    casts = [_float(statement, found, each) for each in operands if _may_cast(each)]
+    body = statement.changed(casts)
+    block = f"with torch.autocast({device}.device.type, enabled=False):\n    "
+    return [Splice(0, len(statement.code.encode()), block + body)] if body is not None else ()
+
+
+def _float(statement: Statement, found: Found, place: ast.expr) -> Splice:
+    text = f"{statement.atom(place)}.float()"
+    inner = found.is_operator or (found.is_method and place is found.operands[0])
+    return statement.instead_of_all(place, text) if inner else statement.instead(place, text)
+
+
+def _may_cast(place: ast.expr) -> bool:
+    """Whether an operand is a tensor, as far as it shows, and not in float32 already."""
+    cast = as_call(place, "float", "double")
+    return cast is None and not is_number(place)
+
+
+def _tensors(operands: Sequence[ast.expr]) -> Iterator[ast.expr]:
+    """Names of tensors in the operands: the operands themselves, or what their methods are called of."""
+    for operand in operands:
+        tensor = operand
+        while isinstance(tensor, ast.Call) and isinstance(tensor.func, ast.Attribute):
+            tensor = tensor.func.value
+        if dotted(tensor) and is_plain(tensor) and dotted(tensor).split(".", 1)[0] not in ("torch", "F", "nn"):
+            yield tensor
+
+
+def _runs_alone(statement: Statement) -> bool:
+    """Whether a line can go into a block of its own, and calls nothing that needs autocast."""
+    if statement.before or statement.after or "\n" in statement.code or len(statement.tree.body) != 1:
+        return False
+    body = statement.tree.body[0]
+    if isinstance(body, ast.Assign) and f"{statement.text(body.targets[0])} =" not in statement.code:
+        return False  # an argument of a call that the line is a part of
+    calls = [node for node in statement.nodes() if isinstance(node, ast.Call)]
+    names = [each.func.attr if isinstance(each.func, ast.Attribute) else dotted(each.func) for each in calls]
+    owned = [dotted(each.func.value) for each in calls if isinstance(each.func, ast.Attribute)]
+    return isinstance(body, (ast.Assign, ast.Return)) and _FOLLOWING.issuperset(names) and "self" not in owned

@@ -1,0 +1,56 @@
+"""Numbers in source code: read from a part of a statement, and written as a person would."""
+
+from __future__ import annotations
+
+import ast
+import math
+from decimal import Decimal
+
+from ampscope.analysis.cures.rewriting.statement import dotted
+from ampscope.trace.dtypes import FINFO, HALF_DTYPES
+
+#: How infinity is spelled besides ``float("inf")``.
+_INFINITIES = frozenset({"torch.inf", "math.inf", "np.inf", "numpy.inf", "inf"})
+#: What is read as a number: a larger one is no constant that a dtype was meant to hold.
+_LARGEST = 1e300
+
+
+def number(value: float) -> str:
+    """``1e-4``, ``0.5``, ``65504.0``."""
+    if math.isinf(value):
+        return 'float("inf")' if value > 0 else 'float("-inf")'
+    if value and (abs(value) < 1e-2 or abs(value) >= 1e6):
+        return f"{Decimal(repr(value)).normalize():e}".replace("e+", "e")
+    return repr(value)
+
+
+def end_of_half(value: float) -> str:
+    """``torch.finfo(torch.float16).min`` where a number is the end of a half dtype's range; empty where it is not."""
+    for dtype in sorted(HALF_DTYPES):
+        if abs(value) == FINFO[dtype].max:
+            return f"torch.finfo(torch.{dtype}).{'min' if value < 0 else 'max'}"
+    return ""
+
+
+def value_of(node: ast.AST) -> float | None:
+    """The number that a part spells; None where it is none."""
+    if isinstance(node, ast.Constant):
+        return _number(node.value)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
+        inner = value_of(node.operand)
+        return None if inner is None else -inner if isinstance(node.op, ast.USub) else inner
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
+        left, right = value_of(node.left), value_of(node.right)
+        return None if left is None or right is None else left - right
+    if dotted(node) in _INFINITIES:
+        return math.inf
+    if isinstance(node, ast.Call) and dotted(node.func) == "float" and len(node.args) == 1:
+        text = node.args[0].value if isinstance(node.args[0], ast.Constant) else None
+        return {"inf": math.inf, "-inf": -math.inf}.get(text) if isinstance(text, str) else None
+    return None
+
+
+def _number(held: object) -> float | None:
+    if isinstance(held, bool) or not isinstance(held, (int, float)):
+        return None
+    return float(held) if abs(held) < _LARGEST else None

@@ -1,0 +1,75 @@
+"""One statement of someone's program with a cure in it: their words, and the cure in the place that was meant."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+
+from ampscope.analysis.cures.rewriting.asked import Asked
+from ampscope.analysis.cures.rewriting.edit import Edit
+from ampscope.analysis.cures.rewriting.forms import bounds, constants, logarithms, masks, precision, products
+from ampscope.analysis.cures.rewriting.statement import Splice, Statement, statement
+from ampscope.analysis.results import SourceLine
+from ampscope.trace.schema import Form
+
+#: How each form is written; what is no form of one statement is missing.
+_WRITERS: dict[Form, Callable[[Statement, Asked], Sequence[Splice]]] = {
+    Form.OPERAND_BOUND: bounds.operand_bound,
+    Form.ADDED_EPS: bounds.added_eps,
+    Form.CONSTANT: constants.constant,
+    Form.SCALE_FIRST: products.scale_first,
+    Form.SAFE_WHERE: masks.safe_where,
+    Form.IN_FLOAT32: precision.in_float32,
+    Form.KEPT_ROWS: masks.kept_rows,
+}
+#: The same of those that show in the statement alone.
+_PATTERNS: dict[Form, Callable[[Statement], Sequence[Splice]]] = {
+    Form.LOG_SOFTMAX: logarithms.log_softmax,
+    Form.LOGSIGMOID: logarithms.logsigmoid,
+    Form.WITH_LOGITS: logarithms.with_logits,
+    Form.CROSS_ENTROPY: logarithms.cross_entropy,
+    Form.LOGSUMEXP: logarithms.logsumexp,
+    Form.MAX_OFF: logarithms.max_off,
+    Form.CENTRED: products.centred,
+    Form.ZERO_INFINITY: masks.zero_infinity,
+}
+
+
+def rewritten(
+    line: SourceLine,
+    form: Form,
+    call: str,
+    *,
+    argument: int | None = None,
+    value: float | None = None,
+    was: float | None = None,
+) -> Edit | None:
+    """A line of someone's program with a cure in it.
+
+    Args:
+        line: The line, or the whole statement where it goes over several.
+        form: What is done to the call.
+        call: The torch function that is called there, as code spells it.
+        argument: Which operand the change is about, from 0; a method's tensor is 0.
+        value: The number that goes in.
+        was: The number that stood there.
+
+    Returns:
+        The change; None where the line cannot be parsed, where it is not clear which call is meant, and where the
+        line already does it.
+    """
+    parsed = statement(line.code)
+    if parsed is None:
+        return None
+    asked = Asked(call.rpartition(".")[2], argument, value, was)
+    splices = _PATTERNS[form](parsed) if form in _PATTERNS else ()
+    if form in _WRITERS:
+        splices = _WRITERS[form](parsed, asked)
+    after = parsed.changed(splices) if splices else None
+    return Edit(line.code, after, _imports(parsed, after)) if after is not None else None
+
+
+def _imports(before: Statement, after: str) -> tuple[str, ...]:
+    """What a changed statement needs that the old one did not show."""
+    needs = "torch." in after and not any(isinstance(node, ast.Name) and node.id == "torch" for node in before.nodes())
+    return ("import torch",) if needs else ()

@@ -1,0 +1,154 @@
+"""A statement of someone's program, read from its text alone, and changed at the places of its parts."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import NamedTuple
+
+#: Characters of a statement that are parsed: a trace is someone else's, and deep nesting exhausts a parser.
+_LONGEST = 4_000
+#: What a line may need around it before it is a program: the head of a block, a branch of one, a decorator.
+_FRAMES = (
+    ("", ""),
+    ("", "\n pass"),
+    ("if 0: pass\n", "\n pass"),
+    ("try: pass\n", "\n pass"),
+    ("", "\ndef _(): pass"),
+)
+#: Expressions to which a method can be called, or an operator applied, without parentheses.
+_ATOMS = (ast.Name, ast.Attribute, ast.Subscript, ast.Call)
+#: Expressions that bind less than a sum.
+_LOOSE = (ast.Compare, ast.BoolOp, ast.IfExp, ast.Lambda, ast.NamedExpr, ast.Starred, ast.Yield, ast.YieldFrom)
+_BELOW_SUMS = (ast.BitOr, ast.BitXor, ast.BitAnd, ast.LShift, ast.RShift)
+
+
+class Splice(NamedTuple):
+    """Text in the place of a part of a statement; in bytes, as `ast` counts them."""
+
+    start: int
+    end: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A statement with its parse."""
+
+    code: str
+    before: str  #: what was put before it, to parse it
+    after: str
+    tree: ast.Module
+
+    @cached_property
+    def _bytes(self) -> bytes:
+        return self.code.encode()
+
+    @cached_property
+    def _starts(self) -> tuple[int, ...]:
+        """Of each line that was parsed, where it starts in the statement."""
+        lines = (self.before + self.code).encode().split(b"\n")
+        return tuple(accumulate((len(line) + 1 for line in lines), initial=-len(self.before.encode())))
+
+    def nodes(self) -> Iterator[ast.AST]:
+        """Every part of the statement itself."""
+        return (node for node in ast.walk(self.tree) if getattr(node, "lineno", 0) > self.before.count("\n"))
+
+    def span(self, node: ast.expr | ast.keyword | ast.stmt) -> tuple[int, int]:
+        """Where a part lies, without parentheses around it."""
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        start = self._starts[node.lineno - 1] + node.col_offset
+        return start, self._starts[node.end_lineno - 1] + node.end_col_offset
+
+    def enclosed(self, node: ast.expr) -> tuple[int, int] | None:
+        """Where a part lies together with the parentheses around it; None where there are none."""
+        start, end = self.span(node)
+        left, right = self._bytes[:start].rstrip(), self._bytes[end:].lstrip()
+        if not (left.endswith(b"(") and right.startswith(b")")):
+            return None
+        return len(left) - 1, len(self._bytes) - len(right) + 1
+
+    def text(self, node: ast.expr | ast.keyword | ast.stmt) -> str:
+        """The text of a part."""
+        start, end = self.span(node)
+        return self._bytes[start:end].decode()
+
+    def atom(self, node: ast.expr) -> str:
+        """The text of a part as a method can be called of it."""
+        return self.text(node) if isinstance(node, _ATOMS) else f"({self.text(node)})"
+
+    def factor(self, node: ast.expr) -> str:
+        """The text of a part as it can stand in a product."""
+        strong = isinstance(node, (*_ATOMS, ast.Constant)) or (
+            isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)
+        )
+        return self.text(node) if strong else f"({self.text(node)})"
+
+    def summand(self, node: ast.expr) -> str:
+        """The text of a part as something can be added to it."""
+        loose = isinstance(node, _LOOSE) or (isinstance(node, ast.BinOp) and isinstance(node.op, _BELOW_SUMS))
+        return f"({self.text(node)})" if loose else self.text(node)
+
+    def instead(self, node: ast.expr | ast.keyword | ast.stmt, text: str) -> Splice:
+        """``text`` in the place of a part."""
+        return Splice(*self.span(node), text)
+
+    def instead_of_all(self, node: ast.expr, text: str) -> Splice:
+        """``text`` in the place of a part and of the parentheses around it."""
+        return Splice(*(self.enclosed(node) or self.span(node)), text)
+
+    def changed(self, splices: Sequence[Splice]) -> str | None:
+        """The statement with other text in these places; None where it does not parse any more, or is the same."""
+        content = self._bytes
+        for splice in sorted(splices, reverse=True):
+            content = content[: splice.start] + splice.text.encode() + content[splice.end :]
+        code = content.decode()
+        tree = _parsed(self.before + code + self.after)
+        return code if tree is not None and ast.dump(tree) != ast.dump(self.tree) else None
+
+
+def statement(code: str) -> Statement | None:
+    """A statement from its text, without the indentation of its first line; None where it is not a whole one."""
+    if len(code) > _LONGEST or not all(character.isprintable() or character in "\n\t" for character in code):
+        return None
+    for before, after in _FRAMES:
+        tree = _parsed(before + code + after)
+        if tree is not None:
+            return Statement(code, before, after, tree)
+    return None
+
+
+def _parsed(code: str) -> ast.Module | None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of escape sequences in someone's strings
+        try:
+            return ast.parse(code)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
+
+
+def same(first: ast.AST, second: ast.AST) -> bool:
+    """Whether two parts read the same."""
+    return ast.dump(first) == ast.dump(second)
+
+
+def dotted(node: ast.AST) -> str:
+    """``torch.nn.functional``; empty for what is no chain of names."""
+    if isinstance(node, ast.Attribute):
+        owner = dotted(node.value)
+        return f"{owner}.{node.attr}" if owner else ""
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def is_plain(node: ast.expr) -> bool:
+    """Whether a part may be written a second time: names, attributes, subscripts and what compares or negates them."""
+    kinds = (
+        *(ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.Slice, ast.Tuple, ast.UnaryOp, ast.Compare),
+        *(ast.BoolOp, ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop),
+    )
+    return all(isinstance(each, kinds) for each in ast.walk(node))
