@@ -77,5 +77,18 @@ def test_the_command_offers() -> None:
     from ampscope.cli.main import app
 
     command = typer.main.get_command(app)
-    verbs = ["audit", "compare", "demo", "diagnose", "plan", "ranges", "report", "repro", "runs", "scale", "view"]
+    verbs = [
+        "audit",
+        "compare",
+        "demo",
+        "diagnose",
+        "fix",
+        "plan",
+        "ranges",
+        "report",
+        "repro",
+        "runs",
+        "scale",
+        "view",
+    ]
     assert sorted(command.commands) == verbs  # type: ignore[attr-defined]  # a group

@@ -14,8 +14,9 @@ from ampscope.cli.diagnose import diagnose
 from ampscope.cli.exits import Exit
 from ampscope.cli.precision.audit import audit
 from ampscope.cli.precision.plan import plan
+from ampscope.cli.precision.ranges import ranges
 from ampscope.cli.precision.scale import scale
-from ampscope.cli.ranges import ranges
+from ampscope.cli.remedies.fix import fix
 from ampscope.cli.report import report
 from ampscope.cli.repro import repro
 from ampscope.cli.runs import runs
@@ -30,7 +31,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (diagnose, compare, ranges, plan, scale, audit, report, repro, runs, view, demo):
+for verb in (diagnose, fix, compare, ranges, plan, scale, audit, report, repro, runs, view, demo):
     app.command()(verb)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ampscope.analysis.cures import own_words
 from ampscope.analysis.cures.form_texts import mathematics
 from ampscope.analysis.cures.form_texts.form_text import FormText
 from ampscope.analysis.results import Cost, FormTried, Remedy, Tried
@@ -32,6 +33,7 @@ def remedies(tried: Sequence[Tried]) -> Iterator[Remedy]:
             verified=all(each.outcome == Trial.FINITE for _, each in found),
             kind=form.form,
             cost=_cost(first),
+            diff=own_words.of_form(form),
             changes_good_values=_changes_good_values([form for form, _ in found]),
         )
 

@@ -17,7 +17,7 @@ from ampscope.analysis.words.wording import replay_in_words, trial_in_words, whe
 from ampscope.report import numbers
 from ampscope.report.safe_text import visible
 from ampscope.report.terminal.evidence import operand_table, path_table
-from ampscope.report.terminal.layout import code, heading, indented, line, prose
+from ampscope.report.terminal.layout import changed_lines, code, heading, indented, line, prose
 from ampscope.report.terminal.run_list import verdict_in_words
 from ampscope.trace.vocabulary import Severity, Verdict
 
@@ -131,8 +131,8 @@ def _remedy(number: int, remedy: Remedy) -> Iterator[RenderableType]:
     if remedy.verified is not None:
         text.append(" ").append(f"[{trial_in_words(remedy.verified)}]", style=_REPLAYED_STYLES[remedy.verified])
     yield indented(text)
-    if remedy.code:
-        yield code(remedy.code)
+    if remedy.diff or remedy.code:
+        yield code(changed_lines(remedy.diff) if remedy.diff else remedy.code)
 
 
 def _scale(healths: list[ScaleHealth]) -> Iterator[RenderableType]:

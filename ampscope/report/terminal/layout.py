@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ from ampscope.report.safe_text import visible, visible_lines
 #: Columns by which a section's content stands under its heading, and code under what it belongs to.
 INDENT = 2
 CODE_INDENT = 6
+#: Where a part of a diff begins, by the number of the line in the old file.
+_HUNK = re.compile(r"@@ -(\d+)")
 #: A width that no table has.
 _UNBOUNDED = 10_000
 
@@ -39,6 +42,21 @@ def code(text: str) -> Text:
     """Lines to copy: never wrapped by us, so that the terminal hands them back whole."""
     lines = (" " * CODE_INDENT + each for each in visible_lines(text))
     return Text("\n".join(lines), style="yellow", no_wrap=True, overflow="ignore")
+
+
+def changed_lines(diff: str) -> str:
+    """What a unified diff takes out and puts in, under the place of each change; the lines around it left out."""
+    told: list[str] = []
+    file, number = "", 0
+    for row in diff.split("\n"):
+        if row.startswith("+++ b/"):
+            file = row.removeprefix("+++ b/")
+        elif begins := _HUNK.match(row):
+            number, told = int(begins[1]), [*told, ""]
+        elif row.startswith(("-", "+")) and file:
+            told = [*told[:-1], f"{file}:{number}", row] if told[-1:] == [""] else [*told, row]
+        number += row.startswith(" ") and told[-1:] == [""]
+    return "\n".join(told)
 
 
 def indented(content: RenderableType) -> RenderableType:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from ampscope.analysis.results import Finding, Incident
+from ampscope.analysis.results import Finding, Incident, Remedy
 from ampscope.report.html.markup import as_html, as_source
 from ampscope.report.html.parts.card import remedy_mark
 
@@ -14,5 +14,12 @@ def remedy_list(item: Incident | Finding) -> None:
     for remedy in item.remedies:
         with st.container(gap=None):
             st.html(f"<div>{as_html(remedy.text, 1000)} {remedy_mark(item, remedy)}</div>")
-            if remedy.code:
-                st.code(as_source(remedy.code), language="python", wrap_lines=True)
+            remedy_code(remedy)
+
+
+def remedy_code(remedy: Remedy) -> None:
+    """What to write: the change of the user's own lines where it is known, else the general form."""
+    if remedy.diff:
+        st.code(as_source(remedy.diff), language="diff", wrap_lines=True)
+    elif remedy.code:
+        st.code(as_source(remedy.code), language="python", wrap_lines=True)

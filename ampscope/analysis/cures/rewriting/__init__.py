@@ -1,6 +1,6 @@
 """Remedies as changes of someone's own lines: a line goes in, a changed line comes out; nothing is run."""
 
-from ampscope.analysis.cures.rewriting.edit import Edit, diff_of, unified
+from ampscope.analysis.cures.rewriting.edit import Edit, unified
 from ampscope.analysis.cures.rewriting.rewriting import rewritten
 
-__all__ = ["Edit", "diff_of", "rewritten", "unified"]
+__all__ = ["Edit", "rewritten", "unified"]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import re
 from typing import NamedTuple
+
+_LINES = re.compile(r"[^\n]*\n|[^\n]+")
 
 
 class Edit(NamedTuple):
@@ -44,7 +47,6 @@ def diff_of(before: str, after: str, file: str) -> str:
         after: The same, changed.
         file: The path of the file, as the trace has it.
     """
-    lines = difflib.unified_diff(
-        before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{file}", f"b/{file}"
-    )
+    was, now = (_LINES.findall(text) for text in (before, after))
+    lines = difflib.unified_diff(was, now, f"a/{file}", f"b/{file}")
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)

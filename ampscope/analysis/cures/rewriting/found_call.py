@@ -112,7 +112,7 @@ def _other_names(name: str) -> frozenset[str]:
 
 def _calls(statement: Statement, names: frozenset[str], within: ast.AST | None) -> Iterator[Found | None]:
     """The calls; None for one that has the name and may be something else."""
-    for node in statement.nodes() if within is None else ast.walk(within):
+    for node in filter(statement.is_meant, statement.nodes()) if within is None else ast.walk(within):
         if _is_opaque(node, names):
             yield None
         elif (found := _found(node, names)) is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
-from decimal import Decimal
+from decimal import ROUND_CEILING, Decimal
 
 from ampscope.analysis.cures.rewriting.statement import dotted
 from ampscope.trace.dtypes import FINFO, HALF_DTYPES
@@ -22,6 +22,14 @@ def number(value: float) -> str:
     if value and (abs(value) < 1e-2 or abs(value) >= 1e6):
         return f"{Decimal(repr(value)).normalize():e}".replace("e+", "e")
     return repr(value)
+
+
+def typed(value: float) -> str:
+    """A small number as a person would type it: two digits, rounded up, so that it bounds what it bounded."""
+    if not 0 < value < 1e-2:
+        return number(value)
+    exact = Decimal(repr(value))
+    return number(float(exact.quantize(Decimal((0, (1,), exact.adjusted() - 1)), rounding=ROUND_CEILING)))
 
 
 def end_of_half(value: float) -> str:

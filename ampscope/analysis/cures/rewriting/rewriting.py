@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable, Sequence
 
 from ampscope.analysis.cures.rewriting.asked import Asked
 from ampscope.analysis.cures.rewriting.edit import Edit
 from ampscope.analysis.cures.rewriting.forms import bounds, constants, logarithms, masks, precision, products
+from ampscope.analysis.cures.rewriting.source_file import HasPlace
 from ampscope.analysis.cures.rewriting.statement import Splice, Statement, statement
-from ampscope.analysis.results import SourceLine
 from ampscope.trace.schema import Form
 
 #: How each form is written; what is no form of one statement is missing.
@@ -36,13 +37,14 @@ _PATTERNS: dict[Form, Callable[[Statement], Sequence[Splice]]] = {
 
 
 def rewritten(
-    line: SourceLine,
+    line: HasPlace,
     form: Form,
     call: str,
     *,
     argument: int | None = None,
     value: float | None = None,
     was: float | None = None,
+    row: int | None = None,
 ) -> Edit | None:
     """A line of someone's program with a cure in it.
 
@@ -53,13 +55,14 @@ def rewritten(
         argument: Which operand the change is about, from 0; a method's tensor is 0.
         value: The number that goes in.
         was: The number that stood there.
+        row: Of a statement over several lines: on which of them the call is made, from 0.
 
     Returns:
         The change; None where the line cannot be parsed, where it is not clear which call is meant, and where the
         line already does it.
     """
-    parsed = statement(line.code)
-    if parsed is None:
+    parsed = statement(line.code, row)
+    if parsed is None or any(each is not None and math.isnan(each) for each in (value, was)):
         return None
     asked = Asked(call.rpartition(".")[2], argument, value, was)
     splices = _PATTERNS[form](parsed) if form in _PATTERNS else ()

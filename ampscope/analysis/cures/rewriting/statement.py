@@ -43,6 +43,7 @@ class Statement:
     before: str  #: what was put before it, to parse it
     after: str
     tree: ast.Module
+    row: int | None = None  #: the line of it that is meant, from 0; None where all of it is
 
     @cached_property
     def _bytes(self) -> bytes:
@@ -57,6 +58,12 @@ class Statement:
     def nodes(self) -> Iterator[ast.AST]:
         """Every part of the statement itself."""
         return (node for node in ast.walk(self.tree) if getattr(node, "lineno", 0) > self.before.count("\n"))
+
+    def is_meant(self, node: ast.AST) -> bool:
+        """Whether a call stands on the line that is meant: one with a dot where the name after it stands."""
+        dotted_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        line = node.func.end_lineno if dotted_call and isinstance(node, ast.Call) else getattr(node, "lineno", 0)
+        return self.row is None or (line or 0) - 1 - self.before.count("\n") == self.row
 
     def span(self, node: ast.expr | ast.keyword | ast.stmt) -> tuple[int, int]:
         """Where a part lies, without parentheses around it."""
@@ -108,22 +115,23 @@ class Statement:
         for splice in sorted(splices, reverse=True):
             content = content[: splice.start] + splice.text.encode() + content[splice.end :]
         code = content.decode()
-        tree = _parsed(self.before + code + self.after)
+        tree = parsed(self.before + code + self.after)
         return code if tree is not None and ast.dump(tree) != ast.dump(self.tree) else None
 
 
-def statement(code: str) -> Statement | None:
+def statement(code: str, row: int | None = None) -> Statement | None:
     """A statement from its text, without the indentation of its first line; None where it is not a whole one."""
     if len(code) > _LONGEST or not all(character.isprintable() or character in "\n\t" for character in code):
         return None
     for before, after in _FRAMES:
-        tree = _parsed(before + code + after)
+        tree = parsed(before + code + after)
         if tree is not None:
-            return Statement(code, before, after, tree)
+            return Statement(code, before, after, tree, row)
     return None
 
 
-def _parsed(code: str) -> ast.Module | None:
+def parsed(code: str) -> ast.Module | None:
+    """The parse of a program; None where it is none."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of escape sequences in someone's strings
         try:

@@ -61,7 +61,8 @@ def what(item: Item) -> str:
 
 
 def _remedy(item: Item, remedy: Remedy) -> str:
-    code = f'<pre class="amp-code">{as_code(remedy.code)}</pre>' if remedy.code else ""
+    shown = remedy.diff or remedy.code
+    code = f'<pre class="amp-code">{as_code(shown)}</pre>' if shown else ""
     return f"<li>{as_html(remedy.text, 1000)} {remedy_mark(item, remedy)}{code}</li>"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from ampscope.analysis.cures.rewriting.asked import Asked
 from ampscope.analysis.cures.rewriting.forms.constants import added_keyword
 from ampscope.analysis.cures.rewriting.found_call import Found, as_call, is_number
-from ampscope.analysis.cures.rewriting.literals import number, value_of
+from ampscope.analysis.cures.rewriting.literals import typed, value_of
 from ampscope.analysis.cures.rewriting.statement import Splice, Statement, dotted
 
 #: Functions whose result is too large, rather than undefined, at the end of their domain.
@@ -36,7 +36,7 @@ def _bounded(statement: Statement, found: Found, asked: Asked) -> Sequence[Splic
         return _other_bound(statement, clamp, kinds[0], asked.value) if len(kinds) == 1 else ()
     sign = {"min": -1.0 if len(kinds) == 2 else 1.0, "max": 1.0}
     value = abs(asked.value) if len(kinds) == 2 else asked.value
-    bounds = ", ".join(f"{kind}={number(sign[kind] * value)}" for kind in kinds)
+    bounds = ", ".join(f"{kind}={typed(sign[kind] * value)}" for kind in kinds)
     return [_put(statement, found, place, lambda text: f"{text}.clamp({bounds})", atom=True)]
 
 
@@ -52,7 +52,7 @@ def _with_eps(statement: Statement, found: Found, asked: Asked) -> Sequence[Spli
     added = _added(place)
     if added is not None:
         return _raised(statement, added, value)
-    return [_put(statement, found, place, lambda text: f"{text} + {number(value)}", atom=False)]
+    return [_put(statement, found, place, lambda text: f"{text} + {typed(value)}", atom=False)]
 
 
 def _operand(found: Found, asked: Asked) -> ast.expr | None:
@@ -80,7 +80,7 @@ def _other_bound(statement: Statement, clamp: Found, kind: str, value: float) ->
     keyword = clamp.keywords.get(kind)
     place = keyword.value if keyword is not None else clamp.operand(1 + names.index(kind))
     if place is None:
-        return [added_keyword(statement, clamp.node, f"{kind}={number(value)}")]
+        return [added_keyword(statement, clamp.node, f"{kind}={typed(value)}")]
     return _raised(statement, place, value, enough=(lambda was: was <= value) if kind == "max" else None)
 
 
@@ -91,8 +91,8 @@ def _raised(
     was = _at_least(place)
     if was is not None:
         there = enough(was) if enough is not None else was >= value
-        return () if there else [statement.instead(place, number(value))]
-    return [statement.instead(place, f"max({statement.text(place)}, {number(value)})")] if _is_eps(place) else ()
+        return () if there else [statement.instead(place, typed(value))]
+    return [statement.instead(place, f"max({statement.text(place)}, {typed(value)})")] if _is_eps(place) else ()
 
 
 def _at_least(node: ast.expr) -> float | None:

@@ -1,0 +1,138 @@
+"""``ampscope fix``: a remedy as a change of the user's own file, shown, and made where that is asked for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ampscope.cli.newest import RUN_HELP, named_or_newest
+from ampscope.errors import AmpscopeError
+
+if TYPE_CHECKING:  # loaded by a verb when it runs
+    from ampscope.analysis.cures.rewriting.source_file import SourceFile
+    from ampscope.analysis.results import Remedy
+
+REMEDY = Annotated[
+    int | None,
+    typer.Option("--remedy", help="Which remedy of the diagnosis, from 1; the first with a change if left out.", min=1),
+]
+ROOT = Annotated[
+    Path, typer.Option("--root", help="The folder below which the program lies.", exists=True, file_okay=False)
+]
+
+
+def fix(
+    run: Annotated[Path | None, typer.Argument(help=RUN_HELP)] = None,
+    apply: Annotated[bool, typer.Option("--apply", help="Change the file, and keep the old one beside it.")] = False,
+    remedy: REMEDY = None,
+    root: ROOT = Path(),
+) -> None:
+    """Show a remedy as a diff of your own lines; with --apply, change them.
+
+    Only a file below the root is changed, and only if the line still reads as it was recorded. The file as it was is
+    kept beside it, with .bak at its end. The exit code is 2 where there is nothing to show or to change.
+    """
+    from ampscope.report.safe_text import visible
+
+    chosen = remedy_with_diff(named_or_newest(run), remedy, root)
+    diff = chosen.diff or ""
+    tried = {True: " It was tried on the step, and cures it.", None: " It was not tried."}.get(chosen.verified, "")
+    typer.echo(f"ampscope: {visible(chosen.text)}{tried}", err=True)
+    typer.echo("\n".join(visible(row.removesuffix("\r")) for row in diff.removesuffix("\n").split("\n")))
+    if not apply:
+        return
+    source, content = changed_file(diff, root)
+    backup = _backup(source.path)
+    _replace(source.path, content)
+    typer.echo(f"ampscope: changed {source.path}; as it was, it is kept in {backup}", err=True)
+
+
+def remedy_with_diff(run: Path, number: int | None, root: Path) -> Remedy:
+    """The remedy that is meant: one with a change of the user's own lines.
+
+    Args:
+        run: The run's folder.
+        number: The number that ``ampscope diagnose`` gives it; None for the first with a change.
+        root: The folder below which the program lies.
+
+    Raises:
+        AmpscopeError: there is none.
+    """
+    from ampscope.analysis.cures.rewriting.source_file import files_below
+    from ampscope.analysis.diagnosis.diagnosis import diagnose
+
+    with files_below(root):
+        diagnosis = diagnose(run)
+    if diagnosis.primary is None:
+        raise AmpscopeError(f"there is nothing to fix: {diagnosis.summary}")
+    remedies = diagnosis.primary.remedies
+    if number is not None and number > len(remedies):
+        raise AmpscopeError(f"there is no remedy {number}; the diagnosis has {len(remedies)}")
+    meant = remedies if number is None else remedies[number - 1 : number]
+    found = next((each for each in meant if each.diff and (number is not None or each.verified is not False)), None)
+    if found is None:
+        which = "no remedy of this run" if number is None else f"remedy {number}"
+        raise AmpscopeError(
+            f"{which} can be written as a change of one place in your files; `ampscope diagnose` says what to change"
+        )
+    return found
+
+
+def changed_file(diff: str, root: Path) -> tuple[SourceFile, bytes]:
+    """The file that a diff changes, and what it becomes.
+
+    Raises:
+        AmpscopeError: the file is not there, or does not read as it was recorded.
+    """
+    from ampscope.analysis.cures.rewriting.applied import applied, file_of, first_line
+    from ampscope.analysis.cures.rewriting.source_file import files_below, path_below, read
+    from ampscope.report.safe_text import visible
+
+    name = file_of(diff)
+    with files_below(root):
+        path = path_below(name)
+    source = read(path) if path is not None else None
+    if source is None:
+        raise AmpscopeError(f"{visible(name)} is no file of Python source below {root.absolute()}; nothing was changed")
+    text = applied(diff, source)
+    if text is None:
+        raise AmpscopeError(
+            f"{path}:{first_line(diff)} does not read as it was recorded, so nothing was changed; train with it and "
+            "diagnose the new run"
+        )
+    return source, text.encode(source.encoding)
+
+
+def _backup(path: Path) -> Path:
+    """A copy beside the file, under a name that was free."""
+    number = 0
+    while True:
+        kept = path.with_name(f"{path.name}.bak{number or ''}")
+        try:
+            with path.open("rb") as old, kept.open("xb") as new:
+                shutil.copyfileobj(old, new)
+        except FileExistsError:
+            number += 1
+            continue
+        except OSError as error:
+            raise AmpscopeError(f"cannot keep {path} as {kept}: {error.strerror or error}") from None
+        shutil.copymode(path, kept)
+        return kept
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """The file with other content, all of it or as it was."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        shutil.copymode(path, file.name)
+        Path(file.name).replace(path)
+    except OSError as error:
+        raise AmpscopeError(f"cannot write {path}: {error.strerror or error}") from None
