@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import ampscope
 from ampscope.trace.read.run import open_run
 from ampscope.trace.schema import Form, ReplayRow, Table
+from tests.support.primary import primary_incident
 
 #: A computation on what a layer gives in float16.
 Part = Callable[[Tensor], Tensor]
@@ -37,13 +38,13 @@ def _loss(model: nn.Module) -> Tensor:
         return model(torch.randn(4, 8)).float().mean()
 
 
-def tried(run: Path, part: Part, *, scale: float = 1.0) -> list[ReplayRow]:
+def tried(run: Path, part: Part, *, scale: float = 1.0, trials: int = 3) -> list[ReplayRow]:
     """What was tried on one step of float16 autocast."""
     torch.manual_seed(0)
     model = Net(part)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     scaler = torch.amp.GradScaler("cpu", init_scale=scale)
-    with ampscope.watch(model, scaler, dir=run):
+    with ampscope.watch(model, scaler, dir=run, replay_budget=trials):
         scaler.scale(_loss(model)).backward()
         scaler.step(optimizer)
         scaler.update()
@@ -175,3 +176,19 @@ def test_a_form_that_has_no_part_in_the_failure_is_not_tried(run_folder: Path, p
     rows = tried(run_folder, part)
     assert [row.change for row in rows][:1] == ["fp32"]
     assert form not in [row.form for row in rows]
+
+
+def test_what_then_fails_by_the_loss_scale_alone_is_tried_with_one_that_fits(run_folder: Path) -> None:
+    rows = tried(run_folder, lambda h: h * 0 / ((h * 0).abs() + 1e-8), scale=2.0**16, trials=8)
+    forms = [row for row in rows if row.form is not None]
+    assert [(row.scale, row.outcome) for row in forms][:2] == [(2.0**16, "nonfinite"), (1.0, "finite")]
+    assert rows.index(forms[1]) > [row.change for row in rows].index("modules_fp32"), "what needs no other scale first"
+    remedies = [each for each in primary_incident(open_run(run_folder)).remedies if each.kind == Form.CONSTANT]
+    cured = [each for each in remedies if each.verified]
+    assert all(f"and a loss scale of {row.scale:g}." in each.text for row, each in zip(forms[1:], cured, strict=True))
+    assert [each.text.partition(",")[0] for each in remedies] == ["Give add 0.0001 in the place of 1e-08"] * len(forms)
+
+
+def test_a_call_that_the_form_does_not_find_is_no_trial(run_folder: Path) -> None:
+    rows = tried(run_folder, lambda h: torch.ops.aten.square.default(h * 0 + 300).mean(-1))
+    assert [row.change for row in rows] == ["fp32", "modules_fp32"]
