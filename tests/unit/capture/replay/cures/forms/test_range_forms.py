@@ -148,7 +148,7 @@ CASES = {
 def test_the_failed_call_is_tried_in_the_form_that_a_person_would_write(run_folder: Path, case: Case) -> None:
     form = next(row for row in tried(run_folder, case.part) if row.form is not None)
     assert (form.form, form.form_call, form.outcome) == (case.form, case.call, "finite")
-    assert (form.form_value, form.form_was) == (pytest.approx(case.value), case.was)
+    assert (form.form_value, form.form_was) == (case.value, case.was)
     assert str(form.form_file).endswith("test_range_forms.py")
     assert form.loss == by_hand(case.cured), "what was tried is what is told, to the last bit"
     assert (form.good_change or 0.0) > 4.0 if case.changes_good_values else (form.good_change or 0.0) <= 4.0
