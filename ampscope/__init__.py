@@ -12,7 +12,8 @@ from ampscope import errors
 
 if TYPE_CHECKING:
     from ampscope.analysis.diagnosis.diagnosis import diagnose
-    from ampscope.capture.autocast import GradScaler, autocast
+    from ampscope.capture.heal.healing import Healing
+    from ampscope.capture.hooks.autocast import GradScaler, autocast
     from ampscope.capture.keep_fp32 import keep_fp32
     from ampscope.capture.scope import Scope
     from ampscope.capture.watch import watch
@@ -22,6 +23,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "GradScaler",
+    "Healing",
     "Run",
     "Scope",
     "__version__",
@@ -34,10 +36,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "GradScaler": "ampscope.capture.autocast",
+    "GradScaler": "ampscope.capture.hooks.autocast",
+    "Healing": "ampscope.capture.heal.healing",
     "Run": "ampscope.trace.read.run",
     "Scope": "ampscope.capture.scope",
-    "autocast": "ampscope.capture.autocast",
+    "autocast": "ampscope.capture.hooks.autocast",
     "diagnose": "ampscope.analysis.diagnosis.diagnosis",
     "keep_fp32": "ampscope.capture.keep_fp32",
     "open_run": "ampscope.trace.read.run",

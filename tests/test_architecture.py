@@ -56,7 +56,7 @@ ROOMS = {
 FLOORS = {
     "ampscope.trace": "dtypes schema vocabulary json_columns files manifest write read",
     "ampscope.capture": (
-        "torch_support autocast budgets keep_fp32 events hooks tracing replay usage record step scope watch"
+        "torch_support budgets keep_fp32 events hooks tracing replay usage record heal step scope watch"
     ),
     "ampscope.capture.events": "open_step calls run_end observer",
     "ampscope.capture.step": (

@@ -56,6 +56,7 @@ def test_a_broken_import_promise_is_found() -> None:
 def test_the_front_door_offers() -> None:
     assert sorted(ampscope.__all__) == [
         "GradScaler",
+        "Healing",
         "Run",
         "Scope",
         "__version__",
@@ -69,7 +70,7 @@ def test_the_front_door_offers() -> None:
     assert dir(ampscope) == sorted(ampscope.__all__)
     for name in ampscope.__all__:
         assert getattr(ampscope, name) is not None
-    with pytest.raises(AttributeError, match="it offers GradScaler, Run"):
+    with pytest.raises(AttributeError, match="it offers GradScaler, Healing, Run"):
         ampscope.wacht  # noqa: B018  # the lookup is the test
 
 

@@ -31,6 +31,8 @@ FORGOTTEN_AFTER = 10
 ALWAYS_ARMED = 3
 #: Counterfactual replays per incident.
 TRIALS = 3
+#: The same, at least, where a cure that is found is done to the training.
+HEALING_TRIALS = 10
 
 
 class TraceBudget:
@@ -181,3 +183,8 @@ class ReplayBudget:
     def _within_share(self, free: float) -> bool:
         elapsed = time.perf_counter() - self._started
         return self._spent + self._last <= free + self._share * elapsed
+
+
+def replays(share: float, trials: int, *, heals: object) -> ReplayBudget:
+    """The budget of a run's replays; one that heals may try more, for what is found helps it at once."""
+    return ReplayBudget(share, max(trials, HEALING_TRIALS) if heals else trials)

@@ -71,6 +71,17 @@ def keep_fp32(model: nn.Module, names: str | Sequence[str]) -> KeptModules:
     return KeptModules(chosen)
 
 
+def kept(modules: Mapping[str, nn.Module]) -> KeptModules:
+    """Keeps modules that are at hand in float32, each by its name; see `keep_fp32`.
+
+    Raises:
+        KeepError: One of them cannot be kept in float32; nothing was changed.
+    """
+    for name, module in modules.items():
+        _check(name, module)
+    return KeptModules(modules)
+
+
 class KeptModules:
     """Modules that are kept in float32; leaving it as a context manager ends that.
 
@@ -107,12 +118,12 @@ class Float32Forward:
     def __init__(self, module: nn.Module) -> None:
         self.holds = 0  #: handles that keep the module
         self._module = module
-        self._other = vars(module).get("forward")  # a forward that someone else put into the module
+        self.other = vars(module).get("forward")  #: a forward that someone else put into the module
         self._kinds = call_state.device_types()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the module's own forward."""
-        return _run(self._plain, args, kwargs, self._kinds) if self.holds else self._plain(*args, **kwargs)
+        return _run(self.plain, args, kwargs, self._kinds) if self.holds else self.plain(*args, **kwargs)
 
     def let_go(self) -> None:
         """One handle less; without any, the module gets its own forward back."""
@@ -120,20 +131,21 @@ class Float32Forward:
         held = vars(self._module)
         if self.holds or held.get("forward") is not self:  # wrapped by someone else meanwhile: passes through
             return
-        if self._other is None:
+        if self.other is None:
             del held["forward"]
         else:
-            held["forward"] = self._other
+            held["forward"] = self.other
 
-    def _plain(self, *args: Any, **kwargs: Any) -> Any:
-        if self._other is not None:
-            return self._other(*args, **kwargs)
+    def plain(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the forward that the module has without this."""
+        if self.other is not None:
+            return self.other(*args, **kwargs)
         return type(self._module).forward(self._module, *args, **kwargs)
 
     @property
     def __wrapped__(self) -> Any:
         """The module's own forward, whose signature this one has."""
-        return self._other if self._other is not None else type(self._module).forward.__get__(self._module)
+        return self.other if self.other is not None else type(self._module).forward.__get__(self._module)
 
     @property
     def __func__(self) -> Any:

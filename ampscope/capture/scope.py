@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from ampscope.capture.budgets import ReplayBudget, TraceBudget
+from ampscope.capture.budgets import TraceBudget, replays
 from ampscope.capture.events import run_end
-from ampscope.capture.events.run_end import NOT_KNOWN, RunEnd
+from ampscope.capture.heal.healing import Healing
 from ampscope.capture.hooks import collective_calls, process_hooks
 from ampscope.capture.hooks.module_calls import ModuleWatch
 from ampscope.capture.record.configuration import Configurable, Configuration
@@ -58,16 +58,17 @@ class Scope(Configurable):
         replay_budget: int,
         operand_budget: int,
         quiet: bool,
+        heal: Healing | None,
     ) -> None:
-        self.folder: Path = writer.folder
-        self._models, self._writer = models, writer
+        self.folder, self._models, self._writer = writer.folder, models, writer
         self._terminal = Terminal(writer.folder, quiet=quiet, rank=writer.rank, world_size=writer.manifest.world_size)
         operands = OperandFiles(writer.folder, writer.rank, operand_budget, self._guard("the keeping of operands"))
         self._recorder = Recorder(writer, models, operands)
-        budgets = TraceBudget(None, 0.0, sampled=sampled), ReplayBudget(settings["overhead"], replay_budget)
+        budgets = TraceBudget(None, 0.0, sampled=sampled), replays(settings["overhead"], replay_budget, heals=heal)
         settled: dict[str, Any] = {"guard": self._guard("the settings"), "settings": settings}
         self._configuration = Configuration(models, budgets[0], self._recorder, self._terminal, **settled)
-        self._steps = step_watch(models, self._recorder, self._guard, budgets, self._terminal, self._configuration)
+        told = self._terminal, self._configuration, heal
+        self._steps = step_watch(models, self._recorder, self._guard, budgets, *told)
         self._configuration.step = partial(self._steps.optimizers.step_of, None)
         self._modules = ModuleWatch(models, self._steps)
         self._modules.keeps, self._home = self, self._modules.home
@@ -109,7 +110,7 @@ class Scope(Configurable):
         """Removes everything from the training process and completes the trace. Safe to call twice."""
         guard.tell(self._close, run_end.in_flight(self._handled_before))
 
-    def _close(self, end: RunEnd) -> None:
+    def _close(self, end: run_end.RunEnd) -> None:
         with changing:
             was_open, self._open = self._open, False
             opened.pop(self, None)
@@ -149,7 +150,7 @@ class Scope(Configurable):
             forgotten.append(self)
             return
         try:
-            self._close(NOT_KNOWN)
+            self._close(run_end.NOT_KNOWN)
         finally:
             changing.release()
 
@@ -159,7 +160,7 @@ class Scope(Configurable):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is not None:
             self.note(f"left by {type(error).__name__}: {error}")
-        self._close(RunEnd(error, is_known=True))
+        self._close(run_end.RunEnd(error, is_known=True))
 
     def __repr__(self) -> str:
         return f"<ampscope.Scope {'open' if self._open else 'closed'} {str(self.folder)!r}>"

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 import ampscope
 from ampscope.capture.budgets import TRIALS
 from ampscope.capture.events.run_end import NOT_KNOWN
+from ampscope.capture.heal.healing import Healing, asked_for, configured
 from ampscope.capture.hooks import scaler_kinds
 from ampscope.capture.hooks.accelerator import Accelerator, is_accelerator, prepared
 from ampscope.capture.record.job import Job, this_job
@@ -57,6 +58,7 @@ def watch(
     audit_every: int | None = None,
     replay_budget: int = TRIALS,
     save_tensors: bool = False,
+    heal: bool | Healing = False,
     disk_budget: int = 2 << 30,
     quiet: bool = False,
 ) -> Scope:
@@ -91,6 +93,9 @@ def watch(
             ``overhead``, but for the first incidents.
         save_tensors: Keep the operands of the op at which a replayed step went wrong, up to 64 MiB an incident and a
             quarter of ``disk_budget`` in all, for ``ampscope repro``. A trace holds no tensor values otherwise.
+        heal: Change the training where it goes bad: what a replay of the bad step has proved to help is done to the
+            live model, and the step's gradients are taken from that replay. ``True``, or `ampscope.Healing` with
+            limits. Default: nothing of the training is ever changed.
         disk_budget: Bytes the trace may take; the oldest per-op rows go first, old steps are thinned, incidents stay.
         quiet: Print nothing.
 
@@ -105,7 +110,7 @@ def watch(
     if is_accelerator(model):
         model, scaler = _prepared(model, scaler)
     roots = _models(model)
-    scaler = _scaler(scaler)
+    scaler, healing = _scaler(scaler), asked_for(heal)
     _check_numbers(replay_budget, disk_budget)
     _check_can_save(save_tensors)
     with changing, others_aside():  # two threads may begin to watch at a time
@@ -120,12 +125,12 @@ def watch(
         folder = _folder(dir) if dir is not None else _new_folder(models, job)
         _end_earlier_run(folder)
         kept: dict[str, Any] = {"replay_budget": replay_budget, "save_tensors": save_tensors, "ranks": sampled}
-        manifest = _manifest(models, job, str(name or folder.name), settings | kept)
+        manifest = _manifest(models, job, str(name or folder.name), settings | kept | configured(healing))
         writer = _open_writer(folder, manifest, job.rank, disk_budget)
         if earlier is not None:
             earlier.succeeded(folder)
         share = disk_budget // OPERANDS_SHARE // max(writer.manifest.world_size, 1) if save_tensors else 0
-        chosen: dict[str, Any] = {"replay_budget": replay_budget, "operand_budget": share, "quiet": quiet}
+        chosen: Any = {"replay_budget": replay_budget, "operand_budget": share, "quiet": quiet, "heal": healing}
         return Scope(models, writer, settings=settings, sampled=job.rank in sampled, **chosen).open(scaler)
 
 

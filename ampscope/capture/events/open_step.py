@@ -140,7 +140,10 @@ class ScaleState(NamedTuple):
 
 @dataclass(slots=True)
 class StepAttempt:
-    """One optimizer's attempt at a step: what is known of it while it runs."""
+    """One optimizer's attempt at a step: what is known of it while it runs.
+
+    It has many attributes because every part that judges it leaves there what the next one needs.
+    """
 
     optimizer: Optimizer
     index: int  #: number of the optimizer
@@ -156,6 +159,7 @@ class StepAttempt:
     late: bool = False  #: the weights had moved before it was known that they would
     judging_s: float = 0.0  #: what replays of it took
     over: bool = False  #: the loop has gone on
+    left_out: bool = False  #: healing has left the step out: its optimizer was skipped, or had nothing to do
     before: Any = None  #: a copy of the optimizer with all that it writes, as it was before it stepped
 
     @property

@@ -73,6 +73,7 @@ class Recorder:
         self._models = models
         self._written_findings: set[tuple[str, Place]] = set()
         resume = writer.resume
+        self.tried: list[tuple[int, int, TrialResult]] = []  #: of the latest step on which something was tried
         self.segment = resume.segment
         self.next_step = dict(resume.next_step)
         self.next_scaler = resume.next_scaler
@@ -191,6 +192,8 @@ class Recorder:
     def trial(self, trial: TrialResult, *, step: int, optimizer: int) -> None:
         """A change was tried on a step that went wrong."""
         result, conversions = trial.result, trial.conversions
+        same = self.tried[-1:] and self.tried[-1][:2] == (step, optimizer)
+        self.tried = [*(self.tried if same else []), (step, optimizer, trial)]
         loss = result.loss / (trial.scale or 1.0) if result.loss is not None else None
         row = ReplayRow(
             step,

@@ -45,7 +45,7 @@ class Terminal:
         self._folder = folder
         self._quiet = quiet
         self._rank = rank
-        self._world_size = world_size
+        self.world_size = world_size
         self._incidents = 0
         self._ahead = 0
         self._mistakes: set[Cause] = set()
@@ -71,7 +71,7 @@ class Terminal:
             key: What it says, as the name of a file.
             text: The line.
         """
-        if self._world_size == 1 or self._is_first(key):
+        if self.world_size == 1 or self._is_first(key):
             self.line(text)
 
     def incident(self, what: str, step: int, status: ReplayStatus, reason: str, *, elsewhere: bool = False) -> None:
@@ -89,7 +89,7 @@ class Terminal:
         if self._incidents > MAX_INCIDENTS:
             return
         last = " Further incidents are recorded but not printed." if self._incidents == MAX_INCIDENTS else ""
-        where = f"rank {self._rank}, " if self._world_size > 1 and not elsewhere else ""
+        where = f"rank {self._rank}, " if self.world_size > 1 and not elsewhere else ""
         replay = _replay(status, reason, rank=self._rank, elsewhere=elsewhere)
         told = _Received(f"step-{step}", f"{where}step {step}: {what} ({replay}).{last}")
         if elsewhere:
@@ -131,7 +131,7 @@ class Terminal:
         received, self._received = self._received, None
         if received is not None:
             with Suppressed():  # the folder may be gone
-                if len(ranks(self._folder)) < self._world_size:
+                if len(ranks(self._folder)) < self.world_size:
                     self._look(received.key, received.text)
 
     def _look(self, key: str, text: str) -> None:

@@ -51,6 +51,7 @@ class Player:
         asked_for: Parameters whose gradients are marked in the trace, whatever they are.
 
     Attributes:
+        substitutes: Of what the calls could change.
         losses: What the backward passes began from.
         bad_gradients: Names of the parameters whose gradients came out non-finite.
         spoilt: Names of the buffers that were finite before and came out non-finite, and of weights whose updates did.
@@ -74,7 +75,7 @@ class Player:
         self._change = change
         self._faithful = type(change) is ReplayChange
         self._guard = WriteGuard()
-        self._substitutes = Substitutes(models, step.state, change.leaf, self._guard)
+        self.substitutes = Substitutes(models, step.state, change.leaf, self._guard)
         self._results = HeldResults(self._entries, step.read_last())
         self._step = step
         self._handing_back = HandingBack()
@@ -90,7 +91,7 @@ class Player:
             Exception: Whatever the user's own code raises when it is run again.
         """
         with (
-            cleared_on_failure(self._results, self._substitutes),
+            cleared_on_failure(self._results, self.substitutes),
             self._guard.putting_back(),
             random_state_kept(self.devices),
             gradients_kept(self.models),
@@ -98,12 +99,11 @@ class Player:
             torch.autograd.set_detect_anomaly(False),
             torch.autograd.set_multithreading_enabled(False),  # one thread numbers all autograd nodes, in one order
         ):
-            if self._faithful:
-                self._check_versions()
-            for node, name, leaf in self._substitutes.leaves(self._step.carried):
+            self._check_versions()
+            for node, name, leaf in self.substitutes.leaves(self._step.carried):
                 self._tracer.name_entry(leaf, node, name)
-            bad_before = self._substitutes.bad_buffers()
-            with left_as_found(self.models.names), self._substitutes.installed(self._hooks()):
+            bad_before = self.substitutes.bad_buffers()
+            with left_as_found(self.models.names), self.substitutes.installed(self._hooks()):
                 self._change.change_modules(self.models)
                 with (
                     self._change.active(self._tracer.places.now, self._tracer.unseen),
@@ -113,9 +113,9 @@ class Player:
                     guarded(self.devices, self._tracer),
                 ):
                     self._play_entries()
-                _mark_attributes(self._tracer, self._step, self._substitutes)
+                _mark_attributes(self._tracer, self._step, self.substitutes)
             self._mark_sinks()
-            self.spoilt |= self._substitutes.bad_buffers() - bad_before
+            self.spoilt |= self.substitutes.bad_buffers() - bad_before
 
     @property
     def devices(self) -> frozenset[torch.device]:
@@ -129,19 +129,19 @@ class Player:
 
     def gradients(self) -> dict[str, Tensor]:
         """The gradient that each parameter got, by name; scaled where the step is."""
-        left = {name: p.grad for name, p in self._substitutes.parameters() if p.grad is not None}
+        left = {name: p.grad for name, p in self.substitutes.parameters() if p.grad is not None}
         return left | {name: self._tensor_of(source) for name, source in self._step.given.items()}
 
     def buffers_moved(self) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
         """Of each floating buffer that the step could write, by name, its values before and after it in float32."""
-        for module, name, buffer in self._substitutes.buffers():
-            before = self._substitutes.at_start(module, name)
+        for module, name, buffer in self.substitutes.buffers():
+            before = self.substitutes.at_start(module, name)
             if before is not None and before.is_floating_point():
                 yield ".".join(filter(None, (module, name))), (before.float(), buffer.detach().float())
 
     @property
     def hooked(self) -> str:
-        """Name of a parameter whose gradient a function of the user's may have changed; a replay does not run those."""
+        """Name of a parameter whose gradient a function of the user's may have changed; a replay runs none of those."""
         return next((name for name, p in self.models.parameters.values() if torch_private.has_gradient_hooks(p)), "")
 
     def sent_gradients(self, dtype: torch.dtype | None) -> tuple[str, float, bool]:
@@ -153,7 +153,7 @@ class Player:
         Returns:
             The dtype's name (empty where they differ), the greatest magnitude, and whether all fit the dtype.
         """
-        gradients = [local(p.grad) for _, p in self._substitutes.parameters() if p.grad is not None]
+        gradients = [local(p.grad) for _, p in self.substitutes.parameters() if p.grad is not None]
         dtypes = {dtype or gradient.dtype for gradient in gradients}
         largest = [torch.stack(extremes(each)).abs().max() for each in gradients if measurable(each)]
         fits = dtype is None or all(finite(each.to(dtype)) for each in largest)
@@ -176,7 +176,7 @@ class Player:
         self._tracer.pause.on = True
         args, kwargs = entry.arguments.resolved(self._tensor_of)
         for buffer, value in entry.overwritten:
-            self._substitutes.of(buffer).data.copy_(value)  # by another rank, which moves no counter of it either
+            self.substitutes.of(buffer).data.copy_(value)  # by another rank, which moves no counter of it either
         if entry.scales and self._change.scale and self._step.scale:
             args = tuple(self._rescaled(value) for value in args)
         self._tracer.pause.on = False
@@ -219,7 +219,7 @@ class Player:
         def given(tensor: Tensor) -> Tensor:
             if (known := reads.get(id(tensor))) is not None:
                 return self._tensor_of(known)
-            return self._substitutes.of(tensor) if id(tensor) in self.models.parameters else tensor
+            return self.substitutes.of(tensor) if id(tensor) in self.models.parameters else tensor
 
         return exchanging(Exchange(given, again=True))
 
@@ -254,14 +254,14 @@ class Player:
         if isinstance(reference, EarlierResult):
             return self._results.of(reference)
         if isinstance(reference, GradientOf):
-            return self._substitutes.gradient_of(reference.parameter)
+            return self.substitutes.gradient_of(reference.parameter)
         if (name := self._step.carried.get(reference.identity)) is not None:
-            self._tracer.name_entry(self._substitutes.of(reference.tensor), Node.CARRIED, name)
-        return self._substitutes.of(reference.tensor)
+            self._tracer.name_entry(self.substitutes.of(reference.tensor), Node.CARRIED, name)
+        return self.substitutes.of(reference.tensor)
 
     def _check_versions(self) -> None:
         """Notes inputs and weights that were changed in place since the real step read them."""
-        for _, entry in self._entries:
+        for _, entry in self._entries if self._faithful else ():
             if entry.versions and entry.versions != self.models.versions(entry.module):
                 self.differences.note("weights changed since")
             if any(torch_private.version_counter(read.tensor) != read.version for read in entry.arguments.outside):
@@ -282,7 +282,7 @@ class Player:
         for name, source in self._step.updates:
             self._tracer.sink(update := self._tensor_of(source), Node.WEIGHT_AFTER, name, name.rpartition(".")[0])
             self.spoilt |= frozenset() if finite(update) else {name}
-        for module, name, buffer in self._substitutes.buffers():
+        for module, name, buffer in self.substitutes.buffers():
             if not finite(buffer):
                 self._tracer.sink(buffer, Node.BUFFER_AFTER, ".".join(filter(None, (module, name))), module)
 

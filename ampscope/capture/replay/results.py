@@ -52,6 +52,17 @@ class ReplayResult:
     standing_out: dict[str, list[int]] = field(default_factory=dict)  #: likewise: of each input, its outlying rows
     reduced: Reduced | None = None  #: how the real step's gradients were put together with those of other ranks
 
+    @property
+    def failed_elsewhere(self) -> bool:
+        """Whether the ops of this rank show nothing of what went wrong: every value among them is finite."""
+        received = self.status is ReplayStatus.RECEIVED
+        return received and not (self.reduced is not None and self.reduced.overflows)
+
+    def as_evidence(self) -> dict[str, Any]:
+        """What a replay adds to an incident's evidence."""
+        reduced = {"reduction": self.reduced.as_evidence()} if self.reduced is not None else {}
+        return {"rows": self.bad_rows, **reduced}
+
 
 class ChangedResult(NamedTuple):
     """What a replay with one thing changed came to."""

@@ -280,6 +280,8 @@ class TapeMode(TorchFunctionMode):
             return
         if not is_in_place(func, kwargs):
             if not isinstance(result, Tensor) and next(tensor_tree.tensors(result), None) is None:
+                if self.after_backward and args:
+                    self.recorded.results.note_read(func, args[0], self.recorded.end)
                 return
             if args and result is args[0] and not dtypes_asked(func, args, kwargs):
                 return  # ``x.to(x.device)``: there is nothing to run again

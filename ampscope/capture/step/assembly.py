@@ -6,6 +6,9 @@ from collections.abc import Callable
 
 from ampscope.capture.budgets import ReplayBudget, TraceBudget
 from ampscope.capture.events.observer import StepObserver
+from ampscope.capture.heal.healer import Healer
+from ampscope.capture.heal.healing import OF_RANKS, Healing
+from ampscope.capture.heal.told import HealingLog
 from ampscope.capture.record.configuration import Configuration
 from ampscope.capture.record.mistakes import MistakeReport
 from ampscope.capture.record.run_recorder import Recorder
@@ -59,6 +62,7 @@ def step_watch(
     budgets: tuple[TraceBudget, ReplayBudget],
     terminal: Terminal,
     configuration: Configuration,
+    healing: Healing | None = None,
 ) -> StepWatch:
     """The step watch of a run.
 
@@ -69,17 +73,17 @@ def step_watch(
         budgets: Which steps are traced, which incidents replayed.
         terminal: Where the user is told.
         configuration: Changes the budget of traces, and what is written of them.
+        healing: What may be changed of the training; None for nothing.
     """
-    guard, tracing, looking, following = map(guard_for, _PARTS)
+    guard, trace, looking, following = map(guard_for, _PARTS)
     readback, cycle, pause, history = Readback(), StepCycle(), Pause(), StateHistory()
     optimizers = OptimizerNumbers(models, recorder.next_step, recorder.describe_parameters, guard)
     own = OwnWork(pause, lambda text: recorder.event(EventKind.WARNING, optimizers.step_of(None), text))
     report = MistakeReport(recorder, terminal, optimizers.step_of)
-    usage = UsageWatch(models, report, optimizers.step_of)
-    live = LiveTrace(models, recorder, terminal, budgets[0], pause, tracing)
-    tape = _tape(models, usage, pause, guard_for)
-    written = WrittenState(models, history, guard)
-    incidents = Incidents(models, recorder, readback, live, budgets, guard_for, terminal)
+    usage, written = UsageWatch(models, report, optimizers.step_of), WrittenState(models, history, guard)
+    live, tape = LiveTrace(models, recorder, terminal, budgets[0], pause, trace), _tape(models, usage, pause, guard_for)
+    healer = _healer(healing, models, recorder, tape, budgets[1], terminal, guard_for)
+    incidents = Incidents(models, recorder, readback, live, budgets, guard_for, terminal, healer)
     carried = CarriedState(models, tape, recorder, incidents, live.casts, pause, following)
     spikes = SpikeEnding(models, recorder, incidents, tape, cycle, guard_for("the look at spikes"))
     failed = FailedCalls(models, recorder, incidents, optimizers, guard_for("the look at exceptions"))
@@ -101,10 +105,10 @@ def step_watch(
         **_looks(Again(models, recorder, budgets[1], guard_for("the second look")), incidents, live, tape, cycle),
         failed=failed,
         audit=Audit(models, recorder, configuration.audits, tape, cycle, terminal, guard_for("the audit")),
-        before=OptimizersBefore(models, looking),
-        trace=TraceEnding(models, live, incidents, tape, budgets[0], cycle, tracing),
+        trace=TraceEnding(models, live, incidents, tape, budgets[0], cycle, trace),
+        **_around(OptimizersBefore(models, looking), healer),
     )
-    attempts = Attempts(models, optimizers, cycle, observers, incidents, tape, written, carried, own, guard)
+    attempts = Attempts(models, optimizers, cycle, observers, incidents, tape, written, carried, own, guard, healer)
     ends = Endings(attempts, cycle, observers, incidents, tape, own, guard), LoopEndings(attempts), carried.mode
     return StepWatch(models, recorder, readback, optimizers, cycle, own, live, tape, observers, *ends, guard)
 
@@ -116,6 +120,29 @@ def _looks(
     progress = Progress()
     hidden = HiddenOverflow(again, incidents, live, tape, cycle, progress, again.guard)
     return {"hidden": hidden, "second": SecondLook(again, hidden, incidents, tape, cycle, progress, again.guard)}
+
+
+def _around(before: OptimizersBefore, healer: Healer | None) -> dict[str, StepObserver]:
+    """What keeps optimizers as they were, and what changes the training, where that was asked for."""
+    return {"before": before, **({"heal": healer} if healer is not None else {})}
+
+
+def _healer(
+    healing: Healing | None,
+    models: Models,
+    recorder: Recorder,
+    tape: StepTape,
+    budget: ReplayBudget,
+    terminal: Terminal,
+    guard_for: Callable[[str], Guard],
+) -> Healer | None:
+    if healing is None:
+        return None
+    log = HealingLog(recorder, terminal)
+    if terminal.world_size > 1:
+        log.line("ranks", OF_RANKS)
+        return None
+    return Healer(models, recorder, tape, budget, healing, log, guard_for("healing"))
 
 
 def _tape(models: Models, usage: UsageWatch, pause: Pause, guard_for: Callable[[str], Guard]) -> StepTape:

@@ -13,7 +13,7 @@ P = ParamSpec("P")
 #: For each event, who is told of it, in this order. `trace` writes the live trace down or drops it before `rows` says
 #: of the step whether it was traced; a call that is lost is dropped from the trace before the tape looks what is left.
 ORDER: dict[str, str] = {
-    "step_began": "settings carried usage tape written live",
+    "step_began": "settings heal carried usage tape written live",
     "call_began": "tape live",
     "call_ended": "tape",
     "call_lost": "live tape failed",
@@ -22,14 +22,14 @@ ORDER: dict[str, str] = {
     "gradients_complete": "live",
     "scaler_joined": "history usage",
     "scaler_call_began": "history usage",
-    "scaler_call_ended": "tape usage history rows",
+    "scaler_call_ended": "heal tape usage history rows",
     "attempt_began": "written carried second",
     "bare_step": "usage",
-    "optimizer_steps": "hidden second still audit updates rows spikes before trace",
-    "step_ended": "trace audit rows usage state carried failed",
+    "optimizer_steps": "hidden second still heal audit updates rows spikes before trace",
+    "step_ended": "trace audit rows usage state carried failed heal",
     "scheduler_stepped": "usage",
     "abandoned": "live tape carried failed",
-    "run_ended": "carried state failed audit",
+    "run_ended": "carried state failed audit heal",
 }
 
 
@@ -38,12 +38,14 @@ class Observers:
 
     Args:
         own: Leaves their work out of what is observed, and times it.
-        parts: Each by the name that `ORDER` has for it.
+        parts: Each by the name that `ORDER` has for it; of what a run does not have, there is none.
     """
 
     def __init__(self, own: OwnWork, **parts: StepObserver) -> None:
         self._own = own
-        self._told = {event: tuple(parts[name] for name in names.split()) for event, names in ORDER.items()}
+        self._told = {
+            event: tuple(parts[name] for name in names.split() if name in parts) for event, names in ORDER.items()
+        }
 
     def tell(self, event: Callable[Concatenate[Any, P], None], *args: P.args, **kwargs: P.kwargs) -> None:
         """Tells of ``event``, a method of `StepObserver`, with its arguments.

@@ -96,7 +96,7 @@ class StepRows(StepObserver):
 
     def _row(self, ended: EndedStep, values: Values, now: float, observing: float) -> StepRow:
         attempt, found, tracker = ended.attempt, values["found_inf"], values["tracker"]
-        skipped = bool(found) if found is not None else not attempt.stepped
+        skipped = bool(found) if found is not None else attempt.left_out or not attempt.stepped
         return StepRow(
             step=attempt.step,
             optimizer=attempt.index,

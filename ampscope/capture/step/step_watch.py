@@ -206,7 +206,7 @@ class StepWatch:
         optimizer = call.argument
         if self.optimizers.owns(optimizer):
             self._scaler_call_began(call)
-            call.result, call.attempt = self._endings.through_scaler(optimizer, call.scaling, proceed)
+            call.result, call.attempt = self._endings.through_scaler(call, proceed)
         else:  # how another model's optimizer is used is no concern of this run
             self._endings.attempts.gradients_complete()
             call.result = proceed()

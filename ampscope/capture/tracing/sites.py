@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -74,6 +74,9 @@ class Sites:
 
     def __len__(self) -> int:
         return len(self._points)
+
+    def __iter__(self) -> Iterator[Point]:
+        return iter(self._points)
 
     def number(self, point: Point) -> int:
         """The number of a site, a new one when it is first seen."""

@@ -200,9 +200,25 @@ class EventKind(StrEnum):
     CLOSE = "close"  #: the segment was closed
     UNSEEN = "unseen"  #: steps were made, and no call of a watched model has been seen in this segment
     SEEN = "seen"  #: one was, after all
+    CURE = "cure"  #: what healing has changed of the training (``heal=True``); JSON: ``kind`` (a `CureKind`),
+    #: ``modules``, ``text``, ``code`` (what makes it permanent), ``optimizer``, ``applied`` (the step's own gradients
+    #: were replaced)
+    CURE_LIFTED = "cure_lifted"  #: such a change was taken back; JSON: ``kind``, ``modules``, ``cure`` (the step at
+    #: which it had been made), ``text``
     SPIKE = "spike"  #: a loss or gradient norm far out of its band; JSON: ``optimizer``, what is ``out`` (``value``,
     #: ``usual``, ``highest`` and number of ``steps`` of its band), the ``parameters`` with the largest gradients and
     #: their shares, the few ``rows`` that make the gradient, rows of ``inputs`` that stand out, ``replay``
+
+
+class CureKind(StrEnum):
+    """What healing may change of a training (``kind`` of a ``cure`` event)."""
+
+    MODULES_FP32 = "modules_fp32"  #: the named modules run in float32 from the next step on
+    CONVERSIONS = "conversions"  #: the named modules get float32 where they ask for a half dtype by name
+    LOSS_SCALE = "loss_scale"  #: the loss scale is held below the largest one that fits, or raised
+    STATE = "state"  #: buffers that were poisoned hold their last finite values again
+    RUN_AGAIN = "run_again"  #: the gradients of the same step, run again: it had not gone wrong by its own
+    LEFT_OUT = "left_out"  #: a step whose data or mathematics are at fault was left out, and the scale kept
 
 
 #: Stands in ``replays.modules`` for the code outside every watched module.

@@ -278,5 +278,5 @@ class EventRow(NamedTuple):
     segment: Int16
     time: float  #: unix time, seconds
     kind: str  #: `EventKind`
-    text: str  #: what it says; for ``traced``, a `Source`; for ``spike``, JSON; for ``start`` and ``resume``, torch's
-    #: version
+    text: str  #: what it says; for ``traced``, a `Source`; for ``spike``, ``cure`` and ``cure_lifted``, JSON; for
+    #: ``start`` and ``resume``, torch's version

@@ -28,12 +28,16 @@ class StateSnapshot:
     Args:
         models: The watched models.
 
+        keeps_before: Also as it was at the start of the step before: for who wants back what has been poisoned since.
+
     Attributes:
         held: Finds what modules keep in plain attributes.
     """
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: Models, *, keeps_before: bool = False) -> None:
         self._models = models
+        self.keeps_before = keeps_before
+        self._before: dict[int, tuple[Tensor, Tensor]] = {}  #: likewise, of the step before
         self.held = AttributeTensors(models)
         self._copies: dict[int, tuple[Tensor, Tensor]] = {}  #: id -> tensor, copy
         self._versions: dict[int, int] = {}
@@ -60,6 +64,8 @@ class StateSnapshot:
         with torch.no_grad():
             self._in_attributes = self.held.now() if self.held else []
             live = [tensor for tensor in (*self._candidates, *self._nested()) if self._may_change(tensor)]
+            if self.keeps_before:
+                self._before, self._copies = self._copies, self._before
             if [id(tensor) for tensor in live] != list(self._copies):
                 self._copies = {id(tensor): (tensor, tensor.detach().clone()) for tensor in live}
             elif live:
@@ -72,6 +78,7 @@ class StateSnapshot:
     def forget(self) -> None:
         """Lets go of the state; `take` comes before it is asked for again."""
         self._copies, self._attributes, self._candidates, self._in_attributes = {}, [], [], []
+        self._before = {}
         self._revision = -1
 
     def _review(self) -> None:
@@ -95,6 +102,15 @@ class StateSnapshot:
         """A fresh copy of a tensor as it was at the start of the step; None for those that never change."""
         known = self._copies.get(id(tensor))
         return known[1].clone() if known is not None else None
+
+    def restore(self, tensor: Tensor, value: Tensor) -> None:
+        """Has the step begin from another value of a tensor; of those that `at_start` gives."""
+        self._copies[id(tensor)][1].copy_(value)
+
+    def at_step_before(self, tensor: Tensor) -> Tensor | None:
+        """A tensor as it was at the start of the step before; None where that is not kept."""
+        known = self._before.get(id(tensor))
+        return known[1] if known is not None else None
 
     def gap(self) -> str:
         """What of the state at the start of the step is not known any more, in words; empty when all is."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from ampscope.capture.replay.tape.entry import EarlierResult, GradientOf
 from ampscope.capture.replay.tape.outside_tensors import SMALL_TARGET
 from ampscope.capture.torch_support import tensor_tree
+from ampscope.capture.torch_support.calls.function_names import gives_to_python
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.torch_private import past_modes, storage_key, version_counter
 
@@ -46,9 +47,12 @@ class LiveResults:
 
     Attributes:
         newest_scalar: The latest value that a backward could begin from, alive or not.
+        given_to_python: Numbers that the loop has read on the host: the entry that comes next, and the one that made
+            them; None where no entry did.
     """
 
     def __init__(self) -> None:
+        self.given_to_python: list[tuple[int, int | None]] = []
         self._by_id: dict[int, LiveResult] = {}
         self.newest_scalar: Scalar | None = None
 
@@ -65,6 +69,13 @@ class LiveResults:
         """What is known of ``tensor``; None where no entry returned it."""
         known = self._by_id.get(id(tensor))
         return known if known is not None and known.tensor() is tensor else None
+
+    def note_read(self, func: Callable[..., Any], tensor: Any, at: int) -> None:
+        """A function has told of a tensor, before entry ``at``; if its numbers, the loop may decide by them."""
+        if not gives_to_python(func):
+            return
+        known = self.find(tensor) if isinstance(tensor, Tensor) else None
+        self.given_to_python.append((at, known.source.entry if known is not None else None))
 
     def forget_written(self) -> None:
         """What was written in place until now, and is small enough to be copied, comes from outside from now on."""
@@ -102,6 +113,7 @@ class LiveResults:
 
     def forget_before(self, number: int) -> None:
         """Forgets the results of the entries before ``number``."""
+        self.given_to_python = [read for read in self.given_to_python if read[0] >= number]
         self._by_id = {key: known for key, known in self._by_id.items() if known.source.entry >= number}
         if self.newest_scalar is not None and self.newest_scalar.source.entry < number:
             self.newest_scalar = None
@@ -109,6 +121,7 @@ class LiveResults:
     def clear(self) -> None:
         """Forgets all."""
         self._by_id.clear()
+        self.given_to_python.clear()
         self.newest_scalar = None
 
 

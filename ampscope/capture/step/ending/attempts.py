@@ -13,6 +13,8 @@ from torch.optim.optimizer import Optimizer
 from ampscope.capture.events.calls import BareStep
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.events.open_step import EndedStep, ScaleState, StepAttempt
+from ampscope.capture.heal.healer import Healer
+from ampscope.capture.heal.planning import Handed
 from ampscope.capture.replay.step_tape import StepTape
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.step.carried.carried_state import CarriedState
@@ -46,6 +48,7 @@ class Attempts:
         carried: What the loop carries from step to step, and whether it is finite.
         own: Marks AMPscope's own work.
         guard: Catches faults of judging and recording.
+        healer: Gives bad steps back what was proved on them; None where that was not asked for.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class Attempts:
         carried: CarriedState,
         own: OwnWork,
         guard: Guard,
+        healer: Healer | None = None,
     ) -> None:
         self.models = models
         self.optimizers = optimizers
@@ -71,6 +75,7 @@ class Attempts:
         self._carried = carried
         self.own = own
         self.guard = guard
+        self._healer = healer
         self.on_device = DeviceDecisions(models, self._judge)
         self.current: StepAttempt | None = None  #: of an optimizer, between its begin and its end
 
@@ -190,6 +195,25 @@ class Attempts:
         with self.cycle.inside(State.JUDGING):
             self._incidents.judge(attempt, bad, recording)
             self._carried.judged(attempt)
+
+    def healed(self, attempt: StepAttempt) -> bool:
+        """Has a step that went bad healed, if it can be; returns whether its optimizer is to step after all."""
+        if self._healer is None or not self._healer.wants(attempt):
+            return False
+        with self.guard:
+            edits = self.tape.gradient_edits
+            follows_read = edits is not None and edits.follows_read
+            if edits is not None:
+                edits.write()
+            recording = self.recording()
+            recording = (recording.with_edits(self.models) or recording)._replace(scale=attempt.scale)
+            with self.cycle.inside(State.JUDGING):
+                handed = self._healer.hand_over(attempt, recording, follows_read=follows_read)
+            attempt.left_out = handed is Handed.LEFT_OUT
+            if handed is Handed.REPLACED:
+                attempt.norm = gradients.total_norm(attempt.optimizer)
+                return True
+        return False
 
     # -- its end ------------------------------------------------------------------------------------------------
 

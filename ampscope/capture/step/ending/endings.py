@@ -12,9 +12,9 @@ from typing import Any
 
 from torch.optim.optimizer import Optimizer
 
-from ampscope.capture.events.calls import BareStep
+from ampscope.capture.events.calls import BareStep, ScalerCall
 from ampscope.capture.events.observer import StepObserver
-from ampscope.capture.events.open_step import ScaleState, StepAttempt
+from ampscope.capture.events.open_step import StepAttempt
 from ampscope.capture.replay.step_tape import StepTape
 from ampscope.capture.step.cycle import State, StepCycle
 from ampscope.capture.step.ending.attempts import Attempts
@@ -61,16 +61,14 @@ class Endings:
 
     # -- with a scaler ------------------------------------------------------------------------------------------
 
-    def through_scaler(
-        self, optimizer: Optimizer, scaling: ScaleState, proceed: Callable[[], Any]
-    ) -> tuple[Any, StepAttempt]:
+    def through_scaler(self, call: ScalerCall, proceed: Callable[[], Any]) -> tuple[Any, StepAttempt]:
         """Runs ``scaler.step(optimizer)``.
 
         Returns:
             What it returned, and the attempt; that it was skipped is known by then unless it ``on_device``.
         """
         with self._own:
-            attempt = self.attempts.current = self.attempts.begin(optimizer, scaling)
+            attempt = self.attempts.current = self.attempts.begin(call.argument, call.scaling)
             with self._guard:
                 self.attempts.on_device.decide(wait=True)
                 self.attempts.on_device.look_ahead(attempt)
@@ -88,8 +86,25 @@ class Endings:
                     self.attempts.postpone(attempt)
                 elif not attempt.stepped:
                     self.attempts.skipped(attempt)
+            healed = not attempt.stepped and self.attempts.healed(attempt)
+        if healed:
+            result = self._step_after_all(attempt, call)
+        with self._own:
             self.attempts.end(attempt)
         return result, attempt
+
+    def _step_after_all(self, attempt: StepAttempt, call: ScalerCall) -> Any:
+        """The scaler has skipped an optimizer whose gradients are finite by now."""
+        self.attempts.current = attempt
+        try:
+            named = {name: value for name, value in call.kwargs.items() if value is not attempt.optimizer}
+            return attempt.optimizer.step(*call.args[1:], **named)
+        except BaseException:
+            self._tape.weights_moved()
+            raise
+        finally:
+            self.attempts.current = None
+            self._cycle.leave_optimizer()
 
     @property
     def is_idle(self) -> bool:
@@ -108,6 +123,7 @@ class Endings:
         if self.attempts.current is None:
             self.attempts.current = self.attempts.begin(optimizer, None)
             self.attempts.without_scaler(self.attempts.current)
+            self.attempts.healed(self.attempts.current)
         if self.attempts.current.optimizer is optimizer:
             self._steps(self.attempts.current)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from ampscope.capture.budgets import ReplayBudget, TraceBudget
 from ampscope.capture.events.open_step import EndedStep, StepAttempt
+from ampscope.capture.heal.choice import BadStep
+from ampscope.capture.heal.healer import Healer
 from ampscope.capture.record.run_recorder import Evidence, Recorder
 from ampscope.capture.record.terminal import Terminal
 from ampscope.capture.replay import memory, player, step_replay
@@ -47,6 +48,7 @@ class Incidents:
         budgets: Which steps are traced, which incidents replayed.
         guard_for: Makes the guard of a part.
         terminal: Where the user is told.
+        healer: Decides what is done about it; None where nothing is.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Incidents:
         budgets: tuple[TraceBudget, ReplayBudget],
         guard_for: Callable[[str], Guard],
         terminal: Terminal,
+        healer: Healer | None = None,
     ) -> None:
         self._models = models
         self._recorder = recorder
@@ -66,6 +69,7 @@ class Incidents:
         self._trace_budget, self._replay_budget = budgets
         self._guard, self._trial_guard = guard_for("the replay"), guard_for("the trial of cures")
         self._terminal = terminal
+        self._healer = healer
         self.latest: tuple[int, int] | None = None  #: step and optimizer of the newest
         self._bad_in_a_row = 0
         self._cure_search = CureSearch(models, recorder.sites, budgets[1], self._trial_guard)
@@ -89,12 +93,17 @@ class Incidents:
             outcome.reason = "the replay itself failed; the run's events say why"
             with self._guard, memory.collector_resting():
                 outcome, rows, recording = self._replay(attempt, symptom, recording)
-                details = _details(outcome) | {"compiled": self._models.compiled} | dict(bad.details)
+                details = outcome.as_evidence() | {"compiled": self._models.compiled} | dict(bad.details)
                 evidence = replace(evidence, details=details)
                 if is_of_state and (rows is None or not _matters(rows)):
                     return
                 if rows is not None:
                     self._try_cures(attempt, recording, rows, outcome)
+                if self._healer is not None:
+                    key = attempt.step, attempt.index
+                    tried = [each for *of, each in self._recorder.tried if tuple(of) == key]
+                    scaled = recording._replace(scale=attempt.scale)
+                    self._healer.examine(BadStep(attempt, scaled, symptom, rows, outcome, tried))
             attempt.judging_s = time.perf_counter() - started
             self._replay_budget.judged(attempt.judging_s)
         else:
@@ -118,7 +127,7 @@ class Incidents:
             outcome, tracer = self._run_again(recording, symptom)
         outcome.bad_rows = tracer.bad_rows
         rows = None
-        if outcome.status is not ReplayStatus.UNAVAILABLE and not _failed_elsewhere(outcome):
+        if outcome.status is not ReplayStatus.UNAVAILABLE and not outcome.failed_elsewhere:
             attempt.traced = source_of(Source.REPLAY, attempt.index)
             rows = TracedRows(*tracer.rows(attempt.step, attempt.traced), self._recorder.sites)
             self._recorder.trace(rows.ops, rows.edges, attempt.step, attempt.traced)
@@ -272,8 +281,8 @@ class Incidents:
         calibrates = trigger is Trigger.NONFINITE_GRADIENT and attempt.scaling is not None and not attempt.stepped
         if self._bad_in_a_row != (QUIET_SKIPS + 1 if calibrates else 1):
             return
-        elsewhere = _failed_elsewhere(outcome)
-        self._terminal.incident(in_words(trigger), attempt.step, outcome.status, outcome.reason, elsewhere=elsewhere)
+        told = in_words(trigger), attempt.step, outcome.status, outcome.reason
+        self._terminal.incident(*told, elsewhere=outcome.failed_elsewhere)
 
 
 def in_words(trigger: Trigger) -> str:
@@ -285,15 +294,3 @@ def _matters(rows: TracedRows) -> bool:
     """Whether a step computed its loss from something over an infinity, which is zero."""
     graph = rows.graph()
     return any(reaches_loss(graph, origin.path[-1]) for origin in absorbed(graph))
-
-
-def _failed_elsewhere(outcome: ReplayResult) -> bool:
-    """Whether the ops of this rank show nothing of what went wrong: every value among them is finite."""
-    received = outcome.status is ReplayStatus.RECEIVED
-    return received and not (outcome.reduced is not None and outcome.reduced.overflows)
-
-
-def _details(outcome: ReplayResult) -> dict[str, Any]:
-    """What a replay adds to an incident's evidence."""
-    reduced = {"reduction": outcome.reduced.as_evidence()} if outcome.reduced is not None else {}
-    return {"rows": outcome.bad_rows, **reduced}

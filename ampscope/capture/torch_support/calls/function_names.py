@@ -42,6 +42,11 @@ _TAKES_SHAPE = ("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros
 _RANDOM = ("rand", "dropout", "bernoulli", "normal_", "uniform_", "multinomial", "exponential_", "gumbel", "rrelu")
 
 
+#: Functions that give Python the numbers in a tensor, for it to decide by.
+_TO_PYTHON = frozenset({"item", "tolist", "numpy", "is_nonzero", "equal", "allclose", "__array__", "__contains__"})
+_AS_NUMBER = frozenset({"__bool__", "__float__", "__int__", "__index__", "__complex__"})
+
+
 def operators() -> list[str]:
     """Every op that torch knows in this process, as ``aten.mm.default``; none where this torch does not tell."""
     told: list[str] = getattr(torch._C, "_dispatch_get_all_op_names", list)()
@@ -85,6 +90,12 @@ def attaches(func: Callable[..., Any]) -> bool:
 def draws_random_numbers(name: str) -> bool:
     """Whether a torch function of this name draws random numbers."""
     return any(word in name for word in _RANDOM)
+
+
+def gives_to_python(func: Callable[..., Any]) -> bool:
+    """Whether a torch function hands numbers of a tensor over to Python."""
+    name = getattr(func, "__name__", "")
+    return name in _TO_PYTHON or name in _AS_NUMBER
 
 
 def reads_values(func: Callable[..., Any]) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ampscope.capture.events.observer import StepObserver
+from ampscope.capture.heal.healer import Healer
 from ampscope.capture.record.configuration import Configuration
 from ampscope.capture.replay.step_tape import StepTape
 from ampscope.capture.step.carried.carried_state import CarriedState
@@ -52,6 +53,7 @@ PARTS: dict[str, type[StepObserver]] = {
     "failed": FailedCalls,
     "before": OptimizersBefore,
     "audit": Audit,
+    "heal": Healer,
 }
 
 

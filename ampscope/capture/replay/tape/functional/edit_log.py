@@ -19,7 +19,7 @@ from ampscope.capture.replay.tape.call_tape import Tape
 from ampscope.capture.replay.tape.entry import UnscaledGradients
 from ampscope.capture.torch_support import tensor_tree, torch_private
 from ampscope.capture.torch_support.calls import call_state
-from ampscope.capture.torch_support.calls.function_names import draws_random_numbers, is_in_place
+from ampscope.capture.torch_support.calls.function_names import draws_random_numbers, gives_to_python, is_in_place
 from ampscope.capture.torch_support.calls.random_state import RandomState
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.user_line import NOWHERE, Place, place_of
@@ -69,6 +69,8 @@ class EditLog:
         self._bytes = 0
         self._too_much = False
         self._drew = False
+        self._was_read = False
+        self.follows_read = False  #: the loop went on after Python had read numbers of what it did: it may have decided
         self.edited = False  #: the loop has done something that may make gradients other than finite
         self.is_open = False  #: calls are the loop's, not the scaler's
 
@@ -106,6 +108,8 @@ class EditLog:
         """A function has run that was called in ``frame``."""
         while frame is not None and frame.f_code.co_filename in _OPERATORS:
             frame = frame.f_back
+        self.follows_read = self.follows_read or self._was_read
+        self._was_read = self._was_read or (gives_to_python(func) and bool(args) and self._is_of_gradients(args[0]))
         self.edited = self.edited or frame is None or frame.f_code.co_filename != _CLIPS
         if self._too_much or getattr(func, "__self__", None) is _ASSIGNED:
             return
@@ -125,6 +129,9 @@ class EditLog:
             self._kept.add(id(tensor))
             if id(tensor) not in self._models.parameters and not self._tape.gradients.holds(tensor):
                 self._bytes += stored(tensor).nbytes
+
+    def _is_of_gradients(self, value: Any) -> bool:
+        return id(value) in self._kept or self._tape.gradients.holds(value)
 
     def _replaced(self, gradient: Tensor | None) -> None:
         """Counts a gradient that is there for the calls alone from now on."""
@@ -147,7 +154,7 @@ class EditLog:
         """Lets go of all: nothing of it will be run again."""
         self._let_go()
         self._calls.clear()
-        self.is_open = self.edited = False
+        self.is_open = self.edited = self._was_read = self.follows_read = False
 
     def write(self) -> None:
         """Puts the calls onto the tape; where they were too much to keep, that is why the step cannot be replayed."""

@@ -97,7 +97,7 @@ class StateWatch(StepObserver):
     def step_ended(self, ended: EndedStep) -> None:
         """Looks, if the turn has come, and while no step is known that has ruined all of it."""
         attempt = ended.attempt
-        if attempt.bad and attempt.stepped and not _is_finite(attempt.norm):
+        if attempt.bad and attempt.stepped and not (attempt.left_out or _is_finite(attempt.norm)):
             self._ruined.add(attempt.index)
         if not attempt.stepped or attempt.bad or attempt.index in self._ruined:
             return

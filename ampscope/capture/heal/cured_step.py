@@ -1,0 +1,141 @@
+"""The step that went bad, run again with a cure: its gradients and buffers take the place of the bad ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from ampscope.capture.replay import memory, player, step_replay
+from ampscope.capture.replay.changes import ReplayChange
+from ampscope.capture.replay.player import Player
+from ampscope.capture.replay.tape.entry import UnscaledGradients, unscale_
+from ampscope.capture.replay.tape.taped_step import TapedStep
+from ampscope.capture.torch_support.guard import Guard
+from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.optimizer_view import OptimizerView
+from ampscope.capture.tracing.sites import Sites
+from ampscope.capture.tracing.statistics.stats import finite
+from ampscope.capture.tracing.tracer import Tracer
+
+#: Why gradients are not handed over that the loop may have decided on.
+DECIDED_BY_THEM = "the loop read numbers of its gradients, and changed these after that"
+
+
+@dataclass(frozen=True, slots=True)
+class CuredStep:
+    """What a step came to that was run again with a cure."""
+
+    reason: str = ""  #: why it is of no use; empty where it is finite
+    gradients: dict[str, Tensor] = field(default_factory=dict)  #: by parameter, as backward and the loop left them
+    buffers: list[tuple[Tensor, Tensor]] = field(default_factory=list)  #: of the model, and their new values
+    unscaled: bool = False  #: the gradients are free of the loss scale
+    hooked: str = ""  #: a parameter whose gradient a function of the loop's own has changed, perhaps
+    seconds: float = 0.0
+
+
+def run(step: TapedStep, models: Models, change: ReplayChange, guard: Guard) -> CuredStep:
+    """Runs a step with a change.
+
+    Args:
+        step: The step.
+        models: The watched models.
+        change: What is done otherwise.
+        guard: Catches faults of the tracer.
+
+    Returns:
+        What came out. Nothing of the training is different afterwards.
+    """
+    obstacle = step_replay.why_not(step, models)
+    if obstacle:
+        return CuredStep(obstacle)
+    stops = (player.call_user.__code__,)
+    tracer = Tracer(Sites(0, models.module_type), models.names, full=False, guard=guard, stops=stops)
+    again = Player(step, models, tracer, change)
+    failed = step_replay.play(again, memory.room(models.main_device()))
+    tracer.release()
+    if failed:
+        return CuredStep(failed)
+    if not again.finite or again.spoilt:
+        return CuredStep("it is not finite with the cure either")
+    buffers = [(buffer, again.substitutes.of(buffer)) for _, _, buffer in models.buffers()]
+    return CuredStep("", again.gradients(), buffers, _is_unscaled(step), again.hooked)
+
+
+def _is_unscaled(step: TapedStep) -> bool:
+    return any(isinstance(entry.arguments, UnscaledGradients) for _, entry in step.entries())
+
+
+def why_not_handed_over(step: TapedStep, optimizer: Optimizer, models: Models) -> str:
+    """Why the gradients of a replay must not take the place of the step's own, in words; empty where they may."""
+    foreign = any(id(parameter) not in models.parameters for parameter in OptimizerView(optimizer).parameters)
+    of_ranks = step.has_received() or step.reduction() is not None
+    reasons: dict[str, bool] = {
+        "gradients were there before the step, which a replay does not have": step.had_gradients,
+        "its gradients were put together with those of other ranks": of_ranks,
+        "weights have moved since": step.late or step.moved or step.after_unjudged or step.updates != (),
+        "its optimizer steps weights that are not watched": foreign,
+        DECIDED_BY_THEM: _decided_by_gradients(step),
+        "the step left what is not finite in an attribute of a module": not all(map(finite, _attributes(step))),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def _attributes(step: TapedStep) -> Iterator[Tensor]:
+    return (held.tensor for held in step.state.held.now())
+
+
+def _decided_by_gradients(step: TapedStep) -> bool:
+    """Whether the loop may have changed gradients by numbers that were bad."""
+    made_at = step.gradients_at
+    reads = [at for at, made in step.tape.results.given_to_python if made is None or made > made_at]
+    return any(number >= at for at in reads for number in step.edits)
+
+
+def hand_over(cured: CuredStep, optimizer: Optimizer, models: Models, scale: Tensor | None) -> str:
+    """Gives the gradients and buffers of a cured step to the training.
+
+    Args:
+        cured: The step.
+        optimizer: Whose gradients take the place of the bad ones.
+        models: The watched models.
+        scale: The loss scale of the step; None without a scaler.
+
+    Returns:
+        Why that cannot be; then nothing was changed. Empty where it was done.
+    """
+    if cured.hooked:
+        return f"a function of the loop's own may change the gradient of {cured.hooked}, and a replay runs none"
+    pairs = list(_pairs(cured, optimizer, models))
+    if any(new is None or not _fits(old, new) for old, new in pairs):
+        return "another set of parameters has gradients when it is run again"
+    with torch.no_grad():
+        new = [each.detach().to(old.dtype, copy=True) for old, each in pairs if each is not None]
+        if scale is not None and not cured.unscaled:
+            unscale_(new, scale)
+        if not all(map(finite, new)):
+            return "its gradients are not finite once they are free of the loss scale"
+        for (old, _), each in zip(pairs, new, strict=True):
+            old.copy_(each)
+        for buffer, value in cured.buffers:
+            if value.dtype is buffer.dtype and value.shape == buffer.shape:
+                buffer.copy_(value)
+    return ""
+
+
+def _pairs(cured: CuredStep, optimizer: Optimizer, models: Models) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """The gradient of each parameter that has one, and the one to take its place."""
+    for parameter in OptimizerView(optimizer).parameters:
+        name, _ = models.parameters[id(parameter)]
+        new = cured.gradients.get(name)
+        if parameter.grad is not None or new is not None:
+            yield (parameter.grad if parameter.grad is not None else parameter), new
+
+
+def _fits(old: Tensor, new: Tensor) -> bool:
+    plain = type(old) is Tensor and type(new) is Tensor
+    dense = old.layout is torch.strided and new.layout is torch.strided
+    return plain and dense and old.shape == new.shape

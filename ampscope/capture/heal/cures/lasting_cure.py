@@ -1,0 +1,50 @@
+"""What lasts: one small object that a replay can try, that can be done to the live model, and lifted."""
+
+from __future__ import annotations
+
+from ampscope.capture.replay.changes import ReplayChange
+from ampscope.trace.schema import CureKind
+
+
+class LastingCure:
+    """A change of the live training, from the next step on.
+
+    Attributes:
+        kind: What it is.
+        modules: Qualified names of the modules that it changes.
+        by_finiteness: Whether a step that comes out finite without it needs it no more.
+    """
+
+    kind: CureKind
+    modules: tuple[str, ...] = ()
+    by_finiteness = True
+
+    @property
+    def text(self) -> str:
+        """What it does, as a clause."""
+        raise NotImplementedError
+
+    @property
+    def code(self) -> str:
+        """What makes it permanent."""
+        raise NotImplementedError
+
+    def change(self) -> ReplayChange:
+        """The same in a replay."""
+        raise NotImplementedError
+
+    def without(self) -> ReplayChange:
+        """What a replay does to go without it, while it is applied."""
+        raise NotImplementedError
+
+    def apply(self) -> None:
+        """Does it to the live model.
+
+        Raises:
+            AmpscopeError: It cannot be done; nothing was changed.
+        """
+        raise NotImplementedError
+
+    def lift(self) -> None:
+        """Takes it back; safe to call twice."""
+        raise NotImplementedError

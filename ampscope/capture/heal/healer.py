@@ -1,0 +1,219 @@
+"""Heals: does to the live training what a replay of a bad step has proved, and takes it back when it is not needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ampscope.capture.budgets import ReplayBudget
+from ampscope.capture.events.calls import ScalerCall, ScalerMethod, StepStart
+from ampscope.capture.events.observer import StepObserver
+from ampscope.capture.events.open_step import EndedStep, StepAttempt
+from ampscope.capture.events.run_end import RunEnd
+from ampscope.capture.heal import cured_step
+from ampscope.capture.heal.choice import BadStep
+from ampscope.capture.heal.cures import poisoned
+from ampscope.capture.heal.healing import BEGINS, Healing
+from ampscope.capture.heal.in_force import InForce
+from ampscope.capture.heal.planning import Handed, Plan, Planner
+from ampscope.capture.heal.told import Change, HealingLog
+from ampscope.capture.record.run_recorder import Recorder
+from ampscope.capture.replay.changes import ReplayChange
+from ampscope.capture.replay.step_tape import StepTape
+from ampscope.capture.replay.tape.taped_step import TapedStep
+from ampscope.capture.torch_support import torch_private
+from ampscope.capture.torch_support.guard import Guard
+from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.optimizer_view import OptimizerView
+from ampscope.trace.schema import CureKind
+
+#: Bad steps in a row after which healing is of no use.
+MOST_IN_A_ROW = 8
+TOO_LATE = "its gradients could not be replaced any more when it was judged"
+
+
+class Healer(StepObserver):
+    """Decides on each bad step, and on what is in force.
+
+    Args:
+        models: The watched models.
+        recorder: What was tried, and at which program points.
+        tape: What a replay needs.
+        budget: What replays cost.
+        settings: What may be changed.
+        log: Tells of it.
+        guard: Catches faults of healing.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        recorder: Recorder,
+        tape: StepTape,
+        budget: ReplayBudget,
+        settings: Healing,
+        log: HealingLog,
+        guard: Guard,
+    ) -> None:
+        self.guard = guard
+        self._models = models
+        self._recorder = recorder
+        self._tape = tape
+        self._budget = budget
+        self._settings = settings
+        self._log = log
+        self._plan: Plan | None = None
+        self._examined: StepAttempt | None = None  # the latest
+        self._in_force = InForce(settings, log)
+        self._planner = Planner(models, recorder, budget, settings, self._in_force, log, guard)
+        self._in_a_row = 0  # bad steps
+        self._was_good = True  # the step before
+        self._is_over = False
+        tape.state.keeps_before = settings.allows(CureKind.STATE)
+
+    # -- a bad step ---------------------------------------------------------------------------------------------
+
+    def examine(self, bad: BadStep) -> None:
+        """Decides what is to be done about a step that went bad, before its weights have moved."""
+        if self._is_over or self.guard.broken:
+            return
+        self._finish()
+        self._examined = bad.attempt
+        with self.guard:
+            self._plan = self._planner.plan(bad, after_good_step=self._was_good)
+
+    # -- the step itself ----------------------------------------------------------------------------------------
+
+    def wants(self, attempt: StepAttempt) -> bool:
+        """Whether something is to be done about the step of an attempt now, before its optimizer is passed by."""
+        plan = self._plan
+        return plan is not None and plan.attempt is attempt and not self.guard.broken
+
+    def hand_over(self, attempt: StepAttempt, recording: TapedStep, *, follows_read: bool) -> Handed:
+        """Gives the step finite gradients, or leaves it out.
+
+        Args:
+            attempt: Went bad; its optimizer has not stepped.
+            recording: The step, with all that the loop did to its gradients.
+            follows_read: The loop changed them after it had read numbers of them.
+        """
+        plan = self._plan
+        if plan is None or plan.attempt is not attempt:
+            return Handed.NOTHING
+        with self.guard:
+            if plan.kind is CureKind.LEFT_OUT:
+                plan.handed = self._leave_out(plan)
+            elif not (plan.why_not or plan.is_finite):
+                plan.why_not = self._replace(plan, recording, follows_read=follows_read)
+                plan.handed = Handed.NOTHING if plan.why_not else Handed.REPLACED
+            plan.cured = None
+        return plan.handed
+
+    def _replace(self, plan: Plan, recording: TapedStep, *, follows_read: bool) -> str:
+        optimizer, scaling = plan.attempt.optimizer, plan.attempt.scaling
+        reason = cured_step.why_not_handed_over(recording, optimizer, self._models)
+        if reason or follows_read:
+            return reason or cured_step.DECIDED_BY_THEM
+        edited = recording.edited or recording.edits
+        cured = self._planner.run(recording, plan.change) if edited or plan.cured is None else plan.cured
+        if cured.reason:
+            return cured.reason
+        reason = cured_step.hand_over(cured, optimizer, self._models, scaling.scale if scaling is not None else None)
+        if not reason and scaling is not None:
+            _clear_flags(scaling.scaler, optimizer)
+        return reason
+
+    def _leave_out(self, plan: Plan) -> Handed:
+        """Keeps the scale where it is; without a scaler, leaves the optimizer nothing to step by."""
+        attempt = plan.attempt
+        if attempt.scaling is not None:
+            _clear_flags(attempt.scaling.scaler, attempt.optimizer)
+            return Handed.LEFT_OUT
+        view = OptimizerView(attempt.optimizer)
+        if view.has_own_step or any(id(parameter) not in self._models.parameters for parameter in view.parameters):
+            plan.why_not = "without a scaler, nobody knows what this optimizer does without gradients"
+            return Handed.NOTHING
+        for parameter in view.parameters:
+            parameter.grad = None
+        return Handed.LEFT_OUT
+
+    def _finish(self) -> None:
+        """Does what lasts of the latest plan, and tells of it."""
+        plan, self._plan = self._plan, None
+        if plan is None:
+            return
+        attempt = plan.attempt
+        self._restore(plan)
+        replaced = plan.handed is Handed.REPLACED
+        modules = plan.cure.modules if plan.cure is not None else tuple(plan.poisoned)
+        code = plan.cure.code if plan.cure is not None else ""
+        change = Change(attempt.step, attempt.index, plan.kind, plan.text, modules, code, replaced)
+        if plan.cure is None and plan.handed is Handed.NOTHING and not plan.poisoned:
+            self._log.declined(attempt.step, plan.why_not or TOO_LATE)
+            return
+        if plan.cure is not None and not self._in_force.apply(plan.cure, change):
+            return
+        self._log.made(change, why_not_applied="" if plan.is_finite else plan.why_not or TOO_LATE)
+
+    def _restore(self, plan: Plan) -> None:
+        """Gives buffers their last finite values, if the step with the cure has not."""
+        if plan.handed is not Handed.REPLACED and not (plan.restored or plan.is_finite):
+            poisoned.put_back(plan.poisoned)
+            poisoned.undo_of_step(plan.recording.state, self._models)
+        plan.restored = True
+
+    # -- observing ----------------------------------------------------------------------------------------------
+
+    def step_began(self, start: StepStart) -> None:
+        """Before the first forward of a step, what was decided on the one before is done."""
+        if start.number == 0:
+            self._log.line("on", BEGINS)
+        self._finish()
+
+    def optimizer_steps(self, attempt: StepAttempt) -> None:
+        """What a look at a step that seemed well has found and cured; and whether what is in force is still needed."""
+        if self._is_over:
+            return
+        if not attempt.bad:
+            self._in_force.look(attempt, lambda change: self._finite_with(attempt, change), self._budget)
+            return
+        if self._plan is None and attempt is not self._examined:
+            self._plan = self._planner.after_look(attempt, self._tape.recording())
+
+    def _finite_with(self, attempt: StepAttempt, change: ReplayChange) -> bool:
+        recording = self._tape.recording()._replace(scale=attempt.scale)
+        return not recording.has_received() and not self._planner.run(recording, change).reason
+
+    def scaler_call_ended(self, call: ScalerCall) -> None:
+        """A bound on the loss scale is held when the scaler has grown."""
+        if call.method is ScalerMethod.UPDATE:
+            self._in_force.hold(call.scaler)
+
+    def step_ended(self, ended: EndedStep) -> None:
+        """Counts what came of it; healing ends where it does not help."""
+        attempt = ended.attempt
+        if self._plan is not None and self._plan.attempt is attempt:
+            self._restore(self._plan)
+        self._was_good = not attempt.bad
+        self._in_a_row = 0 if not attempt.bad else self._in_a_row + 1
+        if self._was_good and not attempt.traced:
+            self._in_force.took(ended.seconds - attempt.judging_s, attempt.step)
+        does_something = self._plan is not None or bool(self._in_force)
+        if self._in_a_row >= MOST_IN_A_ROW and does_something and not self._is_over:
+            self._end(attempt.step, f"{MOST_IN_A_ROW} steps in a row went bad all the same")
+
+    def _end(self, step: int, why: str) -> None:
+        self._finish()
+        self._is_over = True
+        self._in_force.lift_all(step, why)
+        self._log.ended(step, why)
+
+    def run_ended(self, end: RunEnd) -> None:
+        """Tells how to keep what is in force, and leaves the model as it was."""
+        self._finish()
+        self._in_force.close()
+
+
+def _clear_flags(scaler: Any, optimizer: Any) -> None:
+    """The scaler has found something that is gone, or has nothing to do with its scale."""
+    for flag in torch_private.scaler_found_inf(scaler, optimizer):
+        flag.zero_()

@@ -1,0 +1,144 @@
+"""The changes that last: how many there may be, what they cost, and whether they are still needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ampscope.capture.budgets import ReplayBudget
+from ampscope.capture.events.open_step import StepAttempt
+from ampscope.capture.heal.cures.lasting_cure import LastingCure
+from ampscope.capture.heal.cures.loss_scale import ScaleBound
+from ampscope.capture.heal.healing import Healing
+from ampscope.capture.heal.slowdown import Slowdown
+from ampscope.capture.heal.told import Change, HealingLog
+from ampscope.capture.replay.changes import ReplayChange
+from ampscope.errors import AmpscopeError
+from ampscope.trace.schema import CureKind
+
+#: Replays without a change that have to be finite, one after another, before it is lifted.
+LOOKS = 3
+#: A change that was lifted and came back is looked at so many times later.
+LATER = 4
+
+
+Key = tuple[CureKind, tuple[str, ...]]
+
+
+@dataclass(slots=True)
+class _Lasting:
+    """A change in force."""
+
+    cure: LastingCure
+    change: Change
+    next_look: int  #: step
+    every: int  #: steps between two looks
+    finite: int = 0  #: looks in a row
+
+    @property
+    def key(self) -> Key:
+        """What it is known by when it is gone."""
+        return _key(self.cure)
+
+
+def _key(cure: LastingCure) -> Key:
+    return cure.kind, cure.modules
+
+
+class InForce:
+    """The changes in force.
+
+    Args:
+        settings: What there may be.
+        log: Tells what becomes of them.
+    """
+
+    def __init__(self, settings: Healing, log: HealingLog) -> None:
+        self._settings = settings
+        self._log = log
+        self._held: list[_Lasting] = []
+        self._lifted: set[Key] = set()
+        self._too_slow: set[Key] = set()
+        self._slowdown = Slowdown()
+
+    def __bool__(self) -> bool:
+        return bool(self._held)
+
+    def why_not(self, cure: LastingCure, *, compiled: bool) -> str:
+        """Why a change may not be made beside those in force; empty where it may."""
+        if len(self._held) >= self._settings.max_cures:
+            return f"there are {self._settings.max_cures} changes in force already (max_cures)"
+        if _key(cure) in self._too_slow:
+            return f"{cure.text} made steps too slow before (max_slowdown)"
+        if compiled and cure.kind is CureKind.CONVERSIONS:
+            return "the model is compiled, and what it converts itself cannot be changed in compiled code"
+        return ""
+
+    def apply(self, cure: LastingCure, change: Change) -> bool:
+        """Makes a change; returns whether it could be."""
+        try:
+            cure.apply()
+        except AmpscopeError as error:
+            self._log.declined(change.step, str(error))
+            return False
+        every = self._settings.quiet_steps * (LATER if _key(cure) in self._lifted else 1)
+        self._held.append(_Lasting(cure, change, change.step + every, every))
+        self._slowdown.changed()
+        return True
+
+    def hold(self, scaler: Any) -> None:
+        """A scaler was updated."""
+        for each in self._held:
+            if isinstance(each.cure, ScaleBound):
+                each.cure.hold(scaler)
+
+    def look(self, attempt: StepAttempt, is_finite: Callable[[ReplayChange], bool], budget: ReplayBudget) -> None:
+        """Tries a good step without a change, one at a time, if one is due; risks nothing.
+
+        Args:
+            attempt: Of the step, before its weights move.
+            is_finite: Runs the step with a change.
+            budget: Says whether it may cost a replay.
+        """
+        due = next((each for each in self._held if self._is_due(each, attempt.step)), None)
+        if due is None or not budget.allows_look():
+            return
+        due.finite = due.finite + 1 if is_finite(due.cure.without()) else 0
+        due.every = due.every if due.finite else 2 * due.every
+        due.next_look = attempt.step + due.every
+        if due.finite >= LOOKS:
+            self._lift(due, attempt.step, f"{LOOKS} steps were finite without it when they were run again")
+
+    def _is_due(self, each: _Lasting, step: int) -> bool:
+        return bool(each.every) and each.cure.by_finiteness and step >= each.next_look
+
+    def took(self, seconds: float, step: int) -> None:
+        """A good step took so long; what makes steps too slow is lifted, the newest first."""
+        self._slowdown.took(seconds)
+        share = self._slowdown.share if self._held else None
+        if share is not None and share > self._settings.max_slowdown:
+            newest = self._held[-1]
+            self._too_slow.add(newest.key)
+            self._lift(newest, step, f"steps took {share:.0%} longer with it (max_slowdown)")
+            self._slowdown.changed()
+
+    def _lift(self, each: _Lasting, step: int, why: str) -> None:
+        each.cure.lift()
+        self._held.remove(each)
+        self._lifted.add(each.key)
+        if not self._held:
+            self._slowdown.unchanged()
+        self._log.lifted(each.change, step, why)
+
+    def lift_all(self, step: int, why: str) -> None:
+        """Takes all of them back."""
+        for each in list(self._held):
+            self._lift(each, step, why)
+
+    def close(self) -> None:
+        """The run is over: tells what makes them permanent, and leaves the model as it was."""
+        self._log.closes([each.change for each in self._held])
+        for each in self._held:
+            each.cure.lift()
+        self._held.clear()

@@ -1,0 +1,183 @@
+"""What is to be done about a bad step: tried on the step itself before anything of the training is changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from ampscope.capture.budgets import ReplayBudget
+from ampscope.capture.events.open_step import StepAttempt
+from ampscope.capture.heal import cured_step
+from ampscope.capture.heal.choice import BadStep, lasting
+from ampscope.capture.heal.cured_step import CuredStep
+from ampscope.capture.heal.cures import poisoned
+from ampscope.capture.heal.cures.lasting_cure import LastingCure
+from ampscope.capture.heal.cures.loss_scale import HEADROOM, ScaleBound
+from ampscope.capture.heal.cures.poisoned import Poisoned
+from ampscope.capture.heal.healing import Healing
+from ampscope.capture.heal.in_force import InForce
+from ampscope.capture.heal.told import HealingLog
+from ampscope.capture.record.run_recorder import Recorder
+from ampscope.capture.replay.changes import ReplayChange
+from ampscope.capture.replay.tape.taped_step import TapedStep
+from ampscope.capture.torch_support.guard import Guard
+from ampscope.capture.torch_support.models import Models
+from ampscope.trace.schema import Change, CureKind, Trial
+
+#: Overflows by the loss scale alone, each after a good step, and within how many steps: not how a scaler works.
+OSCILLATES, WITHIN = 4, 9
+
+
+class Handed(Enum):
+    """What becomes of the step of an attempt that went bad."""
+
+    NOTHING = auto()  #: what would have become of it
+    REPLACED = auto()  #: its gradients are finite now: its optimizer is to step
+    LEFT_OUT = auto()  #: it is left out
+
+
+@dataclass(slots=True)
+class Plan:
+    """What is to be done about a bad step."""
+
+    attempt: StepAttempt
+    kind: CureKind
+    text: str
+    recording: TapedStep
+    change: ReplayChange = field(default_factory=ReplayChange)  #: with which the step comes out finite
+    cure: LastingCure | None = None
+    cured: CuredStep | None = None  #: the step with it, if that was run
+    poisoned: Poisoned = field(default_factory=dict)
+    handed: Handed = Handed.NOTHING
+    why_not: str = ""  #: its gradients were not handed over
+    restored: bool = False  #: buffers that it has spoilt hold finite values again
+    is_finite: bool = False  #: and goes on as it is: what it lost is not known to be worth more
+
+
+class Planner:
+    """Finds what helps, by replays of the bad step.
+
+    Args:
+        models: The watched models.
+        recorder: What was tried, and at which program points.
+        budget: What replays cost.
+        settings: What may be changed.
+        in_force: The changes that last.
+        log: Is told why nothing can be done.
+        guard: Catches faults of healing.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        recorder: Recorder,
+        budget: ReplayBudget,
+        settings: Healing,
+        in_force: InForce,
+        log: HealingLog,
+        guard: Guard,
+    ) -> None:
+        self._models = models
+        self._recorder = recorder
+        self._budget = budget
+        self._settings = settings
+        self._in_force = in_force
+        self._log = log
+        self._guard = guard
+        self._by_scale: list[int] = []  # steps that overflowed by the loss scale alone
+
+    def plan(self, bad: BadStep, *, after_good_step: bool) -> Plan | None:
+        """What helps on a step that went bad, before its weights have moved; None where nothing is to be done."""
+        if bad.rows is None:
+            reason = bad.outcome.reason or "its ops show nothing of what went wrong"
+            self._log.declined(bad.attempt.step, f"the step could not be run again ({reason})")
+            return None
+        plan = self._of_state(bad) or self._of_accident(bad)
+        if plan is None and bad.is_of_scale:
+            return self._of_scale(bad, after_good_step=after_good_step)
+        plan = plan or self._lasting(bad) or self._left_out(bad)
+        if plan is None and not bad.is_only_of_loss:  # then its optimizer steps by gradients that are finite
+            self._log.declined(bad.attempt.step, "no cure was proved on it")
+        return plan
+
+    def _of_state(self, bad: BadStep) -> Plan | None:
+        """Buffers that the step found poisoned: whether it is finite from what they held before."""
+        found = poisoned.found(bad.recording.state, self._models) if self._settings.allows(CureKind.STATE) else {}
+        if not found:
+            return None
+        poisoned.begin_from(bad.recording.state, found, finite_values=True)
+        cured = self.run(bad.recording, ReplayChange())
+        if cured.reason:
+            poisoned.begin_from(bad.recording.state, found, finite_values=False)
+            return None
+        text = f"{', '.join(found)} put back to what {'it' if len(found) == 1 else 'they'} held a step before"
+        return Plan(bad.attempt, CureKind.STATE, text, bad.recording, cured=cured, poisoned=found)
+
+    def _of_accident(self, bad: BadStep) -> Plan | None:
+        """A step that comes out finite when it is run again, each time."""
+        if not (bad.is_not_its_own and self._settings.allows(CureKind.RUN_AGAIN)):
+            return None
+        cured = self.run(bad.recording, ReplayChange())
+        text = "the same calls came out finite when they were run again"
+        return None if cured.reason else Plan(bad.attempt, CureKind.RUN_AGAIN, text, bad.recording, cured=cured)
+
+    def _of_scale(self, bad: BadStep, *, after_good_step: bool) -> Plan | None:
+        """The scaler backs off by itself; a scale that keeps coming back is bounded."""
+        step, scaling = bad.attempt.step, bad.attempt.scaling
+        self._by_scale = [each for each in self._by_scale if step - each < WITHIN]
+        self._by_scale += [step] if after_good_step else []
+        finite = (each for each in bad.tried if each.result.outcome is Trial.FINITE)
+        best = max((each.scale or 0.0 for each in finite if each.change is Change.SCALE), default=0.0)
+        if len(self._by_scale) < OSCILLATES or best <= 1.0 or scaling is None:
+            return None
+        bound = ScaleBound(scaling.scaler, max(best / HEADROOM, 1.0))
+        if not self._may_last(bad.attempt, bound):
+            return None
+        self._by_scale.clear()
+        return Plan(
+            bad.attempt, bound.kind, bound.text, bad.recording, cure=bound, why_not="it overflowed by its scale"
+        )
+
+    def _lasting(self, bad: BadStep) -> Plan | None:
+        scaler = bad.attempt.scaling.scaler if bad.attempt.scaling is not None else None
+        cures = lasting(bad.tried, bad.rows, self._recorder.sites, self._models, scaler)
+        return next(filter(None, (self._proved(bad, cure) for cure in cures)), None)
+
+    def _left_out(self, bad: BadStep) -> Plan | None:
+        if bad.is_only_of_loss or not bad.is_beyond_precision or not self._settings.allows(CureKind.LEFT_OUT):
+            return None
+        kept = ", and the loss scale kept" if bad.attempt.scaling is not None else ""
+        text = f"left out, for it is not finite in float32 either{kept}"
+        return Plan(bad.attempt, CureKind.LEFT_OUT, text, bad.recording)
+
+    def _proved(self, bad: BadStep, cure: LastingCure) -> Plan | None:
+        if not self._may_last(bad.attempt, cure):
+            return None
+        cured = self.run(bad.recording, cure.change())
+        if cured.reason:
+            return None
+        return Plan(bad.attempt, cure.kind, cure.text, bad.recording, cure.change(), cure, cured)
+
+    def after_look(self, attempt: StepAttempt, recording: TapedStep) -> Plan | None:
+        """What helps from the next step on, of what a look at a step that is finite has tried with success."""
+        tried = [each for *of, each in self._recorder.tried if of == [attempt.step, attempt.index]]
+        scaler = attempt.scaling.scaler if attempt.scaling is not None else None
+        for cure in lasting(tried, None, self._recorder.sites, self._models, scaler):
+            if self._may_last(attempt, cure):
+                cure.by_finiteness = False
+                return Plan(attempt, cure.kind, cure.text, recording, cure.change(), cure, is_finite=True)
+        return None
+
+    def _may_last(self, attempt: StepAttempt, cure: LastingCure) -> bool:
+        if not self._settings.allows(cure.kind):
+            return False
+        reason = self._in_force.why_not(cure, compiled=self._models.compiled)
+        if reason:
+            self._log.declined(attempt.step, reason)
+        return not reason
+
+    def run(self, recording: TapedStep, change: ReplayChange) -> CuredStep:
+        """Runs a step with a change, at the cost of the budget."""
+        cured = cured_step.run(recording, self._models, change, self._guard)
+        self._budget.spent(cured.seconds)
+        return cured

@@ -1,0 +1,101 @@
+"""Tells what healing does: an event and a line in the terminal for each change, and the code that keeps them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ampscope.capture.record.run_recorder import Recorder
+from ampscope.capture.record.terminal import Terminal
+from ampscope.trace.schema import CureKind, EventKind
+
+#: How many changes are told in the terminal; all are in the trace.
+MAX_TOLD = 12
+
+
+class Change(NamedTuple):
+    """A change of the training."""
+
+    step: int  #: the bad step
+    optimizer: int
+    kind: CureKind
+    text: str  #: what was changed, as a clause
+    modules: Sequence[str] = ()
+    code: str = ""  #: makes it permanent
+    applied: bool = False  #: the gradients of the step itself were replaced, and the optimizer stepped
+
+
+class HealingLog:
+    """Writes changes down and tells of them.
+
+    Args:
+        recorder: Where events go.
+        terminal: Where the user is told.
+    """
+
+    def __init__(self, recorder: Recorder, terminal: Terminal) -> None:
+        self._recorder = recorder
+        self._terminal = terminal
+        self._told = 0
+        self._declined: set[str] = set()
+
+    def line(self, key: str, text: str) -> None:
+        """A line, on one rank."""
+        self._terminal.once(f"heal-{key}", text)
+
+    def made(self, change: Change, *, why_not_applied: str = "") -> None:
+        """A change was made.
+
+        Args:
+            change: The change.
+            why_not_applied: Why the step itself could not be saved, in words.
+        """
+        detail: dict[str, Any] = {
+            "kind": change.kind,
+            "modules": list(change.modules),
+            "text": change.text,
+            "code": change.code,
+            "optimizer": change.optimizer,
+            "applied": change.applied,
+        }
+        self._recorder.event(EventKind.CURE, change.step, json.dumps(detail))
+        lasts = " from the next step on" if change.code else ""
+        step = _of_step(change, why_not_applied)
+        self._told += 1
+        if self._told <= MAX_TOLD:
+            last = " Further changes are recorded but not printed." if self._told == MAX_TOLD else ""
+            self.line(f"{change.step}-{change.kind}", f"step {change.step}: healed: {change.text}{lasts}{step}.{last}")
+
+    def lifted(self, change: Change, at: int, why: str) -> None:
+        """A change that lasted was taken back."""
+        detail = {"kind": change.kind, "modules": list(change.modules), "cure": change.step, "text": why}
+        self._recorder.event(EventKind.CURE_LIFTED, at, json.dumps(detail))
+        self.line(f"lifted-{at}-{change.step}", f"step {at}: lifted: {change.text}; {why}.")
+
+    def declined(self, step: int, why: str) -> None:
+        """A step could not be healed; each reason is told once."""
+        if why not in self._declined:
+            self._declined.add(why)
+            self._recorder.event(EventKind.NOTE, step, f"not healed: {why}")
+            self.line(f"declined-{len(self._declined)}", f"step {step}: not healed: {why}.")
+
+    def ended(self, step: int, why: str) -> None:
+        """Healing is over."""
+        self._recorder.event(EventKind.NOTE, step, f"healing ended: {why}")
+        self.line("ended", f"step {step}: healing ended, and training goes on as it would have: {why}.")
+
+    def closes(self, changes: Sequence[Change]) -> None:
+        """The run is over: tells what makes the changes permanent that are in force."""
+        codes = list(dict.fromkeys(change.code for change in changes if change.code))
+        if codes:
+            self.line("closes", "to keep what healed this run, write: " + "; ".join(codes))
+
+
+def _of_step(change: Change, why_not: str) -> str:
+    """What became of the step itself, in words."""
+    if change.applied:
+        return "; the step was made with the gradients of its replay"
+    if change.kind is CureKind.LEFT_OUT or not why_not:
+        return ""
+    return f"; the step itself is lost ({why_not})"
