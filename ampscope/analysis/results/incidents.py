@@ -50,7 +50,7 @@ class Move:
     step: int  #: at which it was seen to have moved
     module: str = ""
     op: str = ""  #: or a node of the trace, such as an input
-    name: str = ""  #: of an input or parameter
+    name: str = ""  #: of an input or parameter; of a learning rate the further parameter group, or its number from 0
     source: SourceLine | None = None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import time
 from collections.abc import Callable
 
@@ -19,6 +21,9 @@ from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.torch_support.readback import Readback, Values
 from ampscope.trace.schema import StepRow
+
+#: Values of a step besides the learning rates of its groups, and what is put before a group's number.
+_OTHERS, _RATE = 6, "lr "
 
 
 class StepRows(StepObserver):
@@ -88,6 +93,9 @@ class StepRows(StepObserver):
             "found_inf": attempt.found_inf[0] if attempt.found_inf else None,
             "lr": OptimizerView(attempt.optimizer).learning_rate,
         }
+        rates = OptimizerView(attempt.optimizer).learning_rates
+        if rates:
+            fetched |= {_RATE + group: rate for group, rate in rates.items()}
         self._readback.fetch(fetched, lambda values: self._put(attempt, self._row(ended, values, now, observing)))
 
     def _put(self, attempt: StepAttempt, row: StepRow) -> None:
@@ -113,6 +121,7 @@ class StepRows(StepObserver):
             duration_s=ended.seconds,
             observing_s=observing,
             traced=attempt.traced,
+            lrs=_as_json(values) if len(values) > _OTHERS else None,
         )
 
     def _write_gradients(self, attempt: StepAttempt) -> None:
@@ -122,3 +131,15 @@ class StepRows(StepObserver):
             {**found.values, **lost_updates.counts(self._kept, self._earlier)},
             lambda known: self._recorder.grads(found.rows(known, params, step=step, index=index)),
         )
+
+
+def _as_json(values: Values) -> str | None:
+    """The learning rates of the groups, None where all are the same; each takes as much room as any other."""
+    rates = {name.removeprefix(_RATE): rate for name, rate in values.items() if name.startswith(_RATE)}
+    if len(set(rates.values())) == 1:
+        return None
+    return "{" + ", ".join(f"{json.dumps(group)}: {_number(rate)}" for group, rate in rates.items()) + "}"
+
+
+def _number(rate: float | None) -> str:
+    return f"{rate:.16e}" if rate is not None and math.isfinite(rate) else json.dumps(rate)

@@ -26,6 +26,8 @@ _COMMON = frozenset(
 
 #: How deep what an optimizer keeps by itself is looked into, and the elements that are copied, of all of its tensors.
 _OWN_DEPTH, _OWN_ELEMENTS = 4, 1 << 24
+#: Groups whose learning rates are told.
+_MOST_GROUPS = 64
 _SEQUENCES = (list, tuple, set)
 
 
@@ -57,6 +59,19 @@ class OptimizerView(NamedTuple):
     def learning_rate(self) -> Tensor | float | None:
         """The learning rate of its first group, on the device where the optimizer keeps it; None where it has none."""
         return self.optimizer.param_groups[0].get("lr") if self.optimizer.param_groups else None
+
+    @property
+    def learning_rates(self) -> dict[str, Tensor | float | None]:
+        """Those of all groups by number and name, as `learning_rate`; none where they are numbers that are the same."""
+        groups = self.optimizer.param_groups[:_MOST_GROUPS]
+        if len(groups) < 2:
+            return {}
+        rates = [group.get("lr") for group in groups]
+        first = rates[0]
+        if not isinstance(first, Tensor) and all(not isinstance(rate, Tensor) and rate == first for rate in rates):
+            return {}
+        told = [rate if isinstance(rate, (Tensor, float, int)) else None for rate in rates]
+        return {_group_name(number, groups[number]): rate for number, rate in enumerate(told)}
 
     @property
     def at_rest(self) -> frozenset[int]:
@@ -128,6 +143,11 @@ class OptimizerView(NamedTuple):
                 plain = {key: value for key, value in _AT_ONCE.items() if key in group}
                 again.param_groups.append({**group, **plain, "params": [copies[id(p)] for p in chosen]})
         return again
+
+
+def _group_name(number: int, group: dict[str, Any]) -> str:
+    name = group.get("name")
+    return f"{number} {name}" if isinstance(name, str) and name else str(number)
 
 
 class _OwnCopies:

@@ -32,6 +32,8 @@ class StepRow(NamedTuple):
     traced: str  #: a `Source`, or empty
     averaged: Int32 | None = None  #: of an old step that the disk budget has left without values of its own (``loss``,
     #: ``grad_norm`` and ``lr`` are null): over how many steps its durations are the mean; ``time`` is a later one's
+    lrs: str | None = None  #: JSON object: the learning rate of each of the first 64 parameter groups by its number,
+    #: from 0, and its ``name`` where it has one, as ``"1 head"``; null where all have that of the first
 
 
 class ScalerEventRow(NamedTuple):

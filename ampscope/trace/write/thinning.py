@@ -48,6 +48,9 @@ def _steps(rows: pa.Table, window: int) -> pa.Table:
     for name in ("loss", "grad_norm", "lr"):
         own = _floats(rows, name)
         rows = _with(rows, name, own, known=known_in(rows[name]) & ~(left & (np.isfinite(own) | (name == "lr"))))
+    place = rows.schema.get_field_index("lrs")
+    own_rates = rows["lrs"].take(pa.array(np.arange(left.size), mask=left))
+    rows = rows.set_column(place, rows.schema.field(place), own_rates)
     number = np.where(left, count[group], numbers_in(rows["averaged"]))
     return _with(rows, "averaged", number, known=left | known_in(rows["averaged"]))
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from ampscope.analysis.numerics.arrays import FloatArray, IntArray
 from ampscope.analysis.overview.last_good.good_steps import GoodSteps
+from ampscope.analysis.overview.last_good.group_rates import group_rates
 from ampscope.analysis.overview.last_good.unusual import how_unusual
 from ampscope.analysis.overview.last_good.words import gone
 from ampscope.analysis.results import Move, MoveKind, SourceLine
@@ -27,6 +30,8 @@ _TINY = 2.0**-160
 _GIVEN = "good steps"
 #: Who set a number with which a step began, in words, and the line.
 _By = Callable[[int], tuple[str, SourceLine | None]]
+#: What a number was and what it has become, at which step, and by how many bits.
+_Between = tuple[float, float, int, float]
 #: How the loop may have set a scale itself.
 _BY_HAND = {ScalerAction.UPDATE: "set by the loop", ScalerAction.STATE_LOADED: "loaded with the scaler's state"}
 
@@ -39,36 +44,49 @@ def moved_curves(run: Run, rank: int, good: GoodSteps) -> Iterator[Move]:
         rank: One of its ranks.
         good: The steps before.
     """
-    yield from _setting(
-        MoveKind.SCALE, good, good.history.scale, good.calm, lambda step: _by_hand(run, rank, good, step)
-    )
+    scale = _Setting("the loss scale", good.window.floats("scale"), lambda: good.history.scale)
+    yield from _set(MoveKind.SCALE, good, scale, good.calm, lambda step: _by_hand(run, rank, good, step))
     # The calm step is the first that could be spoilt by the update before it, and its own update used its own rate.
     before = good.window.ints("step")[good.good & (good.window.ints("step") < good.calm)]
     since = int(before[-1]) if before.size else good.calm
-    yield from _setting(MoveKind.LEARNING_RATE, good, good.history.lr, since, lambda _: ("", None))
+    rate = _Setting("the learning rate", good.window.floats("lr"), lambda: good.history.lr)
+    told = _between(good, rate.window, since)
+    yield from _set(MoveKind.LEARNING_RATE, good, rate, since, lambda _: ("", None))
+    for group in group_rates(run, rank, good):
+        of_group = _Setting(f"the learning rate of {group.told}", group.window, group.history)
+        if not _moved_alike(told, _between(good, group.window, since)):
+            moves = _set(MoveKind.LEARNING_RATE, good, of_group, since, lambda _: ("", None))
+            yield from (replace(move, name=group.name) for move in moves)
     for kind in (MoveKind.LOSS, MoveKind.GRAD_NORM):
         yield from _measured(kind, good)
 
 
-def _setting(kind: MoveKind, good: GoodSteps, values: FloatArray, since: int, by: _By) -> Iterator[Move]:
-    """What a loop sets, or a scaler: its history tells how often it is set."""
-    found = _between(good, str(kind), since)
+class _Setting(NamedTuple):
+    """What a loop sets, or a scaler."""
+
+    name: str
+    window: FloatArray  #: in the attempts of `GoodSteps.window`
+    history: Callable[[], FloatArray]  #: in those of `GoodSteps.history`
+
+
+def _set(kind: MoveKind, good: GoodSteps, setting: _Setting, since: int, by: _By) -> Iterator[Move]:
+    """A move of a setting; its history tells how often it is set."""
+    found = _between(good, setting.window, since)
     if found is None:
         return
     before, after, step, bits = found
     if abs(bits) < LEAST_BITS[kind]:
         return
     end = int(np.searchsorted(good.history.step, since, side="right"))
-    begin = max(0, end - _MOST)
+    begin, values = max(0, end - _MOST), setting.history()
     kept = good.good_history[begin:end] & np.isfinite(values[begin:end]) & (values[begin:end] >= 0)
     steps, heights = good.history.step[begin:end][kept], _heights(values[begin:end][kept])
     unusual = how_unusual(steps, heights, bits, good.until)
     how, source = by(step)
-    name = "the loss scale" if kind is MoveKind.SCALE else "the learning rate"
     at, usual = f" at step {step:,}{f' ({how})' if how else ''}", unusual.in_words(_GIVEN)
     if kind is MoveKind.SCALE and after < before and not how:
         unusual, usual = unusual._replace(score=AT_WORK), "as GradScaler lowers it after skipped steps"
-    text = f"{gone(name, before, after)}{at}, {usual}"
+    text = f"{gone(setting.name, before, after)}{at}, {usual}"
     yield Move(
         kind=kind,
         text=text,
@@ -81,9 +99,16 @@ def _setting(kind: MoveKind, good: GoodSteps, values: FloatArray, since: int, by
     )
 
 
-def _between(good: GoodSteps, column: str, since: int) -> tuple[float, float, int, float] | None:
+def _moved_alike(one: _Between | None, other: _Between | None) -> bool:
+    """Whether two learning rates moved by the same factor at the same step, as one schedule moves them."""
+    if one is None or other is None:
+        return other is None
+    return one[2] == other[2] and abs(one[3] - other[3]) < LEAST_BITS[MoveKind.LEARNING_RATE] / 2
+
+
+def _between(good: GoodSteps, values: FloatArray, since: int) -> _Between | None:
     """What a number was and what it has become, at which step it left what it was, and by how many bits."""
-    values, steps = good.window.floats(column), good.window.ints("step")
+    steps = good.window.ints("step")
     place = good.place(since)
     after = np.flatnonzero(np.isfinite(values) & (values >= 0) & (np.arange(values.size) > place))
     if place >= values.size or not after.size or not math.isfinite(values[place]) or values[place] < 0:
@@ -97,7 +122,7 @@ def _between(good: GoodSteps, column: str, since: int) -> tuple[float, float, in
 
 def _measured(kind: MoveKind, good: GoodSteps) -> Iterator[Move]:
     """What came of the steps: a loss, a gradient norm, where it is a positive number."""
-    found = _between(good, str(kind), good.calm)
+    found = _between(good, good.window.floats(str(kind)), good.calm)
     if found is None or found[0] <= 0 or found[1] <= 0 or abs(found[3]) < LEAST_BITS[kind]:
         return
     before, after, _, bits = found

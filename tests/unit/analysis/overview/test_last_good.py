@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +82,54 @@ def test_a_rate_that_moves_with_each_step_is_left_out(tmp_path: Path) -> None:
     told = found(trace.close())
     assert told.moves == ()
     assert "nothing of what the steps record moved" in told.summary
+
+
+def grouped(trace: TraceBuilder, rates: Callable[[int], tuple[float, float]], *, names: tuple[str, str]) -> None:
+    """Steps with two parameter groups, the last of which fails."""
+    for step in range(BAD + 1):
+        first, second = rates(step)
+        lrs = json.dumps(dict(zip(names, (first, second), strict=True))) if first != second else None
+        trace.step(loss=math.nan if step == BAD else 2.0, lr=first, lrs=lrs)
+
+
+@pytest.mark.parametrize(
+    ("names", "name", "told_as"),
+    [(("0", "1"), "1", "1 (counted from 0)"), (("0 body", "1 head"), "head", "head")],
+    ids=["number", "name"],
+)
+def test_a_further_groups_rate_that_jumps_is_told_first(
+    names: tuple[str, str], name: str, told_as: str, tmp_path: Path
+) -> None:
+    trace = TraceBuilder(tmp_path / "run")
+    grouped(trace, lambda step: (1e-3, 1e-3 if step < BAD - 1 else 0.5), names=names)
+    move = found(trace.close()).moves[0]
+    assert (move.kind, move.name, move.before, move.after) == (MoveKind.LEARNING_RATE, name, 1e-3, 0.5)
+    assert (move.step, move.score) == (BAD - 1, FIRST)
+    assert move.text.startswith(
+        f"the learning rate of parameter group {told_as} went from 0.001 to 0.5 at step {BAD - 1}"
+    )
+
+
+@pytest.mark.parametrize(
+    "rates",
+    [
+        pytest.param(lambda step: (1e-3, 1e-2), id="its own, and steady"),
+        pytest.param(lambda step: (1e-3 * 0.99**step, 1e-2 * 0.99**step), id="a schedule"),
+    ],
+)
+def test_a_further_groups_rate_that_is_as_it_was_is_not_told(
+    rates: Callable[[int], tuple[float, float]], tmp_path: Path
+) -> None:
+    trace = TraceBuilder(tmp_path / "run")
+    grouped(trace, rates, names=("0", "1"))
+    assert found(trace.close()).moves == ()
+
+
+def test_a_rate_that_moves_in_all_groups_alike_is_told_once(tmp_path: Path) -> None:
+    trace = TraceBuilder(tmp_path / "run")
+    grouped(trace, lambda step: (1e-3, 1e-2) if step < BAD - 1 else (0.5, 5.0), names=("0", "1"))
+    (move,) = found(trace.close()).moves
+    assert (move.name, move.after) == ("", 0.5)
 
 
 def test_what_always_moves_as_far_ranks_behind_what_does_not(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from tests.support.training.small_loop import (
     poison,
     train,
 )
-from tests.support.training.twin_runs import Watched, train_both
+from tests.support.training.twin_runs import Watched, exact_state, train_both
 
 
 def test_loss_gradient_norm_learning_rate_and_micro_batches(run_folder: Path) -> None:
@@ -62,6 +63,28 @@ def test_loss_gradient_norm_learning_rate_and_micro_batches(run_folder: Path) ->
         assert row.lr == pytest.approx(lr)
         assert row.micro_batches == micro_batches
         assert (row.optimizer, row.segment, row.skipped) == (0, 0, False)
+
+
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_learning_rates_of_groups_are_told_where_they_differ(as_tensor: bool, run_folder: Path) -> None:
+    def loop(watch: Callable[..., object]) -> Any:
+        model = mlp()
+        first, *others = model.parameters()
+        groups: list[dict[str, Any]] = [{"params": [first]}, {"params": others, "name": "he\u00e4d"}]
+        optimizer = torch.optim.SGD(groups, torch.tensor(0.5) if as_tensor else 0.5)
+        watch(model)
+        for step in range(4):
+            optimizer.zero_grad()
+            mse(model, *make_batch()).backward()
+            if step == 2:
+                optimizer.param_groups[1]["lr"] = torch.tensor(0.125) if as_tensor else 1 / 8
+            optimizer.step()
+        return exact_state(model.state_dict())
+
+    watched = train_both(loop, run_folder)
+    told = [row.lrs and json.loads(row.lrs) for row in watched.steps]
+    assert told == [None, None, *[{"0": 0.5, "1 he\u00e4d": 0.125}] * 2]
+    assert {row.lr for row in watched.steps} == {0.5}
 
 
 @pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.SGD], ids=lambda kind: kind.__name__)

@@ -33,6 +33,7 @@ ROWS: list[tuple[Table, Row]] = [
     (Table.STEPS, step(scale=None, growth_tracker=None, found_inf=None)),
     (Table.STEPS, step(loss=None, scale=None, growth_tracker=None, found_inf=None, grad_norm=None, lr=None)),
     (Table.STEPS, step(step=-(2**63), micro_batches=-1, averaged=4)),
+    (Table.STEPS, step(lrs='{"0": 1.0000000000000000e-03, "1": 2.0000000000000000e-03}')),
     (Table.SCALER_EVENTS, scaler_event()),
     (Table.SCALER_EVENTS, scaler_event(optimizer=1, scale_before=4.0, scale_after=2.0, growth_tracker=0)),
     (Table.SCALER_EVENTS, scaler_event(code="größer 日本", file="", function="12345678")),

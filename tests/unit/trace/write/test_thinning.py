@@ -53,6 +53,7 @@ def step(number: int) -> StepRow:
         chance.random(),
         0.1,
         "",
+        lrs=f'{{"0": {1 / (number + 1)!r}, "1": 1.0}}' if number % 2 else None,
     )
 
 
@@ -118,6 +119,15 @@ def test_the_extremes_of_every_window_and_all_that_is_not_finite_stay(level: int
     left = np.array([value is not None for value in column(after, "averaged")])
     assert left.mean() > (0.5, 0.7, 0.7)[level - 1]
     assert (np.array(column(after, "averaged"), dtype=float)[left] > 0).all()
+
+
+def test_the_rates_of_groups_stay_and_go_with_that_of_the_first() -> None:
+    before = table_of(6000)
+    after = thinned(Table.STEPS, before, 1)
+    kept = [value is not None for value in column(after, "lr")]
+    whole = column(before, "lrs")
+    assert column(after, "lrs") == [own if keep else None for own, keep in zip(whole, kept, strict=True)]
+    assert 0 < sum(kept) < len(kept)
 
 
 def test_thinning_twice_is_thinning_to_the_second_level_at_most() -> None:
