@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ampscope.analysis.cures import own_words
 from ampscope.analysis.cures.form_texts import mathematics
+from ampscope.analysis.cures.form_texts import range as in_range
 from ampscope.analysis.cures.form_texts.form_text import FormText
 from ampscope.analysis.results import Cost, FormTried, Remedy, Tried
 from ampscope.trace.schema import Change, Trial
@@ -20,22 +21,30 @@ def remedies(tried: Sequence[Tried]) -> Iterator[Remedy]:
     Args:
         tried: The replays.
     """
-    forms = [(each.form, each) for each in tried if each.change == Change.FORM and each.form is not None]
     by_words: dict[str, list[tuple[FormTried, Tried]]] = {}
-    for form, each in forms:
-        if each.outcome != Trial.UNAVAILABLE:
-            by_words.setdefault(in_words(form), []).append((form, each))
+    for each in tried:
+        if each.change == Change.FORM and each.form is not None and each.outcome != Trial.UNAVAILABLE:
+            by_words.setdefault(in_words(each.form) + with_scale(each, tried), []).append((each.form, each))
     for found in by_words.values():
         form, first = found[0]
+        scale = with_scale(first, tried)
+        start = f"scaler = torch.amp.GradScaler(init_scale={first.scale!r})" if scale else ""
         yield Remedy(
-            text=_text(form).sentence(form),
-            code=_text(form).code(form),
+            text=f"{_text(form).sentence(form).removesuffix('.')}{scale}.",
+            code="\n".join(filter(None, (_text(form).code(form), start))),
             verified=all(each.outcome == Trial.FINITE for _, each in found),
             kind=form.form,
             cost=_cost(first),
             diff=own_words.of_form(form),
             changes_good_values=_changes_good_values([form for form, _ in found]),
         )
+
+
+def with_scale(form: Tried, tried: Sequence[Tried]) -> str:
+    """The loss scale that a form was tried with, with ``and`` before it; empty for that of the step."""
+    others = [each.scale for each in tried if each.step == form.step and each.change not in (Change.FORM, Change.SCALE)]
+    other = form.scale is not None and bool(others) and form.scale not in others
+    return f", and a loss scale of {form.scale:g}" if other else ""
 
 
 def in_words(form: FormTried) -> str:
@@ -59,7 +68,7 @@ _UNKNOWN = FormText(
     lambda form: f"another form of {form.call or 'a call'}",
     lambda form: f"Give {form.call or 'the call'} another form.",
 )
-_TEXTS: dict[str, FormText] = {**mathematics.TEXTS}
+_TEXTS: dict[str, FormText] = {**mathematics.TEXTS, **in_range.TEXTS}
 
 
 def _text(form: FormTried) -> FormText:

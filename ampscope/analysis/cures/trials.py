@@ -39,8 +39,8 @@ def in_words(incident: Incident) -> str:
         return _kept_in_words(tried)
     if incident.trigger == Trigger.ABSORBED_OVERFLOW:
         return _agreed_in_words(tried)
-    fails = list(dict.fromkeys(_changed(each) for each in tried if each.outcome == Trial.NONFINITE))
-    values = {_changed(each): _value(each, op) for each in reversed(tried) if each.outcome == Trial.FINITE}
+    fails = list(dict.fromkeys(_did(each, tried) for each in tried if each.outcome == Trial.NONFINITE))
+    values = {_did(each, tried): _value(each, op) for each in reversed(tried) if each.outcome == Trial.FINITE}
     cures = [f"{change}{value}" for change, value in reversed(values.items()) if change not in fails]
     parts = [*(f"finite {cure}" for cure in cures), *(f"still not finite {fail}" for fail in fails)]
     doubts = dict.fromkeys(each.reason for each in tried if each.change == Change.NONE and each.reason)
@@ -67,6 +67,11 @@ def _agreed_in_words(tried: Sequence[Tried]) -> str:
 
 def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
+
+
+def _did(each: Tried, tried: Sequence[Tried]) -> str:
+    """All that a replay did otherwise, in words."""
+    return f"{_changed(each)}{other_forms.with_scale(each, tried)}"
 
 
 def _changed(tried: Tried) -> str:

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Generator
 from typing import NamedTuple
-
-import torch
 
 from ampscope.capture.budgets import ReplayBudget
 from ampscope.capture.replay import memory, player, step_replay
-from ampscope.capture.replay.changes import (
-    ConversionsInFloat32,
-    EverythingIn,
-    ModulesInFloat32,
-    OtherLossScale,
-    ReplayChange,
-)
+from ampscope.capture.replay.changes import ReplayChange
 from ampscope.capture.replay.cures import failure
 from ampscope.capture.replay.cures.failure import Failure
-from ampscope.capture.replay.cures.forms.candidates import OF_MATHEMATICS, forms
 from ampscope.capture.replay.cures.forms.form_change import OtherForm
+from ampscope.capture.replay.cures.plan import Plan, TrialFeedback, feedback_of, plan
 from ampscope.capture.replay.handing_back import OF_UNCHANGED
 from ampscope.capture.replay.results import ChangedResult, ReplayResult, TrialResult
 from ampscope.capture.replay.state.device_asserts import can_assert
@@ -34,83 +24,12 @@ from ampscope.trace import schema
 from ampscope.trace.schema import OpRow, ReplayStatus, Trial
 from ampscope.trace.vocabulary import NOT_DETERMINISTIC
 
-#: Modules that are added one after another to those in float32, before the search is given up.
-MOST_MODULES = 8
-
 
 class TrialRun(NamedTuple):
     """One change that was tried: what came out, and the rows of what ran."""
 
     trial: TrialResult
     rows: TracedRows
-
-
-class TrialFeedback(NamedTuple):
-    """What a plan learns from a trial."""
-
-    outcome: Trial
-    failure: Failure | None = None  #: where values went wrong this time
-    headroom: float | None = None  #: for a larger loss scale
-
-
-#: A plan yields what to try next and is sent what that showed.
-Plan = Generator[ReplayChange, TrialFeedback, None]
-
-
-def plan(located: Failure, scale: float | None, rows: TracedRows) -> Plan:
-    """What to try on a failure, the most telling first.
-
-    All in float32 comes first: where that fails too, precision has no part in it, and other forms of the failed call
-    are tried. Where it also replaced what the code itself converts to a half dtype, that is tried without any change of
-    autocast.
-
-    Args:
-        located: Where the faithful replay placed it.
-        scale: The loss scale of the step.
-        rows: The records of the faithful replay.
-    """
-    everything = EverythingIn(torch.float32)
-    if not located.dtypes or (yield everything).outcome is Trial.NONFINITE:
-        yield from forms(rows, OF_MATHEMATICS)
-        return
-    if located.by_scale and scale is not None and scale > 1:
-        yield from _largest_scale(scale)
-    if everything.conversions:
-        feedback = yield ConversionsInFloat32()
-        if feedback.outcome is Trial.FINITE:
-            return
-        moved = feedback.failure if feedback.failure is not None and feedback.failure.op != located.op else None
-        yield from _fewest_modules((moved or located).modules[:1], conversions=moved is not None)
-    else:
-        yield from _fewest_modules(located.modules[:1])
-    if "float16" in located.dtypes:
-        yield EverythingIn(torch.bfloat16)
-
-
-def _largest_scale(scale: float) -> Plan:
-    """A scale of 1, and from what it shows the largest power of two under which the gradients stay in range."""
-    lowest = yield OtherLossScale(1.0)
-    if lowest.outcome is not Trial.FINITE or lowest.headroom is None:
-        return
-    best = 2.0 ** math.floor(math.log2(lowest.headroom))
-    if 1 < best < scale:
-        yield OtherLossScale(best)
-
-
-def _fewest_modules(first: tuple[str, ...], *, conversions: bool = False) -> Plan:
-    """The first module alone; then also those in which values go wrong once it is cured.
-
-    In every one of them a value is born non-finite of finite operands while the others are cured, so none can be left
-    out.
-    """
-    chosen = first
-    while len(chosen) <= MOST_MODULES:
-        feedback = yield ModulesInFloat32(chosen, conversions=conversions)
-        failing = feedback.failure.modules if feedback.failure is not None else ()
-        more = tuple(name for name in failing if name not in chosen)
-        if feedback.outcome is not Trial.NONFINITE or not more:
-            return
-        chosen += more
 
 
 class CureSearch:
@@ -163,14 +82,18 @@ class CureSearch:
         key = (located.op, located.by_scale)
         steps, change = self._plans.pop(key) if key in self._plans else _begun(plan(located, step.scale, rows))
         runs: list[TrialRun] = []
-        while change is not None and self._budget.allows_trial(len(runs)):
+        tried = 0
+        while change is not None and self._budget.allows_trial(tried):
             obstacle = self._obstacle(step, rows, change)
             if obstacle:
                 result = ChangedResult(Trial.UNAVAILABLE, obstacle)
                 runs.append(TrialRun(_trial(change, step, result), rows))
                 break
-            runs.append(self._try(change, located, step))
-            change = _next(steps, _feedback(runs[-1]))
+            run = self._try(change, located, step)
+            tried += 1
+            if not isinstance(change, OtherForm) or change.used is not None:
+                runs.append(run)  # else the call is not made as it was thought to be: nothing was changed
+            change = _next(steps, feedback_of(run.trial.result.outcome, run.rows, scaled=step.scale is not None))
         self._plans[key] = steps, change
         return runs
 
@@ -212,10 +135,3 @@ def _next(steps: Plan, feedback: TrialFeedback) -> ReplayChange | None:
         return steps.send(feedback)
     except StopIteration:
         return None
-
-
-def _feedback(run: TrialRun) -> TrialFeedback:
-    outcome = run.trial.result.outcome
-    again = failure.located(run.rows, scaled=False) if outcome is Trial.NONFINITE else None
-    headroom = failure.scale_headroom(run.rows) if outcome is Trial.FINITE else None
-    return TrialFeedback(outcome, again, headroom)

@@ -94,6 +94,8 @@ WAITS: dict[str, str] = {
 NO_TENSORS = frozenset(
     f"{file} {function}"
     for file, functions in {
+        "replay/cures/forms/range/constants.py": "fits _numbers _survivor",
+        "replay/cures/forms/range/scale_first.py": "_scaling",
         "replay/memory.py": "_free room _left_in _kilobytes",
         "step/ending/looks/audit/widened.py": "draws",
         "step/carried/between_steps.py": "made_of_carried",

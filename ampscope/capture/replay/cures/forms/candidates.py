@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from ampscope.capture.replay.cures import failure
+from ampscope.capture.replay.cures.failure import Failure
 from ampscope.capture.replay.cures.forms.call_form import CallForm
 from ampscope.capture.replay.cures.forms.failed_call import FailedCall, failed_call
 from ampscope.capture.replay.cures.forms.form_change import OtherForm
 from ampscope.capture.replay.cures.forms.mathematics import bounds
+from ampscope.capture.replay.cures.forms.range import constants, float32_call, scale_first
 from ampscope.capture.tracing.traced_rows import TracedRows
 
 #: What gives forms for a failed call, by what has gone wrong there.
@@ -15,18 +18,37 @@ Rule = Callable[[FailedCall], Iterator[CallForm]]
 
 #: For what is wrong in every dtype.
 OF_MATHEMATICS: tuple[Rule, ...] = (bounds.of_logarithm,)
+#: For what is well in float32.
+OF_RANGE: tuple[Rule, ...] = (
+    constants.of_lost_constant,
+    constants.of_literal,
+    scale_first.of_product,
+    float32_call.of_call,
+)
+#: The same where the code itself converts to half precision: then what a call is given is to be float32, not the call.
+AS_CONVERTED = OF_RANGE[:-1]
 
 
-def forms(rows: TracedRows, rules: tuple[Rule, ...]) -> Iterator[OtherForm]:
+def forms(
+    rows: TracedRows,
+    rules: tuple[Rule, ...],
+    *,
+    located: Failure | None = None,
+    wide: TracedRows | None = None,
+) -> Iterator[OtherForm]:
     """The changes to try on a step that failed.
 
     Args:
         rows: The records of its faithful replay.
         rules: What gives forms, first what is most promising.
+        located: Where it failed.
+        wide: The records of the step with everything in float32, where that was finite.
     """
     call = failed_call(rows)
     if call is None or not call.site.file:
         return
+    if located is not None and wide is not None:
+        call.wide, call.wide_graph = failure.output_at(wide, located), wide.graph()
     for rule in rules:
         for form in rule(call):
             yield OtherForm(form, form.at or call.place)

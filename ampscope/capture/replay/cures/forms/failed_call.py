@@ -15,12 +15,18 @@ class FailedCall:
         graph: The step's records.
         seq: The op of the forward.
         origin: The op at the origin: the same one, or one of its backward.
+
+    Attributes:
+        wide: What the op gave with everything in float32; None where that is not known.
+        wide_graph: The records of that.
     """
 
     def __init__(self, graph: provenance.Graph, seq: int, origin: int) -> None:
         self.graph = graph
         self.seq = seq
         self.origin = origin
+        self.wide: OpRow | None = None
+        self.wide_graph: provenance.Graph | None = None
 
     @property
     def site(self) -> SiteRow:

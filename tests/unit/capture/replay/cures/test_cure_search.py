@@ -16,9 +16,9 @@ import ampscope
 from ampscope.capture.budgets import ALWAYS_REPLAYED, FREE_REPLAY_SECONDS, ReplayBudget
 from ampscope.capture.replay import memory
 from ampscope.capture.replay.changes import EverythingIn, ModulesInFloat32, OtherLossScale, ReplayChange
-from ampscope.capture.replay.cures import cure_search
-from ampscope.capture.replay.cures.cure_search import TrialFeedback
+from ampscope.capture.replay.cures import plan as plans
 from ampscope.capture.replay.cures.failure import Failure, OpKey
+from ampscope.capture.replay.cures.plan import TrialFeedback
 from ampscope.capture.tracing.sites import Sites
 from ampscope.capture.tracing.traced_rows import TracedRows
 from ampscope.trace import schema
@@ -317,9 +317,14 @@ def test_the_loss_code_is_told_from_the_model(run_folder: Path) -> None:
 
     torch.manual_seed(0)
     watched = Watched.train(loop(nn.Linear(8, 8), loss_of, steps=1), run_folder)
-    assert in_short(tried(watched))[1] == ("modules_fp32", (LOSS_CODE,), "finite")
-    told = [each.remedies[0].text for each in ampscope.diagnose(watched.run).incidents if each.tried]
-    assert told == ["Keep the loss code in float32."]
+    rows = tried(watched)
+    assert in_short(rows)[1:] == [("form", (), "finite"), ("modules_fp32", (LOSS_CODE,), "finite")]
+    assert (rows[1].form, rows[1].form_call) == ("in_float32", "square")
+    (incident,) = (each for each in ampscope.diagnose(watched.run).incidents if each.tried)
+    assert [remedy.text for remedy in incident.remedies if remedy.verified] == [
+        "Compute square in float32, outside of autocast.",
+        "Keep the loss code in float32.",
+    ]
 
 
 class Rates(nn.Module):
@@ -429,7 +434,7 @@ def test_a_remedy_for_what_is_half_itself_reaches_it(run_folder: Path) -> None:
 
     incident = primary_incident(bad(Gains()).run)
     assert "because of gain" in incident.explanation
-    helped = [each for each in incident.remedies if each.verified]
+    helped = [each for each in incident.remedies if each.verified and each.kind != "in_float32"]
     assert helped
     assert all("gain" in each.text for each in helped)
     (remedy,) = (each for each in helped if "leave autocast out" in each.text)
@@ -497,7 +502,7 @@ def failure(*, modules: tuple[str, ...] = ("a", "b"), dtypes: str = "float16", b
 
 def follow(located: Failure, scale: float | None, answers: Iterator[Any]) -> list[tuple[Any, ...]]:
     """What a plan tries when it is told ``answers``."""
-    plan = cure_search.plan(located, scale, NO_ROWS)
+    plan = plans.plan(located, scale, NO_ROWS)
     asked: list[tuple[Any, ...]] = []
     learned: Any = None
     while True:
@@ -540,7 +545,7 @@ def test_the_search_ends_where_nothing_new_fails_or_too_much_does() -> None:
     assert follow(failure(dtypes="bfloat16"), None, nothing_new) == [("fp32",), ("modules_fp32", "a")]
     without_end = (shown(FINITE) if number == 0 else shown(NOT, f"m{number}") for number in range(100))
     asked = follow(failure(dtypes="bfloat16"), None, without_end)
-    assert len(asked) == 1 + cure_search.MOST_MODULES
+    assert len(asked) == 1 + plans.MOST_MODULES
 
 
 @pytest.mark.usefixtures("device")
