@@ -32,6 +32,7 @@ class ReplayChange:
     kind = schema.Change.NONE
     modules: tuple[str, ...] = ()  #: that run in float32
     scale: float | None = None  #: the loss scale to run with; None for that of the step
+    because: str = ""  #: what else than the failure it is tried for, as a clause
 
     def __init__(self) -> None:
         self._converted: dict[Place, None] = {}
@@ -128,19 +129,25 @@ class ModulesInFloat32(ReplayChange):
     Args:
         modules: Qualified names; `LOSS_CODE` for the functions outside every watched module.
         conversions: Float32 also wherever the code, in any module, asks for a half dtype by name.
+        because: What else than the failure they are tried for, as a clause.
     """
 
     kind = schema.Change.MODULES_FP32
 
-    def __init__(self, modules: tuple[str, ...], *, conversions: bool = False) -> None:
+    def __init__(self, modules: tuple[str, ...], *, conversions: bool = False, because: str = "") -> None:
         super().__init__()
         self.modules = modules
+        self.because = because
         self._instead = dict.fromkeys(HALF, torch.float32) if conversions else {}
 
     @contextlib.contextmanager
     def _applied(self) -> Iterator[None]:
         with Conversions(self._instead, self._note_conversion):
             yield
+
+    def with_modules(self, more: tuple[str, ...]) -> ModulesInFloat32:
+        """A change of its own, of further modules too."""
+        return ModulesInFloat32((*self.modules, *more), conversions=bool(self._instead), because=self.because)
 
     def function(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """See `ReplayChange.function`; what the loss code converts to half, the function after it gets wider."""

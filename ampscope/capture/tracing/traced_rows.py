@@ -6,6 +6,7 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ampscope import provenance
@@ -44,6 +45,16 @@ class TracedRows(NamedTuple):
         kept = (Phase.FORWARD, Phase.LOSS)
         forward = {number for number, site in self.site_rows().items() if site.phase in kept}
         return sum(4 * row.numel for row in self.ops if row.site in forward)
+
+    def forward_bytes(self) -> int:
+        """Bytes that the forward's ops wrote, each in its own dtype."""
+        sites = self.site_rows()
+        forward = {
+            number: [getattr(torch, dtype).itemsize for dtype in site.out_dtypes]
+            for number, site in sites.items()
+            if site.phase in (Phase.FORWARD, Phase.LOSS) and "." in site.op
+        }
+        return sum(forward[row.site][row.out] * row.numel for row in self.ops if row.site in forward)
 
     def labelled(self, step: int, source: str) -> tuple[list[OpRow], list[EdgeRow]]:
         """The rows as those of a step and of one of its executions."""

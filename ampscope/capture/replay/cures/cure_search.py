@@ -8,9 +8,11 @@ from ampscope.capture.budgets import ReplayBudget
 from ampscope.capture.replay import memory, player, step_replay
 from ampscope.capture.replay.changes import ReplayChange
 from ampscope.capture.replay.cures import failure
+from ampscope.capture.replay.cures.costs import StepTimes
 from ampscope.capture.replay.cures.failure import Failure
+from ampscope.capture.replay.cures.failure_search import FailureSearch
 from ampscope.capture.replay.cures.forms.form_change import OtherForm
-from ampscope.capture.replay.cures.plan import Plan, TrialFeedback, feedback_of, plan
+from ampscope.capture.replay.cures.plan import feedback_of, plan
 from ampscope.capture.replay.handing_back import OF_UNCHANGED
 from ampscope.capture.replay.results import ChangedResult, ReplayResult, TrialResult
 from ampscope.capture.replay.state.device_asserts import can_assert
@@ -26,10 +28,11 @@ from ampscope.trace.vocabulary import NOT_DETERMINISTIC
 
 
 class TrialRun(NamedTuple):
-    """One change that was tried: what came out, and the rows of what ran."""
+    """One change that was tried, what came out, and the rows of what ran."""
 
     trial: TrialResult
     rows: TracedRows
+    change: ReplayChange
 
 
 class CureSearch:
@@ -47,7 +50,7 @@ class CureSearch:
         self._sites = sites
         self._budget = budget
         self._guard = guard
-        self._plans: dict[object, tuple[Plan, ReplayChange | None]] = {}
+        self._searches: dict[object, FailureSearch] = {}
 
     def examine(self, step: TapedStep, rows: TracedRows, replay: ReplayResult) -> list[TrialRun]:
         """Tries what may cure a step whose faithful replay is done.
@@ -80,22 +83,38 @@ class CureSearch:
 
     def _follow(self, located: Failure, step: TapedStep, rows: TracedRows) -> list[TrialRun]:
         key = (located.op, located.by_scale)
-        steps, change = self._plans.pop(key) if key in self._plans else _begun(plan(located, step.scale, rows))
+        search = self._searches.get(key)
+        if search is None:
+            search = self._searches[key] = FailureSearch(plan(located, step.scale, rows), located.modules[:1])
         runs: list[TrialRun] = []
         tried = 0
-        while change is not None and self._budget.allows_trial(tried):
+        while self._budget.allows_trial(tried):
+            change = search.next(first=not tried, spare=self._budget.allows_trial(tried + 1))
+            if change is None:
+                return self._timed(runs, step, tried)
             obstacle = self._obstacle(step, rows, change)
             if obstacle:
                 result = ChangedResult(Trial.UNAVAILABLE, obstacle)
-                runs.append(TrialRun(_trial(change, step, result), rows))
-                break
+                return [*runs, TrialRun(_trial(change, step, result), rows, change)]
             run = self._try(change, located, step)
             tried += 1
+            feedback = feedback_of(run.trial.result.outcome, run.rows, scaled=step.scale is not None)
+            followed = search.showed(change, feedback)
             if not isinstance(change, OtherForm) or change.used is not None:
-                runs.append(run)  # else the call is not made as it was thought to be: nothing was changed
-            change = _next(steps, feedback_of(run.trial.result.outcome, run.rows, scaled=step.scale is not None))
-        self._plans[key] = steps, change
+                runs.append(_told(run, rows, followed))  # else the call is not made there: nothing was changed
         return runs
+
+    def _timed(self, runs: list[TrialRun], step: TapedStep, tried: int) -> list[TrialRun]:
+        """The runs with what those that cured cost in time, where trials are left over for that."""
+        times = StepTimes(step, self._models, self._guard, self._budget)
+        timed: list[TrialRun] = []
+        for run in runs:
+            cures = run.trial.result.outcome is Trial.FINITE and run.change.kind is not schema.Change.SCALE
+            if cures and self._budget.allows_trial(tried):
+                tried += 1
+                run = run._replace(trial=run.trial._replace(extra_time=times.extra_time(run.change)))  # noqa: PLW2901
+            timed.append(run)
+        return timed
 
     def _obstacle(self, step: TapedStep, rows: TracedRows, change: ReplayChange) -> str:
         """Why a change cannot be tried on a step; empty where it can."""
@@ -116,22 +135,21 @@ class CureSearch:
         rows = TracedRows(*tracer.rows(0, ""), sites)
         tracer.release()
         output = failure.output_at(rows, located) if located is not None else None
-        return TrialRun(_trial(change, step, result, output), rows)
+        return TrialRun(_trial(change, step, result, output), rows, change)
 
 
 def _trial(change: ReplayChange, step: TapedStep, result: ChangedResult, output: OpRow | None = None) -> TrialResult:
     low, high = (output.min, output.max) if output is not None else (None, None)
     scale = change.scale or step.scale
+    if change.because and result.outcome is not Trial.UNAVAILABLE:
+        result = result._replace(reason=change.because)
     used = change.used if isinstance(change, OtherForm) else None
     return TrialResult(change.kind, change.modules, change.conversions, scale, result, low, high, used)
 
 
-def _begun(steps: Plan) -> tuple[Plan, ReplayChange | None]:
-    return steps, next(steps, None)
-
-
-def _next(steps: Plan, feedback: TrialFeedback) -> ReplayChange | None:
-    try:
-        return steps.send(feedback)
-    except StopIteration:
-        return None
+def _told(run: TrialRun, unchanged: TracedRows, followed: int) -> TrialRun:
+    """A run with what its change has cost in memory, where it cured, and on how many later steps it has."""
+    if run.trial.result.outcome is not Trial.FINITE:
+        return run
+    more = run.rows.forward_bytes() - unchanged.forward_bytes()
+    return run._replace(trial=run.trial._replace(extra_bytes=more, followed=followed))

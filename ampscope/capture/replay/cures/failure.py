@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from ampscope import provenance
@@ -73,6 +74,25 @@ def output_at(rows: TracedRows, failure: Failure) -> OpRow | None:
     keys = {number: OpKey.of(site) for number, site in rows.site_rows().items()}
     executions = [row for row in rows.ops if not row.out and keys[row.site] == failure.op]
     return executions[failure.execution] if failure.execution < len(executions) else None
+
+
+def near_overflow(rows: TracedRows) -> dict[str, float]:
+    """The modules whose forward gives numbers of float16 within one doubling of overflow, with the factor left.
+
+    The end of the range itself is no result: code writes it, for a mask.
+    """
+    sites = rows.site_rows()
+    largest = FINFO["float16"].max
+    found: dict[str, float] = {}
+    for row in rows.ops:
+        site = sites[row.site]
+        if site.phase not in (Phase.FORWARD, Phase.LOSS) or site.out_dtypes[row.out : row.out + 1] != ("float16",):
+            continue
+        ends = [abs(end) for end in (row.min, row.max) if end is not None and abs(end) < largest]
+        module = site.module or (LOSS_CODE if site.phase == Phase.LOSS else "")
+        if module and 2 * max(ends, default=0.0) > largest:
+            found[module] = min(found.get(module, math.inf), largest / max(ends))
+    return found
 
 
 def scale_headroom(rows: TracedRows) -> float | None:

@@ -20,7 +20,7 @@ from ampscope.capture.replay.cures.failure import Failure
 from ampscope.capture.replay.cures.forms.candidates import AS_CONVERTED, OF_MATHEMATICS, OF_RANGE, forms
 from ampscope.capture.replay.cures.forms.form_change import OtherForm
 from ampscope.capture.tracing.traced_rows import TracedRows
-from ampscope.trace.schema import Trial
+from ampscope.trace.schema import LOSS_CODE, Trial
 
 #: Modules that are added one after another to those in float32, before the search is given up.
 MOST_MODULES = 8
@@ -128,9 +128,21 @@ def _fewest_modules(first: tuple[str, ...], *, conversions: bool = False) -> Pla
         feedback = yield ModulesInFloat32(chosen, conversions=conversions)
         failing = feedback.failure.modules if feedback.failure is not None else ()
         more = tuple(name for name in failing if name not in chosen)
+        if feedback.outcome is Trial.FINITE and feedback.rows is not None:
+            yield from _wider(chosen, feedback.rows, conversions=conversions)
         if feedback.outcome is not Trial.NONFINITE or not more:
             return
         chosen += more
+
+
+def _wider(cured: tuple[str, ...], rows: TracedRows, *, conversions: bool) -> Plan:
+    """Also the modules in which the cured step is next to overflow: a little more, and it fails there."""
+    near = {name: factor for name, factor in failure.near_overflow(rows).items() if name not in cured}
+    nearest = sorted(near, key=lambda name: near[name])[:MOST_MODULES]
+    if nearest:
+        first = "the loss code" if nearest[0] == LOSS_CODE else nearest[0]
+        because = f"{first} is within a factor of {near[nearest[0]]:.2g} of overflow in the same step"
+        yield ModulesInFloat32((*cured, *nearest), conversions=conversions, because=because)
 
 
 def feedback_of(outcome: Trial, rows: TracedRows, *, scaled: bool) -> TrialFeedback:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -36,8 +37,10 @@ class OtherForm(ReplayChange):
     def __init__(self, form: CallForm, at: CallPlace, scale: float | None = None) -> None:
         super().__init__()
         self.scale = scale
-        self._form = form
+        self._given = form
+        self._form = copy.deepcopy(form)  # which may note what it sees; the next replay begins with nothing
         self._at = at
+        self._compares = True
         self._was_there: tuple[str, Place] | None = None
         self._good_change: float | None = None
 
@@ -54,9 +57,15 @@ class OtherForm(ReplayChange):
         with _Replacing(self):
             yield
 
-    def at_scale(self, scale: float) -> OtherForm:
-        """The same with another loss scale."""
-        return OtherForm(self._form, self._at, scale)
+    def at_scale(self, scale: float | None) -> OtherForm:
+        """A change of its own with the same form, at another loss scale."""
+        return OtherForm(self._given, self._at, scale)
+
+    def to_time(self, *, applied: bool) -> OtherForm:
+        """A change of its own that compares nothing; without the form, only what looks for the call is left."""
+        timed = OtherForm(self._given, self._at if applied else CallPlace("", -1), self.scale)
+        timed._compares = False
+        return timed
 
     def call(self, call: Call) -> Any:
         """Makes a call of the forward, in its other form where that is asked for."""
@@ -68,7 +77,8 @@ class OtherForm(ReplayChange):
             result = form.instead(call)
             if result is not NotImplemented:
                 self._was_there = self._was_there or (call.name, place)
-                if not is_in_place(call.function, dict(call.kwargs)):  # what it was given is gone when it is done
+                spoils = is_in_place(call.function, dict(call.kwargs))  # what it was given is gone when it is done
+                if self._compares and not spoils:
                     with self._aside():
                         self._compare(form.compared(call, result))
                 return result
