@@ -3,12 +3,155 @@
 from __future__ import annotations
 
 from ampscope.analysis.cures.form_texts.form_text import FormText, value
+from ampscope.analysis.results import FormTried
 from ampscope.trace.schema import Form
 
+#: Calls whose operand is bounded from above; that of all others is from below.
+_FROM_ABOVE = frozenset({"exp", "exp2", "expm1"})
+#: Means that divide by how many there are.
+_MEANS = frozenset({"mean", "cross_entropy", "nll_loss"})
+_DIVISIONS = frozenset({"div", "true_divide"})
+_ATTENTION = frozenset({"scaled_dot_product_attention", "multi_head_attention_forward"})
+
+
+def _is_mean(form: FormTried) -> bool:
+    return form.call in _MEANS or form.call.endswith("_loss") or form.call == "binary_cross_entropy"
+
+
+def _bounded(form: FormTried) -> str:
+    if _is_mean(form):
+        return f"the number that {form.call} divides by at least {value(form)}"
+    side = "above" if form.call in _FROM_ABOVE else "below"
+    what = "the divisor" if form.call in _DIVISIONS else f"the operand of {form.call}"
+    return f"{what} bounded from {side} by {value(form)}"
+
+
+def _bound(form: FormTried) -> str:
+    if _is_mean(form):
+        return f"Divide by at least {value(form)} where {form.call} has nothing to average: it is zero then."
+    side = "above" if form.call in _FROM_ABOVE else "below"
+    what = "divisor" if form.call in _DIVISIONS else f"operand of {form.call}"
+    return f"Bound the {what} from {side} by {value(form)}."
+
+
+def _bound_code(form: FormTried) -> str:
+    if _is_mean(form):
+        return "loss = total / max(1, count)  # total: the sum, count: of how many"
+    if form.call in _DIVISIONS:
+        return f"y = a / b.clamp(min={value(form)})"
+    end = "max" if form.call in _FROM_ABOVE else "min"
+    return f"y = torch.{form.call}(x.clamp({end}={value(form)}){', p' if form.call == 'pow' else ''})"
+
+
+def _added(form: FormTried) -> str:
+    return f"{value(form)} added to {'the divisor' if form.call in _DIVISIONS else f'the operand of {form.call}'}"
+
+
+def _add(form: FormTried) -> str:
+    return f"Add {value(form)} to the {'divisor' if form.call in _DIVISIONS else f'operand of {form.call}'}."
+
+
+def _added_code(form: FormTried) -> str:
+    if form.call in _DIVISIONS:
+        return f"y = a / (b + {value(form)})"
+    return f"y = torch.{form.call}(x + {value(form)}{', p' if form.call == 'pow' else ''})"
+
+
+def _has_value(form: FormTried) -> bool:
+    """Whether the op has a value where its operand is made safe: a root of zero is zero."""
+    return form.call in ("sqrt", "pow")
+
+
+def _where(form: FormTried) -> str:
+    return "0" if form.call in (*_DIVISIONS, "reciprocal") else "not positive"
+
+
+def _safe(form: FormTried) -> str:
+    if _has_value(form):
+        return f"no gradient through {form.call} where its operand is {_where(form)}"
+    what = "the divisor" if form.call in _DIVISIONS else f"the operand of {form.call}"
+    return f"{what} replaced by 1 where it is {_where(form)}"
+
+
+def _make_safe(form: FormTried) -> str:
+    if _has_value(form):
+        return f"Let no gradient through {form.call} where its operand is {_where(form)}: its slope is infinite there."
+    what = "divisor" if form.call in _DIVISIONS else f"operand of {form.call}"
+    return f"Replace the {what} by 1 where it is {_where(form)}, before the op; a torch.where after it is too late."
+
+
+def _safe_code(form: FormTried) -> str:
+    if form.call in _DIVISIONS:
+        return "y = a / torch.where(b == 0, 1.0, b)"
+    condition = "x == 0" if form.call == "reciprocal" else "x <= 0"
+    power = ", p" if form.call == "pow" else ""
+    if _has_value(form):
+        return f"bad = {condition}\ny = torch.where(bad, 0.0, torch.{form.call}(torch.where(bad, 1.0, x){power}))"
+    return f"y = torch.{form.call}(torch.where({condition}, 1.0, x){power})"
+
+
+def _kept(form: FormTried) -> str:
+    return f"zero for what {form.call} gives of rows without a key"
+
+
+def _keep(form: FormTried) -> str:
+    if form.call in _ATTENTION:
+        return "Leave rows without a single key out of the mask, and set what attention gives for them to zero."
+    return f"Leave rows without a single key out of the mask, and set what {form.call} gives for them to zero."
+
+
+def _kept_code(form: FormTried) -> str:
+    if form.call in _ATTENTION:
+        return (
+            "empty = ~mask.any(-1, keepdim=True)  # mask: True where a key takes part\n"
+            "y = F.scaled_dot_product_attention(q, k, v, mask | empty).masked_fill(empty, 0.0)"
+        )
+    return (
+        "empty = (x == -torch.inf).all(-1, keepdim=True)\n"
+        f"y = x.masked_fill(empty, 0.0).{form.call}(-1).masked_fill(empty, 0.0)"
+    )
+
+
 TEXTS: dict[str, FormText] = {
-    Form.OPERAND_BOUND: FormText(
-        lambda form: f"the operand of {form.call} bounded by {value(form)}",
-        lambda form: f"Bound the operand of {form.call} by {value(form)}, which its dtype holds.",
-        lambda form: f"y = torch.{form.call}(x.clamp(min={value(form)}))",
+    Form.OPERAND_BOUND: FormText(_bounded, _bound, _bound_code),
+    Form.ADDED_EPS: FormText(_added, _add, _added_code),
+    Form.SAFE_WHERE: FormText(_safe, _make_safe, _safe_code),
+    Form.LOG_SOFTMAX: FormText(
+        lambda form: f"log_softmax of the logits for {form.call} of their softmax",
+        lambda form: f"Take log_softmax of the logits in the place of {form.call} of their softmax.",
+        lambda _: "log_p = F.log_softmax(logits, dim=-1)  # or F.cross_entropy(logits, target)",
+    ),
+    Form.LOGSIGMOID: FormText(
+        lambda form: f"logsigmoid of the logits for {form.call} of their sigmoid",
+        lambda form: f"Take logsigmoid of the logits in the place of {form.call} of their sigmoid.",
+        lambda _: "log_p, log_q = F.logsigmoid(logits), F.logsigmoid(-logits)  # q = 1 - p",
+    ),
+    Form.WITH_LOGITS: FormText(
+        lambda form: f"binary_cross_entropy_with_logits for {form.call} of a sigmoid",
+        lambda form: (
+            f"Take binary_cross_entropy_with_logits of the logits in the place of {form.call} of their sigmoid."
+        ),
+        lambda _: "loss = F.binary_cross_entropy_with_logits(logits, target)",
+    ),
+    Form.LOGSUMEXP: FormText(
+        lambda form: f"logsumexp for {form.call} of a sum of exponentials",
+        lambda form: f"Take logsumexp in the place of {form.call} of a sum of exponentials.",
+        lambda _: "y = torch.logsumexp(x, dim=-1)",
+    ),
+    Form.MAX_OFF: FormText(
+        lambda form: f"the maximum taken off the operand of {form.call}",
+        lambda form: f"Take the maximum off the operand of {form.call}: what is divided by its sum stays the same.",
+        lambda form: f"e = torch.{form.call}(x - x.amax(-1, keepdim=True))  # or the whole as x.softmax(-1)",
+    ),
+    Form.KEPT_ROWS: FormText(_kept, _keep, _kept_code),
+    Form.ZERO_INFINITY: FormText(
+        lambda _: "a loss of zero for CTC targets without an alignment",
+        lambda _: "Set the loss of targets without an alignment to zero.",
+        lambda _: "loss = torch.nn.CTCLoss(zero_infinity=True)(log_probs, targets, input_lengths, target_lengths)",
+    ),
+    Form.ROWS_LEFT_OUT: FormText(
+        lambda _: "the rows of the batch left out that are not finite",
+        lambda _: "Leave the rows of the batch out that are not finite.",
+        lambda _: "good = x.flatten(1).isfinite().all(1)\nx, y = x[good], y[good]",
     ),
 }

@@ -56,13 +56,13 @@ def plan(located: Failure, scale: float | None, rows: TracedRows) -> Plan:
     everything = EverythingIn(torch.float32)
     wide = (yield everything) if located.dtypes else None
     if wide is None or wide.outcome is Trial.NONFINITE:
-        for change in forms(rows, OF_MATHEMATICS):
-            if (yield from _other_form(change, scale)):
-                return
+        candidates = list(forms(rows, OF_MATHEMATICS))
+        del rows, wide  # a plan waits for the failure to come again
+        yield from _until_cured(candidates, scale)
         return
     rules = AS_CONVERTED if everything.conversions else OF_RANGE
     candidates = list(forms(rows, rules, located=located, wide=wide.rows))
-    del rows, wide  # a plan waits for the failure to come again
+    del rows, wide
     first = (yield candidates[0]) if candidates else None
     cured = first is not None and first.outcome is Trial.FINITE
     if not cured and located.by_scale and scale is not None and scale > 1:
@@ -85,8 +85,22 @@ def _remaining(candidates: list[OtherForm], first: TrialFeedback | None, scale: 
     """The forms that were not tried at once, and the first with a loss scale that fits it, until one cures."""
     if first is not None and (yield from _at_fitting_scale(candidates[0], first, scale)):
         return
-    for change in candidates[1:]:
-        if (yield from _other_form(change, scale)):
+    yield from _until_cured(candidates[1:], scale)
+
+
+def _until_cured(candidates: list[OtherForm], scale: float | None) -> Plan:
+    """Forms one after the other, until one cures the step and leaves good values what they are.
+
+    Where a call is not made as it was thought to be, no other form of the same is tried.
+    """
+    missed: set[object] = set()
+    for change in candidates:
+        if change.called in missed:
+            continue
+        cured = yield from _other_form(change, scale)
+        if change.used is None:
+            missed.add(change.called)
+        if cured and not change.changes_good_values:
             return
 
 

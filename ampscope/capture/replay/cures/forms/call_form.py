@@ -81,6 +81,8 @@ class Compared(NamedTuple):
     before: Any
     after: Any
     exact: Any = None  #: what the code means, computed in float64: ``before`` may be further from it than ``after``
+    least: float = 0.0  #: the magnitude to which a change of smaller values is related
+    condition: Tensor | float = 1.0  #: by how many units of eps these move where an operand is rounded by one
 
 
 class CallForm:
@@ -132,6 +134,9 @@ class CallForm:
     def saw(self, call: Call, result: Any) -> Iterable[Compared]:
         """Told of a call that it `follows`, outside of what is observed; gives what is to be compared there."""
         return ()
+
+    def release(self) -> None:
+        """Lets go of what it has kept of a replay."""
 
     def instead(self, call: Call) -> Any:
         """What is returned in the place of what the call returns; ``NotImplemented`` where the form does not apply.

@@ -9,24 +9,45 @@ from ampscope.capture.replay.cures.failure import Failure
 from ampscope.capture.replay.cures.forms.call_form import CallForm
 from ampscope.capture.replay.cures.forms.failed_call import FailedCall, failed_call
 from ampscope.capture.replay.cures.forms.form_change import OtherForm
-from ampscope.capture.replay.cures.forms.mathematics import bounds
+from ampscope.capture.replay.cures.forms.mathematics import bounds, empty, exponentials, logarithms, safe_where
 from ampscope.capture.replay.cures.forms.range import constants, float32_call, scale_first
 from ampscope.capture.tracing.traced_rows import TracedRows
 
 #: What gives forms for a failed call, by what has gone wrong there.
 Rule = Callable[[FailedCall], Iterator[CallForm]]
 
+#: The same by mathematics, computed another way, or without what has no value: good values stay what they are.
+EXACT: tuple[Rule, ...] = (
+    logarithms.of_logarithm,
+    logarithms.of_cross_entropy,
+    exponentials.of_quotient,
+    empty.of_softmax,
+    empty.of_ctc,
+    empty.of_mean,
+    safe_where.of_masked,
+    safe_where.of_slope,
+)
+#: An operand kept from where the call is not defined: it says something else there.
+BOUNDS: tuple[Rule, ...] = (
+    bounds.of_logarithm,
+    bounds.of_division,
+    safe_where.of_division,
+    bounds.of_negative_root,
+    bounds.of_slope,
+)
 #: For what is wrong in every dtype.
-OF_MATHEMATICS: tuple[Rule, ...] = (bounds.of_logarithm,)
+OF_MATHEMATICS: tuple[Rule, ...] = (*EXACT, *BOUNDS, bounds.of_exponential)
 #: For what is well in float32.
 OF_RANGE: tuple[Rule, ...] = (
+    *EXACT,
     constants.of_lost_constant,
     constants.of_literal,
     scale_first.of_product,
     float32_call.of_call,
+    *BOUNDS,
 )
 #: The same where the code itself converts to half precision: then what a call is given is to be float32, not the call.
-AS_CONVERTED = OF_RANGE[:-1]
+AS_CONVERTED = tuple(rule for rule in OF_RANGE if rule is not float32_call.of_call)
 
 
 def forms(

@@ -22,6 +22,9 @@ from ampscope.capture.torch_support.calls.random_state import random_state_kept
 from ampscope.capture.torch_support.user_line import Place
 from ampscope.trace import schema
 
+#: Units of a dtype's eps up to which another value is the same one, rounded elsewhere.
+ROUNDING = 4.0
+
 
 class OtherForm(ReplayChange):
     """One call of the user's code in another form, wherever the step makes it.
@@ -52,10 +55,23 @@ class OtherForm(ReplayChange):
         form, (call, place) = self._form, self._was_there
         return FormUsed(form.form, call, place, form.argument, form.value, form.was, self._good_change)
 
+    @property
+    def called(self) -> tuple[CallPlace, frozenset[str]]:
+        """Which calls it may replace, and where."""
+        return self._at, self._form.calls
+
+    @property
+    def changes_good_values(self) -> bool:
+        """Whether values that were finite before are others by more than rounding."""
+        return (self._good_change or 0.0) > ROUNDING
+
     @contextlib.contextmanager
     def _applied(self) -> Iterator[None]:
-        with _Replacing(self):
-            yield
+        try:
+            with _Replacing(self):
+                yield
+        finally:
+            self._form.release()
 
     def at_scale(self, scale: float | None) -> OtherForm:
         """A change of its own with the same form, at another loss scale."""
@@ -110,12 +126,18 @@ def _change(pair: Compared, good: Callable[[Tensor], Tensor]) -> float | None:
     if not (before.is_floating_point() or before.is_complex()) or not before.numel():
         return None
     info = torch.finfo(before.dtype)
-    was, now = _parts(before), _parts(after)
-    apart = (now - was).abs()
+    least = max(pair.least, info.tiny)
+    apart = _apart(after, before, least)
     if isinstance(pair.exact, Tensor) and pair.exact.shape == before.shape:
-        apart = torch.minimum(apart, (now - _parts(pair.exact)).abs().nan_to_num(nan=torch.inf))
-    found = (apart / was.abs().clamp_min(info.tiny))[good(_real(before))] / info.eps
-    return float(found.nan_to_num(nan=torch.inf).max()) if found.numel() else 0.0
+        apart = torch.minimum(apart, _apart(after, pair.exact, least))
+    found = apart[good(_real(before))] / info.eps
+    return float((found / pair.condition).max()) if found.numel() else 0.0
+
+
+def _apart(after: Tensor, before: Tensor, least: float) -> Tensor:
+    """How far each number is from what it was, relative to that; infinitely where one of them is NaN."""
+    was = _parts(before)
+    return ((_parts(after) - was).abs() / was.abs().clamp_min(least)).nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
 def _real(tensor: Tensor) -> Tensor:

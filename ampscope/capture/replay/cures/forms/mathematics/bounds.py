@@ -2,19 +2,109 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from typing import Any
 
-from ampscope.capture.replay.cures.forms.call_form import CallForm, OperandBound
+from torch import Tensor
+
+from ampscope.capture.replay.cures.forms.call_form import Call, CallForm, OperandBound
 from ampscope.capture.replay.cures.forms.failed_call import FailedCall
+from ampscope.capture.replay.cures.forms.mathematics.operands import Operand, operand, power_of_ten, smallest_normal
 from ampscope.trace.dtypes import FINFO
+from ampscope.trace.schema import Form
 
-_LOGARITHMS = frozenset({"log", "log2", "log10"})
+LOGARITHMS = frozenset({"log", "log2", "log10"})
+ROOTS = frozenset({"sqrt", "rsqrt", "pow"})
+#: Ops that divide, by the operand that is the divisor.
+DIVISORS = {"div": 1, "true_divide": 1, "reciprocal": 0, "rsqrt": 0}
+#: Functions that code may call where such an op runs.
+DIVISIONS = frozenset({"div", "reciprocal", "rsqrt"})
+_EXPONENTIALS = {"exp": 1.0, "expm1": 1.0, "exp2": math.log(2.0)}
+#: A bound that does not make large what is divided by it, by dtype.
+_USUAL = {"float16": 1e-4}
+_OF_OTHERS = 1e-6
+
+
+class DivisorBound(OperandBound):
+    """A divisor that is bounded from below; of a quotient it is the second operand."""
+
+    def instead(self, call: Call) -> Any:
+        """See `CallForm.instead`."""
+        self.argument = int(call.name == "div")
+        return super().instead(call) if len(call.operands) > self.argument else NotImplemented
+
+
+class AddedEps(CallForm):
+    """A constant that is added to an operand."""
+
+    form = Form.ADDED_EPS
+
+    def instead(self, call: Call) -> Any:
+        """See `CallForm.instead`."""
+        number = self.argument or 0
+        value = call.operands[number]
+        return call.with_operand(number, value + (self.value or 0.0))() if isinstance(value, Tensor) else NotImplemented
 
 
 def of_logarithm(call: FailedCall) -> Iterator[CallForm]:
-    """The operand kept away from zero, by a bound that its dtype holds."""
-    if call.name not in _LOGARITHMS:
+    """The operand of a logarithm kept away from zero, by a bound below all that is not."""
+    given = operand(call, 0) if call.name in LOGARITHMS else None
+    if given is not None and given.dtype in FINFO:
+        value = _below_all(given, smallest_normal(given.dtype), FINFO[given.dtype].smallest_subnormal)
+        yield OperandBound(frozenset({call.name}), 0, value, lowest=True)
+
+
+def of_division(call: FailedCall) -> Iterator[CallForm]:
+    """A divisor that has no sign kept away from zero."""
+    given = operand(call, DIVISORS[call.name]) if call.name in DIVISORS else None
+    if given is None or given.is_negative:
         return
-    dtype = next(iter(call.site.in_dtypes), "")
-    if dtype in FINFO:
-        yield OperandBound(frozenset({call.name}), 0, FINFO[dtype].smallest_normal, lowest=True)
+    whole = given.dtype not in FINFO  # a count
+    value = 1.0 if whole else _usual(given)
+    yield DivisorBound(DIVISIONS, DIVISORS[call.name], value, lowest=True)
+
+
+def of_negative_root(call: FailedCall) -> Iterator[CallForm]:
+    """The operand of a root kept from being negative; then also from zero, where the slope is infinite."""
+    given = operand(call, 0) if call.name in ROOTS and not call.in_backward else None
+    exponent = call.graph.scalars(call.seq).get("exponent", 0.5)
+    fraction = isinstance(exponent, float) and not exponent.is_integer()
+    if given is None or given.dtype not in FINFO or not given.is_negative or not fraction:
+        return
+    if call.name != "rsqrt" and exponent > 0:
+        yield OperandBound(frozenset({call.name}), 0, 0.0, lowest=True)
+    yield OperandBound(frozenset({call.name}), 0, _usual(given), lowest=True)
+
+
+def of_slope(call: FailedCall) -> Iterator[CallForm]:
+    """A constant under the root whose slope is infinite at zero."""
+    given = operand(call, 0) if call.name in ("sqrt", "pow") and call.in_backward else None
+    if given is not None and given.dtype in FINFO and not given.is_negative:
+        yield AddedEps(frozenset({call.name}), argument=0, value=_USUAL.get(given.dtype, _OF_OTHERS))
+
+
+def of_exponential(call: FailedCall) -> Iterator[CallForm]:
+    """The exponent kept below the logarithm of the dtype's largest number."""
+    dtype = next(iter(call.site.out_dtypes), "")
+    if call.name in _EXPONENTIALS and dtype in FINFO and not call.in_backward:
+        largest = math.floor(math.log(FINFO[dtype].max) / _EXPONENTIALS[call.name])
+        yield OperandBound(frozenset({call.name}), 0, float(largest), lowest=False)
+
+
+def _below_all(given: Operand, value: float, least: float) -> float:
+    """A bound below all of an operand's values that are not zero.
+
+    Args:
+        given: The operand.
+        value: The bound where nothing lies below it.
+        least: No bound is smaller.
+    """
+    if given.smallest is None or given.smallest >= value or given.is_negative:
+        return value
+    return max(power_of_ten(given.smallest), least)
+
+
+def _usual(given: Operand) -> float:
+    """A bound by which can be divided."""
+    return _below_all(given, _USUAL.get(given.dtype, _OF_OTHERS), smallest_normal(given.dtype))

@@ -1,0 +1,158 @@
+"""What is left of rows without a key, of targets without an alignment, of means over nothing."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ampscope.capture.replay.cures.forms.call_form import Call, CallForm, Compared
+from ampscope.capture.replay.cures.forms.failed_call import FailedCall
+from ampscope.capture.replay.cures.forms.mathematics.operands import operand
+from ampscope.trace.schema import Form
+
+_SOFTMAXES = frozenset({"softmax", "log_softmax"})
+_ATTENTION = "scaled_dot_product_attention"
+_HEADS = "multi_head_attention_forward"
+#: Where ``zero_infinity`` stands among the arguments of a CTC loss.
+_ZERO_INFINITY = 6
+_LOSSES = frozenset({"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy"})
+_BY_TARGET = frozenset({"cross_entropy", "nll_loss"})
+
+
+class KeptRows(CallForm):
+    """A softmax, or an attention, whose rows without a single key are zero."""
+
+    form = Form.KEPT_ROWS
+
+    def __init__(self) -> None:
+        super().__init__(_SOFTMAXES | {_ATTENTION, _HEADS})
+
+    def instead(self, call: Call) -> Any:
+        """See `CallForm.instead`."""
+        if call.name in _SOFTMAXES:
+            return _softmax(call)
+        return _attention(call) if call.name == _ATTENTION else _heads(call)
+
+    def compared(self, call: Call, result: Any) -> Iterable[Compared]:
+        """See `CallForm.compared`: of what attention returns, its output."""
+        first = result[0] if isinstance(result, tuple) else result
+        before = call()
+        return (Compared(before[0] if isinstance(before, tuple) else before, first),)
+
+
+def _softmax(call: Call) -> Any:
+    """Rows of nothing but -inf without it, then zero."""
+    given, dim = call.operands[0], call.kwargs.get("dim", next(iter(call.args[1:]), None))
+    if not isinstance(given, Tensor) or not isinstance(dim, int):
+        return NotImplemented
+    empty = (given == -math.inf).all(dim, keepdim=True)
+    return call.with_operand(0, given.masked_fill(empty, 0.0))().masked_fill(empty, 0.0)
+
+
+def _attention(call: Call) -> Any:
+    """The same for the mask of ``scaled_dot_product_attention``, in which False or -inf leave a key out."""
+    mask = call.kwargs.get("attn_mask", next(iter(call.args[3:]), None))
+    if not isinstance(mask, Tensor):
+        return NotImplemented
+    empty = (~mask if mask.dtype is torch.bool else mask == -math.inf).all(-1, keepdim=True)
+    kept = mask | empty if mask.dtype is torch.bool else mask.masked_fill(empty, 0.0)
+    kwargs = {name: value for name, value in call.kwargs.items() if name != "attn_mask"}
+    args = (*call.args[:3], kept, *call.args[4:])
+    return call._replace(args=args, kwargs=kwargs)().masked_fill(empty, 0.0)
+
+
+def _heads(call: Call) -> Any:
+    """The same for batches of ``nn.MultiheadAttention`` all of whose keys are padding."""
+    padding = call.kwargs.get("key_padding_mask")
+    if not isinstance(padding, Tensor) or padding.dim() != 2:
+        return NotImplemented
+    empty = (padding if padding.dtype is torch.bool else padding == -math.inf).all(-1)
+    kept = padding.masked_fill(empty[:, None], False if padding.dtype is torch.bool else 0.0)
+    output, *others = call._replace(kwargs={**call.kwargs, "key_padding_mask": kept})()
+    return (output.masked_fill(empty[None, :, None], 0.0), *others)
+
+
+class ZeroInfinity(CallForm):
+    """A CTC loss that is zero where there is no alignment."""
+
+    form = Form.ZERO_INFINITY
+
+    def __init__(self) -> None:
+        super().__init__(frozenset({"ctc_loss"}))
+
+    def instead(self, call: Call) -> Any:
+        """See `CallForm.instead`."""
+        kwargs = {**call.kwargs, "zero_infinity": True}
+        return call._replace(args=call.args[:_ZERO_INFINITY], kwargs=kwargs)()
+
+
+class MeanOfNothing(CallForm):
+    """A mean that divides by one where there is nothing to divide by."""
+
+    form = Form.OPERAND_BOUND
+
+    def __init__(self) -> None:
+        super().__init__(_LOSSES | _BY_TARGET | {"mean"}, value=1.0)
+
+    def instead(self, call: Call) -> Any:
+        """See `CallForm.instead`."""
+        if call.name == "mean":
+            return _mean(call)
+        return _loss(call) if call.name in _LOSSES else _loss_by_target(call)
+
+
+def _mean(call: Call) -> Any:
+    given = call.operands[0]
+    if not isinstance(given, Tensor) or given.numel() or not given.is_floating_point():
+        return NotImplemented
+    return torch.sum(*call.args, **call.kwargs)
+
+
+def _loss(call: Call) -> Any:
+    """Of a loss that is a mean over all elements, the sum where there are none."""
+    given = call.operands[0]
+    if call.kwargs.get("reduction", "mean") != "mean" or not isinstance(given, Tensor) or given.numel():
+        return NotImplemented
+    return call._replace(kwargs={**call.kwargs, "reduction": "sum"})()
+
+
+def _loss_by_target(call: Call) -> Any:
+    """Of a mean over the targets that are not to be ignored, the sum divided by their weight, or by one."""
+    bound = inspect.signature(getattr(functional, call.name)).bind(*call.args, **call.kwargs)
+    bound.apply_defaults()
+    given = bound.arguments
+    target, weight = given["target"], given["weight"]
+    if given["reduction"] != "mean" or target.is_floating_point() or given.get("label_smoothing"):
+        return NotImplemented
+    counted = target != given["ignore_index"]
+    each = counted if weight is None else weight[target.where(counted, torch.zeros_like(target))] * counted
+    total = each.sum()
+    summed = call._replace(args=(), kwargs={**given, "reduction": "sum"})()
+    return summed / torch.where(total == 0, torch.ones_like(total), total)
+
+
+def of_softmax(call: FailedCall) -> Iterator[CallForm]:
+    """Rows that a mask leaves without a key, zero."""
+    attention = "softmax" in call.name or "scaled_dot_product" in call.name
+    ends = [operand(call, number) for number in range(len(call.site.in_dtypes))] if attention else []
+    if any(each is not None and each.low == -math.inf for each in ends):
+        yield KeptRows()
+
+
+def of_ctc(call: FailedCall) -> Iterator[CallForm]:
+    """Targets without an alignment left out of the loss."""
+    if "ctc_loss" in call.name:
+        yield ZeroInfinity()
+
+
+def of_mean(call: FailedCall) -> Iterator[CallForm]:
+    """A mean over nothing that is zero."""
+    nothing = "0" in next(iter(call.site.in_shapes), "").split("x")
+    if call.name.startswith("nll_loss") or (nothing and call.name in _LOSSES | {"mean"}):
+        yield MeanOfNothing()
