@@ -96,6 +96,10 @@ NO_TENSORS = frozenset(
     for file, functions in {
         "replay/cures/forms/range/constants.py": "fits _numbers _survivor",
         "replay/cures/forms/range/scale_first.py": "_scaling",
+        "replay/cures/forms/mathematics/bounds.py": "instead of_exponential",
+        "replay/cures/forms/mathematics/log_versions.py": "_of_one _summed after",
+        "replay/cures/forms/mathematics/operands.py": "smallest_normal power_of_ten",
+        "replay/cures/forms/mathematics/safe_where.py": "instead",
         "replay/memory.py": "_free room _left_in _kilobytes",
         "step/ending/looks/audit/widened.py": "draws",
         "step/carried/between_steps.py": "made_of_carried",

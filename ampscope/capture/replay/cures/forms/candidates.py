@@ -16,11 +16,14 @@ from ampscope.capture.tracing.traced_rows import TracedRows
 #: What gives forms for a failed call, by what has gone wrong there.
 Rule = Callable[[FailedCall], Iterator[CallForm]]
 
-#: The same by mathematics, computed another way, or without what has no value: good values stay what they are.
-EXACT: tuple[Rule, ...] = (
+#: The same by mathematics, computed another way.
+AS_MEANT: tuple[Rule, ...] = (
     logarithms.of_logarithm,
     logarithms.of_cross_entropy,
     exponentials.of_quotient,
+)
+#: Without what has no value, or no slope: all else stays what it is.
+SAFE: tuple[Rule, ...] = (
     empty.of_softmax,
     empty.of_ctc,
     empty.of_mean,
@@ -36,14 +39,15 @@ BOUNDS: tuple[Rule, ...] = (
     bounds.of_slope,
 )
 #: For what is wrong in every dtype.
-OF_MATHEMATICS: tuple[Rule, ...] = (*EXACT, *BOUNDS, bounds.of_exponential)
+OF_MATHEMATICS: tuple[Rule, ...] = (*AS_MEANT, *SAFE, *BOUNDS, bounds.of_exponential)
 #: For what is well in float32.
 OF_RANGE: tuple[Rule, ...] = (
-    *EXACT,
+    *AS_MEANT,
     constants.of_lost_constant,
     constants.of_literal,
     scale_first.of_product,
     float32_call.of_call,
+    *SAFE,
     *BOUNDS,
 )
 #: The same where the code itself converts to half precision: then what a call is given is to be float32, not the call.
