@@ -94,7 +94,7 @@ def _finding(
         cause=cause,
         source=source,
         explanation=explained(cause, form, reason),
-        remedies=fixes(cause, form),
+        remedies=fixes(cause, form, source),
     )
 
 

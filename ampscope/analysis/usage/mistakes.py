@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ampscope.analysis.causes.catalogue import CATALOGUE
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Occurrence, Reason
 from ampscope.analysis.causes.usage import UsageEntry
 from ampscope.analysis.causes.usage.forms import FORMS, FormEntry
-from ampscope.analysis.results import Remedy
+from ampscope.analysis.results import Remedy, SourceLine
+from ampscope.analysis.usage.loop_edits.edits import diff_of
 from ampscope.trace.vocabulary import Cause, MistakeForm
 
 _NO_FORM = FormEntry()
@@ -27,7 +30,14 @@ def explained(cause: Cause, form: MistakeForm | None, reason: Reason = NOTHING_M
     return _form(form).sentence or CATALOGUE[cause].explanation(Occurrence(reason=reason))
 
 
-def fixes(cause: Cause, form: MistakeForm | None) -> tuple[Remedy, ...]:
-    """What to write instead."""
+def fixes(cause: Cause, form: MistakeForm | None, source: SourceLine | None = None) -> tuple[Remedy, ...]:
+    """What to write instead; the first as a change of the loop that made the mistake, where its file is at hand.
+
+    Args:
+        cause: The mistake.
+        form: In which form it was made.
+        source: The line that made it.
+    """
     fix = _form(form).fix
-    return (fix,) if fix is not None else CATALOGUE[cause].advice(Occurrence())
+    found = (fix,) if fix is not None else CATALOGUE[cause].advice(Occurrence())
+    return tuple(replace(each, diff=diff_of(cause, form, source) if each is found[0] else None) for each in found)

@@ -1,0 +1,185 @@
+"""What a correct loop does instead, written into the loop; nothing where it is not clear where."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+
+from ampscope.analysis.cures.rewriting.changed_file import changed
+from ampscope.analysis.cures.rewriting.source_file import HasPlace
+from ampscope.analysis.cures.rewriting.statement import dotted
+from ampscope.analysis.usage.loop_edits.loop import LinesChanged, Loop, Spot, loop_at
+from ampscope.trace.vocabulary import Cause, MistakeForm
+
+
+def diff_of(cause: Cause, form: MistakeForm | None, place: HasPlace | None) -> str | None:
+    """A mistake mended, as a diff of the file it was made in; None where it cannot be mended in one place."""
+    write = _OF_FORM.get(form) if form is not None else _OF_CAUSE.get(cause)
+    loop = loop_at(place) if write is not None and place is not None else None
+    if write is None or loop is None or place is None:
+        return None
+    changes = write(loop)
+    return changed(loop.source, place.file, changes) if changes else None
+
+
+def _unscaled_first(loop: Loop) -> Sequence[LinesChanged]:
+    """Unscales before the statement, or the block that it is in; a call that comes too late is taken out."""
+    step, optimizer = loop.step, loop.optimizer
+    around = [spot for spot in loop.spots if step is not None and spot.block is step.block]
+    beside = [spot for spot in around if spot.node in (loop.spot.node, *loop.spot.owners)]
+    if step is None or not optimizer or len(beside) != 1 or step.first <= beside[0].first:
+        return ()
+    late = [spot for spot in loop.of_scaler("unscale_", 1) if spot.first > loop.spot.first]
+    if not loop.stands_alone(beside[0], *late) or any(len(spot.block) == 1 for spot in late):
+        return ()
+    return [loop.inserted_before(beside[0], f"{loop.scaler}.unscale_({optimizer})"), *map(loop.removed, late)]
+
+
+def _outside_autocast(loop: Loop) -> Sequence[LinesChanged]:
+    """Ends the autocast block before the statement: it and what follows in the block move out."""
+    region = loop.spot.owners[-1]
+    if not isinstance(region, (ast.With, ast.AsyncWith)) or loop.spot.number == 0 or not loop.stands_alone(loop.spot):
+        return ()
+    if not any(dotted(_function(item.context_expr)).endswith("autocast") for item in region.items):
+        return ()
+    moved = region.body[loop.spot.number :]
+    if any(_keeps_lines(node) for node in moved):
+        return ()
+    outer, inner = loop.source.indent(region.lineno), loop.indent(loop.spot)
+    lines = [line.rstrip("\r\n") for line in loop.source.lines[loop.spot.first - 1 : region.end_lineno]]
+    if not all(line.startswith(inner) or not line.strip() for line in lines):
+        return ()
+    return [(loop.spot.first, region.end_lineno or loop.spot.last, [outer + line[len(inner) :] for line in lines])]
+
+
+def _function(node: ast.expr) -> ast.expr:
+    return node.func if isinstance(node, ast.Call) else node
+
+
+def _keeps_lines(statement: ast.stmt) -> bool:
+    """Whether a text goes over several lines, which may not be moved."""
+    texts = [node for node in ast.walk(statement) if isinstance(node, (ast.Constant, ast.JoinedStr))]
+    return any(node.lineno != node.end_lineno for node in texts)
+
+
+#: Calls that belong between unscaling and the step.
+_CLIPS = ("clip_grad_norm_", "clip_grad_value_", "clip_grad_norm")
+
+
+def _once_a_step(loop: Loop) -> Sequence[LinesChanged]:
+    """Unscaling, clipping and update() moved to the step, where they are called for each micro-batch."""
+    step = loop.step
+    if step is None or len(step.owners) < 2 or not isinstance(step.owners[-1], ast.If):
+        return ()
+    around = next((spot for spot in loop.spots if spot.node is step.owners[-1]), None)
+    if around is None:
+        return ()
+    beside = [spot for spot in loop.spots if spot.block is around.block]
+    before = [spot for spot in beside if spot in loop.of_scaler("unscale_", 1) or _clips(spot)]
+    before = [spot for spot in before if spot.first < around.first]
+    updates = [spot for spot in beside if spot in loop.of_scaler("update", 0)]
+    if not loop.stands_alone(step, *before, *updates) or not (before or updates):
+        return ()
+    if not any(spot in loop.of_scaler("unscale_", 1) for spot in before):
+        before = []
+    deeper = loop.indent(step)[len(loop.indent(around)) :]
+    moved = [deeper + line for spot in before for line in loop.lines(spot)]
+    first = step.block[0].lineno
+    changes: list[LinesChanged] = [(first, first - 1, moved)] if moved else []
+    if updates and not any(spot.block is step.block for spot in loop.of_scaler("update", 0)):
+        changes.append(loop.inserted_after(step, f"{loop.scaler}.update()"))
+    return [*changes, *map(loop.removed, (*before, *updates))]
+
+
+def _clips(spot: Spot) -> bool:
+    return spot.call is not None and dotted(spot.call.func).rpartition(".")[2] in _CLIPS
+
+
+def _only_after_a_step(loop: Loop) -> Sequence[LinesChanged]:
+    """Steps the scheduler only if the scale has not fallen since before the optimizer stepped."""
+    step, spot = loop.step, loop.spot
+    updates = loop.of_scaler("update", 0)
+    if step is None or len(updates) != 1 or "scale_before" in loop.names() or len(spot.block) == 1:
+        return ()
+    update = updates[0]
+    in_order = step.first < update.first < spot.first and step.block is update.block is spot.block
+    if not in_order or not loop.stands_alone(step, spot):
+        return ()
+    lines = loop.lines(spot)
+    unit = _unit(loop)
+    return [
+        loop.inserted_before(step, f"scale_before = {loop.scaler}.get_scale()"),
+        (
+            spot.first,
+            spot.last,
+            [f"{loop.indent(spot)}if {loop.scaler}.get_scale() >= scale_before:", *(unit + line for line in lines)],
+        ),
+    ]
+
+
+def _unit(loop: Loop) -> str:
+    """By what the file indents a block."""
+    indents = [loop.source.indent(spot.first) for spot in loop.spots]
+    inner = [indent for indent in indents if indent]
+    return "\t" if any(indent.startswith("\t") for indent in inner) else "    "
+
+
+def _through_scaler(loop: Loop) -> Sequence[LinesChanged]:
+    """``optimizer.step()`` becomes ``scaler.step(optimizer)``; with update() after it where there is none."""
+    optimizer, spot = loop.spot.calls("step", 0), loop.spot
+    if not optimizer or not loop.scaler or not loop.stands_alone(spot) or spot.first != spot.last:
+        return ()
+    update = [] if loop.of_scaler("update", 0) else [f"{loop.scaler}.update()"]
+    return [
+        (spot.first, spot.last, [loop.indent(spot) + line for line in (f"{loop.scaler}.step({optimizer})", *update)])
+    ]
+
+
+def _scaled(loop: Loop) -> Sequence[LinesChanged]:
+    """``loss.backward()`` becomes ``scaler.scale(loss).backward()``."""
+    call, spot = loop.spot.call, loop.spot
+    if call is None or not isinstance(call.func, ast.Attribute) or call.func.attr != "backward" or not loop.scaler:
+        return ()
+    loss = dotted(call.func.value)
+    line = loop.source.lines[spot.first - 1].rstrip("\r\n")
+    if not loss or spot.first != spot.last or line.count(f"{loss}.backward(") != 1:
+        return ()
+    return [(spot.first, spot.last, [line.replace(f"{loss}.backward(", f"{loop.scaler}.scale({loss}).backward(")])]
+
+
+def _one_update(loop: Loop) -> Sequence[LinesChanged]:
+    """update() after every optimizer has stepped: earlier ones are taken out."""
+    steps, updates = loop.of_scaler("step", 1), loop.of_scaler("update", 0)
+    if len(steps) < 2 or not updates or any(spot.block is not steps[-1].block for spot in (*steps, *updates)):
+        return ()
+    early = [spot for spot in updates if spot.first < steps[-1].first]
+    if not early or not loop.stands_alone(steps[-1], *early):
+        return ()
+    last = [] if len(early) < len(updates) else [loop.inserted_after(steps[-1], f"{loop.scaler}.update()")]
+    return [*last, *map(loop.removed, early)]
+
+
+def _update_after_step(loop: Loop) -> Sequence[LinesChanged]:
+    """update() after the step, where the function calls it nowhere."""
+    step = loop.step
+    if step is None or loop.of_scaler("update", 0) or not loop.stands_alone(step):
+        return ()
+    return [loop.inserted_after(step, f"{loop.scaler}.update()")]
+
+
+_OF_CAUSE: dict[Cause, Callable[[Loop], Sequence[LinesChanged]]] = {
+    Cause.MISUSE_CLIP_BEFORE_UNSCALE: _unscaled_first,
+    Cause.MISUSE_NO_UNSCALE: _unscaled_first,
+    Cause.MISUSE_BACKWARD_UNDER_AUTOCAST: _outside_autocast,
+    Cause.MISUSE_UPDATE_EACH_MICROBATCH: _once_a_step,
+    Cause.MISUSE_SCHEDULER_ORDER: _only_after_a_step,
+}
+_OF_FORM: dict[MistakeForm, Callable[[Loop], Sequence[LinesChanged]]] = {
+    MistakeForm.STEPPED_PAST_SCALER: _through_scaler,
+    MistakeForm.DECISION_ON_SCALED: _unscaled_first,
+    MistakeForm.UNSCALE_EACH_MICROBATCH: _once_a_step,
+    MistakeForm.NOTHING_TO_UPDATE: _once_a_step,
+    MistakeForm.UPDATE_MISSING: _update_after_step,
+    MistakeForm.UPDATE_IN_BETWEEN: _one_update,
+    MistakeForm.LOSS_NOT_SCALED: _scaled,
+}

@@ -1,0 +1,249 @@
+"""A usage mistake mended in the loop's own file: lines inserted, moved or dedented, all others left as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent
+from typing import NamedTuple
+
+import pytest
+
+from ampscope.analysis.cures.rewriting.applied import applied
+from ampscope.analysis.cures.rewriting.source_file import files_below, read
+from ampscope.analysis.results import CodeLine
+from ampscope.analysis.usage.loop_edits.edits import diff_of
+from ampscope.trace.vocabulary import Cause, MistakeForm
+
+
+class Mistake(NamedTuple):
+    """A loop, the line at which a mistake was seen, and the loop without it; empty: the loop stays as it is."""
+
+    cause: Cause
+    line: str
+    loop: str
+    mended: str
+    form: MistakeForm | None = None
+
+
+CLIP, EACH = Cause.MISUSE_CLIP_BEFORE_UNSCALE, Cause.MISUSE_UPDATE_EACH_MICROBATCH
+UNDER, ORDER, NO_UNSCALE = Cause.MISUSE_BACKWARD_UNDER_AUTOCAST, Cause.MISUSE_SCHEDULER_ORDER, Cause.MISUSE_NO_UNSCALE
+MENDED = [
+    Mistake(
+        CLIP,
+        "clip_grad_norm_(net.parameters(), 1.0)",
+        """
+        for x in data:
+            s.scale(loss(x)).backward()
+            clip_grad_norm_(net.parameters(), 1.0)
+            s.step(opt)
+            s.update()
+        """,
+        """
+        for x in data:
+            s.scale(loss(x)).backward()
+            s.unscale_(opt)
+            clip_grad_norm_(net.parameters(), 1.0)
+            s.step(opt)
+            s.update()
+        """,
+    ),
+    Mistake(
+        CLIP,
+        "1.0,  # a comment",
+        """
+        def train(self, data):
+        \tif data:
+        \t\tself.s.scale(data).backward()
+        \t\tif self.clip:
+        \t\t\tnorm = torch.nn.utils.clip_grad_norm_(
+        \t\t\t\tnet.parameters(),
+        \t\t\t\t1.0,  # a comment
+        \t\t\t)
+        \t\tself.s.unscale_(self.opt)
+        \t\tself.s.step(self.opt)
+        """,
+        """
+        def train(self, data):
+        \tif data:
+        \t\tself.s.scale(data).backward()
+        \t\tself.s.unscale_(self.opt)
+        \t\tif self.clip:
+        \t\t\tnorm = torch.nn.utils.clip_grad_norm_(
+        \t\t\t\tnet.parameters(),
+        \t\t\t\t1.0,  # a comment
+        \t\t\t)
+        \t\tself.s.step(self.opt)
+        """,
+    ),
+    Mistake(
+        NO_UNSCALE,
+        "p.grad.clamp_(-1, 1)",
+        """
+        s.scale(loss).backward()
+        for p in net.parameters():
+            p.grad.clamp_(-1, 1)
+        s.step(opt)
+        """,
+        """
+        s.scale(loss).backward()
+        s.unscale_(opt)
+        for p in net.parameters():
+            p.grad.clamp_(-1, 1)
+        s.step(opt)
+        """,
+    ),
+    Mistake(
+        UNDER,
+        "s.scale(loss).backward()",
+        """
+        for x in data:
+            with torch.autocast("cuda"):
+                loss = f(x)
+
+                s.scale(loss).backward()
+                s.step(
+                    opt
+                )
+            s.update()
+        """,
+        """
+        for x in data:
+            with torch.autocast("cuda"):
+                loss = f(x)
+
+            s.scale(loss).backward()
+            s.step(
+                opt
+            )
+            s.update()
+        """,
+    ),
+    Mistake(
+        EACH,
+        "s.update()",
+        """
+        for i, x in enumerate(data):
+            s.scale(f(x)).backward()
+            s.unscale_(opt)
+            clip_grad_norm_(p, 1.0)
+            if i % 4 == 3:
+                s.step(opt)
+                opt.zero_grad()
+            s.update()
+        """,
+        """
+        for i, x in enumerate(data):
+            s.scale(f(x)).backward()
+            if i % 4 == 3:
+                s.unscale_(opt)
+                clip_grad_norm_(p, 1.0)
+                s.step(opt)
+                s.update()
+                opt.zero_grad()
+        """,
+    ),
+    Mistake(
+        ORDER,
+        "sched.step()",
+        """
+        for x in data:
+            s.scale(f(x)).backward()
+            s.step(opt)
+            s.update()
+            sched.step()
+        """,
+        """
+        for x in data:
+            s.scale(f(x)).backward()
+            scale_before = s.get_scale()
+            s.step(opt)
+            s.update()
+            if s.get_scale() >= scale_before:
+                sched.step()
+        """,
+    ),
+    Mistake(
+        NO_UNSCALE,
+        "opt.step()  # past it",
+        "s.scale(loss).backward()\nopt.step()  # past it\n",
+        "s.scale(loss).backward()\ns.step(opt)\ns.update()\n",
+        MistakeForm.STEPPED_PAST_SCALER,
+    ),
+    Mistake(
+        NO_UNSCALE,
+        "extra.backward()",
+        "s.scale(loss).backward()\nextra.backward()\ns.step(opt)\n",
+        "s.scale(loss).backward()\ns.scale(extra).backward()\ns.step(opt)\n",
+        MistakeForm.LOSS_NOT_SCALED,
+    ),
+    Mistake(
+        Cause.MISUSE_MULTIPLE_SCALERS_UPDATE,
+        "s.step(b)",
+        "s.scale(loss).backward()\ns.step(a)\ns.update()\ns.step(b)\ns.update()\n",
+        "s.scale(loss).backward()\ns.step(a)\ns.step(b)\ns.update()\n",
+        MistakeForm.UPDATE_IN_BETWEEN,
+    ),
+    Mistake(
+        Cause.MISUSE_MULTIPLE_SCALERS_UPDATE,
+        "s.step(b)",
+        "s.scale(loss).backward()\ns.step(a)\ns.update()\ns.step(b)\n",
+        "s.scale(loss).backward()\ns.step(a)\ns.step(b)\ns.update()\n",
+        MistakeForm.UPDATE_IN_BETWEEN,
+    ),
+    Mistake(
+        EACH,
+        "s.step(opt)",
+        "for x in data:\n    s.scale(f(x)).backward()\n    s.step(opt)\n",
+        "for x in data:\n    s.scale(f(x)).backward()\n    s.step(opt)\n    s.update()\n",
+        MistakeForm.UPDATE_MISSING,
+    ),
+]
+STAYS = [
+    Mistake(CLIP, "clip(p)", "def clips(p):\n    clip(p)\ns.scale(loss).backward()\ns.step(opt)\n", ""),
+    Mistake(CLIP, "clip(p); s.step(opt)", "s.scale(loss).backward()\nclip(p); s.step(opt)\n", ""),
+    Mistake(CLIP, "clip(p)", "s.scale(loss).backward()\nclip(p)\ns.step(one)\ns.step(two)\n", ""),
+    Mistake(CLIP, "clip(p)", "s.scale(loss).backward()\nclip(p)\ns.step(opts[0])\n", ""),
+    Mistake(CLIP, "clip(p)", "s.scale(loss).backward()\nclip(p)\nif i:\n    s.step(opt)\n", ""),
+    Mistake(CLIP, "clip(p)", "s.scale(a).backward()\nt.scale(b).backward()\nclip(p)\ns.step(opt)\n", ""),
+    Mistake(UNDER, "s.scale(loss).backward()", "with torch.autocast('cuda'):\n    s.scale(loss).backward()\n", ""),
+    Mistake(UNDER, "s.scale(loss).backward()", "with torch.no_grad():\n    x = 1\n    s.scale(loss).backward()\n", ""),
+    Mistake(
+        UNDER,
+        "s.scale(loss).backward()",
+        "with torch.autocast('cuda'):\n    x = 1\n    s.scale(loss).backward()\n    print('''a\n    b''')\n",
+        "",
+    ),
+    Mistake(EACH, "s.update()", "for x in data:\n    s.scale(x).backward()\n    s.step(opt)\n    s.update()\n", ""),
+    Mistake(ORDER, "sched.step()", "s.scale(x).backward()\nsched.step()\ns.step(opt)\ns.update()\n", ""),
+    Mistake(Cause.MISUSE_SCALER_STATE_NOT_RESTORED, "s.step(opt)", "s.scale(x).backward()\ns.step(opt)\n", ""),
+]
+
+
+def diff(root: Path, mistake: Mistake, recorded: str | None = None) -> str | None:
+    loop = dedent(mistake.loop).lstrip("\n")
+    (root / "loop.py").write_text(loop)
+    numbers = [number for number, line in enumerate(loop.splitlines(), 1) if line.strip() == mistake.line]
+    with files_below(root):
+        return diff_of(mistake.cause, mistake.form, CodeLine("loop.py", numbers[-1], recorded or mistake.line))
+
+
+def name(mistake: Mistake) -> str:
+    return f"{mistake.form or mistake.cause} {mistake.line}"
+
+
+@pytest.mark.parametrize("mistake", MENDED, ids=name)
+def test_a_mistake_is_mended(tmp_path: Path, mistake: Mistake) -> None:
+    change, source = diff(tmp_path, mistake), read(tmp_path / "loop.py")
+    assert change is not None
+    assert source is not None
+    assert applied(change, source) == dedent(mistake.mended).lstrip("\n")
+
+
+@pytest.mark.parametrize("mistake", STAYS, ids=name)
+def test_what_is_not_clear_stays(tmp_path: Path, mistake: Mistake) -> None:
+    assert diff(tmp_path, mistake) is None
+
+
+@pytest.mark.parametrize("mistake", MENDED, ids=name)
+def test_a_loop_that_reads_otherwise_is_left_alone(tmp_path: Path, mistake: Mistake) -> None:
+    assert diff(tmp_path, mistake, recorded="another line") is None
