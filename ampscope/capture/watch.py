@@ -34,6 +34,7 @@ from ampscope.capture.torch_support.calls.modes_aside import others_aside
 from ampscope.capture.torch_support.calls.threads import changing
 from ampscope.capture.torch_support.models import Extent, Models, inside_fabric
 from ampscope.capture.torch_support.optimizer_view import OptimizerView, is_optimizer
+from ampscope.capture.torch_support.user_line import user_place
 from ampscope.errors import WatchError
 from ampscope.trace.manifest import Manifest
 from ampscope.trace.write.writer import TraceWriter
@@ -282,6 +283,14 @@ def _manifest(models: Models, job: Job, name: str, configuration: dict[str, Any]
         name=name,
         model=models.main_type(),
         parameters=sum(parameter.numel() for _, parameter in models.parameters.values()),
-        configuration=configuration | {"kernels": kernel_choice.by_name(kernel_choice.current())},
+        configuration=configuration | _watched_at() | {"kernels": kernel_choice.by_name(kernel_choice.current())},
         job=job.ids,
     )
+
+
+def _watched_at() -> dict[str, Any]:
+    """The line that called ``watch``; nothing where it is a part of AMPscope that did."""
+    place, own = user_place(), Path(ampscope.__file__).parent
+    if place is None or place.code is None or Path(place.code.co_filename).is_relative_to(own):
+        return {}
+    return {"watched_at": {"file": place.file, "line": place.line, "function": place.function, "code": place.text}}

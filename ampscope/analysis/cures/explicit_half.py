@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from ampscope.analysis.cures.rewriting.forms.conversions import converted
 from ampscope.analysis.origin.step_graph import StepGraph
 from ampscope.analysis.results import CodeLine, Tried
 from ampscope.trace.dtypes import HALF_DTYPES
@@ -167,14 +167,10 @@ def rewritten(lines: Sequence[CodeLine], dtype: str) -> str:
 
 
 def _rewritten(lines: Sequence[CodeLine], dtype: str) -> Iterator[str]:
-    half = "half|float16" if dtype == "bfloat16" else "half|float16|bfloat16"
-    method = {"float32": "float"}.get(dtype, dtype)
     for line in lines:
-        other = re.sub(rf"\.({half})\(\)", f".{method}()", line.code)
-        other = re.sub(rf"\btorch\.({half})\b", f"torch.{dtype}", other)
-        told = f"{other}  # {line.place}"
-        if other != line.code and len(told.splitlines()) == 1:  # a damaged trace may hold more than its line
-            yield told
+        other = converted(line.code, dtype)
+        if other is not None and line.place.isprintable():
+            yield f"{other.after}  # {line.place}"
 
 
 def in_words(explicit: ExplicitHalf) -> str:

@@ -27,15 +27,16 @@ def remedies(tried: Sequence[Tried]) -> Iterator[Remedy]:
             by_words.setdefault(in_words(each.form) + with_scale(each, tried), []).append((each.form, each))
     for found in by_words.values():
         form, first = found[0]
+        cures = all(each.outcome == Trial.FINITE for _, each in found)
         scale = with_scale(first, tried)
         start = f"scaler = torch.amp.GradScaler(init_scale={first.scale!r})" if scale else ""
         yield Remedy(
             text=f"{_text(form).sentence(form).removesuffix('.')}{scale}.",
             code="\n".join(filter(None, (_text(form).code(form), start))),
-            verified=all(each.outcome == Trial.FINITE for _, each in found),
+            verified=cures,
             kind=form.form,
             cost=_cost(first),
-            diff=own_words.of_form(form),
+            diff=own_words.of_form(form) if cures and not scale else None,
             changes_good_values=_changes_good_values([form for form, _ in found]),
         )
 

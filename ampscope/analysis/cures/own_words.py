@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from ampscope.analysis.cures.rewriting import Edit, rewritten
+import re
+from collections.abc import Sequence
+
+from ampscope.analysis.cures.rewriting import Edit, across_lines, kept_modules, rewritten
 from ampscope.analysis.cures.rewriting.changed_file import diff_at
-from ampscope.analysis.results import CodeLine, FormTried
-from ampscope.trace.schema import Form
+from ampscope.analysis.cures.rewriting.forms.conversions import converted
+from ampscope.analysis.results import CodeLine, FormTried, SourceLine
+from ampscope.trace.read.run import Run
+from ampscope.trace.schema import LOSS_CODE, Form
+
+#: A module of one among several watched models: ``Generator[1].head``.
+_OF_SEVERAL = re.compile(r"\w+\[(\d+)\]\.?(.*)")
 
 
 def of_form(tried: FormTried) -> str | None:
@@ -25,4 +33,47 @@ def of_form(tried: FormTried) -> str | None:
             row=row,
         )
 
-    return diff_at(place, write)
+    found = diff_at(place, write)
+    if found is None and tried.form == Form.SCALE_FIRST:
+        return across_lines.scale_first(place, tried.argument or 0)
+    return found
+
+
+def of_conversions(lines: Sequence[CodeLine], dtype: str) -> str | None:
+    """A conversion to half precision, to ``dtype`` instead; None where there are several, or the line names none."""
+    if len(lines) != 1:
+        return None
+    return diff_at(lines[0], lambda code, _: converted(code, dtype))
+
+
+def of_kept(modules: Sequence[str], watched_at: SourceLine | None) -> str | None:
+    """Modules kept in float32, before the line that calls ``watch``; None where that is not known or not at hand.
+
+    Args:
+        modules: Their names, as a diagnosis gives them.
+        watched_at: The line.
+    """
+    if watched_at is None or LOSS_CODE in modules:
+        return None
+    by_model: dict[int, list[str]] = {}
+    for name in modules:
+        number, inner = of_which_model(name)
+        by_model.setdefault(number or 0, []).append(inner)
+    return kept_modules.kept(watched_at, by_model)
+
+
+def of_which_model(module: str) -> tuple[int | None, str]:
+    """The number of the model among several, None where there is one, and a module's name in it."""
+    found = _OF_SEVERAL.match(module)
+    return (int(found[1]), found[2]) if found else (None, module)
+
+
+def watched_at(run: Run) -> SourceLine | None:
+    """The line of the program that called ``watch``; None where it was not recorded."""
+    told = run.manifest.configuration.get("watched_at")
+    if not isinstance(told, dict):
+        return None
+    file, line, function, code = (told.get(name) for name in ("file", "line", "function", "code"))
+    if not (isinstance(file, str) and isinstance(line, int) and isinstance(code, str)):
+        return None
+    return SourceLine(file=file, line=line, function=function if isinstance(function, str) else "", code=code)

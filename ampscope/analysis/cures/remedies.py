@@ -9,7 +9,7 @@ from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Occurrence, Reaso
 from ampscope.analysis.causes.range.overflow import ScaleInLoop
 from ampscope.analysis.cures import trials
 from ampscope.analysis.cures.explicit_half import ExplicitHalf
-from ampscope.analysis.results import Remedy, Tried
+from ampscope.analysis.results import Remedy, SourceLine, Tried
 from ampscope.trace.schema import Change
 from ampscope.trace.vocabulary import Cause
 
@@ -24,6 +24,7 @@ def remedies(
     reason: Reason = NOTHING_MORE,
     explicit: ExplicitHalf = _NOTHING,
     tried: Sequence[Tried] = (),
+    watched_at: SourceLine | None = None,
 ) -> tuple[Remedy, ...]:
     """The cures for a cause.
 
@@ -34,6 +35,7 @@ def remedies(
         reason: What was seen.
         explicit: The half precision that the code asks for itself.
         tried: The replays.
+        watched_at: The line that calls ``watch``.
     """
     if isinstance(reason, ScaleInLoop):  # the number that the loop took stays what it was in a replay at another scale
         tried = [each for each in tried if each.change != Change.SCALE]
@@ -42,7 +44,7 @@ def remedies(
     advice = CATALOGUE[cause].advice(occurrence)
     if explicit.conversions and not occurrence.has_tried(Change.CONVERSIONS):
         advice = (trials.take_out(explicit.conversions), *advice)
-    proved = trials.remedies(cause, tried, explicit)
+    proved = trials.remedies(cause, tried, explicit, watched_at)
     known = {remedy.text for remedy in proved}
     helped = [remedy for remedy in proved if remedy.verified]
     untried = [remedy for remedy in advice if remedy.text not in known]

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ampscope.analysis.causes.catalogue import CATALOGUE
 from ampscope.analysis.causes.range.wider_dtype import USE_BFLOAT16
-from ampscope.analysis.cures import explicit_half, other_forms
+from ampscope.analysis.cures import explicit_half, other_forms, own_words
 from ampscope.analysis.cures.explicit_half import ExplicitHalf
-from ampscope.analysis.results import CodeLine, Incident, Remedy, Tried
+from ampscope.analysis.results import CodeLine, Incident, Remedy, SourceLine, Tried
 from ampscope.analysis.words.wording import op_in_words
 from ampscope.trace.schema import LOSS_CODE, Change, Trial, Trigger
 from ampscope.trace.vocabulary import Cause
-
-#: A module of one among several watched models: ``Generator[1].head``.
-_OF_SEVERAL = re.compile(r"\w+\[(\d+)\]\.?(.*)")
 
 
 def by_precision(cause: Cause, tried: Sequence[Tried]) -> bool:
@@ -117,7 +113,9 @@ _OF_SMALL_VALUES = (Cause.FP16_UNDERFLOW, Cause.STAGNATION)
 # -- remedies ---------------------------------------------------------------------------------------------------------
 
 
-def remedies(cause: Cause, tried: Sequence[Tried], explicit: ExplicitHalf = _NOTHING) -> tuple[Remedy, ...]:
+def remedies(
+    cause: Cause, tried: Sequence[Tried], explicit: ExplicitHalf = _NOTHING, watched_at: SourceLine | None = None
+) -> tuple[Remedy, ...]:
     """What was tried, as advice: what cured the step first, what did not help after it.
 
     Each remedy says all that its replay did otherwise: what the code asks for by itself is out of autocast's reach.
@@ -126,6 +124,7 @@ def remedies(cause: Cause, tried: Sequence[Tried], explicit: ExplicitHalf = _NOT
         cause: The cause.
         tried: The replays.
         explicit: The half precision that the code asks for itself.
+        watched_at: The line that calls ``watch``, where what keeps modules in float32 belongs.
     """
     forms = tuple(other_forms.remedies(tried))
     if CATALOGUE[cause].cured_by_precision is False:
@@ -133,7 +132,7 @@ def remedies(cause: Cause, tried: Sequence[Tried], explicit: ExplicitHalf = _NOT
     advice = [
         *forms,
         *_conversions(tried),
-        *_modules(tried, explicit),
+        *_modules(tried, explicit, watched_at),
         *(_larger_scale(tried) if cause in _OF_SMALL_VALUES else _scale(tried)),
         *_bf16(tried, explicit),
         *_fp32(tried, explicit),
@@ -160,6 +159,7 @@ def take_out(lines: Sequence[CodeLine], *, verified: bool | None = None) -> Reme
     return Remedy(
         text=f"Take out {explicit_half.places(lines)}{also}.",
         code=explicit_half.rewritten(lines, "float32"),
+        diff=own_words.of_conversions(lines, "float32") if verified is not False else None,
         verified=verified,
     )
 
@@ -172,10 +172,10 @@ def _with_explicit(remedy: Remedy, dtype: str, lines: Sequence[CodeLine], half_v
         code = "\n".join(filter(None, (code, explicit_half.rewritten(lines, dtype))))
     if half_values:
         text += f" What is half precision by itself has to be {dtype} too: {explicit_half.listed(half_values)}."
-    return Remedy(text=text, code=code, verified=remedy.verified)
+    return replace(remedy, text=text, code=code)
 
 
-def _modules(tried: Sequence[Tried], explicit: ExplicitHalf) -> Iterator[Remedy]:
+def _modules(tried: Sequence[Tried], explicit: ExplicitHalf, watched_at: SourceLine | None) -> Iterator[Remedy]:
     cured = _locally(tried)
     fewest = min(cured, key=lambda each: len(each.modules), default=None)
     if fewest is not None:
@@ -184,6 +184,8 @@ def _modules(tried: Sequence[Tried], explicit: ExplicitHalf) -> Iterator[Remedy]
             text=f"Keep {modules_in_words(fewest.modules)} in float32.", code=_keep(fewest.modules, half), verified=True
         )
         lines = _converted(fewest, explicit) if fewest.conversions or LOSS_CODE in fewest.modules else ()
+        whole = not lines and not half  # what else the replay changed would be missing
+        keep = replace(keep, diff=own_words.of_kept(fewest.modules, watched_at) if whole else None)
         yield _with_explicit(keep, "float32", lines, half)
     for each in _of(tried, Change.MODULES_FP32, Trial.NONFINITE)[:1]:
         alone = " alone" if len(each.modules) == 1 else ""
@@ -210,9 +212,8 @@ def _keep(modules: Sequence[str], half: Sequence[str]) -> str:
     by_model: dict[str, list[str]] = {}
     for name in modules:
         if name != LOSS_CODE:
-            of_several = _OF_SEVERAL.match(name)
-            model, inner = (f"models[{of_several[1]}]", of_several[2]) if of_several else ("model", name)
-            by_model.setdefault(model, []).append(inner)
+            number, inner = own_words.of_which_model(name)
+            by_model.setdefault("model" if number is None else f"models[{number}]", []).append(inner)
     lines = [f"{model}.float()" for model in by_model] if half else []
     once = "  # once, before the training loop"
     lines += [f"ampscope.keep_fp32({model}, {json.dumps(names)}){once}" for model, names in by_model.items()]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Reason
 from ampscope.analysis.cures.explicit_half import ExplicitHalf
 from ampscope.analysis.cures.remedies import remedies
-from ampscope.analysis.results import Incident, Remedy
+from ampscope.analysis.results import Incident, Remedy, SourceLine
 from ampscope.trace.schema import Change, Trigger
 from ampscope.trace.vocabulary import Cause
 
@@ -100,8 +100,8 @@ class Examined(NamedTuple):
         )
         return self._replace(incident=joined, steps=steps)
 
-    def with_remedies(self) -> Incident:
-        """The incident with what cures it."""
+    def with_remedies(self, watched_at: SourceLine | None) -> Incident:
+        """The incident with what cures it; some of it belongs to the line that calls ``watch``."""
         incident = self.incident
         if incident.cause.is_benign:
             return incident
@@ -112,13 +112,14 @@ class Examined(NamedTuple):
             reason=self.reason,
             explicit=self.explicit,
             tried=incident.tried,
+            watched_at=watched_at,
         )
         if incident.trigger == Trigger.NONFINITE_CARRIED and incident.cause is Cause.FP16_OVERFLOW:
             advice = (replace(_KEEP_WIDE, verified=self.wide), *advice)
         return replace(incident, remedies=tuple(sorted(advice, key=lambda remedy: remedy.verified is False)))
 
 
-def merged(examined: Iterable[Examined]) -> list[Incident]:
+def merged(examined: Iterable[Examined], watched_at: SourceLine | None = None) -> list[Incident]:
     """Repeats of one origin as one incident with count and span, in the order of their steps, with their remedies.
 
     The first keeps its details; what was tried on any of them counts for all. The same on several ranks is one, too.
@@ -131,4 +132,4 @@ def merged(examined: Iterable[Examined]) -> list[Incident]:
     for each in sorted(joined, key=lambda each: (each.incident.step, each.incident.rank)):
         first = kept.get(each.key)
         kept[each.key] = first.joined_by_rank(each) if first else each
-    return [each.with_remedies() for each in kept.values()]
+    return [each.with_remedies(watched_at) for each in kept.values()]

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Sequence
 
 from ampscope.analysis.cures.rewriting.asked import Asked
-from ampscope.analysis.cures.rewriting.forms.constants import added_keyword
+from ampscope.analysis.cures.rewriting.forms.constants import added_keyword, is_eps
 from ampscope.analysis.cures.rewriting.found_call import Found, as_call, is_number
 from ampscope.analysis.cures.rewriting.literals import typed, value_of
 from ampscope.analysis.cures.rewriting.statement import Splice, Statement, dotted
@@ -92,7 +92,7 @@ def _raised(
     if was is not None:
         there = enough(was) if enough is not None else was >= value
         return () if there else [statement.instead(place, typed(value))]
-    return [statement.instead(place, f"max({statement.text(place)}, {typed(value)})")] if _is_eps(place) else ()
+    return [statement.instead(place, f"max({statement.text(place)}, {typed(value)})")] if is_eps(place) else ()
 
 
 def _at_least(node: ast.expr) -> float | None:
@@ -102,17 +102,11 @@ def _at_least(node: ast.expr) -> float | None:
     return value_of(node)
 
 
-def _is_eps(node: ast.expr) -> bool:
-    """Whether a part is the name of a small number."""
-    name = dotted(node).rpartition(".")[2].lower()
-    return name in ("eps", "epsilon", "tiny", "delta") or name.endswith(("_eps", "_epsilon")) or name.startswith("eps_")
-
-
 def _added(node: ast.expr) -> ast.expr | None:
     """The small number that is added to a part already, or stands as its bound."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         ends = (node.right, node.left)
-        return next((end for end in ends if _is_eps(end) or abs(_at_least(end) or 1.0) < 0.1), None)
+        return next((end for end in ends if is_eps(end) or abs(_at_least(end) or 1.0) < 0.1), None)
     call = as_call(node, "add", *_CLAMPS)
     if call is None or call.is_operator:
         return None

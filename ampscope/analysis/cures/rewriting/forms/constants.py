@@ -36,7 +36,24 @@ def constant(statement: Statement, asked: Asked) -> Sequence[Splice]:
     places = _places(statement, found, asked)
     if len(places) == 1:
         return [statement.instead(places[0], _written(statement, found, asked.value))]
-    return _default(statement, found, asked) if found is not None and not places else ()
+    if found is None or places:
+        return ()
+    return _default(statement, found, asked) or _named(statement, found, asked.value, asked.was)
+
+
+def _named(statement: Statement, found: Found, value: float, was: float | None) -> Sequence[Splice]:
+    """A small number that has a name, kept from being smaller."""
+    given = [*found.operands, *(each.value for each in found.keywords.values())]
+    names = [each for each in given if is_eps(each)]
+    if len(names) != 1 or was is None or not 0 < was < value:
+        return ()
+    return [statement.instead(names[0], f"max({statement.text(names[0])}, {number(value)})")]
+
+
+def is_eps(node: ast.expr) -> bool:
+    """Whether a part is the name of a small number."""
+    name = dotted(node).rpartition(".")[2].lower()
+    return name in ("eps", "epsilon", "tiny", "delta") or name.endswith(("_eps", "_epsilon")) or name.startswith("eps_")
 
 
 def _places(statement: Statement, found: Found | None, asked: Asked) -> list[ast.expr]:
@@ -54,7 +71,7 @@ def _places(statement: Statement, found: Found | None, asked: Asked) -> list[ast
 def _numbers(node: ast.AST, was: float) -> list[ast.expr]:
     """The parts that spell a number, the outermost of each."""
     value = value_of(node) if isinstance(node, ast.expr) else None
-    if value is not None and math.isclose(value, was, rel_tol=1e-6) and isinstance(node, ast.expr):
+    if value is not None and math.isclose(value, was, rel_tol=1e-12) and isinstance(node, ast.expr):
         return [node]
     return [place for child in ast.iter_child_nodes(node) for place in _numbers(child, was)]
 

@@ -18,25 +18,35 @@ def scale_first(statement: Statement, asked: Asked) -> Sequence[Splice]:
     if product is None or scaling is None or not isinstance(product.node, ast.expr):
         return ()
     by, sign = scaling
-    scale = statement.factor(by)
-    first, second = product.operand(0), product.operand(1)
-    outer = _parent(statement, product.node)
-    if first is None or second is None or not isinstance(outer, ast.BinOp) or _is_scaled(first) or _is_scaled(second):
+    outer, other = _parent(statement, product.node), product.operand(1)
+    first = product.operand(0)
+    if first is None or other is None or not isinstance(outer, ast.BinOp) or _is_scaled(first) or _is_scaled(other):
         return ()
-    number = asked.argument if asked.argument in (0, 1) else 0
-    meant = (first, second)[number]
-    scaled = f"{_left_factor(statement, meant)} {sign} {scale}"
-    if product.is_operator:
-        sides = [statement.factor(first), statement.factor(second)]
-        sides[number] = f"({scaled})"
-        return [statement.instead(outer, " @ ".join(sides))]
-    receiver = product.is_method and number == 0
-    inner = statement.instead_of_all(meant, f"({scaled})") if receiver else statement.instead(meant, scaled)
+    scaled = scaled_operand(statement, product, asked.argument, f"{sign} {statement.factor(by)}")
+    if scaled is None:
+        return ()
     start, end = statement.span(product.node)
-    text = statement.code.encode()[start:end].decode()
-    at = slice(inner.start - start, inner.end - start)
-    content = text.encode()
-    return [statement.instead(outer, (content[: at.start] + inner.text.encode() + content[at.stop :]).decode())]
+    before, after = (
+        statement.code.encode()[part].decode() for part in (slice(start, scaled.start), slice(scaled.end, end))
+    )
+    return [statement.instead(outer, f"{before}{scaled.text}{after}")]
+
+
+def scaled_operand(statement: Statement, product: Found, argument: int | None, scaling: str) -> Splice | None:
+    """A factor of a product, scaled.
+
+    Args:
+        statement: The statement.
+        product: The product.
+        argument: Which factor, the first where that is not said.
+        scaling: ``* 0.125``, ``/ 8``.
+    """
+    meant = product.operand(argument if argument in (0, 1) else 0)
+    if meant is None or _is_scaled(meant):
+        return None
+    text = f"{_left_factor(statement, meant)} {scaling}"
+    inner = product.is_operator or (product.is_method and meant is product.operands[0])
+    return statement.instead_of_all(meant, f"({text})") if inner else statement.instead(meant, text)
 
 
 def _scaling(statement: Statement, product: Found) -> tuple[ast.expr, str] | None:
