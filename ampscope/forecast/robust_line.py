@@ -78,9 +78,11 @@ def highest_score(heights: Sequence[float], least: int) -> float:
     logarithm of the heights, so that it tells quickly where there is no trend, whatever the way to grow.
     """
     rises, highest = 0, 0.0
+    after: list[float] = []  # in order of size
     for begin in range(len(heights) - 1, -1, -1):
-        first = heights[begin]
-        rises += sum((each > first) - (each < first) for each in heights[begin + 1 :])
+        place = bisect_left(after, heights[begin])
+        rises += len(after) - bisect_right(after, heights[begin]) - place
+        after.insert(place, heights[begin])
         count = len(heights) - begin
         if count >= least and rises > 1:
             highest = max(highest, (rises - 1) / math.sqrt(count * (count - 1) * (2 * count + 5) / 18))

@@ -47,12 +47,26 @@ def diagnose(run: Run | str | os.PathLike[str]) -> Diagnosis:
         RunError: The folder cannot be read.
     """
     if isinstance(run, Run):
-        return _diagnose(run)
+        return _diagnose(run, whole=True)
     with open_run(run) as opened:
-        return _diagnose(opened)
+        return _diagnose(opened, whole=True)
 
 
-def _diagnose(run: Run) -> Diagnosis:
+def judged(run: Run) -> Diagnosis:
+    """The verdict on a run and what it rests on, without what harms nothing, and what led there.
+
+    What is told has no `Incident.last_good`, and the ranks of a job have no story.
+
+    Args:
+        run: The run.
+
+    Raises:
+        RunDamaged: a part of it cannot be read.
+    """
+    return _diagnose(run, whole=False)
+
+
+def _diagnose(run: Run, *, whole: bool) -> Diagnosis:
     world = world_of(run)
     sampled = sampled_rank(run, world)
     history = histories(run, sampled)
@@ -64,13 +78,14 @@ def _diagnose(run: Run) -> Diagnosis:
     outliers = spikes(run, sites, history, examined)
     failures = [*silent, *led_there(examined, outliers)]
     ahead = risks(run, sites, history, failures)
-    incidents = [*failures, *harmless_values(run, sites, failures), *outliers, *ahead, *apart_replicas(run)]
+    harmless = harmless_values(run, sites, failures) if whole else []
+    incidents = [*failures, *harmless, *outliers, *ahead, *apart_replicas(run)]
     scale = healths(run, sampled, history)
     incidents = [replace(each, world=world.size) for each in [*incidents, *scale_incidents(scale, incidents, history)]]
     mistakes = tuple(replace(each, world=world.size) for each in findings(run, sampled, history))
     incidents = sorted(of_mistakes(incidents, mistakes), key=lambda each: (each.step, each.rank))
     primary = _primary(incidents, mistakes)
-    if isinstance(primary, Incident):
+    if whole and isinstance(primary, Incident):
         told = replace(primary, last_good=last_good(run, primary))
         incidents = [told if each is primary else each for each in incidents]
         primary = told
@@ -86,7 +101,7 @@ def _diagnose(run: Run) -> Diagnosis:
         findings=mistakes,
         scale=scale,
         note=only_recorded(run),
-        ranks=ranks_story(ranks_in_numbers(run)) if world.is_shared else (),
+        ranks=ranks_story(ranks_in_numbers(run)) if whole and world.is_shared else (),
     )
 
 

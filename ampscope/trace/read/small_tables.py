@@ -13,8 +13,11 @@ from functools import cached_property
 from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
+from ampscope.trace.files.arrow_arrays import numbers_in
 from ampscope.trace.read.part_columns import RANK
 from ampscope.trace.read.row_query import ORDER, rows_from
 from ampscope.trace.read.table_folders import Stamp
@@ -23,6 +26,8 @@ from ampscope.trace.schema import Row, Table, arrow_schema
 
 #: Rows of a table that is small, and those up to which the database is not asked at all.
 MOST_ROWS, MOST_AT_HAND = 1 << 17, 8192
+#: Stretches of a table that are put together for one step.
+_MOST_STRETCHES = 64
 #: Bytes of files that may hold so few rows, and those that a file takes without any; of more no footer is looked at.
 _MOST_BYTES, _OF_FOOTER = 4 << 20, 6 << 10
 #: Bytes that a row takes as an object, roughly.
@@ -47,12 +52,35 @@ class SmallTable:
 
     def rows(self, equals: Mapping[str, object]) -> list[Any] | None:
         """The rows whose columns equal what is given, in their order; None where that is to be asked the database."""
-        if self.arrow.num_rows > MOST_AT_HAND or not {*equals} <= {*arrow_schema(self._table).names}:
+        if not {*equals} <= {*arrow_schema(self._table).names}:
             return None
+        if self.arrow.num_rows > MOST_AT_HAND:
+            part = self._part(equals)
+            return part.rows(equals) if part is not None else None
         rows = self._sorted
         for name, value in equals.items():
             rows = [row for row in rows if _is_equal(_value(row, name), value)]
         return rows[:] if rows is self._sorted else rows
+
+    def _part(self, equals: Mapping[str, object]) -> SmallTable | None:
+        """The rows of the step, and of the execution, that is asked for; None where none is, or they are many.
+
+        What belongs together is written together, so that a few stretches of the table hold it.
+        """
+        step, source = equals.get("step"), equals.get("source")
+        if type(step) is not int:
+            return None
+        found = [self.arrow.slice(begin, count) for begin, count in _stretches(numbers_in(self.arrow["step"]) == step)]
+        if source is not None and len(found) <= _MOST_STRETCHES:
+            told = [np.array(each["source"].to_pylist(), object) == source for each in found]
+            found = [
+                each.slice(begin, count)
+                for each, own in zip(found, told, strict=True)
+                for begin, count in _stretches(own)
+            ]
+        if len(found) > _MOST_STRETCHES or sum(each.num_rows for each in found) > MOST_AT_HAND:
+            return None
+        return SmallTable(self._table, pa.concat_tables(found) if found else self.arrow.slice(0, 0))
 
     @cached_property
     def _sorted(self) -> list[Any]:
@@ -117,6 +145,12 @@ class SmallTables:
             return None
         rows = self._scan.load(connection, table, rank=rank, most=MOST_ROWS)
         return None if rows is None else SmallTable(table, rows)
+
+
+def _stretches(chosen: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Where what is chosen begins, and how long it goes on."""
+    ends = np.flatnonzero(np.diff(chosen.astype(np.int8), prepend=0, append=0))
+    return [(begin, end - begin) for begin, end in zip(ends[::2].tolist(), ends[1::2].tolist(), strict=True)]
 
 
 def _size(known: _Known | None) -> int:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ampscope
-from ampscope.analysis.results import Diagnosis
+from ampscope.analysis.diagnosis.diagnosis import judged
+from ampscope.analysis.results import Diagnosis, Incident
 from ampscope.trace.schema import MANIFEST, SCHEMA_VERSION, Table
-from ampscope.trace.vocabulary import Cause
+from ampscope.trace.vocabulary import Cause, Severity
 from tests.support.paths import SAMPLES
 
 EXPECTED: dict[str, dict[str, Any]] = json.loads((SAMPLES / "expected.json").read_text())
@@ -72,6 +74,15 @@ def test_the_primary_is_the_storys(sample: str, diagnosis: Diagnosis) -> None:
         said |= {"file": Path(primary.source.file).name}
         said |= {"function": primary.source.function, "code": primary.source.code}
     assert said == expected
+
+
+def test_the_verdict_alone_is_the_same(run: ampscope.Run, diagnosis: Diagnosis) -> None:
+    alone = judged(run)
+    assert (alone.verdict, alone.summary, alone.findings) == (diagnosis.verdict, diagnosis.summary, diagnosis.findings)
+    told = [replace(each, last_good=None) for each in diagnosis.incidents if each.severity is not Severity.INFO]
+    assert [each for each in alone.incidents if each.severity is not Severity.INFO] == told
+    whole = diagnosis.primary
+    assert alone.primary == (replace(whole, last_good=None) if isinstance(whole, Incident) else whole)
 
 
 def test_what_is_harmless_is_called_so(sample: str, diagnosis: Diagnosis) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 
-from ampscope.analysis.diagnosis.diagnosis import diagnose
+from ampscope.analysis.diagnosis.diagnosis import judged
 from ampscope.analysis.replay.compare.groups import divergence
 from ampscope.analysis.replay.compare.pair_of_steps import pair_of
 from ampscope.analysis.replay.compare.results import Comparison, Difference, Divergence, Kind, Likeness, Side
@@ -119,7 +119,7 @@ class _Comparing:
     def result(self) -> Comparison:
         """The result."""
         self._steps()
-        self.diagnoses = (diagnose(self.one.run), diagnose(self.other.run)) if self.of_runs else None
+        self.diagnoses = (judged(self.one.run), judged(self.other.run)) if self.of_runs else None
         self.found += told_environment(self.one, self.other)
         self.found += [*self._not_compared(), *told_compiled(self.compiled)]
         if self.diagnoses is not None:

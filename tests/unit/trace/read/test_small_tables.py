@@ -67,10 +67,21 @@ def answers(folder: Path) -> list[str]:
 
 def test_rows_are_those_of_the_database(two_ranks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = answers(two_ranks)
-    for limit in ("MOST_AT_HAND", "MOST_ROWS"):
-        monkeypatch.setattr(small_tables, limit, 0)
+    for limit, most in (("MOST_AT_HAND", 5), ("_MOST_STRETCHES", 1), ("MOST_AT_HAND", 0), ("MOST_ROWS", 0)):
+        monkeypatch.setattr(small_tables, limit, most)
         assert answers(two_ranks) == small
     assert len(set(small)) == len(QUESTIONS)
+
+
+def test_a_step_of_more_rows_is_no_question_for_the_database(two_ranks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(small_tables, "MOST_AT_HAND", 5)
+    with open_run(two_ranks) as run:
+        rows = run.rows(Table.OPS, rank=0)
+        monkeypatch.setattr(Run, "_relation", None)
+        for source in (Source.REPLAY, Source.LIVE):
+            found = run.rows(Table.OPS, step=2, source=source, rank=0)
+            assert list(map(repr, found)) == [repr(row) for row in rows if (row.step, row.source) == (2, source)] != []
+        assert run.rows(Table.OPS, step=9, source=Source.LIVE, rank=0) == []
 
 
 @pytest.mark.parametrize("few", [0, 16], ids=["read by the database", "read one by one"])
