@@ -31,6 +31,8 @@ FORGOTTEN_AFTER = 10
 ALWAYS_ARMED = 3
 #: Counterfactual replays per incident.
 TRIALS = 3
+#: More of them for other forms of a failed call, while replays are within their free seconds or their share.
+FORM_TRIALS = 3
 #: The same, at least, where a cure that is found is done to the training.
 HEALING_TRIALS = 10
 
@@ -166,10 +168,17 @@ class ReplayBudget:
         """
         return self._trials > 0 and (whatever_it_costs or self._within_share(FREE_REPLAY_SECONDS))
 
-    def allows_trial(self, tried: int) -> bool:
-        """Whether one more change may be tried on the incident, after ``tried`` of them."""
-        fits = self._incidents <= ALWAYS_REPLAYED or self._within_share(FREE_REPLAY_SECONDS)
-        return tried < self._trials and fits
+    def allows_trial(self, tried: int, *, of_form: bool = False) -> bool:
+        """Whether one more change may be tried on the incident, after ``tried`` of them.
+
+        Args:
+            tried: How many were.
+            of_form: It is another form of the failed call, of which there may be several.
+        """
+        cheap = self._within_share(FREE_REPLAY_SECONDS)
+        if tried >= self._trials:
+            return of_form and cheap and self._trials > 0 and tried < self._trials + FORM_TRIALS
+        return self._incidents <= ALWAYS_REPLAYED or cheap
 
     def spent(self, seconds: float) -> None:
         """A replay took this long."""

@@ -21,6 +21,8 @@ def of_form(tried: FormTried) -> str | None:
     place = tried.source
     if place is None or tried.form not in Form._value2member_map_:
         return None
+    if tried.form == Form.OPERAND_BOUND and tried.argument is None:  # of a mean: how many it divides by is not written
+        return None
 
     def write(code: str, row: int | None) -> Edit | None:
         return rewritten(

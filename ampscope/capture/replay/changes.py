@@ -75,6 +75,15 @@ class ReplayChange:
         """A parameter, buffer or operand from outside as the replay reads it."""
         return tensor
 
+    def given(self, original: Tensor, read: Tensor) -> Tensor:
+        """An argument of a call that came from outside, as the replay reads it.
+
+        Args:
+            original: What the real step read.
+            read: What stands for it.
+        """
+        return read
+
     def function(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """A torch function of the loss code as the replay calls it."""
         return call

@@ -257,7 +257,7 @@ class Player:
             return self.substitutes.gradient_of(reference.parameter)
         if (name := self._step.carried.get(reference.identity)) is not None:
             self._tracer.name_entry(self.substitutes.of(reference.tensor), Node.CARRIED, name)
-        return self.substitutes.of(reference.tensor)
+        return self._change.given(reference.tensor, self.substitutes.of(reference.tensor))
 
     def _check_versions(self) -> None:
         """Notes inputs and weights that were changed in place since the real step read them."""

@@ -81,6 +81,17 @@ class TestReplays:
         spent = sum(REPLAY_S * _fail(replays, clock, step, step) for step in range(500))
         assert spent <= budgets.FREE_REPLAY_SECONDS + REPLAY_S
 
+    def test_other_forms_have_further_trials_while_replays_are_cheap(self, clock: Clock) -> None:
+        replays = ReplayBudget(0.0, 3)
+        assert replays.allows("overflow", 0)
+        assert not replays.allows_trial(3)
+        assert replays.allows_trial(2 + budgets.FORM_TRIALS, of_form=True)
+        assert not replays.allows_trial(3 + budgets.FORM_TRIALS, of_form=True)
+        replays.spent(budgets.FREE_REPLAY_SECONDS)
+        assert replays.allows_trial(2, of_form=True)
+        assert not replays.allows_trial(3, of_form=True), "dear ones have what others have"
+        assert not ReplayBudget(1.0, 0).allows_trial(0, of_form=True)
+
 
 class TestTraces:
     """Which steps are traced as they run after incidents that no replay could explain."""

@@ -11,7 +11,9 @@ from ampscope.capture.replay.cures import failure
 from ampscope.capture.replay.cures.costs import StepTimes
 from ampscope.capture.replay.cures.failure import Failure
 from ampscope.capture.replay.cures.failure_search import FailureSearch
+from ampscope.capture.replay.cures.forms import rows_left_out
 from ampscope.capture.replay.cures.forms.form_change import OtherForm
+from ampscope.capture.replay.cures.forms.rows_left_out import RowsLeftOut
 from ampscope.capture.replay.cures.plan import feedback_of, plan
 from ampscope.capture.replay.handing_back import OF_UNCHANGED
 from ampscope.capture.replay.results import ChangedResult, ReplayResult, TrialResult
@@ -85,10 +87,12 @@ class CureSearch:
         key = (located.op, located.by_scale)
         search = self._searches.get(key)
         if search is None:
-            search = self._searches[key] = FailureSearch(plan(located, step.scale, rows), located.modules[:1])
+            left_out = rows_left_out.of_step(step, self._models) if located.op.op == schema.Node.INPUT else None
+            steps = plan(located, step.scale, rows, left_out=left_out)
+            search = self._searches[key] = FailureSearch(steps, located.modules[:1])
         runs: list[TrialRun] = []
         tried = 0
-        while self._budget.allows_trial(tried):
+        while self._budget.allows_trial(tried, of_form=search.is_at_form):
             change = search.next(first=not tried, spare=self._budget.allows_trial(tried + 1))
             if change is None:
                 return self._timed(runs, step, tried)
@@ -143,7 +147,7 @@ def _trial(change: ReplayChange, step: TapedStep, result: ChangedResult, output:
     scale = change.scale or step.scale
     if change.because and result.outcome is not Trial.UNAVAILABLE:
         result = result._replace(reason=change.because)
-    used = change.used if isinstance(change, OtherForm) else None
+    used = change.used if isinstance(change, (OtherForm, RowsLeftOut)) else None
     return TrialResult(change.kind, change.modules, change.conversions, scale, result, low, high, used)
 
 

@@ -29,6 +29,11 @@ class FailureSearch:
         self._following: ReplayChange | None = None  # the cure, on the present step
         self._further: ReplayChange | None = None  # it with the modules in which the step then failed
 
+    @property
+    def is_at_form(self) -> bool:
+        """Whether another form of the failed call is what comes next."""
+        return isinstance(self._following or self._further or self._pending, OtherForm)
+
     def next(self, *, first: bool, spare: bool) -> ReplayChange | None:
         """What to try; None where there is nothing more.
 

@@ -41,7 +41,7 @@ Plan = Generator[ReplayChange, TrialFeedback, None]
 Part = Generator[ReplayChange, TrialFeedback, bool]
 
 
-def plan(located: Failure, scale: float | None, rows: TracedRows) -> Plan:
+def plan(located: Failure, scale: float | None, rows: TracedRows, *, left_out: ReplayChange | None = None) -> Plan:
     """What to try on a failure, the most telling first.
 
     All in float32 comes first: where that fails too, precision has no part in it, and other forms of the failed call
@@ -52,12 +52,15 @@ def plan(located: Failure, scale: float | None, rows: TracedRows) -> Plan:
         located: Where the faithful replay placed it.
         scale: The loss scale of the step.
         rows: The records of the faithful replay.
+        left_out: What leaves out the rows of the batch that came in not finite.
     """
     everything = EverythingIn(torch.float32)
     wide = (yield everything) if located.dtypes else None
     if wide is None or wide.outcome is Trial.NONFINITE:
         candidates = list(forms(rows, OF_MATHEMATICS))
         del rows, wide  # a plan waits for the failure to come again
+        if left_out is not None:
+            yield left_out
         yield from _until_cured(candidates, scale)
         return
     rules = AS_CONVERTED if everything.conversions else OF_RANGE

@@ -58,7 +58,7 @@ def _can_repeat(condition: ast.expr) -> bool:
 
 
 def kept_rows(statement: Statement, asked: Asked) -> Sequence[Splice]:
-    """``masked_fill(m, -inf)`` becomes ``masked_fill(m & ~m.all(-1, keepdim=True), -inf)``."""
+    """``masked_fill(m, -inf)`` becomes ``masked_fill(m & ~m.all(-1, keepdim=True), -inf)``; such rows then are zero."""
     softmax = found_call(statement, "softmax")
     dim = _dim(statement, softmax) if softmax is not None else "-1"
     fill = found_call(statement, "masked_fill")
@@ -68,16 +68,27 @@ def kept_rows(statement: Statement, asked: Asked) -> Sequence[Splice]:
     if mask is None or value is None or value_of(value) != -math.inf or not _can_repeat(mask):
         return ()
     atom = statement.atom(mask)
-    return [statement.instead(mask, f"{atom} & ~{atom}.all({dim}, keepdim=True)")]
+    empty = f"{atom}.all({dim}, keepdim=True)"
+    return [statement.instead(mask, f"{atom} & ~{empty}"), *_zeroed(statement, softmax, empty)]
 
 
 def _finite_rows(statement: Statement, softmax: Found | None) -> Sequence[Splice]:
-    """The mask's -inf as the lowest number: a row of nothing else becomes an even one, the others stay."""
+    """The mask's -inf as the lowest number, so that a row of nothing else has a softmax, and zero after it."""
     scores = softmax.operand(0) if softmax is not None else None
     if softmax is None or scores is None or not is_plain(scores) or not dotted(scores):
         return ()
-    text = f"{statement.text(scores)}.clamp(min=torch.finfo({statement.text(scores)}.dtype).min)"
-    return [statement.instead(scores, text)]
+    name = statement.text(scores)
+    empty = f"({name} == -torch.inf).all({_dim(statement, softmax) or -1}, keepdim=True)"
+    text = f"{name}.clamp(min=torch.finfo({name}.dtype).min)"
+    return [statement.instead(scores, text), *_zeroed(statement, softmax, empty)]
+
+
+def _zeroed(statement: Statement, softmax: Found | None, rows: str) -> Sequence[Splice]:
+    """Sets rows to zero after a softmax."""
+    if softmax is None or not isinstance(softmax.node, ast.Call):
+        return ()
+    _, end = statement.span(softmax.node)
+    return [Splice(end, end, f".masked_fill({rows}, 0.0)")]
 
 
 def _dim(statement: Statement, softmax: Found) -> str:

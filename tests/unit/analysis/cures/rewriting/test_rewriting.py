@@ -171,13 +171,15 @@ RUNS = [
         f"return {MASK}.softmax(-1)",
         Form.KEPT_ROWS,
         "softmax",
-        'return x.masked_fill(m & ~m.all(-1, keepdim=True), float("-inf")).softmax(-1)',
+        'return x.masked_fill(m & ~m.all(-1, keepdim=True), float("-inf")).softmax(-1)'
+        ".masked_fill(m.all(-1, keepdim=True), 0.0)",
     ),
     Line(
         "return x.softmax(dim=-1)",
         Form.KEPT_ROWS,
         "softmax",
-        "return x.clamp(min=torch.finfo(x.dtype).min).softmax(dim=-1)",
+        "return x.clamp(min=torch.finfo(x.dtype).min).softmax(dim=-1)"
+        ".masked_fill((x == -torch.inf).all(-1, keepdim=True), 0.0)",
     ),
     Line("return torch.sum(a * x)", FLOAT32, "sum", "return torch.sum((a * x).float())"),
     Line("return a.sum() + x.sum()", FLOAT32, "sum", "return a.float().sum() + x.float().sum()"),

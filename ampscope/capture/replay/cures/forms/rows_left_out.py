@@ -1,0 +1,64 @@
+"""A replay without the rows of its batch that came in not finite."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ampscope.capture.replay.changes import ReplayChange
+from ampscope.capture.replay.results import FormUsed
+from ampscope.capture.replay.tape.taped_step import TapedStep
+from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.user_line import NOWHERE
+from ampscope.trace import schema
+from ampscope.trace.schema import Form
+
+
+class RowsLeftOut(ReplayChange):
+    """The step without some rows of its batch: of all that comes from outside and has as many rows as the batch.
+
+    Args:
+        of: How many rows the batch has.
+        kept: The numbers of those that stay.
+        weights: Each parameter and buffer, by ``id``: they have no rows.
+    """
+
+    kind = schema.Change.FORM
+
+    def __init__(self, of: int, kept: Tensor, weights: frozenset[int]) -> None:
+        super().__init__()
+        self._of = of
+        self._kept = kept
+        self._weights = weights
+
+    @property
+    def used(self) -> FormUsed:
+        """See `OtherForm.used`: it is the form of no call."""
+        return FormUsed(Form.ROWS_LEFT_OUT, "", NOWHERE)
+
+    def given(self, original: Tensor, read: Tensor) -> Tensor:
+        """See `ReplayChange.given`."""
+        if id(original) in self._weights or not read.dim() or len(read) != self._of:
+            return read
+        with self._unseen():
+            kept = read.detach().index_select(0, self._kept.to(read.device))
+        return kept.requires_grad_(read.requires_grad)
+
+
+def of_step(step: TapedStep, models: Models) -> RowsLeftOut | None:
+    """What leaves out the rows that are not finite; None where there are none, none else, or batches of other sizes."""
+    weights = frozenset((*models.parameters, *(id(buffer) for _, _, buffer in models.buffers())))
+    outside = (read for _, entry in step.entries() for read in entry.arguments.outside)
+    bad: dict[int, Tensor] = {}
+    for read in outside:
+        tensor = read.tensor.detach()
+        if read.identity in weights or not tensor.dim() or not tensor.is_floating_point() or tensor.is_sparse:
+            continue
+        rows = (tensor.isnan() | tensor.isposinf()).flatten(1).any(1) if tensor.dim() > 1 else tensor.isnan()
+        if rows.any():
+            bad[len(rows)] = bad[len(rows)] | rows if len(rows) in bad else rows
+    if len(bad) != 1:
+        return None
+    ((of, rows),) = bad.items()
+    kept = torch.arange(of)[~rows.cpu()]
+    return RowsLeftOut(of, kept, weights) if len(kept) else None
