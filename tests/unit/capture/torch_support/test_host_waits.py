@@ -32,6 +32,7 @@ WAITS: dict[str, str] = {
     "replay/tape/fingerprints.py _differ_little": REPLAYED,
     "replay/state/device_asserts.py _check": REPLAYED,
     "replay/cures/forms/form_change.py _change": REPLAYED,
+    "replay/cures/forms/rows_left_out.py of_step": REPLAYED,
     "step/carried/still_carried.py _is_lost": REPLAYED,
     "step/ending/second_look.py _stands_still": REPLAYED,
     "step/ending/spikes.py _shares": REPLAYED,

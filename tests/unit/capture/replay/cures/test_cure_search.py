@@ -366,7 +366,8 @@ def test_a_conversion_in_the_code_is_cured_where_it_stands(run_folder: Path, con
     assert line.strip() in incident.explanation
     first, *others = incident.remedies
     assert (first.verified, line.strip() in first.text) == (True, True)
-    assert "float32" in first.code or ".float()" in first.code
+    told = first.code + (first.diff or "")
+    assert "float32" in told or ".float()" in told
     assert not any(remedy.verified for remedy in others)
     assert not any("autocast" in remedy.code for remedy in incident.remedies)
 
