@@ -9,6 +9,7 @@ import streamlit as st
 from ampscope.analysis.precision.ranges.heat_map import View
 from ampscope.analysis.results import Incident
 from ampscope.report.figures.over_steps import timeline_stack
+from ampscope.report.html.parts.healed import healed_html
 from ampscope.report.html.parts.tiles import run_tiles, thinned_note
 from ampscope.report.ranges_words import closest_sentence
 from ampscope.trace.vocabulary import Verdict
@@ -63,6 +64,8 @@ def verdict(run: RunSnapshot) -> None:
     diagnosis_card(diagnosis)
     if diagnosis.note:
         paragraph(diagnosis.note)
+    if diagnosis.since or diagnosis.cures:
+        st.html(healed_html(diagnosis))
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         primary = diagnosis.primary
         if primary is not None:

@@ -18,6 +18,7 @@ from ampscope.analysis.diagnosis.silent.spikes import led_there, spikes
 from ampscope.analysis.diagnosis.state.state_incidents import without_consequences
 from ampscope.analysis.diagnosis.unobserved import unobserved
 from ampscope.analysis.origin.step_graph import Sites
+from ampscope.analysis.overview.healed import cures_made, since_then
 from ampscope.analysis.overview.last_good.last_good import last_good
 from ampscope.analysis.overview.ranks.ranks import ranks_in_numbers
 from ampscope.analysis.overview.ranks.story import ranks_story
@@ -91,6 +92,7 @@ def _diagnose(run: Run, *, whole: bool) -> Diagnosis:
         primary = told
     info = run_info(run, world, history)
     causes = {incident.cause for incident in incidents}
+    cures = cures_made(run, sampled)
     unseen = "" if primary else unobserved(run, sampled, info.steps)
     return Diagnosis(
         run=info,
@@ -102,6 +104,8 @@ def _diagnose(run: Run, *, whole: bool) -> Diagnosis:
         scale=scale,
         note=only_recorded(run),
         ranks=ranks_story(ranks_in_numbers(run)) if whole and world.is_shared else (),
+        cures=cures,
+        since=since_then(run, sampled, primary, cures, history),
     )
 
 

@@ -8,6 +8,7 @@ import narwhals as nw
 
 from ampscope.analysis.numerics.arrays import Columns
 from ampscope.analysis.numerics.curve import Curve, make_curve, thin_marks
+from ampscope.analysis.overview.healed import cures_made
 from ampscope.analysis.scale.moves import scale_after
 from ampscope.analysis.scale.scaler_log import changes_since
 from ampscope.analysis.tables.lazy_tables import first_rank
@@ -17,6 +18,8 @@ from ampscope.trace.read.run import Run
 from ampscope.trace.schema import EventKind, ScalerAction, ScalerEventRow, Table
 
 _COLUMNS = ("step", "time", "loss", "scale", "grad_norm", "lr", "skipped", "duration_s", "observing_s", "averaged")
+
+_TOLD = (EventKind.RESUME, EventKind.NOTE, EventKind.WARNING, EventKind.UNSEEN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,9 +116,13 @@ def _moments(run: Run, rank: int) -> tuple[Moment, ...]:
     """Saves and loads of scaler state, resumes, notes and warnings, in order."""
     states = (ScalerAction.STATE_SAVED, ScalerAction.STATE_LOADED)
     found = [_state_moment(row) for action in states for row in run.rows(Table.SCALER_EVENTS, rank=rank, action=action)]
-    for kind in (EventKind.RESUME, EventKind.NOTE, EventKind.WARNING, EventKind.UNSEEN):
+    for kind in _TOLD:
         rows = run.rows(Table.EVENTS, rank=rank, kind=kind)
         found += [Moment(step=row.step, kind=kind, text=row.text) for row in rows]
+    for cure in cures_made(run, rank):
+        found.append(Moment(step=cure.step, kind=EventKind.CURE, text=cure.text))
+        if cure.lifted_at is not None:
+            found.append(Moment(step=cure.lifted_at, kind=EventKind.CURE_LIFTED, text=cure.text))
     return tuple(sorted(found, key=lambda moment: moment.step))
 
 

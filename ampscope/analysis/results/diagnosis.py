@@ -77,6 +77,20 @@ class RunInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MadeCure:
+    """A change that healing has made in the training (``watch(..., heal=True)``)."""
+
+    step: int  #: that went bad
+    kind: str  #: a `ampscope.trace.schema.CureKind`
+    modules: tuple[str, ...] = ()
+    code: str = ""  #: what makes it permanent; empty for what was about that step alone
+    lifted_at: int | None = None  #: the step at which it was taken back
+    text: str = ""  #: what was changed, as a clause
+    applied: bool = False  #: the step was made with the gradients of its replay
+    optimizer: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis(NotebookRepr):
     """The whole verdict on a run; ``primary`` is the one thing to tell its owner first."""
 
@@ -90,3 +104,5 @@ class Diagnosis(NotebookRepr):
     scale: tuple[ScaleHealth, ...] = ()  #: one for each optimizer that was stepped with a loss scale
     note: str = ""  #: that only a part of healthy steps is recorded, and judged ahead; empty where all is
     ranks: tuple[str, ...] = ()  #: what there is to say of the ranks together, in sentences; empty where there is one
+    cures: tuple[MadeCure, ...] = ()  #: what healing has changed
+    since: str = ""  #: whether what is told first has come back since the run was resumed or healed

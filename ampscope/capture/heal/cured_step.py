@@ -30,6 +30,7 @@ class CuredStep:
     """What a step came to that was run again with a cure."""
 
     reason: str = ""  #: why it is of no use; empty where it is finite
+    was_run: bool = False  #: it could be run again, finite or not
     gradients: dict[str, Tensor] = field(default_factory=dict)  #: by parameter, as backward and the loop left them
     buffers: list[tuple[Tensor, Tensor]] = field(default_factory=list)  #: of the model, and their new values
     unscaled: bool = False  #: the gradients are free of the loss scale
@@ -60,9 +61,9 @@ def run(step: TapedStep, models: Models, change: ReplayChange, guard: Guard) -> 
     if failed:
         return CuredStep(failed)
     if not again.finite or again.spoilt:
-        return CuredStep("it is not finite with the cure either")
+        return CuredStep("it is not finite with the cure either", was_run=True)
     buffers = [(buffer, again.substitutes.of(buffer)) for _, _, buffer in models.buffers()]
-    return CuredStep("", again.gradients(), buffers, _is_unscaled(step), again.hooked)
+    return CuredStep("", True, again.gradients(), buffers, _is_unscaled(step), again.hooked)
 
 
 def _is_unscaled(step: TapedStep) -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from ampscope.capture.budgets import ReplayBudget
-from ampscope.capture.events.calls import ScalerCall, ScalerMethod, StepStart
+from ampscope.capture.events.calls import JoinedScaler, ScalerCall, ScalerMethod, StepStart
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.events.open_step import EndedStep, StepAttempt
 from ampscope.capture.events.run_end import RunEnd
-from ampscope.capture.heal import cured_step
+from ampscope.capture.heal import cured_step, resumed
 from ampscope.capture.heal.choice import BadStep
 from ampscope.capture.heal.cures import poisoned
 from ampscope.capture.heal.healing import BEGINS, Healing
@@ -26,8 +26,8 @@ from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.trace.schema import CureKind
 
-#: Bad steps in a row after which healing is of no use.
-MOST_IN_A_ROW = 8
+#: Bad steps in a row that no lasting cure has saved, after which healing is of no use.
+MOST_IN_A_ROW = 4
 TOO_LATE = "its gradients could not be replaced any more when it was judged"
 
 
@@ -146,7 +146,8 @@ class Healer(StepObserver):
         replaced = plan.handed is Handed.REPLACED
         modules = plan.cure.modules if plan.cure is not None else tuple(plan.poisoned)
         code = plan.cure.code if plan.cure is not None else ""
-        change = Change(attempt.step, attempt.index, plan.kind, plan.text, modules, code, replaced)
+        detail = plan.cure.detail if plan.cure is not None else {}
+        change = Change(attempt.step, attempt.index, plan.kind, plan.text, modules, code, detail, replaced)
         if plan.cure is None and plan.handed is Handed.NOTHING and not plan.poisoned:
             self._log.declined(attempt.step, plan.why_not or TOO_LATE)
             return
@@ -161,12 +162,20 @@ class Healer(StepObserver):
             poisoned.undo_of_step(plan.recording.state, self._models)
         plan.restored = True
 
+    def _resume(self) -> None:
+        """Makes again what the run had changed when it ended before."""
+        for step, text in self._recorder.cures:
+            found = resumed.of_models(step, text, self._models)
+            if found is not None and self._in_force.apply(*found):
+                self._log.again(found[1])
+
     # -- observing ----------------------------------------------------------------------------------------------
 
     def step_began(self, start: StepStart) -> None:
         """Before the first forward of a step, what was decided on the one before is done."""
         if start.number == 0:
             self._log.line("on", BEGINS)
+            self._resume()
         self._finish()
 
     def optimizer_steps(self, attempt: StepAttempt) -> None:
@@ -183,6 +192,13 @@ class Healer(StepObserver):
         recording = self._tape.recording()._replace(scale=attempt.scale)
         return not recording.has_received() and not self._planner.run(recording, change).reason
 
+    def scaler_joined(self, joined: JoinedScaler) -> None:
+        """A scale that was bounded when the run ended before is so again."""
+        found = [resumed.of_scaler(step, text, joined.scaler) for step, text in self._recorder.cures]
+        for each in filter(None, found):
+            if self._in_force.apply(*each):
+                self._log.again(each[1])
+
     def scaler_call_ended(self, call: ScalerCall) -> None:
         """A bound on the loss scale is held when the scaler has grown."""
         if call.method is ScalerMethod.UPDATE:
@@ -194,7 +210,9 @@ class Healer(StepObserver):
         if self._plan is not None and self._plan.attempt is attempt:
             self._restore(self._plan)
         self._was_good = not attempt.bad
-        self._in_a_row = 0 if not attempt.bad else self._in_a_row + 1
+        plan = self._plan
+        saved = plan is not None and plan.cure is not None and plan.handed is Handed.REPLACED
+        self._in_a_row = 0 if not attempt.bad or saved else self._in_a_row + 1
         if self._was_good and not attempt.traced:
             self._in_force.took(ended.seconds - attempt.judging_s, attempt.step)
         does_something = self._plan is not None or bool(self._in_force)

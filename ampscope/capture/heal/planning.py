@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+
+import torch
 
 from ampscope.capture.budgets import ReplayBudget
 from ampscope.capture.events.open_step import StepAttempt
@@ -18,7 +21,10 @@ from ampscope.capture.heal.healing import Healing
 from ampscope.capture.heal.in_force import InForce
 from ampscope.capture.heal.told import HealingLog
 from ampscope.capture.record.run_recorder import Recorder
-from ampscope.capture.replay.changes import ReplayChange
+from ampscope.capture.replay.changes import EverythingIn, ReplayChange
+from ampscope.capture.replay.cures import failure
+from ampscope.capture.replay.cures.failure import OpKey
+from ampscope.capture.replay.results import ChangedResult, TrialResult
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
@@ -84,6 +90,7 @@ class Planner:
         self._in_force = in_force
         self._log = log
         self._guard = guard
+        self._tried: dict[OpKey, Sequence[TrialResult]] = {}  # what was tried on the latest step that failed at an op
         self._by_scale: list[int] = []  # steps that overflowed by the loss scale alone
 
     def plan(self, bad: BadStep, *, after_good_step: bool) -> Plan | None:
@@ -92,6 +99,7 @@ class Planner:
             reason = bad.outcome.reason or "its ops show nothing of what went wrong"
             self._log.declined(bad.attempt.step, f"the step could not be run again ({reason})")
             return None
+        bad = self._with_known(bad)
         plan = self._of_state(bad) or self._of_accident(bad)
         if plan is None and bad.is_of_scale:
             return self._of_scale(bad, after_good_step=after_good_step)
@@ -99,6 +107,23 @@ class Planner:
         if plan is None and not bad.is_only_of_loss:  # then its optimizer steps by gradients that are finite
             self._log.declined(bad.attempt.step, "no cure was proved on it")
         return plan
+
+    def _with_known(self, bad: BadStep) -> BadStep:
+        """A step with what was tried on an earlier one that failed alike, where nothing was tried on it.
+
+        Of that, all in float32 is tried again: it may be another fault at the same place. Cures are, in any case.
+        """
+        located = failure.located(bad.rows, scaled=bad.attempt.scaling is not None) if bad.rows is not None else None
+        if located is None:
+            return bad
+        if bad.tried:
+            self._tried[located.op] = bad.tried
+            return bad
+        known = [each for each in self._tried.get(located.op, ()) if each.change is not Change.FP32]
+        wide = self.run(bad.recording, EverythingIn(torch.float32))
+        outcome = Trial.NONFINITE if wide.reason else Trial.FINITE
+        result = ChangedResult(outcome if wide.was_run else Trial.UNAVAILABLE)
+        return bad._replace(tried=[TrialResult(Change.FP32, (), (), None, result), *known])
 
     def _of_state(self, bad: BadStep) -> Plan | None:
         """Buffers that the step found poisoned: whether it is finite from what they held before."""

@@ -23,6 +23,7 @@ class Change(NamedTuple):
     text: str  #: what was changed, as a clause
     modules: Sequence[str] = ()
     code: str = ""  #: makes it permanent
+    detail: dict[str, Any] = {}  # noqa: RUF012  # read only  #: what it takes to make it again
     applied: bool = False  #: the gradients of the step itself were replaced, and the optimizer stepped
 
 
@@ -58,6 +59,7 @@ class HealingLog:
             "code": change.code,
             "optimizer": change.optimizer,
             "applied": change.applied,
+            **change.detail,
         }
         self._recorder.event(EventKind.CURE, change.step, json.dumps(detail))
         lasts = " from the next step on" if change.code else ""
@@ -66,6 +68,10 @@ class HealingLog:
         if self._told <= MAX_TOLD:
             last = " Further changes are recorded but not printed." if self._told == MAX_TOLD else ""
             self.line(f"{change.step}-{change.kind}", f"step {change.step}: healed: {change.text}{lasts}{step}.{last}")
+
+    def again(self, change: Change) -> None:
+        """A change was made again, as the run was resumed."""
+        self.line(f"again-{change.step}-{change.kind}", f"as since step {change.step}: {change.text}.")
 
     def lifted(self, change: Change, at: int, why: str) -> None:
         """A change that lasted was taken back."""

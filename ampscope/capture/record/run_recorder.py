@@ -74,6 +74,7 @@ class Recorder:
         self._written_findings: set[tuple[str, Place]] = set()
         resume = writer.resume
         self.tried: list[tuple[int, int, TrialResult]] = []  #: of the latest step on which something was tried
+        self.cures = resume.cures  #: that healing had in force when the run ended before
         self.segment = resume.segment
         self.next_step = dict(resume.next_step)
         self.next_scaler = resume.next_scaler

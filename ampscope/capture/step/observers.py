@@ -20,7 +20,7 @@ ORDER: dict[str, str] = {
     "backward_began": "usage tape live failed",
     "backward_ended": "live usage tape second failed",
     "gradients_complete": "live",
-    "scaler_joined": "history usage",
+    "scaler_joined": "heal history usage",
     "scaler_call_began": "history usage",
     "scaler_call_ended": "heal tape usage history rows",
     "attempt_began": "written carried second",

@@ -35,6 +35,8 @@ _MOMENT_LANES = (
     (ScalerAction.STATE_SAVED, "state saved", Symbol.DOWN),
     (ScalerAction.STATE_LOADED, "state loaded", Symbol.UP),
     (EventKind.RESUME, "resumed", Symbol.STAR),
+    (EventKind.CURE, "healed", Symbol.STAR),
+    (EventKind.CURE_LIFTED, "cure lifted", Symbol.OPEN_CIRCLE),
     (EventKind.NOTE, "note", Symbol.OPEN_SQUARE),
     (EventKind.WARNING, "AMPscope", Symbol.OPEN_DIAMOND),
     (EventKind.UNSEEN, "not observed", Symbol.OPEN_DIAMOND),

@@ -21,6 +21,7 @@ from ampscope.report.html.document import document, paragraph, section
 from ampscope.report.html.figures.stack import stack_html
 from ampscope.report.html.markup import as_html
 from ampscope.report.html.parts.card import Item, item_html, verdict_html, what
+from ampscope.report.html.parts.healed import healed_html
 from ampscope.report.html.parts.incident import item_sections
 from ampscope.report.html.parts.precision import precision_html
 from ampscope.report.html.parts.ranks import ranks_html
@@ -47,7 +48,7 @@ def page_of(path: str | os.PathLike[str]) -> str:
 def page(run: Run, diagnosis: Diagnosis) -> str:
     """The report on a run, as an HTML file."""
     items = most_urgent_first(diagnosis)
-    body = [_head(diagnosis), verdict_html(diagnosis) + paragraph(diagnosis.note)]
+    body = [_head(diagnosis), verdict_html(diagnosis) + paragraph(diagnosis.note) + healed_html(diagnosis)]
     first = overview(run)
     for optimizer in first.optimizers or (None,):
         seen = overview(run, optimizer=optimizer) if optimizer != first.optimizer else first

@@ -19,6 +19,7 @@ from ampscope.report.safe_text import visible
 from ampscope.report.terminal.evidence import operand_table, path_table
 from ampscope.report.terminal.layout import changed_lines, code, heading, indented, line, prose
 from ampscope.report.terminal.run_list import verdict_in_words
+from ampscope.report.wording.healing_words import TITLE, cure_in_words
 from ampscope.trace.vocabulary import Severity, Verdict
 
 _VERDICT_STYLES = {
@@ -50,6 +51,12 @@ def _blocks(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     yield from _headline(diagnosis)
     if diagnosis.primary is not None:
         yield from _details(diagnosis.primary)
+    if diagnosis.cures:
+        yield heading(TITLE)
+    for cure in diagnosis.cures:
+        yield line(f"- {cure_in_words(cure)}")
+        if cure.code:
+            yield code(cure.code)
     yield from _scale([health for health in diagnosis.scale if not health.verdict.is_calm])
     if diagnosis.ranks:
         yield heading("Ranks")
@@ -68,6 +75,8 @@ def _headline(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     yield prose(diagnosis.summary)
     if diagnosis.note:
         yield prose(diagnosis.note)
+    if diagnosis.since:
+        yield prose(diagnosis.since)
 
 
 def _details(item: Incident | Finding) -> Iterator[RenderableType]:

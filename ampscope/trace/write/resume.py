@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from ampscope.trace.files.journal import read_journal
 from ampscope.trace.files.layout import list_table, table_folder
 from ampscope.trace.files.regular_file import open_regular
 from ampscope.trace.manifest import read_manifest
-from ampscope.trace.schema import Table
+from ampscope.trace.schema import EventKind, Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,7 @@ class ResumePoint:
     params: dict[str, int] = field(default_factory=dict)  #: id of each parameter and buffer by qualified name
     next_param: int = 0
     next_scaler: int = 0
+    cures: tuple[tuple[int, str], ...] = ()  #: step and text of each ``cure`` that was not lifted
 
 
 def resume_point(folder: Path, rank: int = 0) -> ResumePoint:
@@ -55,6 +57,7 @@ def resume_point(folder: Path, rank: int = 0) -> ResumePoint:
         params=params,
         next_param=max(params.values(), default=-1) + 1,
         next_scaler=_next(folder, rank, Table.SCALER_EVENTS, "scaler"),
+        cures=tuple(_cures(folder, rank)),
     )
 
 
@@ -65,6 +68,32 @@ def _next_steps(folder: Path, rank: int) -> dict[int, int]:
         for optimizer in np.unique(optimizers).tolist():  # of ten million rows, no Python objects
             following[optimizer] = max(int(steps[optimizers == optimizer].max()) + 1, following.get(optimizer, 0))
     return dict(sorted(following.items()))
+
+
+def _cures(folder: Path, rank: int) -> Iterator[tuple[int, str]]:
+    """What healing has changed, and not taken back."""
+    told: list[tuple[str, int, str]] = []
+    kinds = pa.array([str(EventKind.CURE), str(EventKind.CURE_LIFTED)])
+    for rows in _tables(folder, rank, Table.EVENTS, "kind", "step", "text"):
+        found = rows.filter(pc.is_in(rows["kind"].cast(pa.string()), value_set=kinds))
+        told += zip(*(found[name].to_pylist() for name in ("kind", "step", "text")), strict=True)
+    lifted = {
+        (detail.get("cure"), detail.get("kind"))
+        for kind, _, text in told
+        if kind == EventKind.CURE_LIFTED
+        for detail in [_said(text)]
+    }
+    for kind, step, text in told:
+        if kind == EventKind.CURE and (step, _said(text).get("kind")) not in lifted:
+            yield step, text
+
+
+def _said(text: str) -> dict[str, Any]:
+    try:
+        said = json.loads(text)
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}
 
 
 def _next(folder: Path, rank: int, table: Table, column: str) -> int:

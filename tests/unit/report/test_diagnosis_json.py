@@ -32,6 +32,8 @@ def test_the_keys_are_the_contract() -> None:
         "scale",
         "note",
         "ranks",
+        "cures",
+        "since",
     ]
     incident = (
         "kind step last_step count severity cause phase op module module_type source inputs outputs path lost "

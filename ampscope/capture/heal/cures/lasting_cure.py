@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ampscope.capture.replay.changes import ReplayChange
 from ampscope.trace.schema import CureKind
 
@@ -27,6 +29,11 @@ class LastingCure:
     @property
     def code(self) -> str:
         """What makes it permanent."""
+        raise NotImplementedError
+
+    @property
+    def detail(self) -> dict[str, Any]:
+        """What it takes to make it again, as JSON."""
         raise NotImplementedError
 
     def change(self) -> ReplayChange:

@@ -40,6 +40,11 @@ class ScaleBound(LastingCure):
         """See `LastingCure.code`."""
         return f"torch.amp.GradScaler(init_scale={self._bound:g}, growth_interval=10**9)"
 
+    @property
+    def detail(self) -> dict[str, Any]:
+        """See `LastingCure.detail`."""
+        return {"bound": self._bound}
+
     def change(self) -> ReplayChange:
         """See `LastingCure.change`."""
         return OtherLossScale(self._bound)
@@ -89,6 +94,11 @@ class ScaleRaised(LastingCure):
     def code(self) -> str:
         """See `LastingCure.code`."""
         return f"torch.amp.GradScaler(init_scale={self._scale:g})"
+
+    @property
+    def detail(self) -> dict[str, Any]:
+        """See `LastingCure.detail`."""
+        return {}
 
     def change(self) -> ReplayChange:
         """See `LastingCure.change`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import nn
 
@@ -37,6 +38,11 @@ class ModulesKept(LastingCure):
     def code(self) -> str:
         """See `LastingCure.code`."""
         return f"ampscope.keep_fp32(model, {list(self.modules)!r})"
+
+    @property
+    def detail(self) -> dict[str, Any]:
+        """See `LastingCure.detail`."""
+        return {"kept": list(self.modules)}
 
     def change(self) -> ReplayChange:
         """See `LastingCure.change`."""
@@ -82,6 +88,11 @@ class ConversionsWider(LastingCure):
         """See `LastingCure.code`."""
         return f"# use .float() at {', '.join(self._places)}" if self._places else ""
 
+    @property
+    def detail(self) -> dict[str, Any]:
+        """See `LastingCure.detail`."""
+        return {"converted": list(self.modules), "places": list(self._places)}
+
     def change(self) -> ReplayChange:
         """See `LastingCure.change`."""
         return ModulesConverted(self.modules)
@@ -124,6 +135,11 @@ class Both(LastingCure):
     def code(self) -> str:
         """See `LastingCure.code`."""
         return f"{self._kept.code}  {self._converted.code}".strip()
+
+    @property
+    def detail(self) -> dict[str, Any]:
+        """See `LastingCure.detail`."""
+        return self._kept.detail | self._converted.detail
 
     def change(self) -> ReplayChange:
         """See `LastingCure.change`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +11,10 @@ from torch import Tensor, nn
 
 import ampscope
 from ampscope.errors import WatchError
-from ampscope.trace.schema import CureKind, EventKind, Table
+from ampscope.trace.schema import CureKind, Table
 from tests.support.training.small_loop import WIDTH
 from tests.support.training.twin_runs import exact_state
+from tests.unit.capture.heal.told import cures
 from tests.unit.capture.heal.trained import (
     BAD_STEP,
     SCALE,
@@ -38,12 +38,6 @@ def healing(watch: Watch, scopes: list[ampscope.Scope], **options: Any) -> Calla
         scopes.append(watch(model, scaler, heal=ampscope.Healing(**options)))
 
     return call
-
-
-def cures(scope: ampscope.Scope, kind: EventKind = EventKind.CURE) -> list[dict[str, Any]]:
-    scope.close()
-    rows = ampscope.open_run(scope.folder).rows(Table.EVENTS, kind=kind)
-    return [{"step": row.step, **json.loads(row.text)} for row in rows]
 
 
 def same(one: Any, other: Any) -> bool:

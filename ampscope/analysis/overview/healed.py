@@ -1,0 +1,86 @@
+"""What healing has changed in a run, and whether a failure has come back since something was changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ampscope.analysis.results import Finding, Incident, MadeCure
+from ampscope.analysis.tables.step_history import History
+from ampscope.trace.read.run import Run
+from ampscope.trace.schema import CureKind, EventKind, EventRow, Table, said
+
+
+def cures_made(run: Run, rank: int) -> tuple[MadeCure, ...]:
+    """The changes that healing has made on a rank, in order."""
+    lifted: dict[tuple[int, str], int] = {}
+    for row in run.rows(Table.EVENTS, rank=rank, kind=EventKind.CURE_LIFTED):
+        detail = _detail(row)
+        lifted.setdefault((_number(detail.get("cure")), str(detail.get("kind", ""))), row.step)
+    made = []
+    for row in run.rows(Table.EVENTS, rank=rank, kind=EventKind.CURE):
+        detail = _detail(row)
+        kind = said(CureKind, str(detail.get("kind", "")), CureKind.MODULES_FP32)
+        made.append(
+            MadeCure(
+                step=row.step,
+                kind=kind,
+                modules=tuple(map(str, detail.get("modules", ()))),
+                code=str(detail.get("code", "")),
+                lifted_at=lifted.get((row.step, kind)),
+                text=str(detail.get("text", "")),
+                applied=bool(detail.get("applied")),
+                optimizer=_number(detail.get("optimizer")),
+            )
+        )
+    return tuple(sorted(made, key=lambda each: each.step))
+
+
+def since_then(
+    run: Run,
+    rank: int,
+    primary: Incident | Finding | None,
+    cures: Sequence[MadeCure],
+    history: Mapping[int, History],
+) -> str:
+    """Whether what is told first has come back since the run was resumed, or healed; empty where neither was.
+
+    Args:
+        run: The run.
+        rank: Whose steps are counted.
+        primary: What is told first.
+        cures: What healing has changed.
+        history: The steps, by optimizer.
+    """
+    if not isinstance(primary, Incident) or primary.cause.is_ahead:
+        return ""
+    resumes = [row.step for row in run.rows(Table.EVENTS, rank=rank, kind=EventKind.RESUME) if row.step > primary.step]
+    healed = [each.step for each in cures if each.step >= primary.step]
+    if resumes:
+        at, what = max(resumes), f"The run was resumed at step {max(resumes):,}"
+        back = primary.last_step >= at
+    elif healed:
+        at, what = healed[0] + 1, f"Healing changed the training at step {healed[0]:,}"
+        back = primary.last_step >= at
+    else:
+        return ""
+    if back:
+        return f"{what}, and it has come back since: at step {primary.last_step:,}."
+    steps = sum(each.step.size for each in history.values())
+    later = sum(int((each.step >= at).sum()) for each in history.values())
+    made = "step" if later == 1 else f"{later:,} steps"
+    share = f", {later / steps:.0%} of the run" if steps else ""
+    return f"{what}, and it has not come back in the {made} since{share}." if later else ""
+
+
+def _detail(row: EventRow) -> dict[str, Any]:
+    try:
+        detail = json.loads(row.text)
+    except ValueError:
+        return {}
+    return detail if isinstance(detail, dict) else {}
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) else -1

@@ -1,0 +1,16 @@
+"""What a run's events say of its healing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import ampscope
+from ampscope.trace.schema import EventKind, Table
+
+
+def cures(scope: ampscope.Scope, kind: EventKind = EventKind.CURE) -> list[dict[str, Any]]:
+    """The changes that a run has made, or taken back, when it is closed."""
+    scope.close()
+    rows = ampscope.open_run(scope.folder).rows(Table.EVENTS, kind=kind)
+    return [{"step": row.step, **json.loads(row.text)} for row in rows]
