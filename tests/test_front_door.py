@@ -90,6 +90,7 @@ def test_the_command_offers() -> None:
         "repro",
         "runs",
         "scale",
+        "verify",
         "view",
     ]
     assert sorted(command.commands) == verbs  # type: ignore[attr-defined]  # a group

@@ -24,7 +24,7 @@ from ampscope.capture.heal.healing import Healing, asked_for, configured
 from ampscope.capture.hooks import scaler_kinds
 from ampscope.capture.hooks.accelerator import Accelerator, is_accelerator, prepared
 from ampscope.capture.record.job import Job, this_job
-from ampscope.capture.record.run_folder import DEFAULT_FOLDER, default_folder
+from ampscope.capture.record.run_folder import DEFAULT_FOLDER, asked_folder, default_folder, is_verified
 from ampscope.capture.record.sampled_ranks import sampled_ranks
 from ampscope.capture.record.settings import checked
 from ampscope.capture.record.terminal import say
@@ -111,7 +111,7 @@ def watch(
     if is_accelerator(model):
         model, scaler = _prepared(model, scaler)
     roots = _models(model)
-    scaler, healing = _scaler(scaler), asked_for(heal)
+    scaler, healing = _scaler(scaler), asked_for(heal) if not is_verified() else None
     _check_numbers(replay_budget, disk_budget)
     _check_can_save(save_tensors)
     with changing, others_aside():  # two threads may begin to watch at a time
@@ -123,7 +123,7 @@ def watch(
         _check_optimizer(optimizer, models)
         asked = {"every": every, "overhead": overhead, "audit_every": audit_every}
         settings = checked(asked | {"modules": modules, "ops": ops, "parameters": parameters}, models)
-        folder = _folder(dir) if dir is not None else _new_folder(models, job)
+        folder = asked_folder() or (_folder(dir) if dir is not None else _new_folder(models, job))
         _end_earlier_run(folder)
         kept: dict[str, Any] = {"replay_budget": replay_budget, "save_tensors": save_tensors, "ranks": sampled}
         manifest = _manifest(models, job, str(name or folder.name), settings | kept | configured(healing))

@@ -17,6 +17,7 @@ from ampscope.cli.precision.plan import plan
 from ampscope.cli.precision.ranges import ranges
 from ampscope.cli.precision.scale import scale
 from ampscope.cli.remedies.fix import fix
+from ampscope.cli.remedies.verify import verify
 from ampscope.cli.report import report
 from ampscope.cli.repro import repro
 from ampscope.cli.runs import runs
@@ -31,7 +32,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (diagnose, fix, compare, ranges, plan, scale, audit, report, repro, runs, view, demo):
+for verb in (diagnose, fix, verify, compare, ranges, plan, scale, audit, report, repro, runs, view, demo):
     app.command()(verb)
 
 

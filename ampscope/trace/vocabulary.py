@@ -138,6 +138,8 @@ NOT_DETERMINISTIC = "two replays of the step differ: it is not deterministic"
 
 #: ``incidents.replay_reason`` of what the trace of the real step shows by itself.
 SEEN_LIVE = "seen as it happened, in the trace of the real step"
+#: The environment variable by which ``ampscope verify`` says where a training is to be recorded.
+VERIFY_FOLDER = "AMPSCOPE_VERIFY_FOLDER"
 #: What a warning on the time line says of a part of capture that a fault has ended, after the part's name.
 SWITCHED_OFF = "switched itself off"
 #: Why, where what the training ran on its device has failed, and every later call meets that.

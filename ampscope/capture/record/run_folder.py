@@ -15,12 +15,27 @@ from ampscope.capture.torch_support.communication import process_group
 from ampscope.errors import RunError
 from ampscope.trace.manifest import Manifest, read_manifest
 from ampscope.trace.schema import MANIFEST
+from ampscope.trace.vocabulary import VERIFY_FOLDER
 
 DEFAULT_FOLDER = Path("ampscope_runs")
 #: Names tried for a run of one process before giving up.
 _MOST_NAMES = 10_000
 
 _begun: Counter[str] = Counter()  # runs that this process has begun in folders of their own, by the model's class
+
+
+def is_verified() -> bool:
+    """Whether ``ampscope verify`` has started this program."""
+    return os.environ.get(VERIFY_FOLDER, "") != ""
+
+
+def asked_folder() -> Path | None:
+    """Where ``ampscope verify`` wants the run, whatever the program says; None where it did not start this program."""
+    if not is_verified():
+        return None
+    told = os.environ[VERIFY_FOLDER]
+    count, _begun[VERIFY_FOLDER] = _begun[VERIFY_FOLDER], _begun[VERIFY_FOLDER] + 1
+    return Path(f"{told}-{count + 1}" if count else told)
 
 
 def default_folder(job: Job, model: str) -> Path:

@@ -1,0 +1,101 @@
+"""``ampscope verify``: a training run again with a remedy in it, and what became of the failure."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampscope.cli.exits import Exit
+from ampscope.cli.remedies.verify import compared
+from ampscope.trace.vocabulary import Cause, Verdict
+from tests.support.command import Command
+from tests.support.verdicts.by_hand import BROKEN, HEALTHY
+
+FAILED = BROKEN.primary
+PROGRAM = """\
+import sys
+
+import torch
+from torch import nn
+
+import ampscope
+
+
+class Unit(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8, bias=False)
+
+    def forward(self, x):
+        h = self.linear(x)
+        return h / h.norm(dim=-1, keepdim=True)
+
+
+torch.manual_seed(0)
+net = nn.Sequential(Unit(), nn.Linear(8, 4))
+optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+ampscope.watch(net, scaler, dir="run")
+for step in range(4):
+    optimizer.zero_grad()
+    with torch.autocast("cpu", dtype=torch.float16):
+        logits = net(torch.randn(4, 8) * (1e-9 if step == 2 else 1.0))
+        loss = nn.functional.cross_entropy(logits, torch.zeros(4).long())
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+
+
+@pytest.mark.parametrize(
+    ("after", "code", "exit_code", "begins"),
+    [
+        (HEALTHY, 0, Exit.HEALTHY, "Cured: before, "),
+        (replace(HEALTHY, verdict=Verdict.AT_RISK), 0, Exit.HEALTHY, "Cured: before, "),
+        (BROKEN, 0, Exit.PROBLEM, "Not cured: before, "),
+        (BROKEN, 3, Exit.PROBLEM, "Not cured: before, "),
+        (HEALTHY, 3, Exit.FAILED, "Not known: nothing is wrong in "),
+        (replace(HEALTHY, verdict=Verdict.NOT_OBSERVED), 0, Exit.FAILED, "Not known: before, "),
+        (replace(HEALTHY, run=replace(HEALTHY.run, steps=1)), 0, Exit.FAILED, "Not known: before, "),
+    ],
+)
+def test_what_became_of_the_failure(after: Any, code: int, exit_code: Exit, begins: str) -> None:
+    assert FAILED is not None
+    before = replace(BROKEN, primary=replace(FAILED, step=1))
+    found, told = compared(before, after, code)
+    assert found == exit_code
+    assert told.startswith(begins)
+
+
+def test_another_failure_is_told_as_one() -> None:
+    assert FAILED is not None
+    other = replace(BROKEN, primary=replace(FAILED, cause=Cause.DIVERGENCE))
+    assert "with the remedy, now " in compared(BROKEN, other, 0)[1]
+    assert "with the remedy, still " in compared(BROKEN, BROKEN, 0)[1]
+
+
+def test_a_training_is_run_again_with_the_remedy(
+    ampscope: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(PROGRAM)
+    assert ampscope("verify", "run", "--", sys.executable, "train.py").code == 2  # there is no run
+    _train()
+    answer = ampscope("verify", "run", "--", sys.executable, "train.py")
+    assert answer.code == 0
+    assert "Cured: before, " in answer.out
+    assert Path("train.py").read_text() == PROGRAM
+    assert (ampscope("diagnose", "run").code, ampscope("diagnose", "run-verified-1").code) == (1, 0)
+    other, missing = (ampscope("verify", "run", "--", *each) for each in ((sys.executable, "-c", "pass"), ("no-such",)))
+    assert (other.code, "has not loaded" in other.err) == (2, True)
+    assert (missing.code, "cannot run no-such" in missing.err) == (2, True)
+
+
+def _train() -> None:
+    subprocess.run([sys.executable, "train.py"], check=True, capture_output=True)
