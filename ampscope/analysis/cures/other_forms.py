@@ -35,7 +35,7 @@ def remedies(tried: Sequence[Tried]) -> Iterator[Remedy]:
             code="\n".join(filter(None, (_text(form).code(form), start))),
             verified=cures,
             kind=form.form,
-            cost=_cost(first),
+            cost=cost([each for _, each in found]),
             diff=own_words.of_form(form) if cures and not scale else None,
             changes_good_values=_changes_good_values([form for form, _ in found]),
         )
@@ -53,9 +53,11 @@ def in_words(form: FormTried) -> str:
     return _text(form).tried(form)
 
 
-def _cost(tried: Tried) -> Cost | None:
-    measured = tried.extra_time is not None or tried.extra_bytes is not None
-    return Cost(time=tried.extra_time, bytes=tried.extra_bytes) if measured else None
+def cost(tried: Sequence[Tried]) -> Cost | None:
+    """What one change costs, by the first of its replays in which that was measured; None where it was in none."""
+    time = next((each.extra_time for each in tried if each.extra_time is not None), None)
+    memory = next((each.extra_bytes for each in tried if each.extra_bytes is not None), None)
+    return Cost(time=time, bytes=memory) if time is not None or memory is not None else None
 
 
 def _changes_good_values(forms: Sequence[FormTried]) -> bool | None:

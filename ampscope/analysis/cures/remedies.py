@@ -9,8 +9,8 @@ from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Occurrence, Reaso
 from ampscope.analysis.causes.range.overflow import ScaleInLoop
 from ampscope.analysis.cures import trials
 from ampscope.analysis.cures.explicit_half import ExplicitHalf
-from ampscope.analysis.results import Remedy, SourceLine, Tried
-from ampscope.trace.schema import Change
+from ampscope.analysis.results import Incident, Remedy, SourceLine, Tried
+from ampscope.trace.schema import Change, ReplayStatus, Trial
 from ampscope.trace.vocabulary import Cause
 
 _NOTHING = ExplicitHalf()
@@ -49,3 +49,10 @@ def remedies(
     helped = [remedy for remedy in proved if remedy.verified]
     untried = [remedy for remedy in advice if remedy.text not in known]
     return (*helped, *untried, *(remedy for remedy in proved if not remedy.verified))
+
+
+def why_untried(incident: Incident) -> str:
+    """Why no replay has tried anything more on an incident; empty where nothing stood in its way."""
+    if incident.replay == ReplayStatus.UNAVAILABLE:
+        return incident.replay_reason
+    return next((each.reason for each in incident.tried if each.outcome == Trial.UNAVAILABLE), "")

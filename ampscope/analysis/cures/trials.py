@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -10,6 +9,7 @@ from ampscope.analysis.causes.catalogue import CATALOGUE
 from ampscope.analysis.causes.range.wider_dtype import USE_BFLOAT16
 from ampscope.analysis.cures import explicit_half, other_forms, own_words
 from ampscope.analysis.cures.explicit_half import ExplicitHalf
+from ampscope.analysis.cures.keeping import keeping
 from ampscope.analysis.results import CodeLine, Incident, Remedy, SourceLine, Tried
 from ampscope.analysis.words.wording import op_in_words
 from ampscope.trace.schema import LOSS_CODE, Change, Trial, Trigger
@@ -37,7 +37,9 @@ def in_words(incident: Incident) -> str:
         return _agreed_in_words(tried)
     fails = list(dict.fromkeys(_did(each, tried) for each in tried if each.outcome == Trial.NONFINITE))
     values = {_did(each, tried): _value(each, op) for each in reversed(tried) if each.outcome == Trial.FINITE}
-    cures = [f"{change}{value}" for change, value in reversed(values.items()) if change not in fails]
+    later = {_did(each, tried): each.followed for each in sorted(tried, key=lambda each: each.followed)}
+    told = reversed(values.items())
+    cures = [f"{change}{value}{_later(later[change])}" for change, value in told if change not in fails]
     parts = [*(f"finite {cure}" for cure in cures), *(f"still not finite {fail}" for fail in fails)]
     doubts = dict.fromkeys(each.reason for each in tried if each.change == Change.NONE and each.reason)
     return " ".join([f"Run again, the step is {', '.join(parts)}." if parts else "", *map(_sentence, doubts)]).strip()
@@ -63,6 +65,10 @@ def _agreed_in_words(tried: Sequence[Tried]) -> str:
 
 def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
+
+
+def _later(steps: int) -> str:
+    return f" (on {steps} later step{'s' * (steps > 1)} too)" if steps else ""
 
 
 def _did(each: Tried, tried: Sequence[Tried]) -> str:
@@ -116,7 +122,7 @@ _OF_SMALL_VALUES = (Cause.FP16_UNDERFLOW, Cause.STAGNATION)
 def remedies(
     cause: Cause, tried: Sequence[Tried], explicit: ExplicitHalf = _NOTHING, watched_at: SourceLine | None = None
 ) -> tuple[Remedy, ...]:
-    """What was tried, as advice: what cured the step first, what did not help after it.
+    """What was tried, as advice: what cured the step first, and of that what changes least; then what did not help.
 
     Each remedy says all that its replay did otherwise: what the code asks for by itself is out of autocast's reach.
 
@@ -126,18 +132,27 @@ def remedies(
         explicit: The half precision that the code asks for itself.
         watched_at: The line that calls ``watch``, where what keeps modules in float32 belongs.
     """
-    forms = tuple(other_forms.remedies(tried))
+    forms = tuple(sorted(other_forms.remedies(tried), key=lambda remedy: bool(remedy.changes_good_values)))
     if CATALOGUE[cause].cured_by_precision is False:
         return forms
+    scales = _larger_scale(tried) if cause in _OF_SMALL_VALUES else _scale(tried)
     advice = [
         *forms,
-        *_conversions(tried),
-        *_modules(tried, explicit, watched_at),
-        *(_larger_scale(tried) if cause in _OF_SMALL_VALUES else _scale(tried)),
-        *_bf16(tried, explicit),
-        *_fp32(tried, explicit),
+        *_of_kind(Change.MODULES_FP32, _modules(tried, explicit, watched_at), _fewest(tried)),
+        *_wider(tried),
+        *_of_kind(Change.CONVERSIONS, _conversions(tried), tried),
+        *_of_kind(Change.SCALE, scales, ()),
+        *_of_kind(Change.BF16, _bf16(tried, explicit), tried),
+        *_of_kind(Change.FP32, _fp32(tried, explicit), tried),
     ]
     return tuple(sorted(advice, key=lambda remedy: not remedy.verified))
+
+
+def _of_kind(change: Change, advice: Iterator[Remedy], tried: Sequence[Tried]) -> Iterator[Remedy]:
+    """Remedies of one change; what cured, with what it costs."""
+    found = [each for each in tried if each.change == change]
+    for remedy in advice:
+        yield replace(remedy, kind=change, cost=other_forms.cost(found) if remedy.verified else None)
 
 
 def _of(tried: Sequence[Tried], change: Change, outcome: Trial) -> list[Tried]:
@@ -181,7 +196,9 @@ def _modules(tried: Sequence[Tried], explicit: ExplicitHalf, watched_at: SourceL
     if fewest is not None:
         half = [name for name in explicit.weights.parameters if _is_inside(name, fewest.modules)]
         keep = Remedy(
-            text=f"Keep {modules_in_words(fewest.modules)} in float32.", code=_keep(fewest.modules, half), verified=True
+            text=f"Keep {modules_in_words(fewest.modules)} in float32.",
+            code=keeping(fewest.modules, half),
+            verified=True,
         )
         lines = _converted(fewest, explicit) if fewest.conversions or LOSS_CODE in fewest.modules else ()
         whole = not lines and not half  # what else the replay changed would be missing
@@ -207,22 +224,24 @@ def _locally(tried: Sequence[Tried]) -> list[Tried]:
     return [each for each in _of(tried, Change.MODULES_FP32, Trial.FINITE) if "" not in each.modules]
 
 
-def _keep(modules: Sequence[str], half: Sequence[str]) -> str:
-    """Code that keeps modules, and the loss code where it is among them, in float32; half parameters in them too."""
-    by_model: dict[str, list[str]] = {}
-    for name in modules:
-        if name != LOSS_CODE:
-            number, inner = own_words.of_which_model(name)
-            by_model.setdefault("model" if number is None else f"models[{number}]", []).append(inner)
-    lines = [f"{model}.float()" for model in by_model] if half else []
-    once = "  # once, before the training loop"
-    lines += [f"ampscope.keep_fp32({model}, {json.dumps(names)}){once}" for model, names in by_model.items()]
-    if LOSS_CODE in modules:
-        lines += [
-            "with torch.autocast(device_type, enabled=False):  # around the loss, in the loop",
-            "    loss = loss_fn(output.float(), target)",
-        ]
-    return "\n".join(lines)
+def _fewest(tried: Sequence[Tried]) -> list[Tried]:
+    """The replays with the fewest modules that cured."""
+    cured = _locally(tried)
+    fewest = min(cured, key=lambda each: len(each.modules), default=None)
+    return [each for each in cured if fewest is not None and each.modules == fewest.modules]
+
+
+def _wider(tried: Sequence[Tried]) -> Iterator[Remedy]:
+    """More modules than the cure needs, where another is next to overflow; the replay says which."""
+    wider = {each.modules: each for each in _locally(tried) if each.reason}
+    for modules, each in wider.items():
+        yield Remedy(
+            text=f"Keep {modules_in_words(modules)} in float32: {each.reason}.",
+            code=keeping(modules, ()),
+            verified=True,
+            kind=Change.MODULES_FP32,
+            cost=other_forms.cost([each for each in tried if each.modules == modules]),
+        )
 
 
 def _larger_scale(tried: Sequence[Tried]) -> Iterator[Remedy]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Reason
 from ampscope.analysis.cures.explicit_half import ExplicitHalf
-from ampscope.analysis.cures.remedies import remedies
+from ampscope.analysis.cures.remedies import remedies, why_untried
 from ampscope.analysis.results import Incident, Remedy, SourceLine
 from ampscope.trace.schema import Change, Trigger
 from ampscope.trace.vocabulary import Cause
@@ -116,7 +116,9 @@ class Examined(NamedTuple):
         )
         if incident.trigger == Trigger.NONFINITE_CARRIED and incident.cause is Cause.FP16_OVERFLOW:
             advice = (replace(_KEEP_WIDE, verified=self.wide), *advice)
-        return replace(incident, remedies=tuple(sorted(advice, key=lambda remedy: remedy.verified is False)))
+        why = why_untried(incident)
+        told = [replace(each, untried=each.untried or why) if each.verified is None else each for each in advice]
+        return replace(incident, remedies=tuple(sorted(told, key=lambda remedy: remedy.verified is False)))
 
 
 def merged(examined: Iterable[Examined], watched_at: SourceLine | None = None) -> list[Incident]:

@@ -13,13 +13,14 @@ from ampscope.analysis.causes.catalogue import item_in_words
 from ampscope.analysis.cures import trials
 from ampscope.analysis.results import Diagnosis, Finding, Incident, Remedy, RunInfo, ScaleHealth, SourceLine
 from ampscope.analysis.words.rank_words import ranks_in_words, received_in_words
-from ampscope.analysis.words.wording import replay_in_words, trial_in_words, when_in_words
+from ampscope.analysis.words.wording import replay_in_words, when_in_words
 from ampscope.report import numbers
 from ampscope.report.safe_text import visible
 from ampscope.report.terminal.evidence import operand_table, path_table
 from ampscope.report.terminal.layout import changed_lines, code, heading, indented, line, prose
 from ampscope.report.terminal.run_list import verdict_in_words
 from ampscope.report.wording.healing_words import TITLE, cure_in_words
+from ampscope.report.wording.remedy_words import remedy_in_words
 from ampscope.trace.vocabulary import Severity, Verdict
 
 _VERDICT_STYLES = {
@@ -137,8 +138,9 @@ def _in_fp32(incident: Incident) -> str:
 
 def _remedy(number: int, remedy: Remedy) -> Iterator[RenderableType]:
     text = Text(f"{number}. {visible(remedy.text)}", overflow="fold")
-    if remedy.verified is not None:
-        text.append(" ").append(f"[{trial_in_words(remedy.verified)}]", style=_REPLAYED_STYLES[remedy.verified])
+    if remedy.verified is not None or remedy.untried:
+        style = "" if remedy.verified is None else _REPLAYED_STYLES[remedy.verified]
+        text.append(" ").append(f"[{visible(remedy_in_words(remedy))}]", style=style)
     yield indented(text)
     if remedy.diff or remedy.code:
         yield code(changed_lines(remedy.diff) if remedy.diff else remedy.code)

@@ -10,7 +10,7 @@ from ampscope.analysis.numerics import rounding
 from ampscope.analysis.origin.op_facts import Executed
 from ampscope.analysis.results import Remedy
 from ampscope.trace.dtypes import FINFO, FLOAT8
-from ampscope.trace.schema import Change, Phase
+from ampscope.trace.schema import Change, Form, Phase
 from ampscope.trace.vocabulary import Cause
 
 # -- a result ---------------------------------------------------------------------------------------------------------
@@ -136,6 +136,10 @@ def _operands(reason: Overflowed) -> str:
     return f"; its operands went up to {number(reason.largest)}"
 
 
+#: Why no replay tries another step of the optimizer: each replay runs one step, from the weights that it began with.
+_WEIGHTS_GONE = "the weights from before the loss grew are gone"
+
+
 def _against_growth(occurrence: Occurrence) -> tuple[Remedy, ...]:
     """A smaller learning rate helps where training has made the values grow, and was seen to."""
     if not isinstance(occurrence.reason, LossGrew):
@@ -148,10 +152,16 @@ def _against_growth(occurrence: Occurrence) -> tuple[Remedy, ...]:
             ),
         )
     return (
-        Remedy(text="Lower the learning rate, or warm it up; the run leaves every dtype's range."),
+        Remedy(
+            text="Lower the learning rate, or warm it up; the run leaves every dtype's range.",
+            kind=Form.SMALLER_STEP,
+            untried=_WEIGHTS_GONE,
+        ),
         Remedy(
             text="Clip the gradient's norm, after unscaling.",
             code="scaler.unscale_(optimizer)\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+            kind=Form.CLIPPED,
+            untried=_WEIGHTS_GONE,
         ),
     )
 

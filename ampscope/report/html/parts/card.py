@@ -5,10 +5,11 @@ from __future__ import annotations
 from ampscope.analysis.causes.catalogue import what_in_words
 from ampscope.analysis.results import Diagnosis, Finding, Incident, Remedy
 from ampscope.analysis.words.rank_words import received_in_words
-from ampscope.analysis.words.wording import trial_in_words, when_in_words
+from ampscope.analysis.words.wording import when_in_words
 from ampscope.report import numbers
 from ampscope.report.html.markup import as_code, as_html
 from ampscope.report.html.source import source_html
+from ampscope.report.wording.remedy_words import remedy_in_words
 from ampscope.trace.vocabulary import Severity, Verdict
 
 Item = Incident | Finding
@@ -51,7 +52,7 @@ def remedy_mark(item: Item, remedy: Remedy) -> str:
     """Whether a replay tried the remedy; nothing for a finding, on which none can be tried."""
     if not isinstance(item, Incident):
         return ""
-    return f'<span class="amp-chip {_MARKS[remedy.verified]}">{trial_in_words(remedy.verified)}</span>'
+    return f'<span class="amp-chip {_MARKS[remedy.verified]}">{as_html(remedy_in_words(remedy), 400)}</span>'
 
 
 def what(item: Item) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ampscope.analysis.cures import other_forms
 from ampscope.analysis.cures.trials import modules_in_words
 from ampscope.analysis.results import Tried
 from ampscope.analysis.words.scale_words import in_words
 from ampscope.report.html.parts.table import table_html
 from ampscope.report.numbers import UNKNOWN, UNMEASURED, count, seconds, span, value
+from ampscope.report.wording.remedy_words import cost_in_words
 from ampscope.trace.schema import Change, Trial, Trigger
 
 _CHANGES: dict[str, str] = {
@@ -41,16 +43,26 @@ def replay_table(tried: Sequence[Tried], trigger: str) -> str:
     if not tried:
         return ""
     several = len({each.step for each in tried}) > 1
-    columns = ("Run again with", "Came out", "Loss", "At the origin", "Took", *(("Step",) if several else ()))
-    rows = [(*_row(each, trigger), *((count(each.step),) if several else ())) for each in tried]
-    return table_html(columns, rows, numeric=("Loss", "Took", "Step"))
+    costs = any(each.extra_time is not None or each.extra_bytes is not None for each in tried)
+    columns = ("Run again with", "Came out", "Loss", "At the origin", "Took")
+    more = (*(("Costs",) if costs else ()), *(("Step",) if several else ()))
+    rows = [
+        (*_row(each, trigger, tried), *((_cost(each),) if costs else ()), *((count(each.step),) if several else ()))
+        for each in tried
+    ]
+    return table_html((*columns, *more), rows, numeric=("Loss", "Took", "Step"))
 
 
-def _row(tried: Tried, trigger: str) -> tuple[str, ...]:
+def _cost(tried: Tried) -> str:
+    cost = other_forms.cost([tried])
+    return cost_in_words(cost) if cost is not None else ""
+
+
+def _row(tried: Tried, trigger: str, all_tried: Sequence[Tried]) -> tuple[str, ...]:
     loss = "" if tried.loss is None else value(tried.loss)
     at_origin = "" if tried.op_min is None else span(tried.op_min, tried.op_max, missing=UNMEASURED)
     return (
-        change_in_words(tried),
+        f"{change_in_words(tried)}{other_forms.with_scale(tried, all_tried)}",
         outcome_in_words(tried, trigger),
         loss,
         at_origin,
@@ -62,6 +74,8 @@ def change_in_words(tried: Tried) -> str:
     """What the replay did otherwise."""
     if tried.change == Change.SCALE:
         return f"a loss scale of {in_words(tried.scale or 0.0)}"
+    if tried.form is not None:
+        return other_forms.in_words(tried.form)
     if tried.change == Change.MODULES_FP32:
         return f"{modules_in_words(tried.modules)} in float32"
     return _CHANGES.get(tried.change, tried.change)
