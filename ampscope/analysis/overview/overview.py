@@ -8,6 +8,7 @@ import narwhals as nw
 
 from ampscope.analysis.numerics.arrays import Columns
 from ampscope.analysis.numerics.curve import Curve, make_curve, thin_marks
+from ampscope.analysis.overview.group_curves import GroupCurve, group_curves
 from ampscope.analysis.overview.healed import cures_made
 from ampscope.analysis.scale.moves import scale_after
 from ampscope.analysis.scale.scaler_log import changes_since
@@ -55,6 +56,7 @@ class Overview(NotebookRepr):
     grad_norm: Curve = field(default_factory=Curve)
     log2_scale: Curve = field(default_factory=Curve)  #: a scale of 0 counts as not finite
     lr: Curve = field(default_factory=Curve)  #: learning rate of the first parameter group
+    group_lrs: tuple[GroupCurve, ...] = ()  #: those of further ones that move otherwise
     skips: tuple[int, ...] = ()  #: thinned; `skipped` is the true number
     moments: tuple[Moment, ...] = ()  #: saves, loads, resumes and notes, in order
 
@@ -72,7 +74,8 @@ def overview(run: Run, *, optimizer: int | None = None, rank: int | None = None)
         return Overview(rank=rank, moments=_moments(run, rank))
     chosen = optimizers[0] if optimizer is None else optimizer
     steps = steps_of(run, rank, chosen).select(*_COLUMNS, was_traced=nw.col("traced") != "")
-    seen = _from_steps(in_order(steps))
+    rows = in_order(steps)
+    seen = _from_steps(rows)
     changed = scale_after(changes_since(run, chosen, rank, seen.last_step or 0), seen.last_step or 0)
     return replace(
         seen,
@@ -81,6 +84,7 @@ def overview(run: Run, *, optimizer: int | None = None, rank: int | None = None)
         optimizers=optimizers,
         rank=rank,
         moments=_moments(run, rank),
+        group_lrs=group_curves(run, rank, chosen, rows.ints("step"), rows.floats("lr")),
     )
 
 

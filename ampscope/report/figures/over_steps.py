@@ -100,11 +100,13 @@ def _panels(seen: Overview) -> Iterator[Panel]:
     if not seen.log2_scale.is_empty:
         yield scale_panel(seen.log2_scale)
     yield from _lr_panel(seen.lr)
+    for each in seen.group_lrs:
+        yield from _lr_panel(each.lr, f"learning rate of group {short(each.group, _SHORT)}")
 
 
-def _lr_panel(lr: Curve) -> Iterator[Panel]:
+def _lr_panel(lr: Curve, name: str = "learning rate") -> Iterator[Panel]:
     if len(set(lr.values)) > 1 or lr.nonfinite:  # one that never changes tells nothing
-        yield measure_panel(lr, "learning rate", "the learning rate was NaN or infinite")
+        yield measure_panel(lr, name, f"the {name} was NaN or infinite")
 
 
 def _item_lanes(items: Sequence[Incident | Finding]) -> Iterator[Lane]:

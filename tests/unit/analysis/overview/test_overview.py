@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -87,3 +89,25 @@ def test_a_damaged_part_is_told_with_its_name(run_folder: Path) -> None:
     part.write_bytes(content)
     with pytest.raises(RunDamaged, match="cannot be read"):
         overview(open_run(run_folder))
+
+
+@pytest.mark.parametrize(
+    ("second", "told"),
+    [
+        pytest.param(lambda step: 1e-2 if step < 5 else 1e-4, [("1", 1e-4)], id="of its own"),
+        pytest.param(lambda step: 1e-3 if step < 5 else 1e-4, [("1", 1e-4)], id="the same at first"),
+        pytest.param(lambda step: 1e-3, [], id="the same"),
+        pytest.param(lambda step: 1e-2, [], id="always so many times"),
+    ],
+)
+def test_rates_of_groups_that_move_otherwise_are_told(
+    second: Callable[[int], float], told: list[tuple[str, float]], run_folder: Path
+) -> None:
+    trace = TraceBuilder(run_folder)
+    for step in range(10):
+        rate = second(step)
+        trace.step(lr=1e-3, lrs=json.dumps({"0": 1e-3, "1": rate}) if rate != 1e-3 else None)
+    with open_run(trace.close()) as run:
+        found = overview(run).group_lrs
+    assert [(each.group, each.lr.values[-1]) for each in found] == told
+    assert all(each.lr.steps == tuple(range(10)) for each in found)

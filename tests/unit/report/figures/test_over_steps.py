@@ -7,6 +7,7 @@ import math
 import pytest
 
 from ampscope.analysis.numerics.curve import Curve
+from ampscope.analysis.overview.group_curves import GroupCurve
 from ampscope.analysis.overview.overview import Moment, Overview
 from ampscope.analysis.scale.scale_history import ScaleHistory
 from ampscope.analysis.scale.what_if import ScalerRules, WhatIf
@@ -20,6 +21,13 @@ def test_a_learning_rate_that_never_moves_says_nothing() -> None:
     flat, falling = (Curve(steps=(0, 1), values=values) for values in ((0.1, 0.1), (0.1, 0.05)))
     assert timeline_stack(Overview(steps=2, lr=flat), []).panels == ()
     assert [panel.name for panel in timeline_stack(Overview(steps=2, lr=falling), []).panels] == ["learning rate"]
+
+
+def test_a_group_whose_rate_moves_has_a_panel_of_its_own() -> None:
+    flat, falling = (Curve(steps=(0, 1), values=values) for values in ((0.1, 0.1), (0.1, 0.05)))
+    groups = (GroupCurve(group="head", lr=falling), GroupCurve(group="2", lr=flat))
+    names = [panel.name for panel in timeline_stack(Overview(steps=2, lr=falling, group_lrs=groups), []).panels]
+    assert names == ["learning rate", "learning rate of group head"]
 
 
 @pytest.mark.parametrize("log", [False, True])
