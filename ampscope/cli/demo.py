@@ -19,15 +19,24 @@ class Training(StrEnum):
     """What the demo trains."""
 
     GPT = "gpt"  #: attention logits outgrow fp16
+    HEALED = "healed"  #: the same GPT with ``heal=True``, to its end
     DIGITS = "digits"  #: a healthy run, interrupted and resumed
 
 
-_NEEDED = {Training.GPT: {"torch": "torch"}, Training.DIGITS: {"torch": "torch", "scikit-learn": "sklearn"}}
+_NEEDED = {
+    Training.GPT: {"torch": "torch"},
+    Training.HEALED: {"torch": "torch"},
+    Training.DIGITS: {"torch": "torch", "scikit-learn": "sklearn"},
+}
 
 
 def demo(
     training: Annotated[
-        Training, typer.Option("--story", help="gpt: breaks after some hundred steps. digits: stays healthy.")
+        Training,
+        typer.Option(
+            "--story",
+            help="gpt: breaks after some hundred steps. healed: goes on. digits: stays healthy.",
+        ),
     ] = Training.GPT,
     folder: Annotated[Path, typer.Option("--dir", help="Where to record the run.")] = Path("ampscope_runs"),
     view: Annotated[bool, typer.Option("--view/--no-view", help="Open the app on the run afterwards.")] = True,

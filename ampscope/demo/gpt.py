@@ -88,15 +88,20 @@ def read_text() -> tuple[Tensor, int]:
     return torch.tensor([number[character] for character in text]), len(characters)
 
 
-def train(folder: Path) -> None:
-    """Trains until the loss has not been finite for a while, recording the run into ``folder``."""
+def train(folder: Path, *, heal: bool = False) -> None:
+    """Trains until the loss has not been finite for a while, recording the run into ``folder``.
+
+    Args:
+        folder: Where to record the run.
+        heal: What a replay proves to help is done to the training, which goes on.
+    """
     torch.manual_seed(1)
     text, characters = read_text()
     model = GPT(characters)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     scaler = torch.amp.GradScaler("cpu")
 
-    ampscope.watch(model, scaler, dir=folder, save_tensors=True, audit_every=100)
+    ampscope.watch(model, scaler, dir=folder, save_tensors=True, audit_every=100, heal=heal)
 
     bad = 0
     with progress("training a small GPT in fp16", STEPS) as tell:
