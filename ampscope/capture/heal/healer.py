@@ -20,7 +20,7 @@ from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.replay.changes import ReplayChange
 from ampscope.capture.replay.step_tape import StepTape
 from ampscope.capture.replay.tape.taped_step import TapedStep
-from ampscope.capture.torch_support import torch_private
+from ampscope.capture.torch_support import dynamo, torch_private
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
@@ -68,6 +68,7 @@ class Healer(StepObserver):
         self._in_a_row = 0  # bad steps
         self._was_good = True  # the step before
         self._is_over = False
+        self._graphs: int | None = None  # compiled before the latest change; None where that is told, or none was made
         tape.state.keeps_before = settings.allows(CureKind.STATE)
 
     # -- a bad step ---------------------------------------------------------------------------------------------
@@ -151,8 +152,10 @@ class Healer(StepObserver):
         if plan.cure is None and plan.handed is Handed.NOTHING and not plan.poisoned:
             self._log.declined(attempt.step, plan.why_not or TOO_LATE)
             return
+        graphs = dynamo.graphs_compiled()
         if plan.cure is not None and not self._in_force.apply(plan.cure, change):
             return
+        self._graphs = graphs if plan.cure is not None and self._models.compiled else None
         self._log.made(change, why_not_applied="" if plan.is_finite else plan.why_not or TOO_LATE)
 
     def _restore(self, plan: Plan) -> None:
@@ -210,6 +213,9 @@ class Healer(StepObserver):
         if self._plan is not None and self._plan.attempt is attempt:
             self._restore(self._plan)
         self._was_good = not attempt.bad
+        if self._graphs is not None and self._was_good:
+            self._log.recompiled(attempt.step, dynamo.graphs_compiled() - self._graphs)
+            self._graphs = None
         plan = self._plan
         saved = plan is not None and plan.cure is not None and plan.handed is Handed.REPLACED
         self._in_a_row = 0 if not attempt.bad or saved else self._in_a_row + 1

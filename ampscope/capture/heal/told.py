@@ -73,6 +73,13 @@ class HealingLog:
         """A change was made again, as the run was resumed."""
         self.line(f"again-{change.step}-{change.kind}", f"as since step {change.step}: {change.text}.")
 
+    def recompiled(self, step: int, graphs: int) -> None:
+        """A change had compiled code compiled again, in the step that is over."""
+        if graphs > 0:
+            text = f"the change had {'one graph' if graphs == 1 else f'{graphs} graphs'} compiled again"
+            self._recorder.event(EventKind.NOTE, step, text)
+            self.line(f"recompiled-{step}", f"step {step}: {text}.")
+
     def lifted(self, change: Change, at: int, why: str) -> None:
         """A change that lasted was taken back."""
         detail = {"kind": change.kind, "modules": list(change.modules), "cure": change.step, "text": why}

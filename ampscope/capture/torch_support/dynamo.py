@@ -35,6 +35,12 @@ def in_use() -> bool:
     return any(callable(backend) for backend in backends.values())
 
 
+def graphs_compiled() -> int:
+    """How many graphs Dynamo has compiled in this process; 0 where that is not known."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
+    return int(counters["stats"]["unique_graphs"]) if counters else 0
+
+
 def optimized_module() -> Any | None:
     """The class of what ``torch.compile`` makes of a module; None where Dynamo is not loaded."""
     return getattr(_eval_frame(), "OptimizedModule", None)

@@ -14,6 +14,7 @@ import ampscope
 from ampscope.capture.heal.slowdown import Slowdown
 from ampscope.capture.keep_fp32 import Float32Forward
 from ampscope.trace.schema import CureKind, EventKind, Table
+from tests.support.training.small_loop import WIDTH
 from tests.unit.capture.heal.told import cures
 from tests.unit.capture.heal.trained import BAD_STEP, SCALE, Doubtful, Shifted, arm, made, trained
 
@@ -127,3 +128,35 @@ def test_what_steps_take_longer_is_known_when_it_is_more_than_they_vary() -> Non
     for number in range(20):
         slowdown.took(1.0 + number % 3 / 100)
     assert slowdown.share is None
+
+
+class Louder(nn.Module):
+    """Multiplies by a number that is held as an attribute; no layer of it alone can be kept apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.gain = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x) * self.gain)
+
+
+def louder(model: Any, step: int) -> None:
+    model.gain = 2.0**18 if step >= BAD_STEP else 1.0
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_a_change_has_compiled_again_is_told(
+    run_folder: Path, scopes: list[ampscope.Scope], compiled: bool
+) -> None:
+    model = made(Louder)
+    if compiled:
+        model.compile(backend="eager")
+    healed = trained(model, healing(run_folder, scopes), before=louder)
+    assert len(cures(scopes[0])) == 1
+    assert all(torch.isfinite(torch.tensor(healed["losses"][BAD_STEP + 1 :])))
+    notes = [row.text for row in ampscope.open_run(run_folder).rows(Table.EVENTS, kind=EventKind.NOTE)]
+    assert [note for note in notes if "compiled again" in note] == [
+        "the change had one graph compiled again"
+    ] * compiled

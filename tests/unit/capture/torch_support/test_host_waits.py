@@ -96,6 +96,7 @@ NO_TENSORS = frozenset(
     f"{file} {function}"
     for file, functions in {
         "heal/resumed.py": "of_scaler _change",
+        "torch_support/dynamo.py": "graphs_compiled",
         "replay/cures/forms/range/constants.py": "fits _numbers _survivor",
         "replay/cures/forms/range/scale_first.py": "_scaling",
         "replay/cures/forms/mathematics/bounds.py": "instead of_exponential",
