@@ -21,7 +21,6 @@ _WRITERS: dict[Form, Callable[[Statement, Asked], Sequence[Splice]]] = {
     Form.SCALE_FIRST: products.scale_first,
     Form.SAFE_WHERE: masks.safe_where,
     Form.IN_FLOAT32: precision.in_float32,
-    Form.KEPT_ROWS: masks.kept_rows,
 }
 #: The same of those that show in the statement alone.
 _PATTERNS: dict[Form, Callable[[Statement], Sequence[Splice]]] = {
@@ -32,6 +31,7 @@ _PATTERNS: dict[Form, Callable[[Statement], Sequence[Splice]]] = {
     Form.LOGSUMEXP: logarithms.logsumexp,
     Form.MAX_OFF: logarithms.max_off,
     Form.CENTRED: products.centred,
+    Form.KEPT_ROWS: masks.kept_rows,
     Form.ZERO_INFINITY: masks.zero_infinity,
 }
 

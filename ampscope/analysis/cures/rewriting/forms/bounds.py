@@ -12,7 +12,11 @@ from ampscope.analysis.cures.rewriting.literals import typed, value_of
 from ampscope.analysis.cures.rewriting.statement import Splice, Statement, dotted
 
 #: Functions whose result is too large, rather than undefined, at the end of their domain.
-_GROWING = frozenset({"exp", "exp2", "expm1", "square", "cosh", "sinh", "mul", "cumprod", "prod", "softplus"})
+_GROWING = frozenset({"exp", "exp2", "expm1", "square", "cosh", "sinh"})
+#: Functions that are undefined, or infinite, at and below zero.
+_FALLING = frozenset(
+    {"log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "div", "true_divide", "divide", "pow", "logit"}
+)
 #: Functions that are defined on a stretch about zero.
 _BOTH_SIDES = frozenset({"asin", "acos", "atanh", "erfinv", "arcsin", "arccos", "arctanh"})
 _CLAMPS = ("clamp", "clip", "clamp_min", "clamp_max")
@@ -28,8 +32,8 @@ def operand_bound(statement: Statement, asked: Asked) -> Sequence[Splice]:
 
 def _bounded(statement: Statement, found: Found, asked: Asked) -> Sequence[Splice]:
     place = _operand(found, asked)
-    if place is None or asked.value is None:
-        return ()
+    if place is None or asked.value is None or found.name not in _FALLING | _GROWING | _BOTH_SIDES:
+        return ()  # of a mean, it is how many there are that is bounded
     kinds = _kinds(found.name, asked.value)
     clamp = as_call(place, *_CLAMPS)
     if clamp is not None:

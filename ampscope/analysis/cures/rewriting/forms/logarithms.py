@@ -78,15 +78,25 @@ def _sum_in(statement: Statement, logarithm: Found) -> str:
 
 
 def max_off(statement: Statement) -> Sequence[Splice]:
-    """``x.exp()`` becomes ``(x - x.max()).exp()``, where what follows does not depend on a common factor."""
-    return [splice for each in found_calls(statement, "exp") for splice in _less_its_largest(statement, each)]
+    """``exp(x) / exp(x).sum(-1)``: the largest of each row is taken off before; it cancels out in the quotient."""
+    totals = found_calls(statement, "sum")
+    hows = {", ".join([*map(statement.text, each.operands[1:2]), *_dims(statement, each)]) for each in totals}
+    if len(hows) != 1:
+        return ()
+    (how,) = hows
+    return [splice for each in found_calls(statement, "exp") for splice in _less_its_largest(statement, each, how)]
 
 
-def _less_its_largest(statement: Statement, found: Found) -> Sequence[Splice]:
+def _dims(statement: Statement, total: Found) -> list[str]:
+    return [statement.text(total.keywords["dim"])] if "dim" in total.keywords else []
+
+
+def _less_its_largest(statement: Statement, found: Found, how: str) -> Sequence[Splice]:
     operand = _first(found)
     if operand is None or not is_plain(operand) or is_number(operand):
         return ()
-    less = f"{statement.summand(operand)} - {statement.atom(operand)}.max()"
+    largest = f"amax({how}, keepdim=True)" if how else "max()"
+    less = f"{statement.summand(operand)} - {statement.atom(operand)}.{largest}"
     return [statement.instead_of_all(operand, f"({less})") if found.is_method else statement.instead(operand, less)]
 
 

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from ampscope.analysis.cures.rewriting.asked import Asked
 from ampscope.analysis.cures.rewriting.forms.constants import added_keyword
 from ampscope.analysis.cures.rewriting.found_call import Found, as_call, found_call, is_number
-from ampscope.analysis.cures.rewriting.literals import number, value_of
+from ampscope.analysis.cures.rewriting.literals import value_of
 from ampscope.analysis.cures.rewriting.statement import Splice, Statement, dotted, is_plain, same
 
+_DIVISIONS = ("div", "true_divide", "divide")
 #: Calls that may stand a second time in a condition: they compare, and change nothing.
 _PURE = frozenset(
     {"isfinite", "isnan", "isinf", "bool", "eq", "ne", "gt", "ge", "lt", "le", "any", "all", "abs", "sum"}
@@ -20,23 +21,49 @@ _PURE = frozenset(
 
 
 def safe_where(statement: Statement, asked: Asked) -> Sequence[Splice]:
-    """``where(m, a / b, 0)`` becomes ``where(m, a / torch.where(m, b, 1.0), 0)``."""
+    """``where(m, a / b, 0)`` becomes ``where(m, a / torch.where(m, b, 1.0), 0)``, ``a / b`` alone one by ``b == 0``."""
     choice = found_call(statement, "where")
-    if choice is None or choice.name != "where" or choice.is_method or len(choice.operands) != 3:
+    if choice is None:
+        return _safe_operand(statement, asked.found(statement))
+    if choice.name != "where" or choice.is_method or len(choice.operands) != 3:
         return ()
     condition, *branches = choice.operands
     inside = [(number, found) for number, each in enumerate(branches) if (found := _inside(statement, each, asked))]
     if len(inside) != 1 or not _can_repeat(condition):
         return ()
     branch, found = inside[0]
-    divides = found.name in ("div", "true_divide", "divide")
-    place = found.operand(asked.argument if asked.argument is not None else int(divides))
+    place = found.operand(int(found.name in _DIVISIONS))
     if place is None or is_number(place) or _is_chosen(place, condition):
         return ()
-    safe = [statement.text(place), number(asked.value if asked.value is not None else 1.0)]
+    safe = [statement.text(place), "1.0"]
     text = f"torch.where({statement.text(condition)}, {', '.join(safe if branch == 0 else safe[::-1])})"
+    return [_put(statement, found, place, text)]
+
+
+def _safe_operand(statement: Statement, found: Found | None) -> Sequence[Splice]:
+    """An operand that is 1 where the op is not defined; a root of zero is zero, and only its slope is not."""
+    place = found.operand(int(found.name in _DIVISIONS)) if found is not None else None
+    if (
+        found is None
+        or place is None
+        or not isinstance(found.node, ast.expr)
+        or not is_plain(place)
+        or is_number(place)
+    ):
+        return ()
+    bad = f"{statement.text(place)} {'==' if found.name in (*_DIVISIONS, 'reciprocal') else '<='} 0"
+    inner = _put(statement, found, place, f"torch.where({bad}, 1.0, {statement.text(place)})")
+    if found.name not in ("sqrt", "pow"):
+        return [inner]
+    start, end = statement.span(found.node)
+    content = statement.code.encode()
+    text = content[start : inner.start].decode() + inner.text + content[inner.end : end].decode()
+    return [Splice(start, end, f"torch.where({bad}, 0.0, {text})")]
+
+
+def _put(statement: Statement, found: Found, place: ast.expr, text: str) -> Splice:
     inner = found.is_operator or (found.is_method and place is found.operands[0])
-    return [statement.instead_of_all(place, text) if inner else statement.instead(place, text)]
+    return statement.instead_of_all(place, text) if inner else statement.instead(place, text)
 
 
 def _inside(statement: Statement, branch: ast.expr, asked: Asked) -> Found | None:
@@ -57,38 +84,28 @@ def _can_repeat(condition: ast.expr) -> bool:
     return _PURE.issuperset(names) and not any(isinstance(node, ast.NamedExpr) for node in ast.walk(condition))
 
 
-def kept_rows(statement: Statement, asked: Asked) -> Sequence[Splice]:
-    """``masked_fill(m, -inf)`` becomes ``masked_fill(m & ~m.all(-1, keepdim=True), -inf)``; such rows then are zero."""
+def kept_rows(statement: Statement) -> Sequence[Splice]:
+    """``masked_fill(m, -inf).softmax(-1)``: rows without a key are left out of the mask, and zero in the end."""
     softmax = found_call(statement, "softmax")
-    dim = _dim(statement, softmax) if softmax is not None else "-1"
-    fill = found_call(statement, "masked_fill")
-    if fill is None or fill.name not in ("masked_fill", "masked_fill_") or not dim:
-        return _finite_rows(statement, softmax) if fill is None and asked.call == "softmax" else ()
+    dim = _dim(statement, softmax) if softmax is not None else ""
+    scores = softmax.operand(0) if softmax is not None else None
+    if softmax is None or scores is None or not dim or not isinstance(softmax.node, ast.expr):
+        return ()
+    end = statement.span(softmax.node)[1]
+    fill = as_call(scores, "masked_fill")
+    if fill is None:
+        if not is_plain(scores) or not dotted(scores):
+            return ()
+        text = statement.text(scores)
+        zero = f".masked_fill(({text} == -torch.inf).all({dim}, keepdim=True), 0.0)"
+        lowest = f"{text}.clamp(min=torch.finfo({text}.dtype).min)"  # a row of nothing else becomes an even one
+        return [statement.instead(scores, lowest), Splice(end, end, zero)]
     mask, value = fill.operand(1), fill.operand(2) or _keyword(fill, "value")
     if mask is None or value is None or value_of(value) != -math.inf or not _can_repeat(mask):
         return ()
     atom = statement.atom(mask)
     empty = f"{atom}.all({dim}, keepdim=True)"
-    return [statement.instead(mask, f"{atom} & ~{empty}"), *_zeroed(statement, softmax, empty)]
-
-
-def _finite_rows(statement: Statement, softmax: Found | None) -> Sequence[Splice]:
-    """The mask's -inf as the lowest number, so that a row of nothing else has a softmax, and zero after it."""
-    scores = softmax.operand(0) if softmax is not None else None
-    if softmax is None or scores is None or not is_plain(scores) or not dotted(scores):
-        return ()
-    name = statement.text(scores)
-    empty = f"({name} == -torch.inf).all({_dim(statement, softmax) or -1}, keepdim=True)"
-    text = f"{name}.clamp(min=torch.finfo({name}.dtype).min)"
-    return [statement.instead(scores, text), *_zeroed(statement, softmax, empty)]
-
-
-def _zeroed(statement: Statement, softmax: Found | None, rows: str) -> Sequence[Splice]:
-    """Sets rows to zero after a softmax."""
-    if softmax is None or not isinstance(softmax.node, ast.Call):
-        return ()
-    _, end = statement.span(softmax.node)
-    return [Splice(end, end, f".masked_fill({rows}, 0.0)")]
+    return [statement.instead(mask, f"{atom} & ~{empty}"), Splice(end, end, f".masked_fill({empty}, 0.0)")]
 
 
 def _dim(statement: Statement, softmax: Found) -> str:
