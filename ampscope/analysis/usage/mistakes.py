@@ -40,4 +40,5 @@ def fixes(cause: Cause, form: MistakeForm | None, source: SourceLine | None = No
     """
     fix = _form(form).fix
     found = (fix,) if fix is not None else CATALOGUE[cause].advice(Occurrence())
-    return tuple(replace(each, diff=diff_of(cause, form, source) if each is found[0] else None) for each in found)
+    diff = diff_of(cause, form, source)
+    return tuple(replace(each, kind="usage", diff=diff if each is found[0] else None) for each in found)

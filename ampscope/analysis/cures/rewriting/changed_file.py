@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Sequence
 
 from ampscope.analysis.cures.rewriting.edit import Edit, diff_of, unified
@@ -31,9 +32,12 @@ def diff_at(place: HasPlace, write: Writer) -> str | None:
 
 
 def _of_file(source: SourceFile, file: str, first: int, last: int, edit: Edit) -> str | None:
+    if any(re.search(rf"\b{each.split(' = ')[0]}\b", source.text) for each in edit.first):
+        return None  # the program has a use of its own for the name
     indent, rows = source.indent(first), edit.after.split("\n")
     deeper = indent if first == last else ""
-    after = [f"{deeper if number else indent}{row}" for number, row in enumerate(rows)]
+    after = [f"{indent}{row}" for row in edit.first]
+    after += [f"{deeper if number else indent}{row}" for number, row in enumerate(rows)]
     return changed(source, file, [(first, last, after)], edit.imports)
 
 

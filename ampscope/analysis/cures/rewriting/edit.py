@@ -15,6 +15,7 @@ class Edit(NamedTuple):
     before: str
     after: str
     imports: tuple[str, ...] = ()  #: statements without which ``after`` may not find its names
+    first: tuple[str, ...] = ()  #: lines that come before ``after``, at its indentation
 
 
 def unified(edit: Edit, file: str, line: int, *, indent: str = "") -> str:
@@ -27,11 +28,12 @@ def unified(edit: Edit, file: str, line: int, *, indent: str = "") -> str:
         indent: What the line begins with, where that is known.
     """
     before, after = edit.before.split("\n"), edit.after.split("\n")
-    head = [f"--- a/{file}", f"+++ b/{file}", f"@@ -{_range(line, before)} +{_range(line, after)} @@"]
+    head = [f"--- a/{file}", f"+++ b/{file}", f"@@ -{_range(line, before)} +{_range(line, [*edit.first, *after])} @@"]
     # what was added in front of the first line starts at its indentation, and so does all that follows in a new block
     deeper = indent if len(before) == 1 else ""
     was = [f"-{indent if number == 0 else ''}{text}" for number, text in enumerate(before)]
-    now = [f"+{indent if number == 0 else deeper}{text}" for number, text in enumerate(after)]
+    now = [f"+{indent}{text}" for text in edit.first]
+    now += [f"+{indent if number == 0 else deeper}{text}" for number, text in enumerate(after)]
     return "\n".join([*head, *was, *now, ""])
 
 

@@ -68,8 +68,11 @@ def rewritten(
     splices = _PATTERNS[form](parsed) if form in _PATTERNS else ()
     if form in _WRITERS:
         splices = _WRITERS[form](parsed, asked)
+    first: tuple[str, ...] = ()
+    if form is Form.SAFE_WHERE and not splices:
+        first, splices = masks.named_operand(parsed, asked)
     after = parsed.changed(splices) if splices else None
-    return Edit(line.code, after, _imports(parsed, after)) if after is not None else None
+    return Edit(line.code, after, _imports(parsed, after), first) if after is not None else None
 
 
 def _imports(before: Statement, after: str) -> tuple[str, ...]:

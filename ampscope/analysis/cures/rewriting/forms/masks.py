@@ -8,11 +8,15 @@ from collections.abc import Sequence
 
 from ampscope.analysis.cures.rewriting.asked import Asked
 from ampscope.analysis.cures.rewriting.forms.constants import added_keyword
-from ampscope.analysis.cures.rewriting.found_call import Found, as_call, found_call, is_number
+from ampscope.analysis.cures.rewriting.found_call import Found, as_call, found_call, found_calls, is_number
 from ampscope.analysis.cures.rewriting.literals import value_of
 from ampscope.analysis.cures.rewriting.statement import Splice, Statement, dotted, is_plain, same
 
 _DIVISIONS = ("div", "true_divide", "divide")
+#: The name that an operand gets where it has none.
+_NAME = "operand"
+#: What a part of may run later, or not at all.
+_LATER = (ast.Lambda, ast.IfExp, ast.BoolOp, ast.NamedExpr, ast.comprehension, ast.Await, ast.Yield)
 #: Calls that may stand a second time in a condition: they compare, and change nothing.
 _PURE = frozenset(
     {"isfinite", "isnan", "isinf", "bool", "eq", "ne", "gt", "ge", "lt", "le", "any", "all", "abs", "sum"}
@@ -22,9 +26,10 @@ _PURE = frozenset(
 
 def safe_where(statement: Statement, asked: Asked) -> Sequence[Splice]:
     """``where(m, a / b, 0)`` becomes ``where(m, a / torch.where(m, b, 1.0), 0)``, ``a / b`` alone one by ``b == 0``."""
-    choice = found_call(statement, "where")
-    if choice is None:
-        return _safe_operand(statement, asked.found(statement))
+    choices = _choices(statement)
+    if len(choices) != 1:
+        return _safe_operand(statement, asked.found(statement)) if not choices else ()
+    choice = choices[0]
     if choice.name != "where" or choice.is_method or len(choice.operands) != 3:
         return ()
     condition, *branches = choice.operands
@@ -43,22 +48,46 @@ def safe_where(statement: Statement, asked: Asked) -> Sequence[Splice]:
 def _safe_operand(statement: Statement, found: Found | None) -> Sequence[Splice]:
     """An operand that is 1 where the op is not defined; a root of zero is zero, and only its slope is not."""
     place = found.operand(int(found.name in _DIVISIONS)) if found is not None else None
-    if (
-        found is None
-        or place is None
-        or not isinstance(found.node, ast.expr)
-        or not is_plain(place)
-        or is_number(place)
-    ):
+    if found is None or place is None or not is_plain(place) or is_number(place):
         return ()
-    bad = f"{statement.text(place)} {'==' if found.name in (*_DIVISIONS, 'reciprocal') else '<='} 0"
-    inner = _put(statement, found, place, f"torch.where({bad}, 1.0, {statement.text(place)})")
+    return _safe(statement, found, place, statement.text(place))
+
+
+def _safe(statement: Statement, found: Found, place: ast.expr, text: str) -> Sequence[Splice]:
+    if not isinstance(found.node, ast.expr):
+        return ()
+    bad = f"{text} {'==' if found.name in (*_DIVISIONS, 'reciprocal') else '<='} 0"
+    inner = _put(statement, found, place, f"torch.where({bad}, 1.0, {text})")
     if found.name not in ("sqrt", "pow"):
         return [inner]
     start, end = statement.span(found.node)
     content = statement.code.encode()
-    text = content[start : inner.start].decode() + inner.text + content[inner.end : end].decode()
-    return [Splice(start, end, f"torch.where({bad}, 0.0, {text})")]
+    call = content[start : inner.start].decode() + inner.text + content[inner.end : end].decode()
+    return [Splice(start, end, f"torch.where({bad}, 0.0, {call})")]
+
+
+def named_operand(statement: Statement, asked: Asked) -> tuple[tuple[str, ...], Sequence[Splice]]:
+    """The same of an operand that is computed: it gets a name in a line before, for it is read more than once.
+
+    Returns:
+        The line, and what changes in the statement; nothing where the operand may not be computed there.
+    """
+    found = asked.found(statement)
+    place = found.operand(int(found.name in _DIVISIONS)) if found is not None else None
+    if found is None or place is None or is_number(place) or _choices(statement):
+        return (), ()
+    body = statement.tree.body
+    simple = len(body) == 1 and isinstance(body[0], (ast.Assign, ast.Return, ast.Expr)) and not statement.after
+    if not simple or any(isinstance(node, _LATER) for node in ast.walk(statement.tree)) or _NAME in statement.code:
+        return (), ()
+    if "\n" in statement.text(place):
+        return (), ()
+    return (f"{_NAME} = {statement.text(place)}",), _safe(statement, found, place, _NAME)
+
+
+def _choices(statement: Statement) -> list[Found]:
+    """The calls of ``torch.where``."""
+    return [each for each in found_calls(statement, "where") if each.name == "where"]
 
 
 def _put(statement: Statement, found: Found, place: ast.expr, text: str) -> Splice:

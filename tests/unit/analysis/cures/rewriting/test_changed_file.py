@@ -74,6 +74,15 @@ def test_an_import_that_is_missing_comes_with_it(root: Path) -> None:
     assert "p.masked_fill(m, torch.finfo(p.dtype).min)" in text
 
 
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_name_that_the_program_uses_is_not_taken(tmp_path: Path, taken: bool) -> None:
+    (tmp_path / "net.py").write_text(f"{'operand = 1' if taken else ''}\ny = (a - b).sqrt()\n")
+    place = SourceLine(file="net.py", line=2, function="f", code="y = (a - b).sqrt()")
+    with files_below(tmp_path):
+        diff = own_words.of_form(FormTried(form=Form.SAFE_WHERE, call="sqrt", source=place, argument=0, value=1.0))
+    assert (diff is None) == taken
+
+
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("last", [True, False])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1"])

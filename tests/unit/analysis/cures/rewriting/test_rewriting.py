@@ -220,7 +220,9 @@ STAYS = [
     Line("return x.mean()", BOUND, "mean", "", value=1.0),
     Line("return F.cross_entropy(x, t)", BOUND, "cross_entropy", "", value=1.0),
     Line("e = x.exp()", Form.MAX_OFF, "exp", ""),
-    Line("return (a - b).sqrt()", Form.SAFE_WHERE, "sqrt", ""),
+    Line("return [(a - b).sqrt() for b in c]", Form.SAFE_WHERE, "sqrt", ""),
+    Line("return a if b else (a - b).sqrt()", Form.SAFE_WHERE, "sqrt", ""),
+    Line("if (a - b).sqrt():", Form.SAFE_WHERE, "sqrt", ""),
     Line("loss = self.log('a', b.log())", BOUND, "log", "", value=1e-4),
     Line("return self.softmax(x)", Form.KEPT_ROWS, "softmax", ""),
     Line("return math.log(x)", BOUND, "log", "", value=1e-4),
@@ -332,6 +334,25 @@ def test_a_row_without_a_key_gets_one() -> None:
     before, after = (_run(torch, code, x=x, m=m) for code in (edit.before, edit.after))
     assert torch.isnan(before).all()
     assert (after == 0).all()
+
+
+def test_an_operand_that_is_computed_gets_a_name() -> None:
+    torch = pytest.importorskip("torch")
+    edit = of("return (a - b).square().sum(-1).sqrt() * 2", Form.SAFE_WHERE, "sqrt", argument=0, value=1.0)
+    assert edit is not None
+    assert edit.first == ("operand = (a - b).square().sum(-1)",)
+    assert edit.after == "return torch.where(operand <= 0, 0.0, torch.where(operand <= 0, 1.0, operand).sqrt()) * 2"
+    before, after = (_run(torch, code) for code in (edit.before, "\n".join((*edit.first, edit.after))))
+    torch.testing.assert_close(after, before)
+    a = torch.ones(1, 2, requires_grad=True)
+    _run(torch, "\n".join((*edit.first, edit.after)), a=a, b=torch.ones(1, 2)).sum().backward()
+    assert a.grad is not None
+    assert torch.isfinite(a.grad).all()
+    assert unified(edit, "net.py", 7, indent="  ").splitlines()[2:5] == [
+        "@@ -7 +7,2 @@",
+        "-  return (a - b).square().sum(-1).sqrt() * 2",
+        "+  operand = (a - b).square().sum(-1)",
+    ]
 
 
 def test_the_name_that_is_needed_is_said() -> None:
