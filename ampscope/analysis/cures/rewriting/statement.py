@@ -6,7 +6,7 @@ import ast
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -130,8 +130,9 @@ def statement(code: str, row: int | None = None) -> Statement | None:
     return None
 
 
+@lru_cache(maxsize=16)
 def parsed(code: str) -> ast.Module | None:
-    """The parse of a program; None where it is none."""
+    """The parse of a program, which nobody may change; None where it is none."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of escape sequences in someone's strings
         try:
