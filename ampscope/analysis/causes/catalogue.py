@@ -5,6 +5,7 @@ from __future__ import annotations
 from ampscope.analysis.causes import (
     harmless,
     mathematics,
+    nothing_left,
     outside,
     ranks,
     state,
@@ -18,7 +19,7 @@ from ampscope.trace.dtypes import FLOAT8
 from ampscope.trace.schema import Node
 from ampscope.trace.vocabulary import Cause
 
-FAMILIES = (overflow, underflow, ahead, mathematics, outside, state, ranks, usage, harmless, unknown)
+FAMILIES = (overflow, underflow, ahead, mathematics, nothing_left, outside, state, ranks, usage, harmless, unknown)
 
 #: Every cause with its entry.
 CATALOGUE: dict[Cause, CauseEntry] = {entry.cause: entry for family in FAMILIES for entry in family.ENTRIES}

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from ampscope.analysis.causes.cause_entry import (
-    NOTHING_MORE,
     CauseEntry,
     Match,
     Occurrence,
@@ -20,7 +18,7 @@ from ampscope.analysis.origin.given_zeros import divides_by_given_zeros
 from ampscope.analysis.origin.op_facts import Executed, numel
 from ampscope.analysis.results import Remedy
 from ampscope.analysis.words.wording import op_in_words
-from ampscope.trace.schema import Phase
+from ampscope.trace.schema import Form, Phase
 from ampscope.trace.vocabulary import Cause
 
 _LOGARITHMS = frozenset({"log", "log2", "log10", "log1p", "xlogy", "special_xlog1py", "logit"})
@@ -147,46 +145,6 @@ def _slope_of_power(op: Executed) -> Match | None:
     return Match(Cause.POW_GRAD_ZERO) if infinite else None
 
 
-def _masked_row(op: Executed) -> Match | None:
-    if "softmax" not in op.name and "scaled_dot_product" not in op.name:
-        return None
-    masked = any(each.low == -math.inf for each in op.ranges)
-    return Match(Cause.ALL_MASKED_SOFTMAX) if masked else None
-
-
-def _masked_row_by_hand(op: Executed) -> Match | None:
-    """A mask's -inf met another one, as in a softmax by hand over a row without a single key left: inf - inf."""
-    differs = op.name in ("sub", "add", "rsub") and op.gives_nan
-    masked = differs and any(each.low == -math.inf for each in op.ranges)
-    return Match(Cause.ALL_MASKED_SOFTMAX) if masked else None
-
-
-def _empty_row(occurrence: Occurrence) -> str:
-    if "softmax" in occurrence.op or "scaled_dot_product" in occurrence.op or not occurrence.op:
-        return "A row is masked with -inf from end to end, and the softmax of such a row is 0/0."
-    return (
-        f"A mask's -inf met another one in {occurrence.op_in_words}, and inf - inf is NaN: so it does in a softmax by "
-        "hand over a row that is masked from end to end."
-    )
-
-
-def _ctc(op: Executed) -> Match | None:
-    """Of finite log probabilities any alignment has a finite loss; one that is -inf may be on all of them."""
-    if "ctc_loss" not in op.name:
-        return None
-    lowest = op.lowest_operand
-    return Match(Cause.CTC_INFEASIBLE, NegativeOperand(lowest=lowest) if lowest == -math.inf else NOTHING_MORE)
-
-
-def _no_alignment(occurrence: Occurrence) -> str:
-    if isinstance(occurrence.reason, NegativeOperand):
-        return (
-            "Log probabilities of -inf were given: each alignment passes through one of them, or the target is longer "
-            "than its input allows. So its loss is infinite."
-        )
-    return "No alignment exists: the target is longer than its input allows, so its loss is infinite."
-
-
 # -- the entries ------------------------------------------------------------------------------------------------------
 
 ENTRIES = (
@@ -198,10 +156,14 @@ ENTRIES = (
             Remedy(
                 text="Compute the logarithm from the logits, in one step that cannot reach log(0).",
                 code="loss = F.cross_entropy(logits, target)  # or F.log_softmax, F.binary_cross_entropy_with_logits",
+                kind=Form.LOG_SOFTMAX,
+                untried="a replay tries it where the operand comes from a softmax, a sigmoid or a sum of exponentials",
             ),
             Remedy(
                 text="Or keep the operand away from zero with a bound that survives the dtype.",
                 code="loss = -torch.log(p.float().clamp_min(1e-7))",
+                kind=Form.OPERAND_BOUND,
+                untried="a replay bounds what log, log2 and log10 are given, where the code calls them by name",
             ),
         ),
         rules=(OpRule(Turn.KIND_OF_OP, _logarithm),),
@@ -211,8 +173,16 @@ ENTRIES = (
         noun="a division by zero",
         sentence=_by_zero,
         remedies=(
-            Remedy(text="Bound the divisor away from zero before dividing.", code="y = a / b.clamp_min(1e-6)"),
-            Remedy(text="Leave out what is empty (a mask without a single element, a batch of one) before the mean."),
+            Remedy(
+                text="Bound the divisor away from zero before dividing.",
+                code="y = a / b.clamp_min(1e-6)",
+                kind=Form.OPERAND_BOUND,
+                untried="a replay bounds a divisor that holds nothing negative, where the code itself divides by it",
+            ),
+            Remedy(
+                text="Leave out what is empty (a mask without a single element, a batch of one) before the mean.",
+                untried="what is empty is decided before the call that failed, and a replay changes only that call",
+            ),
         ),
         rules=(
             OpRule(Turn.BACKWARD_DIVISION, _division_in_backward, Phase.BACKWARD),
@@ -229,6 +199,8 @@ ENTRIES = (
             Remedy(
                 text="Bound the operand at zero; a difference of squares can round below it.",
                 code="y = x.clamp_min(0).add(1e-6).sqrt()",
+                kind=Form.OPERAND_BOUND,
+                untried="a replay bounds what sqrt, rsqrt and pow are given, where the code calls them by name",
             ),
         ),
         rules=(OpRule(Turn.KIND_OF_OP, _negative_root),),
@@ -238,7 +210,12 @@ ENTRIES = (
         noun="the gradient of a square root at zero",
         sentence="The slope of a square root is infinite at zero, and its operand was exactly zero.",
         remedies=(
-            Remedy(text="Put a small constant inside the square root.", code="d = (x.square().sum(-1) + 1e-6).sqrt()"),
+            Remedy(
+                text="Put a small constant inside the square root.",
+                code="d = (x.square().sum(-1) + 1e-6).sqrt()",
+                kind=Form.ADDED_EPS,
+                untried="a replay adds one to what sqrt is given, where the code calls it by name",
+            ),
         ),
         rules=(OpRule(Turn.SLOPE, _slope_of_root, Phase.BACKWARD),),
     ),
@@ -250,6 +227,8 @@ ENTRIES = (
             Remedy(
                 text="Keep the base away from zero: the slope of x**p is infinite there for p < 1.",
                 code="y = x.clamp_min(1e-4).pow(p)",
+                kind=Form.OPERAND_BOUND,
+                untried="a replay adds a constant to the base of a pow that the code calls by name",
             ),
         ),
         rules=(OpRule(Turn.SLOPE, _slope_of_power, Phase.BACKWARD),),
@@ -263,33 +242,10 @@ ENTRIES = (
                 text="Make the operand safe before the op, not its result after it: torch.where masks the value, but "
                 "the gradient still passes through the op and multiplies 0 by an infinity.",
                 code="safe = torch.where(ok, x, torch.ones_like(x))\ny = torch.where(ok, op(safe), 0.0)",
+                kind=Form.SAFE_WHERE,
+                untried="a replay tries it on divisions and logarithms that torch.where reads at once",
             ),
         ),
         recognised_in="analysis.causes.recognition",
-    ),
-    CauseEntry(
-        cause=Cause.ALL_MASKED_SOFTMAX,
-        noun="a softmax over a row that is masked entirely",
-        sentence=_empty_row,
-        remedies=(
-            Remedy(
-                text="Keep at least one key in every row, or zero the rows that have none.",
-                code="empty = mask.all(-1, keepdim=True)\n"
-                "w = logits.masked_fill(mask & ~empty, -torch.inf).softmax(-1)",
-            ),
-        ),
-        rules=(OpRule(Turn.MASKED_ROW, _masked_row), OpRule(Turn.MASKED_ROW, _masked_row_by_hand)),
-    ),
-    CauseEntry(
-        cause=Cause.CTC_INFEASIBLE,
-        noun="a CTC target that does not fit its input",
-        sentence=_no_alignment,
-        remedies=(
-            Remedy(
-                text="Leave out targets that are longer than their input allows, or set their loss to zero.",
-                code="torch.nn.CTCLoss(zero_infinity=True)",
-            ),
-        ),
-        rules=(OpRule(Turn.KIND_OF_OP, _ctc),),
     ),
 )

@@ -194,7 +194,8 @@ def _is_carried(occurrence: Occurrence) -> bool:
 def _clean_input(occurrence: Occurrence) -> tuple[Remedy, ...]:
     if not _is_carried(occurrence):
         text = "Find and clean the samples before they reach the model."
-        return (Remedy(text=text, code="assert x.isfinite().all(), 'non-finite batch'"),)
+        untried = "it comes before the step, and a replay begins with the batch as it was"
+        return (Remedy(text=text, code="assert x.isfinite().all(), 'non-finite batch'", untried=untried),)
     keep = Remedy(
         text="Write into it only what is finite, in a dtype that holds it.",
         code="if value.isfinite().all():\n    state.copy_(value)",

@@ -8,6 +8,7 @@ from ampscope.analysis.causes.catalogue import CATALOGUE
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Occurrence, Reason
 from ampscope.analysis.causes.range.overflow import ScaleInLoop
 from ampscope.analysis.cures import trials
+from ampscope.analysis.cures.advice import beside
 from ampscope.analysis.cures.explicit_half import ExplicitHalf
 from ampscope.analysis.results import Incident, Remedy, SourceLine, Tried
 from ampscope.trace.schema import Change, ReplayStatus, Trial
@@ -45,10 +46,8 @@ def remedies(
     if explicit.conversions and not occurrence.has_tried(Change.CONVERSIONS):
         advice = (trials.take_out(explicit.conversions), *advice)
     proved = trials.remedies(cause, tried, explicit, watched_at)
-    known = {remedy.text for remedy in proved}
     helped = [remedy for remedy in proved if remedy.verified]
-    untried = [remedy for remedy in advice if remedy.text not in known]
-    return (*helped, *untried, *(remedy for remedy in proved if not remedy.verified))
+    return (*helped, *beside(advice, proved, tried), *(remedy for remedy in proved if not remedy.verified))
 
 
 def why_untried(incident: Incident) -> str:

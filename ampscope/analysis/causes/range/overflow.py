@@ -149,6 +149,8 @@ def _against_growth(occurrence: Occurrence) -> tuple[Remedy, ...]:
                 text=f"Bound {where}, or use a form of the same that cannot leave the range (as log_softmax for the "
                 "logarithm of a softmax).",
                 code="y = torch.exp(x.clamp(max=80.0))  # an example: float32 holds e**88",
+                kind=Form.OPERAND_BOUND,
+                untried="a replay bounds what exp, exp2 and expm1 are given, where the code calls them by name",
             ),
         )
     return (
