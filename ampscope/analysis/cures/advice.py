@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from ampscope.analysis.results import Remedy, Tried
 from ampscope.trace.schema import Change, Form, Trial
@@ -17,6 +18,8 @@ _ALIKE = (
     ),
     frozenset({Form.OPERAND_BOUND, Form.ADDED_EPS}),
 )
+#: Forms that are looked for in the failed call, each where it applies.
+_OF_CALLS = frozenset({*chain.from_iterable(_ALIKE), Form.SAFE_WHERE, Form.KEPT_ROWS, Form.ZERO_INFINITY, ""})
 _ENDED = "another form has cured the step before its turn came"
 
 
@@ -31,7 +34,11 @@ def beside(advice: Sequence[Remedy], proved: Sequence[Remedy], tried: Sequence[T
     kinds = {kind for remedy in proved for kind in _alike(remedy.kind)}
     known = {remedy.text for remedy in proved}
     for remedy in advice:
-        if remedy.text not in known and remedy.kind not in kinds:
+        if remedy.text in known or remedy.kind in kinds:
+            continue
+        if remedy.kind not in _OF_CALLS:
+            yield remedy
+        else:
             untried = _why_not(remedy, proved, tried)
             yield replace(remedy, untried=untried, kind=remedy.kind if untried else "")
 

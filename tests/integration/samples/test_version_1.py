@@ -73,10 +73,14 @@ def test_the_json_is_what_it_was(name: str) -> None:
 
 def _where_both(one: Any, other: Any) -> Any:
     """``one`` without what ``other`` does not know: what is empty, as a statistic that was not measured then, how many
-    ranks there are, and the last good step.
+    ranks there are, the last good step, and of which kind a remedy is.
     """
     if isinstance(one, dict) and isinstance(other, dict):
-        new = {key for key, value in one.items() if key not in other and (not value or key in ("world", "last_good"))}
+        new = {
+            key
+            for key, value in one.items()
+            if key not in other and (not value or key in ("world", "last_good", "kind"))
+        }
         return {key: _where_both(value, other.get(key)) for key, value in one.items() if key not in new}
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         return [_where_both(mine, theirs) for mine, theirs in zip(one, other, strict=True)]
