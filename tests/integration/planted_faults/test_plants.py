@@ -10,7 +10,7 @@ import torch
 
 from ampscope.analysis.results import Incident
 from ampscope.trace.vocabulary import Severity, Verdict
-from tests.integration.planted_faults.conftest import PLANTED
+from tests.integration.planted_faults.conftest import CHANGES_GOOD, CURES, IS_DIFF, PLANTED
 from tests.integration.planted_faults.models import ARCHITECTURES, Architecture
 from tests.integration.planted_faults.table import BF16, FP16, PLANTS, Answer, Plant
 from tests.integration.planted_faults.training import BAD_STEP, HEALTHY_STEPS, train_healthy, train_planted
@@ -46,6 +46,10 @@ def test_a_plant_is_named(
     record_property(PLANTED, str(plant))
     diagnosis = train_planted(where, dtype, plant, run_folder)
     told = [incident for incident in diagnosis.incidents if incident.severity is not Severity.INFO]
+    for remedy in told[0].remedies[:1] if told else ():
+        known = {CURES: remedy.verified, IS_DIFF: remedy.diff, CHANGES_GOOD: remedy.changes_good_values}
+        for name in [name for name, holds in known.items() if holds]:
+            record_property(name, remedy.kind)
     assert [_said(incident) for incident in told] == [plant.answer(where), *plant.also(where)]
     assert {(incident.step, incident.last_step) for incident in told} == {(BAD_STEP, BAD_STEP)}
     assert diagnosis.primary == told[0]
