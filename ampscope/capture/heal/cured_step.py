@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -96,7 +96,13 @@ def _decided_by_gradients(step: TapedStep) -> bool:
     return any(number >= at for at in reads for number in step.edits)
 
 
-def hand_over(cured: CuredStep, optimizer: Optimizer, models: Models, scale: Tensor | None) -> str:
+def hand_over(
+    cured: CuredStep,
+    optimizer: Optimizer,
+    models: Models,
+    scale: Tensor | None,
+    why_not: Callable[[Tensor | None], str],
+) -> str:
     """Gives the gradients and buffers of a cured step to the training.
 
     Args:
@@ -104,6 +110,7 @@ def hand_over(cured: CuredStep, optimizer: Optimizer, models: Models, scale: Ten
         optimizer: Whose gradients take the place of the bad ones.
         models: The watched models.
         scale: The loss scale of the step; None without a scaler.
+        why_not: Says why the step must not be made with gradients of a norm.
 
     Returns:
         Why that cannot be; then nothing was changed. Empty where it was done.
@@ -119,6 +126,10 @@ def hand_over(cured: CuredStep, optimizer: Optimizer, models: Models, scale: Ten
             unscale_(new, scale)
         if not all(map(finite, new)):
             return "its gradients are not finite once they are free of the loss scale"
+        norms = [torch.linalg.vector_norm(each, dtype=torch.float64).cpu() for each in new]
+        reason = why_not(torch.linalg.vector_norm(torch.stack(norms)) if norms else None)
+        if reason:
+            return reason
         for (old, _), each in zip(pairs, new, strict=True):
             old.copy_(each)
         for buffer, value in cured.buffers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from ampscope.capture.budgets import ReplayBudget
@@ -12,8 +13,10 @@ from ampscope.capture.events.run_end import RunEnd
 from ampscope.capture.heal import cured_step, resumed
 from ampscope.capture.heal.choice import BadStep
 from ampscope.capture.heal.cures import poisoned
+from ampscope.capture.heal.good_steps import GoodSteps
 from ampscope.capture.heal.healing import BEGINS, Healing
 from ampscope.capture.heal.in_force import InForce
+from ampscope.capture.heal.leaving_out import LeavingOut
 from ampscope.capture.heal.planning import Handed, Plan, Planner
 from ampscope.capture.heal.told import Change, HealingLog
 from ampscope.capture.record.run_recorder import Recorder
@@ -23,7 +26,6 @@ from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.torch_support import dynamo, torch_private
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
-from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.trace.schema import CureKind
 
 #: Bad steps in a row that no lasting cure has saved, after which healing is of no use.
@@ -65,6 +67,8 @@ class Healer(StepObserver):
         self._examined: StepAttempt | None = None  # the latest
         self._in_force = InForce(settings, log)
         self._planner = Planner(models, recorder, budget, settings, self._in_force, log, guard)
+        self._good_steps = GoodSteps()
+        self._leaving_out = LeavingOut(models)
         self._in_a_row = 0  # bad steps
         self._was_good = True  # the step before
         self._is_over = False
@@ -77,7 +81,12 @@ class Healer(StepObserver):
         """Decides what is to be done about a step that went bad, before its weights have moved."""
         if self._is_over or self.guard.broken:
             return
+        plan, first = self._plan, self._examined
         self._finish()
+        if first is not None and first.opened is bad.attempt.opened and first is not bad.attempt:
+            left_out = plan is not None and plan.handed is Handed.LEFT_OUT  # what holds for one of a step holds for all
+            self._plan = Plan(bad.attempt, CureKind.LEFT_OUT, "", bad.recording, is_told=True) if left_out else None
+            return
         self._examined = bad.attempt
         with self.guard:
             self._plan = self._planner.plan(bad, after_good_step=self._was_good)
@@ -102,7 +111,8 @@ class Healer(StepObserver):
             return Handed.NOTHING
         with self.guard:
             if plan.kind is CureKind.LEFT_OUT:
-                plan.handed = self._leave_out(plan)
+                plan.why_not = self._leaving_out.leave_out(attempt)
+                plan.handed = Handed.NOTHING if plan.why_not else Handed.LEFT_OUT
             elif not (plan.why_not or plan.is_finite):
                 plan.why_not = self._replace(plan, recording, follows_read=follows_read)
                 plan.handed = Handed.NOTHING if plan.why_not else Handed.REPLACED
@@ -118,24 +128,12 @@ class Healer(StepObserver):
         cured = self._planner.run(recording, plan.change) if edited or plan.cured is None else plan.cured
         if cured.reason:
             return cured.reason
-        reason = cured_step.hand_over(cured, optimizer, self._models, scaling.scale if scaling is not None else None)
+        scale = scaling.scale if scaling is not None else None
+        why_not = partial(self._good_steps.why_not, plan.attempt)
+        reason = cured_step.hand_over(cured, optimizer, self._models, scale, why_not)
         if not reason and scaling is not None:
             _clear_flags(scaling.scaler, optimizer)
         return reason
-
-    def _leave_out(self, plan: Plan) -> Handed:
-        """Keeps the scale where it is; without a scaler, leaves the optimizer nothing to step by."""
-        attempt = plan.attempt
-        if attempt.scaling is not None:
-            _clear_flags(attempt.scaling.scaler, attempt.optimizer)
-            return Handed.LEFT_OUT
-        view = OptimizerView(attempt.optimizer)
-        if view.has_own_step or any(id(parameter) not in self._models.parameters for parameter in view.parameters):
-            plan.why_not = "without a scaler, nobody knows what this optimizer does without gradients"
-            return Handed.NOTHING
-        for parameter in view.parameters:
-            parameter.grad = None
-        return Handed.LEFT_OUT
 
     def _finish(self) -> None:
         """Does what lasts of the latest plan, and tells of it."""
@@ -143,7 +141,11 @@ class Healer(StepObserver):
         if plan is None:
             return
         attempt = plan.attempt
+        if plan.handed is Handed.REPLACED and not plan.has_ended:
+            plan.handed, plan.why_not = Handed.NOTHING, "its optimizer was left by an exception"
         self._restore(plan)
+        if plan.is_told:
+            return
         replaced = plan.handed is Handed.REPLACED
         modules = plan.cure.modules if plan.cure is not None else tuple(plan.poisoned)
         code = plan.cure.code if plan.cure is not None else ""
@@ -179,6 +181,7 @@ class Healer(StepObserver):
         if start.number == 0:
             self._log.line("on", BEGINS)
             self._resume()
+        self._leaving_out.step_began()
         self._finish()
 
     def optimizer_steps(self, attempt: StepAttempt) -> None:
@@ -211,7 +214,10 @@ class Healer(StepObserver):
         """Counts what came of it; healing ends where it does not help."""
         attempt = ended.attempt
         if self._plan is not None and self._plan.attempt is attempt:
+            self._plan.has_ended = True
             self._restore(self._plan)
+        self._leaving_out.ended(attempt)
+        self._good_steps.ended(attempt)
         self._was_good = not attempt.bad
         if self._graphs is not None and self._was_good:
             self._log.recompiled(attempt.step, dynamo.graphs_compiled() - self._graphs)

@@ -28,6 +28,7 @@ from ampscope.capture.replay.results import ChangedResult, TrialResult
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.tracing.statistics.stats import finite
 from ampscope.trace.schema import Change, CureKind, Trial
 
 #: Overflows by the loss scale alone, each after a good step, and within how many steps: not how a scaler works.
@@ -57,6 +58,8 @@ class Plan:
     handed: Handed = Handed.NOTHING
     why_not: str = ""  #: its gradients were not handed over
     restored: bool = False  #: buffers that it has spoilt hold finite values again
+    has_ended: bool = False  #: the optimizer has returned, or was skipped
+    is_told: bool = False  #: another optimizer of the same step had it first
     is_finite: bool = False  #: and goes on as it is: what it lost is not known to be worth more
 
 
@@ -151,8 +154,8 @@ class Planner:
         step, scaling = bad.attempt.step, bad.attempt.scaling
         self._by_scale = [each for each in self._by_scale if step - each < WITHIN]
         self._by_scale += [step] if after_good_step else []
-        finite = (each for each in bad.tried if each.result.outcome is Trial.FINITE)
-        best = max((each.scale or 0.0 for each in finite if each.change is Change.SCALE), default=0.0)
+        fits = (each for each in bad.tried if each.result.outcome is Trial.FINITE)
+        best = max((each.scale or 0.0 for each in fits if each.change is Change.SCALE), default=0.0)
         if len(self._by_scale) < OSCILLATES or best <= 1.0 or scaling is None:
             return None
         bound = ScaleBound(scaling.scaler, max(best / HEADROOM, 1.0))
@@ -170,6 +173,9 @@ class Planner:
 
     def _left_out(self, bad: BadStep) -> Plan | None:
         if bad.is_only_of_loss or not bad.is_beyond_precision or not self._settings.allows(CureKind.LEFT_OUT):
+            return None
+        if not all(finite(parameter) for _, parameter in self._models.parameters.values()):
+            self._log.declined(bad.attempt.step, "its weights are not finite, and no step after it would be")
             return None
         kept = ", and the loss scale kept" if bad.attempt.scaling is not None else ""
         text = f"left out, for it is not finite in float32 either{kept}"
