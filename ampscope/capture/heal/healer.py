@@ -13,10 +13,8 @@ from ampscope.capture.events.run_end import RunEnd
 from ampscope.capture.heal import cured_step, resumed
 from ampscope.capture.heal.choice import BadStep
 from ampscope.capture.heal.cures import poisoned
-from ampscope.capture.heal.good_steps import GoodSteps
 from ampscope.capture.heal.healing import BEGINS, Healing
 from ampscope.capture.heal.in_force import InForce
-from ampscope.capture.heal.leaving_out import LeavingOut
 from ampscope.capture.heal.planning import Handed, Plan, Planner
 from ampscope.capture.heal.told import Change, HealingLog
 from ampscope.capture.record.run_recorder import Recorder
@@ -67,8 +65,6 @@ class Healer(StepObserver):
         self._examined: StepAttempt | None = None  # the latest
         self._in_force = InForce(settings, log)
         self._planner = Planner(models, recorder, budget, settings, self._in_force, log, guard)
-        self._good_steps = GoodSteps()
-        self._leaving_out = LeavingOut(models)
         self._in_a_row = 0  # bad steps
         self._was_good = True  # the step before
         self._is_over = False
@@ -111,7 +107,7 @@ class Healer(StepObserver):
             return Handed.NOTHING
         with self.guard:
             if plan.kind is CureKind.LEFT_OUT:
-                plan.why_not = self._leaving_out.leave_out(attempt)
+                plan.why_not = self._planner.leaving_out.leave_out(attempt)
                 plan.handed = Handed.NOTHING if plan.why_not else Handed.LEFT_OUT
             elif not (plan.why_not or plan.is_finite):
                 plan.why_not = self._replace(plan, recording, follows_read=follows_read)
@@ -129,7 +125,7 @@ class Healer(StepObserver):
         if cured.reason:
             return cured.reason
         scale = scaling.scale if scaling is not None else None
-        why_not = partial(self._good_steps.why_not, plan.attempt)
+        why_not = partial(self._planner.good_steps.why_not, plan.attempt)
         reason = cured_step.hand_over(cured, optimizer, self._models, scale, why_not)
         if not reason and scaling is not None:
             _clear_flags(scaling.scaler, optimizer)
@@ -181,7 +177,7 @@ class Healer(StepObserver):
         if start.number == 0:
             self._log.line("on", BEGINS)
             self._resume()
-        self._leaving_out.step_began()
+        self._planner.leaving_out.step_began()
         self._finish()
 
     def optimizer_steps(self, attempt: StepAttempt) -> None:
@@ -216,8 +212,8 @@ class Healer(StepObserver):
         if self._plan is not None and self._plan.attempt is attempt:
             self._plan.has_ended = True
             self._restore(self._plan)
-        self._leaving_out.ended(attempt)
-        self._good_steps.ended(attempt)
+        self._planner.leaving_out.ended(attempt)
+        self._planner.good_steps.ended(attempt)
         self._was_good = not attempt.bad
         if self._graphs is not None and self._was_good:
             self._log.recompiled(attempt.step, dynamo.graphs_compiled() - self._graphs)

@@ -36,7 +36,7 @@ class LeavingOut:
         view = OptimizerView(attempt.optimizer)
         if view.has_own_step or any(id(parameter) not in self._models.parameters for parameter in view.parameters):
             return "without a scaler, nobody knows what this optimizer does without gradients"
-        if torch_private.has_step_hooks(attempt.optimizer):
+        if any(getattr(attempt.optimizer, f"_optimizer_step_{when}_hooks", None) for when in ("pre", "post")):
             return "without a scaler, functions of the loop's own run with its optimizer and may need the gradients"
         self._taken = list(view.with_gradients)
         for parameter, _ in self._taken:

@@ -17,14 +17,17 @@ from ampscope.capture.heal.cures import poisoned
 from ampscope.capture.heal.cures.lasting_cure import LastingCure
 from ampscope.capture.heal.cures.loss_scale import HEADROOM, ScaleBound
 from ampscope.capture.heal.cures.poisoned import Poisoned
+from ampscope.capture.heal.good_steps import GoodSteps
 from ampscope.capture.heal.healing import Healing
 from ampscope.capture.heal.in_force import InForce
+from ampscope.capture.heal.leaving_out import LeavingOut
 from ampscope.capture.heal.told import HealingLog
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.replay.changes import EverythingIn, ReplayChange
 from ampscope.capture.replay.cures import failure
 from ampscope.capture.replay.cures.failure import OpKey
 from ampscope.capture.replay.results import ChangedResult, TrialResult
+from ampscope.capture.replay.tape.entry import EntryKind
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
@@ -95,6 +98,8 @@ class Planner:
         self._guard = guard
         self._tried: dict[OpKey, Sequence[TrialResult]] = {}  # what was tried on the latest step that failed at an op
         self._by_scale: list[int] = []  # steps that overflowed by the loss scale alone
+        self.good_steps = GoodSteps()  #: what they have shown
+        self.leaving_out = LeavingOut(models)  #: leaves steps out
 
     def plan(self, bad: BadStep, *, after_good_step: bool) -> Plan | None:
         """What helps on a step that went bad, before its weights have moved; None where nothing is to be done."""
@@ -142,8 +147,14 @@ class Planner:
         return Plan(bad.attempt, CureKind.STATE, text, bad.recording, cured=cured, poisoned=found)
 
     def _of_accident(self, bad: BadStep) -> Plan | None:
-        """A step that comes out finite when it is run again, each time."""
+        """A step that comes out finite when it is run again, each time.
+
+        Of one with several forwards nobody knows whether the loop set something of the model's between them, which a
+        replay does not.
+        """
         if not (bad.is_not_its_own and self._settings.allows(CureKind.RUN_AGAIN)):
+            return None
+        if sum(entry.kind is EntryKind.MODULE for _, entry in bad.recording.entries()) > 1:
             return None
         cured = self.run(bad.recording, ReplayChange())
         text = "the same calls came out finite when they were run again"

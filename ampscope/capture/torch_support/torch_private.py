@@ -290,11 +290,6 @@ def scaler_found_inf(scaler: Any, optimizer: Any) -> list[Tensor]:
     return list(state.get("found_inf_per_device", {}).values())
 
 
-def has_step_hooks(optimizer: Any) -> bool:
-    """Whether functions were attached to an optimizer that run before or after its steps."""
-    return any(getattr(optimizer, f"_optimizer_step_{when}_hooks", None) for when in ("pre", "post"))
-
-
 def has_gradient_hooks(parameter: Tensor) -> bool:
     """Whether functions were attached to a parameter that may change its gradient."""
     return any(getattr(parameter, name, None) for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import ampscope
 from ampscope.capture.heal.slowdown import Slowdown
@@ -86,19 +86,31 @@ def test_a_cure_that_is_needed_stays(run_folder: Path, scopes: list[ampscope.Sco
     assert healed["scaler"]["scale"] == SCALE
 
 
-def hopeless(model: Any, step: int) -> None:
-    if step >= BAD_STEP:
-        with torch.no_grad():
-            model.first.weight[0, 0] = torch.nan
+def hopeless(step: int, given: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    x, y = given
+    return (x * torch.nan, y) if step >= BAD_STEP else given
 
 
 def test_healing_ends_where_it_does_not_help(run_folder: Path, scopes: list[ampscope.Scope]) -> None:
-    healed = trained(made(Shifted), healing(run_folder, scopes), before=hopeless, steps=20)
+    healed = trained(made(Shifted), healing(run_folder, scopes), batch=hopeless, steps=20)
     told = cures(scopes[0])
     assert [each["kind"] for each in told] == [CureKind.LEFT_OUT] * 4
     notes = [row.text for row in ampscope.open_run(run_folder).rows(Table.EVENTS, kind=EventKind.NOTE)]
     assert notes == ["healing ended: 4 steps in a row went bad all the same"]
     assert healed["scaler"]["scale"] == SCALE / 2 ** (20 - BAD_STEP - 4)
+
+
+def ruined(model: Any, step: int) -> None:
+    if step >= BAD_STEP:
+        with torch.no_grad():
+            model.first.weight[0, 0] = torch.nan
+
+
+def test_a_step_is_not_left_out_where_the_weights_are_not_finite(
+    run_folder: Path, scopes: list[ampscope.Scope]
+) -> None:
+    trained(made(Shifted), healing(run_folder, scopes), before=ruined, steps=8)
+    assert cures(scopes[0]) == []
 
 
 def test_what_makes_it_permanent_is_printed(

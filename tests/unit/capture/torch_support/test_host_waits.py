@@ -31,6 +31,8 @@ WAITS: dict[str, str] = {
     "replay/tape/fingerprints.py alike": REPLAYED,
     "replay/tape/fingerprints.py _differ_little": REPLAYED,
     "replay/state/device_asserts.py _check": REPLAYED,
+    "heal/cured_step.py hand_over": REPLAYED,
+    "heal/good_steps.py why_not": REPLAYED,
     "replay/cures/forms/form_change.py _change": REPLAYED,
     "replay/cures/forms/rows_left_out.py of_step": REPLAYED,
     "step/carried/still_carried.py _is_lost": REPLAYED,
