@@ -30,9 +30,13 @@ class GoodSteps:
         if norm is not None and attempt.stepped and not attempt.bad:
             self._norms.setdefault(attempt.index, deque(maxlen=_KEPT)).append(norm)
 
+    def shares_step(self, attempt: StepAttempt) -> bool:
+        """Whether the optimizer of an attempt has been seen to end a step with others."""
+        return attempt.index in self._together
+
     def why_not(self, attempt: StepAttempt, norm: Tensor | None) -> str:
         """Why a bad step must not be made with gradients of this norm, in words; empty where it may."""
-        if attempt.index in self._together:
+        if self.shares_step(attempt):
             return "several optimizers share the step, and all of them or none may make it"
         known = [float(each) for each in self._norms.get(attempt.index, ())]
         if not known or norm is None:

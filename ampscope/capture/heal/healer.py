@@ -107,7 +107,7 @@ class Healer(StepObserver):
             return Handed.NOTHING
         with self.guard:
             if plan.kind is CureKind.LEFT_OUT:
-                plan.why_not = self._planner.leaving_out.leave_out(attempt)
+                plan.why_not = self._planner.leave_out(attempt)
                 plan.handed = Handed.NOTHING if plan.why_not else Handed.LEFT_OUT
             elif not (plan.why_not or plan.is_finite):
                 plan.why_not = self._replace(plan, recording, follows_read=follows_read)

@@ -182,6 +182,12 @@ class Planner:
         cures = lasting(bad.tried, bad.rows, self._recorder.sites, self._models, scaler)
         return next(filter(None, (self._proved(bad, cure) for cure in cures)), None)
 
+    def leave_out(self, attempt: StepAttempt) -> str:
+        """Leaves a step out, or tells why that cannot be."""
+        if attempt.scaling is None and self.good_steps.shares_step(attempt):
+            return "without a scaler, the other optimizers of the step would go on"
+        return self.leaving_out.leave_out(attempt)
+
     def _left_out(self, bad: BadStep) -> Plan | None:
         if bad.is_only_of_loss or not bad.is_beyond_precision or not self._settings.allows(CureKind.LEFT_OUT):
             return None
