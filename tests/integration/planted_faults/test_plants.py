@@ -49,7 +49,7 @@ def test_a_plant_is_named(
     for remedy in told[0].remedies[:1] if told else ():
         known = {CURES: remedy.verified, IS_DIFF: remedy.diff, CHANGES_GOOD: remedy.changes_good_values}
         for name in [name for name, holds in known.items() if holds]:
-            record_property(name, remedy.kind)
+            record_property(name, str(remedy.kind))
     assert [_said(incident) for incident in told] == [plant.answer(where), *plant.also(where)]
     assert {(incident.step, incident.last_step) for incident in told} == {(BAD_STEP, BAD_STEP)}
     assert diagnosis.primary == told[0]
