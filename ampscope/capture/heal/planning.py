@@ -191,11 +191,10 @@ class Planner:
     def _left_out(self, bad: BadStep) -> Plan | None:
         if bad.is_only_of_loss or not bad.is_beyond_precision or not self._settings.allows(CureKind.LEFT_OUT):
             return None
-        if not all(finite(parameter) for _, parameter in self._models.parameters.values()):
-            self._log.declined(bad.attempt.step, "its weights are not finite, and no step after it would be")
-            return None
+        whole = all(finite(parameter) for _, parameter in self._models.parameters.values())
+        why = "it is not finite in float32 either" if whole else "weights of the model are not finite"
         kept = ", and the loss scale kept" if bad.attempt.scaling is not None else ""
-        text = f"left out, for it is not finite in float32 either{kept}"
+        text = f"left out, for {why}{kept}"
         return Plan(bad.attempt, CureKind.LEFT_OUT, text, bad.recording)
 
     def _proved(self, bad: BadStep, cure: LastingCure) -> Plan | None:

@@ -73,10 +73,10 @@ def _next_steps(folder: Path, rank: int) -> dict[int, int]:
 def _cures(folder: Path, rank: int) -> Iterator[tuple[int, str]]:
     """What healing has changed, and not taken back."""
     told: list[tuple[str, int, str]] = []
-    kinds = pa.array([str(EventKind.CURE), str(EventKind.CURE_LIFTED)])
+    kinds = (EventKind.CURE, EventKind.CURE_LIFTED)
     for rows in _tables(folder, rank, Table.EVENTS, "kind", "step", "text"):
-        found = rows.filter(pc.is_in(rows["kind"].cast(pa.string()), value_set=kinds))
-        told += zip(*(found[name].to_pylist() for name in ("kind", "step", "text")), strict=True)
+        events = zip(*(rows[name].to_pylist() for name in ("kind", "step", "text")), strict=True)
+        told += [event for event in events if event[0] in kinds]  # a filter of pyarrow's would import pandas
     lifted = {
         (detail.get("cure"), detail.get("kind"))
         for kind, _, text in told

@@ -107,4 +107,5 @@ def in_steps(calls: list[str]) -> str:
 def _shortened(step: list[str]) -> Iterator[str]:
     for call, same in groupby(step):
         count = len(list(same))
-        yield call if count == 1 else f"{call} ({count} times)"
+        # of replays there are as many as fit into their seconds, and each sweeps
+        yield call if count == 1 or call == "live.sweep" else f"{call} ({count} times)"

@@ -62,7 +62,7 @@ def _row(tried: Tried, trigger: str, all_tried: Sequence[Tried]) -> tuple[str, .
     loss = "" if tried.loss is None else value(tried.loss)
     at_origin = "" if tried.op_min is None else span(tried.op_min, tried.op_max, missing=UNMEASURED)
     return (
-        f"{change_in_words(tried)}{other_forms.with_scale(tried, all_tried)}",
+        f"{change_in_words(tried)}{other_forms.with_scale(tried, all_tried) if tried.form is not None else ''}",
         outcome_in_words(tried, trigger),
         loss,
         at_origin,

@@ -52,7 +52,13 @@ def of_step(step: TapedStep, models: Models) -> RowsLeftOut | None:
     bad: dict[int, Tensor] = {}
     for read in outside:
         tensor = read.tensor.detach()
-        if read.identity in weights or not tensor.dim() or not tensor.is_floating_point() or tensor.is_sparse:
+        if (
+            read.identity in weights
+            or not tensor.dim()
+            or not tensor.is_floating_point()
+            or tensor.is_sparse
+            or tensor.is_nested
+        ):
             continue
         rows = (tensor.isnan() | tensor.isposinf()).flatten(1).any(1) if tensor.dim() > 1 else tensor.isnan()
         if rows.any():
