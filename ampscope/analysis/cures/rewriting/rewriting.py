@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import math
 from collections.abc import Callable, Sequence
 
@@ -72,7 +73,17 @@ def rewritten(
     if form is Form.SAFE_WHERE and not splices:
         first, splices = masks.named_operand(parsed, asked)
     after = parsed.changed(splices) if splices else None
-    return Edit(line.code, after, _imports(parsed, after), first) if after is not None else None
+    if after is None or _calls_unknown(parsed, after):
+        return None
+    return Edit(line.code, after, _imports(parsed, after), first)
+
+
+def _calls_unknown(before: Statement, after: str) -> bool:
+    """Whether a changed statement calls a bare name that the old one did not show: nobody knows what it is there."""
+    changed = statement(after)
+    known = {node.id for node in before.nodes() if isinstance(node, ast.Name)} | vars(builtins).keys()
+    called = (node.func for node in changed.nodes() if isinstance(node, ast.Call)) if changed is not None else ()
+    return any(isinstance(each, ast.Name) and each.id not in known for each in called)
 
 
 def _imports(before: Statement, after: str) -> tuple[str, ...]:

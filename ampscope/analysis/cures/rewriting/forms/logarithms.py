@@ -103,7 +103,7 @@ def _less_its_largest(statement: Statement, found: Found, how: str) -> Sequence[
 def functional(statement: Statement) -> str:
     """How the statement spells `torch.nn.functional`, with a dot."""
     for node in statement.nodes():
-        if isinstance(node, ast.Name) and node.id == "F":
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "F":
             return "F."
     return "torch.nn.functional."
 

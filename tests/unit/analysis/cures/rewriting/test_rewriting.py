@@ -388,3 +388,8 @@ def test_a_number_is_read_back_as_it_was(value: float) -> None:
     assert edit is not None
     written = edit.after.removeprefix("y = x.clamp(min=").removesuffix(")")
     assert float(written.removeprefix('float("').removesuffix('")')) == value
+
+
+def test_a_name_that_may_not_be_imported_is_not_called() -> None:
+    line = SourceLine(file="a.py", line=1, function="f", code="y = -torch.log(softmax(z, dim=-1))")
+    assert rewritten(line, Form.LOG_SOFTMAX, "log") is None
