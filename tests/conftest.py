@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -52,6 +53,27 @@ def compiled_code_is_forgotten() -> Iterator[None]:
     yield
     if getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", None):
         sys.modules["torch"].compiler.reset()
+
+
+@pytest.fixture(autouse=True)
+def no_hook_is_left_behind() -> Iterator[None]:
+    """What a test leaves on every module of the process, the next one meets: it is taken off and told at once."""
+    yield
+    modules = sys.modules.get("torch.nn.modules.module")
+    if modules is None or not modules._has_any_global_hook():
+        return
+    gc.collect()  # a scope that nobody holds any more takes its own hooks with it
+    left = [hook for name in dir(modules) if name.startswith("_global_") for hook in _hooks_of(getattr(modules, name))]
+    assert not left, f"hooks of every module were left on: {left}"
+
+
+def _hooks_of(registry: object) -> list[object]:
+    """Those of a registry, which is empty then."""
+    if not isinstance(registry, dict):
+        return []
+    hooks = [hook for hook in registry.values() if callable(hook)]
+    registry.clear()
+    return hooks
 
 
 @pytest.fixture(params=["cpu", pytest.param("fake", marks=pytest.mark.accelerator)])

@@ -120,14 +120,14 @@ class Scope(Configurable):
         for _ in range(2):
             with Suppressed():
                 found = found or self._hooks()
-        goes_on, breaking_off = False, self._steps.breaking_off
+        goes_on, leave = False, self._steps.breaking_off.leave_alone
         with Suppressed():
-            goes_on = self._home.goes_on_elsewhere
+            goes_on, leave = self._home.goes_on_elsewhere, self._leaving()
         removals: list[Callable[[], object]] = [
             *found[:2],
             lambda: self._steps.close(end, loop_goes_on=goes_on),
             *found[2:],
-            partial(breaking_off.sweep_later, self._home) if goes_on else breaking_off.leave_alone,
+            leave,
             lambda: self._unseen.ended(self._steps.optimizers.step_of(None), called=self._modules.was_called),
             self._terminal.close,
             lambda: self._recorder.event(EventKind.CLOSE, self._steps.optimizers.step_of(None), ""),
@@ -137,6 +137,13 @@ class Scope(Configurable):
         for remove in removals:
             with Suppressed():  # whatever one of them meets, the others follow
                 surely(remove, tries=2 if remove in found else 1)
+
+    def _leaving(self) -> Callable[[], None]:
+        """What takes away what is on the stacks of the loop's thread."""
+        breaking_off = self._steps.breaking_off
+        if self._home.goes_on_elsewhere:
+            return partial(breaking_off.sweep_later, self._home)
+        return breaking_off.leave_ended_loop if self._home.is_elsewhere else breaking_off.leave_alone
 
     def _hooks(self) -> list[Callable[[], None]]:
         """What takes everything away by which it hears of the loop."""

@@ -65,6 +65,11 @@ class BreakingOff:
         for leave in (collector.go_on, *put_aside):
             surely(leave)
 
+    def leave_ended_loop(self) -> None:
+        """The same, of a loop whose thread has ended, with its stacks."""
+        self._between.let_go()
+        self.leave_alone()
+
     def close_here(self) -> None:
         """The run is closed in this thread, while the loop may be in the midst of a step in its own."""
         self._own.leave_to_this_thread()

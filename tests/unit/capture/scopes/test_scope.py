@@ -28,6 +28,7 @@ def test_a_training_in_another_thread_is_recorded_or_missed_aloud(loop: Training
     scope.close()
     run = ampscope.open_run(scope.folder)
     recorded = [row.loss is not None for row in run.rows(Table.STEPS)]
+    assert not torch.nn.modules.module._has_any_global_hook()
     assert recorded == [True] * 3 or run.rows(Table.EVENTS, kind=EventKind.WARNING)
 
 
