@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from ampscope.analysis.cures.program_lines import Program
 from ampscope.analysis.cures.rewriting import Edit, across_lines, kept_modules, rewritten
 from ampscope.analysis.cures.rewriting.changed_file import diff_at
 from ampscope.analysis.cures.rewriting.forms.conversions import converted
-from ampscope.analysis.results import CodeLine, FormTried, SourceLine
-from ampscope.trace.read.run import Run
+from ampscope.analysis.cures.rewriting.program import autocast_region
+from ampscope.analysis.results import CodeLine, FormTried
 from ampscope.trace.schema import LOSS_CODE, Form
 
 #: A module of one among several watched models: ``Generator[1].head``.
@@ -48,34 +49,28 @@ def of_conversions(lines: Sequence[CodeLine], dtype: str) -> str | None:
     return diff_at(lines[0], lambda code, _: converted(code, dtype))
 
 
-def of_kept(modules: Sequence[str], watched_at: SourceLine | None) -> str | None:
+def of_kept(modules: Sequence[str], program: Program) -> str | None:
     """Modules kept in float32, before the line that calls ``watch``; None where that is not known or not at hand.
 
     Args:
         modules: Their names, as a diagnosis gives them.
-        watched_at: The line.
+        program: Its lines.
     """
-    if watched_at is None or LOSS_CODE in modules:
+    if program.watched_at is None or LOSS_CODE in modules:
         return None
     by_model: dict[int, list[str]] = {}
     for name in modules:
         number, inner = of_which_model(name)
         by_model.setdefault(number or 0, []).append(inner)
-    return kept_modules.kept(watched_at, by_model)
+    return kept_modules.kept(program.watched_at, by_model)
+
+
+def of_autocast(program: Program, dtype: str) -> str | None:
+    """The autocast regions around the models' calls in another dtype, or switched off for ``float32``."""
+    return autocast_region.in_dtype(program.under_autocast, dtype) if program.under_autocast else None
 
 
 def of_which_model(module: str) -> tuple[int | None, str]:
     """The number of the model among several, None where there is one, and a module's name in it."""
     found = _OF_SEVERAL.match(module)
     return (int(found[1]), found[2]) if found else (None, module)
-
-
-def watched_at(run: Run) -> SourceLine | None:
-    """The line of the program that called ``watch``; None where it was not recorded."""
-    told = run.manifest.configuration.get("watched_at")
-    if not isinstance(told, dict):
-        return None
-    file, line, function, code = (told.get(name) for name in ("file", "line", "function", "code"))
-    if not (isinstance(file, str) and isinstance(line, int) and isinstance(code, str)):
-        return None
-    return SourceLine(file=file, line=line, function=function if isinstance(function, str) else "", code=code)

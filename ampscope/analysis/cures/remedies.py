@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from ampscope.analysis.causes.catalogue import CATALOGUE
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Occurrence, Reason
 from ampscope.analysis.causes.range.overflow import ScaleInLoop
-from ampscope.analysis.cures import trials
+from ampscope.analysis.cures import tried_remedies
 from ampscope.analysis.cures.advice import beside
 from ampscope.analysis.cures.explicit_half import ExplicitHalf
-from ampscope.analysis.results import Incident, Remedy, SourceLine, Tried
+from ampscope.analysis.cures.program_lines import Program
+from ampscope.analysis.results import Incident, Remedy, Tried
 from ampscope.trace.schema import Change, ReplayStatus, Trial
 from ampscope.trace.vocabulary import Cause
 
 _NOTHING = ExplicitHalf()
+_UNKNOWN = Program()
 
 
 def remedies(
@@ -25,7 +27,7 @@ def remedies(
     reason: Reason = NOTHING_MORE,
     explicit: ExplicitHalf = _NOTHING,
     tried: Sequence[Tried] = (),
-    watched_at: SourceLine | None = None,
+    program: Program = _UNKNOWN,
 ) -> tuple[Remedy, ...]:
     """The cures for a cause.
 
@@ -36,7 +38,7 @@ def remedies(
         reason: What was seen.
         explicit: The half precision that the code asks for itself.
         tried: The replays.
-        watched_at: The line that calls ``watch``.
+        program: Lines of the program around the model.
     """
     if isinstance(reason, ScaleInLoop):  # the number that the loop took stays what it was in a replay at another scale
         tried = [each for each in tried if each.change != Change.SCALE]
@@ -44,8 +46,8 @@ def remedies(
     occurrence = Occurrence(op=op, module=module, reason=reason, explicit_half=explicit.is_cause, tried=changes)
     advice = CATALOGUE[cause].advice(occurrence)
     if explicit.conversions and not occurrence.has_tried(Change.CONVERSIONS):
-        advice = (trials.take_out(explicit.conversions), *advice)
-    proved = trials.remedies(cause, tried, explicit, watched_at)
+        advice = (tried_remedies.take_out(explicit.conversions), *advice)
+    proved = tried_remedies.remedies(cause, tried, explicit, program)
     helped = [remedy for remedy in proved if remedy.verified]
     return (*helped, *beside(advice, proved, tried), *(remedy for remedy in proved if not remedy.verified))
 

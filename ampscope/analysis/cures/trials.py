@@ -1,16 +1,12 @@
-"""What the counterfactual replays of an incident say: in words, and as remedies that were tried."""
+"""What the counterfactual replays of an incident say, in words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 from ampscope.analysis.causes.catalogue import CATALOGUE
-from ampscope.analysis.causes.range.wider_dtype import USE_BFLOAT16
-from ampscope.analysis.cures import explicit_half, other_forms, own_words
-from ampscope.analysis.cures.explicit_half import ExplicitHalf
-from ampscope.analysis.cures.keeping import keeping
-from ampscope.analysis.results import CodeLine, Incident, Remedy, SourceLine, Tried
+from ampscope.analysis.cures import other_forms
+from ampscope.analysis.results import Incident, Tried
 from ampscope.analysis.words.wording import op_in_words
 from ampscope.trace.schema import LOSS_CODE, Change, Trial, Trigger
 from ampscope.trace.vocabulary import Cause
@@ -24,7 +20,7 @@ def by_precision(cause: Cause, tried: Sequence[Tried]) -> bool:
 
 def fp32_ok(tried: Sequence[Tried]) -> bool | None:
     """Whether the step is finite in float32, each time; None where that was not tried or could not be run."""
-    failed, cured = _of(tried, Change.FP32, Trial.NONFINITE), _of(tried, Change.FP32, Trial.FINITE)
+    failed, cured = came_out(tried, Change.FP32, Trial.NONFINITE), came_out(tried, Change.FP32, Trial.FINITE)
     return not failed if failed or cured else None
 
 
@@ -112,183 +108,8 @@ def _listed(parts: Sequence[str]) -> str:
     return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)
 
 
-_NOTHING = ExplicitHalf()
-#: Causes that a larger loss scale may cure.
-_OF_SMALL_VALUES = (Cause.FP16_UNDERFLOW, Cause.STAGNATION)
-
-# -- remedies ---------------------------------------------------------------------------------------------------------
-
-
-def remedies(
-    cause: Cause, tried: Sequence[Tried], explicit: ExplicitHalf = _NOTHING, watched_at: SourceLine | None = None
-) -> tuple[Remedy, ...]:
-    """What was tried, as advice: what cured the step first, and of that what changes least; then what did not help.
-
-    Each remedy says all that its replay did otherwise: what the code asks for by itself is out of autocast's reach.
-
-    Args:
-        cause: The cause.
-        tried: The replays.
-        explicit: The half precision that the code asks for itself.
-        watched_at: The line that calls ``watch``, where what keeps modules in float32 belongs.
-    """
-    forms = tuple(sorted(other_forms.remedies(tried), key=lambda remedy: bool(remedy.changes_good_values)))
-    if CATALOGUE[cause].cured_by_precision is False:
-        return forms
-    scales = _larger_scale(tried) if cause in _OF_SMALL_VALUES else _scale(tried)
-    advice = [
-        *forms,
-        *_of_kind(Change.MODULES_FP32, _modules(tried, explicit, watched_at), _fewest(tried)),
-        *_wider(tried),
-        *_of_kind(Change.CONVERSIONS, _conversions(tried), tried),
-        *_of_kind(Change.SCALE, scales, ()),
-        *_of_kind(Change.BF16, _bf16(tried, explicit), tried),
-        *_of_kind(Change.FP32, _fp32(tried, explicit), tried),
-    ]
-    return tuple(sorted(advice, key=lambda remedy: not remedy.verified))
-
-
-def _of_kind(change: Change, advice: Iterator[Remedy], tried: Sequence[Tried]) -> Iterator[Remedy]:
-    """Remedies of one change; what cured, with what it costs."""
-    found = [each for each in tried if each.change == change]
-    for remedy in advice:
-        yield replace(remedy, kind=change, cost=other_forms.cost(found) if remedy.verified else None)
-
-
-def _of(tried: Sequence[Tried], change: Change, outcome: Trial) -> list[Tried]:
+def came_out(tried: Sequence[Tried], change: Change, outcome: Trial) -> list[Tried]:
     """The replays with a change that came out so; what cured one step and not another has not cured."""
     failed = [_changed(each) for each in tried if each.outcome == Trial.NONFINITE]
     found = [each for each in tried if each.change == change and each.outcome == outcome]
     return [each for each in found if outcome != Trial.FINITE or _changed(each) not in failed]
-
-
-def _conversions(tried: Sequence[Tried]) -> Iterator[Remedy]:
-    for outcome, verified in ((Trial.FINITE, True), (Trial.NONFINITE, False)):
-        for each in _of(tried, Change.CONVERSIONS, outcome)[:1]:
-            yield take_out(each.conversions or (), verified=verified)
-
-
-def take_out(lines: Sequence[CodeLine], *, verified: bool | None = None) -> Remedy:
-    """The advice not to convert to half precision by hand."""
-    also = " and change nothing else" if verified is False else ", or convert to float32 there"
-    return Remedy(
-        text=f"Take out {explicit_half.places(lines)}{also}.",
-        code=explicit_half.rewritten(lines, "float32"),
-        diff=own_words.of_conversions(lines, "float32") if verified is not False else None,
-        verified=verified,
-    )
-
-
-def _with_explicit(remedy: Remedy, dtype: str, lines: Sequence[CodeLine], half_values: Sequence[str]) -> Remedy:
-    """A remedy together with what else its replay had in another dtype: conversions, and what was half from outside."""
-    text, code = remedy.text, remedy.code
-    if lines:
-        text = f"Take out {explicit_half.places(lines)} (or convert to {dtype}), and {text[:1].lower()}{text[1:]}"
-        code = "\n".join(filter(None, (code, explicit_half.rewritten(lines, dtype))))
-    if half_values:
-        text += f" What is half precision by itself has to be {dtype} too: {explicit_half.listed(half_values)}."
-    return replace(remedy, text=text, code=code)
-
-
-def _modules(tried: Sequence[Tried], explicit: ExplicitHalf, watched_at: SourceLine | None) -> Iterator[Remedy]:
-    cured = _locally(tried)
-    fewest = min(cured, key=lambda each: len(each.modules), default=None)
-    if fewest is not None:
-        half = [name for name in explicit.weights.parameters if _is_inside(name, fewest.modules)]
-        keep = Remedy(
-            text=f"Keep {modules_in_words(fewest.modules)} in float32.",
-            code=keeping(fewest.modules, half),
-            verified=True,
-        )
-        lines = _converted(fewest, explicit) if fewest.conversions or LOSS_CODE in fewest.modules else ()
-        whole = not lines and not half  # what else the replay changed would be missing
-        keep = replace(keep, diff=own_words.of_kept(fewest.modules, watched_at) if whole else None)
-        yield _with_explicit(keep, "float32", lines, half)
-    for each in _of(tried, Change.MODULES_FP32, Trial.NONFINITE)[:1]:
-        alone = " alone" if len(each.modules) == 1 else ""
-        keep = Remedy(text=f"Keep {modules_in_words(each.modules)}{alone} in float32.", verified=False)
-        yield _with_explicit(keep, "float32", each.conversions or (), ())
-
-
-def _converted(tried: Tried, explicit: ExplicitHalf) -> tuple[CodeLine, ...]:
-    """The conversions that a replay replaced; where that was not recorded, the one that the failure stems from."""
-    return explicit.conversions if tried.conversions is None else tried.conversions
-
-
-def _is_inside(name: str, modules: Sequence[str]) -> bool:
-    return any(not module or name.startswith(f"{module}.") for module in modules)
-
-
-def _locally(tried: Sequence[Tried]) -> list[Tried]:
-    """What cured the step with some modules in float32, and not the whole model."""
-    return [each for each in _of(tried, Change.MODULES_FP32, Trial.FINITE) if "" not in each.modules]
-
-
-def _fewest(tried: Sequence[Tried]) -> list[Tried]:
-    """The replays with the fewest modules that cured."""
-    cured = _locally(tried)
-    fewest = min(cured, key=lambda each: len(each.modules), default=None)
-    return [each for each in cured if fewest is not None and each.modules == fewest.modules]
-
-
-def _wider(tried: Sequence[Tried]) -> Iterator[Remedy]:
-    """More modules than the cure needs, where another is next to overflow; the replay says which."""
-    wider = {each.modules: each for each in _locally(tried) if each.reason}
-    for modules, each in wider.items():
-        yield Remedy(
-            text=f"Keep {modules_in_words(modules)} in float32: {each.reason}.",
-            code=keeping(modules, ()),
-            verified=True,
-            kind=Change.MODULES_FP32,
-            cost=other_forms.cost([each for each in tried if each.modules == modules]),
-        )
-
-
-def _larger_scale(tried: Sequence[Tried]) -> Iterator[Remedy]:
-    """The loss scale for gradients that are too small."""
-    for each in _of(tried, Change.SCALE, Trial.FINITE)[:1]:
-        yield Remedy(
-            text=f"Start with a larger loss scale: at {each.scale:g} the gradients of this step are whole.",
-            code=f"scaler = torch.amp.GradScaler(init_scale={each.scale!r})",
-            verified=True,
-        )
-    for each in _of(tried, Change.SCALE, Trial.NONFINITE)[:1]:
-        yield Remedy(text=f"A larger loss scale: one of {each.scale:g} does not help.", verified=False)
-
-
-def _scale(tried: Sequence[Tried]) -> Iterator[Remedy]:
-    fits = max((each.scale or 0.0 for each in _of(tried, Change.SCALE, Trial.FINITE)), default=0.0)
-    if fits > 1:
-        yield Remedy(
-            text=f"Start with a loss scale that fits: the gradients of this step are finite at {fits:g}.",
-            code=f"scaler = torch.amp.GradScaler(init_scale={fits!r})",
-            verified=True,
-        )
-    elif not fits and _of(tried, Change.SCALE, Trial.NONFINITE):
-        yield Remedy(text="Lower the loss scale: even a scale of 1 does not help.", verified=False)
-
-
-def _bf16(tried: Sequence[Tried], explicit: ExplicitHalf) -> Iterator[Remedy]:
-    for outcome, verified in ((Trial.FINITE, True), (Trial.NONFINITE, False)):
-        for each in _of(tried, Change.BF16, outcome)[:1]:
-            yield _with_explicit(
-                replace(USE_BFLOAT16, verified=verified), "bfloat16", _converted(each, explicit), explicit.half_values
-            )
-
-
-def _fp32(tried: Sequence[Tried], explicit: ExplicitHalf) -> Iterator[Remedy]:
-    """Float32 for everything: the last of what helps, because it gives up what mixed precision is for."""
-    whole = [each for each in _of(tried, Change.MODULES_FP32, Trial.FINITE) if "" in each.modules]
-    cured = [*whole, *_of(tried, Change.FP32, Trial.FINITE)]
-    if _of(tried, Change.FP32, Trial.NONFINITE):
-        yield Remedy(text="More precision: float32 everywhere.", verified=False)
-    elif cured and not _locally(tried) and not _of(tried, Change.CONVERSIONS, Trial.FINITE):
-        lines, half_values = _converted(cured[-1], explicit), explicit.half_values
-        part = "" if whole or lines or half_values else ", or switch it off around the part that fails"
-        weights = "model.float()\n" if explicit.weights.parameters or explicit.weights.buffers else ""
-        without = Remedy(
-            text=f"Compute in float32: leave autocast out{part}.",
-            code=f"{weights}with torch.autocast(device_type, enabled=False):\n    loss = loss_fn(model(x.float()), y)",
-            verified=True,
-        )
-        yield _with_explicit(without, "float32", lines, half_values)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ampscope.analysis.cures import own_words
+from ampscope.analysis.cures.program_lines import program_of
 from ampscope.analysis.diagnosis.across_ranks import examined_incidents
 from ampscope.analysis.diagnosis.apart_replicas import apart_replicas
 from ampscope.analysis.diagnosis.examined import merged
@@ -72,7 +72,7 @@ def _diagnose(run: Run, *, whole: bool) -> Diagnosis:
     sampled = sampled_rank(run, world)
     history = histories(run, sampled)
     sites = Sites(run, sampled)
-    examined = merged(without_consequences(examined_incidents(run, world)), own_words.watched_at(run))
+    examined = merged(without_consequences(examined_incidents(run, world)), program_of(run))
     lost = any(each.trigger == Trigger.LOST_GRADIENT for each in examined)
     held = frozenset(name for each in examined if each.trigger == Trigger.UPDATES_LOST for name in each.tripped)
     silent = silent_failures(run, sites, history, lost=lost, held=held)

@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Reason
 from ampscope.analysis.cures.explicit_half import ExplicitHalf
+from ampscope.analysis.cures.program_lines import Program
 from ampscope.analysis.cures.remedies import remedies, why_untried
-from ampscope.analysis.results import Incident, Remedy, SourceLine
+from ampscope.analysis.results import Incident, Remedy
 from ampscope.trace.schema import Change, Trigger
 from ampscope.trace.vocabulary import Cause
 
+_UNKNOWN = Program()
 _KEEP_WIDE = Remedy(
     text="Keep what the loop carries from step to step in float32; cast it where it is used.",
     code="state = state.float()",
@@ -100,8 +102,8 @@ class Examined(NamedTuple):
         )
         return self._replace(incident=joined, steps=steps)
 
-    def with_remedies(self, watched_at: SourceLine | None) -> Incident:
-        """The incident with what cures it; some of it belongs to the line that calls ``watch``."""
+    def with_remedies(self, program: Program) -> Incident:
+        """The incident with what cures it; some of it belongs to other lines of the program."""
         incident = self.incident
         if incident.cause.is_benign:
             return incident
@@ -112,7 +114,7 @@ class Examined(NamedTuple):
             reason=self.reason,
             explicit=self.explicit,
             tried=incident.tried,
-            watched_at=watched_at,
+            program=program,
         )
         if incident.trigger == Trigger.NONFINITE_CARRIED and incident.cause is Cause.FP16_OVERFLOW:
             advice = (replace(_KEEP_WIDE, verified=self.wide), *advice)
@@ -121,7 +123,7 @@ class Examined(NamedTuple):
         return replace(incident, remedies=tuple(sorted(told, key=lambda remedy: remedy.verified is False)))
 
 
-def merged(examined: Iterable[Examined], watched_at: SourceLine | None = None) -> list[Incident]:
+def merged(examined: Iterable[Examined], program: Program = _UNKNOWN) -> list[Incident]:
     """Repeats of one origin as one incident with count and span, in the order of their steps, with their remedies.
 
     The first keeps its details; what was tried on any of them counts for all. The same on several ranks is one, too.
@@ -134,4 +136,4 @@ def merged(examined: Iterable[Examined], watched_at: SourceLine | None = None) -
     for each in sorted(joined, key=lambda each: (each.incident.step, each.incident.rank)):
         first = kept.get(each.key)
         kept[each.key] = first.joined_by_rank(each) if first else each
-    return [each.with_remedies(watched_at) for each in kept.values()]
+    return [each.with_remedies(program) for each in kept.values()]

@@ -211,12 +211,14 @@ class IncidentRow(NamedTuple):
     #: gradient lost its mass
     over_budget: bool  #: not replayed, because replays had used up their share of the run's time
     evidence: str  #: JSON: under ``rows``, of each input that was not finite, which rows; under ``compiled``,
-    #: whether `torch.compile` was in use; under ``ops``, for `Trigger.ABSORBED_OVERFLOW`, the ``ops.seq`` of what gave
-    #: the inf, and under ``hidden``, where the code itself took it for a number, pairs of those with the ``ops.seq`` of
-    #: what did; ``gradients_apart`` and ``loss_apart`` are then the distances from float32, as shares of what that has;
-    #: under ``lost``, for `Trigger.LOST_GRADIENT`, of each parameter the share of its gradient's mass that is
-    #: missing; under ``exception``, for `Trigger.EXCEPTION`, what is known of the call that raised; under ``distinct``,
-    #: for `Trigger.INFORMATION_LOST`, by the ``ops.seq`` of each cast how many different values a sample of its operand
+    #: whether `torch.compile` was in use; under ``called_from``, the user's lines that call the models (``file``,
+    #: ``line``, ``function``, ``code``), and the dtype of the ``autocast`` region there, empty outside; under ``ops``,
+    #: for `Trigger.ABSORBED_OVERFLOW`, the ``ops.seq`` of what gave the inf, and under ``hidden``, where the code
+    #: itself took it for a number, pairs of those with the ``ops.seq`` of what did; ``gradients_apart`` and
+    #: ``loss_apart`` are then the distances from float32, as shares of what that has; under ``lost``, for
+    #: `Trigger.LOST_GRADIENT`, of each parameter the share of its gradient's mass that is missing; under ``exception``,
+    #: for `Trigger.EXCEPTION`, what is known of the call that raised; under ``distinct``, for
+    #: `Trigger.INFORMATION_LOST`, by the ``ops.seq`` of each cast how many different values a sample of its operand
     #: has, and how many that of its result; under ``cast_before`` of those that came from a cast before the step, that
     #: cast and the first step that read such values; under ``in_float32``, for `Trigger.NONFINITE_CARRIED`, the `Trial`
     #: of the same calls in float32

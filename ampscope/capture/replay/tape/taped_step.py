@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,6 +17,9 @@ from ampscope.capture.torch_support.communication import gradient_reduction
 from ampscope.capture.torch_support.communication.gradient_reduction import GradientReduction, synchronising, wrapper_of
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.tracing.statistics.stats import finite
+
+#: Lines that call the models which are told.
+MOST_LINES = 8
 
 
 class TapedStep(NamedTuple):
@@ -72,6 +75,21 @@ class TapedStep(NamedTuple):
         also = [source.entry for source in (*(each for _, each in (*self.left, *self.updates)), *self.given.values())]
         numbers = dependencies.needed(self.tape.entries, self.tape.start, self.since, [*also, *self.edits])
         return [(number, self.tape[number]) for number in numbers]
+
+    def called_from(self) -> list[dict[str, Any]]:
+        """The user's lines that call a watched model, each once, for the evidence of an incident."""
+        calls = [entry for _, entry in self.entries() if entry.kind is EntryKind.MODULE and entry.place.code]
+        regions = {entry.place: entry.state.ambient.autocast_dtype for entry in calls}
+        return [
+            {
+                "file": place.file,
+                "line": place.line,
+                "function": place.function,
+                "code": place.text,
+                "autocast": str(dtype).removeprefix("torch.") if dtype is not None else "",
+            }
+            for place, dtype in list(regions.items())[:MOST_LINES]
+        ]
 
     def devices(self) -> set[torch.device]:
         """Whose generators its calls may draw from."""

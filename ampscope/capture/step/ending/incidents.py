@@ -93,7 +93,8 @@ class Incidents:
             outcome.reason = "the replay itself failed; the run's events say why"
             with self._guard, memory.collector_resting():
                 outcome, rows, recording = self._replay(attempt, symptom, recording)
-                details = outcome.as_evidence() | {"compiled": self._models.compiled} | dict(bad.details)
+                program = {"compiled": self._models.compiled, "called_from": recording.called_from()}
+                details = outcome.as_evidence() | program | dict(bad.details)
                 evidence = replace(evidence, details=details)
                 if is_of_state and (rows is None or not _matters(rows)):
                     return

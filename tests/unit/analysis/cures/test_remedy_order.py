@@ -12,7 +12,7 @@ from torch import nn
 
 import ampscope
 from ampscope.analysis.causes.range.overflow import LossGrew
-from ampscope.analysis.cures import trials
+from ampscope.analysis.cures import trials, tried_remedies
 from ampscope.analysis.cures.remedies import remedies, why_untried
 from ampscope.analysis.results import Cost, FormTried, Remedy, Tried
 from ampscope.report.wording.remedy_words import remedy_in_words
@@ -33,7 +33,7 @@ def form(name: Form, outcome: Trial = FINITE, *, good_change: float = 0.0, **mor
 
 
 def told(*all_tried: Tried) -> list[tuple[str, bool | None]]:
-    return [(each.kind, each.verified) for each in trials.remedies(Cause.FP16_OVERFLOW, all_tried)]
+    return [(each.kind, each.verified) for each in tried_remedies.remedies(Cause.FP16_OVERFLOW, all_tried)]
 
 
 def test_the_smallest_change_that_cures_comes_first() -> None:
@@ -60,7 +60,7 @@ def test_a_form_that_failed_once_has_not_cured() -> None:
 def test_more_modules_are_the_second_choice_and_it_says_why() -> None:
     because = "b is within a factor of 1.6 of overflow in the same step"
     few, more = tried(Change.MODULES_FP32, FINITE, "a"), tried(Change.MODULES_FP32, FINITE, "a", "b", reason=because)
-    assert [each.text for each in trials.remedies(Cause.FP16_OVERFLOW, [more, few])] == [
+    assert [each.text for each in tried_remedies.remedies(Cause.FP16_OVERFLOW, [more, few])] == [
         "Keep a in float32.",
         f"Keep a and b in float32: {because}.",
     ]
@@ -68,7 +68,7 @@ def test_more_modules_are_the_second_choice_and_it_says_why() -> None:
 
 def test_a_cost_is_that_of_the_replay_in_which_it_was_measured() -> None:
     rows = [form(Form.IN_FLOAT32, extra_bytes=512), form(Form.IN_FLOAT32, step=4, extra_bytes=640, extra_time=0.25)]
-    (remedy,) = trials.remedies(Cause.FP16_OVERFLOW, rows)
+    (remedy,) = tried_remedies.remedies(Cause.FP16_OVERFLOW, rows)
     assert remedy.cost == Cost(time=0.25, bytes=512)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ampscope.analysis.cures import own_words
+from ampscope.analysis.cures.program_lines import Program
 from ampscope.analysis.cures.rewriting.applied import applied
 from ampscope.analysis.cures.rewriting.forms.conversions import converted
 from ampscope.analysis.cures.rewriting.source_file import files_below, read
@@ -58,7 +59,7 @@ def test_a_scale_of_a_later_line_goes_before_the_product(tmp_path: Path, body: s
 def kept(root: Path, text: str, line: int, *modules: str) -> str | None:
     (root / "net.py").write_text(text)
     with files_below(root):
-        diff, source = own_words.of_kept(modules, place(line, text)), read(root / "net.py")
+        diff, source = own_words.of_kept(modules, Program(watched_at=place(line, text))), read(root / "net.py")
     assert source is not None
     return applied(diff, source) if diff is not None else None
 

@@ -1,0 +1,44 @@
+"""Lines of a program that a cure may have to change besides the one that failed."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ampscope.analysis.results import SourceLine
+from ampscope.trace.json_columns import details
+from ampscope.trace.read.run import Run
+from ampscope.trace.schema import Table
+
+
+class Program(NamedTuple):
+    """What is known of a program around its model."""
+
+    watched_at: SourceLine | None = None  #: the line that calls ``watch``; None where it was not recorded
+    called_from: tuple[SourceLine, ...] = ()  #: the lines that call the models
+    under_autocast: tuple[SourceLine, ...] = ()  #: those among them around which an autocast region was
+
+
+def program_of(run: Run) -> Program:
+    """The lines of a run's program, as its trace has them."""
+    rows = [row for rank in run.ranks for row in run.rows(Table.INCIDENTS, rank=rank)]
+    told = [each for row in rows for each in _listed(details(row.evidence).get("called_from"))]
+    lines = {line: bool(each.get("autocast")) for each in told if (line := _line(each)) is not None}
+    return Program(
+        watched_at=_line(run.manifest.configuration.get("watched_at")),
+        called_from=tuple(lines),
+        under_autocast=tuple(line for line, inside in lines.items() if inside),
+    )
+
+
+def _listed(told: Any) -> list[dict[str, Any]]:
+    return [each for each in told if isinstance(each, dict)] if isinstance(told, list) else []
+
+
+def _line(told: Any) -> SourceLine | None:
+    """A line as JSON has it."""
+    if not isinstance(told, dict):
+        return None
+    file, line, function, code = (told.get(name) for name in ("file", "line", "function", "code"))
+    if not (isinstance(file, str) and isinstance(line, int) and isinstance(code, str)):
+        return None
+    return SourceLine(file=file, line=line, function=function if isinstance(function, str) else "", code=code)

@@ -1,0 +1,88 @@
+"""What a program's own names stand for, as far as its text shows: what was imported, and what was given a name once."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from ampscope.analysis.cures.rewriting.statement import dotted
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Module
+
+
+def imported_name(tree: ast.Module, node: ast.AST) -> str:
+    """What a chain of names is outside the program: ``torch.autocast``; empty where nothing was imported by its first.
+
+    A name that the program gives to something else, too, is not known.
+    """
+    first, _, rest = dotted(node).partition(".")
+    origins = {origin for name, origin in _imports(tree) if name == first}
+    if len(origins) != 1 or _is_bound(tree, first):
+        return ""
+    return ".".join(filter(None, (*origins, rest)))
+
+
+def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Every name that a program imports, and what it is."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for each in node.names:
+                yield each.asname or each.name.partition(".")[0], each.name if each.asname else each.name.split(".")[0]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield from ((each.asname or each.name, f"{node.module}.{each.name}") for each in node.names)
+
+
+def _is_bound(tree: ast.Module, name: str) -> bool:
+    """Whether a program gives a name itself: to a value, an argument, a function or a class."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name:
+            return True
+        if isinstance(node, ast.arg) and node.arg == name:
+            return True
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and node.name == name:
+            return True
+    return False
+
+
+def function_around(tree: ast.Module, line: int) -> Function:
+    """The innermost function whose body holds a line; the program where none does."""
+    found: Function = tree
+    for node in ast.walk(tree):  # outer ones come before inner ones
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        if node.body[0].lineno <= line <= (node.end_lineno or 0):
+            found = node
+    return found
+
+
+def own_nodes(scope: Function) -> Iterator[ast.AST]:
+    """Every part of a function, without those of the functions and classes inside it."""
+    front: list[ast.AST] = list(ast.iter_child_nodes(scope))
+    while front:
+        node = front.pop()
+        yield node
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            front.extend(ast.iter_child_nodes(node))
+
+
+def assigned_once(tree: ast.Module, name: str, line: int) -> ast.expr | None:
+    """What a name stands for on a line, where its function, or else the program, assigns it in one statement alone."""
+    scopes: list[Function] = [function_around(tree, line), tree]
+    for scope in scopes:
+        stored = [node for node in own_nodes(scope) if isinstance(node, ast.Name) and node.id == name]
+        stored = [node for node in stored if not isinstance(node.ctx, ast.Load)]
+        if not stored and not _is_argument(scope, name):
+            continue
+        simple = [node for node in own_nodes(scope) if isinstance(node, (ast.Assign, ast.AnnAssign))]
+        values = [node.value for node in simple if stored and stored[0] in _targets(node)]
+        return values[0] if len(stored) == 1 and values and not _is_argument(scope, name) else None
+    return None
+
+
+def _targets(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
+    return node.targets if isinstance(node, ast.Assign) else [node.target]
+
+
+def _is_argument(scope: Function, name: str) -> bool:
+    given = scope.args if not isinstance(scope, ast.Module) else None
+    return given is not None and any(isinstance(each, ast.arg) and each.arg == name for each in ast.walk(given))

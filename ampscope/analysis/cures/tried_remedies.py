@@ -1,0 +1,192 @@
+"""What counterfactual replays have tried on an incident, as remedies: in words, as code, and as a diff."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from ampscope.analysis.causes.catalogue import CATALOGUE
+from ampscope.analysis.causes.range.wider_dtype import USE_BFLOAT16
+from ampscope.analysis.cures import explicit_half, other_forms, own_words
+from ampscope.analysis.cures.explicit_half import ExplicitHalf
+from ampscope.analysis.cures.keeping import keeping
+from ampscope.analysis.cures.program_lines import Program
+from ampscope.analysis.cures.trials import came_out, modules_in_words
+from ampscope.analysis.results import CodeLine, Remedy, Tried
+from ampscope.trace.schema import LOSS_CODE, Change, Trial
+from ampscope.trace.vocabulary import Cause
+
+_NOTHING = ExplicitHalf()
+_UNKNOWN = Program()
+#: Causes that a larger loss scale may cure.
+_OF_SMALL_VALUES = (Cause.FP16_UNDERFLOW, Cause.STAGNATION)
+
+
+def remedies(
+    cause: Cause, tried: Sequence[Tried], explicit: ExplicitHalf = _NOTHING, program: Program = _UNKNOWN
+) -> tuple[Remedy, ...]:
+    """What was tried, as advice: what cured the step first, and of that what changes least; then what did not help.
+
+    Each remedy says all that its replay did otherwise: what the code asks for by itself is out of autocast's reach.
+
+    Args:
+        cause: The cause.
+        tried: The replays.
+        explicit: The half precision that the code asks for itself.
+        program: Lines of the program around the model, where some of it belongs.
+    """
+    forms = tuple(sorted(other_forms.remedies(tried), key=lambda remedy: bool(remedy.changes_good_values)))
+    if CATALOGUE[cause].cured_by_precision is False:
+        return forms
+    scales = _larger_scale(tried) if cause in _OF_SMALL_VALUES else _scale(tried)
+    advice = [
+        *forms,
+        *_of_kind(Change.MODULES_FP32, _modules(tried, explicit, program), _fewest(tried)),
+        *_wider(tried),
+        *_of_kind(Change.CONVERSIONS, _conversions(tried), tried),
+        *_of_kind(Change.SCALE, scales, ()),
+        *_of_kind(Change.BF16, _bf16(tried, explicit, program), tried),
+        *_of_kind(Change.FP32, _fp32(tried, explicit, program), tried),
+    ]
+    return tuple(sorted(advice, key=lambda remedy: not remedy.verified))
+
+
+def _of_kind(change: Change, advice: Iterator[Remedy], tried: Sequence[Tried]) -> Iterator[Remedy]:
+    """Remedies of one change; what cured, with what it costs."""
+    found = [each for each in tried if each.change == change]
+    for remedy in advice:
+        yield replace(remedy, kind=change, cost=other_forms.cost(found) if remedy.verified else None)
+
+
+def _conversions(tried: Sequence[Tried]) -> Iterator[Remedy]:
+    for outcome, verified in ((Trial.FINITE, True), (Trial.NONFINITE, False)):
+        for each in came_out(tried, Change.CONVERSIONS, outcome)[:1]:
+            yield take_out(each.conversions or (), verified=verified)
+
+
+def take_out(lines: Sequence[CodeLine], *, verified: bool | None = None) -> Remedy:
+    """The advice not to convert to half precision by hand."""
+    also = " and change nothing else" if verified is False else ", or convert to float32 there"
+    return Remedy(
+        text=f"Take out {explicit_half.places(lines)}{also}.",
+        code=explicit_half.rewritten(lines, "float32"),
+        diff=own_words.of_conversions(lines, "float32") if verified is not False else None,
+        verified=verified,
+    )
+
+
+def _with_explicit(remedy: Remedy, dtype: str, lines: Sequence[CodeLine], half_values: Sequence[str]) -> Remedy:
+    """A remedy together with what else its replay had in another dtype: conversions, and what was half from outside."""
+    text, code = remedy.text, remedy.code
+    if lines:
+        text = f"Take out {explicit_half.places(lines)} (or convert to {dtype}), and {text[:1].lower()}{text[1:]}"
+        code = "\n".join(filter(None, (code, explicit_half.rewritten(lines, dtype))))
+    if half_values:
+        text += f" What is half precision by itself has to be {dtype} too: {explicit_half.listed(half_values)}."
+    return replace(remedy, text=text, code=code)
+
+
+def _modules(tried: Sequence[Tried], explicit: ExplicitHalf, program: Program) -> Iterator[Remedy]:
+    cured = _locally(tried)
+    fewest = min(cured, key=lambda each: len(each.modules), default=None)
+    if fewest is not None:
+        half = [name for name in explicit.weights.parameters if _is_inside(name, fewest.modules)]
+        keep = Remedy(
+            text=f"Keep {modules_in_words(fewest.modules)} in float32.",
+            code=keeping(fewest.modules, half),
+            verified=True,
+        )
+        lines = _converted(fewest, explicit) if fewest.conversions or LOSS_CODE in fewest.modules else ()
+        whole = not lines and not half  # what else the replay changed would be missing
+        keep = replace(keep, diff=own_words.of_kept(fewest.modules, program) if whole else None)
+        yield _with_explicit(keep, "float32", lines, half)
+    for each in came_out(tried, Change.MODULES_FP32, Trial.NONFINITE)[:1]:
+        alone = " alone" if len(each.modules) == 1 else ""
+        keep = Remedy(text=f"Keep {modules_in_words(each.modules)}{alone} in float32.", verified=False)
+        yield _with_explicit(keep, "float32", each.conversions or (), ())
+
+
+def _converted(tried: Tried, explicit: ExplicitHalf) -> tuple[CodeLine, ...]:
+    """The conversions that a replay replaced; where that was not recorded, the one that the failure stems from."""
+    return explicit.conversions if tried.conversions is None else tried.conversions
+
+
+def _is_inside(name: str, modules: Sequence[str]) -> bool:
+    return any(not module or name.startswith(f"{module}.") for module in modules)
+
+
+def _locally(tried: Sequence[Tried]) -> list[Tried]:
+    """What cured the step with some modules in float32, and not the whole model."""
+    return [each for each in came_out(tried, Change.MODULES_FP32, Trial.FINITE) if "" not in each.modules]
+
+
+def _fewest(tried: Sequence[Tried]) -> list[Tried]:
+    """The replays with the fewest modules that cured."""
+    cured = _locally(tried)
+    fewest = min(cured, key=lambda each: len(each.modules), default=None)
+    return [each for each in cured if fewest is not None and each.modules == fewest.modules]
+
+
+def _wider(tried: Sequence[Tried]) -> Iterator[Remedy]:
+    """More modules than the cure needs, where another is next to overflow; the replay says which."""
+    wider = {each.modules: each for each in _locally(tried) if each.reason}
+    for modules, each in wider.items():
+        yield Remedy(
+            text=f"Keep {modules_in_words(modules)} in float32: {each.reason}.",
+            code=keeping(modules, ()),
+            verified=True,
+            kind=Change.MODULES_FP32,
+            cost=other_forms.cost([each for each in tried if each.modules == modules]),
+        )
+
+
+def _larger_scale(tried: Sequence[Tried]) -> Iterator[Remedy]:
+    """The loss scale for gradients that are too small."""
+    for each in came_out(tried, Change.SCALE, Trial.FINITE)[:1]:
+        yield Remedy(
+            text=f"Start with a larger loss scale: at {each.scale:g} the gradients of this step are whole.",
+            code=f"scaler = torch.amp.GradScaler(init_scale={each.scale!r})",
+            verified=True,
+        )
+    for each in came_out(tried, Change.SCALE, Trial.NONFINITE)[:1]:
+        yield Remedy(text=f"A larger loss scale: one of {each.scale:g} does not help.", verified=False)
+
+
+def _scale(tried: Sequence[Tried]) -> Iterator[Remedy]:
+    fits = max((each.scale or 0.0 for each in came_out(tried, Change.SCALE, Trial.FINITE)), default=0.0)
+    if fits > 1:
+        yield Remedy(
+            text=f"Start with a loss scale that fits: the gradients of this step are finite at {fits:g}.",
+            code=f"scaler = torch.amp.GradScaler(init_scale={fits!r})",
+            verified=True,
+        )
+    elif not fits and came_out(tried, Change.SCALE, Trial.NONFINITE):
+        yield Remedy(text="Lower the loss scale: even a scale of 1 does not help.", verified=False)
+
+
+def _bf16(tried: Sequence[Tried], explicit: ExplicitHalf, program: Program) -> Iterator[Remedy]:
+    for outcome, verified in ((Trial.FINITE, True), (Trial.NONFINITE, False)):
+        for each in came_out(tried, Change.BF16, outcome)[:1]:
+            lines, half_values = _converted(each, explicit), explicit.half_values
+            whole = verified and not (lines or half_values)  # what else the replay changed would be missing
+            diff = own_words.of_autocast(program, "bfloat16") if whole else None
+            yield _with_explicit(replace(USE_BFLOAT16, verified=verified, diff=diff), "bfloat16", lines, half_values)
+
+
+def _fp32(tried: Sequence[Tried], explicit: ExplicitHalf, program: Program) -> Iterator[Remedy]:
+    """Float32 for everything: the last of what helps, because it gives up what mixed precision is for."""
+    whole = [each for each in came_out(tried, Change.MODULES_FP32, Trial.FINITE) if "" in each.modules]
+    cured = [*whole, *came_out(tried, Change.FP32, Trial.FINITE)]
+    if came_out(tried, Change.FP32, Trial.NONFINITE):
+        yield Remedy(text="More precision: float32 everywhere.", verified=False)
+    elif cured and not _locally(tried) and not came_out(tried, Change.CONVERSIONS, Trial.FINITE):
+        lines, half_values = _converted(cured[-1], explicit), explicit.half_values
+        part = "" if whole or lines or half_values else ", or switch it off around the part that fails"
+        weights = "model.float()\n" if explicit.weights.parameters or explicit.weights.buffers else ""
+        without = Remedy(
+            text=f"Compute in float32: leave autocast out{part}.",
+            code=f"{weights}with torch.autocast(device_type, enabled=False):\n    loss = loss_fn(model(x.float()), y)",
+            verified=True,
+            diff=own_words.of_autocast(program, "float32") if not (lines or half_values) else None,
+        )
+        yield _with_explicit(without, "float32", lines, half_values)
