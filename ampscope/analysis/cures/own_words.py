@@ -10,6 +10,7 @@ from ampscope.analysis.cures.rewriting import Edit, across_lines, kept_modules, 
 from ampscope.analysis.cures.rewriting.changed_file import diff_at
 from ampscope.analysis.cures.rewriting.forms.conversions import converted
 from ampscope.analysis.cures.rewriting.program import autocast_region
+from ampscope.analysis.cures.rewriting.program.joined import joined
 from ampscope.analysis.results import CodeLine, FormTried
 from ampscope.trace.schema import LOSS_CODE, Form
 
@@ -43,10 +44,8 @@ def of_form(tried: FormTried) -> str | None:
 
 
 def of_conversions(lines: Sequence[CodeLine], dtype: str) -> str | None:
-    """A conversion to half precision, to ``dtype`` instead; None where there are several, or the line names none."""
-    if len(lines) != 1:
-        return None
-    return diff_at(lines[0], lambda code, _: converted(code, dtype))
+    """Conversions to half precision, to ``dtype`` instead; None where one of the lines names none."""
+    return joined([diff_at(line, lambda code, _: converted(code, dtype)) for line in lines])
 
 
 def of_kept(modules: Sequence[str], program: Program) -> str | None:

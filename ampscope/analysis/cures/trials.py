@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 
 from ampscope.analysis.causes.catalogue import CATALOGUE
 from ampscope.analysis.cures import other_forms
@@ -10,6 +11,9 @@ from ampscope.analysis.results import Incident, Tried
 from ampscope.analysis.words.wording import op_in_words
 from ampscope.trace.schema import LOSS_CODE, Change, Trial, Trigger
 from ampscope.trace.vocabulary import Cause
+
+#: Share by which the loss of a step may lie apart from that in float32: what half precision rounds is far less.
+LOSS_APART = 0.25
 
 
 def by_precision(cause: Cause, tried: Sequence[Tried]) -> bool:
@@ -32,7 +36,8 @@ def in_words(incident: Incident) -> str:
     if incident.trigger == Trigger.ABSORBED_OVERFLOW:
         return _agreed_in_words(tried)
     fails = list(dict.fromkeys(_did(each, tried) for each in tried if each.outcome == Trial.NONFINITE))
-    values = {_did(each, tried): _value(each, op) for each in reversed(tried) if each.outcome == Trial.FINITE}
+    finite = [each for each in reversed(tried) if each.outcome == Trial.FINITE]
+    values = {_did(each, tried): f"{_value(each, op)}{_missed(each, tried)}" for each in finite}
     later = {_did(each, tried): each.followed for each in sorted(tried, key=lambda each: each.followed)}
     told = reversed(values.items())
     cures = [f"{change}{value}{_later(later[change])}" for change, value in told if change not in fails]
@@ -98,6 +103,12 @@ def _value(tried: Tried, op: str) -> str:
     return f" (where {op} gives magnitudes up to {max(ends):.4g})"
 
 
+def _missed(tried: Tried, all_tried: Sequence[Tried]) -> str:
+    """That a part in float32 does not give what float32 does."""
+    loss = misses_float32(tried, all_tried)
+    return f" (but with a loss of {tried.loss:.4g}, where float32 gives {loss:.4g})" if loss is not None else ""
+
+
 def modules_in_words(modules: Sequence[str]) -> str:
     """``attn and the loss code``."""
     names = {LOSS_CODE: "the loss code", "": "the model itself"}
@@ -109,7 +120,27 @@ def _listed(parts: Sequence[str]) -> str:
 
 
 def came_out(tried: Sequence[Tried], change: Change, outcome: Trial) -> list[Tried]:
-    """The replays with a change that came out so; what cured one step and not another has not cured."""
-    failed = [_changed(each) for each in tried if each.outcome == Trial.NONFINITE]
-    found = [each for each in tried if each.change == change and each.outcome == outcome]
+    """The replays with a change that came out so; what cured one step and not another has not cured.
+
+    Neither has a part in float32 with which the step is finite, and has another loss than all of it in float32: what
+    went out of range is swallowed somewhere then.
+    """
+    missed = [each for each in tried if misses_float32(each, tried) is not None]
+    failed = [_changed(each) for each in (*(each for each in tried if each.outcome == Trial.NONFINITE), *missed)]
+    found = [each for each in tried if each.change == change]
+    if outcome == Trial.NONFINITE:
+        return [each for each in found if each.outcome == outcome or each in missed]
+    found = [each for each in found if each.outcome == outcome]
     return [each for each in found if outcome != Trial.FINITE or _changed(each) not in failed]
+
+
+def misses_float32(tried: Tried, all_tried: Sequence[Tried]) -> float | None:
+    """The loss of a step in float32, where a replay with a part of it in float32 is finite and far from that."""
+    if tried.change not in (Change.MODULES_FP32, Change.CONVERSIONS) or tried.outcome != Trial.FINITE:
+        return None
+    whole = [each for each in all_tried if each.change == Change.FP32 and each.outcome == Trial.FINITE]
+    losses = [each.loss for each in whole if each.step == tried.step and each.loss is not None]
+    if tried.loss is None or not losses or not isfinite(losses[0]):
+        return None
+    apart = abs(tried.loss - losses[0]) > LOSS_APART * max(abs(tried.loss), abs(losses[0]))
+    return losses[0] if apart else None

@@ -11,6 +11,7 @@ from ampscope.analysis.cures import explicit_half, other_forms, own_words
 from ampscope.analysis.cures.explicit_half import ExplicitHalf
 from ampscope.analysis.cures.keeping import keeping
 from ampscope.analysis.cures.program_lines import Program
+from ampscope.analysis.cures.rewriting.program.joined import joined
 from ampscope.analysis.cures.trials import came_out, modules_in_words
 from ampscope.analysis.results import CodeLine, Remedy, Tried
 from ampscope.trace.schema import LOSS_CODE, Change, Trial
@@ -77,13 +78,14 @@ def take_out(lines: Sequence[CodeLine], *, verified: bool | None = None) -> Reme
 
 def _with_explicit(remedy: Remedy, dtype: str, lines: Sequence[CodeLine], half_values: Sequence[str]) -> Remedy:
     """A remedy together with what else its replay had in another dtype: conversions, and what was half from outside."""
-    text, code = remedy.text, remedy.code
+    text, code, diff = remedy.text, remedy.code, remedy.diff if not half_values else None
     if lines:
         text = f"Take out {explicit_half.places(lines)} (or convert to {dtype}), and {text[:1].lower()}{text[1:]}"
         code = "\n".join(filter(None, (code, explicit_half.rewritten(lines, dtype))))
+        diff = joined([diff, own_words.of_conversions(lines, dtype)]) if diff else None
     if half_values:
         text += f" What is half precision by itself has to be {dtype} too: {explicit_half.listed(half_values)}."
-    return replace(remedy, text=text, code=code)
+    return replace(remedy, text=text, code=code, diff=diff)
 
 
 def _modules(tried: Sequence[Tried], explicit: ExplicitHalf, program: Program) -> Iterator[Remedy]:
@@ -97,8 +99,7 @@ def _modules(tried: Sequence[Tried], explicit: ExplicitHalf, program: Program) -
             verified=True,
         )
         lines = _converted(fewest, explicit) if fewest.conversions or LOSS_CODE in fewest.modules else ()
-        whole = not lines and not half  # what else the replay changed would be missing
-        keep = replace(keep, diff=own_words.of_kept(fewest.modules, program) if whole else None)
+        keep = replace(keep, diff=own_words.of_kept(fewest.modules, program))
         yield _with_explicit(keep, "float32", lines, half)
     for each in came_out(tried, Change.MODULES_FP32, Trial.NONFINITE)[:1]:
         alone = " alone" if len(each.modules) == 1 else ""
@@ -168,8 +169,7 @@ def _bf16(tried: Sequence[Tried], explicit: ExplicitHalf, program: Program) -> I
     for outcome, verified in ((Trial.FINITE, True), (Trial.NONFINITE, False)):
         for each in came_out(tried, Change.BF16, outcome)[:1]:
             lines, half_values = _converted(each, explicit), explicit.half_values
-            whole = verified and not (lines or half_values)  # what else the replay changed would be missing
-            diff = own_words.of_autocast(program, "bfloat16") if whole else None
+            diff = own_words.of_autocast(program, "bfloat16") if verified else None
             yield _with_explicit(replace(USE_BFLOAT16, verified=verified, diff=diff), "bfloat16", lines, half_values)
 
 
@@ -187,6 +187,6 @@ def _fp32(tried: Sequence[Tried], explicit: ExplicitHalf, program: Program) -> I
             text=f"Compute in float32: leave autocast out{part}.",
             code=f"{weights}with torch.autocast(device_type, enabled=False):\n    loss = loss_fn(model(x.float()), y)",
             verified=True,
-            diff=own_words.of_autocast(program, "float32") if not (lines or half_values) else None,
+            diff=own_words.of_autocast(program, "float32"),
         )
         yield _with_explicit(without, "float32", lines, half_values)

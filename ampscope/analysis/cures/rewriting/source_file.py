@@ -54,6 +54,10 @@ class SourceFile(NamedTuple):
         """All of it."""
         return "".join(self.lines)
 
+    def of_text(self, text: str) -> SourceFile:
+        """The same file with another text."""
+        return self._replace(lines=tuple(_LINES.findall(text)))
+
     def code(self, number: int) -> str:
         """A line without indentation and end, by its number from 1; empty where there is none."""
         return self.lines[number - 1].strip() if 1 <= number <= len(self.lines) else ""

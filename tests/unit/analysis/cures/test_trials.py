@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ampscope.analysis.cures import explicit_half, trials, tried_remedies
@@ -148,3 +150,26 @@ def test_whether_float32_helps_is_known_only_where_it_ran() -> None:
     assert trials.fp32_ok([FP32]) is True
     assert trials.fp32_ok([tried(Change.FP32, Trial.UNAVAILABLE)]) is None
     assert trials.fp32_ok([TOGETHER]) is None
+
+
+@pytest.mark.parametrize(
+    ("in_part", "whole", "verified"),
+    [(1.0, 0.4996, False), (0.5031, 0.4996, True), (0.0, 0.0, True), (-3.0, 3.0, False)],
+    ids=["another loss", "rounding", "no loss left", "the other sign"],
+)
+@pytest.mark.parametrize("change", [Change.CONVERSIONS, Change.MODULES_FP32])
+def test_a_part_in_float32_with_another_loss_than_float32_is_no_cure(
+    change: Change, in_part: float, whole: float, verified: bool
+) -> None:
+    all_tried = [replace(tried(change, Trial.FINITE, "attn"), loss=in_part), replace(FP32, loss=whole)]
+    told_of = [remedy.verified for remedy in tried_remedies.remedies(Cause.FP16_OVERFLOW, all_tried)]
+    assert told_of == ([True] if verified else [True, False])
+    assert tried_remedies.remedies(Cause.FP16_OVERFLOW, all_tried)[0].kind == (change if verified else Change.FP32)
+
+
+def test_losses_are_compared_on_one_step_only() -> None:
+    elsewhere = replace(FP32, loss=100.0, step=4)
+    alone = replace(tried(Change.CONVERSIONS, Trial.FINITE), loss=1.0, conversions=(CodeLine("a.py", 1, "x.half()"),))
+    (remedy,) = tried_remedies.remedies(Cause.FP16_OVERFLOW, [alone, elsewhere])
+    assert remedy.kind == Change.CONVERSIONS
+    assert remedy.verified

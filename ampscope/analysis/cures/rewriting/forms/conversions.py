@@ -6,7 +6,7 @@ import ast
 from collections.abc import Sequence
 
 from ampscope.analysis.cures.rewriting.edit import Edit
-from ampscope.analysis.cures.rewriting.statement import Splice, Statement, statement
+from ampscope.analysis.cures.rewriting.statement import Splice, Statement, dotted, statement
 
 #: Dtypes that are no remedy for each other's narrow range.
 _HALF = {"bfloat16": frozenset({"half", "float16"})}
@@ -14,19 +14,24 @@ _EITHER = frozenset({"half", "float16", "bfloat16"})
 
 
 def converted(code: str, dtype: str) -> Edit | None:
-    """A statement with another dtype in the place of the half dtype that it names.
+    """A statement that converts to half precision, with another dtype in the place of the half dtype that it names.
+
+    Where it names none, its one conversion takes the dtype from something else (``x.to(y.dtype)``).
 
     Args:
         code: The statement.
         dtype: ``float32`` or ``bfloat16``.
 
     Returns:
-        The change; None where it names none, or cannot be parsed.
+        The change; None where it is not clear what converts, or the statement cannot be parsed.
     """
     parsed = statement(code)
-    splices = list(_splices(parsed, dtype)) if parsed is not None else []
+    splices = (list(_splices(parsed, dtype)) or list(_of_another(parsed, dtype))) if parsed is not None else []
     after = parsed.changed(splices) if parsed is not None and splices else None
-    return Edit(code, after) if after is not None else None
+    if parsed is None or after is None:
+        return None
+    named = any(isinstance(node, ast.Name) and node.id == "torch" for node in parsed.nodes())
+    return Edit(code, after, () if named or "torch." not in after else ("import torch",))
 
 
 def _splices(parsed: Statement, dtype: str) -> Sequence[Splice]:
@@ -41,3 +46,16 @@ def _splices(parsed: Statement, dtype: str) -> Sequence[Splice]:
             name = dtype if of_torch else {"float32": "float"}.get(dtype, dtype)
             found.append(Splice(end - len(node.attr), end, name))
     return found
+
+
+def _of_another(parsed: Statement, dtype: str) -> Sequence[Splice]:
+    """The dtype of the one conversion that takes it from another tensor, or by the name ``dtype``."""
+    calls = [node for node in parsed.nodes() if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    given = [
+        argument
+        for call in calls
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "to"
+        for argument in (*call.args, *(each.value for each in call.keywords if each.arg == "dtype"))
+    ]
+    taken = [each for each in given if dotted(each).rpartition(".")[2] == "dtype"]
+    return [parsed.instead(taken[0], f"torch.{dtype}")] if len(taken) == 1 else []

@@ -121,7 +121,10 @@ def test_a_name_of_a_module_is_a_text(tmp_path: Path) -> None:
         ("y = x.to(torch.bfloat16)", "bfloat16", None),
         ('y = x.half()  # ".half()" is small', "float32", 'y = x.float()  # ".half()" is small'),
         ("y = cut.half(3)", "float32", None),
-        ("y = x.to(y.dtype)", "float32", None),
+        ("y = x.to(y.dtype)", "float32", "y = x.to(torch.float32)"),
+        ("y = x.to(device, dtype=dtype)", "bfloat16", "y = x.to(device, dtype=torch.bfloat16)"),
+        ("y = x.to(y.dtype) + z.to(dtype)", "float32", None),
+        ("y = x.to(device)", "float32", None),
         ("y = x.half(", "float32", None),
     ],
 )
