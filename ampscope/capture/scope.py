@@ -122,7 +122,7 @@ class Scope(Configurable):
                 found = found or self._hooks()
         goes_on, leave = False, self._steps.breaking_off.leave_alone
         with Suppressed():
-            goes_on, leave = self._home.goes_on_elsewhere, self._leaving()
+            goes_on, leave = self._home.goes_on_elsewhere, self._steps.breaking_off.leaving(self._home)
         removals: list[Callable[[], object]] = [
             *found[:2],
             lambda: self._steps.close(end, loop_goes_on=goes_on),
@@ -137,13 +137,6 @@ class Scope(Configurable):
         for remove in removals:
             with Suppressed():  # whatever one of them meets, the others follow
                 surely(remove, tries=2 if remove in found else 1)
-
-    def _leaving(self) -> Callable[[], None]:
-        """What takes away what is on the stacks of the loop's thread."""
-        breaking_off = self._steps.breaking_off
-        if self._home.goes_on_elsewhere:
-            return partial(breaking_off.sweep_later, self._home)
-        return breaking_off.leave_ended_loop if self._home.is_elsewhere else breaking_off.leave_alone
 
     def _hooks(self) -> list[Callable[[], None]]:
         """What takes everything away by which it hears of the loop."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.hooks import left_behind
 from ampscope.capture.replay.memory import collector
@@ -69,6 +72,12 @@ class BreakingOff:
         """The same, of a loop whose thread has ended, with its stacks."""
         self._between.let_go()
         self.leave_alone()
+
+    def leaving(self, home: HomeThread) -> Callable[[], None]:
+        """What takes away what is on the stacks of the loop's thread."""
+        if home.goes_on_elsewhere:
+            return partial(self.sweep_later, home)
+        return self.leave_ended_loop if home.is_elsewhere else self.leave_alone
 
     def close_here(self) -> None:
         """The run is closed in this thread, while the loop may be in the midst of a step in its own."""
