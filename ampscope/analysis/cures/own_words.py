@@ -9,7 +9,7 @@ from ampscope.analysis.cures.program_lines import Program
 from ampscope.analysis.cures.rewriting import Edit, across_lines, kept_modules, rewritten
 from ampscope.analysis.cures.rewriting.changed_file import diff_at
 from ampscope.analysis.cures.rewriting.forms.conversions import converted
-from ampscope.analysis.cures.rewriting.program import autocast_region
+from ampscope.analysis.cures.rewriting.program import autocast_region, settings
 from ampscope.analysis.cures.rewriting.program.joined import joined
 from ampscope.analysis.results import CodeLine, FormTried
 from ampscope.trace.schema import LOSS_CODE, Form
@@ -64,9 +64,20 @@ def of_kept(modules: Sequence[str], program: Program) -> str | None:
     return kept_modules.kept(program.watched_at, by_model)
 
 
+def of_widened(module: str, program: Program) -> str | None:
+    """A module converted to float32, before the line that calls ``watch``; None as in `of_kept`."""
+    number, inner = of_which_model(module)
+    return kept_modules.widened(program.watched_at, number or 0, inner) if program.watched_at is not None else None
+
+
 def of_autocast(program: Program, dtype: str) -> str | None:
     """The autocast regions around the models' calls in another dtype, or switched off for ``float32``."""
     return autocast_region.in_dtype(program.under_autocast, dtype) if program.under_autocast else None
+
+
+def of_scaler(program: Program, scale: float) -> str | None:
+    """The scaler that ``watch`` is given, made with another first scale; None where that is not seen."""
+    return settings.with_scale(program.watched_at, scale) if program.watched_at is not None and scale > 0 else None
 
 
 def of_which_model(module: str) -> tuple[int | None, str]:

@@ -39,7 +39,7 @@ def remedies(
     forms = tuple(sorted(other_forms.remedies(tried), key=lambda remedy: bool(remedy.changes_good_values)))
     if CATALOGUE[cause].cured_by_precision is False:
         return forms
-    scales = _larger_scale(tried) if cause in _OF_SMALL_VALUES else _scale(tried)
+    scales = _larger_scale(tried, program) if cause in _OF_SMALL_VALUES else _scale(tried, program)
     advice = [
         *forms,
         *_of_kind(Change.MODULES_FP32, _modules(tried, explicit, program), _fewest(tried)),
@@ -141,24 +141,26 @@ def _wider(tried: Sequence[Tried]) -> Iterator[Remedy]:
         )
 
 
-def _larger_scale(tried: Sequence[Tried]) -> Iterator[Remedy]:
+def _larger_scale(tried: Sequence[Tried], program: Program) -> Iterator[Remedy]:
     """The loss scale for gradients that are too small."""
     for each in came_out(tried, Change.SCALE, Trial.FINITE)[:1]:
         yield Remedy(
             text=f"Start with a larger loss scale: at {each.scale:g} the gradients of this step are whole.",
             code=f"scaler = torch.amp.GradScaler(init_scale={each.scale!r})",
+            diff=own_words.of_scaler(program, each.scale or 0.0),
             verified=True,
         )
     for each in came_out(tried, Change.SCALE, Trial.NONFINITE)[:1]:
         yield Remedy(text=f"A larger loss scale: one of {each.scale:g} does not help.", verified=False)
 
 
-def _scale(tried: Sequence[Tried]) -> Iterator[Remedy]:
+def _scale(tried: Sequence[Tried], program: Program) -> Iterator[Remedy]:
     fits = max((each.scale or 0.0 for each in came_out(tried, Change.SCALE, Trial.FINITE)), default=0.0)
     if fits > 1:
         yield Remedy(
             text=f"Start with a loss scale that fits: the gradients of this step are finite at {fits:g}.",
             code=f"scaler = torch.amp.GradScaler(init_scale={fits!r})",
+            diff=own_words.of_scaler(program, fits),
             verified=True,
         )
     elif not fits and came_out(tried, Change.SCALE, Trial.NONFINITE):

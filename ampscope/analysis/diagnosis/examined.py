@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Reason
+from ampscope.analysis.cures.advised_diffs import with_diffs
 from ampscope.analysis.cures.explicit_half import ExplicitHalf
 from ampscope.analysis.cures.program_lines import Program
 from ampscope.analysis.cures.remedies import remedies, why_untried
@@ -120,7 +121,8 @@ class Examined(NamedTuple):
             advice = (replace(_KEEP_WIDE, verified=self.wide), *advice)
         why = why_untried(incident)
         told = [replace(each, untried=each.untried or why) if each.verified is None else each for each in advice]
-        return replace(incident, remedies=tuple(sorted(told, key=lambda remedy: remedy.verified is False)))
+        told = sorted(told, key=lambda remedy: remedy.verified is False)
+        return replace(incident, remedies=with_diffs(told, incident, self.reason, program))
 
 
 def merged(examined: Iterable[Examined], program: Program = _UNKNOWN) -> list[Incident]:

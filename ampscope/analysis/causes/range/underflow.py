@@ -13,7 +13,7 @@ from ampscope.analysis.origin.op_facts import Executed
 from ampscope.analysis.results import Remedy
 from ampscope.analysis.words.wording import op_in_words
 from ampscope.provenance import HowLost
-from ampscope.trace.schema import Change, Phase
+from ampscope.trace.schema import Change, Form, Phase
 from ampscope.trace.vocabulary import Cause, Severity
 
 # -- a gradient -------------------------------------------------------------------------------------------------------
@@ -175,13 +175,13 @@ def _constant_that_survives(occurrence: Occurrence) -> tuple[Remedy, ...]:
     dtype = reason.dtype if isinstance(reason, ConstantLost) else "float16"
     if isinstance(reason, ConstantLost) and reason.becomes == 1.0:
         bound = 1 - rounding.EPSILON.get(dtype, 1e-3)
-        first = Remedy(text=f"Use a bound that {dtype} can tell from 1.", code=f"p = p.clamp(max={bound!r})")
+        text, code = f"Use a bound that {dtype} can tell from 1.", f"p = p.clamp(max={bound!r})"
     else:
         eps = rounding.safe_eps(dtype)
-        first = Remedy(text=f"Use an eps that survives {dtype}: at least {eps:.3g}.", code=f"eps = {eps:.3g}")
-    if occurrence.explicit_half or occurrence.has_tried(Change.MODULES_FP32):
-        return (first,)
-    return first, float32_region(occurrence.module)
+        text, code = f"Use an eps that survives {dtype}: at least {eps:.3g}.", f"eps = {eps:.3g}"
+    first = Remedy(text=text, code=code, kind=Form.CONSTANT)
+    is_left_out = occurrence.explicit_half or occurrence.has_tried(Change.MODULES_FP32)
+    return (first,) if is_left_out else (first, float32_region(occurrence.module))
 
 
 # -- an update --------------------------------------------------------------------------------------------------------

@@ -21,19 +21,36 @@ def kept(place: HasPlace, modules: Mapping[int, Sequence[str]]) -> str | None:
     Returns:
         The diff; None where the file is not at hand, and where it is not clear what the model is called there.
     """
+    return _before_watch(
+        place, {each: f"ampscope.keep_fp32({{model}}, {_text(names)})" for each, names in modules.items()}
+    )
+
+
+def widened(place: HasPlace, model: int, module: str) -> str | None:
+    """A module converted to float32 before `ampscope.watch` is called, as a diff of the file; see `kept`."""
+    inner = f".get_submodule({_text(module)})" if module else ""
+    return _before_watch(place, {model: f"{{model}}{inner}.float()"})
+
+
+def _text(value: str | Sequence[str]) -> str:
+    """A name, or several, as code that is a template."""
+    return json.dumps(value if isinstance(value, str) else list(value)).replace("{", "{{").replace("}", "}}")
+
+
+def _before_watch(place: HasPlace, code: Mapping[int, str]) -> str | None:
+    """Lines before the one that calls ``watch``, each a template with ``model`` in it, by the number of the model."""
     found = statement_at(place)
     parsed = statement(found.code) if found is not None else None
     if found is None or parsed is None or parsed.before:
         return None
     calls = [node for node in parsed.nodes() if isinstance(node, ast.Call) and _is_watch(node)]
     models = _models(calls[0]) if len(calls) == 1 else []
-    if not models or max(modules, default=len(models)) >= len(models):
+    if not models or max(code, default=len(models)) >= len(models):
         return None
     indent = found.source.indent(found.first)
-    lines = [
-        f"{indent}ampscope.keep_fp32({models[each]}, {json.dumps(list(names))})" for each, names in modules.items()
-    ]
-    return changed(found.source, place.file, [(found.first, found.first - 1, lines)], ("import ampscope",))
+    lines = [f"{indent}{each.format(model=models[number])}" for number, each in code.items()]
+    needed = ("import ampscope",) if any("ampscope." in line for line in lines) else ()
+    return changed(found.source, place.file, [(found.first, found.first - 1, lines)], needed)
 
 
 def _is_watch(call: ast.Call) -> bool:

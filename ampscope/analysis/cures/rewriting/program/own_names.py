@@ -86,3 +86,20 @@ def _targets(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
 def _is_argument(scope: Function, name: str) -> bool:
     given = scope.args if not isinstance(scope, ast.Module) else None
     return given is not None and any(isinstance(each, ast.arg) and each.arg == name for each in ast.walk(given))
+
+
+def given_once(tree: ast.Module, node: ast.expr, line: int) -> ast.expr | None:
+    """What a name, or an attribute of ``self``, stands for on a line, where it is assigned in one statement alone."""
+    if isinstance(node, ast.Name):
+        return assigned_once(tree, node.id, line)
+    path = dotted(node)
+    if not path.startswith("self."):
+        return None
+    inside = [each for each in ast.walk(tree) if isinstance(each, ast.ClassDef)]
+    inside = [each for each in inside if each.lineno <= line <= (each.end_lineno or 0)]
+    parts = list(ast.walk(inside[-1])) if inside else []
+    stored = [each for each in parts if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store)]
+    stored = [each for each in stored if dotted(each) == path]
+    assigned = [each for each in parts if isinstance(each, (ast.Assign, ast.AnnAssign))]
+    values = [each.value for each in assigned if stored and stored[0] in _targets(each)]
+    return values[0] if len(stored) == 1 and values else None

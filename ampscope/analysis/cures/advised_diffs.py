@@ -1,0 +1,89 @@
+"""General advice as diffs, where the lines that it is about are known: what none of the replays has tried."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import ceil, log10
+
+from ampscope.analysis.causes.cause_entry import Reason
+from ampscope.analysis.causes.range.underflow import ConstantLost
+from ampscope.analysis.cures import own_words
+from ampscope.analysis.cures.program_lines import Program
+from ampscope.analysis.cures.rewriting.program import made_in_half, settings
+from ampscope.analysis.numerics import rounding
+from ampscope.analysis.results import FormTried, Incident, Remedy
+from ampscope.trace.schema import Change, Form, Phase, Trigger
+from ampscope.trace.vocabulary import Cause
+
+_LOGARITHMS = ("log", "log2", "log10")
+_KEPT_BY_OP = ("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm")
+
+
+def with_diffs(remedies: Sequence[Remedy], incident: Incident, reason: Reason, program: Program) -> tuple[Remedy, ...]:
+    """Remedies, with a diff for those that have none and whose lines are known.
+
+    Args:
+        remedies: All that is advised, in order.
+        incident: What it is advised against.
+        reason: What was seen.
+        program: Lines of the program around the model.
+    """
+    return tuple(
+        each
+        if each.diff is not None or each.verified is False
+        else replace(each, diff=_diff(each, incident, reason, program))
+        for each in remedies
+    )
+
+
+def _diff(remedy: Remedy, incident: Incident, reason: Reason, program: Program) -> str | None:
+    if remedy.kind == Change.FP32 and incident.trigger == Trigger.NONFINITE_CARRIED:
+        return made_in_half.in_float32(incident.source) if incident.source is not None else None
+    if remedy.kind == Change.FP32 and incident.trigger == Trigger.BUFFER_STANDS_STILL:
+        return _of_norm(incident, program)
+    if remedy.kind == Form.CONSTANT and isinstance(reason, ConstantLost):
+        return _of_constant(incident, reason)
+    if remedy.kind == Form.OPERAND_BOUND and incident.cause is Cause.LOG_ZERO and remedy.untried:
+        return _of_logarithm(incident)
+    return None
+
+
+def _of_norm(incident: Incident, program: Program) -> str | None:
+    """A batch norm in float32: it takes values of a half dtype, and gives them again."""
+    if _function(incident) not in _KEPT_BY_OP or not incident.module:
+        return None
+    return own_words.of_widened(incident.module, program)
+
+
+def _of_constant(incident: Incident, reason: ConstantLost) -> str | None:
+    """A constant that its dtype holds: of an optimizer where it is made, else in the line that failed."""
+    below_one = reason.becomes == 1.0
+    value = 1 - rounding.EPSILON.get(reason.dtype, 1e-3) if below_one else _round_eps(reason.dtype)
+    if incident.phase == Phase.OPTIMIZER:
+        return settings.with_eps(incident.source, value) if incident.source is not None else None
+    call = _function(incident)
+    return own_words.of_form(
+        FormTried(form=Form.CONSTANT, call=call, source=incident.source, value=value, was=reason.value)
+    )
+
+
+def _round_eps(dtype: str) -> float:
+    """The smallest power of ten that is a normal number of the dtype."""
+    return float(f"1e{ceil(log10(rounding.safe_eps(dtype)))}")
+
+
+def _of_logarithm(incident: Incident) -> str | None:
+    call = _function(incident)
+    dtype = incident.inputs[0].dtype if incident.inputs else ""
+    if call not in _LOGARITHMS or not dtype or incident.phase != Phase.FORWARD:
+        return None
+    bound = _round_eps(dtype)
+    return own_words.of_form(
+        FormTried(form=Form.OPERAND_BOUND, call=call, source=incident.source, argument=0, value=bound)
+    )
+
+
+def _function(incident: Incident) -> str:
+    """``log`` of ``aten.log.default``."""
+    return incident.op.split(".")[1] if incident.op.count(".") >= 1 else incident.op

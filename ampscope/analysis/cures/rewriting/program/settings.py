@@ -1,0 +1,102 @@
+"""Settings of what a program makes for its training: the scaler's first scale, the optimizer's eps."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ampscope.analysis.cures.rewriting.forms.constants import added_keyword
+from ampscope.analysis.cures.rewriting.literals import number, value_of
+from ampscope.analysis.cures.rewriting.program.own_names import given_once, imported_name
+from ampscope.analysis.cures.rewriting.program.spliced_file import spliced, whole
+from ampscope.analysis.cures.rewriting.source_file import Found, HasPlace, statement_at
+from ampscope.analysis.cures.rewriting.statement import Splice, dotted
+
+#: Scalers, with the place of the first scale among their arguments.
+_SCALERS = {
+    "torch.amp.GradScaler": 1,
+    "torch.amp.grad_scaler.GradScaler": 1,
+    "ampscope.GradScaler": 1,
+    "torch.cuda.amp.GradScaler": 0,
+    "torch.cpu.amp.GradScaler": 0,
+}
+#: Optimizers that divide by a root and an eps, with the place of the eps.
+_OPTIMIZERS = {
+    "torch.optim.Adam": 3,
+    "torch.optim.AdamW": 3,
+    "torch.optim.NAdam": 3,
+    "torch.optim.RAdam": 3,
+    "torch.optim.Adamax": 3,
+    "torch.optim.RMSprop": 3,
+    "torch.optim.Adagrad": 5,
+    "torch.optim.Adadelta": 3,
+}
+
+
+class _Setting(NamedTuple):
+    name: str
+    place: int
+    value: float
+
+
+def with_scale(watched_at: HasPlace, scale: float) -> str | None:
+    """The scaler that ``watch`` is given, made with this first scale, as a diff of the file.
+
+    Returns:
+        The diff; None where the file is not at hand, and where it is not clear which call makes the scaler.
+    """
+    found, tree = _program(watched_at)
+    if found is None or tree is None:
+        return None
+    calls = [node for node in _calls(tree) if found.first <= node.lineno <= found.last]
+    watches = [node for node in calls if dotted(node.func).rpartition(".")[2] == "watch"]
+    if len(watches) != 1:
+        return None
+    named = [each.value for each in watches[0].keywords if each.arg == "scaler"]
+    given = [*watches[0].args[1:2], *named]
+    made = given_once(tree, given[0], watched_at.line) if len(given) == 1 else None
+    place = _SCALERS.get(imported_name(tree, made.func)) if isinstance(made, ast.Call) else None
+    if not isinstance(made, ast.Call) or place is None:
+        return None
+    return _set(found, watched_at.file, made, _Setting("init_scale", place, scale))
+
+
+def with_eps(steps_at: HasPlace, eps: float) -> str | None:
+    """The program's one optimizer that has an eps, made with this one, as a diff of the file that steps it."""
+    found, tree = _program(steps_at)
+    known = _of_these(tree, _OPTIMIZERS) if tree is not None else []
+    if found is None or len(known) != 1:
+        return None
+    call, place = known[0]
+    return _set(found, steps_at.file, call, _Setting("eps", place, eps))
+
+
+def _program(place: HasPlace) -> tuple[Found | None, ast.Module | None]:
+    found = statement_at(place)
+    return found, found.source.tree() if found is not None else None
+
+
+def _calls(tree: ast.Module) -> list[ast.Call]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+
+
+def _of_these(tree: ast.Module, kinds: Mapping[str, int]) -> list[tuple[ast.Call, int]]:
+    named = [(call, imported_name(tree, call.func)) for call in _calls(tree)]
+    return [(call, kinds[name]) for call, name in named if name in kinds]
+
+
+def _set(found: Found, file: str, call: ast.Call, setting: _Setting) -> str | None:
+    """A call with a number in the place of the one that is there, or beside the others."""
+    program, given = whole(found.source), {each.arg: each.value for each in call.keywords}
+    starred = None in given or any(isinstance(each, ast.Starred) for each in call.args)
+    if program is None or starred:
+        return None
+    there = call.args[setting.place] if setting.place < len(call.args) else given.get(setting.name)
+    if there is not None and (value_of(there) or 0.0) == setting.value:
+        return None
+    text = number(setting.value)
+    change: Splice = (
+        program.instead(there, text) if there is not None else added_keyword(program, call, f"{setting.name}={text}")
+    )
+    return spliced(found.source, file, [change])

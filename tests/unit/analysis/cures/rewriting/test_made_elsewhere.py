@@ -1,0 +1,114 @@
+"""What a program makes in one place and fails with in another: scalers, optimizers, tensors that it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ampscope.analysis.cures.rewriting.applied import applied
+from ampscope.analysis.cures.rewriting.program import made_in_half, settings
+from ampscope.analysis.cures.rewriting.source_file import HasPlace, files_below, read
+from ampscope.analysis.results import CodeLine
+
+
+def made(root: Path, text: str, line: str, write: Callable[[HasPlace], str | None]) -> str | None:
+    """The program with a change that begins at the one row that has ``line`` in it; None where it stays."""
+    (root / "train.py").write_text(text)
+    (number,) = [number for number, row in enumerate(text.splitlines(), start=1) if line in row]
+    with files_below(root):
+        diff = write(CodeLine("train.py", number, text.splitlines()[number - 1].strip()))
+        source = read(root / "train.py")
+    assert source is not None
+    return applied(diff, source) if diff is not None else None
+
+
+@pytest.mark.parametrize(
+    ("text", "was", "now"),
+    [
+        ("scaler = torch.amp.GradScaler('cuda')\nampscope.watch(net, scaler)\n", "'cuda')", "'cuda', init_scale=64.0)"),
+        ("s = torch.cuda.amp.GradScaler(2.0**20)\nampscope.watch(net, scaler=s)\n", "2.0**20", "64.0"),
+        (
+            "s = ampscope.GradScaler(init_scale=2.0)\ndef train():\n    scope = ampscope.watch(net, s)\n",
+            "=2.0",
+            "=64.0",
+        ),
+        (
+            (
+                "class T:\n    def __init__(self):\n        self.s = torch.amp.GradScaler()\n"
+                "    def fit(self):\n        ampscope.watch(self.net, self.s)\n"
+            ),
+            "GradScaler()",
+            "GradScaler(init_scale=64.0)",
+        ),
+        ("scaler = Mine('cuda')\nampscope.watch(net, scaler)\n", "", None),
+        ("a, scaler = build()\nampscope.watch(net, scaler)\n", "", None),
+        ("scaler = torch.amp.GradScaler()\nscaler = other\nampscope.watch(net, scaler)\n", "", None),
+        ("scaler = torch.amp.GradScaler(**options)\nampscope.watch(net, scaler)\n", "", None),
+        ("def train(scaler):\n    ampscope.watch(net, scaler)\nscaler = torch.amp.GradScaler()\n", "", None),
+        ("scaler = torch.amp.GradScaler(init_scale=64.0)\nampscope.watch(net, scaler)\n", "", None),
+        ("scaler = torch.amp.GradScaler()\nampscope.watch(net)\n", "", None),
+    ],
+)
+def test_a_scaler_begins_with_another_scale_where_it_is_made(
+    tmp_path: Path, text: str, was: str, now: str | None
+) -> None:
+    whole = f"import ampscope\nimport torch\n{text}"
+    after = made(tmp_path, whole, "watch(", lambda place: settings.with_scale(place, 64.0))
+    assert after == (whole.replace(was, now) if now is not None else None)
+
+
+@pytest.mark.parametrize(
+    ("made_by", "now"),
+    [
+        ("o = torch.optim.Adam(p, lr=1)", "o = torch.optim.Adam(p, lr=1, eps=1e-4)"),
+        ("o = torch.optim.RMSprop(p, 0.1, 0.9, 1e-8)", "o = torch.optim.RMSprop(p, 0.1, 0.9, 1e-4)"),
+        ("o = torch.optim.Adam(p, eps=1e-4)", None),
+        ("o = torch.optim.SGD(p, lr=1)", None),
+        ("a = torch.optim.Adam(p); o = torch.optim.Adam(q)", None),
+    ],
+)
+def test_an_optimizer_gets_another_eps_where_it_is_made(tmp_path: Path, made_by: str, now: str | None) -> None:
+    text = f"import torch\n{made_by}\no.step()\n"
+    after = made(tmp_path, text, ".step()", lambda place: settings.with_eps(place, 1e-4))
+    assert after == (text.replace(made_by, now) if now is not None else None)
+
+
+BANK = """import torch
+class Bank:
+    def __init__(self, n, dtype):
+        self.held = MADE
+    def push(self, x):
+        WRITES
+"""
+
+
+@pytest.mark.parametrize(
+    ("maker", "writes", "now"),
+    [
+        ("torch.zeros(n, dtype=torch.float16)", "self.held[:2] = x", "torch.zeros(n, dtype=torch.float32)"),
+        ("torch.zeros(n).half()", "self.held.mul_(0.9).add_(x)", "torch.zeros(n).float()"),
+        ("torch.zeros(n, dtype=dtype)", "self.held = self.held + x", "torch.zeros(n, dtype=torch.float32)"),
+        ("torch.zeros(n, dtype=dtype)", "self.held += x", "torch.zeros(n, dtype=torch.float32)"),
+        ("torch.zeros(n)", "self.held += x", None),
+        ("torch.zeros(n, dtype=pick())", "self.held += x", None),
+        ("torch.zeros(n, dtype=torch.float16)", "self.other += x", None),
+        ("torch.zeros(n, dtype=torch.float16)", "push(self.held, x)", None),
+    ],
+)
+def test_a_tensor_that_is_kept_is_made_in_float32(tmp_path: Path, maker: str, writes: str, now: str | None) -> None:
+    text = BANK.replace("MADE", maker).replace("WRITES", writes)
+    after = made(tmp_path, text, writes, made_in_half.in_float32)
+    assert after == (text.replace(maker, now) if now is not None else None)
+
+
+def test_one_that_is_made_in_two_places_is_left_alone(tmp_path: Path) -> None:
+    text = BANK.replace("MADE", "torch.zeros(n, dtype=torch.float16)").replace("WRITES", "self.held += x")
+    text += "    def reset(self):\n        self.held = torch.zeros(3, dtype=torch.float16)\n"
+    assert made(tmp_path, text, "+= x", made_in_half.in_float32) is None
+
+
+def test_a_name_of_another_function_is_another_tensor(tmp_path: Path) -> None:
+    text = "import torch\ndef a():\n    m = torch.zeros(2).half()\n    return m\ndef b(m, x):\n    m += x\n"
+    assert made(tmp_path, text, "+= x", made_in_half.in_float32) is None
