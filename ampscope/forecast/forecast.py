@@ -83,9 +83,12 @@ def forecast_overflow(points: Sequence[Point], limit: float) -> Forecast | None:
     What comes up from nothing to the size of what networks compute with, as an adapter that begins at zero does, has
     been learnt. It says nothing of what comes after.
     """
+    found = forecast(points, limit)
+    if found is None:
+        return None
     small = next((place for place in range(len(points), 0, -1) if points[place - 1][1] < 0.0), 0)
     goes_on = not small or forecast(points[small:], limit, farthest=math.inf) is not None
-    return forecast(points, limit) if goes_on else None
+    return found if goes_on else None
 
 
 def forecast_fall(points: Sequence[Point], limit: float) -> Forecast | None:

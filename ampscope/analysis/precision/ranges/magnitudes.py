@@ -89,7 +89,7 @@ def magnitudes(run: Run, rank: int, sampled: Sampled, *, whole: bool = True) -> 
     summed = _Sums(of_rows, sums, len(places), sampled.count)
     by_key = dict(zip(different, numbers, strict=True))
     in_course, of_course = _keys(course)
-    drawn = _Courses(np.array([by_key.get(key, -1) for key in in_course], np.int64)[of_course], course)
+    drawn = _Courses(np.array([by_key.get(key, -1) for key in in_course], np.int64)[of_course], course, len(places))
     found = [summed.of(number, place, drawn) for number, place in enumerate(places)]
     return found, _cells(of_rows, sums, len(places), sampled) if whole else Cells()
 
@@ -178,12 +178,13 @@ class _Sums:
         names = ("zeros", "subnormals", "measured", "judged", "flushed", "executions", "bad")
         self._sums = {name: self._summed(np.nan_to_num(rows.floats(name))) for name in names}
 
-    def _summed(self, values: FloatArray) -> IntArray:
-        return np.bincount(self._numbers, weights=values[self._kept], minlength=self._count).astype(np.int64)
+    def _summed(self, values: FloatArray) -> list[int]:
+        sums = np.bincount(self._numbers, weights=values[self._kept], minlength=self._count)
+        return sums.astype(np.int64).tolist()
 
     def of(self, number: int, place: Place, courses: _Courses) -> Magnitudes:
         """What was measured at one place."""
-        sums = {name: int(values[number]) for name, values in self._sums.items()}
+        sums = {name: values[number] for name, values in self._sums.items()}
         executions = sums.pop("executions")
         course, zero_steps, drawn, seen = courses.of(number)
         largest = float(self._largest[number])
@@ -201,22 +202,29 @@ class _Sums:
 class _Courses:
     """The largest magnitudes by step, sorted by place."""
 
-    def __init__(self, numbers: IntArray, rows: Columns) -> None:
+    def __init__(self, numbers: IntArray, rows: Columns, places: int) -> None:
         steps, sizes, executions = rows.ints("step"), _magnitude(rows), rows.ints("executions")
         order = np.lexsort((steps, numbers))
         numbers, steps, sizes, executions = numbers[order], steps[order], sizes[order], executions[order]
         first: BoolArray = np.ones(len(numbers), np.bool_)  # of a place in a step
         first[1:] = (np.diff(numbers) != 0) | (np.diff(steps) != 0)
         begins = np.flatnonzero(first)
-        self._numbers, self._steps = numbers[begins], steps[begins]
         self._sizes = np.fmax.reduceat(sizes, begins) if len(begins) else sizes
-        self._executions = np.add.reduceat(executions, begins) if len(begins) else executions
+        self._points = _points(steps[begins], self._sizes)
+        self._shown = np.append(0, np.cumsum(self._sizes > 0)).tolist()  # points before each row
+        self._zeros = np.append(0, np.cumsum(self._sizes == 0)).tolist()
+        self._executions = np.append(0, np.cumsum(executions))[np.append(begins, len(numbers))].tolist()
+        self._first = np.searchsorted(numbers[begins], np.arange(places + 1)).tolist()
 
     def of(self, number: int) -> tuple[tuple[Point, ...], int, int, int]:
         """Of one place: its course, steps in which all was zero, and how often it ran in how many steps."""
-        begin, end = np.searchsorted(self._numbers, [number, number + 1])
-        sizes = self._sizes[begin:end]
-        shown = np.flatnonzero(sizes > 0)
-        logs = np.log2(sizes[shown]).tolist()
-        course = tuple(zip(self._steps[begin:end][shown].tolist(), logs, strict=True))
-        return course, int((sizes == 0).sum()), int(self._executions[begin:end].sum()), int(end - begin)
+        begin, end = self._first[number], self._first[number + 1]
+        course = tuple(self._points[self._shown[begin] : self._shown[end]])
+        zeros, executions = (each[end] - each[begin] for each in (self._zeros, self._executions))
+        return course, zeros, executions, end - begin
+
+
+def _points(steps: IntArray, sizes: FloatArray) -> list[Point]:
+    """The logarithms of the sizes that are above zero, with their steps."""
+    shown = np.flatnonzero(sizes > 0)
+    return list(zip(steps[shown].tolist(), np.log2(sizes[shown]).tolist(), strict=True))

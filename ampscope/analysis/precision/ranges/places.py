@@ -32,6 +32,7 @@ _GROUPS = {
     **dict.fromkeys((Node.PARAMETER, Node.WEIGHT_AFTER, Node.BUFFER, Node.BUFFER_AFTER), Group.WEIGHTS),
     **dict.fromkeys((Node.INPUT, Node.LOSS, Node.CARRIED, Node.CARRIED_AFTER), Group.FORWARD),
 }
+_NODES = frozenset(Node)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,7 @@ class Place:
     @property
     def is_node(self) -> bool:
         """Whether it is no op, but where values enter a step or leave it."""
-        return self.op in frozenset(Node)
+        return self.op in _NODES
 
     @property
     def is_read(self) -> bool:

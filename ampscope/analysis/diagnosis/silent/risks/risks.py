@@ -50,7 +50,7 @@ def risks(run: Run, sites: Sites, history: Mapping[int, History], failures: Iter
 
 def _growing(make: Warnings) -> Incident | None:
     """The place that will overflow first."""
-    ahead = [each for each in make.measured.places if each.forecast is not None and each.may_overflow]
+    ahead = [each for each in make.measured.places if each.may_overflow and each.forecast is not None]
     for seen in sorted(ahead, key=_expected):
         graph = make.graph(seen)
         seq = largest_at(graph, seen)
