@@ -74,7 +74,8 @@ def history(run: RunSnapshot, optimizer: int | None, attempt: Attempt | None) ->
     tiles(facts(scale))
     if settings := settings_in_words(scale.settings):
         paragraph(settings)
-    stack = scale_stack(scale, overview.moments, overview.lr, marked=attempt.step if attempt else None)
+    marked = attempt.step if attempt else None
+    stack = scale_stack(scale, overview.moments, overview.lr, groups=overview.group_lrs, marked=marked)
     show_figure(stack_figure(stack), key="scale")
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from ampscope.analysis.causes.catalogue import CATALOGUE
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Reason
@@ -17,6 +15,7 @@ from ampscope.analysis.results import Finding, SourceLine
 from ampscope.analysis.tables.lazy_tables import collect, rank_table
 from ampscope.analysis.tables.step_history import History
 from ampscope.analysis.usage.mistakes import explained, fixes, happens_once
+from ampscope.analysis.usage.rate_moves import moved_after_skips
 from ampscope.analysis.usage.resumed_scalers import not_restored
 from ampscope.trace.json_columns import details
 from ampscope.trace.read.run import Run
@@ -40,7 +39,7 @@ def findings(run: Run, rank: int, history: Mapping[int, History]) -> tuple[Findi
     rows = [(by, row) for by, row in taken_down if _costs_steps(row, history)]
     forgotten = {start.segment: _started_afresh(start, last) for start, last in not_restored(run, rank)}
     rows = [(by, row) for by, row in rows if row.cause != _FORGOTTEN or row.segment not in forgotten]
-    recorded = [replace(_with_count(_recorded(row), history), rank=by) for by, row in rows]
+    recorded = [replace(_with_count(_recorded(row), run, rank, history), rank=by) for by, row in rows]
     by_history = [replace(each, rank=rank) for each in (*forgotten.values(), *_recomputed_otherwise(run, rank))]
     found = _joined_by_rank([*recorded, *by_history])
     return tuple(sorted(found, key=lambda finding: (finding.step, finding.cause not in _ROOTS)))
@@ -105,11 +104,12 @@ def _costs_steps(row: FindingRow, history: Mapping[int, History]) -> bool:
     return any(bool(each.skipped[each.step == row.step].any()) for each in history.values())
 
 
-def _with_count(finding: Finding, history: Mapping[int, History]) -> Finding:
-    """A scheduler's mistake with the number of steps on which the learning rate moved for nothing."""
+def _with_count(finding: Finding, run: Run, rank: int, history: Mapping[int, History]) -> Finding:
+    """A scheduler's mistake with the number of steps on which a learning rate moved for nothing."""
     if finding.cause is not Cause.MISUSE_SCHEDULER_ORDER:
         return finding
-    for_nothing = [step for each in history.values() for step in _moved_after_skip(each) if step >= finding.step]
+    moved = (step for each in history.values() for step in moved_after_skips(run, rank, each))
+    for_nothing = [step for step in moved if step >= finding.step]
     if not for_nothing:
         return finding
     return replace(
@@ -119,13 +119,6 @@ def _with_count(finding: Finding, history: Mapping[int, History]) -> Finding:
         counted=True,
         explanation=explained(finding.cause, None, LearningRateMoved(steps=len(for_nothing))),
     )
-
-
-def _moved_after_skip(history: History) -> Iterator[int]:
-    """Skipped steps after which the learning rate was another."""
-    change = np.diff(history.lr)
-    moved = (change != 0) & ~np.isnan(change)
-    yield from (int(step) for step in history.step[:-1][history.skipped[:-1] & moved])
 
 
 def _started_afresh(start: ScalerEventRow, last: float) -> Finding:

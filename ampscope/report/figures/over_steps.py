@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ampscope.analysis.causes.catalogue import item_in_words
 from ampscope.analysis.numerics.curve import Curve
+from ampscope.analysis.overview.group_curves import GroupCurve
 from ampscope.analysis.overview.overview import Moment, Overview
 from ampscope.analysis.results import Finding, Incident
 from ampscope.analysis.scale.scale_history import ScaleHistory
@@ -55,14 +56,20 @@ def timeline_stack(seen: Overview, items: Sequence[Incident | Finding]) -> Stack
 
 
 def scale_stack(
-    history: ScaleHistory, moments: Sequence[Moment] = (), lr: Curve = _NO_CURVE, *, marked: int | None = None
+    history: ScaleHistory,
+    moments: Sequence[Moment] = (),
+    lr: Curve = _NO_CURVE,
+    *,
+    groups: Sequence[GroupCurve] = (),
+    marked: int | None = None,
 ) -> Stack:
-    """A scaler's history: scale and growth tracker, and the learning rate where it is given and changes.
+    """A scaler's history: scale and growth tracker, and learning rates where they are given and change.
 
     Args:
         history: What the scaler did.
         moments: When its state was saved or loaded, and the run resumed.
         lr: The learning rate.
+        groups: Those of further parameter groups that move otherwise.
         marked: A step that the reader asked for.
     """
     panels = [scale_panel(history.log2_scale)]
@@ -71,7 +78,7 @@ def scale_stack(
         panels.append(counter_panel(history.growth_tracker, "growth tracker", target=target))
     return Stack(
         label="The loss scale and its growth tracker by optimizer step.",
-        panels=(*panels, *_lr_panel(lr)),
+        panels=(*panels, *_lr_panels(lr, groups)),
         lanes=(*_skip_lane(history.skips), *_moment_lanes(moments)),
         lines=_moment_lines(moments),
         marked=marked,
@@ -99,8 +106,12 @@ def _panels(seen: Overview) -> Iterator[Panel]:
         yield measure_panel(seen.grad_norm, "gradient norm", "gradients were NaN or infinite", log=True)
     if not seen.log2_scale.is_empty:
         yield scale_panel(seen.log2_scale)
-    yield from _lr_panel(seen.lr)
-    for each in seen.group_lrs:
+    yield from _lr_panels(seen.lr, seen.group_lrs)
+
+
+def _lr_panels(first: Curve, groups: Sequence[GroupCurve]) -> Iterator[Panel]:
+    yield from _lr_panel(first)
+    for each in groups:
         yield from _lr_panel(each.lr, f"learning rate of group {short(each.group, _SHORT)}")
 
 

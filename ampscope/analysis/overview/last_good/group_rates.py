@@ -11,9 +11,7 @@ import numpy as np
 
 from ampscope.analysis.numerics.arrays import FloatArray
 from ampscope.analysis.overview.last_good.good_steps import GoodSteps
-from ampscope.analysis.tables.lazy_tables import collect
-from ampscope.analysis.tables.step_queries import steps_of
-from ampscope.trace.json_columns import details
+from ampscope.analysis.tables.recorded_rates import recorded_rates
 from ampscope.trace.read.run import Run
 
 
@@ -56,10 +54,7 @@ def _history(run: Run, rank: int, good: GoodSteps, group: str) -> FloatArray:
 
 def _recorded(run: Run, rank: int, good: GoodSteps, first: int, last: int) -> dict[int, dict[str, object]]:
     """By step, the rates of all groups, where they were not the same."""
-    rows = steps_of(run, rank, good.history.optimizer).filter(
-        nw.col("step") >= first, nw.col("step") <= last, ~nw.col("lrs").is_null()
-    )
-    return {row["step"]: details(row["lrs"]) for row in collect(rows.select("step", "lrs"))}
+    return recorded_rates(run, rank, good.history.optimizer, nw.col("step") >= first, nw.col("step") <= last)
 
 
 def _filled(first: FloatArray, steps: list[int], rates: dict[int, dict[str, object]], group: str) -> FloatArray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,6 +46,26 @@ def test_a_schedule_that_stands_still_is_still_a_step_ahead(run_folder: Path, ra
     assert (finding.step, finding.last_step, finding.count) == (3, 3, 1)
     assert "without training" in finding.explanation
     assert not finding.counted
+
+
+@pytest.mark.parametrize(
+    ("second", "count"),
+    [
+        ([0.2 * 0.9**step for step in range(12)], 3),  # moves on after each skipped step
+        ([0.2 if step < 6 else 0.1 for step in range(12)], 1),  # moved once, after a good one
+        ([0.1 if step < 4 else 0.05 for step in range(12)], 1),  # was that of the first until the first skipped step
+    ],
+)
+def test_a_schedule_of_the_second_group_alone_is_counted(run_folder: Path, second: list[float], count: int) -> None:
+    trace = TraceBuilder(run_folder)
+    for step, rate in enumerate(second):
+        lrs = json.dumps({"0": 0.1, "1 head": rate}) if rate != 0.1 else None
+        trace.step(lr=0.1, lrs=lrs, skipped=step in SKIPPED_AT)
+    trace.finding(Cause.MISUSE_SCHEDULER_ORDER, step=SKIPPED_AT[0], line=42)
+    (finding,) = diagnose(trace.close()).findings
+    moved = [step for step in SKIPPED_AT if second[step] != second[step + 1]]
+    assert (finding.step, finding.count, finding.counted) == (3, count, bool(moved))
+    assert finding.last_step == max(moved, default=3)
 
 
 def test_a_rate_that_the_loop_sets_by_itself_is_its_own_affair(run_folder: Path) -> None:

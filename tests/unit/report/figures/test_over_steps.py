@@ -28,6 +28,8 @@ def test_a_group_whose_rate_moves_has_a_panel_of_its_own() -> None:
     groups = (GroupCurve(group="head", lr=falling), GroupCurve(group="2", lr=flat))
     names = [panel.name for panel in timeline_stack(Overview(steps=2, lr=falling, group_lrs=groups), []).panels]
     assert names == ["learning rate", "learning rate of group head"]
+    of_scale = scale_stack(ScaleHistory(), (), falling, groups=groups).panels
+    assert [panel.name for panel in of_scale] == ["loss scale", *names]
 
 
 @pytest.mark.parametrize("log", [False, True])
