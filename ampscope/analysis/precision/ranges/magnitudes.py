@@ -180,7 +180,8 @@ class _Sums:
 
     def _summed(self, values: FloatArray) -> list[int]:
         sums = np.bincount(self._numbers, weights=values[self._kept], minlength=self._count)
-        return sums.astype(np.int64).tolist()
+        told: list[int] = sums.astype(np.int64).tolist()
+        return told
 
     def of(self, number: int, place: Place, courses: _Courses) -> Magnitudes:
         """What was measured at one place."""
