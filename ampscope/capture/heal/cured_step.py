@@ -4,25 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from ampscope.capture.heal.cures import poisoned
 from ampscope.capture.replay import memory, player, step_replay
 from ampscope.capture.replay.changes import ReplayChange
 from ampscope.capture.replay.player import Player
-from ampscope.capture.replay.tape.entry import UnscaledGradients, unscale_
+from ampscope.capture.replay.state.state_snapshot import StateSnapshot
+from ampscope.capture.replay.tape.entry import Entry, EntryKind, GradientOf, UnscaledGradients, unscale_
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.tracing.sites import Sites
-from ampscope.capture.tracing.statistics.stats import finite
+from ampscope.capture.tracing.statistics.stats import can_be_bad, finite
 from ampscope.capture.tracing.tracer import Tracer
 
 #: Why gradients are not handed over that the loop may have decided on.
 DECIDED_BY_THEM = "the loop read numbers of its gradients, and changed these after that"
+
+
+class Buffer(NamedTuple):
+    """A buffer of the model, by its module and its name: a forward may put another tensor in its place."""
+
+    module: nn.Module
+    name: str
+    tensor: Tensor | None  #: that it was when the step began
+    value: Tensor  #: that the step has left
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +44,7 @@ class CuredStep:
     reason: str = ""  #: why it is of no use; empty where it is finite
     was_run: bool = False  #: it could be run again, finite or not
     gradients: dict[str, Tensor] = field(default_factory=dict)  #: by parameter, as backward and the loop left them
-    buffers: list[tuple[Tensor, Tensor]] = field(default_factory=list)  #: of the model, and their new values
+    buffers: list[Buffer] = field(default_factory=list)  #: of the model, as it has left them
     unscaled: bool = False  #: the gradients are free of the loss scale
     hooked: str = ""  #: a parameter whose gradient a function of the loop's own has changed, perhaps
     seconds: float = 0.0
@@ -60,10 +72,21 @@ def run(step: TapedStep, models: Models, change: ReplayChange, guard: Guard) -> 
     tracer.release()
     if failed:
         return CuredStep(failed)
-    if not again.finite or again.spoilt:
+    left = again.substitutes.left
+    buffers = [Buffer(module, name, step.state.buffer(module, name), value) for module, name, value in left]
+    if not again.finite or again.spoilt or any(_is_spoilt(step.state, each) for each in buffers):
         return CuredStep("it is not finite with the cure either", was_run=True)
-    buffers = [(buffer, again.substitutes.of(buffer)) for _, _, buffer in models.buffers()]
     return CuredStep("", True, again.gradients(), buffers, _is_unscaled(step), again.hooked)
+
+
+def _is_spoilt(state: StateSnapshot, buffer: Buffer) -> bool:
+    """Whether a buffer was finite before the step, and is not any more."""
+    if not can_be_bad(buffer.value) or finite(buffer.value):
+        return False
+    if buffer.tensor is None:
+        return True
+    before = state.at_start(buffer.tensor)  # None for a large one that never changes, as a mask
+    return before is not None and finite(before)
 
 
 def _is_unscaled(step: TapedStep) -> bool:
@@ -80,6 +103,7 @@ def why_not_handed_over(step: TapedStep, optimizer: Optimizer, models: Models) -
         "weights have moved since": step.late or step.moved or step.after_unjudged or step.updates != (),
         "its optimizer steps weights that are not watched": foreign,
         DECIDED_BY_THEM: _decided_by_gradients(step),
+        "the loop changed gradients between two backward passes": _changed_between(step),
         "the step left what is not finite in an attribute of a module": not all(map(finite, _attributes(step))),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
@@ -87,6 +111,17 @@ def why_not_handed_over(step: TapedStep, optimizer: Optimizer, models: Models) -
 
 def _attributes(step: TapedStep) -> Iterator[Tensor]:
     return (held.tensor for held in step.state.held.now())
+
+
+def _changed_between(step: TapedStep) -> bool:
+    """Whether the loop wrote into gradients before the last backward, which a replay does not do."""
+    written = (number for number, entry in enumerate(step.tape.entries, step.tape.start) if _writes_gradients(entry))
+    last = max((number for number, entry in step.entries() if entry.kind is EntryKind.BACKWARD), default=step.since)
+    return any(step.since <= number < last for number in written)
+
+
+def _writes_gradients(entry: Entry) -> bool:
+    return entry.in_place and any(isinstance(each, GradientOf) for each in entry.arguments.tensors)
 
 
 def _decided_by_gradients(step: TapedStep) -> bool:
@@ -132,9 +167,8 @@ def hand_over(
             return reason
         for (old, _), each in zip(pairs, new, strict=True):
             old.copy_(each)
-        for buffer, value in cured.buffers:
-            if value.dtype is buffer.dtype and value.shape == buffer.shape:
-                buffer.copy_(value)
+        for buffer in cured.buffers:
+            poisoned.give(*buffer)
     return ""
 
 

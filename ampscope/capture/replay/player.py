@@ -232,7 +232,7 @@ class Player:
         if not self._faithful:
             return
         self._tracer.pause.on = True
-        name = self.models.names.get(id(entry.call), "") or type(entry.call).__name__
+        name = self.models.names.get(id(entry.call)) or type(entry.call).__name__
         self.differences.compare(f"the output of {name} differs", fingerprint(result), entry.fingerprint)
         if self._tracer.batch is not None:
             self._tracer.batch.returned(result)
@@ -240,12 +240,12 @@ class Player:
 
     def _backward(self, entry: Entry, args: Any, kwargs: Any) -> None:
         self._tracer.pause.on = True
-        losses = [local(loss).detach() for loss in backward_roots(args, kwargs)]
+        self.losses += (losses := [local(loss).detach() for loss in backward_roots(args, kwargs)])
         if self._faithful:
             self.differences.compare("the loss differs", losses, entry.fingerprint)
-        self.losses += losses
         self._tracer.pause.on = False
         self._tracer.functions.creates_graph = creates_graph(args, kwargs)
+        self.substitutes.backward_begins(entry)
         with framework_flags.set_again(entry.state.flags):
             call_user(torch_private.through_topmost_mode(entry.call), args, kwargs)
         self._tracer.outputs.begin_micro_batch()

@@ -222,11 +222,10 @@ class StepTape(StepObserver):
 
     def backward_began(self, backward: BackwardCall) -> None:
         """Puts a backward onto the tape."""
-        if not self._evaluation.backwards:
-            self._evaluation.had_gradients = any(p.grad is not None for _, p in self._models.parameters.values())
-            self._evaluation.collectives = self._evaluation.collectives_now()
         call = process_hooks.original_backward()
-        self.received.begin(self._tape.backward_call(call, backward.args, backward.kwargs, backward.ambient))
+        entry = self._tape.backward_call(call, backward.args, backward.kwargs, backward.ambient)
+        entry.begins_afresh = self._evaluation.backward_begins(self._models)
+        self.received.begin(entry)
 
     def add_missing_backward(self, ambient: Ambient) -> Tensor | None:
         """Puts the backward onto the tape that the loop did not call on its latest loss; returns that loss, if any."""

@@ -17,8 +17,8 @@ from ampscope.capture.replay.state.put_back import PutBack
 from ampscope.capture.replay.state.silence import silenced
 from ampscope.capture.replay.state.state_snapshot import StateSnapshot
 from ampscope.capture.replay.state.write_guard import COPIED_BYTES, WriteGuard
-from ampscope.capture.replay.tape.entry import NoGradientError
-from ampscope.capture.torch_support.models import Models
+from ampscope.capture.replay.tape.entry import Entry, NoGradientError
+from ampscope.capture.torch_support.models import Models, held_buffers
 from ampscope.capture.torch_support.tensor_tree import inner_tensors, rewrapped
 from ampscope.capture.tracing.statistics.stats import finite
 from ampscope.trace.schema import Node
@@ -53,6 +53,8 @@ class Substitutes:
         self._guard = guard
         # id -> original (kept, so that the id stays its), substitute
         self._tensors: dict[int, tuple[Tensor, Tensor]] = {}
+        #: Every buffer as the step has left it, also those that a forward has put in the place of others.
+        self.left: list[tuple[nn.Module, str, Tensor]] = []
 
     def of(self, tensor: Tensor) -> Tensor:
         """The substitute of a leaf or of a tensor that a forward may change; any other tensor itself."""
@@ -67,6 +69,7 @@ class Substitutes:
     def clear(self) -> None:
         """Lets go of all substitutes, and of the gradients that they have gathered."""
         self._tensors.clear()
+        self.left.clear()
 
     def _make(self, tensor: Tensor, *, is_weight: bool) -> Tensor:
         """Makes a substitute; ``is_weight``: of a parameter, or of what one's wrapper keeps."""
@@ -91,6 +94,11 @@ class Substitutes:
             return tensor
         leaf = self._converted(rewrapped(tensor, partial(self._of, is_weight=is_weight)))
         return leaf.requires_grad_() if tensor.requires_grad else leaf
+
+    def backward_begins(self, entry: Entry) -> None:
+        """Takes gradients away where the loop did so before a backward."""
+        for _, parameter in self.parameters() if entry.begins_afresh else ():
+            parameter.grad = None
 
     def gradient_of(self, parameter: int) -> Tensor:
         """The gradient that the substitute of a parameter, given by ``id``, has now.
@@ -161,6 +169,7 @@ class Substitutes:
                 module.__dict__.update({name: copies.of(value) for name, value in attributes.items()})
                 module.__dict__.update(silenced(module))
             yield
+            self.left = list(held_buffers(self._models.modules))
         finally:
             for module, attributes in now:
                 module.__dict__.clear()

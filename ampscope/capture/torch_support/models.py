@@ -188,10 +188,7 @@ class Models:
 
     def buffers(self) -> Iterator[tuple[str, str, Tensor]]:
         """Every buffer: its module's name, its own name and itself."""
-        for module in self.modules:
-            for name, buffer in module._buffers.items():
-                if buffer is not None:
-                    yield self.names[id(module)], name, buffer
+        return ((self.names[id(module)], name, buffer) for module, name, buffer in held_buffers(self.modules))
 
     def mutable_tensors(self) -> Iterator[Tensor]:
         """What a forward may change in place: buffers, frozen parameters, tensors in plain attributes."""
@@ -251,6 +248,14 @@ class Models:
         """Where the parameters live."""
         devices = (parameter.device for _, parameter in self.parameters.values() if not parameter.is_meta)
         return next(devices, torch.device("cpu"))
+
+
+def held_buffers(modules: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    """Every buffer that modules hold themselves: its module, its own name and itself."""
+    for module in modules:
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                yield module, name, buffer
 
 
 def _ids(held: list[dict[str, Any]], table: str) -> list[int]:

@@ -2,49 +2,73 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ampscope.capture.replay.state.state_snapshot import StateSnapshot
-from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.models import Models, held_buffers
 from ampscope.capture.tracing.statistics.stats import can_be_bad, finite
 
-#: A poisoned buffer by name: itself, what the step found there, and its last finite value.
-Poisoned = dict[str, tuple[Tensor, Tensor, Tensor]]
+
+class PoisonedBuffer(NamedTuple):
+    """A buffer that a step found not finite."""
+
+    module: nn.Module
+    name: str
+    tensor: Tensor  #: that it was when the step began
+    found: Tensor  #: what it held then
+    before: Tensor  #: its last finite value
+
+
+#: By qualified name.
+Poisoned = dict[str, PoisonedBuffer]
 
 
 def found(state: StateSnapshot, models: Models) -> Poisoned:
     """The buffers that a step found not finite, and that were finite when the step before it began."""
     poisoned: Poisoned = {}
-    for module, name, buffer in models.buffers():
-        if not can_be_bad(buffer):
-            continue
-        start, before = state.at_start(buffer), state.at_step_before(buffer)
-        if start is not None and before is not None and not finite(start) and finite(before):
-            poisoned[".".join(filter(None, (module, name)))] = buffer, start, before.clone()
+    for module, name, _ in held_buffers(models.modules):
+        tensor, before = state.buffer(module, name), state.buffer_before(module, name)
+        start = state.at_start(tensor) if tensor is not None and can_be_bad(tensor) else None
+        if tensor is not None and start is not None and before is not None and not finite(start) and finite(before):
+            poisoned[_name(module, name, models)] = PoisonedBuffer(module, name, tensor, start, before.clone())
     return poisoned
 
 
 def begin_from(state: StateSnapshot, poisoned: Poisoned, *, finite_values: bool) -> None:
     """Has replays of the step begin from the last finite values, or from what it really found."""
-    for buffer, start, before in poisoned.values():
-        state.restore(buffer, before if finite_values else start)
+    for each in poisoned.values():
+        state.restore(each.tensor, each.before if finite_values else each.found)
 
 
 def put_back(poisoned: Poisoned) -> None:
     """Gives the model's own buffers their last finite values."""
-    with torch.no_grad():
-        for buffer, _, before in poisoned.values():
-            buffer.copy_(before)
+    for each in poisoned.values():
+        give(each.module, each.name, each.tensor, each.before)
 
 
-def undo_of_step(state: StateSnapshot, models: Models) -> list[str]:
-    """Gives buffers back what they held before a step that has made them non-finite; returns their names."""
-    undone = []
-    for module, name, buffer in models.buffers():
-        start = state.at_start(buffer) if can_be_bad(buffer) and not finite(buffer) else None
+def undo_of_step(state: StateSnapshot, models: Models) -> None:
+    """Gives buffers back what they held before a step that has made them non-finite."""
+    for module, name, buffer in list(held_buffers(models.modules)):
+        tensor = state.buffer(module, name) if can_be_bad(buffer) and not finite(buffer) else None
+        start = state.at_start(tensor) if tensor is not None else None
         if start is not None and finite(start):
-            with torch.no_grad():
-                buffer.copy_(start)
-            undone.append(".".join(filter(None, (module, name))))
-    return undone
+            give(module, name, tensor, start)
+
+
+def give(module: nn.Module, name: str, tensor: Tensor | None, value: Tensor) -> None:
+    """Gives a buffer a value: in place, where it is still ``tensor``; else as a new tensor, as its forward does it."""
+    held = module._buffers.get(name)
+    if held is None:
+        return
+    if held is tensor and held.shape == value.shape:
+        with torch.no_grad():
+            held.copy_(value)
+    else:
+        module._buffers[name] = value.detach().to(held.dtype, copy=True)
+
+
+def _name(module: nn.Module, name: str, models: Models) -> str:
+    return ".".join(filter(None, (models.names[id(module)], name)))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ampscope.capture.replay.state.attribute_tensors import AttributeTensor, AttributeTensors
-from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.models import Models, held_buffers
 from ampscope.capture.torch_support.tensor_tree import inner_tensors
 from ampscope.capture.torch_support.torch_private import version_counter
 
@@ -17,6 +17,8 @@ from ampscope.capture.torch_support.torch_private import version_counter
 REVIEW_EVERY = 50
 #: Buffers above this size are copied every step only once they have changed.
 SMALL_BUFFER_BYTES = 1 << 20
+
+_Named = dict[tuple[int, str], Tensor]  # buffers by ``id`` of their module and by name
 
 
 class StateSnapshot:
@@ -38,6 +40,7 @@ class StateSnapshot:
         self._models = models
         self.keeps_before = keeps_before
         self._before: dict[int, tuple[Tensor, Tensor]] = {}  #: likewise, of the step before
+        self._buffers: tuple[_Named, _Named] = {}, {}  # at the start of the step, and of the step before
         self.held = AttributeTensors(models)
         self._copies: dict[int, tuple[Tensor, Tensor]] = {}  #: id -> tensor, copy
         self._versions: dict[int, int] = {}
@@ -66,6 +69,8 @@ class StateSnapshot:
             live = [tensor for tensor in (*self._candidates, *self._nested()) if self._may_change(tensor)]
             if self.keeps_before:
                 self._before, self._copies = self._copies, self._before
+                held = held_buffers(self._models.modules)
+                self._buffers = {(id(module), name): buffer for module, name, buffer in held}, self._buffers[0]
             if [id(tensor) for tensor in live] != list(self._copies):
                 self._copies = {id(tensor): (tensor, tensor.detach().clone()) for tensor in live}
             elif live:
@@ -78,7 +83,7 @@ class StateSnapshot:
     def forget(self) -> None:
         """Lets go of the state; `take` comes before it is asked for again."""
         self._copies, self._attributes, self._candidates, self._in_attributes = {}, [], [], []
-        self._before = {}
+        self._before, self._buffers = {}, ({}, {})
         self._revision = -1
 
     def _review(self) -> None:
@@ -103,14 +108,18 @@ class StateSnapshot:
         known = self._copies.get(id(tensor))
         return known[1].clone() if known is not None else None
 
+    def buffer(self, module: nn.Module, name: str) -> Tensor | None:
+        """The tensor that a buffer was at the start of the step; a forward may have put another in its place."""
+        return self._buffers[0].get((id(module), name))
+
+    def buffer_before(self, module: nn.Module, name: str) -> Tensor | None:
+        """What a buffer held at the start of the step before; None where that is not kept."""
+        known = self._before.get(id(self._buffers[1].get((id(module), name))))
+        return known[1] if known is not None else None
+
     def restore(self, tensor: Tensor, value: Tensor) -> None:
         """Has the step begin from another value of a tensor; of those that `at_start` gives."""
         self._copies[id(tensor)][1].copy_(value)
-
-    def at_step_before(self, tensor: Tensor) -> Tensor | None:
-        """A tensor as it was at the start of the step before; None where that is not kept."""
-        known = self._before.get(id(tensor))
-        return known[1] if known is not None else None
 
     def gap(self) -> str:
         """What of the state at the start of the step is not known any more, in words; empty when all is."""

@@ -164,6 +164,7 @@ class Entry:
     in_place: bool = False
     also_writes: list[EarlierResult] = field(default_factory=list)  #: those that share the memory it overwrites
     scales: bool = False  #: it multiplies a loss with the loss scale
+    begins_afresh: bool = False  #: a backward: the loop has taken all gradients away that an earlier one had left
     received: list[Reception] = field(default_factory=list)  #: what its collectives brought, in order
     overwritten: list[tuple[Tensor, Tensor]] = field(default_factory=list)  #: buffers, and what another rank gave them
     through: CalledThrough | None = None  #: what calls the module in the loop's place, with ``arguments``

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from ampscope.capture.replay.tape.weight_writes import Update
 from ampscope.capture.torch_support.communication.process_group import collectives_so_far
+from ampscope.capture.torch_support.models import Models
 
 #: Calls without a backward, and micro-batches without an optimizer step, whose inputs are kept alive.
 MOST_CALLS = 64
@@ -40,6 +41,14 @@ class Evaluation:
         fits = max(self.calls, self.backwards) <= MOST_CALLS
         self.calls = self.calls if fits else 0
         return fits
+
+    def backward_begins(self, models: Models) -> bool:
+        """Notes what is there before a backward; returns whether it is not what an earlier one has left."""
+        holds = any(parameter.grad is not None for _, parameter in models.parameters.values())
+        if self.backwards:
+            return not holds
+        self.had_gradients, self.collectives = holds, self.collectives_now()
+        return False
 
     def collectives_now(self) -> int | None:
         """How many have run; not asked where a wrapper is known to reduce gradients, for asking takes its time."""
