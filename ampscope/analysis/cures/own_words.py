@@ -9,6 +9,7 @@ from ampscope.analysis.cures.program_lines import Program
 from ampscope.analysis.cures.rewriting import Edit, across_lines, kept_modules, rewritten
 from ampscope.analysis.cures.rewriting.changed_file import diff_at
 from ampscope.analysis.cures.rewriting.forms.conversions import converted
+from ampscope.analysis.cures.rewriting.names.scopes import Scope
 from ampscope.analysis.cures.rewriting.program import autocast_region, settings
 from ampscope.analysis.cures.rewriting.program.joined import joined
 from ampscope.analysis.results import CodeLine, FormTried
@@ -26,7 +27,7 @@ def of_form(tried: FormTried) -> str | None:
     if tried.form == Form.OPERAND_BOUND and tried.argument is None:  # of a mean: how many it divides by is not written
         return None
 
-    def write(code: str, row: int | None) -> Edit | None:
+    def write(code: str, row: int | None, scope: Scope | None) -> Edit | None:
         return rewritten(
             CodeLine(place.file, place.line, code),
             Form(tried.form),
@@ -35,6 +36,7 @@ def of_form(tried: FormTried) -> str | None:
             value=tried.value,
             was=tried.was,
             row=row,
+            scope=scope,
         )
 
     found = diff_at(place, write)
@@ -45,7 +47,7 @@ def of_form(tried: FormTried) -> str | None:
 
 def of_conversions(lines: Sequence[CodeLine], dtype: str) -> str | None:
     """Conversions to half precision, to ``dtype`` instead; None where one of the lines names none."""
-    return joined([diff_at(line, lambda code, _: converted(code, dtype)) for line in lines])
+    return joined([diff_at(line, lambda code, _, scope: converted(code, dtype, scope)) for line in lines])
 
 
 def of_kept(modules: Sequence[str], program: Program) -> str | None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from ampscope.analysis.cures.rewriting.changed_file import changed
 from ampscope.analysis.cures.rewriting.forms.products import scaled_operand
 from ampscope.analysis.cures.rewriting.found_call import as_call
+from ampscope.analysis.cures.rewriting.names.scopes import scope_at
 from ampscope.analysis.cures.rewriting.source_file import HasPlace, SourceFile, source_file
 from ampscope.analysis.cures.rewriting.statement import Statement, is_plain, statement
 
@@ -28,7 +29,7 @@ def scale_first(place: HasPlace, argument: int) -> str | None:
     for block in _blocks(tree):
         at = [number for number, node in enumerate(block) if node.lineno == node.end_lineno == place.line]
         if len(at) == 1:
-            return _in_block(source, place.file, block[at[0] :], argument)
+            return _in_block(source, tree, place.file, block[at[0] :], argument)
     return None
 
 
@@ -37,7 +38,7 @@ def _blocks(tree: ast.Module) -> list[list[ast.stmt]]:
     return [block for block in held if block and all(isinstance(each, ast.stmt) for each in block)]
 
 
-def _in_block(source: SourceFile, file: str, block: Sequence[ast.stmt], argument: int) -> str | None:
+def _in_block(source: SourceFile, tree: ast.Module, file: str, block: Sequence[ast.stmt], argument: int) -> str | None:
     """The change of a product, the first statement of these, and of the one that scales what it gave."""
     made = block[0]
     if not isinstance(made, ast.Assign) or len(made.targets) != 1 or not isinstance(made.targets[0], ast.Name):
@@ -46,7 +47,7 @@ def _in_block(source: SourceFile, file: str, block: Sequence[ast.stmt], argument
     uses = [node for node in block[1:] if name in _names(node, ast.Load)]
     if len(uses) != 1 or _names(uses[0], ast.Load).count(name) != 1 or uses[0].lineno != uses[0].end_lineno:
         return None
-    first, second = (statement(source.code(node.lineno)) for node in (made, uses[0]))
+    first, second = (statement(source.code(node.lineno), scope=scope_at(tree, node.lineno)) for node in (made, uses[0]))
     scaling = _scaling(second, name) if second is not None else None
     if first is None or second is None or scaling is None:
         return None

@@ -7,10 +7,12 @@ import re
 from collections.abc import Callable, Sequence
 
 from ampscope.analysis.cures.rewriting.edit import Edit, diff_of, unified
+from ampscope.analysis.cures.rewriting.names.scopes import Scope
 from ampscope.analysis.cures.rewriting.source_file import HasPlace, SourceFile, statement_at
 
-#: Writes a change into a statement, of whose lines the one that is meant is given; None where it has no place there.
-Writer = Callable[[str, int | None], Edit | None]
+#: Writes a change into a statement, of whose lines the one that is meant is given, and where it stands in its program
+#: if that is at hand; None where it has no place there.
+Writer = Callable[[str, int | None, Scope | None], Edit | None]
 
 
 def diff_at(place: HasPlace, write: Writer) -> str | None:
@@ -25,9 +27,9 @@ def diff_at(place: HasPlace, write: Writer) -> str | None:
     """
     found = statement_at(place)
     if found is not None:
-        edit = write(found.code, found.row)
+        edit = write(found.code, found.row, found.scope)
         return _of_file(found.source, place.file, found.first, found.last, edit) if edit is not None else None
-    edit = write(place.code, None) if place.file.isprintable() and place.line > 0 else None
+    edit = write(place.code, None, None) if place.file.isprintable() and place.line > 0 else None
     return unified(edit, place.file, place.line) if edit is not None else None
 
 

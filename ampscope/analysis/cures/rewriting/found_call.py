@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum, auto
 
-from ampscope.analysis.cures.rewriting.statement import Statement, dotted
+from ampscope.analysis.cures.rewriting.names.known import is_number, meaning_of, path_of, root_of
+from ampscope.analysis.cures.rewriting.names.scopes import Kind
+from ampscope.analysis.cures.rewriting.statement import Statement, dotted, is_literal
 
 #: Names that one function goes by; operators are known by the first.
 _NAMES = (
@@ -38,19 +41,19 @@ _OPERATORS: dict[type[ast.operator], str] = {
     ast.Sub: "sub",
     ast.Pow: "pow",
 }
-#: What torch's own functions are called by, where a program does not say otherwise.
-_TORCH = frozenset({"torch", "th", "F", "nn", "functional"})
 #: Modules whose functions have the names of torch's.
-_OTHERS = frozenset({"math", "cmath", "np", "numpy", "jnp", "jax", "tf", "scipy", "sp", "statistics", "random"})
-#: Methods of a tensor that take no operand: what is given one is a function of a module.
-_UNARY = frozenset(
-    {"log", "log2", "log10", "log1p", "exp", "exp2", "expm1", "sqrt", "rsqrt", "sigmoid", "square", "reciprocal"}
-    | {"abs", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "atanh", "erfinv", "logit"}
-)
+_OTHERS = frozenset({"math", "cmath", "numpy", "jax", "tensorflow", "scipy", "statistics", "random"})
+#: How many operands a method takes by place besides its tensor: what is given more is a function of a module.
+_TAKEN = {
+    **dict.fromkeys(("log", "log2", "log10", "log1p", "exp", "exp2", "expm1", "sqrt", "rsqrt", "sigmoid", "square"), 0),
+    **dict.fromkeys(("abs", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "atanh", "erfinv"), 0),
+    **dict.fromkeys(("arcsin", "arccos", "arctanh", "reciprocal"), 0),
+    **dict.fromkeys(("matmul", "mm", "bmm", "mv", "dot", "inner", "div", "true_divide", "divide", "mul"), 1),
+    **dict.fromkeys(("multiply", "add", "sub", "subtract", "pow", "float_power", "clamp_min", "clamp_max"), 1),
+    **dict.fromkeys(("where", "masked_fill", "addmm", "baddbmm", "addmv"), 2),
+}
 #: Keywords by which functions take their first and second tensor.
 _FIRST, _SECOND = ("input", "self", "mat1"), ("other", "target", "mat2", "exponent", "mask")
-#: What is a number of Python's, whatever it is called of.
-_NUMBERS = frozenset({"len", "int", "float", "max", "min", "round", "item", "numel", "dim", "size", "stride"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ class Found:
     operands: tuple[ast.expr, ...]  #: of a method, the tensor first
     keywords: dict[str, ast.keyword]
     namespace: str | None  #: ``torch.``, ``F.``, empty for a bare name; None for a method or an operator
+    is_open: bool = False  #: a bare name of which nothing is known but that it is torch's, if it stands alone
 
     @property
     def is_operator(self) -> bool:
@@ -98,12 +102,15 @@ def found_calls(statement: Statement, name: str, within: ast.AST | None = None) 
     """Every call of a function in a statement, as `found_call`; none where one may be something else."""
     exact = list(_calls(statement, frozenset({name}), within))
     found = exact or list(_calls(statement, _other_names(name), within))
-    return [each for each in found if each is not None] if None not in found else []
+    known = [each for each in found if each is not None]
+    unclear = len(known) < len(found) or (len(known) > 1 and any(each.is_open for each in known))
+    return known if not unclear else []
 
 
 def as_call(node: ast.AST | None, *names: str) -> Found | None:
-    """A part of a statement as the call of one of these functions; None where it is none."""
-    return _found(node, frozenset(names))
+    """A part of a statement as the call of one of these functions; None where it is none, or may be none."""
+    found = _found(node, frozenset(names))
+    return found if isinstance(found, Found) and not found.is_open else None
 
 
 def _other_names(name: str) -> frozenset[str]:
@@ -113,52 +120,86 @@ def _other_names(name: str) -> frozenset[str]:
 def _calls(statement: Statement, names: frozenset[str], within: ast.AST | None) -> Iterator[Found | None]:
     """The calls; None for one that has the name and may be something else."""
     for node in filter(statement.is_meant, statement.nodes()) if within is None else ast.walk(within):
-        if _is_opaque(node, names):
-            yield None
-        elif (found := _found(node, names)) is not None:
-            yield found
+        found = _found(node, names)
+        if found is not None:
+            yield found if isinstance(found, Found) else None
 
 
-def _is_opaque(node: ast.AST, names: frozenset[str]) -> bool:
-    """Whether a call is one of the program's own methods, or a module of that name, and not known to be torch's."""
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr not in names:
-        return False
-    return dotted(node.func.value) in ("self", "cls") or _is_super(node.func.value)
-
-
-def _is_super(node: ast.expr) -> bool:
-    return isinstance(node, ast.Call) and dotted(node.func) == "super"
-
-
-def _found(node: ast.AST | None, names: frozenset[str]) -> Found | None:
+def _found(node: ast.AST | None, names: frozenset[str]) -> Found | _Reading | None:
+    """The call of one of these functions; that it is unclear whether it is one; None where it is none."""
     if isinstance(node, (ast.BinOp, ast.AugAssign)):
         return _operation(node, names)
-    if not isinstance(node, ast.Call) or any(isinstance(each, ast.Starred) for each in node.args):
+    name = _name_of(node.func) if isinstance(node, ast.Call) else ""
+    if not isinstance(node, ast.Call) or name not in names:
         return None
-    if isinstance(node.func, ast.Name) and node.func.id in names:
-        return Found(node, node.func.id, tuple(node.args), _keywords(node), "")
-    if isinstance(node.func, ast.Attribute) and node.func.attr in names and not _is_opaque(node, names):
+    reading, has_star = _reading(node), any(isinstance(each, ast.Starred) for each in node.args)
+    if reading is _Reading.UNCLEAR:
+        return reading
+    return _as_found(node, name, reading) if reading is not _Reading.OTHER and not has_star else None
+
+
+def _name_of(function: ast.expr) -> str:
+    """A function's own name, whatever the program calls it; empty for what has none."""
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return path_of(function).rpartition(".")[2] or function.id if isinstance(function, ast.Name) else ""
+
+
+def _as_found(node: ast.Call, name: str, reading: _Reading) -> Found:
+    args, keywords = tuple(node.args), _keywords(node)
+    if not isinstance(node.func, ast.Attribute):
+        return Found(node, name, args, keywords, "", reading is _Reading.OPEN)
+    if reading is _Reading.FUNCTION:
+        return Found(node, name, args, keywords, f"{dotted(node.func.value)}.")
+    return Found(node, name, (node.func.value, *args), keywords, None)
+
+
+class _Reading(Enum):
+    """What a call that has a function's name is."""
+
+    FUNCTION = auto()  #: torch's, with all operands in its parentheses
+    METHOD = auto()  #: a tensor's
+    OPEN = auto()  #: torch's, if nothing else in the statement can be
+    OTHER = auto()
+    UNCLEAR = auto()
+
+
+def _of_path(path: str) -> _Reading:
+    root = path.partition(".")[0]
+    return _Reading.FUNCTION if root == "torch" else _Reading.OTHER if root in _OTHERS else _Reading.UNCLEAR
+
+
+def _reading(node: ast.Call) -> _Reading:
+    if isinstance(node.func, ast.Attribute):
         return _of_owner(node, node.func)
-    return None
+    meaning = meaning_of(node.func)
+    if meaning.kind is Kind.OPEN:
+        return _Reading.OPEN
+    return _of_path(meaning.path) if meaning.kind is Kind.IMPORTED else _Reading.UNCLEAR
 
 
-def _of_owner(node: ast.Call, function: ast.Attribute) -> Found | None:
+def _of_owner(node: ast.Call, function: ast.Attribute) -> _Reading:
     """A call with a dot: a function of a module, or a method of a tensor."""
-    owner, name, args, keywords = function.value, function.attr, tuple(node.args), _keywords(node)
-    path = dotted(owner)
-    if _root(path) in _OTHERS:
-        return None
-    if _is_function(path, name, args, keywords):
-        return Found(node, name, args, keywords, f"{path}.")
-    return Found(node, name, (owner, *args), keywords, None)
+    owner, root = function.value, root_of(function.value)
+    if dotted(owner) in ("self", "cls") or (isinstance(owner, ast.Call) and dotted(owner.func) == "super"):
+        return _Reading.UNCLEAR
+    if root is None or (isinstance(owner, ast.Attribute) and root.id == "self"):
+        return _Reading.METHOD
+    path, kind, given = path_of(owner), meaning_of(root).kind, len(node.args)
+    if path or kind is Kind.NUMBER:
+        return _of_path(path) if path else _Reading.OTHER
+    takes_it = given <= _TAKEN.get(function.attr, given) and all(each.arg != "input" for each in node.keywords)
+    is_method = kind is Kind.VALUE or function.attr in _TAKEN or not given or _tells_method(node.args[0])
+    return _Reading.METHOD if takes_it and is_method and kind is not Kind.MIXED else _Reading.UNCLEAR
+
+
+def _tells_method(first: ast.expr) -> bool:
+    """Whether what is given first is no tensor: a number, a text, a name of dimensions."""
+    return is_literal(first) or is_number(first) or dotted(first).rpartition(".")[2] in ("dim", "dims", "axis")
 
 
 def _keywords(node: ast.Call) -> dict[str, ast.keyword]:
     return {each.arg: each for each in node.keywords if each.arg is not None}
-
-
-def _root(path: str) -> str:
-    return path.split(".", maxsplit=1)[0]
 
 
 def _operation(node: ast.BinOp | ast.AugAssign, names: frozenset[str]) -> Found | None:
@@ -167,33 +208,3 @@ def _operation(node: ast.BinOp | ast.AugAssign, names: frozenset[str]) -> Found 
     if not name or names.isdisjoint(_other_names(name)) or (is_number(left) and is_number(right)):
         return None
     return Found(node, name, (left, right), {}, None)
-
-
-def _is_function(path: str, name: str, args: Sequence[ast.expr], keywords: dict[str, ast.keyword]) -> bool:
-    """Whether what stands before the dot is a module rather than a tensor."""
-    if not path:
-        return False
-    if _root(path) in _TORCH:
-        return True
-    if name in _UNARY:
-        return bool(args) or "input" in keywords
-    if "input" in keywords:
-        return True
-    return name in ("softmax", "log_softmax") and bool(args) and not is_number(args[0])
-
-
-def is_number(node: ast.expr) -> bool:
-    """Whether a part is a number of Python's, as far as it shows: a constant, a length, what is made of them."""
-    if isinstance(node, (ast.UnaryOp, ast.BinOp)):
-        parts = (node.operand,) if isinstance(node, ast.UnaryOp) else (node.left, node.right)
-        return all(map(is_number, parts))
-    if isinstance(node, ast.Subscript):
-        return isinstance(node.value, ast.Attribute) and node.value.attr == "shape"
-    return isinstance(node, ast.Constant) or (isinstance(node, ast.Call) and _gives_number(node.func))
-
-
-def _gives_number(function: ast.expr) -> bool:
-    path = dotted(function)
-    name = function.attr if isinstance(function, ast.Attribute) else path
-    of_python = name in _NUMBERS and (name not in ("max", "min") or isinstance(function, ast.Name))
-    return path.startswith("math.") or of_python

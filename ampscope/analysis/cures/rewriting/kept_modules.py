@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from ampscope.analysis.cures.rewriting.changed_file import changed
+from ampscope.analysis.cures.rewriting.names.known import path_of
 from ampscope.analysis.cures.rewriting.source_file import HasPlace, statement_at
 from ampscope.analysis.cures.rewriting.statement import dotted, statement
 
@@ -21,9 +22,7 @@ def kept(place: HasPlace, modules: Mapping[int, Sequence[str]]) -> str | None:
     Returns:
         The diff; None where the file is not at hand, and where it is not clear what the model is called there.
     """
-    return _before_watch(
-        place, {each: f"ampscope.keep_fp32({{model}}, {_text(names)})" for each, names in modules.items()}
-    )
+    return _before_watch(place, {each: f"{{keep}}({{model}}, {_text(names)})" for each, names in modules.items()})
 
 
 def widened(place: HasPlace, model: int, module: str) -> str | None:
@@ -38,23 +37,27 @@ def _text(value: str | Sequence[str]) -> str:
 
 
 def _before_watch(place: HasPlace, code: Mapping[int, str]) -> str | None:
-    """Lines before the one that calls ``watch``, each a template with ``model`` in it, by the number of the model."""
+    """Lines before the call of ``watch``: templates with ``model`` and ``keep`` in them, by the model's number."""
     found = statement_at(place)
-    parsed = statement(found.code) if found is not None else None
-    if found is None or parsed is None or parsed.before:
+    parsed = statement(found.code, scope=found.scope) if found is not None else None
+    if found is None or parsed is None or parsed.before or len(parsed.tree.body) != 1:
         return None
     calls = [node for node in parsed.nodes() if isinstance(node, ast.Call) and _is_watch(node)]
     models = _models(calls[0]) if len(calls) == 1 else []
     if not models or max(code, default=len(models)) >= len(models):
         return None
+    given = {node.id for node in parsed.nodes() if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    keep = found.scope.reached("ampscope.keep_fp32")
+    if keep is None or any(each.partition(".")[0] in given for each in models):
+        return None
     indent = found.source.indent(found.first)
-    lines = [f"{indent}{each.format(model=models[number])}" for number, each in code.items()]
-    needed = ("import ampscope",) if any("ampscope." in line for line in lines) else ()
-    return changed(found.source, place.file, [(found.first, found.first - 1, lines)], needed)
+    lines = [f"{indent}{each.format(keep=keep.text, model=models[number])}" for number, each in code.items()]
+    imports = keep.imports if any("{keep}" in each for each in code.values()) else ()
+    return changed(found.source, place.file, [(found.first, found.first - 1, lines)], imports)
 
 
 def _is_watch(call: ast.Call) -> bool:
-    return dotted(call.func) in ("ampscope.watch", "watch")
+    return path_of(call.func) == "ampscope.watch"
 
 
 def _models(call: ast.Call) -> list[str]:

@@ -6,11 +6,13 @@ import ast
 import math
 from decimal import ROUND_CEILING, Decimal
 
+from ampscope.analysis.cures.rewriting.names.known import meaning_of, path_of
+from ampscope.analysis.cures.rewriting.names.scopes import Kind
 from ampscope.analysis.cures.rewriting.statement import dotted
 from ampscope.trace.dtypes import FINFO, HALF_DTYPES
 
 #: How infinity is spelled besides ``float("inf")``.
-_INFINITIES = frozenset({"torch.inf", "math.inf", "np.inf", "numpy.inf", "inf"})
+_INFINITIES = frozenset({"torch.inf", "math.inf", "numpy.inf"})
 #: What is read as a number: a larger one is no constant that a dtype was meant to hold.
 _LARGEST = 1e300
 
@@ -32,12 +34,12 @@ def typed(value: float) -> str:
     return number(float(exact.quantize(Decimal((0, (1,), exact.adjusted() - 1)), rounding=ROUND_CEILING)))
 
 
-def end_of_half(value: float) -> str:
-    """``torch.finfo(torch.float16).min`` where a number is the end of a half dtype's range; empty where it is not."""
+def end_of_half(value: float) -> tuple[str, str]:
+    """``torch.float16`` and ``min`` where a number is the end of a half dtype's range; empty where it is not."""
     for dtype in sorted(HALF_DTYPES):
         if abs(value) == FINFO[dtype].max:
-            return f"torch.finfo(torch.{dtype}).{'min' if value < 0 else 'max'}"
-    return ""
+            return f"torch.{dtype}", "min" if value < 0 else "max"
+    return "", ""
 
 
 def value_of(node: ast.AST) -> float | None:
@@ -50,12 +52,16 @@ def value_of(node: ast.AST) -> float | None:
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
         left, right = value_of(node.left), value_of(node.right)
         return None if left is None or right is None else left - right
-    if dotted(node) in _INFINITIES:
+    if path_of(node) in _INFINITIES or _is_open_inf(node):
         return math.inf
     if isinstance(node, ast.Call) and dotted(node.func) == "float" and len(node.args) == 1:
         text = node.args[0].value if isinstance(node.args[0], ast.Constant) else None
         return {"inf": math.inf, "-inf": -math.inf}.get(text) if isinstance(text, str) else None
     return None
+
+
+def _is_open_inf(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and node.id == "inf" and meaning_of(node).kind is Kind.OPEN
 
 
 def _number(held: object) -> float | None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ast
-import builtins
 import math
 from collections.abc import Callable, Sequence
 
-from ampscope.analysis.cures.rewriting.asked import Asked
 from ampscope.analysis.cures.rewriting.edit import Edit
 from ampscope.analysis.cures.rewriting.forms import bounds, constants, logarithms, masks, precision, products
+from ampscope.analysis.cures.rewriting.forms.asked import Asked
+from ampscope.analysis.cures.rewriting.names.scopes import Scope
 from ampscope.analysis.cures.rewriting.source_file import HasPlace
 from ampscope.analysis.cures.rewriting.statement import Splice, Statement, statement
 from ampscope.trace.schema import Form
@@ -46,6 +45,7 @@ def rewritten(
     value: float | None = None,
     was: float | None = None,
     row: int | None = None,
+    scope: Scope | None = None,
 ) -> Edit | None:
     """A line of someone's program with a cure in it.
 
@@ -57,12 +57,13 @@ def rewritten(
         value: The number that goes in.
         was: The number that stood there.
         row: Of a statement over several lines: on which of them the call is made, from 0.
+        scope: Where the statement stands in its program; None where that is not at hand.
 
     Returns:
         The change; None where the line cannot be parsed, where it is not clear which call is meant, and where the
         line already does it.
     """
-    parsed = statement(line.code, row)
+    parsed = statement(line.code, row, scope)
     if parsed is None or any(each is not None and math.isnan(each) for each in (value, was)):
         return None
     asked = Asked(call.rpartition(".")[2], argument, value, was)
@@ -73,20 +74,5 @@ def rewritten(
     if form is Form.SAFE_WHERE and not splices:
         first, splices = masks.named_operand(parsed, asked)
     after = parsed.changed(splices) if splices else None
-    if after is None or _calls_unknown(parsed, after):
-        return None
-    return Edit(line.code, after, _imports(parsed, after), first)
-
-
-def _calls_unknown(before: Statement, after: str) -> bool:
-    """Whether a changed statement calls a bare name that the old one did not show: nobody knows what it is there."""
-    changed = statement(after)
-    known = {node.id for node in before.nodes() if isinstance(node, ast.Name)} | vars(builtins).keys()
-    called = (node.func for node in changed.nodes() if isinstance(node, ast.Call)) if changed is not None else ()
-    return any(isinstance(each, ast.Name) and each.id not in known for each in called)
-
-
-def _imports(before: Statement, after: str) -> tuple[str, ...]:
-    """What a changed statement needs that the old one did not show."""
-    needs = "torch." in after and not any(isinstance(node, ast.Name) and node.id == "torch" for node in before.nodes())
-    return ("import torch",) if needs else ()
+    imports = parsed.needs(after, [each.partition(" = ")[0] for each in first]) if after is not None else None
+    return Edit(line.code, after, imports, first) if after is not None and imports is not None else None

@@ -18,6 +18,7 @@ from contextvars import ContextVar
 from pathlib import Path, PurePath
 from typing import NamedTuple, Protocol
 
+from ampscope.analysis.cures.rewriting.names.scopes import Scope, scope_at
 from ampscope.analysis.cures.rewriting.statement import parsed
 
 #: Bytes of a file that is read.
@@ -129,6 +130,7 @@ class Found(NamedTuple):
     last: int
     row: int  #: of the recorded line among them, from 0
     code: str  #: its text, without the indentation of its first line and without the last line's end
+    scope: Scope  #: where it reads its names
 
 
 def statement_at(place: HasPlace) -> Found | None:
@@ -139,7 +141,7 @@ def statement_at(place: HasPlace) -> Found | None:
         return None
     first, last = _extent(tree, place.line)
     text = "".join(source.lines[first - 1 : last]).strip()
-    return Found(source, first, last, place.line - first, re.sub(r"\r\n?", "\n", text))
+    return Found(source, first, last, place.line - first, re.sub(r"\r\n?", "\n", text), scope_at(tree, first))
 
 
 def _extent(tree: ast.Module, line: int) -> tuple[int, int]:

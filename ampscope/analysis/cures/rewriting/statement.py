@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,8 +11,13 @@ from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
+from ampscope.analysis.cures.rewriting.names.known import KnownName, of_statement, path_of, resolve
+from ampscope.analysis.cures.rewriting.names.scopes import NOWHERE, Kind, Scope
+
 #: Characters of a statement that are parsed: a trace is someone else's, and deep nesting exhausts a parser.
 _LONGEST = 4_000
+#: How deep the parts of a statement may lie in each other.
+_DEEPEST = 100
 #: What a line may need around it before it is a program: the head of a block, a branch of one, a decorator.
 _FRAMES = (
     ("", ""),
@@ -44,6 +50,7 @@ class Statement:
     after: str
     tree: ast.Module
     row: int | None = None  #: the line of it that is meant, from 0; None where all of it is
+    scope: Scope = NOWHERE  #: where it stands: what names mean there
 
     @cached_property
     def _bytes(self) -> bytes:
@@ -115,24 +122,92 @@ class Statement:
         for splice in sorted(splices, reverse=True):
             content = content[: splice.start] + splice.text.encode() + content[splice.end :]
         code = content.decode()
-        tree = parsed(self.before + code + self.after)
-        return code if tree is not None and ast.dump(tree) != ast.dump(self.tree) else None
+        tree, old = parsed(self.before + code + self.after), parsed(self.before + self.code + self.after)
+        return code if tree is not None and (old is None or ast.dump(tree) != ast.dump(old)) else None
+
+    def spelled(self, path: str) -> str:
+        """How the statement can write what is called ``path`` outside the program, ``torch.where``.
+
+        Where the program has no name for it, it is ``path`` itself: `needs` tells whether that can be read.
+        """
+        if self.scope.is_whole:
+            return self.scope.spelled(path) or path
+        owner, _, name = path.rpartition(".")
+        return f"F.{name}" if owner == "torch.nn.functional" and self._shows_functional else path
+
+    @cached_property
+    def _shows_functional(self) -> bool:
+        """Whether it calls a function of a module ``F``, and gives it more than a method takes."""
+        calls = [node for node in self.nodes() if isinstance(node, ast.Call) and node.args]
+        owners = [(each.func.value, each.args[0]) for each in calls if isinstance(each.func, ast.Attribute)]
+        return any(dotted(owner) == "F" and path_of(owner) and not is_literal(first) for owner, first in owners)
+
+    def needs(self, after: str, given: Sequence[str] = ()) -> tuple[str, ...] | None:
+        """The imports without which a changed text does not find its names; None where it would find others.
+
+        Args:
+            after: The text that comes in the place of the statement's.
+            given: Names that lines before it give.
+        """
+        changed, shown = fresh(self.before + after + self.after), [name.id for name in _names(self.tree)]
+        if changed is None:
+            return None
+        resolve(changed, self.scope)
+        names = list(_names(changed))
+        new = [name for name in names if name.id not in (*shown, *given)]
+        more_torch = [name.id for name in names].count("torch") > shown.count("torch")
+        used = [*new, *(name for name in names if more_torch and name.id == "torch")]
+        for name in used:
+            is_open = name.meaning.kind is Kind.OPEN and (name.id == "torch" or name.id in vars(builtins))
+            if not is_open and name.meaning.kind is not Kind.IMPORTED:
+                return None
+        if any(name.id == "torch" and path_of(name) != "torch" for name in used):
+            return None
+        missing = any(name.id == "torch" and name.meaning.kind is Kind.OPEN for name in used)
+        return ("import torch",) if missing and "torch" not in shown else ()
 
 
-def statement(code: str, row: int | None = None) -> Statement | None:
-    """A statement from its text, without the indentation of its first line; None where it is not a whole one."""
+def _names(tree: ast.AST) -> Iterator[KnownName]:
+    """The names that a statement reads."""
+    known = (node for node in ast.walk(tree) if isinstance(node, KnownName))
+    return (node for node in known if isinstance(node.ctx, ast.Load))
+
+
+def statement(code: str, row: int | None = None, scope: Scope | None = None) -> Statement | None:
+    """A statement from its text; None where it is not a whole one.
+
+    Args:
+        code: The text, without the indentation of its first line.
+        row: The line of it that is meant, from 0; None where all of it is.
+        scope: Where it stands in its program; None where that is not at hand.
+    """
     if len(code) > _LONGEST or not all(character.isprintable() or character in "\n\t" for character in code):
         return None
     for before, after in _FRAMES:
-        tree = parsed(before + code + after)
-        if tree is not None:
-            return Statement(code, before, after, tree, row)
+        tree = fresh(before + code + after)
+        if tree is not None and not _is_deep(tree):
+            around = scope if scope is not None else of_statement(tree)
+            resolve(tree, around)
+            return Statement(code, before, after, tree, row, around)
     return None
+
+
+def _is_deep(tree: ast.Module) -> bool:
+    """Whether parts lie deeper in each other than a person writes them: what reads them goes as deep."""
+    level: list[ast.AST] = [tree]
+    for _ in range(_DEEPEST):
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+    return bool(level)
 
 
 @lru_cache(maxsize=16)
 def parsed(code: str) -> ast.Module | None:
     """The parse of a program, which nobody may change; None where it is none."""
+    return fresh(code)
+
+
+def fresh(code: str) -> ast.Module | None:
+    """The parse of a program, another one each time; None where it is none."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of escape sequences in someone's strings
         try:
@@ -152,6 +227,12 @@ def dotted(node: ast.AST) -> str:
         owner = dotted(node.value)
         return f"{owner}.{node.attr}" if owner else ""
     return node.id if isinstance(node, ast.Name) else ""
+
+
+def is_literal(node: ast.expr) -> bool:
+    """Whether a part spells a value: a number, a text, several of them."""
+    kinds = (ast.Constant, ast.UnaryOp, ast.USub, ast.Tuple, ast.List, ast.Load)
+    return all(isinstance(each, kinds) for each in ast.walk(node))
 
 
 def is_plain(node: ast.expr) -> bool:

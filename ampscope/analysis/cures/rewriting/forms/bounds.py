@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Sequence
 
-from ampscope.analysis.cures.rewriting.asked import Asked
+from ampscope.analysis.cures.rewriting.forms.asked import Asked
 from ampscope.analysis.cures.rewriting.forms.constants import added_keyword, is_eps
-from ampscope.analysis.cures.rewriting.found_call import Found, as_call, is_number
+from ampscope.analysis.cures.rewriting.found_call import Found, as_call
 from ampscope.analysis.cures.rewriting.literals import typed, value_of
+from ampscope.analysis.cures.rewriting.names.known import is_number
 from ampscope.analysis.cures.rewriting.statement import Splice, Statement, dotted
 
 #: Functions whose result is too large, rather than undefined, at the end of their domain.
@@ -32,7 +33,9 @@ def operand_bound(statement: Statement, asked: Asked) -> Sequence[Splice]:
 
 def _bounded(statement: Statement, found: Found, asked: Asked) -> Sequence[Splice]:
     place = _operand(found, asked)
-    if place is None or asked.value is None or found.name not in _FALLING | _GROWING | _BOTH_SIDES:
+    if place is None or asked.value is None or is_number(place):
+        return ()
+    if found.name not in _FALLING | _GROWING | _BOTH_SIDES:
         return ()  # of a mean, it is how many there are that is bounded
     kinds = _kinds(found.name, asked.value)
     clamp = as_call(place, *_CLAMPS)

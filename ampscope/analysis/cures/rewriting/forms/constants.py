@@ -6,9 +6,11 @@ import ast
 import math
 from collections.abc import Sequence
 
-from ampscope.analysis.cures.rewriting.asked import Asked
+from ampscope.analysis.cures.rewriting.forms.asked import Asked
 from ampscope.analysis.cures.rewriting.found_call import Found
 from ampscope.analysis.cures.rewriting.literals import end_of_half, number, value_of
+from ampscope.analysis.cures.rewriting.names.known import meaning_of
+from ampscope.analysis.cures.rewriting.names.scopes import Kind
 from ampscope.analysis.cures.rewriting.statement import Splice, Statement, dotted, is_plain
 
 #: The small number that a function takes where the call gives none.
@@ -51,9 +53,12 @@ def _named(statement: Statement, found: Found, value: float, was: float | None) 
 
 
 def is_eps(node: ast.expr) -> bool:
-    """Whether a part is the name of a small number."""
-    name = dotted(node).rpartition(".")[2].lower()
-    return name in ("eps", "epsilon", "tiny", "delta") or name.endswith(("_eps", "_epsilon")) or name.startswith("eps_")
+    """Whether a part is the name of a small number of Python's: of a tensor, too, `max` would make something else."""
+    name, kind = dotted(node).rpartition(".")[2].lower(), meaning_of(node).kind
+    if kind in (Kind.VALUE, Kind.MIXED) or (name == "delta" and kind is not Kind.NUMBER):
+        return False
+    of_eps = name.endswith(("_eps", "_epsilon")) or name.startswith("eps_")
+    return of_eps or name in ("eps", "epsilon", "tiny", "delta")
 
 
 def _places(statement: Statement, found: Found | None, asked: Asked) -> list[ast.expr]:
@@ -78,13 +83,13 @@ def _numbers(node: ast.AST, was: float) -> list[ast.expr]:
 
 def _written(statement: Statement, found: Found | None, value: float) -> str:
     """The number as it is written: the end of a dtype's range by the dtype of the tensor, where that has a name."""
-    end = end_of_half(value)
+    dtype, end = end_of_half(value)
     if not end:
         return number(value)
     tensor = found.operands[0] if found is not None and found.operands and not found.is_operator else None
     if tensor is None or not (dotted(tensor) and is_plain(tensor)):
-        return end
-    return f"torch.finfo({statement.text(tensor)}.dtype).{end.rpartition('.')[2]}"
+        return f"{statement.spelled('torch.finfo')}({statement.spelled(dtype)}).{end}"
+    return f"{statement.spelled('torch.finfo')}({statement.text(tensor)}.dtype).{end}"
 
 
 def _default(statement: Statement, found: Found, asked: Asked) -> Sequence[Splice]:

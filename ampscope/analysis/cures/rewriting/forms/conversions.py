@@ -6,6 +6,8 @@ import ast
 from collections.abc import Sequence
 
 from ampscope.analysis.cures.rewriting.edit import Edit
+from ampscope.analysis.cures.rewriting.names.known import path_of
+from ampscope.analysis.cures.rewriting.names.scopes import Scope
 from ampscope.analysis.cures.rewriting.statement import Splice, Statement, dotted, statement
 
 #: Dtypes that are no remedy for each other's narrow range.
@@ -13,7 +15,7 @@ _HALF = {"bfloat16": frozenset({"half", "float16"})}
 _EITHER = frozenset({"half", "float16", "bfloat16"})
 
 
-def converted(code: str, dtype: str) -> Edit | None:
+def converted(code: str, dtype: str, scope: Scope | None = None) -> Edit | None:
     """A statement that converts to half precision, with another dtype in the place of the half dtype that it names.
 
     Where it names none, its one conversion takes the dtype from something else (``x.to(y.dtype)``).
@@ -21,17 +23,16 @@ def converted(code: str, dtype: str) -> Edit | None:
     Args:
         code: The statement.
         dtype: ``float32`` or ``bfloat16``.
+        scope: Where it stands in its program; None where that is not at hand.
 
     Returns:
         The change; None where it is not clear what converts, or the statement cannot be parsed.
     """
-    parsed = statement(code)
+    parsed = statement(code, scope=scope)
     splices = (list(_splices(parsed, dtype)) or list(_of_another(parsed, dtype))) if parsed is not None else []
     after = parsed.changed(splices) if parsed is not None and splices else None
-    if parsed is None or after is None:
-        return None
-    named = any(isinstance(node, ast.Name) and node.id == "torch" for node in parsed.nodes())
-    return Edit(code, after, () if named or "torch." not in after else ("import torch",))
+    imports = parsed.needs(after) if parsed is not None and after is not None else None
+    return Edit(code, after, imports) if after is not None and imports is not None else None
 
 
 def _splices(parsed: Statement, dtype: str) -> Sequence[Splice]:
@@ -40,7 +41,7 @@ def _splices(parsed: Statement, dtype: str) -> Sequence[Splice]:
     for node in parsed.nodes():
         if not isinstance(node, ast.Attribute) or node.attr not in half:
             continue
-        of_torch = isinstance(node.value, ast.Name) and node.value.id == "torch"
+        of_torch = path_of(node.value) == "torch"
         if of_torch or node in methods:
             end = parsed.span(node)[1]
             name = dtype if of_torch else {"float32": "float"}.get(dtype, dtype)
@@ -58,4 +59,4 @@ def _of_another(parsed: Statement, dtype: str) -> Sequence[Splice]:
         for argument in (*call.args, *(each.value for each in call.keywords if each.arg == "dtype"))
     ]
     taken = [each for each in given if dotted(each).rpartition(".")[2] == "dtype"]
-    return [parsed.instead(taken[0], f"torch.{dtype}")] if len(taken) == 1 else []
+    return [parsed.instead(taken[0], parsed.spelled(f"torch.{dtype}"))] if len(taken) == 1 else []

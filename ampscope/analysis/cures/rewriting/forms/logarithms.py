@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from ampscope.analysis.cures.rewriting.found_call import Found, as_call, found_call, found_calls, is_number
+from ampscope.analysis.cures.rewriting.found_call import Found, as_call, found_call, found_calls
 from ampscope.analysis.cures.rewriting.literals import value_of
-from ampscope.analysis.cures.rewriting.statement import Splice, Statement, is_plain
+from ampscope.analysis.cures.rewriting.names.known import is_number
+from ampscope.analysis.cures.rewriting.statement import Splice, Statement, is_plain, same
 
 _LOG = "log"
+_FUNCTIONAL = "torch.nn.functional"
 
 
 def log_softmax(statement: Statement) -> Sequence[Splice]:
@@ -21,7 +23,7 @@ def log_softmax(statement: Statement) -> Sequence[Splice]:
 def logsigmoid(statement: Statement) -> Sequence[Splice]:
     """``torch.log(torch.sigmoid(x))`` becomes ``F.logsigmoid(x)``, that of ``1 - sigmoid(x)`` that of ``-x``."""
     found = [(each, _sigmoid_in(statement, each)) for each in found_calls(statement, _LOG)]
-    name = f"{functional(statement)}logsigmoid"
+    name = statement.spelled(f"{_FUNCTIONAL}.logsigmoid")
     return [_replaced(statement, each, f"{name}({given})") for each, given in found if given]
 
 
@@ -79,12 +81,21 @@ def _sum_in(statement: Statement, logarithm: Found) -> str:
 
 def max_off(statement: Statement) -> Sequence[Splice]:
     """``exp(x) / exp(x).sum(-1)``: the largest of each row is taken off before; it cancels out in the quotient."""
-    totals = found_calls(statement, "sum")
+    totals = [each for node in statement.nodes() if (each := _divisor(node)) is not None]
     hows = {", ".join([*map(statement.text, each.operands[1:2]), *_dims(statement, each)]) for each in totals}
-    if len(hows) != 1:
-        return ()
+    raised = found_calls(statement, "exp")
+    of = [_first(each) for each in raised]
+    if len(hows) != 1 or not all(each is not None and of[0] is not None and same(each, of[0]) for each in of):
+        return ()  # what is taken off one and not another does not cancel out
     (how,) = hows
-    return [splice for each in found_calls(statement, "exp") for splice in _less_its_largest(statement, each, how)]
+    return [splice for each in raised for splice in _less_its_largest(statement, each, how)]
+
+
+def _divisor(node: ast.AST) -> Found | None:
+    """The sum of exponentials by which a part divides, with nothing added to it."""
+    quotient = as_call(node, "div")
+    total = as_call(quotient.operand(1), "sum") if quotient is not None else None
+    return total if as_call(_first(total), "exp") is not None else None
 
 
 def _dims(statement: Statement, total: Found) -> list[str]:
@@ -98,14 +109,6 @@ def _less_its_largest(statement: Statement, found: Found, how: str) -> Sequence[
     largest = f"amax({how}, keepdim=True)" if how else "max()"
     less = f"{statement.summand(operand)} - {statement.atom(operand)}.{largest}"
     return [statement.instead_of_all(operand, f"({less})") if found.is_method else statement.instead(operand, less)]
-
-
-def functional(statement: Statement) -> str:
-    """How the statement spells `torch.nn.functional`, with a dot."""
-    for node in statement.nodes():
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "F":
-            return "F."
-    return "torch.nn.functional."
 
 
 def _first(found: Found | None) -> ast.expr | None:
@@ -138,14 +141,17 @@ def _replaced(statement: Statement, found: Found, text: str) -> Splice:
 def _renamed(statement: Statement, found: Found, name: str) -> str:
     """A call's text with another function's name."""
     assert isinstance(found.node, ast.Call)
-    func, (start, end) = found.node.func, statement.span(found.node)
+    start, end = statement.span(found.node)
+    function = _name(statement, found, name)
     content = statement.code.encode()
-    after = statement.span(func)[1]
-    before = after - len(found.name.encode())
-    return (content[start:before] + name.encode() + content[after:end]).decode()
+    return (content[start : function.start] + function.text.encode() + content[function.end : end]).decode()
 
 
 def _name(statement: Statement, found: Found, name: str) -> Splice:
+    """Another function's name in the place of a call's, of the same module or class; of a bare name the whole of it."""
     assert isinstance(found.node, ast.Call)
-    end = statement.span(found.node.func)[1]
+    function = found.node.func
+    if isinstance(function, ast.Name):
+        return statement.instead(function, statement.spelled(f"{_FUNCTIONAL}.{name}"))
+    end = statement.span(function)[1]
     return Splice(end - len(found.name.encode()), end, name)

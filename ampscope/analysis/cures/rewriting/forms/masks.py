@@ -6,12 +6,14 @@ import ast
 import math
 from collections.abc import Sequence
 
-from ampscope.analysis.cures.rewriting.asked import Asked
+from ampscope.analysis.cures.rewriting.forms.asked import Asked
 from ampscope.analysis.cures.rewriting.forms.constants import added_keyword
-from ampscope.analysis.cures.rewriting.found_call import Found, as_call, found_call, found_calls, is_number
+from ampscope.analysis.cures.rewriting.found_call import Found, as_call, found_call, found_calls
 from ampscope.analysis.cures.rewriting.literals import value_of
+from ampscope.analysis.cures.rewriting.names.known import is_number
 from ampscope.analysis.cures.rewriting.statement import Splice, Statement, dotted, is_plain, same
 
+_WHERE = "torch.where"
 _DIVISIONS = ("div", "true_divide", "divide")
 #: The name that an operand gets where it has none.
 _NAME = "operand"
@@ -41,7 +43,7 @@ def safe_where(statement: Statement, asked: Asked) -> Sequence[Splice]:
     if place is None or is_number(place) or _is_chosen(place, condition):
         return ()
     safe = [statement.text(place), "1.0"]
-    text = f"torch.where({statement.text(condition)}, {', '.join(safe if branch == 0 else safe[::-1])})"
+    text = f"{statement.spelled(_WHERE)}({statement.text(condition)}, {', '.join(safe if branch == 0 else safe[::-1])})"
     return [_put(statement, found, place, text)]
 
 
@@ -56,14 +58,15 @@ def _safe_operand(statement: Statement, found: Found | None) -> Sequence[Splice]
 def _safe(statement: Statement, found: Found, place: ast.expr, text: str) -> Sequence[Splice]:
     if not isinstance(found.node, ast.expr):
         return ()
+    where = statement.spelled(_WHERE)
     bad = f"{text} {'==' if found.name in (*_DIVISIONS, 'reciprocal') else '<='} 0"
-    inner = _put(statement, found, place, f"torch.where({bad}, 1.0, {text})")
+    inner = _put(statement, found, place, f"{where}({bad}, 1.0, {text})")
     if found.name not in ("sqrt", "pow"):
         return [inner]
     start, end = statement.span(found.node)
     content = statement.code.encode()
     call = content[start : inner.start].decode() + inner.text + content[inner.end : end].decode()
-    return [Splice(start, end, f"torch.where({bad}, 0.0, {call})")]
+    return [Splice(start, end, f"{where}({bad}, 0.0, {call})")]
 
 
 def named_operand(statement: Statement, asked: Asked) -> tuple[tuple[str, ...], Sequence[Splice]]:
@@ -126,8 +129,9 @@ def kept_rows(statement: Statement) -> Sequence[Splice]:
         if not is_plain(scores) or not dotted(scores):
             return ()
         text = statement.text(scores)
-        zero = f".masked_fill(({text} == -torch.inf).all({dim}, keepdim=True), 0.0)"
-        lowest = f"{text}.clamp(min=torch.finfo({text}.dtype).min)"  # a row of nothing else becomes an even one
+        infinity, finfo = statement.spelled("torch.inf"), statement.spelled("torch.finfo")
+        zero = f".masked_fill(({text} == -{infinity}).all({dim}, keepdim=True), 0.0)"
+        lowest = f"{text}.clamp(min={finfo}({text}.dtype).min)"  # a row of nothing else becomes an even one
         return [statement.instead(scores, lowest), Splice(end, end, zero)]
     mask, value = fill.operand(1), fill.operand(2) or _keyword(fill, "value")
     if mask is None or value is None or value_of(value) != -math.inf or not _can_repeat(mask):

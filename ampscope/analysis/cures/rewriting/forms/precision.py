@@ -5,17 +5,20 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from ampscope.analysis.cures.rewriting.asked import Asked
-from ampscope.analysis.cures.rewriting.found_call import Found, as_call, is_number
+from ampscope.analysis.cures.rewriting.forms.asked import Asked
+from ampscope.analysis.cures.rewriting.found_call import Found, as_call
+from ampscope.analysis.cures.rewriting.names.known import is_number, path_of
 from ampscope.analysis.cures.rewriting.statement import Splice, Statement, dotted, is_plain
 
 #: Products, which autocast runs in half precision whatever dtype they are given.
-_PRODUCTS = frozenset({"matmul", "mm", "bmm", "mv", "dot", "inner"})
+_PRODUCTS = frozenset({"matmul", "mm", "bmm", "mv", "dot", "inner", "tensordot", "prelu", "linear", "bilinear"})
+_SUMMED = frozenset({"addmm", "baddbmm", "addbmm", "addmv", "addr"})  #: after a tensor that is added to the product
+_CONVOLUTIONS = frozenset({f"conv{way}{dims}d" for way in ("", "_transpose") for dims in (1, 2, 3)})
+_IN_HALF = _PRODUCTS | _SUMMED | _CONVOLUTIONS | {"einsum", "scaled_dot_product_attention"}
 #: What a line may call beside a product and runs as well outside autocast: views and what follows its operands' dtype.
 _FOLLOWING = frozenset(
     {"transpose", "permute", "view", "reshape", "contiguous", "unsqueeze", "squeeze", "flatten", "expand", "chunk"}
     | {"t", "float", "softmax", "size", "swapaxes", "sum", "mean", "clamp", "relu", "tanh", "sigmoid", "sqrt", "len"}
-    | {"bmm", "matmul", "mm"}
 )
 
 
@@ -24,7 +27,7 @@ def in_float32(statement: Statement, asked: Asked) -> Sequence[Splice]:
     calls = asked.all_found(statement)
     if not calls or any(isinstance(each.node, ast.AugAssign) for each in calls):
         return ()
-    if calls[0].name not in _PRODUCTS:
+    if calls[0].name not in _IN_HALF:
         unclear = len(calls) > 1 and any(each.is_operator for each in calls)
         return [] if unclear else [splice for each in calls for splice in _given_float(statement, each, asked)]
     return _product(statement, calls[0]) if len(calls) == 1 else ()
@@ -37,16 +40,32 @@ def _given_float(statement: Statement, found: Found, asked: Asked) -> Sequence[S
 
 def _product(statement: Statement, found: Found) -> Sequence[Splice]:
     """A product on float32 operands, in a block that autocast does not reach."""
-    operands = [each for number in (0, 1) if (each := found.operand(number)) is not None]
-    if len(operands) != 2 or not _runs_alone(statement):
+    operands = _factors(found)
+    if not operands or not _runs_alone(statement, found):
         return ()
     device = next((statement.text(each) for each in _tensors(operands)), "")
     if not device:
         return ()
     casts = [_float(statement, found, each) for each in operands if _may_cast(each)]
     body = statement.changed(casts)
-    block = f"with torch.autocast({device}.device.type, enabled=False):\n    "
+    block = f"with {statement.spelled('torch.autocast')}({device}.device.type, enabled=False):\n    "
     return [Splice(0, len(statement.code.encode()), block + body)] if body is not None else ()
+
+
+def _factors(found: Found) -> list[ast.expr]:
+    """The tensors that a product is made of; none where one may be something else, or is not seen."""
+    given, at = list(found.operands), 0
+    wanted = 3 if found.name in _SUMMED or found.name in ("bilinear", "scaled_dot_product_attention") else 2
+    if found.name == "einsum":
+        at, wanted = 1, len(given)
+        if not given or not isinstance(given[0], ast.Constant):
+            return []
+    if found.name in _PRODUCTS and len(given) < wanted:
+        given = [each for number in (0, 1) if (each := found.operand(number)) is not None]
+    may_have = found.name in ("linear", "bilinear", *_CONVOLUTIONS)
+    has_bias = "bias" in found.keywords or (may_have and len(given) > wanted)
+    factors = given[at:wanted]  # a bias may be None
+    return factors if len(factors) == wanted - at and not has_bias and not any(map(is_number, factors)) else []
 
 
 def _float(statement: Statement, found: Found, place: ast.expr) -> Splice:
@@ -67,18 +86,18 @@ def _tensors(operands: Sequence[ast.expr]) -> Iterator[ast.expr]:
         tensor = operand
         while isinstance(tensor, ast.Call) and isinstance(tensor.func, ast.Attribute):
             tensor = tensor.func.value
-        if dotted(tensor) and is_plain(tensor) and dotted(tensor).split(".", 1)[0] not in ("torch", "F", "nn"):
+        if dotted(tensor) and is_plain(tensor) and not path_of(tensor):
             yield tensor
 
 
-def _runs_alone(statement: Statement) -> bool:
-    """Whether a line can go into a block of its own, and calls nothing that needs autocast."""
+def _runs_alone(statement: Statement, found: Found) -> bool:
+    """Whether a line can go into a block of its own, and calls nothing else that needs autocast."""
     if statement.before or statement.after or "\n" in statement.code or len(statement.tree.body) != 1:
         return False
     body = statement.tree.body[0]
     if isinstance(body, ast.Assign) and f"{statement.text(body.targets[0])} =" not in statement.code:
         return False  # an argument of a call that the line is a part of
-    calls = [node for node in statement.nodes() if isinstance(node, ast.Call)]
+    calls = [node for node in statement.nodes() if isinstance(node, ast.Call) and node is not found.node]
     names = [each.func.attr if isinstance(each.func, ast.Attribute) else dotted(each.func) for each in calls]
     owned = [dotted(each.func.value) for each in calls if isinstance(each.func, ast.Attribute)]
     return isinstance(body, (ast.Assign, ast.Return)) and _FOLLOWING.issuperset(names) and "self" not in owned

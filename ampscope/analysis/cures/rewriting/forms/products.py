@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from ampscope.analysis.cures.rewriting.asked import Asked
-from ampscope.analysis.cures.rewriting.found_call import Found, as_call, found_call, is_number
+from ampscope.analysis.cures.rewriting.forms.asked import Asked
+from ampscope.analysis.cures.rewriting.found_call import Found, as_call, found_call
 from ampscope.analysis.cures.rewriting.literals import value_of
+from ampscope.analysis.cures.rewriting.names.known import is_number
 from ampscope.analysis.cures.rewriting.statement import Splice, Statement, is_plain, same
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ampscope.analysis.cures.rewriting.forms.constants import added_keyword
+from ampscope.analysis.cures.rewriting.names.scopes import Reached, scope_at
 from ampscope.analysis.cures.rewriting.program.own_names import assigned_once, function_around, imported_name
 from ampscope.analysis.cures.rewriting.program.spliced_file import spliced, whole
 from ampscope.analysis.cures.rewriting.source_file import HasPlace, SourceFile, source_file
@@ -46,12 +47,14 @@ def in_dtype(called_from: Sequence[HasPlace], dtype: str) -> str | None:
     regions = {(each.source.path, each.call.lineno, each.call.col_offset): each for each in found if each is not None}
     if None in found or len({path for path, *_ in regions}) != 1:
         return None
-    splices = [_changed(each, dtype) for each in regions.values()]
-    if None in splices:
+    texts = [_text(each, dtype) for each in regions.values()]
+    changes = [_changed(each, dtype, text.text) for each, text in zip(regions.values(), texts, strict=True) if text]
+    splices = [each for each in changes if each is not None]
+    if len(splices) < len(regions):
         return None
     source = next(iter(regions.values())).source
-    needed = ("import torch",) if dtype != "float32" else ()
-    return spliced(source, called_from[0].file, [each for each in splices if each is not None], needed)
+    needed = {each: None for text in texts if text is not None for each in text.imports}
+    return spliced(source, called_from[0].file, splices, list(needed))
 
 
 def region_around(place: HasPlace) -> Region | None:
@@ -84,11 +87,18 @@ def _made(tree: ast.Module, expression: ast.expr, line: int) -> ast.Call | None:
     return calls[0] if len(calls) == 1 else None
 
 
-def _changed(region: Region, dtype: str) -> Splice | None:
+def _text(region: Region, dtype: str) -> Reached | None:
+    """What is written for a dtype where a region is made; None where the program cannot name it there."""
+    tree = region.source.tree()
+    if dtype == "float32" or tree is None:
+        return Reached("False")
+    return scope_at(tree, region.call.lineno).reached(f"torch.{dtype}")
+
+
+def _changed(region: Region, dtype: str, text: str) -> Splice | None:
     """The dtype, or the switch, of a region as it is to be."""
     program = whole(region.source)
     name, place = ("enabled", region.switch) if dtype == "float32" else ("dtype", region.dtype)
-    text = "False" if dtype == "float32" else f"torch.{dtype}"
     given = {each.arg: each.value for each in region.call.keywords}
     if program is None or None in given or any(isinstance(each, ast.Starred) for each in region.call.args):
         return None

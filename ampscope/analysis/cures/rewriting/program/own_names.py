@@ -5,43 +5,18 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from ampscope.analysis.cures.rewriting.names.scopes import scope_at
 from ampscope.analysis.cures.rewriting.statement import dotted
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Module
 
 
-def imported_name(tree: ast.Module, node: ast.AST) -> str:
+def imported_name(tree: ast.Module, node: ast.expr) -> str:
     """What a chain of names is outside the program: ``torch.autocast``; empty where nothing was imported by its first.
 
-    A name that the program gives to something else, too, is not known.
+    A name that the program gives to something else there, too, is not known.
     """
-    first, _, rest = dotted(node).partition(".")
-    origins = {origin for name, origin in _imports(tree) if name == first}
-    if len(origins) != 1 or _is_bound(tree, first):
-        return ""
-    return ".".join(filter(None, (*origins, rest)))
-
-
-def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Every name that a program imports, and what it is."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for each in node.names:
-                yield each.asname or each.name.partition(".")[0], each.name if each.asname else each.name.split(".")[0]
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            yield from ((each.asname or each.name, f"{node.module}.{each.name}") for each in node.names)
-
-
-def _is_bound(tree: ast.Module, name: str) -> bool:
-    """Whether a program gives a name itself: to a value, an argument, a function or a class."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name:
-            return True
-        if isinstance(node, ast.arg) and node.arg == name:
-            return True
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and node.name == name:
-            return True
-    return False
+    return scope_at(tree, node.lineno).path(node)
 
 
 def function_around(tree: ast.Module, line: int) -> Function:

@@ -86,6 +86,16 @@ def kept(root: Path, text: str, line: int, *modules: str) -> str | None:
             ),
         ),
         (
+            "import ampscope as scopes\nwatched = scopes.watch(net)\n",
+            2,
+            ("a",),
+            'import ampscope as scopes\nscopes.keep_fp32(net, ["a"])\nwatched = scopes.watch(net)\n',
+        ),
+        ("import ampscope\nnet = Net(); scope = ampscope.watch(net)\n", 2, ("a",), None),
+        ("import ampscope\nscope = ampscope.watch(net := Net())\n", 2, ("a",), None),
+        ("from own import watch\nwatch(net, s)\n", 2, ("a",), None),
+        ("from ampscope import watch\nampscope = 1\nwatch(net, s)\n", 3, ("a",), None),
+        (
             "import ampscope\nampscope.watch([gen, disc], s)\n",
             2,
             ("Gen[0].a", "Disc[1].b", "Disc[1]"),

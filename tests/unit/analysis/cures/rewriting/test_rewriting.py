@@ -198,6 +198,27 @@ RUNS = [
         "matmul",
         "with torch.autocast(q.device.type, enabled=False):\n    return q.float() @ k.mT.float()",
     ),
+    Line(
+        "return F.linear(x, a)",
+        FLOAT32,
+        "linear",
+        "with torch.autocast(x.device.type, enabled=False):\n    return F.linear(x.float(), a.float())",
+    ),
+    Line(
+        "return torch.addmm(c[:, :3], a, b.mT, beta=2)",
+        FLOAT32,
+        "addmm",
+        "with torch.autocast(a.device.type, enabled=False):\n"
+        "    return torch.addmm(c[:, :3].float(), a.float(), b.mT.float(), beta=2)",
+    ),
+    Line(
+        "return torch.einsum('ij,kj->ik', x, a)",
+        FLOAT32,
+        "einsum",
+        "with torch.autocast(x.device.type, enabled=False):\n"
+        "    return torch.einsum('ij,kj->ik', x.float(), a.float())",
+    ),
+    Line("return a / b.float()", EPS, "div", "return a / (b.float() + 1e-9)", value=1e-9),
 ]
 #: Heads of blocks, statements of several lines, and what else cannot run by itself.
 STANDS = [
@@ -237,6 +258,12 @@ STAYS = [
     Line("return torch.where(b > 0, a / torch.where(b > 0, b, 1.0), 0.0)", Form.SAFE_WHERE, "div", ""),
     Line("return torch.where(next(m), a / b, 0.0)", Form.SAFE_WHERE, "div", ""),
     Line("return model(x).exp()", Form.MAX_OFF, "exp", ""),
+    Line("return x.exp() / (x.exp().sum(-1) + 1e-3)", Form.MAX_OFF, "exp", ""),
+    Line("return x.exp() / a.exp().sum(-1)", Form.MAX_OFF, "exp", ""),
+    Line("return x.exp() * a.sum(-1)", Form.MAX_OFF, "exp", ""),
+    Line("return F.linear(x, w, b)", FLOAT32, "linear", ""),
+    Line("return torch.einsum(how, x, a)", FLOAT32, "einsum", ""),
+    Line("return x.sum(-1) / n.item()", EPS, "div", "", argument=1, value=1e-6),
     Line("return self.q(x) @ k", FLOAT32, "matmul", ""),
     Line("out=q @ k", FLOAT32, "matmul", ""),
     Line("return x.float().sum()", FLOAT32, "sum", ""),
@@ -388,8 +415,3 @@ def test_a_number_is_read_back_as_it_was(value: float) -> None:
     assert edit is not None
     written = edit.after.removeprefix("y = x.clamp(min=").removesuffix(")")
     assert float(written.removeprefix('float("').removesuffix('")')) == value
-
-
-def test_a_name_that_may_not_be_imported_is_not_called() -> None:
-    line = SourceLine(file="a.py", line=1, function="f", code="y = -torch.log(softmax(z, dim=-1))")
-    assert rewritten(line, Form.LOG_SOFTMAX, "log") is None
