@@ -119,7 +119,6 @@ def test_nothing_outside_the_root_is_changed(
         {"form_code": f"{CODE}\x1b[2J"},
         {"form_code": f"{CODE}; import os"},
         {"form_call": "log; import os"},
-        {"form": "rm -rf"},
         {"form_line": -5},
         {"form_value": math.nan},
         {"form_value": None},
@@ -132,6 +131,12 @@ def test_a_hostile_trace_writes_nothing_of_its_own(
     answer = ampscope("fix", recorded(**form), "--apply")
     assert (answer.code, files(root)) == (2, {"train.py": PROGRAM})
     assert "\x1b" not in answer.out + answer.err
+
+
+def test_a_form_that_nobody_knows_leaves_general_advice(ampscope: Command, root: Path, recorded: Recorded) -> None:
+    answer = ampscope("fix", recorded(form="rm -rf"), "--apply")
+    assert "It was not tried." in answer.err
+    assert files(root) == {"train.py": CHANGED, "train.py.bak": PROGRAM}
 
 
 def test_a_remedy_is_chosen_by_its_number(ampscope: Command, root: Path, recorded: Recorded) -> None:
