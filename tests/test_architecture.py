@@ -64,7 +64,7 @@ FLOORS = {
         "step_watch assembly scaler_watch"
     ),
     "ampscope.capture.step.ending": (
-        "optimizer_rerun verdict incidents looks second_look spikes trace_ending "
+        "optimizer_again verdict incidents looks second_look spikes trace_ending "
         "device_decisions attempts endings loop_endings breaking_off failed_calls"
     ),
     "ampscope.capture.tracing": (

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, Reason
 from ampscope.analysis.results import Remedy
-from ampscope.trace.schema import Change, StateKind
+from ampscope.trace.schema import Change, Form, StateKind
 from ampscope.trace.vocabulary import Cause
 
 
@@ -188,6 +188,7 @@ ENTRIES = (
                 text="Keep gradients from growing so large that their squares leave the range of the state's dtype, "
                 "and keep the state in float32.",
                 code="torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)",
+                kind=Form.CLIPPED,
             ),
         ),
         recognised_in="analysis.diagnosis.state.state_incidents",

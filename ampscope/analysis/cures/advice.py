@@ -18,6 +18,11 @@ _ALIKE = (
     ),
     frozenset({Form.OPERAND_BOUND, Form.ADDED_EPS}),
 )
+#: What a remedy speaks for beside its own kind.
+_SPEAKS_FOR: dict[str, frozenset[Form]] = {
+    **{form: alike for alike in _ALIKE for form in alike},
+    Form.OPTIMIZER_EPS: frozenset({Form.OPTIMIZER_EPS, Form.CONSTANT, Form.OPERAND_BOUND}),
+}
 #: Forms that are looked for in the failed call, each where it applies.
 _OF_CALLS = frozenset({*chain.from_iterable(_ALIKE), Form.SAFE_WHERE, Form.KEPT_ROWS, Form.ZERO_INFINITY, ""})
 _ENDED = "another form has cured the step before its turn came"
@@ -45,7 +50,7 @@ def beside(advice: Sequence[Remedy], proved: Sequence[Remedy], tried: Sequence[T
 
 def _alike(kind: str) -> frozenset[str]:
     """The kinds of remedies that a replay of one speaks for."""
-    return next((forms for forms in _ALIKE if kind in forms), frozenset({kind} if kind else ()))
+    return _SPEAKS_FOR.get(kind, frozenset({kind} if kind else ()))
 
 
 def _why_not(remedy: Remedy, proved: Sequence[Remedy], tried: Sequence[Tried]) -> str:

@@ -44,6 +44,8 @@ def _diff(remedy: Remedy, incident: Incident, reason: Reason, program: Program) 
         return _of_norm(incident, program)
     if remedy.kind == Form.CONSTANT and isinstance(reason, ConstantLost):
         return _of_constant(incident, reason)
+    if remedy.kind == Form.OPTIMIZER_EPS:
+        return _of_eps(remedy, incident)
     if remedy.kind == Form.OPERAND_BOUND and incident.cause is Cause.LOG_ZERO and remedy.untried:
         return _of_logarithm(incident)
     return None
@@ -66,6 +68,15 @@ def _of_constant(incident: Incident, reason: ConstantLost) -> str | None:
     return own_words.of_form(
         FormTried(form=Form.CONSTANT, call=call, source=incident.source, value=value, was=reason.value)
     )
+
+
+def _of_eps(remedy: Remedy, incident: Incident) -> str | None:
+    """The eps that an optimizer was tried with, where it is made; None where several were."""
+    forms = [each.form for each in incident.tried if each.form is not None and each.form.form == remedy.kind]
+    values = {form.value for form in forms if form.value is not None}
+    if incident.source is None or len(values) != 1:
+        return None
+    return settings.with_eps(incident.source, values.pop())
 
 
 def _round_eps(dtype: str) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ampscope.analysis.cures import own_words
-from ampscope.analysis.cures.form_texts import mathematics
+from ampscope.analysis.cures.form_texts import mathematics, optimizer
 from ampscope.analysis.cures.form_texts import range as in_range
 from ampscope.analysis.cures.form_texts.form_text import FormText
 from ampscope.analysis.results import Cost, FormTried, Remedy, Tried
@@ -53,6 +53,11 @@ def in_words(form: FormTried) -> str:
     return _text(form).tried(form)
 
 
+def are_of_optimizer(tried: Sequence[Tried]) -> bool:
+    """Whether the optimizer's step alone was run again."""
+    return bool(tried) and all(each.form is not None and each.form.form in optimizer.TEXTS for each in tried)
+
+
 def cost(tried: Sequence[Tried]) -> Cost | None:
     """What one change costs, by the first of its replays in which that was measured; None where it was in none."""
     time = next((each.extra_time for each in tried if each.extra_time is not None), None)
@@ -71,7 +76,7 @@ _UNKNOWN = FormText(
     lambda form: f"another form of {form.call or 'a call'}",
     lambda form: f"Give {form.call or 'the call'} another form.",
 )
-_TEXTS: dict[str, FormText] = {**mathematics.TEXTS, **in_range.TEXTS}
+_TEXTS: dict[str, FormText] = {**mathematics.TEXTS, **in_range.TEXTS, **optimizer.TEXTS}
 
 
 def _text(form: FormTried) -> FormText:

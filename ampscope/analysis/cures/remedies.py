@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ampscope.analysis.causes.catalogue import CATALOGUE
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Occurrence, Reason
 from ampscope.analysis.causes.range.overflow import ScaleInLoop
-from ampscope.analysis.cures import tried_remedies
+from ampscope.analysis.cures import other_forms, tried_remedies
 from ampscope.analysis.cures.advice import beside
 from ampscope.analysis.cures.explicit_half import ExplicitHalf
 from ampscope.analysis.cures.program_lines import Program
@@ -54,6 +54,6 @@ def remedies(
 
 def why_untried(incident: Incident) -> str:
     """Why no replay has tried anything more on an incident; empty where nothing stood in its way."""
-    if incident.replay == ReplayStatus.UNAVAILABLE:
+    if incident.replay == ReplayStatus.UNAVAILABLE and not other_forms.are_of_optimizer(incident.tried):
         return incident.replay_reason
     return next((each.reason for each in incident.tried if each.outcome == Trial.UNAVAILABLE), "")

@@ -43,7 +43,13 @@ def in_words(incident: Incident) -> str:
     cures = [f"{change}{value}{_later(later[change])}" for change, value in told if change not in fails]
     parts = [*(f"finite {cure}" for cure in cures), *(f"still not finite {fail}" for fail in fails)]
     doubts = dict.fromkeys(each.reason for each in tried if each.change == Change.NONE and each.reason)
-    return " ".join([f"Run again, the step is {', '.join(parts)}." if parts else "", *map(_sentence, doubts)]).strip()
+    again = f"Run again, {_what(tried)} is {', '.join(parts)}." if parts else ""
+    return " ".join([again, *map(_sentence, doubts)]).strip()
+
+
+def _what(tried: Sequence[Tried]) -> str:
+    """What was run again."""
+    return "the optimizer's step alone" if other_forms.are_of_optimizer(tried) else "the step"
 
 
 def _kept_in_words(tried: Sequence[Tried]) -> str:

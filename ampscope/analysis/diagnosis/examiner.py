@@ -88,7 +88,9 @@ class Examiner:
     def _examine(self, row: IncidentRow) -> list[Examined]:
         state = state_found(row)
         if state is not None:
-            return [examined_state(row, state, self._replayed(row))]
+            examined = examined_state(row, state, self._replayed(row))
+            tried = self._tried.get((row.step, row.optimizer), ())
+            return [examined._replace(incident=replace(examined.incident, tried=tried))]
         if still := still_found(row):
             return [examined_still(row, each, self._replayed(row)) for each in still]
         if row.trigger in (Trigger.LOST_GRADIENT, Trigger.INFORMATION_LOST):

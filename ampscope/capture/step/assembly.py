@@ -26,7 +26,7 @@ from ampscope.capture.step.ending.looks.audit.audit import Audit
 from ampscope.capture.step.ending.looks.hidden_overflow import HiddenOverflow
 from ampscope.capture.step.ending.looks.still_buffers import StillBuffers
 from ampscope.capture.step.ending.loop_endings import LoopEndings
-from ampscope.capture.step.ending.optimizer_rerun import OptimizersBefore
+from ampscope.capture.step.ending.optimizer_again.rerun import OptimizersBefore
 from ampscope.capture.step.ending.second_look import SecondLook
 from ampscope.capture.step.ending.spikes import SpikeEnding
 from ampscope.capture.step.ending.trace_ending import TraceEnding

@@ -87,6 +87,12 @@ class OptimizerView(NamedTuple):
             if isinstance(eps, (int, float)) and group["params"]:
                 yield eps, group["params"][0].dtype
 
+    def adjust(self, setting: str, other: Callable[[Any], Any]) -> None:
+        """Another value of a setting in each group that has it; for a copy, which is not the user's."""
+        for group in self.optimizer.param_groups:
+            if setting in group:
+                group[setting] = other(group[setting])
+
     @property
     def decides_on_device(self) -> bool:
         """Whether it unscales and skips by itself, on the device (``fused=True``)."""

@@ -138,6 +138,8 @@ class Form(StrEnum):
     ROWS_LEFT_OUT = "rows_left_out"  #: the step without the rows of its batch that fail
     CLIPPED = "clipped"  #: the norm of the gradients bounded
     SMALLER_STEP = "smaller_step"  #: a smaller learning rate
+    OPTIMIZER_EPS = "optimizer_eps"  #: the optimizer's step alone, with another eps
+    OPTIMIZER_IN_FLOAT32 = "optimizer_in_float32"  #: the optimizer's step alone, on float32 copies of all that is half
 
 
 class Trial(StrEnum):

@@ -16,7 +16,7 @@ from ampscope.capture.replay import memory, player, step_replay
 from ampscope.capture.replay.cures.cure_search import CureSearch
 from ampscope.capture.replay.results import ReplayResult, Symptom
 from ampscope.capture.replay.tape.taped_step import TapedStep
-from ampscope.capture.step.ending import optimizer_rerun
+from ampscope.capture.step.ending.optimizer_again.again import OptimizerAgain
 from ampscope.capture.step.ending.verdict import Verdict
 from ampscope.capture.step.live_trace import Collapsed, LiveTrace
 from ampscope.capture.step.measures.state.evidence import MOST_NAMED, STATE_TRIGGERS, described
@@ -72,6 +72,8 @@ class Incidents:
         self._healer = healer
         self.latest: tuple[int, int] | None = None  #: step and optimizer of the newest
         self._bad_in_a_row = 0
+        guards = self._guard, self._trial_guard
+        self._optimizer_again = OptimizerAgain(models, recorder, budgets[1], guards)
         self._cure_search = CureSearch(models, recorder.sites, budgets[1], self._trial_guard)
 
     def judge(self, attempt: StepAttempt, bad: Verdict, recording: TapedStep | None) -> None:
@@ -212,8 +214,9 @@ class Incidents:
         """
         poisoned = [] if attempt.bad else self._live.poisoned_weights(of_any_dtype=of_any_dtype)
         if poisoned:
-            reason = "an optimizer step is traced as it runs, never replayed"
+            reason = "an optimizer step is traced as it runs; only the optimizer is run again, on copies"
             outcome = ReplayResult(ReplayStatus.UNAVAILABLE, reason)
+            self._optimizer_again.try_cures(attempt, poisoned)
             self.report(attempt, Trigger.NONFINITE_WEIGHT, outcome, Evidence(bad_params=tuple(poisoned)))
 
     def state_turned_bad(self, bad: BadState) -> None:
@@ -226,7 +229,7 @@ class Incidents:
             bad_params=tuple(held.key for held, _ in bad.held[:MOST_NAMED]), details={"state": described(bad)}
         )
         if bad.attempt is not None:
-            self._run_optimizer_again(bad, bad.attempt)
+            self._optimizer_again.show(bad.attempt, [held.owner or held.name for held, _ in bad.held])
             self.report(bad.attempt, trigger, outcome, evidence)
             return
         self._recorder.incident(
@@ -234,17 +237,6 @@ class Incidents:
         )
         if not self._bad_in_a_row:
             self._terminal.incident(in_words(trigger), step, outcome.status, outcome.reason)
-
-    def _run_optimizer_again(self, bad: BadState, attempt: StepAttempt) -> None:
-        """Records which op of the optimizer makes what is bad, as far as its step shows it on copies."""
-        names = [held.owner or held.name for held, _ in bad.held]
-        replayed = source_of(Source.REPLAY, attempt.index)
-        tracer = Tracer(self._recorder.sites, self._models.names, full=True, guard=self._guard)
-        with self._guard:
-            if attempt.traced != replayed and optimizer_rerun.rerun(attempt, names, self._models, tracer):
-                attempt.traced = replayed
-                self._recorder.trace(*tracer.rows(attempt.step, replayed), attempt.step, replayed)
-        tracer.release()
 
     def absorbed(self, attempt: StepAttempt, ops: list[int]) -> None:
         """Reports overflows, by sequence number, that vanished again before loss and gradients."""

@@ -36,6 +36,7 @@ WAITS: dict[str, str] = {
     "replay/cures/forms/form_change.py _change": REPLAYED,
     "replay/cures/forms/rows_left_out.py of_step": REPLAYED,
     "step/carried/still_carried.py _is_lost": REPLAYED,
+    "step/ending/optimizer_again/cures.py _norm": "a step that was bad is made again",
     "step/ending/second_look.py _stands_still": REPLAYED,
     "step/ending/spikes.py _shares": REPLAYED,
     "step/ending/looks/audit/differences.py read": AUDITED,
@@ -99,7 +100,7 @@ NO_TENSORS = frozenset(
     for file, functions in {
         "heal/resumed.py": "of_scaler _change",
         "torch_support/dynamo.py": "graphs_compiled",
-        "replay/cures/forms/range/constants.py": "fits _numbers _survivor",
+        "replay/cures/forms/range/constants.py": "fits _numbers survivor",
         "replay/cures/forms/range/scale_first.py": "_scaling",
         "replay/cures/forms/mathematics/bounds.py": "instead of_exponential",
         "replay/cures/forms/mathematics/log_versions.py": "_of_one _summed after",

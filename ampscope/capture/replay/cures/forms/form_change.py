@@ -115,6 +115,11 @@ class OtherForm(ReplayChange):
         self._good_change = max(known, default=None)
 
 
+def relative_change(before: Tensor, after: Tensor) -> float | None:
+    """The largest relative change of what was finite before, in units of the dtype's eps; see `FormUsed`."""
+    return _change(Compared(before, after), torch.isfinite)
+
+
 def _change(pair: Compared, good: Callable[[Tensor], Tensor]) -> float | None:
     """The largest relative change of good values, in units of the dtype's eps; None where nothing can be compared.
 

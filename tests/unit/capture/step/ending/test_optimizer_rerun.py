@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import ampscope
-from ampscope.analysis.results import Incident
 from ampscope.trace.vocabulary import Cause, Verdict
-
-Make = Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
-Loop = Callable[[Callable[..., object]], dict[str, Any]]
+from tests.unit.capture.step.ending.ruined import Loop, Make, loop, primary
 
 
 class Normed(torch.optim.Optimizer):
@@ -55,46 +52,6 @@ class RootMeanSquare(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:
         for parameter in self.param_groups[0]["params"]:
             parameter.sub_(0.01 * parameter.grad / (parameter.grad * parameter.grad).mean().sqrt())
-
-
-def loop(
-    make: Make,
-    *,
-    large: float = 1.0,
-    at: int = 3,
-    dtype: torch.dtype = torch.float32,
-    dead: bool = False,
-    silent: bool = False,
-) -> Loop:
-    """Trains with gradients that are ``large`` once, in the first layer zero once where ``silent``, and, where
-    ``dead``, always zero in one column."""
-
-    def run(watch: Callable[..., object]) -> dict[str, Any]:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1)).to(dtype)
-        optimizer = make(model.parameters())
-        watch(model)
-        for step in range(at + 3):
-            x = torch.randn(8, 4).to(dtype)
-            if dead:
-                x[:, 0] = 0
-            optimizer.zero_grad()
-            (model(x).float().mean() * (large if step == at else 1.0)).backward()
-            if silent and step == at:
-                model[0].zero_grad(set_to_none=False)
-            optimizer.step()
-        return {"model": model.state_dict(), "optimizer": optimizer.state_dict()["state"], "rng": torch.get_rng_state()}
-
-    return run
-
-
-def primary(run: Loop, folder: Path) -> Incident:
-    scopes: list[ampscope.Scope] = []
-    run(lambda model: scopes.append(ampscope.watch(model, dir=folder, quiet=True)))
-    scopes[0].close()
-    found = ampscope.diagnose(folder).primary
-    assert isinstance(found, Incident)
-    return found
 
 
 RUINED: dict[str, tuple[Loop, Cause, int, str]] = {

@@ -147,8 +147,8 @@ def _lost(call: FailedCall, seq: int) -> tuple[float, float, float] | None:
     for argument, number in _numbers(call, seq):
         if argument == "alpha" or not _spans(call, seq, name):
             continue
-        if _vanishes(number, info):
-            return number, math.copysign(_survivor(info), number), 0.0
+        if vanishes(number, info):
+            return number, math.copysign(survivor(info), number), 0.0
         if name in _BOUNDS and _rounds_to_one(number, info):
             return number, 1 - info.eps, 1.0
     return None
@@ -181,7 +181,7 @@ def _half(dtypes: tuple[str, ...]) -> FloatInfo | None:
     return info if info is not None and info.is_half else None
 
 
-def _vanishes(number: float, info: FloatInfo) -> bool:
+def vanishes(number: float, info: FloatInfo) -> bool:
     """Whether a number other than zero becomes zero: half the smallest one does, as the even neighbour."""
     return 0 < abs(number) <= info.smallest_subnormal / 2
 
@@ -196,6 +196,6 @@ def _overflows(number: float, info: FloatInfo) -> bool:
     return math.isfinite(number) and abs(number) >= info.max + info.eps * 2.0 ** (info.top - 2)
 
 
-def _survivor(info: FloatInfo) -> float:
+def survivor(info: FloatInfo) -> float:
     """The smallest power of ten that is a normal number of the dtype."""
     return float(f"1e{math.ceil(math.log10(info.smallest_normal))}")

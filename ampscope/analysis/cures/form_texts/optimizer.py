@@ -1,0 +1,32 @@
+"""How other steps of an optimizer are told."""
+
+from __future__ import annotations
+
+from ampscope.analysis.cures.form_texts.form_text import FormText, value
+from ampscope.analysis.results import FormTried
+from ampscope.trace.schema import Form
+
+
+def _give_eps(form: FormTried) -> str:
+    if not form.was:
+        return f"Give {form.call} an eps of {value(form)}: without one it divides by zero."
+    return f"Give {form.call} an eps of {value(form)}: {form.was:g} is zero in the dtype of its parameters."
+
+
+TEXTS: dict[str, FormText] = {
+    Form.OPTIMIZER_EPS: FormText(
+        lambda form: f"an eps of {value(form)} in {form.call}",
+        _give_eps,
+        lambda form: f"optimizer = {form.call}(model.parameters(), eps={value(form)})  # the rest as it is",
+    ),
+    Form.OPTIMIZER_IN_FLOAT32: FormText(
+        lambda form: f"float32 weights, gradients and state in {form.call}",
+        lambda form: f"Keep the weights in float32: the gradients and the state of {form.call} are float32, then, too.",
+        lambda _: "model.float()  # before the optimizer is made; autocast computes in half precision",
+    ),
+    Form.CLIPPED: FormText(
+        lambda form: f"the gradients' norm clipped to {value(form)}",
+        lambda form: f"Clip the gradients' norm to {value(form)}, after unscaling.",
+        lambda form: f"torch.nn.utils.clip_grad_norm_(model.parameters(), {form.value!r})",
+    ),
+}

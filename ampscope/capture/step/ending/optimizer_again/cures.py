@@ -1,0 +1,109 @@
+"""Tries what would have kept an optimizer's step finite: another eps, float32 for what is half, smaller gradients."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from ampscope.capture.replay.cures.forms.form_change import relative_change
+from ampscope.capture.replay.cures.forms.range.constants import survivor, vanishes
+from ampscope.capture.replay.results import ChangedResult, FormUsed, TrialResult
+from ampscope.capture.step.ending.optimizer_again.rerun import Copied, StepAgain
+from ampscope.capture.torch_support.dtypes import HALF
+from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.optimizer_view import OptimizerView
+from ampscope.capture.torch_support.user_line import NOWHERE
+from ampscope.trace.dtypes import FINFO
+from ampscope.trace.schema import Change, Form, Trial
+
+#: What an optimizer adds before it divides where its dtype holds it: the default of most of torch's.
+_USUAL_EPS = 1e-8
+#: The norm to which gradients are clipped by most who do.
+_USUAL_NORM = 1.0
+
+
+class _Tried(NamedTuple):
+    """A change of an optimizer's step."""
+
+    form: Form
+    dtype: torch.dtype | None = None  #: of what is half precision
+    eps: float | None = None
+    norm: float | None = None  #: to which the gradients are clipped
+    was: float | None = None  #: the eps, or the norm, that it had
+
+
+def cures(again: StepAgain, models: Models) -> Iterator[TrialResult]:
+    """Tries one change after another, where the step as it was leaves what is not finite once more.
+
+    Args:
+        again: The step.
+        models: The watched models.
+    """
+    unchanged, _ = _run(again, models, None)
+    if unchanged is None or unchanged.finite:
+        return
+    for change in _changes(again, unchanged):
+        copied, seconds = _run(again, models, change)
+        outcome = Trial.UNAVAILABLE if copied is None else Trial.FINITE if copied.finite else Trial.NONFINITE
+        name = type(again.source).__name__
+        moved = None
+        if copied is not None and change.dtype is None:  # else good values differ by rounding alone
+            moved = _good_change(unchanged.parameters, copied.parameters)
+        used = FormUsed(change.form, name, NOWHERE, None, change.eps or change.norm, change.was, moved)
+        reason = "" if copied is not None else "the optimizer does not step so"
+        yield TrialResult(Change.FORM, (), (), None, ChangedResult(outcome, reason, None, seconds), form=used)
+
+
+def _changes(again: StepAgain, copied: Copied) -> Iterator[_Tried]:
+    """What there is to try: an eps where the dtype makes zero of it, a wider dtype where there is half precision."""
+    lost = {eps: _surviving(eps, dtype) for eps, dtype in OptimizerView(copied.optimizer).epsilons}
+    for was, eps in lost.items():
+        if eps is not None:
+            yield _Tried(Form.OPTIMIZER_EPS, eps=eps, was=was)
+    if any(parameter.dtype in HALF for parameter in again.parameters.values()):
+        yield _Tried(Form.OPTIMIZER_IN_FLOAT32, dtype=torch.float32)
+    norm = _norm(again.parameters)
+    if norm > _USUAL_NORM:
+        yield _Tried(Form.CLIPPED, norm=_USUAL_NORM, was=norm)
+
+
+def _surviving(eps: float, dtype: torch.dtype) -> float | None:
+    """The eps to put in the place of one that is zero in a dtype; None where it is not."""
+    info = FINFO.get(str(dtype).removeprefix("torch."))
+    if info is None or (eps != 0 and not vanishes(eps, info)):
+        return None
+    return max(_USUAL_EPS, survivor(info))
+
+
+def _run(again: StepAgain, models: Models, change: _Tried | None) -> tuple[Copied | None, float]:
+    """The copies after the step, and how long that took; None where it could not be made."""
+    started = time.perf_counter()
+    copied = again.copied(change.dtype if change is not None else None)
+    if change is not None and change.eps is not None:
+        other, was = change.eps, change.was
+        OptimizerView(copied.optimizer).adjust("eps", lambda eps: other if eps == was else eps)
+    if change is not None and change.norm is not None:
+        for parameter in copied.parameters.values():
+            if parameter.grad is not None:
+                parameter.grad.mul_(change.norm / (change.was or 1.0))
+    done = again.play(copied, models, contextlib.nullcontext())
+    return copied if done else None, time.perf_counter() - started
+
+
+def _norm(parameters: Mapping[str, nn.Parameter]) -> float:
+    """Of their gradients; in float64, whose range their squares do not leave."""
+    squares = [
+        parameter.grad.double().square().sum() for parameter in parameters.values() if parameter.grad is not None
+    ]
+    return float(torch.stack(squares).sum().sqrt()) if squares else 0.0
+
+
+def _good_change(before: Mapping[str, nn.Parameter], after: Mapping[str, nn.Parameter]) -> float | None:
+    """How far the weights are others that were finite as it was, in units of their dtype's eps."""
+    changes = [relative_change(parameter.detach(), after[name].detach()) for name, parameter in before.items()]
+    return max((each for each in changes if each is not None), default=None)
