@@ -145,6 +145,35 @@ def _slope_of_power(op: Executed) -> Match | None:
     return Match(Cause.POW_GRAD_ZERO) if infinite else None
 
 
+_LEAVE_OUT = Remedy(
+    text="Leave out what is empty (a mask without a single element, a batch of one) before the mean.",
+    untried="what is empty is decided before the call that failed, and a replay changes only that call",
+)
+#: Ops that divide by what they are given, with the code that keeps it from zero, and what a replay tries of that.
+_RECIPROCALS = {
+    "pow": ("y = x.clamp_min(1e-4).pow(p)", "the base of a power is bounded in no replay"),
+    "rsqrt": ("y = x.clamp_min(1e-6).rsqrt()", "a replay bounds an operand that holds nothing negative"),
+    "reciprocal": ("y = 1 / x.clamp_min(1e-6)", "a replay bounds an operand that holds nothing negative"),
+}
+
+
+def _against_division(occurrence: Occurrence) -> tuple[Remedy, ...]:
+    if isinstance(occurrence.reason, TooFewValues):
+        return (_LEAVE_OUT,)
+    name = next((name for name in _RECIPROCALS if f".{name}." in f"{occurrence.op}."), "")
+    if name:
+        code, untried = _RECIPROCALS[name]
+        text = f"Keep the operand of {name} away from zero: it divides by it."
+        return (Remedy(text=text, code=code, kind=Form.OPERAND_BOUND, untried=untried),)
+    bound = Remedy(
+        text="Bound the divisor away from zero before dividing.",
+        code="y = a / b.clamp_min(1e-6)",
+        kind=Form.OPERAND_BOUND,
+        untried="a replay bounds a divisor that holds nothing negative, where the code itself divides by it",
+    )
+    return bound, _LEAVE_OUT
+
+
 # -- the entries ------------------------------------------------------------------------------------------------------
 
 ENTRIES = (
@@ -172,18 +201,7 @@ ENTRIES = (
         cause=Cause.DIV_ZERO,
         noun="a division by zero",
         sentence=_by_zero,
-        remedies=(
-            Remedy(
-                text="Bound the divisor away from zero before dividing.",
-                code="y = a / b.clamp_min(1e-6)",
-                kind=Form.OPERAND_BOUND,
-                untried="a replay bounds a divisor that holds nothing negative, where the code itself divides by it",
-            ),
-            Remedy(
-                text="Leave out what is empty (a mask without a single element, a batch of one) before the mean.",
-                untried="what is empty is decided before the call that failed, and a replay changes only that call",
-            ),
-        ),
+        remedies=_against_division,
         rules=(
             OpRule(Turn.BACKWARD_DIVISION, _division_in_backward, Phase.BACKWARD),
             OpRule(Turn.OPTIMIZER_DIVISION, _division_in_optimizer, Phase.OPTIMIZER),

@@ -9,7 +9,7 @@ from ampscope.analysis.cures.form_texts import mathematics, optimizer
 from ampscope.analysis.cures.form_texts import range as in_range
 from ampscope.analysis.cures.form_texts.form_text import FormText
 from ampscope.analysis.results import Cost, FormTried, Remedy, Tried
-from ampscope.trace.schema import Change, Trial
+from ampscope.trace.schema import Change, Form, Trial
 
 #: Units of a dtype's eps up to which another value is the same one, rounded elsewhere.
 ROUNDING = 4.0
@@ -66,8 +66,11 @@ def cost(tried: Sequence[Tried]) -> Cost | None:
 
 
 def _changes_good_values(forms: Sequence[FormTried]) -> bool | None:
+    """Whether values that were good are others; None where it was not measured, or is so on other steps only."""
     known = [form.good_change for form in forms if form.good_change is not None]
-    return max(known) > ROUNDING if known else None
+    changes = max(known) > ROUNDING if known else None
+    depends = any(form.form == Form.MAX_OFF and form.was is not None for form in forms)
+    return None if depends and not changes else changes
 
 
 # -- in words ---------------------------------------------------------------------------------------------------------

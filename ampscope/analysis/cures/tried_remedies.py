@@ -28,6 +28,8 @@ def remedies(
 ) -> tuple[Remedy, ...]:
     """What was tried, as advice: what cured the step first, and of that what changes least; then what did not help.
 
+    What changes values that were good comes after all else that cured.
+
     Each remedy says all that its replay did otherwise: what the code asks for by itself is out of autocast's reach.
 
     Args:
@@ -49,7 +51,7 @@ def remedies(
         *_of_kind(Change.BF16, _bf16(tried, explicit, program), tried),
         *_of_kind(Change.FP32, _fp32(tried, explicit, program), tried),
     ]
-    return tuple(sorted(advice, key=lambda remedy: not remedy.verified))
+    return tuple(sorted(advice, key=lambda remedy: (not remedy.verified, bool(remedy.changes_good_values))))
 
 
 def _of_kind(change: Change, advice: Iterator[Remedy], tried: Sequence[Tried]) -> Iterator[Remedy]:

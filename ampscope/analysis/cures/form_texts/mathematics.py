@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ampscope.analysis.causes.cause_entry import number
 from ampscope.analysis.cures.form_texts.form_text import FormText, value
 from ampscope.analysis.results import FormTried
 from ampscope.trace.schema import Form
@@ -112,6 +113,15 @@ def _kept_code(form: FormTried) -> str:
     )
 
 
+def _take_off(form: FormTried) -> str:
+    if form.was is None:
+        return f"Take the maximum off the operand of {form.call}: what is divided by its sum stays the same."
+    return (
+        f"Take the maximum off the operand of {form.call}. What is divided by its sum stays the same but for the "
+        f"{number(form.was)} beside that sum: where the sum was not far above it, it was less."
+    )
+
+
 TEXTS: dict[str, FormText] = {
     Form.OPERAND_BOUND: FormText(_bounded, _bound, _bound_code),
     Form.ADDED_EPS: FormText(_added, _add, _added_code),
@@ -140,7 +150,7 @@ TEXTS: dict[str, FormText] = {
     ),
     Form.MAX_OFF: FormText(
         lambda form: f"the maximum taken off the operand of {form.call}",
-        lambda form: f"Take the maximum off the operand of {form.call}: what is divided by its sum stays the same.",
+        _take_off,
         lambda form: f"e = torch.{form.call}(x - x.amax(-1, keepdim=True))  # or the whole as x.softmax(-1)",
     ),
     Form.KEPT_ROWS: FormText(_kept, _keep, _kept_code),

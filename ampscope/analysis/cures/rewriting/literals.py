@@ -34,6 +34,14 @@ def typed(value: float) -> str:
     return number(float(exact.quantize(Decimal((0, (1,), exact.adjusted() - 1)), rounding=ROUND_CEILING)))
 
 
+def below_one(value: float) -> float:
+    """A bound next to 1, or to -1, with no more digits than it takes, not nearer: ``0.999`` for 1 - 2**-10."""
+    if not 0.9 < abs(value) < 1:
+        return value
+    digits = 10.0 ** math.ceil(-math.log10(1 - abs(value)))
+    return math.copysign(math.floor(abs(value) * digits) / digits, value)
+
+
 def end_of_half(value: float) -> tuple[str, str]:
     """``torch.float16`` and ``min`` where a number is the end of a half dtype's range; empty where it is not."""
     for dtype in sorted(HALF_DTYPES):
@@ -49,9 +57,10 @@ def value_of(node: ast.AST) -> float | None:
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
         inner = value_of(node.operand)
         return None if inner is None else -inner if isinstance(node.op, ast.USub) else inner
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Sub)):
         left, right = value_of(node.left), value_of(node.right)
-        return None if left is None or right is None else left - right
+        sign = 1.0 if isinstance(node.op, ast.Add) else -1.0
+        return None if left is None or right is None else left + sign * right
     if path_of(node) in _INFINITIES or _is_open_inf(node):
         return math.inf
     if isinstance(node, ast.Call) and dotted(node.func) == "float" and len(node.args) == 1:

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 import ampscope
+from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Reason
+from ampscope.analysis.causes.mathematics import TooFewValues
 from ampscope.analysis.causes.range.overflow import LossGrew
 from ampscope.analysis.cures import trials, tried_remedies
 from ampscope.analysis.cures.remedies import remedies, why_untried
@@ -21,6 +23,7 @@ from ampscope.trace.vocabulary import Cause
 from tests.support.primary import primary_incident
 
 FINITE, NOT = Trial.FINITE, Trial.NONFINITE
+MAX_OFF = FormTried(form=Form.MAX_OFF, call="exp", source=None, good_change=0.0)
 
 
 def tried(change: Change, outcome: Trial = FINITE, *modules: str, **more: Any) -> Tried:
@@ -48,8 +51,8 @@ def test_the_smallest_change_that_cures_comes_first() -> None:
         form(Form.IN_FLOAT32),
     ]
     assert told(*everything) == [
-        *(("in_float32", True), ("constant", True), ("modules_fp32", True), ("conversions", True), ("scale", True)),
-        *(("bf16", True), ("scale_first", False)),
+        *(("in_float32", True), ("modules_fp32", True), ("conversions", True), ("scale", True), ("bf16", True)),
+        *(("constant", True), ("scale_first", False)),
     ]
 
 
@@ -124,3 +127,54 @@ def test_another_step_of_the_optimizer_cannot_be_tried_and_it_is_said() -> None:
     assert [(each.kind, each.untried) for each in advice] == [
         (kind, "the weights from before the loss grew are gone") for kind in ("smaller_step", "clipped")
     ]
+
+
+def test_what_changes_good_values_comes_after_all_else_that_cured() -> None:
+    bound = form(Form.OPERAND_BOUND, good_change=1e3)
+    assert [kind for kind, _ in told(bound, tried(Change.FP32))] == [Change.FP32, Form.OPERAND_BOUND]
+    assert next(kind for kind, _ in told(form(Form.OPERAND_BOUND), tried(Change.FP32))) == Form.OPERAND_BOUND
+
+
+def test_a_number_beside_the_sum_makes_another_quotient_of_it() -> None:
+    exact, beside = (
+        tried_remedies.remedies(Cause.FP16_OVERFLOW, [tried(Change.FORM, form=each)])[0]
+        for each in (MAX_OFF, replace(MAX_OFF, was=1e-3))
+    )
+    assert exact.text.endswith("stays the same.")
+    assert exact.changes_good_values is False
+    assert "but for the 0.001 beside that sum" in beside.text
+    assert beside.changes_good_values is None
+    (changed,) = tried_remedies.remedies(
+        Cause.FP16_OVERFLOW, [tried(Change.FORM, form=replace(MAX_OFF, was=1e-3, good_change=90.0))]
+    )
+    assert changed.changes_good_values is True
+
+
+@pytest.mark.parametrize(
+    ("op", "reason", "texts"),
+    [
+        ("aten.div.Tensor", NOTHING_MORE, ["Bound the divisor", "Leave out what is empty"]),
+        ("aten.pow.Tensor_Scalar", NOTHING_MORE, ["Keep the operand of pow away from zero"]),
+        ("aten.rsqrt.default", NOTHING_MORE, ["Keep the operand of rsqrt away from zero"]),
+        ("aten.std.correction", TooFewValues(of="too few values"), ["Leave out what is empty"]),
+    ],
+)
+def test_no_divisor_is_bounded_where_there_is_none(op: str, reason: Reason, texts: list[str]) -> None:
+    advice = remedies(Cause.DIV_ZERO, op=op, reason=reason)
+    assert [each.text[: len(text)] for each, text in zip(advice, texts, strict=True)] == texts
+
+
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [
+        ("matmul", "torch.matmul(a.float(), b.float())"),
+        ("einsum", "torch.einsum(equation, a.float(), b.float())"),
+        ("linear", "F.linear(x.float(), weight.float(), bias.float())"),
+        ("mse_loss", "F.mse_loss(x.float(), target)"),
+        ("sum", "torch.sum(x.float())  # its other arguments as they are"),
+    ],
+)
+def test_the_general_code_of_a_call_in_float32_is_a_call(call: str, code: str) -> None:
+    used = FormTried(form=Form.IN_FLOAT32, call=call, source=None)
+    (remedy,) = tried_remedies.remedies(Cause.FP16_OVERFLOW, [tried(Change.FORM, form=used)])
+    assert remedy.code.splitlines()[1] == f"    y = {code}"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ampscope.analysis.cures.rewriting.forms.asked import Asked
 from ampscope.analysis.cures.rewriting.found_call import Found
-from ampscope.analysis.cures.rewriting.literals import end_of_half, number, value_of
+from ampscope.analysis.cures.rewriting.literals import below_one, end_of_half, number, value_of
 from ampscope.analysis.cures.rewriting.names.known import meaning_of
 from ampscope.analysis.cures.rewriting.names.scopes import Kind
 from ampscope.analysis.cures.rewriting.statement import Splice, Statement, dotted, is_plain
@@ -37,10 +37,20 @@ def constant(statement: Statement, asked: Asked) -> Sequence[Splice]:
     found = asked.found(statement)
     places = _places(statement, found, asked)
     if len(places) == 1:
-        return [statement.instead(places[0], _written(statement, found, asked.value))]
+        mirrored = _mirrored(statement, found, asked)
+        return [statement.instead(places[0], _written(statement, found, asked.value)), *mirrored]
     if found is None or places:
         return ()
     return _default(statement, found, asked) or _named(statement, found, asked.value, asked.was)
+
+
+def _mirrored(statement: Statement, found: Found | None, asked: Asked) -> Sequence[Splice]:
+    """The other end of a stretch about zero, where one end becomes 1: it becomes -1 in the same dtype."""
+    value, was = asked.value or 0.0, asked.was or 0.0
+    if not 0.9 < abs(value) < 1 or not 0.9 < abs(was) < 1:
+        return ()
+    places = _places(statement, found, asked._replace(was=-was))
+    return [statement.instead(places[0], _written(statement, found, -value))] if len(places) == 1 else ()
 
 
 def _named(statement: Statement, found: Found, value: float, was: float | None) -> Sequence[Splice]:
@@ -78,6 +88,8 @@ def _numbers(node: ast.AST, was: float) -> list[ast.expr]:
     value = value_of(node) if isinstance(node, ast.expr) else None
     if value is not None and math.isclose(value, was, rel_tol=1e-12) and isinstance(node, ast.expr):
         return [node]
+    if isinstance(node, ast.UnaryOp) and value is not None:
+        return []  # the number without its sign is another one
     return [place for child in ast.iter_child_nodes(node) for place in _numbers(child, was)]
 
 
@@ -85,7 +97,7 @@ def _written(statement: Statement, found: Found | None, value: float) -> str:
     """The number as it is written: the end of a dtype's range by the dtype of the tensor, where that has a name."""
     dtype, end = end_of_half(value)
     if not end:
-        return number(value)
+        return number(below_one(value))
     tensor = found.operands[0] if found is not None and found.operands and not found.is_operator else None
     if tensor is None or not (dotted(tensor) and is_plain(tensor)):
         return f"{statement.spelled('torch.finfo')}({statement.spelled(dtype)}).{end}"

@@ -415,3 +415,19 @@ def test_a_number_is_read_back_as_it_was(value: float) -> None:
     assert edit is not None
     written = edit.after.removeprefix("y = x.clamp(min=").removesuffix(")")
     assert float(written.removeprefix('float("').removesuffix('")')) == value
+
+
+@pytest.mark.parametrize(
+    ("code", "was", "after"),
+    [
+        ("y = x.clamp(-1 + 1e-7, 1 - 1e-7).acos()", 1 - 1e-7, "y = x.clamp(-0.999, 0.999).acos()"),
+        ("y = x.clamp(-0.9999999, 0.9999999).acos()", 0.9999999, "y = x.clamp(-0.999, 0.999).acos()"),
+        ("p = p.clamp(1e-8, 1 - 1e-7)", 1 - 1e-7, "p = p.clamp(1e-8, 0.999)"),
+        ("p = p.clamp(max=1 - 1e-7)", 1 - 1e-7, "p = p.clamp(max=0.999)"),
+    ],
+)
+def test_both_ends_that_become_one_are_moved(code: str, was: float, after: str) -> None:
+    place = SourceLine(file="a.py", line=1, function="f", code=code)
+    edit = rewritten(place, Form.CONSTANT, "clamp", value=1 - 2.0**-10, was=was)
+    assert edit is not None
+    assert edit.after == after

@@ -31,12 +31,13 @@ class MaxOff(CallForm):
 
     Args:
         dims: Over which it is summed; None for all.
+        beside: The number that the sum is added to or kept above, with which the quotient is another one.
     """
 
     form = Form.MAX_OFF
 
-    def __init__(self, dims: tuple[int, ...] | None) -> None:
-        super().__init__(frozenset({"exp", "exp2"}), argument=0)
+    def __init__(self, dims: tuple[int, ...] | None, beside: float | None = None) -> None:
+        super().__init__(frozenset({"exp", "exp2"}), argument=0, was=beside)
         self._dims = dims
         self._known: Followed[_AsWritten] = Followed()
         self._condition: Tensor | float = 1.0
@@ -91,9 +92,16 @@ def of_quotient(call: FailedCall) -> Iterator[CallForm]:
     if total is None or not _divides(call, exponential, total):
         return
     dims = call.graph.scalars(total).get("dim")
-    form = MaxOff(tuple(dims) if isinstance(dims, list) else None)
+    form = MaxOff(tuple(dims) if isinstance(dims, list) else None, _beside(call, total))
     form.at = place(call, exponential)
     yield form
+
+
+def _beside(call: FailedCall, total: int) -> float | None:
+    """The number that a sum is added to, or kept above, on its way to the quotient; None where there is none."""
+    bounds = (seq for seq in after(call, total, _PASSES - {"mul"}) if name(call, seq) in ("add", "clamp", "clamp_min"))
+    given = (call.graph.scalars(seq).get(key) for seq in bounds for key in ("other", "min"))
+    return next((float(each) for each in given if isinstance(each, (int, float)) and each), None)
 
 
 def _itself_and_before(call: FailedCall) -> Iterator[int]:

@@ -150,6 +150,18 @@ def test_the_first_form_cures_and_leaves_good_values(run_folder: Path, form: For
     assert row.good_change is None or row.good_change <= ROUNDING
 
 
+@pytest.mark.parametrize(
+    ("bounded", "beside"),
+    [(lambda s: s, None), (lambda s: s + 1e-3, 1e-3), (lambda s: s.clamp(min=1e-4), 1e-4), (lambda s: 0.001 * s, None)],
+    ids=["alone", "an eps", "a bound", "a factor"],
+)
+def test_what_stands_beside_a_sum_is_told(
+    run_folder: Path, bounded: Callable[[Tensor], Tensor], beside: float | None
+) -> None:
+    row = first(run_folder, lambda h: (e := (200 * h).exp()) / bounded(e.sum(-1, keepdim=True)))
+    assert (row.form, row.form_was) == (Form.MAX_OFF, beside)
+
+
 #: What looks like one of them and is not: the program, and the form that must not be tried.
 OTHERWISE: list[tuple[str, Form, Program]] = [
     ("a logarithm of no softmax", Form.LOG_SOFTMAX, lambda h: zeros_in(h).log()),
