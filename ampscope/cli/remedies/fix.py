@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -46,9 +43,10 @@ def fix(
     typer.echo("\n".join(visible(row.removesuffix("\r")) for row in diff.removesuffix("\n").split("\n")))
     if not apply:
         return
+    from ampscope.cli.remedies.replaced_file import replaced
+
     source, content = changed_file(diff, root)
-    backup = _backup(source.path)
-    _replace(source.path, content)
+    backup = replaced(source.path, source.text.encode(source.encoding), content)
     typer.echo(f"ampscope: changed {source.path}; as it was, it is kept in {backup}", err=True)
 
 
@@ -91,6 +89,7 @@ def changed_file(diff: str, root: Path) -> tuple[SourceFile, bytes]:
     """
     from ampscope.analysis.cures.rewriting.applied import applied, file_of, first_line
     from ampscope.analysis.cures.rewriting.source_file import files_below, path_below, read
+    from ampscope.analysis.cures.rewriting.statement import parsed
     from ampscope.report.safe_text import visible
 
     name = file_of(diff)
@@ -100,39 +99,9 @@ def changed_file(diff: str, root: Path) -> tuple[SourceFile, bytes]:
     if source is None:
         raise AmpscopeError(f"{visible(name)} is no file of Python source below {root.absolute()}; nothing was changed")
     text = applied(diff, source)
-    if text is None:
+    if text is None or parsed(text) is None:
         raise AmpscopeError(
             f"{path}:{first_line(diff)} does not read as it was recorded, so nothing was changed; train with it and "
             "diagnose the new run"
         )
     return source, text.encode(source.encoding)
-
-
-def _backup(path: Path) -> Path:
-    """A copy beside the file, under a name that was free."""
-    number = 0
-    while True:
-        kept = path.with_name(f"{path.name}.bak{number or ''}")
-        try:
-            with path.open("rb") as old, kept.open("xb") as new:
-                shutil.copyfileobj(old, new)
-        except FileExistsError:
-            number += 1
-            continue
-        except OSError as error:
-            raise AmpscopeError(f"cannot keep {path} as {kept}: {error.strerror or error}") from None
-        shutil.copymode(path, kept)
-        return kept
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """The file with other content, all of it or as it was."""
-    try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        shutil.copymode(path, file.name)
-        Path(file.name).replace(path)
-    except OSError as error:
-        raise AmpscopeError(f"cannot write {path}: {error.strerror or error}") from None

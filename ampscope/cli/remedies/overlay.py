@@ -19,8 +19,8 @@ sys.path[:] = [_each for _each in sys.path if os.path.abspath(_each or ".") != _
 
 
 def _serve():
-    with open(os.path.join(_HERE, "path.txt"), encoding="utf-8") as file:
-        target = file.read()
+    with open(os.path.join(_HERE, "path.txt"), "rb") as file:
+        target = os.fsdecode(file.read())
     real = importlib.machinery.SourceFileLoader.get_code
 
     def get_code(self, fullname):
@@ -56,8 +56,8 @@ import os
 import sys
 
 _here = os.path.dirname(os.path.abspath(__file__))
-with open(os.path.join(_here, "path.txt"), encoding="utf-8") as _file:
-    __file__ = _file.read()
+with open(os.path.join(_here, "path.txt"), "rb") as _file:
+    __file__ = os.fsdecode(_file.read())
 with open(os.path.join(_here, "content.py"), "rb") as _file:
     _content = _file.read()
 open(os.path.join(_here, "served"), "w").close()
@@ -84,7 +84,7 @@ class Overlay:
     def __init__(self, folder: Path, path: Path, content: bytes) -> None:
         self._folder = folder
         self._path = path
-        (folder / "path.txt").write_text(str(path), "utf-8")
+        (folder / "path.txt").write_bytes(os.fsencode(path))
         (folder / "content.py").write_bytes(content)
         (folder / "sitecustomize.py").write_text(_AT_START, "utf-8")
         (folder / "program.py").write_text(_PROGRAM, "utf-8")

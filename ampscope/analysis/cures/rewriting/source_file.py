@@ -21,6 +21,8 @@ from typing import NamedTuple, Protocol
 from ampscope.analysis.cures.rewriting.names.scopes import Scope, scope_at
 from ampscope.analysis.cures.rewriting.statement import parsed
 
+#: Folders of packages that were installed, and what leads out of a folder.
+_NOT_ONES_OWN = frozenset({"..", "site-packages", "dist-packages"})
 #: Bytes of a file that is read.
 _LARGEST = 4 << 20
 _LINES = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
@@ -66,7 +68,7 @@ class SourceFile(NamedTuple):
     def indent(self, number: int) -> str:
         """What a line begins with."""
         line = self.lines[number - 1]
-        return line[: len(line) - len(line.lstrip(" \t"))]
+        return line[: len(line) - len(line.lstrip())]
 
     @property
     def end(self) -> str:
@@ -104,13 +106,21 @@ def read(path: Path) -> SourceFile | None:
         text = content.decode(encoding)
     except (OSError, SyntaxError, UnicodeDecodeError, LookupError):
         return None
-    return SourceFile(path, encoding, tuple(_LINES.findall(text))) if len(content) <= _LARGEST else None
+    is_exact = len(content) <= _LARGEST and _encoded(text, encoding) == content  # what is written back is the same
+    return SourceFile(path, encoding, tuple(_LINES.findall(text))) if is_exact else None
+
+
+def _encoded(text: str, encoding: str) -> bytes | None:
+    try:
+        return text.encode(encoding)
+    except (UnicodeError, LookupError):
+        return None
 
 
 def path_below(name: str) -> Path | None:
     """Where a file of a trace lies; None for what is no plain file of Python source below the root."""
     pure = PurePath(name)
-    if not name.isprintable() or pure.suffix != ".py" or ".." in pure.parts:
+    if not name.isprintable() or pure.suffix != ".py" or _NOT_ONES_OWN.intersection(pure.parts):
         return None
     try:
         root = (_root.get() or Path.cwd()).resolve(strict=True)

@@ -123,7 +123,7 @@ class Statement:
             content = content[: splice.start] + splice.text.encode() + content[splice.end :]
         code = content.decode()
         tree, old = parsed(self.before + code + self.after), parsed(self.before + self.code + self.after)
-        return code if tree is not None and (old is None or ast.dump(tree) != ast.dump(old)) else None
+        return code if tree is not None and (old is None or not same(tree, old)) else None
 
     def spelled(self, path: str) -> str:
         """How the statement can write what is called ``path`` outside the program, ``torch.where``.
@@ -217,8 +217,18 @@ def fresh(code: str) -> ast.Module | None:
 
 
 def same(first: ast.AST, second: ast.AST) -> bool:
-    """Whether two parts read the same."""
-    return ast.dump(first) == ast.dump(second)
+    """Whether two parts read the same, wherever they stand."""
+    pairs: list[tuple[object, object]] = [(first, second)]
+    for one, other in pairs:  # one part after another: a file may hold parts as deep in each other as its parser goes
+        if isinstance(one, ast.AST) and isinstance(other, ast.AST):
+            if one._fields != other._fields or not isinstance(one, (type(other), ast.Name)):
+                return False
+            pairs.extend((getattr(one, name, None), getattr(other, name, None)) for name in one._fields)
+        elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+            pairs.extend(zip(one, other, strict=True))
+        elif type(one) is not type(other) or one != other:
+            return False
+    return True
 
 
 def dotted(node: ast.AST) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,34 @@ def test_the_root_is_where_the_program_lies(
     assert files(root)["train.py"] == CHANGED
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        PROGRAM.replace("\n", "\r\n").encode(),
+        PROGRAM.encode("utf-8-sig"),
+        PROGRAM.replace("p):", "p):  # ä").replace("def", "# coding: latin-1\ndef").encode("latin-1"),
+        PROGRAM.replace("    ", "\t").encode(),
+        PROGRAM.replace("    loss", "\f    loss").encode(),
+        PROGRAM.replace("return loss\n", "return loss  ").encode(),
+        PROGRAM.replace("def", "NAME = 'a\u2028b\x0b'\ndef").encode(),
+    ],
+    ids=["crlf", "bom", "latin-1", "tabs", "form feed", "no end", "separators"],
+)
+def test_nothing_else_in_the_file_changes(ampscope: Command, root: Path, recorded: Recorded, content: bytes) -> None:
+    (root / "train.py").write_bytes(content)
+    line = content.split(b"p.log()")[0].count(b"\n") + 1
+    assert ampscope("fix", recorded(form_line=line), "--apply").code == 0
+    assert (root / "train.py").read_bytes() == content.replace(b"p.log()", b"p.clamp(min=1e-4).log()")
+    assert (root / "train.py.bak").read_bytes() == content
+
+
+def test_a_file_that_is_read_only_stays(ampscope: Command, root: Path, recorded: Recorded) -> None:
+    (root / "train.py").chmod(0o444)
+    answer = ampscope("fix", recorded(), "--apply")
+    assert (answer.code, files(root)) == (2, {"train.py": PROGRAM})
+    assert "it is read-only; nothing was changed" in answer.err
+
+
 def test_a_line_that_reads_otherwise_stays(ampscope: Command, root: Path, recorded: Recorded) -> None:
     run = recorded()
     (root / "train.py").write_text(PROGRAM.replace("mean", "sum"))
@@ -120,6 +149,10 @@ def test_nothing_outside_the_root_is_changed(
         {"form_code": f"{CODE}; import os"},
         {"form_call": "log; import os"},
         {"form_line": -5},
+        {"form_line": 2**31 - 1},
+        {"form_code": f"{CODE}  # " + "x" * 100_000},
+        {"form_code": "loss = -p.log("},
+        {"form_code": "-" * 3_000 + "p.log()"},
         {"form_value": math.nan},
         {"form_value": None},
     ],
@@ -131,6 +164,20 @@ def test_a_hostile_trace_writes_nothing_of_its_own(
     answer = ampscope("fix", recorded(**form), "--apply")
     assert (answer.code, files(root)) == (2, {"train.py": PROGRAM})
     assert "\x1b" not in answer.out + answer.err
+
+
+@pytest.mark.parametrize("name", ["pipe.py", "site-packages/train.py", "folder.py"])
+def test_what_is_no_file_of_ones_own_is_not_opened(
+    ampscope: Command, root: Path, recorded: Recorded, name: str
+) -> None:
+    os.mkfifo(root / "pipe.py")
+    (root / "folder.py").mkdir()
+    (root / "site-packages").mkdir()
+    (root / "site-packages" / "train.py").write_text(PROGRAM)
+    answer = ampscope("fix", recorded(form_file=name), "--apply")
+    assert answer.code == 2
+    assert "is no file of Python source" in answer.err
+    assert (root / "site-packages" / "train.py").read_text() == PROGRAM
 
 
 def test_a_form_that_nobody_knows_leaves_general_advice(ampscope: Command, root: Path, recorded: Recorded) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -95,6 +96,10 @@ def test_a_training_is_run_again_with_the_remedy(
     other, missing = (ampscope("verify", "run", "--", *each) for each in ((sys.executable, "-c", "pass"), ("no-such",)))
     assert (other.code, "has not loaded" in other.err) == (2, True)
     assert (missing.code, "cannot run no-such" in missing.err) == (2, True)
+    kill = "import os, signal; os.kill(os.getppid(), signal.SIGKILL)"
+    verify = [sys.executable, "-m", "ampscope", "verify", "run", "--", sys.executable, "-c", kill]
+    assert subprocess.run(verify, check=False, capture_output=True).returncode == -signal.SIGKILL
+    assert Path("train.py").read_text() == PROGRAM
 
 
 def _train() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import lru_cache
+from itertools import islice
 from typing import NamedTuple
 
 from ampscope.analysis.cures.rewriting.names.bindings import Binding, Block, ScopeNode, bound_in, own_nodes
@@ -36,6 +37,8 @@ class Reached(NamedTuple):
     imports: tuple[str, ...] = ()  #: statements that the file needs for it
 
 
+#: Names that are followed one to the next, and parts of what is given to one.
+_LONGEST, _LARGEST = 20, 100
 _MIXED = Meaning(Kind.MIXED)
 
 
@@ -58,7 +61,7 @@ class Scope:
         holder = next((each for each in self._visible() if name in each.names), None)
         if holder is None:
             return Meaning()
-        if name in seen:
+        if name in seen or len(seen) > _LONGEST:
             return _MIXED
         given = [each for each in holder.names[name] if not _is_none(each.value)] or holder.names[name]
         found = {holder._of_binding(each, seen | {name}) for each in given}
@@ -95,7 +98,8 @@ class Scope:
     def _of_binding(self, given: Binding, seen: frozenset[str]) -> Meaning:
         if given.path:
             return Meaning(Kind.IMPORTED, given.path)
-        if given.is_number or (given.value is not None and self._is_number(given.value, seen)):
+        is_short = given.value is not None and len(list(islice(ast.walk(given.value), _LARGEST))) < _LARGEST
+        if given.is_number or (given.value is not None and is_short and self._is_number(given.value, seen)):
             return Meaning(Kind.NUMBER)
         path = self.path(given.value, seen) if given.value is not None else ""
         return Meaning(Kind.IMPORTED, path) if path else Meaning(Kind.VALUE)
