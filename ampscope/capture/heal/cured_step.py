@@ -93,10 +93,17 @@ def _is_unscaled(step: TapedStep) -> bool:
     return any(isinstance(entry.arguments, UnscaledGradients) for _, entry in step.entries())
 
 
-def why_not_handed_over(step: TapedStep, optimizer: Optimizer, models: Models) -> str:
-    """Why the gradients of a replay must not take the place of the step's own, in words; empty where they may."""
+def why_not_handed_over(step: TapedStep, optimizer: Optimizer, models: Models, *, averages: bool = False) -> str:
+    """Why the gradients of a replay must not take the place of the step's own, in words; empty where they may.
+
+    Args:
+        step: The step.
+        optimizer: Whose gradients they are.
+        models: The watched models.
+        averages: Those of all ranks are going to be put together as the step's own were.
+    """
     foreign = any(id(parameter) not in models.parameters for parameter in OptimizerView(optimizer).parameters)
-    of_ranks = step.has_received() or step.reduction() is not None
+    of_ranks = step.has_received() or (step.reduction() is not None and not averages)
     reasons: dict[str, bool] = {
         "gradients were there before the step, which a replay does not have": step.had_gradients,
         "its gradients were put together with those of other ranks": of_ranks,

@@ -34,6 +34,9 @@ TOO_LATE = "its gradients could not be replaced any more when it was judged"
 class Healer(StepObserver):
     """Decides on each bad step, and on what is in force.
 
+    Attributes:
+        begins: What is said as a run begins.
+
     Args:
         models: The watched models.
         recorder: What was tried, and at which program points.
@@ -43,6 +46,8 @@ class Healer(StepObserver):
         log: Tells of it.
         guard: Catches faults of healing.
     """
+
+    begins = BEGINS
 
     def __init__(
         self,
@@ -128,7 +133,7 @@ class Healer(StepObserver):
         why_not = partial(self._planner.good_steps.why_not, plan.attempt)
         reason = cured_step.hand_over(cured, optimizer, self._models, scale, why_not)
         if not reason and scaling is not None:
-            _clear_flags(scaling.scaler, optimizer)
+            clear_flags(scaling.scaler, optimizer)
         return reason
 
     def _finish(self) -> None:
@@ -175,7 +180,7 @@ class Healer(StepObserver):
     def step_began(self, start: StepStart) -> None:
         """Before the first forward of a step, what was decided on the one before is done."""
         if start.number == 0:
-            self._log.line("on", BEGINS)
+            self._log.line("on", self.begins)
             self._resume()
         self._planner.leaving_out.step_began()
         self._finish()
@@ -215,17 +220,22 @@ class Healer(StepObserver):
         self._planner.leaving_out.ended(attempt)
         self._planner.good_steps.ended(attempt)
         self._was_good = not attempt.bad
+        went_bad = self._went_bad(ended)
         if self._graphs is not None and self._was_good:
             self._log.recompiled(attempt.step, dynamo.graphs_compiled() - self._graphs)
             self._graphs = None
         plan = self._plan
         saved = plan is not None and plan.cure is not None and plan.handed is Handed.REPLACED
-        self._in_a_row = 0 if not attempt.bad or saved else self._in_a_row + 1
+        self._in_a_row = 0 if not went_bad or saved else self._in_a_row + 1
         if self._was_good and not attempt.traced:
             self._in_force.took(ended.seconds - attempt.judging_s, attempt.step)
         does_something = self._plan is not None or bool(self._in_force)
         if self._in_a_row >= MOST_IN_A_ROW and does_something and not self._is_over:
             self._end(attempt.step, f"{MOST_IN_A_ROW} steps in a row went bad all the same")
+
+    def _went_bad(self, ended: EndedStep) -> bool:
+        """Whether a step counts among those that healing is there for."""
+        return ended.attempt.bad
 
     def _end(self, step: int, why: str) -> None:
         self._finish()
@@ -239,7 +249,7 @@ class Healer(StepObserver):
         self._in_force.close()
 
 
-def _clear_flags(scaler: Any, optimizer: Any) -> None:
+def clear_flags(scaler: Any, optimizer: Any) -> None:
     """The scaler has found something that is gone, or has nothing to do with its scale."""
     for flag in torch_private.scaler_found_inf(scaler, optimizer):
         flag.zero_()

@@ -11,7 +11,7 @@ from ampscope.trace.schema import CureKind
 #: What is said as a run begins.
 BEGINS = "healing is on: where a replay proves a cure, this training is changed, and each change is told"
 #: What is said where nothing can be changed alike on all ranks.
-OF_RANKS = "healing is off: this training runs on several ranks, which would have to agree on every change"
+OF_RANKS = "healing is off: its ranks cannot agree before init_process_group; call ampscope.watch after that"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

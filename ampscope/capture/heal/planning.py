@@ -170,7 +170,7 @@ class Planner:
         if len(self._by_scale) < OSCILLATES or best <= 1.0 or scaling is None:
             return None
         bound = ScaleBound(scaling.scaler, max(best / HEADROOM, 1.0))
-        if not self._may_last(bad.attempt, bound):
+        if not self.may_last(bad.attempt, bound):
             return None
         self._by_scale.clear()
         return Plan(
@@ -198,7 +198,7 @@ class Planner:
         return Plan(bad.attempt, CureKind.LEFT_OUT, text, bad.recording)
 
     def _proved(self, bad: BadStep, cure: LastingCure) -> Plan | None:
-        if not self._may_last(bad.attempt, cure):
+        if not self.may_last(bad.attempt, cure):
             return None
         cured = self.run(bad.recording, cure.change())
         if cured.reason:
@@ -210,12 +210,13 @@ class Planner:
         tried = [each for *of, each in self._recorder.tried if of == [attempt.step, attempt.index]]
         scaler = attempt.scaling.scaler if attempt.scaling is not None else None
         for cure in lasting(tried, None, self._recorder.sites, self._models, scaler):
-            if self._may_last(attempt, cure):
+            if self.may_last(attempt, cure):
                 cure.by_finiteness = False
                 return Plan(attempt, cure.kind, cure.text, recording, cure.change(), cure, is_finite=True)
         return None
 
-    def _may_last(self, attempt: StepAttempt, cure: LastingCure) -> bool:
+    def may_last(self, attempt: StepAttempt, cure: LastingCure) -> bool:
+        """Whether there may be a change; where not, it is told why."""
         if not self._settings.allows(cure.kind):
             return False
         reason = self._in_force.why_not(cure, compiled=self._models.compiled)

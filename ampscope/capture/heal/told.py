@@ -91,7 +91,7 @@ class HealingLog:
         if why not in self._declined:
             self._declined.add(why)
             self._recorder.event(EventKind.NOTE, step, f"not healed: {why}")
-            self.line(f"declined-{len(self._declined)}", f"step {step}: not healed: {why}.")
+            self.line(f"declined-{step}-{len(self._declined)}", f"step {step}: not healed: {why}.")
 
     def ended(self, step: int, why: str) -> None:
         """Healing is over."""

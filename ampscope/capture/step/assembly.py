@@ -8,6 +8,7 @@ from ampscope.capture.budgets import ReplayBudget, TraceBudget
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.heal.healer import Healer
 from ampscope.capture.heal.healing import OF_RANKS, Healing
+from ampscope.capture.heal.ranks.rank_healer import RankHealer
 from ampscope.capture.heal.told import HealingLog
 from ampscope.capture.record.configuration import Configuration
 from ampscope.capture.record.mistakes import MistakeReport
@@ -43,6 +44,7 @@ from ampscope.capture.step.scaler_history import ScalerHistory
 from ampscope.capture.step.step_rows import StepRows
 from ampscope.capture.step.step_watch import StepWatch
 from ampscope.capture.torch_support.calls.pause import Pause
+from ampscope.capture.torch_support.communication import process_group
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.readback import Readback
@@ -139,10 +141,14 @@ def _healer(
     if healing is None:
         return None
     log = HealingLog(recorder, terminal)
-    if terminal.world_size > 1:
+    guard = guard_for("healing")
+    if terminal.world_size == 1:
+        return Healer(models, recorder, tape, budget, healing, log, guard)
+    ballot = process_group.ballot(f"ampscope/heal/{recorder.folder.name}/{recorder.segment}")
+    if ballot is None:
         log.line("ranks", OF_RANKS)
         return None
-    return Healer(models, recorder, tape, budget, healing, log, guard_for("healing"))
+    return RankHealer(models, recorder, tape, budget, healing, log, guard, ballot)
 
 
 def _tape(models: Models, usage: UsageWatch, pause: Pause, guard_for: Callable[[str], Guard]) -> StepTape:

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from ampscope.capture.replay.state.state_snapshot import StateSnapshot
 from ampscope.capture.replay.tape import dependencies
@@ -110,8 +111,14 @@ class TapedStep(NamedTuple):
 
     def reduction(self) -> GradientReduction | None:
         """What put its gradients together with those of other ranks; None where nothing did."""
+        return gradient_reduction.of_step(self._synchronised_by(), self.collectives)
+
+    def averaged_in(self) -> Any | None:
+        """The process group over which ``DistributedDataParallel`` averaged its gradients; None where not."""
+        return gradient_reduction.plain_group(self._synchronised_by())
+
+    def _synchronised_by(self) -> list[nn.Module]:
         calls = [entry for _, entry in self.entries() if entry.is_training_call]
         wrappers = [entry.synchronised_by for entry in calls]
         inside = [synchronising(wrapper_of(part)) for entry in calls for part in list(entry.module.modules())[1:]]
-        found = [wrapper for wrapper in (*wrappers, *inside) if wrapper is not None]
-        return gradient_reduction.of_step(found, self.collectives)
+        return [wrapper for wrapper in (*wrappers, *inside) if wrapper is not None]

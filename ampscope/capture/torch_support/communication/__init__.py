@@ -1,1 +1,1 @@
-"""What is known of the other ranks without asking them: shards, collectives, and that none of ours ever begins."""
+"""What is known of the other ranks without asking them: shards, collectives; and how ranks that heal decide alike."""

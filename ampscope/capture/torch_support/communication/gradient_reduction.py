@@ -59,6 +59,13 @@ def of_step(wrappers: Iterable[nn.Module], collectives: int | None) -> GradientR
     return GradientReduction("", joined[1])
 
 
+def plain_group(wrappers: Iterable[Any]) -> Any | None:
+    """The process group of all wrappers, where none has a communication hook; None where they have not one alone."""
+    found = list(wrappers)
+    groups = {id(wrapper.process_group): wrapper.process_group for wrapper in found}
+    return groups.popitem()[1] if len(groups) == 1 and not any(map(_hook, found)) else None
+
+
 def _hook(wrapper: Any) -> str:
     """The name of the communication hook that was registered; empty without one."""
     with Suppressed():

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from ampscope.capture.torch_support.communication.ballot import Ballot
 from ampscope.capture.torch_support.guard import Suppressed
 
 
@@ -39,6 +40,20 @@ def agreed(key: str, proposal: str) -> str | None:
     with Suppressed():  # not every backend has a store, and it may be gone with the process that held it
         found: Any = dist.distributed_c10d._get_default_store().compare_set(key, "", proposal)
         return str(found, "utf-8") if isinstance(found, bytes) else str(found)
+    return None
+
+
+def ballot(key: str) -> Ballot | None:
+    """What lets the ranks of the default process group decide alike; None where there is no store to do it by.
+
+    Args:
+        key: The same on every rank.
+    """
+    joined = rank_of()
+    if joined is None:
+        return None
+    with Suppressed():  # see `agreed`
+        return Ballot(dist.distributed_c10d._get_default_store(), key, *joined)
     return None
 
 

@@ -99,6 +99,7 @@ NO_TENSORS = frozenset(
     f"{file} {function}"
     for file, functions in {
         "heal/resumed.py": "of_scaler _change",
+        "heal/ranks/votes.py": "together",
         "torch_support/dynamo.py": "graphs_compiled",
         "replay/cures/forms/range/constants.py": "fits _numbers survivor",
         "replay/cures/forms/range/scale_first.py": "_scaling",
@@ -119,6 +120,7 @@ NO_TENSORS = frozenset(
         "torch_support/calls/failed_call.py": "_described",
         "torch_support/calls/transforms.py": "is_wrapped",
         "torch_support/interruption.py": "_holds_its_caller",
+        "torch_support/communication/ballot.py": "_is_set",
         "torch_support/communication/gradient_reduction.py": "of_step",
         "torch_support/readback.py": "arrived",
         "torch_support/torch_private.py": "next_sequence_number node_sequence_number steps_on_device",

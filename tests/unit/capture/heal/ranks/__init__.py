@@ -1,0 +1,1 @@
+"""Healing on several ranks."""
