@@ -11,7 +11,10 @@ from ampscope.capture.events.open_step import StepAttempt
 from ampscope.capture.heal.cures.lasting_cure import LastingCure
 from ampscope.capture.heal.cures.loss_scale import ScaleRaised
 from ampscope.capture.heal.cures.modules import Both, ConversionsWider, ModulesKept
+from ampscope.capture.heal.cures.one_form import LIVE, OneForm
 from ampscope.capture.replay.cures import failure
+from ampscope.capture.replay.cures.forms.call_form import CallPlace
+from ampscope.capture.replay.cures.forms.form_change import ROUNDING
 from ampscope.capture.replay.results import ReplayResult, Symptom, TrialResult
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.torch_support.models import Models
@@ -81,6 +84,7 @@ def lasting(
     """
     found = [each for each in tried if each.result.outcome is Trial.FINITE]
     modules = {models.names[id(module)]: module for module in models.modules}
+    yield from filter(None, (_one_form(each, sites, modules) for each in found))
     located = failure.located(rows, scaled=False) if rows is not None else None
     for each in found:
         converting = _converting(each.conversions, sites, modules) if each.conversions else None
@@ -99,6 +103,29 @@ def lasting(
         raised = each.scale if each.change is Change.SCALE else None
         if raised is not None and scaler is not None and raised > 1.0:
             yield ScaleRaised(scaler, raised)
+
+
+def _one_form(trial: TrialResult, sites: Sites, modules: dict[str, nn.Module]) -> OneForm | None:
+    """A call in another form; None where that changes values that were good, or is not the whole of what was tried."""
+    used = trial.form
+    if trial.change is not Change.FORM or used is None or type(used.made_by) not in LIVE.values():
+        return None
+    is_same = used.good_change is not None and used.good_change <= ROUNDING
+    names = dict.fromkeys(
+        LOSS_CODE if point.phase == Phase.LOSS else point.module
+        for point in sites
+        if (point.place.file, point.place.line) == (used.place.file, used.place.line)
+    )
+    names = {name: None for name in names if not any(_is_inside(name, other) for other in names)}
+    held = {name: modules[name] for name in names if name in modules}
+    if not is_same or not held or len(held) != len(names):
+        return None
+    return OneForm(used.made_by, CallPlace(used.place.file, used.place.line), held)
+
+
+def _is_inside(name: str, other: str) -> bool:
+    """Whether a module lies in another one, whose line then has called it."""
+    return name not in (other, LOSS_CODE) and name.startswith(f"{other}." if other else "")
 
 
 def _converting(places: Sequence[Place], sites: Sites, modules: dict[str, nn.Module]) -> dict[str, nn.Module] | None:

@@ -71,8 +71,8 @@ class InForce:
             return f"there are {self._settings.max_cures} changes in force already (max_cures)"
         if _key(cure) in self._too_slow:
             return f"{cure.text} made steps too slow before (max_slowdown)"
-        if compiled and cure.kind is CureKind.CONVERSIONS:
-            return "the model is compiled, and what it converts itself cannot be changed in compiled code"
+        if compiled and cure.kind in (CureKind.CONVERSIONS, CureKind.FORM):
+            return "the model is compiled, and what its code calls itself cannot be changed in compiled code"
         return ""
 
     def apply(self, cure: LastingCure, change: Change) -> bool:

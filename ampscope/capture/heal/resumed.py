@@ -10,6 +10,7 @@ from torch import nn
 from ampscope.capture.heal.cures.lasting_cure import LastingCure
 from ampscope.capture.heal.cures.loss_scale import ScaleBound
 from ampscope.capture.heal.cures.modules import Both, ConversionsWider, ModulesKept
+from ampscope.capture.heal.cures.one_form import OneForm, form_of
 from ampscope.capture.heal.told import Change
 from ampscope.capture.torch_support.models import Models
 from ampscope.trace.schema import CureKind, said
@@ -19,6 +20,9 @@ def of_models(step: int, text: str, models: Models) -> tuple[LastingCure, Change
     """A change of modules, from what was written of it; None for other changes, and where a module is not there."""
     detail = json.loads(text)
     modules = {models.names[id(module)]: module for module in models.modules}
+    if "form" in detail:
+        form, formed = form_of(detail["form"]), _found(detail.get("formed"), modules)
+        return (one := OneForm(*form, formed), _change(step, one, detail)) if form and formed else None
     kept, converted = (_found(detail.get(name), modules) for name in ("kept", "converted"))
     if (not kept and not converted) or kept is None or converted is None:
         return None

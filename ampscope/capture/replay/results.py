@@ -93,6 +93,7 @@ class FormUsed(NamedTuple):
     argument: int | None = None  #: the operand that was changed; 0 is the first, of a method the tensor itself
     value: float | None = None  #: the number that went in
     was: float | None = None  #: the number that stood there
+    made_by: Any = None  #: the form itself
     good_change: float | None = None  #: largest relative change of what was finite before, in units of the dtype's eps
 
 

@@ -217,6 +217,7 @@ class CureKind(StrEnum):
 
     MODULES_FP32 = "modules_fp32"  #: the named modules run in float32 from the next step on
     CONVERSIONS = "conversions"  #: the named modules get float32 where they ask for a half dtype by name
+    FORM = "form"  #: one call in the named modules is given another number, or a bounded operand
     LOSS_SCALE = "loss_scale"  #: the loss scale is held below the largest one that fits, or raised
     STATE = "state"  #: buffers that were poisoned hold their last finite values again
     RUN_AGAIN = "run_again"  #: the gradients of the same step, run again: it had not gone wrong by its own

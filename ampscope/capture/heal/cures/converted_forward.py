@@ -1,7 +1,9 @@
-"""A module's forward in which conversions to a half dtype give float32."""
+"""A module's forward inside a mode: conversions to a half dtype give float32, or a call has another form."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -16,10 +18,12 @@ class ConvertedForward:
 
     Args:
         module: The module.
+        inside: Gives what the module's own forward runs in.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, inside: Callable[[], AbstractContextManager[Any]]) -> None:
         self._module = module
+        self._inside = inside
         self.other = vars(module).get("forward")  #: a forward that someone else put into the module
         self._active = True
 
@@ -27,7 +31,7 @@ class ConvertedForward:
         """Calls the module's own forward."""
         if not self._active:
             return self.plain(*args, **kwargs)
-        with Conversions(dict.fromkeys(HALF, torch.float32), _nobody):
+        with self._inside():
             return self.plain(*args, **kwargs)
 
     def plain(self, *args: Any, **kwargs: Any) -> Any:
@@ -62,7 +66,12 @@ def _nobody() -> None:
     """Nobody is told of a conversion."""
 
 
-def convert(module: nn.Module) -> ConvertedForward:
+def wider() -> AbstractContextManager[Any]:
+    """Conversions to a half dtype that give float32."""
+    return Conversions(dict.fromkeys(HALF, torch.float32), _nobody)
+
+
+def convert(module: nn.Module, inside: Callable[[], AbstractContextManager[Any]] = wider) -> ConvertedForward:
     """Puts a `ConvertedForward` into a module."""
-    converted = vars(module)["forward"] = ConvertedForward(module)
+    converted = vars(module)["forward"] = ConvertedForward(module, inside)
     return converted

@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
-from ampscope.capture.heal.cures.converted_forward import ConvertedForward
+from ampscope.capture.heal.cures.converted_forward import ConvertedForward, convert, wider
 from ampscope.capture.keep_fp32 import Float32Forward
 from ampscope.capture.replay.changes import ModulesInFloat32, ReplayChange
 from ampscope.capture.torch_support.models import Models
 
 
 class ModulesConverted(ReplayChange):
-    """What `ConversionsWider` does, in a replay.
+    """What `ConversionsWider` does, or `OneForm`, in a replay.
 
     Args:
         modules: Qualified names.
+        inside: Gives what their forward runs in.
     """
 
     kind = ModulesInFloat32.kind
 
-    def __init__(self, modules: tuple[str, ...]) -> None:
+    def __init__(self, modules: tuple[str, ...], inside: Callable[[], AbstractContextManager[Any]] = wider) -> None:
         super().__init__()
         self.modules = modules
+        self._inside = inside
 
     def change_modules(self, models: Models) -> None:
         """See `ReplayChange.change_modules`."""
         for module in models.modules:
             if models.names[id(module)] in self.modules:
-                module.__dict__["forward"] = ConvertedForward(module)
+                convert(module, self._inside)
 
 
 class BothChanged(ModulesInFloat32):

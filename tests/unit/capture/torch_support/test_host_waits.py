@@ -100,6 +100,7 @@ NO_TENSORS = frozenset(
     for file, functions in {
         "heal/resumed.py": "of_scaler _change",
         "heal/ranks/votes.py": "together",
+        "heal/cures/one_form.py": "form_of",
         "torch_support/dynamo.py": "graphs_compiled",
         "replay/cures/forms/range/constants.py": "fits _numbers survivor",
         "replay/cures/forms/range/scale_first.py": "_scaling",

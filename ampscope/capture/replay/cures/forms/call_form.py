@@ -165,18 +165,25 @@ class CallForm:
 
 
 class OperandBound(CallForm):
-    """An operand that is bounded, from below where the bound is ``lowest``, else from above."""
+    """An operand that is bounded.
+
+    Args:
+        calls: See `CallForm`.
+        argument: The operand.
+        value: The bound.
+        lowest: It is one from below, not from above.
+    """
 
     form = Form.OPERAND_BOUND
 
     def __init__(self, calls: frozenset[str], argument: int, value: float, *, lowest: bool) -> None:
         super().__init__(calls, argument=argument, value=value)
-        self._lowest = lowest
+        self.lowest = lowest
 
     def instead(self, call: Call) -> Any:
         """See `CallForm.instead`."""
         operand = call.operands[self.argument or 0]
         if not isinstance(operand, Tensor):
             return NotImplemented
-        bounded = operand.clamp(min=self.value) if self._lowest else operand.clamp(max=self.value)
+        bounded = operand.clamp(min=self.value) if self.lowest else operand.clamp(max=self.value)
         return call.with_operand(self.argument or 0, bounded)()

@@ -53,7 +53,7 @@ class OtherForm(ReplayChange):
         if self._was_there is None:
             return None
         form, (call, place) = self._form, self._was_there
-        return FormUsed(form.form, call, place, form.argument, form.value, form.was, self._good_change)
+        return FormUsed(form.form, call, place, form.argument, form.value, form.was, self._given, self._good_change)
 
     @property
     def called(self) -> tuple[CallPlace, frozenset[str]]:
