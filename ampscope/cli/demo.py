@@ -8,6 +8,7 @@ import subprocess
 import sys
 from enum import StrEnum
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated
 
 import typer
@@ -19,7 +20,7 @@ class Training(StrEnum):
     """What the demo trains."""
 
     GPT = "gpt"  #: attention logits outgrow fp16
-    HEALED = "healed"  #: the same GPT with ``heal=True``, to its end
+    HEALED = "healed"  #: the same GPT with ``heal=True``, to its end, and in float32
     DIGITS = "digits"  #: a healthy run, interrupted and resumed
 
 
@@ -29,13 +30,16 @@ _NEEDED = {
     Training.DIGITS: {"torch": "torch", "scikit-learn": "sklearn"},
 }
 
+#: What `ampscope.demo.healed` records, and the steps by which the two are compared.
+_HEALED, _FLOAT32, _LAST = "healed", "float32", 50
+
 
 def demo(
     training: Annotated[
         Training,
         typer.Option(
             "--story",
-            help="gpt: breaks after some hundred steps. healed: goes on. digits: stays healthy.",
+            help="gpt: breaks after some hundred steps. healed: goes on, beside float32. digits: stays healthy.",
         ),
     ] = Training.GPT,
     folder: Annotated[Path, typer.Option("--dir", help="Where to record the run.")] = Path("ampscope_runs"),
@@ -48,13 +52,27 @@ def demo(
 
     run = _new_folder(folder, training)
     _train(training, run)
-    show(as_text(diagnose(run)))
+    show(as_text(diagnose(run / _HEALED if training is Training.HEALED else run)))
+    if training is Training.HEALED:
+        typer.echo(f"\n{_beside_float32(run)}")
     if not view:
         typer.echo(f"\nLook around: ampscope view {run}")
         return
     from ampscope.cli.view import open_app
 
     open_app(run)
+
+
+def _beside_float32(folder: Path) -> str:
+    """How the loss of the healed run ends, and that of the same training in float32."""
+    from ampscope.analysis.overview.overview import overview
+    from ampscope.trace.read.run import open_run
+
+    ends = [fmean(overview(open_run(folder / name)).loss.values[-_LAST:]) for name in (_HEALED, _FLOAT32)]
+    return (
+        f"Loss of the last {_LAST} steps: {ends[0]:.3f} healed, {ends[1]:.3f} in float32 from the same seeds.\n"
+        f"Both curves in one picture: ampscope view {folder}, page Compare"
+    )
 
 
 def _train(training: Training, run: Path) -> None:

@@ -88,28 +88,29 @@ def read_text() -> tuple[Tensor, int]:
     return torch.tensor([number[character] for character in text]), len(characters)
 
 
-def train(folder: Path, *, heal: bool = False) -> None:
+def train(folder: Path, *, heal: bool = False, full: bool = False) -> None:
     """Trains until the loss has not been finite for a while, recording the run into ``folder``.
 
     Args:
         folder: Where to record the run.
         heal: What a replay proves to help is done to the training, which goes on.
+        full: In float32, without autocast and loss scale.
     """
     torch.manual_seed(1)
     text, characters = read_text()
     model = GPT(characters)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    scaler = torch.amp.GradScaler("cpu")
+    scaler = torch.amp.GradScaler("cpu", enabled=not full)
 
     ampscope.watch(model, scaler, dir=folder, save_tensors=True, audit_every=100, heal=heal)
 
     bad = 0
-    with progress("training a small GPT in fp16", STEPS) as tell:
+    with progress(f"training a small GPT in {'fp32' if full else 'fp16'}", STEPS) as tell:
         for _ in range(STEPS):
             starts = torch.randint(len(text) - CONTEXT - 1, (BATCH, 1))
             batch = text[starts + torch.arange(CONTEXT + 1)]
             optimizer.zero_grad()
-            with torch.autocast("cpu", torch.float16):
+            with torch.autocast("cpu", torch.float16, enabled=not full):
                 logits = model(batch[:, :-1])
                 loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
             scaler.scale(loss).backward()

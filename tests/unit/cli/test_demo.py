@@ -23,9 +23,13 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     def call(command: list[str]) -> int:
         commands.append(command)
         if "streamlit" not in command:
-            trace = TraceBuilder(Path(command[-1]))
-            trace.step()
-            trace.close()
+            folder = Path(command[-1])
+            for number, run in enumerate(
+                [folder / "healed", folder / "float32"] if "healed" in command[2] else [folder]
+            ):
+                trace = TraceBuilder(run)
+                trace.step(loss=2.0 + number)
+                trace.close()
         return 0
 
     monkeypatch.setattr(subprocess, "call", call)
@@ -46,6 +50,17 @@ def test_without_the_app(ampscope: Command, trained: list[list[str]], tmp_path: 
     answer = ampscope("demo", "--dir", tmp_path, "--story", "digits", "--no-view")
     assert [command[2] for command in trained] == ["ampscope.demo.digits"]
     assert answer.out.endswith(f"ampscope view {tmp_path / 'demo-digits'}\n")
+
+
+def test_the_healed_run_stands_beside_one_in_float32(
+    ampscope: Command, trained: list[list[str]], tmp_path: Path
+) -> None:
+    answer = ampscope("demo", "--dir", tmp_path, "--story", "healed")
+    assert "HEALTHY  healed" in answer.out
+    assert "Loss of the last 50 steps: 2.000 healed, 3.000 in float32 from the same seeds." in answer.out
+    training, app = trained
+    assert training[1:] == ["-m", "ampscope.demo.healed", str(tmp_path / "demo-healed")]
+    assert app[-1] == str(tmp_path / "demo-healed")
 
 
 def test_an_earlier_demo_is_kept(ampscope: Command, trained: list[list[str]], tmp_path: Path) -> None:
