@@ -105,7 +105,7 @@ def _diagnose(run: Run, *, whole: bool) -> Diagnosis:
         note=only_recorded(run),
         ranks=ranks_story(ranks_in_numbers(run)) if whole and world.is_shared else (),
         cures=cures,
-        since=since_then(run, sampled, primary, cures, history),
+        since=since_then(run, sampled, primary, incidents=incidents, cures=cures, history=history),
     )
 
 

@@ -10,6 +10,7 @@ from ampscope.analysis.results import Finding, Incident, MadeCure
 from ampscope.analysis.tables.step_history import History
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import CureKind, EventKind, EventRow, Table, said
+from ampscope.trace.vocabulary import Severity
 
 
 def cures_made(run: Run, rank: int) -> tuple[MadeCure, ...]:
@@ -41,22 +42,25 @@ def since_then(
     run: Run,
     rank: int,
     primary: Incident | Finding | None,
+    *,
+    incidents: Sequence[Incident],
     cures: Sequence[MadeCure],
     history: Mapping[int, History],
 ) -> str:
-    """Whether what is told first has come back since the run was resumed, or healed; empty where neither was.
+    """Whether what is told first has come back since the run was resumed, or it was healed; empty where neither was.
 
     Args:
         run: The run.
         rank: Whose steps are counted.
         primary: What is told first.
+        incidents: Everything that went wrong.
         cures: What healing has changed.
         history: The steps, by optimizer.
     """
     if not isinstance(primary, Incident) or primary.cause.is_ahead:
         return ""
     resumes = [row.step for row in run.rows(Table.EVENTS, rank=rank, kind=EventKind.RESUME) if row.step > primary.step]
-    healed = [each.step for each in cures if each.step >= primary.step]
+    healed = [each.step for each in cures if primary.step <= each.step <= primary.last_step]
     if resumes:
         at, what = max(resumes), f"The run was resumed at step {max(resumes):,}"
         back = primary.last_step >= at
@@ -71,7 +75,10 @@ def since_then(
     later = sum(int((each.step >= at).sum()) for each in history.values())
     made = "step" if later == 1 else f"{later:,} steps"
     share = f", {later / steps:.0%} of the run" if steps else ""
-    return f"{what}, and it has not come back in the {made} since{share}." if later else ""
+    others = (each.step for each in incidents if each is not primary and each.severity is Severity.ERROR)
+    other = next((step for step in sorted(others) if step >= at), None)
+    also = f"; another failure came at step {other:,}" if other is not None else ""
+    return f"{what}, and it has not come back in the {made} since{share}{also}." if later else ""
 
 
 def _detail(row: EventRow) -> dict[str, Any]:
