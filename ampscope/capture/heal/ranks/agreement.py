@@ -103,6 +103,22 @@ class Agreement:
             return self._settled(question, Decision(why_not=_IN_TIME, is_last=True))
         return self._done(self._settled(question, decided([Tried.read(each) for each in tried])), proposal, own, group)
 
+    def all_may(self, question: str, why_not: str) -> str:
+        """Whether every rank can make a step with the gradients of all: no rank makes it that another one does not.
+
+        Args:
+            question: See `reach`; its decision was to average.
+            why_not: Why this rank cannot; empty where it can.
+
+        Returns:
+            Why no rank does; empty where all do.
+        """
+        question = f"{question}-made"
+        votes = self._ballot.votes(f"{question}/may", Tried(why_lost=why_not).written())
+        own = decided([Tried.read(vote) for vote in votes]) if votes else Decision(why_not=_IN_TIME)
+        decision = self._settled(question, own).decision
+        return "" if decision.is_averaged else decision.why_not
+
     def _settled(self, question: str, decision: Decision) -> Agreed:
         return Agreed(Decision.read(self._ballot.settled(question, decision.written())), Proposal())
 

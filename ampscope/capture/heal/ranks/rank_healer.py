@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from functools import partial
+
+from torch import Tensor
 
 from ampscope.capture.budgets import ReplayBudget
 from ampscope.capture.events.open_step import EndedStep, StepAttempt
@@ -139,8 +140,16 @@ class RankHealer(Healer):
         if agreed.cured is not None:
             scaling = attempt.scaling
             scale = scaling.scale if scaling is not None else None
-            is_small = partial(self._planner.good_steps.why_not, attempt)
-            plan.why_not = cured_step.hand_over(agreed.cured, attempt.optimizer, self._models, scale, is_small)
+            asked: list[str] = []
+
+            def may_not(norm: Tensor | None) -> str:
+                own = self._planner.good_steps.why_not(attempt, norm)
+                asked.append(self._agreement.all_may(self._question(attempt), own))
+                return asked[0]
+
+            plan.why_not = cured_step.hand_over(agreed.cured, attempt.optimizer, self._models, scale, may_not)
+            if not asked:  # it was refused before
+                self._agreement.all_may(self._question(attempt), plan.why_not)
             plan.handed = Handed.NOTHING if plan.why_not else Handed.REPLACED
             if scaling is not None and plan.handed is Handed.REPLACED:
                 clear_flags(scaling.scaler, attempt.optimizer)
