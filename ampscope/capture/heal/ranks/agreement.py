@@ -5,16 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ampscope.capture.events.open_step import StepAttempt
 from ampscope.capture.heal import cured_step, resumed
 from ampscope.capture.heal.cured_step import CuredStep
 from ampscope.capture.heal.cures.lasting_cure import LastingCure
+from ampscope.capture.heal.ranks.edited import as_averaged
 from ampscope.capture.heal.ranks.votes import Decision, Proposal, Tried, decided, together
 from ampscope.capture.replay.changes import ReplayChange
-from ampscope.capture.replay.tape.entry import UnscaledGradients
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.torch_support.communication import averaging
 from ampscope.capture.torch_support.communication.averaging import Averaging
@@ -23,7 +22,6 @@ from ampscope.capture.torch_support.models import Models
 from ampscope.trace.schema import CureKind
 
 _IN_TIME = "a rank has not said in time what it has proved"
-_EDITED = "what the loop did to the gradients when they were averaged is not done again"
 _NOT_AVERAGED = "gradients are not averaged over all ranks, by DistributedDataParallel and nothing else"
 
 
@@ -130,10 +128,10 @@ class Agreement:
         cure = _cure(proposal, attempt, self._models)
         if cure is None or not self._may_last(attempt, cure):
             return _Own(Tried(why_not="what was proposed cannot be done"))
-        cured = self._run(_as_averaged(step), cure.change())
+        cured = self._run(as_averaged(step), cure.change())
         if cured.reason:
             return _Own(Tried(why_not=cured.reason))
-        lost = lost or _why_lost(proposal, step, cured)
+        lost = lost or _why_lost(proposal, cured)
         lost = lost or cured_step.why_not_handed_over(step, attempt.optimizer, self._models, averages=True)
         flat = None if lost else Averaging(cured.gradients)  # memory is taken before all begin
         signature = [] if lost else averaging.signature(cured.gradients)
@@ -154,18 +152,10 @@ def _cure(proposal: Proposal, attempt: StepAttempt, models: Models) -> LastingCu
     return found[0] if found is not None else None
 
 
-def _as_averaged(step: TapedStep) -> TapedStep:
-    """The step to its last backward: what the loop did after that, it did to the average."""
-    return step._replace(edits=(), given=MappingProxyType({}), edited=False) if step.edited else step
-
-
-def _why_lost(proposal: Proposal, step: TapedStep, cured: CuredStep) -> str:
+def _why_lost(proposal: Proposal, cured: CuredStep) -> str:
     """Why the replays' gradients, averaged, must not take the place of the step's own; empty where they may."""
     if proposal.kind == CureKind.LOSS_SCALE:
         return "it overflowed by its scale"
     if cured.hooked:
         return f"a function of the loop's own may change the gradient of {cured.hooked}, and a replay runs none"
-    edits = [step.tape[number] for number in step.edits]
-    if step.edited and not all(isinstance(entry.arguments, UnscaledGradients) for entry in edits):
-        return _EDITED
     return averaging.why_not(cured.gradients)

@@ -16,6 +16,7 @@ from ampscope.capture.heal.healer import Healer, clear_flags
 from ampscope.capture.heal.healing import BEGINS, Healing
 from ampscope.capture.heal.planning import Handed, Plan
 from ampscope.capture.heal.ranks.agreement import Agreed, Agreement
+from ampscope.capture.heal.ranks.edited import edited
 from ampscope.capture.heal.ranks.votes import Proposal
 from ampscope.capture.heal.told import HealingLog
 from ampscope.capture.record.run_recorder import Recorder
@@ -147,7 +148,8 @@ class RankHealer(Healer):
                 asked.append(self._agreement.all_may(self._question(attempt), own))
                 return asked[0]
 
-            plan.why_not = cured_step.hand_over(agreed.cured, attempt.optimizer, self._models, scale, may_not)
+            cured = edited(recording, agreed.cured, self._planner.run)
+            plan.why_not = cured.reason or cured_step.hand_over(cured, attempt.optimizer, self._models, scale, may_not)
             if not asked:  # it was refused before
                 self._agreement.all_may(self._question(attempt), plan.why_not)
             plan.handed = Handed.NOTHING if plan.why_not else Handed.REPLACED
