@@ -64,10 +64,12 @@ def _of_constant(incident: Incident, reason: ConstantLost) -> str | None:
     value = 1 - rounding.EPSILON.get(reason.dtype, 1e-3) if below_one else _round_eps(reason.dtype)
     if incident.phase == Phase.OPTIMIZER:
         return settings.with_eps(incident.source, value) if incident.source is not None else None
-    call = _function(incident)
-    return own_words.of_form(
-        FormTried(form=Form.CONSTANT, call=call, source=incident.source, value=value, was=reason.value)
+    if incident.source is None:
+        return None
+    tried = FormTried(
+        form=Form.CONSTANT, call=_function(incident), source=incident.source, value=value, was=reason.value
     )
+    return own_words.of_form(tried) or settings.with_number(incident.source, reason.value, value)
 
 
 def _of_eps(remedy: Remedy, incident: Incident) -> str | None:

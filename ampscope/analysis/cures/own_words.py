@@ -11,12 +11,17 @@ from ampscope.analysis.cures.rewriting.changed_file import diff_at
 from ampscope.analysis.cures.rewriting.forms.conversions import converted
 from ampscope.analysis.cures.rewriting.names.scopes import Scope
 from ampscope.analysis.cures.rewriting.program import autocast_region, settings
+from ampscope.analysis.cures.rewriting.program.earlier_value import written_out
 from ampscope.analysis.cures.rewriting.program.joined import joined
+from ampscope.analysis.cures.rewriting.statement import statement
 from ampscope.analysis.results import CodeLine, FormTried
 from ampscope.trace.schema import LOSS_CODE, Form
 
 #: A module of one among several watched models: ``Generator[1].head``.
 _OF_SEVERAL = re.compile(r"\w+\[(\d+)\]\.?(.*)")
+
+#: Forms that take the place of a function and the probability that it reads, which may have a name.
+_OF_PROBABILITIES = frozenset({Form.LOG_SOFTMAX, Form.LOGSIGMOID, Form.WITH_LOGITS, Form.CROSS_ENTROPY})
 
 
 def of_form(tried: FormTried) -> str | None:
@@ -28,6 +33,13 @@ def of_form(tried: FormTried) -> str | None:
         return None
 
     def write(code: str, row: int | None, scope: Scope | None) -> Edit | None:
+        found = in_statement(code, row, scope)
+        parsed = statement(code, row, scope) if found is None and tried.form in _OF_PROBABILITIES else None
+        other = written_out(parsed, place, tried.call.rpartition(".")[2]) if parsed is not None else None
+        found = in_statement(other, row, scope) if other is not None else found
+        return found._replace(before=code) if found is not None else None
+
+    def in_statement(code: str, row: int | None, scope: Scope | None) -> Edit | None:
         return rewritten(
             CodeLine(place.file, place.line, code),
             Form(tried.form),

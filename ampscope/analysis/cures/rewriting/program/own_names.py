@@ -12,10 +12,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Module
 
 
 def imported_name(tree: ast.Module, node: ast.expr) -> str:
-    """What a chain of names is outside the program: ``torch.autocast``; empty where nothing was imported by its first.
-
-    A name that the program gives to something else there, too, is not known.
-    """
+    """What a chain of names is outside the program: ``torch.autocast``; empty where it was not imported."""
     return scope_at(tree, node.lineno).path(node)
 
 

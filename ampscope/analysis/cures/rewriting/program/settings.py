@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from ampscope.analysis.cures.rewriting.forms.constants import added_keyword
-from ampscope.analysis.cures.rewriting.literals import number, value_of
-from ampscope.analysis.cures.rewriting.program.own_names import given_once, imported_name
+from ampscope.analysis.cures.rewriting.literals import below_one, number, value_of
+from ampscope.analysis.cures.rewriting.program.own_names import function_around, given_once, imported_name
 from ampscope.analysis.cures.rewriting.program.spliced_file import spliced, whole
 from ampscope.analysis.cures.rewriting.source_file import Found, HasPlace, statement_at
 from ampscope.analysis.cures.rewriting.statement import Splice, dotted
@@ -70,6 +71,34 @@ def with_eps(steps_at: HasPlace, eps: float) -> str | None:
         return None
     call, place = known[0]
     return _set(found, steps_at.file, call, _Setting("eps", place, eps))
+
+
+def with_number(reads_at: HasPlace, was: float, value: float) -> str | None:
+    """A number that the function around a line spells once, replaced, as a diff of the file.
+
+    Args:
+        reads_at: The line that fails by it.
+        was: The number.
+        value: What comes in its place.
+    """
+    found, tree = _program(reads_at)
+    program = whole(found.source) if found is not None else None
+    if found is None or tree is None or program is None:
+        return None
+    places = list(_spelled(function_around(tree, reads_at.line), was))
+    if len(places) != 1:
+        return None
+    return spliced(found.source, reads_at.file, [program.instead(places[0], number(below_one(value)))])
+
+
+def _spelled(node: ast.AST, was: float) -> Iterator[ast.expr]:
+    """The parts that spell a number, the outermost of each."""
+    value = value_of(node) if isinstance(node, ast.expr) else None
+    if value is not None and math.isclose(value, was, rel_tol=1e-12) and isinstance(node, ast.expr):
+        yield node
+    elif value is None or isinstance(node, ast.BinOp):
+        for child in ast.iter_child_nodes(node):
+            yield from _spelled(child, was)
 
 
 def _program(place: HasPlace) -> tuple[Found | None, ast.Module | None]:

@@ -112,3 +112,20 @@ def test_one_that_is_made_in_two_places_is_left_alone(tmp_path: Path) -> None:
 def test_a_name_of_another_function_is_another_tensor(tmp_path: Path) -> None:
     text = "import torch\ndef a():\n    m = torch.zeros(2).half()\n    return m\ndef b(m, x):\n    m += x\n"
     assert made(tmp_path, text, "+= x", made_in_half.in_float32) is None
+
+
+@pytest.mark.parametrize(
+    ("body", "now"),
+    [
+        ("    p = torch.clamp(p, 1e-4, 1.0 - 1e-4)\n    return -torch.log(1 - p)\n", ("1.0 - 1e-4", "0.999")),
+        ("    p = p.clamp(max=0.9999)\n    return -torch.log(1 - p)\n", ("0.9999", "0.999")),
+        ("    a = 0.9999\n    p = p.clamp(max=0.9999)\n    return -torch.log(1 - p)\n", None),
+        ("    return -torch.log(1 - p)\n", None),
+    ],
+)
+def test_a_number_of_the_function_is_replaced_where_it_stands_once(
+    tmp_path: Path, body: str, now: tuple[str, str] | None
+) -> None:
+    text = f"import torch\nlimit = 0.9999\ndef f(p):\n{body}"
+    after = made(tmp_path, text, "torch.log(", lambda place: settings.with_number(place, 0.9999, 1 - 2.0**-10))
+    assert after == (text.replace(body, body.replace(*now)) if now is not None else None)
