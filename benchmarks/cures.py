@@ -143,7 +143,8 @@ def _pasted(first: Path, copy: Path, number: int, remedy: dict[str, Any]) -> Pas
         return Pasted(kind, tried, f"not made: {fixed.stderr.strip()}")
     second = _diagnosed(copy, "after")
     left = second.get("primary")
-    return Pasted(kind, tried, left["cause"] if left else second.get("verdict", "no run"))
+    verdict = second.get("verdict", "no run")
+    return Pasted(kind, tried, f"{verdict}: {left['cause']}" if left else verdict)
 
 
 def _kind(remedy: dict[str, Any]) -> str:
