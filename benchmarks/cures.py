@@ -55,6 +55,7 @@ fitting = [where for where in ARCHITECTURES if plant.fits(where)]
 train_planted(fitting[NUMBER % len(fitting)], plant.dtypes[0], plant, Path(sys.argv[1]))
 """
 _SECONDS = 300
+_NOT_MADE = "not made"
 
 
 class Program(NamedTuple):
@@ -140,7 +141,7 @@ def _pasted(first: Path, copy: Path, number: int, remedy: dict[str, Any]) -> Pas
     kind, tried = _kind(remedy), remedy["verified"]
     fixed = _ampscope(copy, "fix", "before", "--apply", "--remedy", str(number))
     if fixed.returncode:
-        return Pasted(kind, tried, f"not made: {fixed.stderr.strip()}")
+        return Pasted(kind, tried, f"{_NOT_MADE}: {' '.join(fixed.stderr.split())}")
     second = _diagnosed(copy, "after")
     left = second.get("primary")
     verdict = second.get("verdict", "no run")
@@ -169,7 +170,7 @@ def _python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def by_kind(results: list[Result]) -> list[tuple[str, int, int, int, int, int]]:
     """Of each kind of remedy: tried, cured, changed good values, pasted, healthy to the end; most tried first."""
     told = [each for result in results for each in result.remedies]
-    pasted = [each for result in results for each in result.pasted]
+    pasted = [each for result in results for each in result.pasted if not each.after.startswith(_NOT_MADE)]
     rows = []
     for kind in dict.fromkeys([*map(_kind, told), *(each.kind for each in pasted)]):
         of_kind = [each for each in told if _kind(each) == kind]
