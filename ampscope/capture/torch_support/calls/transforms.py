@@ -76,6 +76,17 @@ def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def whole_batch(tensor: torch.Tensor) -> torch.Tensor:
+    """What stands behind a tensor inside transforms, all that it is mapped over first; any other tensor itself."""
+    mapped_over = getattr(torch._C._functorch, "maybe_get_bdim", None)
+    take = getattr(torch._C._functorch, "get_unwrapped", None)
+    if mapped_over is None or take is None or not is_wrapped(tensor):
+        return tensor
+    dim, inside = mapped_over(tensor), whole_batch(take(tensor))
+    outer = inside.dim() - tensor.dim() - (dim >= 0)  # dimensions that transforms further out have put first
+    return inside.movedim(outer + dim, 0) if dim >= 0 else inside
+
+
 def innermost(function: Any) -> Callable[..., Any]:
     """The user's function inside transforms of it and inside ``partial``."""
     for _ in range(16):

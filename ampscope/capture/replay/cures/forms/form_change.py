@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from ampscope.capture.replay.changes import ReplayChange
 from ampscope.capture.replay.cures.forms.call_form import Call, CallForm, CallPlace, Compared
 from ampscope.capture.replay.results import FormUsed
-from ampscope.capture.torch_support.calls import call_state
+from ampscope.capture.torch_support.calls import call_state, transforms
 from ampscope.capture.torch_support.calls.backward_call import RUN_BACKWARD, active_in_engine
 from ampscope.capture.torch_support.calls.function_names import is_in_place
 from ampscope.capture.torch_support.calls.random_state import random_state_kept
@@ -125,7 +125,7 @@ def _change(pair: Compared, good: Callable[[Tensor], Tensor]) -> float | None:
 
     Where it is known what the code means, a value that lies as near to that has not changed by more.
     """
-    before, after = pair.before, pair.after
+    before, after, exact, condition = map(_whole, (pair.before, pair.after, pair.exact, pair.condition))
     if not isinstance(before, Tensor) or not isinstance(after, Tensor) or before.shape != after.shape:
         return None
     if not (before.is_floating_point() or before.is_complex()) or not before.numel():
@@ -133,10 +133,16 @@ def _change(pair: Compared, good: Callable[[Tensor], Tensor]) -> float | None:
     info = torch.finfo(before.dtype)
     least = max(pair.least, info.tiny)
     apart = _apart(after, before, least)
-    if isinstance(pair.exact, Tensor) and pair.exact.shape == before.shape:
-        apart = torch.minimum(apart, _apart(after, pair.exact, least))
+    if isinstance(exact, Tensor) and exact.shape == before.shape:
+        apart = torch.minimum(apart, _apart(after, exact, least))
     found = apart[good(_real(before))] / info.eps
-    return float((found / pair.condition).max()) if found.numel() else 0.0
+    condition = condition.max() if isinstance(condition, Tensor) else condition  # one for each row of a batch
+    return float((found / condition).max()) if found.numel() else 0.0
+
+
+def _whole(value: Any) -> Any:
+    """A value, outside of the transforms in which it was calculated."""
+    return transforms.whole_batch(value) if isinstance(value, Tensor) else value
 
 
 def _apart(after: Tensor, before: Tensor, least: float) -> Tensor:
