@@ -40,7 +40,7 @@ def remedies(
     """
     forms = tuple(sorted(other_forms.remedies(tried), key=lambda remedy: bool(remedy.changes_good_values)))
     if CATALOGUE[cause].cured_by_precision is False:
-        return forms
+        return *forms, *_once_more(cause, tried)
     scales = _larger_scale(tried, program) if cause in _OF_SMALL_VALUES else _scale(tried, program)
     advice = [
         *forms,
@@ -52,6 +52,19 @@ def remedies(
         *_of_kind(Change.FP32, _fp32(tried, explicit, program), tried),
     ]
     return tuple(sorted(advice, key=lambda remedy: (not remedy.verified, bool(remedy.changes_good_values))))
+
+
+def _once_more(cause: Cause, tried: Sequence[Tried]) -> Iterator[Remedy]:
+    """Of a failure that did not come again, the step itself once more: its calls gave the same finite values twice."""
+    again = [each for each in tried if each.change == Change.NONE]
+    if cause is Cause.HARDWARE_TRANSIENT and again:
+        yield Remedy(
+            text="Leave the step out and go on, or take it again: run twice more on the same values, it was finite. "
+            "Nothing in the code is to be changed for it.",
+            code="if not loss.isfinite():\n    optimizer.zero_grad()\n    continue  # a GradScaler skips such a step",
+            verified=all(each.outcome == Trial.FINITE and not each.reason for each in again),
+            kind=Change.NONE,
+        )
 
 
 def _of_kind(change: Change, advice: Iterator[Remedy], tried: Sequence[Tried]) -> Iterator[Remedy]:

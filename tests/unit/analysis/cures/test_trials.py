@@ -140,6 +140,14 @@ def test_a_finite_step_proves_nothing_where_precision_has_no_part(cause: Cause) 
     assert told(FP32, TOGETHER, cause=cause) == []
 
 
+@pytest.mark.parametrize("outcome", [Trial.FINITE, Trial.NONFINITE])
+def test_a_fault_that_did_not_come_again_is_cured_by_the_step_itself(outcome: Trial) -> None:
+    ((text, verified),) = told(tried(Change.NONE, outcome), cause=Cause.HARDWARE_TRANSIENT)
+    assert text.startswith("Leave the step out and go on, or take it again")
+    assert verified is (outcome is Trial.FINITE)
+    assert told(tried(Change.NONE, outcome), cause=Cause.BENIGN_INF_MASK) == []
+
+
 def test_what_cured_one_step_and_not_another_has_not_cured() -> None:
     bf16 = [tried(Change.BF16, Trial.FINITE), tried(Change.BF16, Trial.NONFINITE)]
     assert [verified for _, verified in told(*bf16)] == [False]
