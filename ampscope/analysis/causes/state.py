@@ -188,7 +188,7 @@ ENTRIES = (
                 text="Keep gradients from growing so large that their squares leave the range of the state's dtype, "
                 "and keep the state in float32.",
                 code="torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)",
-                kind=Form.CLIPPED,
+                kind=Form.OPTIMIZER_CLIPPED,
             ),
         ),
         recognised_in="analysis.diagnosis.state.state_incidents",

@@ -58,6 +58,11 @@ def are_of_optimizer(tried: Sequence[Tried]) -> bool:
     return bool(tried) and all(each.form is not None and each.form.form in optimizer.TEXTS for each in tried)
 
 
+def is_of_growth(tried: Tried) -> bool:
+    """Whether it was tried on a step whose loss had just grown."""
+    return tried.form is not None and tried.form.form in optimizer.OF_GROWTH
+
+
 def cost(tried: Sequence[Tried]) -> Cost | None:
     """What one change costs, by the first of its replays in which that was measured; None where it was in none."""
     time = next((each.extra_time for each in tried if each.extra_time is not None), None)

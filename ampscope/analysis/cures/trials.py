@@ -30,11 +30,13 @@ def fp32_ok(tried: Sequence[Tried]) -> bool | None:
 
 def in_words(incident: Incident) -> str:
     """One sentence on what was tried on an incident and what came out; empty where nothing was."""
-    tried, op = incident.tried, op_in_words(incident.op)
+    all_tried, op = incident.tried, op_in_words(incident.op)
     if incident.trigger == Trigger.LOST_GRADIENT:
-        return _kept_in_words(tried)
+        return _kept_in_words(all_tried)
     if incident.trigger == Trigger.ABSORBED_OVERFLOW:
-        return _agreed_in_words(tried)
+        return _agreed_in_words(all_tried)
+    grew = [each for each in all_tried if other_forms.is_of_growth(each)]
+    tried = [each for each in all_tried if each not in grew]
     fails = list(dict.fromkeys(_did(each, tried) for each in tried if each.outcome == Trial.NONFINITE))
     finite = [each for each in reversed(tried) if each.outcome == Trial.FINITE]
     values = {_did(each, tried): f"{_value(each, op)}{_missed(each, tried)}" for each in finite}
@@ -44,7 +46,17 @@ def in_words(incident: Incident) -> str:
     parts = [*(f"finite {cure}" for cure in cures), *(f"still not finite {fail}" for fail in fails)]
     doubts = dict.fromkeys(each.reason for each in tried if each.change == Change.NONE and each.reason)
     again = f"Run again, {_what(tried)} is {', '.join(parts)}." if parts else ""
-    return " ".join([again, *map(_sentence, doubts)]).strip()
+    return " ".join(filter(None, [again, *map(_sentence, doubts), _lowered_in_words(grew)]))
+
+
+def _lowered_in_words(tried: Sequence[Tried]) -> str:
+    """The same of a step before, whose loss had just grown and which did not lower the loss of its own batch."""
+    lowers = list(dict.fromkeys(_changed(each) for each in tried if each.outcome == Trial.FINITE))
+    not_so = list(dict.fromkeys(_changed(each) for each in tried if each.outcome == Trial.NONFINITE))
+    told = f"lowers the loss of its own batch {_listed(lowers)}, and does not as it was" if lowers else ""
+    vain = f"does not lower the loss of its own batch {_listed(not_so)} either" if not_so else ""
+    parts = [each for each in (told, vain) if each]
+    return f"Step {tried[0].step:,}, whose loss had grown, {'; it '.join(parts)}." if parts else ""
 
 
 def _what(tried: Sequence[Tried]) -> str:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from ampscope.analysis.cures.other_forms import is_of_growth
 from ampscope.analysis.results import CodeLine, FormTried, SourceLine, Tried
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import ReplayRow, Table
+
+#: Steps from a loss that has grown to the failure that it leads to.
+_REACH = 50
 
 
 def of_run(run: Run, rank: int) -> dict[tuple[int, int], tuple[Tried, ...]]:
@@ -31,6 +37,19 @@ def of_run(run: Run, rank: int) -> dict[tuple[int, int], tuple[Tried, ...]]:
         key = (row.step, row.optimizer)
         found[key] = (*found.get(key, ()), tried)
     return found
+
+
+def of_growing_loss(tried: Mapping[tuple[int, int], tuple[Tried, ...]], step: int, optimizer: int) -> tuple[Tried, ...]:
+    """What was tried on the latest step before one, whose loss had just grown by far; nothing where none was seen.
+
+    Args:
+        tried: What was tried, by step and optimizer.
+        step: The one that went bad.
+        optimizer: Its optimizer.
+    """
+    before = sorted((each for each in tried if each[1] == optimizer and 0 < step - each[0] <= _REACH), reverse=True)
+    looked = (tried[each] for each in before)
+    return next((found for found in looked if any(is_of_growth(each) for each in found)), ())
 
 
 def _form(row: ReplayRow) -> FormTried | None:

@@ -154,6 +154,7 @@ class Examiner:
         found = self._context.judged(row, found, tried, twice)
         if found.cause is Cause.DIVERGENCE and (first := first_overflow(graph)) is not None:
             if isinstance(found.reason, LossGrew):  # then the step's first overflow tells, whatever came of it
+                tried = (*tried, *tried_rows.of_growing_loss(self._tried, row.step, row.optimizer))
                 found = replace(found, seq=first.seq, phase=first.phase)
             elif first.cause is Cause.DIVERGENCE:
                 found = first

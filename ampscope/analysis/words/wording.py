@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ampscope.analysis.results import Finding, Incident
 from ampscope.analysis.words.rank_words import where_ranked
-from ampscope.trace.schema import COLLECTIVE_LIBRARIES, Node, ReplayStatus, Trigger
+from ampscope.trace.schema import COLLECTIVE_LIBRARIES, Form, Node, ReplayStatus, Trigger
 from ampscope.trace.vocabulary import SEEN_LIVE
 
 _TRIGGERS: dict[str, str] = {
@@ -55,9 +55,10 @@ def replay_in_words(incident: Incident) -> str:
     return f"{text} Reason: {reason}." if text and reason else text
 
 
-def trial_in_words(verified: bool | None) -> str:
+def trial_in_words(verified: bool | None, kind: str = "") -> str:
     """Whether a replay tried a remedy, and what came out."""
-    return _TRIALS[verified]
+    told = _TRIALS[verified]
+    return told.replace("this step", "an earlier step") if kind in (Form.SMALLER_STEP, Form.CLIPPED) else told
 
 
 def steps_in_words(item: Incident | Finding) -> str:

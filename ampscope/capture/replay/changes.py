@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 
@@ -32,6 +33,7 @@ class ReplayChange:
     kind = schema.Change.NONE
     modules: tuple[str, ...] = ()  #: that run in float32
     scale: float | None = None  #: the loss scale to run with; None for that of the step
+    weights: Mapping[int, nn.Parameter] = MappingProxyType({})  #: that stand in the place of others, by ``id`` of those
     because: str = ""  #: what else than the failure it is tried for, as a clause
 
     def __init__(self) -> None:

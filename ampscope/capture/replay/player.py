@@ -75,7 +75,7 @@ class Player:
         self._change = change
         self._faithful = type(change) is ReplayChange
         self._guard = WriteGuard()
-        self.substitutes = Substitutes(models, step.state, change.leaf, self._guard)
+        self.substitutes = Substitutes(models, step.state, change.leaf, self._guard, change.weights)
         self._results = HeldResults(self._entries, step.read_last())
         self._step = step
         self._handing_back = HandingBack()

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ class Substitutes:
         snapshot: What forward may change, as it was.
         converted: Gives each leaf the dtype in which the replay reads it.
         guard: Puts back what the replay writes into memory that it shares with the training.
+        instead: Parameters that stand in the place of others, by ``id`` of those.
     """
 
     def __init__(
@@ -46,11 +48,13 @@ class Substitutes:
         snapshot: StateSnapshot,
         converted: Callable[[Tensor], Tensor],
         guard: WriteGuard,
+        instead: Mapping[int, nn.Parameter] = MappingProxyType({}),
     ) -> None:
         self._models = models
         self._snapshot = snapshot
         self._converted = converted
         self._guard = guard
+        self._instead = instead
         # id -> original (kept, so that the id stays its), substitute
         self._tensors: dict[int, tuple[Tensor, Tensor]] = {}
         #: Every buffer as the step has left it, also those that a forward has put in the place of others.
@@ -63,7 +67,9 @@ class Substitutes:
     def _of(self, tensor: Tensor, *, is_weight: bool) -> Tensor:
         known = self._tensors.get(id(tensor))
         if known is None:
-            known = self._tensors[id(tensor)] = (tensor, self._make(tensor, is_weight=is_weight))
+            other = self._instead.get(id(tensor))
+            made = self._make(tensor, is_weight=is_weight) if other is None else nn.Parameter(other.detach())
+            known = self._tensors[id(tensor)] = (tensor, made)
         return known[1]
 
     def clear(self) -> None:

@@ -87,7 +87,7 @@ def step_watch(
     healer = _healer(healing, models, recorder, tape, budgets[1], terminal, guard_for)
     incidents = Incidents(models, recorder, readback, live, budgets, guard_for, terminal, healer)
     carried = CarriedState(models, tape, recorder, incidents, live.casts, pause, following)
-    spikes = SpikeEnding(models, recorder, incidents, tape, cycle, guard_for("the look at spikes"))
+    spikes = SpikeEnding(Again(models, recorder, budgets[1], guard_for("the look at spikes")), incidents, tape, cycle)
     failed = FailedCalls(models, recorder, incidents, optimizers, guard_for("the look at exceptions"))
     tape.on_error(failed.function_raised)
     observers = Observers(

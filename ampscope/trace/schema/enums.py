@@ -136,10 +136,11 @@ class Form(StrEnum):
     KEPT_ROWS = "kept_rows"  #: rows without a key are left out of the mask, and their result is zero
     ZERO_INFINITY = "zero_infinity"  #: a CTC loss that leaves out what has no alignment
     ROWS_LEFT_OUT = "rows_left_out"  #: the step without the rows of its batch that fail
-    CLIPPED = "clipped"  #: the norm of the gradients bounded
-    SMALLER_STEP = "smaller_step"  #: a smaller learning rate
+    CLIPPED = "clipped"  #: the norm of the gradients bounded, in a step that would have made its loss grow
+    SMALLER_STEP = "smaller_step"  #: a smaller learning rate, in such a step
     OPTIMIZER_EPS = "optimizer_eps"  #: the optimizer's step alone, with another eps
     OPTIMIZER_IN_FLOAT32 = "optimizer_in_float32"  #: the optimizer's step alone, on float32 copies of all that is half
+    OPTIMIZER_CLIPPED = "optimizer_clipped"  #: the optimizer's step alone, with the norm of the gradients bounded
 
 
 class Trial(StrEnum):

@@ -136,8 +136,8 @@ def _operands(reason: Overflowed) -> str:
     return f"; its operands went up to {number(reason.largest)}"
 
 
-#: Why no replay tries another step of the optimizer: each replay runs one step, from the weights that it began with.
-_WEIGHTS_GONE = "the weights from before the loss grew are gone"
+#: Why no smaller step of the optimizer was tried: later the weights from before it are gone.
+_NOT_SEEN = "it is tried before the weights move, on a step whose loss is ten times what it was; none was seen"
 
 
 def _against_growth(occurrence: Occurrence) -> tuple[Remedy, ...]:
@@ -157,13 +157,13 @@ def _against_growth(occurrence: Occurrence) -> tuple[Remedy, ...]:
         Remedy(
             text="Lower the learning rate, or warm it up; the run leaves every dtype's range.",
             kind=Form.SMALLER_STEP,
-            untried=_WEIGHTS_GONE,
+            untried=_NOT_SEEN,
         ),
         Remedy(
             text="Clip the gradient's norm, after unscaling.",
             code="scaler.unscale_(optimizer)\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
             kind=Form.CLIPPED,
-            untried=_WEIGHTS_GONE,
+            untried=_NOT_SEEN,
         ),
     )
 

@@ -6,12 +6,21 @@ from ampscope.analysis.cures.form_texts.form_text import FormText, value
 from ampscope.analysis.results import FormTried
 from ampscope.trace.schema import Form
 
+#: Tried on a step whose loss had just grown, before the one that went bad.
+OF_GROWTH = frozenset({Form.SMALLER_STEP, Form.CLIPPED})
+
 
 def _give_eps(form: FormTried) -> str:
     if not form.was:
         return f"Give {form.call} an eps of {value(form)}: without one it divides by zero."
     return f"Give {form.call} an eps of {value(form)}: {form.was:g} is zero in the dtype of its parameters."
 
+
+_CLIPPED = FormText(
+    lambda form: f"the gradients' norm clipped to {value(form)}",
+    lambda form: f"Clip the gradients' norm to {value(form)}, after unscaling.",
+    lambda form: f"torch.nn.utils.clip_grad_norm_(model.parameters(), {form.value!r})",
+)
 
 TEXTS: dict[str, FormText] = {
     Form.OPTIMIZER_EPS: FormText(
@@ -24,9 +33,14 @@ TEXTS: dict[str, FormText] = {
         lambda form: f"Keep the weights in float32: the gradients and the state of {form.call} are float32, then, too.",
         lambda _: "model.float()  # before the optimizer is made; autocast computes in half precision",
     ),
-    Form.CLIPPED: FormText(
-        lambda form: f"the gradients' norm clipped to {value(form)}",
-        lambda form: f"Clip the gradients' norm to {value(form)}, after unscaling.",
-        lambda form: f"torch.nn.utils.clip_grad_norm_(model.parameters(), {form.value!r})",
+    Form.OPTIMIZER_CLIPPED: _CLIPPED,
+    Form.SMALLER_STEP: FormText(
+        lambda form: f"a learning rate of {value(form)} in the place of {form.was:g}",
+        lambda form: (
+            f"Lower the learning rate, or warm it up: with {value(form)} in the place of {form.was:g}, a step whose "
+            "loss had grown lowers the loss of its own batch."
+        ),
+        lambda form: f"optimizer = {form.call}(model.parameters(), lr={value(form)})  # the rest as it is",
     ),
+    Form.CLIPPED: _CLIPPED,
 }

@@ -38,6 +38,12 @@ class _Unobserved(Tracer):
         """See `Tracer.sink`."""
 
 
+def unobserved(models: Models, guard: Guard) -> Tracer:
+    """What a run is given of which nothing is to be seen."""
+    stops = (player.call_user.__code__,)
+    return _Unobserved(Sites(0, models.module_type), models.names, full=False, guard=guard, stops=stops)
+
+
 class StepTimes:
     """Times a step with and without changes.
 
@@ -75,14 +81,7 @@ class StepTimes:
         """How long one run takes, or two short ones; none where one failed."""
         found: list[float] = []
         while not found or (len(found) < 2 and found[0] < SHORT):
-            tracer = _Unobserved(
-                Sites(0, self._models.module_type),
-                self._models.names,
-                full=False,
-                guard=self._guard,
-                stops=(player.call_user.__code__,),
-            )
-            result = step_replay.retry(self._step, self._models, tracer, change)
+            result = step_replay.retry(self._step, self._models, unobserved(self._models, self._guard), change)
             self._budget.spent(result.seconds)
             if result.outcome is Trial.UNAVAILABLE:
                 return []

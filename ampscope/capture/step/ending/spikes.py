@@ -7,14 +7,14 @@ from typing import Any
 
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.events.open_step import StepAttempt
-from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.replay.results import ReplayResult
 from ampscope.capture.replay.step_tape import StepTape
 from ampscope.capture.step.cycle import State, StepCycle
 from ampscope.capture.step.ending.incidents import Incidents
+from ampscope.capture.step.ending.looks.again import Again
+from ampscope.capture.step.ending.looks.overshoot import Overshoot
 from ampscope.capture.step.measures import gradients
 from ampscope.capture.step.measures.spikes import Band, Spike
-from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.trace.schema import EventKind, ReplayStatus, StepRow
 
@@ -31,23 +31,20 @@ class SpikeEnding(StepObserver):
     """Compares each step with the good ones before it, and runs one that is far out again before the weights move.
 
     Args:
-        models: The watched models.
-        recorder: Where a spike is taken down.
+        again: Runs steps again with a smaller step of the optimizer; the models, and where a spike is taken down.
         incidents: Runs steps again.
         tape: What that needs.
         cycle: Where the step is.
-        guard: Catches faults of this.
     """
 
-    def __init__(
-        self, models: Models, recorder: Recorder, incidents: Incidents, tape: StepTape, cycle: StepCycle, guard: Guard
-    ) -> None:
-        self.guard = guard
-        self._models = models
-        self._recorder = recorder
+    def __init__(self, again: Again, incidents: Incidents, tape: StepTape, cycle: StepCycle) -> None:
+        self.guard = again.guard
+        self._models = again.models
+        self._recorder = again.recorder
         self._incidents = incidents
         self._tape = tape
         self._cycle = cycle
+        self._overshoot = Overshoot(again)
         self._bands: dict[int, Bands] = {}  # of each optimizer: its loss and its gradient norm
         self._told = 0
 
@@ -55,6 +52,7 @@ class SpikeEnding(StepObserver):
         """The optimizer is about to move the weights: the last moment at which the step can be run again."""
         if attempt.bad or attempt.on_device:
             return
+        self._look_at_growth(attempt)
         norm = attempt.norm if attempt.norm is not None else attempt.opened.norms.get(id(attempt.optimizer))
         # Whoever decided that the optimizer may step has waited for the gradients, and so for their norm.
         size = None if norm is None else attempt.opened.number(norm)
@@ -63,6 +61,13 @@ class SpikeEnding(StepObserver):
             with self._cycle.inside(State.JUDGING):
                 outcome = self._incidents.look(attempt, None if self._tape.broken else self._tape.recording())
             self._take_down(attempt.step, attempt.index, found, outcome, *_shares(attempt, self._models))
+
+    def _look_at_growth(self, attempt: StepAttempt) -> None:
+        """Where the loss has just grown by far, tries a smaller step; no wait, see `optimizer_steps`."""
+        loss = attempt.opened.known_loss()
+        if self._overshoot.has_grown(attempt.index, loss) and loss is not None and not self._tape.broken:
+            with self._cycle.inside(State.JUDGING):
+                self._overshoot.look(attempt, self._tape.recording()._replace(scale=attempt.scale), loss)
 
     def arrived(self, attempt: StepAttempt, row: StepRow) -> None:
         """The numbers of a step that its optimizer decided on the device have reached the host."""

@@ -24,7 +24,7 @@ from ampscope.trace.schema import Change, Form, Trial
 #: What an optimizer adds before it divides where its dtype holds it: the default of most of torch's.
 _USUAL_EPS = 1e-8
 #: The norm to which gradients are clipped by most who do.
-_USUAL_NORM = 1.0
+USUAL_NORM = 1.0
 
 
 class _Tried(NamedTuple):
@@ -67,9 +67,9 @@ def _changes(again: StepAgain, copied: Copied) -> Iterator[_Tried]:
             yield _Tried(Form.OPTIMIZER_EPS, eps=eps, was=was)
     if any(parameter.dtype in HALF for parameter in again.parameters.values()):
         yield _Tried(Form.OPTIMIZER_IN_FLOAT32, dtype=torch.float32)
-    norm = _norm(again.parameters)
-    if norm > _USUAL_NORM:
-        yield _Tried(Form.CLIPPED, norm=_USUAL_NORM, was=norm)
+    norm = norm_of(again.parameters)
+    if norm > USUAL_NORM:
+        yield _Tried(Form.OPTIMIZER_CLIPPED, norm=USUAL_NORM, was=norm)
 
 
 def _surviving(eps: float, dtype: torch.dtype) -> float | None:
@@ -88,14 +88,19 @@ def _run(again: StepAgain, models: Models, change: _Tried | None) -> tuple[Copie
         other, was = change.eps, change.was
         OptimizerView(copied.optimizer).adjust("eps", lambda eps: other if eps == was else eps)
     if change is not None and change.norm is not None:
-        for parameter in copied.parameters.values():
-            if parameter.grad is not None:
-                parameter.grad.mul_(change.norm / (change.was or 1.0))
+        clipped(copied, change.norm / (change.was or 1.0))
     done = again.play(copied, models, contextlib.nullcontext())
     return copied if done else None, time.perf_counter() - started
 
 
-def _norm(parameters: Mapping[str, nn.Parameter]) -> float:
+def clipped(copied: Copied, share: float) -> None:
+    """Makes the gradients of the copies smaller."""
+    for parameter in copied.parameters.values():
+        if parameter.grad is not None:
+            parameter.grad.mul_(share)
+
+
+def norm_of(parameters: Mapping[str, nn.Parameter]) -> float:
     """Of their gradients; in float64, whose range their squares do not leave."""
     squares = [
         parameter.grad.double().square().sum() for parameter in parameters.values() if parameter.grad is not None

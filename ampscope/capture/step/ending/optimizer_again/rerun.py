@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.events.open_step import StepAttempt
@@ -114,6 +115,12 @@ class StepAgain:
         if not plain or sum(p.numel() for p in wanted.values()) > _LARGEST:
             return None
         return StepAgain(attempt.optimizer, wanted, _without_bad, None)
+
+    @staticmethod
+    def before_it(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> StepAgain | None:
+        """The step that an optimizer is about to make, of all that it steps; None where it cannot be copied."""
+        plain = bool(parameters) and all(map(_can_step, parameters.values())) and OptimizerView(optimizer).is_plain
+        return StepAgain(optimizer, parameters, _cloned, None) if plain else None
 
     def copied(self, dtype: torch.dtype | None = None) -> Copied:
         """Copies to step on.

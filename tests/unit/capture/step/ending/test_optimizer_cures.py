@@ -32,11 +32,11 @@ TRIED: dict[str, tuple[Loop, dict[str, bool]]] = {
     "no eps": (loop(lambda p: torch.optim.Adam(p, 1e-3, eps=0.0), dead=True), {Form.OPTIMIZER_EPS: True}),
     "squares beyond float16": (
         loop(lambda p: torch.optim.Adam(p, 1e-3, eps=1e-4), large=60000.0, at=5, dtype=torch.float16),
-        {Form.OPTIMIZER_IN_FLOAT32: True, Form.CLIPPED: True},
+        {Form.OPTIMIZER_IN_FLOAT32: True, Form.OPTIMIZER_CLIPPED: True},
     ),
     "squares beyond float32": (
         loop(lambda p: torch.optim.Adam(p, 1e-3), large=1e23),
-        {Form.CLIPPED: True},
+        {Form.OPTIMIZER_CLIPPED: True},
     ),
 }
 
