@@ -31,8 +31,9 @@ FORGOTTEN_AFTER = 10
 ALWAYS_ARMED = 3
 #: Counterfactual replays per incident.
 TRIALS = 3
-#: More of them for other forms of a failed call, while replays are within their free seconds or their share.
-FORM_TRIALS = 3
+#: More of them for what is promising, while replays are within their free seconds or their share: other forms of a
+#: failed call, more modules where one has moved the failure.
+PROMISING_TRIALS = 3
 #: The same, at least, where a cure that is found is done to the training.
 HEALING_TRIALS = 10
 
@@ -168,16 +169,17 @@ class ReplayBudget:
         """
         return self._trials > 0 and (whatever_it_costs or self._within_share(FREE_REPLAY_SECONDS))
 
-    def allows_trial(self, tried: int, *, of_form: bool = False) -> bool:
+    def allows_trial(self, tried: int, *, promising: bool = False) -> bool:
         """Whether one more change may be tried on the incident, after ``tried`` of them.
 
         Args:
             tried: How many were.
-            of_form: It is another form of the failed call, of which there may be several.
+            promising: It is another form of the failed call, of which there may be several, or goes on where the one
+                before has moved the failure.
         """
         cheap = self._within_share(FREE_REPLAY_SECONDS)
         if tried >= self._trials:
-            return of_form and cheap and self._trials > 0 and tried < self._trials + FORM_TRIALS
+            return promising and cheap and self._trials > 0 and tried < self._trials + PROMISING_TRIALS
         return self._incidents <= ALWAYS_REPLAYED or cheap
 
     def spent(self, seconds: float) -> None:

@@ -85,12 +85,12 @@ class TestReplays:
         replays = ReplayBudget(0.0, 3)
         assert replays.allows("overflow", 0)
         assert not replays.allows_trial(3)
-        assert replays.allows_trial(2 + budgets.FORM_TRIALS, of_form=True)
-        assert not replays.allows_trial(3 + budgets.FORM_TRIALS, of_form=True)
+        assert replays.allows_trial(2 + budgets.PROMISING_TRIALS, promising=True)
+        assert not replays.allows_trial(3 + budgets.PROMISING_TRIALS, promising=True)
         replays.spent(budgets.FREE_REPLAY_SECONDS)
-        assert replays.allows_trial(2, of_form=True)
-        assert not replays.allows_trial(3, of_form=True), "dear ones have what others have"
-        assert not ReplayBudget(1.0, 0).allows_trial(0, of_form=True)
+        assert replays.allows_trial(2, promising=True)
+        assert not replays.allows_trial(3, promising=True), "dear ones have what others have"
+        assert not ReplayBudget(1.0, 0).allows_trial(0, promising=True)
 
 
 class TestTraces:

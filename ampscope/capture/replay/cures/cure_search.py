@@ -92,7 +92,7 @@ class CureSearch:
             search = self._searches[key] = FailureSearch(steps, located.modules[:1])
         runs: list[TrialRun] = []
         tried = 0
-        while self._budget.allows_trial(tried, of_form=search.is_at_form):
+        while self._budget.allows_trial(tried, promising=search.is_promising):
             change = search.next(first=not tried, spare=self._budget.allows_trial(tried + 1))
             if change is None:
                 return self._timed(runs, step, tried)

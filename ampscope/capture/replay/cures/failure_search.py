@@ -30,9 +30,11 @@ class FailureSearch:
         self._further: ReplayChange | None = None  # it with the modules in which the step then failed
 
     @property
-    def is_at_form(self) -> bool:
-        """Whether another form of the failed call is what comes next."""
-        return isinstance(self._following or self._further or self._pending, OtherForm)
+    def is_promising(self) -> bool:
+        """Whether what comes next is another form of the failed call, or more modules where one moved the failure."""
+        coming = self._following or self._further or self._pending
+        widens = isinstance(coming, ModulesInFloat32) and len(coming.modules) > 1 and not coming.because
+        return widens or isinstance(coming, OtherForm)
 
     def next(self, *, first: bool, spare: bool) -> ReplayChange | None:
         """What to try; None where there is nothing more.

@@ -215,11 +215,21 @@ def test_the_largest_scale_is_the_largest(run_folder: Path) -> None:
 def test_a_failure_that_comes_again_goes_on_where_the_last_stopped(run_folder: Path) -> None:
     watched = Watched.train(loop(Net(), overflow_at(None), steps=6), run_folder, replay_budget=1)
     rows = tried(watched)
-    assert [row.step for row in rows] == [0, 1, 2, 3, 4]
-    assert in_short(rows)[3:] == [("bf16", (), "finite"), ("modules_fp32", ("scores", "head"), "finite")]
+    assert [row.step for row in rows] == [0, 1, 1, 2, 3, 4], "a module that moved the failure is widened at once"
+    both = ("modules_fp32", ("scores", "head"), "finite")
+    assert in_short(rows)[2:] == [both, ("bf16", (), "finite"), both, both]
     incident = primary_incident(watched.run)
     assert (incident.step, incident.last_step, incident.count) == (0, 5, 6)
-    assert [each.change for each in incident.tried] == ["fp32", *["modules_fp32"] * 2, "bf16", "modules_fp32"]
+    assert [each.change for each in incident.tried] == ["fp32", *["modules_fp32"] * 2, "bf16", *["modules_fp32"] * 2]
+
+
+def test_modules_that_cure_together_come_before_everything_when_the_step_fails_once(run_folder: Path) -> None:
+    watched = Watched.train(loop(Net(), overflow_at(1)), run_folder, replay_budget=2)
+    assert in_short(tried(watched))[1:] == [
+        ("modules_fp32", ("scores",), "nonfinite"),
+        ("modules_fp32", ("scores", "head"), "finite"),
+    ]
+    assert primary_incident(watched.run).remedies[0].text == "Keep scores and head in float32."
 
 
 @pytest.mark.usefixtures("device")
@@ -402,7 +412,7 @@ def test_a_conversion_that_has_no_part_in_the_failure_is_left_alone(run_folder: 
         return out.square().mean() + out.detach().sigmoid().half().float().mean()
 
     watched = Watched.train(fresh(Net, loss_of, steps=1), run_folder)
-    assert [row[:2] for row in in_short(tried(watched))][1:] == [("conversions", ()), ("modules_fp32", ("scores",))]
+    assert [row[:2] for row in in_short(tried(watched))][1:3] == [("conversions", ()), ("modules_fp32", ("scores",))]
     assert not tried(watched)[2].conversion_files
     assert "converts" not in primary_incident(watched.run).explanation
 
