@@ -5,6 +5,9 @@ Installed when the first scope opens, removed when the last closes.
 
 from __future__ import annotations
 
+import itertools
+import operator
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from typing import Any, Protocol, TypeVar
@@ -48,10 +51,11 @@ T = TypeVar("T")
 _listeners: Listeners[Listener] = Listeners()
 _hooks: list[Any] = []
 _originals: dict[str, Any] = {}  # of functions that ours stand for, or are called by
-_clear_originally = torch.clear_autocast_cache
+_ours: dict[str, Any] = {}  # what stands for them
 _schedulers: dict[type, Callable[..., Any]] = {}  # classes that step in their own way, with it
 _scalers: dict[type, Callable[..., Any]] = {}  # classes that scale in their own way, with it
-_epoch = [0]
+_epoch = deque([0], maxlen=1)
+_begin_epoch = map(_epoch.append, itertools.count(1)).__next__
 
 
 def join(listener: Listener, home: HomeThread) -> None:
@@ -70,8 +74,8 @@ def leave(listener: Listener) -> None:
 
 
 def _install() -> None:
-    _put_in_place(torch.autograd, "backward", _backward)
-    _put_in_place(torch, "clear_autocast_cache", _clear_autocast_cache)
+    _put_in_place(torch.autograd, "backward", lambda _: _backward)
+    _put_in_place(torch, "clear_autocast_cache", _counted)
     for scaler in _subclasses(torch.amp.GradScaler):
         if "scale" in vars(scaler):  # ``ShardedGradScaler`` does not call the one that it inherits
             _scalers[scaler] = vars(scaler)["scale"]
@@ -84,8 +88,8 @@ def _install() -> None:
 
 
 def _uninstall() -> None:
-    _restore(torch.autograd, "backward", _backward)
-    _restore(torch, "clear_autocast_cache", _clear_autocast_cache)
+    _restore(torch.autograd, "backward")
+    _restore(torch, "clear_autocast_cache")
     while _scalers:
         scaler, scale = _scalers.popitem()
         scaler.scale = scale  # type: ignore[attr-defined]  # the original again
@@ -96,16 +100,18 @@ def _uninstall() -> None:
         _hooks.pop().remove()
 
 
-def _put_in_place(owner: Any, name: str, ours: Callable[..., Any]) -> None:
-    """Has ``ours`` called for a function of torch, unless it still is: somebody put something around it meanwhile."""
+def _put_in_place(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Has ours called for a function of torch, unless it still is: somebody put something around it meanwhile."""
     if name not in _originals:
-        _originals[name] = getattr(owner, name)
-        setattr(owner, name, ours)
+        original = getattr(owner, name)
+        _ours[name] = make(original)
+        _originals[name] = original
+        setattr(owner, name, _ours[name])
 
 
-def _restore(owner: Any, name: str, ours: Callable[..., Any]) -> None:
+def _restore(owner: Any, name: str) -> None:
     """Puts an original back, unless somebody else has put something around ours, which then only passes calls on."""
-    if getattr(owner, name) is ours:
+    if getattr(owner, name) is _ours[name]:
         setattr(owner, name, _originals.pop(name))
 
 
@@ -114,10 +120,14 @@ def autocast_epoch() -> int:
     return _epoch[0]
 
 
-def _clear_autocast_cache() -> None:
-    if not torch.compiler.is_compiling():
-        _epoch[0] += 1
-    _originals.get("clear_autocast_cache", _clear_originally)()  # ours may be called after the end, by who has kept it
+def _counted(clear: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that forgets cast weights, counted; without a line of Python's.
+
+    A region of autocast's calls it in the midst of its end: what came from outside into a line here would leave the
+    region switched on.
+    """
+    both = itertools.starmap(operator.call, itertools.cycle([(_begin_epoch,), (clear,)]))
+    return zip(both, both, strict=False).__next__
 
 
 def original_backward() -> Callable[..., Any]:

@@ -159,18 +159,19 @@ class TapeMode(TorchFunctionMode):
     def insert(self) -> None:
         """Starts listening."""
         if not self.inserted and not self._handling and not self._guard.broken:
+            self.inserted = True  # first, and last in `remove`: what is broken off is taken away later
             torch_private.insert_function_mode(self)
-            self.inserted = True
             self._fast_paths.insert()
 
     def remove(self) -> bool:
         """Stops listening; returns whether it was."""
         if self._handling:
             return False  # torch puts it back when the function returns; what follows is none of the tape's
-        was, self.inserted = self.inserted, False
+        was = self.inserted
         if was:
             guard.surely(partial(torch_private.remove_function_mode, self))
             guard.surely(self._fast_paths.remove)
+            self.inserted = False
         return was
 
     def _leave(self) -> bool:

@@ -140,6 +140,7 @@ class _Here(threading.local):
 
     doors = 0  #: that it has come through, one inside the other
     working = False  #: AMPscope's own work is being done, in which the user's code may be run again
+    broken_off = False  #: by what came from outside, behind an inner door: the outermost one puts everything back
 
 
 here = _Here()
@@ -201,6 +202,8 @@ def through(run: Callable[..., Any], call: Callable[..., Any], args: Any, kwargs
         _caught(error, users.error)
     finally:
         here.doors -= 1
+        if here.broken_off and not here.doors:
+            _interrupted()
     return users.result if users.returned else call(*args, **kwargs)
 
 
@@ -220,6 +223,8 @@ def tell(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         _caught(error)
     finally:
         here.doors -= 1
+        if here.broken_off and not here.doors:
+            _interrupted()
     return None
 
 
@@ -261,7 +266,7 @@ def _is_of_call(error: BaseException) -> bool:
 
 
 def _interrupted() -> None:
-    here.working = False
+    here.working = here.broken_off = False
     for scope in _all_behind():
         with Suppressed():
             scope.interrupted()
@@ -276,8 +281,10 @@ def _caught(error: BaseException, users: int = 0) -> None:
     if isinstance(error, RunOverError):
         return
     if not _is_fault(error):
-        if here.doors <= 1 or here.working:  # an inner door, from which the loop's own code is left with all put aside
+        if here.doors <= 1 or here.working:
             _interrupted()
+        else:  # in the midst of a call of the loop's, which is followed until the loop has left it, or caught this
+            here.broken_off = True
         raise error
     here.working = False
     for scope in _all_behind():

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ampscope
 from ampscope.capture.torch_support import torch_private
-from tests.support.training.guarded_training import leave_no_mode
+from tests.support.training.guarded_training import leave_nothing
 from tests.support.training.injuries.interrupting import Interrupting
 from tests.support.training.injuries.soak import Record, soaked
 from tests.support.training.small_loop import BATCH, WIDTH, make_scaler, mse, poison
@@ -35,6 +35,14 @@ STEPS = 5
 FIRST, APART = 211, 97_001
 #: How many lines a soak interrupts, in so many tests.
 _SOAK, _SHARDS = 1000, 4
+#: What puts hooks and modes in place and takes them away, and how many of its lines are interrupted, the last first.
+TAKING_AWAY = {
+    "ModuleStack.remove": 4,
+    "FastPaths.insert": 2,
+    "TapeMode.remove": 2,
+    "LoopMode.remove": 2,
+    "others_aside.<locals>.<lambda>": 3,
+}
 
 
 class Preempted(Exception):
@@ -91,7 +99,7 @@ def preempted() -> Iterator[None]:
     before = signal.signal(signal.SIGUSR1, handler)
     yield
     signal.signal(signal.SIGUSR1, before)
-    torch.set_grad_enabled(True)  # the next test must not suffer for one that fails here
+    leave_nothing()  # the next test must not suffer for one that fails here
 
 
 def training(
@@ -134,14 +142,14 @@ def noted() -> Streams:
 
 
 def interrupted_at(
-    line: int, folder: Path, interrupt: Callable[[], object], noted: Streams, **options: Any
+    line: int, folder: Path, interrupt: Callable[[], object], noted: Streams, within: str = ""
 ) -> Interrupting:
     """A run that is interrupted there; asserts that nothing but the step is lost by it."""
-    interrupting, before = Interrupting(line, interrupt), (installed(), settings())
+    interrupting, before = Interrupting(line, interrupt, within), (installed(), settings())
     scopes: list[ampscope.Scope] = []
 
     def watch(model: nn.Module, scaler: Any) -> None:
-        scopes.append(ampscope.watch(model, scaler, dir=folder, quiet=True, **options))
+        scopes.append(ampscope.watch(model, scaler, dir=folder, quiet=True))
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -180,6 +188,15 @@ def test_it_reaches_the_loop(kind: str, lines: int, noted: Streams, tmp_path: Pa
     assert met
 
 
+@pytest.mark.parametrize("function", TAKING_AWAY)
+def test_it_reaches_the_loop_while_something_is_put_in_place_or_taken_away(
+    function: str, noted: Streams, tmp_path: Path
+) -> None:
+    lines = interrupted_at(0, tmp_path / "run", signalled, noted, function).lines
+    for line in range(lines - 1, 0, -(lines // TAKING_AWAY[function])):
+        assert interrupted_at(line, tmp_path / str(line), signalled, noted, function).where is not None
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("shard", range(_SHARDS))
 @pytest.mark.parametrize("kind", KINDS)
@@ -193,8 +210,7 @@ def test_it_reaches_the_loop_from_wherever_it_comes(
         except (AssertionError, RuntimeError) as error:
             failed.append(f"line {line}: {error}")
         finally:
-            leave_no_mode()
-            torch.set_grad_enabled(True)
+            leave_nothing()
             shutil.rmtree(tmp_path / "run")
     soaked(record_property, "interrupts: not as the loop had it", len(chosen), len(failed))
     assert failed == []

@@ -11,6 +11,7 @@ from torch import nn
 
 from tests.support.training.model_parts import grad_of, linear
 from tests.support.training.small_loop import BATCH, WIDTH, make_scaler, mse, poison
+from tests.support.training.torch_state import global_hooks
 from tests.support.training.twin_runs import train_unwatched
 
 STEPS = 5
@@ -44,14 +45,19 @@ def unwatched_state() -> dict[str, bytes]:
 
 @pytest.fixture
 def modes_removed() -> Iterator[None]:
-    """A test that fails here may leave modes behind; the next one must not suffer for it."""
+    """A test that fails here may leave something behind; the next one must not suffer for it."""
     yield
-    leave_no_mode()
+    leave_nothing()
 
 
-def leave_no_mode() -> None:
-    """Takes away whatever modes a test has left."""
+def leave_nothing() -> None:
+    """Takes away whatever a test has left: modes, hooks of every module, autocast switched on, grad mode off."""
     while torch._C._len_torch_function_stack():
         torch._C._pop_torch_function_stack()
     while torch._C._len_torch_dispatch_stack():
         torch._C._pop_torch_dispatch_stack(None)
+    for hooks in global_hooks().values():
+        if isinstance(hooks, dict):
+            hooks.clear()
+    torch.set_autocast_enabled("cpu", False)
+    torch.set_grad_enabled(True)

@@ -9,7 +9,10 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
-_GLOBAL_HOOKS = [name for name in vars(torch_module) if name.startswith("_global_")]
+
+def global_hooks() -> dict[str, Any]:
+    """Those of every module of the process, by where torch keeps them."""
+    return {name: value for name, value in vars(torch_module).items() if name.startswith("_global_")}
 
 
 def installed() -> dict[str, Any]:
@@ -22,7 +25,7 @@ def installed() -> dict[str, Any]:
         "after optimizers": list(torch_optimizer._global_optimizer_post_hooks),
         "function modes": torch._C._len_torch_function_stack(),
         "dispatch modes": torch._C._len_torch_dispatch_stack(),
-        "module hooks": {name: repr(getattr(torch_module, name)) for name in _GLOBAL_HOOKS},
+        "module hooks": {name: repr(hooks) for name, hooks in global_hooks().items()},
         "call": nn.Module.__call__,
     }
 

@@ -59,6 +59,8 @@ class BreakingOff:
         self._endings.start_afresh()
         if self._cycle.is_open:
             self._observers.tell(StepObserver.abandoned, "the step was interrupted")
+        self._tape.mode.remove()
+        self._between.remove()
         ModuleStack.remove_all()
 
     def leave_alone(self) -> None:

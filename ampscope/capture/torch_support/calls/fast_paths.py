@@ -70,7 +70,7 @@ class FastPaths:
     def __init__(self, leave: Callable[[], bool], come_back: Callable[[Call | None], None]) -> None:
         self._leave = leave
         self._come_back = come_back
-        self._handles: tuple[Any, ...] = ()
+        self._handles: list[Any] = []
         self._outermost: nn.Module | None = None
         self._thread = 0
 
@@ -80,18 +80,16 @@ class FastPaths:
         if not self._handles and not dynamo.in_use():
             self._thread = threading.get_ident()
             _listening.add(self)
-            self._handles = (
-                register_module_forward_pre_hook(partial(guard.tell, self._before)),
-                register_module_forward_hook(partial(guard.tell, self._after), always_call=True),
-            )
+            self._handles.append(register_module_forward_pre_hook(partial(guard.tell, self._before)))
+            self._handles.append(register_module_forward_hook(partial(guard.tell, self._after), always_call=True))
 
     def remove(self) -> None:
         """It has stopped; safe to call twice."""
         self._outermost = None
         _listening.discard(self)
-        for handle in self._handles:
-            handle.remove()
-        self._handles = ()
+        while self._handles:
+            self._handles[-1].remove()
+            self._handles.pop()
 
     def _before(self, module: nn.Module, _: Any) -> None:
         if torch.compiler.is_compiling() or self._outermost is not None or not chooses_by_modes(module):

@@ -37,6 +37,20 @@ class OthersAside:
     def __enter__(self) -> None:
         if self.are_aside:
             return
+        try:
+            self._put_all_aside()
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._put_back()
+        except BaseException:  # what comes from outside comes once
+            self._put_back()
+            raise
+
+    def _put_all_aside(self) -> None:
         if torch_private.function_stack.length():
             modes = torch_private.function_stack.modes()
             self._function = [mode for mode in modes if not self._ours(mode)]  # known before they are taken off
@@ -51,7 +65,7 @@ class OthersAside:
             self.are_aside = True
             stack.become([mode for mode in modes if self._ours(mode)])
 
-    def __exit__(self, *_: object) -> None:
+    def _put_back(self) -> None:
         if self._function:
             below = 1 if self._function[0] is torch_private.default_device_mode() else 0
             ours = [mode for mode in torch_private.function_stack.modes() if self._ours(mode)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from torch import nn
 
 import ampscope
+from ampscope.capture.hooks import process_hooks
 
 PLACES = [(torch.autograd, "backward"), (torch, "clear_autocast_cache")]
 
@@ -51,3 +54,16 @@ def test_what_others_have_put_around_it_stays(
     setattr(owner, name, ours)
     watch(nn.Linear(2, 2)).close()  # theirs is gone: now the original comes back
     assert getattr(owner, name) is not ours
+
+
+def test_the_end_of_an_autocast_region_runs_no_line_of_ours(watch: Callable[..., ampscope.Scope]) -> None:
+    """What comes from outside would be raised in it, and the region would stay switched on."""
+    frames: list[str] = []
+    watch(nn.Linear(2, 2))
+    before = process_hooks.autocast_epoch()
+    with torch.autocast("cpu", dtype=torch.float16):
+        sys.setprofile(lambda frame, event, _: frames.append(frame.f_code.co_filename) if event == "call" else None)
+    sys.setprofile(None)
+    assert frames
+    assert not any(Path(ampscope.__file__).parent in Path(name).parents for name in frames)
+    assert process_hooks.autocast_epoch() == before + 1

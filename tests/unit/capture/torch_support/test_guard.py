@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from typing import Any
 
@@ -124,14 +125,20 @@ class TestDoors:
         guard.through(lambda call, args, kwargs: call(*args), hook, (), {})
         assert behind.heard == ["interrupted"]
 
-    def test_an_inner_door_that_is_only_passed(self) -> None:
+    @pytest.mark.parametrize("is_caught", [True, False])
+    def test_an_inner_door_that_is_only_passed(self, *, is_caught: bool) -> None:
+        """What was broken off behind it, own work's end perhaps, is put back as the loop's call is over."""
         behind = Behind()
 
         def hook() -> None:
-            with pytest.raises(KeyboardInterrupt):
+            with contextlib.suppress(KeyboardInterrupt) if is_caught else contextlib.nullcontext():
                 guard.tell(failing, KeyboardInterrupt())
+            assert behind.heard == []
 
-        guard.through(lambda call, args, kwargs: call(*args), hook, (), {})
+        with contextlib.nullcontext() if is_caught else pytest.raises(KeyboardInterrupt):
+            guard.through(lambda call, args, kwargs: call(*args), hook, (), {})
+        assert behind.heard == ["interrupted"]
+        assert guard.tell(behind.heard.clear) is None
         assert behind.heard == []
 
     def test_a_fault_in_judging_the_loops_own_exception(self, monkeypatch: pytest.MonkeyPatch) -> None:

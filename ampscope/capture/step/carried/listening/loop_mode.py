@@ -74,8 +74,8 @@ class LoopMode(TorchFunctionMode):
             self._put()
 
     def _put(self) -> None:
+        self.inserted, self._thread = True, threading.get_ident()  # first: what is broken off is taken away later
         torch_private.insert_function_mode(self)
-        self.inserted, self._thread = True, threading.get_ident()
         self._fast_paths.insert()
 
     def _is_here(self) -> bool:
@@ -85,9 +85,9 @@ class LoopMode(TorchFunctionMode):
         """Stops listening; safe to call twice. In another thread than the one that listens it does nothing."""
         self._aside = False
         if self.inserted and not self._handling and self._is_here():
-            self.inserted = False
             guard.surely(partial(torch_private.remove_function_mode, self))
             guard.surely(self._fast_paths.remove)
+            self.inserted = False
 
     def leave_off(self) -> None:
         """Hears nothing more, wherever it is."""
