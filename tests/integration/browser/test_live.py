@@ -69,6 +69,7 @@ def steps_shown(page: Page) -> int:
     return int(page.locator(".amp-tile b").first.inner_text().replace(",", ""))
 
 
+@pytest.mark.slow  # a training, a server and three pages, at the pace at which pages look again
 def test_a_page_follows_a_training_to_its_end(watched: Watched, training: Training) -> None:
     page = watched.page
     with serve(training.runs) as address:
