@@ -37,6 +37,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    """It is taken away in order as the process ends."""
+    gc.unfreeze()
+
+
 def _skip_without_gpu(items: list[pytest.Item]) -> None:
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not on_gpu:
