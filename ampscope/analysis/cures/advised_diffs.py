@@ -11,6 +11,7 @@ from ampscope.analysis.causes.range.underflow import ConstantLost
 from ampscope.analysis.cures import own_words
 from ampscope.analysis.cures.program_lines import Program
 from ampscope.analysis.cures.rewriting.program import made_in_half, settings
+from ampscope.analysis.cures.rewriting.program.scaled_before import is_scaled_before
 from ampscope.analysis.numerics import rounding
 from ampscope.analysis.results import FormTried, Incident, Remedy
 from ampscope.trace.schema import Change, Form, Phase, Trigger
@@ -21,7 +22,7 @@ _KEPT_BY_OP = ("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_nor
 
 
 def with_diffs(remedies: Sequence[Remedy], incident: Incident, reason: Reason, program: Program) -> tuple[Remedy, ...]:
-    """Remedies, with a diff for those that have none and whose lines are known.
+    """Remedies, with a diff for those that have none and whose lines are known, without those that the code follows.
 
     Args:
         remedies: All that is advised, in order.
@@ -34,7 +35,14 @@ def with_diffs(remedies: Sequence[Remedy], incident: Incident, reason: Reason, p
         if each.diff is not None or each.verified is False
         else replace(each, diff=_diff(each, incident, reason, program))
         for each in remedies
+        if not _is_followed(each, incident)
     )
+
+
+def _is_followed(remedy: Remedy, incident: Incident) -> bool:
+    """Whether the code does already what nobody has tried on it."""
+    is_advice = remedy.verified is None and remedy.kind == Form.SCALE_FIRST
+    return is_advice and incident.source is not None and is_scaled_before(incident.source)
 
 
 def _diff(remedy: Remedy, incident: Incident, reason: Reason, program: Program) -> str | None:

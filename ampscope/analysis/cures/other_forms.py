@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from math import inf
 
 from ampscope.analysis.cures import own_words
 from ampscope.analysis.cures.form_texts import mathematics, optimizer
@@ -11,6 +12,8 @@ from ampscope.analysis.cures.form_texts.form_text import FormText
 from ampscope.analysis.results import Cost, FormTried, Remedy, Tried
 from ampscope.trace.schema import Change, Form, Trial
 
+#: The replays of one form, with one loss scale.
+_Group = list[tuple[FormTried, Tried]]
 #: Units of a dtype's eps up to which another value is the same one, rounded elsewhere.
 ROUNDING = 4.0
 
@@ -21,11 +24,11 @@ def remedies(tried: Sequence[Tried]) -> Iterator[Remedy]:
     Args:
         tried: The replays.
     """
-    by_words: dict[str, list[tuple[FormTried, Tried]]] = {}
+    by_words: dict[str, _Group] = {}
     for each in tried:
         if each.change == Change.FORM and each.form is not None and each.outcome != Trial.UNAVAILABLE:
             by_words.setdefault(in_words(each.form) + with_scale(each, tried), []).append((each.form, each))
-    for found in by_words.values():
+    for found in _each_once(by_words.values(), tried):
         form, first = found[0]
         cures = all(each.outcome == Trial.FINITE for _, each in found)
         scale = with_scale(first, tried)
@@ -39,6 +42,24 @@ def remedies(tried: Sequence[Tried]) -> Iterator[Remedy]:
             diff=own_words.of_form(form) if cures and not scale else None,
             changes_good_values=_changes_good_values([form for form, _ in found]),
         )
+
+
+def _each_once(groups: Iterable[_Group], tried: Sequence[Tried]) -> list[_Group]:
+    """Of one form that cures with several loss scales, that with the largest alone: a scaler finds smaller ones."""
+    cures: dict[str, list[_Group]] = {}
+    told: list[_Group] = []
+    for found in groups:
+        told.append(found)
+        if all(each.outcome == Trial.FINITE for _, each in found):
+            cures.setdefault(in_words(found[0][0]), []).append(found)
+    best = [max(alike, key=lambda found: _scale(found, tried)) for alike in cures.values()]
+    return [found for found in told if found in best or any(each.outcome != Trial.FINITE for _, each in found)]
+
+
+def _scale(found: _Group, tried: Sequence[Tried]) -> float:
+    """The loss scale that a form was tried with; infinite where it needs no other than the step's."""
+    first = found[0][1]
+    return (first.scale or 0.0) if with_scale(first, tried) else inf
 
 
 def with_scale(form: Tried, tried: Sequence[Tried]) -> str:

@@ -87,6 +87,7 @@ def _against_overflow(occurrence: Occurrence) -> tuple[Remedy, ...]:
             Remedy(
                 text="If this is a product of queries and keys, scale one side before the product, not after it.",
                 code="logits = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)",
+                kind=Form.SCALE_FIRST,
             )
         )
     if any(word in occurrence.op for word in ("pow", "square", "norm", "mul")):

@@ -56,6 +56,16 @@ def test_the_smallest_change_that_cures_comes_first() -> None:
     ]
 
 
+def test_of_one_form_at_several_scales_the_smallest_change_is_told() -> None:
+    other = tried(Change.FP32, NOT)
+    at = [form(Form.CONSTANT, scale=scale) for scale in (1.0, 4.0, 2.0)]
+    (alone, *_) = found = [each for each in tried_remedies.remedies(Cause.FP16_OVERFLOW, [other, *at]) if each.verified]
+    assert len(found) == 1
+    assert alone.text.endswith("and a loss scale of 4.")
+    without = tried_remedies.remedies(Cause.FP16_OVERFLOW, [other, *at, form(Form.CONSTANT)])
+    assert [each.text for each in without if each.verified] == [alone.text.replace(", and a loss scale of 4", "")]
+
+
 def test_a_form_that_failed_once_has_not_cured() -> None:
     assert told(form(Form.IN_FLOAT32), form(Form.IN_FLOAT32, NOT, step=4)) == [("in_float32", False)]
 

@@ -184,9 +184,9 @@ def test_what_then_fails_by_the_loss_scale_alone_is_tried_with_one_that_fits(run
     assert [(row.scale, row.outcome) for row in forms][:2] == [(2.0**16, "nonfinite"), (1.0, "finite")]
     assert rows.index(forms[1]) > [row.change for row in rows].index("modules_fp32"), "what needs no other scale first"
     remedies = [each for each in primary_incident(open_run(run_folder)).remedies if each.kind == Form.CONSTANT]
-    cured = [each for each in remedies if each.verified]
-    assert all(f"and a loss scale of {row.scale:g}." in each.text for row, each in zip(forms[1:], cured, strict=True))
-    assert [each.text.partition(",")[0] for each in remedies] == ["Give add 0.0001 in the place of 1e-08"] * len(forms)
+    (cured,) = [each for each in remedies if each.verified]
+    assert f"and a loss scale of {max(row.scale or 0.0 for row in forms[1:]):g}." in cured.text
+    assert [each.text.partition(",")[0] for each in remedies] == ["Give add 0.0001 in the place of 1e-08"] * 2
 
 
 def test_a_call_that_the_form_does_not_find_is_no_trial(run_folder: Path) -> None:
