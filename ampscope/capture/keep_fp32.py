@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import difflib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ampscope.capture.torch_support.calls import call_state
+from ampscope.capture.torch_support.dtypes import cast, holds
+from ampscope.capture.torch_support.held_forward import HeldForward
 from ampscope.capture.torch_support.models import unwrapped, without_wrappers
 from ampscope.errors import KeepError
 
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
 
 
-def in_float32(forward: Callable[..., Any]) -> Callable[..., Any]:
+def in_float32(forward: Callable[..., Any], outputs: Outputs | None = None) -> Callable[..., Any]:
     """``forward`` as a function that computes in float32 whatever autocast region it is called in.
 
     Autocast is off inside, tensors in half precision among the arguments come in as float32, and what is returned
@@ -29,17 +29,24 @@ def in_float32(forward: Callable[..., Any]) -> Callable[..., Any]:
 
     Args:
         forward: Any callable, e.g. the bound ``forward`` of a module with float32 parameters.
+        outputs: How what it returns is given back; None: in float32.
     """
     kinds = call_state.device_types()
 
     @functools.wraps(forward)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return _run(forward, args, kwargs, kinds)
+        return _call(forward, args, kwargs, kinds, outputs)
 
     return call
 
 
-def keep_fp32(model: nn.Module, names: str | Sequence[str]) -> KeptModules:
+def own_forward(module: nn.Module) -> Callable[..., Any]:
+    """The forward that a module has where it is not kept in float32."""
+    held = module.forward
+    return held.plain if isinstance(held, Float32Forward) else held
+
+
+def keep_fp32(model: nn.Module, names: str | Sequence[str], *, outputs: torch.dtype | None = None) -> KeptModules:
     """Keeps modules of ``model`` in float32 inside autocast regions, until the handle is removed.
 
     Each call of a named module runs with autocast off and with float16 and bfloat16 tensors among its arguments cast
@@ -55,6 +62,8 @@ def keep_fp32(model: nn.Module, names: str | Sequence[str]) -> KeptModules:
         model: The model, wrapped (``DistributedDataParallel``, ``torch.compile``) or not.
         names: Qualified names as in ``model.named_modules()`` or in a diagnosis, or patterns in which ``*``, ``?`` and
             ``[...]`` match within one part: ``"blocks.*.attn"``. ``""`` is the model itself.
+        outputs: ``torch.float16`` or ``torch.bfloat16``: what the modules return has this dtype inside an autocast
+            region of that dtype, for code that needs it. Values beyond its range become infinite.
 
     Returns:
         A handle with ``remove()``; also a context manager.
@@ -64,22 +73,24 @@ def keep_fp32(model: nn.Module, names: str | Sequence[str]) -> KeptModules:
     """
     if not isinstance(model, nn.Module):
         raise KeepError(f"keep_fp32 needs a torch.nn.Module, not {type(model).__name__}")
+    if outputs not in (None, torch.float16, torch.bfloat16):
+        raise KeepError(f"outputs={outputs!r}: give torch.float16 or torch.bfloat16, or leave it out for float32")
     known = _modules_by_name(model)
     chosen: dict[str, nn.Module] = {}
     for name in [names] if isinstance(names, str) else names:
         chosen |= _matching(name, known)
-    return KeptModules(chosen)
+    return KeptModules(chosen, dict.fromkeys(chosen, Outputs(outputs)) if outputs is not None else None)
 
 
-def kept(modules: Mapping[str, nn.Module]) -> KeptModules:
-    """Keeps modules that are at hand in float32, each by its name; see `keep_fp32`.
+def kept(modules: Mapping[str, nn.Module], outputs: Mapping[str, Outputs]) -> KeptModules:
+    """Keeps modules that are at hand in float32, each by its name, but not their copies; see `keep_fp32`.
 
     Raises:
         KeepError: One of them cannot be kept in float32; nothing was changed.
     """
     for name, module in modules.items():
         _check(name, module)
-    return KeptModules(modules)
+    return KeptModules(modules, outputs, travels=False)
 
 
 class KeptModules:
@@ -89,15 +100,23 @@ class KeptModules:
         names: Qualified names of the modules.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+    def __init__(
+        self, modules: Mapping[str, nn.Module], outputs: Mapping[str, Outputs] | None = None, *, travels: bool = True
+    ) -> None:
         self.names = tuple(modules)
+        self.travels = travels
+        self._outputs = {id(modules[name]): each for name, each in (outputs or {}).items()}
         once = {id(module): module for module in modules.values()}
-        self._forwards = [_kept_forward(module) for module in once.values()]
+        self._forwards = [_kept_forward(module).keep(self) for module in once.values()]
 
     def remove(self) -> None:
         """Lets the modules compute as before, unless another handle keeps them. Safe to call twice."""
         while self._forwards:
-            self._forwards.pop().let_go()
+            self._forwards.pop().let_go(self)
+
+    def outputs_of(self, module: nn.Module) -> Outputs | None:
+        """How what a module returns is given back; None where it stays float32."""
+        return self._outputs.get(id(module))
 
     def __enter__(self) -> KeptModules:
         return self
@@ -109,48 +128,57 @@ class KeptModules:
         return f"<ampscope.keep_fp32 {', '.join(map(repr, self.names))}{'' if self._forwards else ', removed'}>"
 
 
-class Float32Forward:
-    """The ``forward`` of a module that is kept in float32, held by the module itself.
+class Outputs(NamedTuple):
+    """How a module in float32 gives back what it gave in half precision, where a half dtype is asked for."""
 
-    An object instead of a function: a copy of the module gets one of its own, which calls the copy.
+    dtype: torch.dtype  #: that it had
+    where_they_fit: bool = False  #: only values that fit, and only in calls that nothing is trained by
+
+    def given_back(self, result: Any) -> Any:
+        """What a call returned in float32, in the dtype that it had."""
+        unproved = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        return cast(result, self._cast, {torch.float32}) if unproved or not self.where_they_fit else result
+
+    def _cast(self, tensor: Tensor) -> Tensor:
+        narrow = tensor.to(self.dtype)
+        return narrow if not self.where_they_fit or _fits_all(tensor, narrow) else tensor
+
+
+class Float32Forward(HeldForward):
+    """The ``forward`` of a module that is kept in float32.
+
+    Args:
+        module: The module.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self.holds = 0  #: handles that keep the module
-        self._module = module
-        self.other = vars(module).get("forward")  #: a forward that someone else put into the module
+        super().__init__(module)
+        self.handles: list[KeptModules] = []  #: that keep the module; what is asked for by the latest holds
+        self.outputs: Outputs | None = None
         self._kinds = call_state.device_types()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the module's own forward."""
-        return _run(self.plain, args, kwargs, self._kinds) if self.holds else self.plain(*args, **kwargs)
+        return (
+            _call(self.plain, args, kwargs, self._kinds, self.outputs) if self.handles else self.plain(*args, **kwargs)
+        )
 
-    def let_go(self) -> None:
+    def keep(self, handle: KeptModules) -> Float32Forward:
+        """One handle more."""
+        self.handles.append(handle)
+        self._follow()
+        return self
+
+    def let_go(self, handle: KeptModules) -> None:
         """One handle less; without any, the module gets its own forward back."""
-        self.holds -= 1
-        held = vars(self._module)
-        if self.holds or held.get("forward") is not self:  # wrapped by someone else meanwhile: passes through
-            return
-        if self.other is None:
-            del held["forward"]
-        else:
-            held["forward"] = self.other
+        self.handles.remove(handle)
+        self._follow()
+        if not self.handles:
+            self.leave()
 
-    def plain(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the forward that the module has without this."""
-        if self.other is not None:
-            return self.other(*args, **kwargs)
-        return type(self._module).forward(self._module, *args, **kwargs)
-
-    @property
-    def __wrapped__(self) -> Any:
-        """The module's own forward, whose signature this one has."""
-        return self.other if self.other is not None else type(self._module).forward.__get__(self._module)
-
-    @property
-    def __func__(self) -> Any:
-        """As of a bound method: the function that the user wrote."""
-        return getattr(self.__wrapped__, "__func__", self.__wrapped__)
+    def _follow(self) -> None:
+        self.outputs = self.handles[-1].outputs_of(self._module) if self.handles else None
+        self.travels = any(handle.travels for handle in self.handles)
 
 
 def _kept_forward(module: nn.Module) -> Float32Forward:
@@ -158,11 +186,25 @@ def _kept_forward(module: nn.Module) -> Float32Forward:
     kept = held.get("forward")
     if not isinstance(kept, Float32Forward):
         kept = held["forward"] = Float32Forward(module)
-    kept.holds += 1
     return kept
 
 
 # -- computing in float32 ---------------------------------------------------------------------------------------------
+
+
+def _call(forward: Callable[..., Any], args: Any, kwargs: Any, kinds: tuple[str, ...], outputs: Outputs | None) -> Any:
+    """Calls ``forward`` in float32; what it returns is narrow again where a half dtype was asked for."""
+    is_half = outputs is not None and _asks_for(outputs.dtype, args, kwargs, kinds)
+    result = _run(forward, args, kwargs, kinds)
+    return outputs.given_back(result) if outputs is not None and is_half else result
+
+
+def _asks_for(dtype: torch.dtype, args: Any, kwargs: Any, kinds: tuple[str, ...]) -> bool:
+    """Whether a call is made in an autocast region of a half dtype, or is given tensors in it."""
+    for kind in kinds:
+        if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) is dtype:
+            return True
+    return holds((args, kwargs), {dtype})
 
 
 def _run(forward: Callable[..., Any], args: Any, kwargs: Any, kinds: tuple[str, ...]) -> Any:
@@ -171,47 +213,16 @@ def _run(forward: Callable[..., Any], args: Any, kwargs: Any, kinds: tuple[str, 
         if torch.is_autocast_enabled(kind):
             with torch.autocast(kind, enabled=False):
                 return _run(forward, args, kwargs, kinds)
-    return forward(*_widened(args), **_widened(kwargs))
+    return forward(*cast(args, _widened, _WIDER), **cast(kwargs, _widened, _WIDER))
 
 
-def _widened(value: Any) -> Any:
-    """``value`` with its half-precision tensors in float32; itself where it holds none, so that edits to it last."""
-    if isinstance(value, Tensor):
-        return value.to(_WIDER[value.dtype]) if value.dtype in _WIDER else value
-    if not _holds_half(value):
-        return value
-    if isinstance(value, tuple):
-        items = [_widened(item) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if isinstance(value, list):
-        return [_widened(item) for item in value]
-    if type(value) is dict:
-        return {key: _widened(item) for key, item in value.items()}
-    return _widened_fields(value)
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor.to(_WIDER[tensor.dtype])
 
 
-def _widened_fields(value: Any) -> Any:
-    """A dataclass, or a dict of a class of its own (both at once, as outputs of transformers), with wider tensors."""
-    copied = copy.copy(value)
-    if dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            object.__setattr__(copied, field.name, _widened(getattr(value, field.name)))
-    if isinstance(value, dict):
-        for key, item in value.items():
-            dict.__setitem__(copied, key, _widened(item))
-    return copied
-
-
-def _holds_half(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return value.dtype in _WIDER
-    if isinstance(value, (tuple, list)):
-        return any(_holds_half(item) for item in value)
-    if isinstance(value, dict):
-        return any(_holds_half(item) for item in value.values())
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return any(_holds_half(getattr(value, field.name)) for field in dataclasses.fields(value))
-    return False
+def _fits_all(tensor: Tensor, narrow: Tensor) -> bool:
+    """Whether nothing finite became infinite."""
+    return bool((narrow.isfinite() | ~tensor.isfinite()).all())
 
 
 # -- finding the modules ----------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -14,8 +14,10 @@ from ampscope.capture.heal import cured_step
 from ampscope.capture.heal.choice import BadStep, lasting
 from ampscope.capture.heal.cured_step import CuredStep
 from ampscope.capture.heal.cures import poisoned
+from ampscope.capture.heal.cures.in_replays import OutputsNoted
 from ampscope.capture.heal.cures.lasting_cure import LastingCure
 from ampscope.capture.heal.cures.loss_scale import HEADROOM, ScaleBound
+from ampscope.capture.heal.cures.modules import Both, ModulesKept
 from ampscope.capture.heal.cures.poisoned import Poisoned
 from ampscope.capture.heal.good_steps import GoodSteps
 from ampscope.capture.heal.healing import Healing
@@ -180,7 +182,19 @@ class Planner:
     def _lasting(self, bad: BadStep) -> Plan | None:
         scaler = bad.attempt.scaling.scaler if bad.attempt.scaling is not None else None
         cures = lasting(bad.tried, bad.rows, self._recorder.sites, self._models, scaler)
-        return next(filter(None, (self._proved(bad, cure) for cure in cures)), None)
+        ways = (way for cure in cures for way in self._giving_back(bad.recording, cure))
+        return next(filter(None, (self._proved(bad, cure) for cure in ways)), None)
+
+    def _giving_back(self, recording: TapedStep, cure: LastingCure) -> Iterator[LastingCure]:
+        """A cure, first so that code which reads what the modules return finds the dtype that it had."""
+        kept = cure.kept if isinstance(cure, Both) else cure
+        if not isinstance(kept, ModulesKept) or not self._settings.allows(cure.kind):
+            yield cure
+            return
+        noted = OutputsNoted(kept.modules)
+        self.run(recording, noted)
+        for way in kept.giving_back(noted.half()):
+            yield cure.with_kept(way) if isinstance(cure, Both) else way
 
     def leave_out(self, attempt: StepAttempt) -> str:
         """Leaves a step out, or tells why that cannot be."""
@@ -211,6 +225,7 @@ class Planner:
         scaler = attempt.scaling.scaler if attempt.scaling is not None else None
         for cure in lasting(tried, None, self._recorder.sites, self._models, scaler):
             if self.may_last(attempt, cure):
+                *_, cure = self._giving_back(recording, cure)  # noqa: PLW2901  # the one that changes no gradient
                 cure.by_finiteness = False
                 return Plan(attempt, cure.kind, cure.text, recording, cure.change(), cure, is_finite=True)
         return None

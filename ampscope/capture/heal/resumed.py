@@ -12,6 +12,8 @@ from ampscope.capture.heal.cures.loss_scale import ScaleBound
 from ampscope.capture.heal.cures.modules import Both, ConversionsWider, ModulesKept
 from ampscope.capture.heal.cures.one_form import OneForm, form_of
 from ampscope.capture.heal.told import Change
+from ampscope.capture.keep_fp32 import Outputs
+from ampscope.capture.torch_support.dtypes import torch_dtype
 from ampscope.capture.torch_support.models import Models
 from ampscope.trace.schema import CureKind, said
 
@@ -29,9 +31,9 @@ def of_models(step: int, text: str, models: Models) -> tuple[LastingCure, Change
     places = tuple(map(str, detail.get("places", ())))
     cure: LastingCure
     if kept and converted:
-        cure = Both(ModulesKept(kept), ConversionsWider(converted, places))
+        cure = Both(ModulesKept(kept, _outputs(detail)), ConversionsWider(converted, places))
     else:
-        cure = ModulesKept(kept) if kept else ConversionsWider(converted, places)
+        cure = ModulesKept(kept, _outputs(detail)) if kept else ConversionsWider(converted, places)
     return cure, _change(step, cure, detail)
 
 
@@ -43,6 +45,12 @@ def of_scaler(step: int, text: str, scaler: Any) -> tuple[LastingCure, Change] |
         return None
     cure = ScaleBound(scaler, float(bound))
     return cure, _change(step, cure, detail)
+
+
+def _outputs(detail: dict[str, Any]) -> dict[str, Outputs]:
+    always, fitting = detail.get("outputs") or {}, detail.get("fitting_outputs") or {}
+    asked = [(always, False), (fitting, True)]
+    return {name: Outputs(torch_dtype(each), fits) for names, fits in asked for name, each in names.items()}
 
 
 def _found(names: Any, modules: dict[str, nn.Module]) -> dict[str, nn.Module] | None:

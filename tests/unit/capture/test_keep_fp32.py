@@ -352,3 +352,21 @@ class TestErrors:
     def test_what_is_no_model(self) -> None:
         with pytest.raises(KeepError, match=r"needs a torch\.nn\.Module, not dict"):
             ampscope.keep_fp32({}, ["stem"])  # type: ignore[arg-type]
+
+
+class TestOutputs:
+    def test_they_have_the_dtype_that_is_asked_for_inside_a_region_of_it(self) -> None:
+        model = Net()
+        ampscope.keep_fp32(model, ["blocks.0.attn"], outputs=HALF)
+        assert dtypes(model)[0] == KEPT
+        attention = attention_of(model, 0)
+        x = torch.ones(2, WIDTH)
+        with torch.autocast("cpu", dtype=HALF):
+            assert attention(x).dtype is HALF
+        assert attention(x).dtype is FULL
+        with torch.autocast("cpu", dtype=torch.float16):
+            assert attention(x).dtype is FULL
+
+    def test_another_dtype_is_refused(self) -> None:
+        with pytest.raises(KeepError, match="outputs="):
+            ampscope.keep_fp32(Net(), ["stem"], outputs=torch.int8)

@@ -11,20 +11,22 @@ from torch import nn
 
 from ampscope.capture.replay.changes import Conversions
 from ampscope.capture.torch_support.dtypes import HALF
+from ampscope.capture.torch_support.held_forward import HeldForward
 
 
-class ConvertedForward:
-    """What stands in the place of a module's ``forward``, held by the module itself; see `keep_fp32.Float32Forward`.
+class ConvertedForward(HeldForward):
+    """Calls the module's own ``forward`` inside a mode.
 
     Args:
         module: The module.
         inside: Gives what the module's own forward runs in.
     """
 
+    travels = False
+
     def __init__(self, module: nn.Module, inside: Callable[[], AbstractContextManager[Any]]) -> None:
-        self._module = module
+        super().__init__(module)
         self._inside = inside
-        self.other = vars(module).get("forward")  #: a forward that someone else put into the module
         self._active = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -34,32 +36,10 @@ class ConvertedForward:
         with self._inside():
             return self.plain(*args, **kwargs)
 
-    def plain(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the forward that the module has without this."""
-        if self.other is not None:
-            return self.other(*args, **kwargs)
-        return type(self._module).forward(self._module, *args, **kwargs)
-
     def let_go(self) -> None:
         """Gives the module its own forward back."""
         self._active = False  # wrapped by someone else meanwhile: passes through
-        held = vars(self._module)
-        if held.get("forward") is not self:
-            return
-        if self.other is None:
-            del held["forward"]
-        else:
-            held["forward"] = self.other
-
-    @property
-    def __wrapped__(self) -> Any:
-        """The module's own forward, whose signature this one has."""
-        return self.other if self.other is not None else type(self._module).forward.__get__(self._module)
-
-    @property
-    def __func__(self) -> Any:
-        """As of a bound method: the function that the user wrote."""
-        return getattr(self.__wrapped__, "__func__", self.__wrapped__)
+        self.leave()
 
 
 def _nobody() -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import nn
 
 from ampscope.capture.heal.cures.converted_forward import ConvertedForward, convert
-from ampscope.capture.heal.cures.in_replays import BothChanged, ModulesConverted, Without
+from ampscope.capture.heal.cures.in_replays import BothChanged, ModulesConverted, ModulesKeptAgain, Without
 from ampscope.capture.heal.cures.lasting_cure import LastingCure
-from ampscope.capture.keep_fp32 import KeptModules, kept
-from ampscope.capture.replay.changes import ModulesInFloat32, ReplayChange
+from ampscope.capture.keep_fp32 import KeptModules, Outputs, kept
+from ampscope.capture.replay.changes import ReplayChange
+from ampscope.capture.tracing.sites import dtype_name
 from ampscope.trace.schema import CureKind
 
 
@@ -20,14 +24,22 @@ class ModulesKept(LastingCure):
 
     Args:
         modules: The modules, by qualified name.
+        outputs: How what they return is given back, by name; in float32 for the others.
     """
 
     kind = CureKind.MODULES_FP32
 
-    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+    def __init__(self, modules: Mapping[str, nn.Module], outputs: Mapping[str, Outputs] = MappingProxyType({})) -> None:
         self._held = dict(modules)
         self.modules = tuple(modules)
+        self.outputs = dict(outputs)
         self._handle: KeptModules | None = None
+
+    def giving_back(self, dtypes: Mapping[str, torch.dtype]) -> Iterator[ModulesKept]:
+        """The same with what modules return in the dtype that it had: always, if that does; else where it can be."""
+        if dtypes:
+            yield ModulesKept(self._held, {name: Outputs(dtype) for name, dtype in dtypes.items()})
+        yield ModulesKept(self._held, {name: Outputs(dtype, where_they_fit=True) for name, dtype in dtypes.items()})
 
     @property
     def text(self) -> str:
@@ -37,16 +49,26 @@ class ModulesKept(LastingCure):
     @property
     def code(self) -> str:
         """See `LastingCure.code`."""
-        return f"ampscope.keep_fp32(model, {list(self.modules)!r})"
+        asked: dict[tuple[str, torch.dtype | None], list[str]] = {}
+        for name in self.modules:
+            each = self.outputs.get(name)
+            model, inner = _within(name)
+            asked.setdefault((model, None if each is None or each.where_they_fit else each.dtype), []).append(inner)
+        return "; ".join(
+            f"ampscope.keep_fp32({model}, {names!r}{f', outputs={dtype}' if dtype else ''})"
+            for (model, dtype), names in asked.items()
+        )
 
     @property
     def detail(self) -> dict[str, Any]:
         """See `LastingCure.detail`."""
-        return {"kept": list(self.modules)}
+        always = {name: dtype_name(each.dtype) for name, each in self.outputs.items() if not each.where_they_fit}
+        fitting = {name: dtype_name(each.dtype) for name, each in self.outputs.items() if each.where_they_fit}
+        return {"kept": list(self.modules), "outputs": always, "fitting_outputs": fitting}
 
     def change(self) -> ReplayChange:
         """See `LastingCure.change`."""
-        return ModulesInFloat32(self.modules)
+        return ModulesKeptAgain(self.modules, self.outputs)
 
     def without(self) -> ReplayChange:
         """See `LastingCure.without`."""
@@ -54,7 +76,7 @@ class ModulesKept(LastingCure):
 
     def apply(self) -> None:
         """See `LastingCure.apply`."""
-        self._handle = self._handle or kept(self._held)
+        self._handle = self._handle or kept(self._held, self.outputs)
 
     def lift(self) -> None:
         """See `LastingCure.lift`."""
@@ -123,27 +145,31 @@ class Both(LastingCure):
     kind = CureKind.MODULES_FP32
 
     def __init__(self, kept: ModulesKept, converted: ConversionsWider) -> None:
-        self._kept, self._converted = kept, converted
+        self.kept, self._converted = kept, converted
         self.modules = tuple(dict.fromkeys((*kept.modules, *converted.modules)))
+
+    def with_kept(self, kept: ModulesKept) -> Both:
+        """The same with modules kept otherwise."""
+        return Both(kept, self._converted)
 
     @property
     def text(self) -> str:
         """See `LastingCure.text`."""
-        return f"{self._kept.text}, and {self._converted.text}"
+        return f"{self.kept.text}, and {self._converted.text}"
 
     @property
     def code(self) -> str:
         """See `LastingCure.code`."""
-        return f"{self._kept.code}  {self._converted.code}".strip()
+        return f"{self.kept.code}  {self._converted.code}".strip()
 
     @property
     def detail(self) -> dict[str, Any]:
         """See `LastingCure.detail`."""
-        return self._kept.detail | self._converted.detail
+        return self.kept.detail | self._converted.detail
 
     def change(self) -> ReplayChange:
         """See `LastingCure.change`."""
-        return BothChanged(self._kept.modules, self._converted.modules)
+        return BothChanged(self.kept.modules, self.kept.outputs, self._converted.modules)
 
     def without(self) -> ReplayChange:
         """See `LastingCure.without`."""
@@ -151,13 +177,19 @@ class Both(LastingCure):
 
     def apply(self) -> None:
         """See `LastingCure.apply`."""
-        self._kept.apply()
+        self.kept.apply()
         self._converted.apply()
 
     def lift(self) -> None:
         """See `LastingCure.lift`."""
         self._converted.lift()
-        self._kept.lift()
+        self.kept.lift()
+
+
+def _within(name: str) -> tuple[str, str]:
+    """The model that a module is found in, as a user calls it, and the module's name there."""
+    several = re.match(r"\w+\[(\d+)\]\.?(.*)", name)
+    return (f"models[{several[1]}]", several[2]) if several else ("model", name)
 
 
 def _named(modules: tuple[str, ...]) -> str:

@@ -14,7 +14,7 @@ from ampscope.errors import WatchError
 from ampscope.trace.schema import CureKind, Table
 from tests.support.training.small_loop import WIDTH
 from tests.support.training.twin_runs import exact_state
-from tests.unit.capture.heal.told import cures
+from tests.unit.capture.heal.told import cures, write
 from tests.unit.capture.heal.trained import (
     BAD_STEP,
     SCALE,
@@ -60,7 +60,7 @@ def test_a_module_in_float32_from_the_bad_step_on(watch: Watch, clips: bool) -> 
     def by_hand(model: Any, step: int) -> None:
         arm(model, step)
         if step == BAD_STEP:
-            ampscope.keep_fp32(model, list(told["modules"]))
+            write(told["code"], model)
 
     (told,) = cures(scopes[0])
     twin = trained(made(Doubtful), nobody, clips=clips, before=by_hand)

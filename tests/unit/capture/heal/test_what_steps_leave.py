@@ -13,7 +13,7 @@ import ampscope
 from ampscope.trace.schema import CureKind
 from tests.support.training.small_loop import WIDTH, make_batch
 from tests.support.training.twin_runs import exact_state
-from tests.unit.capture.heal.told import cures
+from tests.unit.capture.heal.told import cures, write
 from tests.unit.capture.heal.trained import BAD_STEP, SCALE, STEPS, Doubtful, arm, made, spoil, trained
 
 pytestmark = pytest.mark.usefixtures("strict_guards")
@@ -64,7 +64,7 @@ def test_a_buffer_that_a_forward_replaces_is_what_float32_makes_it(watch: Watch,
     def by_hand(model: Any, step: int) -> None:
         arm(model, step)
         if step == BAD_STEP:
-            ampscope.keep_fp32(model, list(told["modules"]))
+            write(told["code"], model)
 
     twin = trained(made(kind), nobody, before=by_hand)
     assert exact_state(healed["model"]) == exact_state(twin["model"])
@@ -101,7 +101,7 @@ def test_a_healthy_training_that_replaces_buffers_is_left_alone(watch: Watch) ->
     assert exact_state(healed) == exact_state(trained(made(Replaces), nobody, before=nobody))
 
 
-def abandoning(watch: Callable[..., object], by_hand: tuple[str, ...] = (), *, to_none: bool = True) -> Any:
+def abandoning(watch: Callable[..., object], by_hand: str = "", *, to_none: bool = True) -> Any:
     """Gives an iteration up between backward and step; the next one overflows. Returns the model."""
     model, given_up = made(Doubtful), BAD_STEP - 1
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -112,7 +112,7 @@ def abandoning(watch: Callable[..., object], by_hand: tuple[str, ...] = (), *, t
         x, y = make_batch()
         large = 2.0**18 if step == BAD_STEP else 1.0
         if by_hand and step == BAD_STEP:
-            ampscope.keep_fp32(model, list(by_hand))
+            write(by_hand, model)
         optimizer.zero_grad(set_to_none=to_none)
         with torch.autocast("cpu", dtype=torch.float16):
             loss = nn.functional.mse_loss(model(x * large).float() / large, y)
@@ -128,7 +128,7 @@ def test_an_iteration_that_was_given_up_is_no_part_of_a_healed_step(watch: Watch
     healed = abandoning(healing(watch, scopes))
     (told,) = cures(scopes[0])
     assert told["applied"]
-    twin = abandoning(nobody, tuple(told["modules"]))
+    twin = abandoning(nobody, told["code"])
     assert exact_state(healed.state_dict()) == exact_state(twin.state_dict())
 
 

@@ -5,8 +5,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import torch
+from torch import nn
+
 import ampscope
 from ampscope.trace.schema import EventKind, Table
+
+
+def write(code: str, model: nn.Module) -> None:
+    """Does what the code of a change says, as whoever pastes it into a loop."""
+    exec(code, {"ampscope": ampscope, "torch": torch, "model": model})  # noqa: S102  # printed
 
 
 def cures(scope: ampscope.Scope, kind: EventKind = EventKind.CURE) -> list[dict[str, Any]]:
