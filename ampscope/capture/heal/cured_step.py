@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -68,6 +69,7 @@ def run(step: TapedStep, models: Models, change: ReplayChange, guard: Guard) -> 
     stops = (player.call_user.__code__,)
     tracer = Tracer(Sites(0, models.module_type), models.names, full=False, guard=guard, stops=stops)
     again = Player(step, models, tracer, change)
+    began = time.perf_counter()
     failed = step_replay.play(again, memory.room(models.main_device()))
     tracer.release()
     if failed:
@@ -75,8 +77,9 @@ def run(step: TapedStep, models: Models, change: ReplayChange, guard: Guard) -> 
     left = again.substitutes.left
     buffers = [Buffer(module, name, step.state.buffer(module, name), value) for module, name, value in left]
     if not again.finite or again.spoilt or any(_is_spoilt(step.state, each) for each in buffers):
-        return CuredStep("it is not finite with the cure either", was_run=True)
-    return CuredStep("", True, again.gradients(), buffers, _is_unscaled(step), again.hooked)
+        return CuredStep("it is not finite with the cure either", True, seconds=time.perf_counter() - began)
+    seconds = time.perf_counter() - began  # what is finite was looked up: the device has done its part
+    return CuredStep("", True, again.gradients(), buffers, _is_unscaled(step), again.hooked, seconds)
 
 
 def _is_spoilt(state: StateSnapshot, buffer: Buffer) -> bool:

@@ -191,6 +191,7 @@ class Healer(StepObserver):
             return
         if not attempt.bad:
             self._in_force.look(attempt, lambda change: self._finite_with(attempt, change), self._budget)
+            self._in_force.measure(attempt.step, lambda change: self._seconds_with(attempt, change), self._budget)
             return
         if self._plan is None and attempt is not self._examined:
             self._plan = self._planner.after_look(attempt, self._tape.recording())
@@ -198,6 +199,10 @@ class Healer(StepObserver):
     def _finite_with(self, attempt: StepAttempt, change: ReplayChange) -> bool:
         recording = self._tape.recording()._replace(scale=attempt.scale)
         return not recording.has_received() and not self._planner.run(recording, change).reason
+
+    def _seconds_with(self, attempt: StepAttempt, change: ReplayChange) -> float | None:
+        again = self._planner.run(self._tape.recording()._replace(scale=attempt.scale), change)
+        return again.seconds if again.was_run else None
 
     def scaler_joined(self, joined: JoinedScaler) -> None:
         """A scale that was bounded when the run ended before is so again."""
@@ -228,7 +233,7 @@ class Healer(StepObserver):
         saved = plan is not None and plan.cure is not None and plan.handed is Handed.REPLACED
         self._in_a_row = 0 if not went_bad or saved else self._in_a_row + 1
         if self._was_good and not attempt.traced:
-            self._in_force.took(ended.seconds - attempt.judging_s, attempt.step)
+            self._in_force.took(ended.seconds - attempt.judging_s)
         does_something = self._plan is not None or bool(self._in_force)
         if self._in_a_row >= MOST_IN_A_ROW and does_something and not self._is_over:
             self._end(attempt.step, f"{MOST_IN_A_ROW} steps in a row went bad all the same")

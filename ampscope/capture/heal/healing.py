@@ -22,7 +22,8 @@ class Healing:
 
     Attributes:
         max_cures: Changes in force at a time, of those that last; what a run needs beyond them is not done.
-        max_slowdown: Share of the time of a step that the changes may cost, as measured.
+        max_slowdown: Share of the time of a step that a change may cost, as replays of a good step with it and without
+            it measure it; what costs less than a millisecond is not told from noise.
         kinds: Which kinds there may be: ``"modules_fp32"``, ``"conversions"``, ``"form"``, ``"loss_scale"``,
             ``"state"``, ``"run_again"``, ``"left_out"``. Default: all.
         quiet_steps: Good steps after which a change is tried without, on a replay; three such looks that are finite

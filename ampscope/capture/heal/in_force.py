@@ -8,10 +8,10 @@ from typing import Any
 
 from ampscope.capture.budgets import ReplayBudget
 from ampscope.capture.events.open_step import StepAttempt
+from ampscope.capture.heal import slowdown
 from ampscope.capture.heal.cures.lasting_cure import LastingCure
 from ampscope.capture.heal.cures.loss_scale import ScaleBound
 from ampscope.capture.heal.healing import Healing
-from ampscope.capture.heal.slowdown import Slowdown
 from ampscope.capture.heal.told import Change, HealingLog
 from ampscope.capture.replay.changes import ReplayChange
 from ampscope.errors import AmpscopeError
@@ -21,6 +21,8 @@ from ampscope.trace.schema import CureKind
 LOOKS = 3
 #: A change that was lifted and came back is looked at so many times later.
 LATER = 4
+#: Steps after which it is measured what a change costs, and steps that have to tell that it is too much.
+MEASURED_AFTER, SLOW = 4, 2
 
 
 Key = tuple[CureKind, tuple[str, ...]]
@@ -35,6 +37,8 @@ class _Lasting:
     next_look: int  #: step
     every: int  #: steps between two looks
     finite: int = 0  #: looks in a row
+    slow: int = 0  #: steps, one after another, that took too long with it
+    is_measured: bool = False
 
     @property
     def key(self) -> Key:
@@ -60,7 +64,7 @@ class InForce:
         self._held: list[_Lasting] = []
         self._lifted: set[Key] = set()
         self._too_slow: set[Key] = set()
-        self._slowdown = Slowdown()
+        self._seconds = 0.0  # of the latest good step
 
     def __bool__(self) -> bool:
         return bool(self._held)
@@ -84,7 +88,6 @@ class InForce:
             return False
         every = self._settings.quiet_steps * (LATER if _key(cure) in self._lifted else 1)
         self._held.append(_Lasting(cure, change, change.step + every, every))
-        self._slowdown.changed()
         return True
 
     def hold(self, scaler: Any) -> None:
@@ -113,22 +116,40 @@ class InForce:
     def _is_due(self, each: _Lasting, step: int) -> bool:
         return bool(each.every) and each.cure.by_finiteness and step >= each.next_look
 
-    def took(self, seconds: float, step: int) -> None:
-        """A good step took so long; what makes steps too slow is lifted, the newest first."""
-        self._slowdown.took(seconds)
-        share = self._slowdown.share if self._held else None
-        if share is not None and share > self._settings.max_slowdown:
-            newest = self._held[-1]
-            self._too_slow.add(newest.key)
-            self._lift(newest, step, f"steps took {share:.0%} longer with it (max_slowdown)")
-            self._slowdown.changed()
+    def took(self, seconds: float) -> None:
+        """A good step took so long."""
+        self._seconds = seconds
+
+    def measure(self, step: int, seconds: Callable[[ReplayChange], float | None], budget: ReplayBudget) -> None:
+        """Has it measured, once, what a change costs; one that is too slow is lifted, and not made again.
+
+        Args:
+            step: A good one, before its weights move.
+            seconds: How long the step takes when it is run again with a change of the present state; None where it
+                cannot be.
+            budget: Says whether there may be replays.
+        """
+        due = next((each for each in self._held if not each.is_measured and self._is_to_be_measured(each, step)), None)
+        if due is None or not budget.allows_look(whatever_it_costs=True):
+            return
+        pairs = [(seconds(ReplayChange()), seconds(due.cure.without())) for _ in range(slowdown.TIMES)]
+        with_it = [each for each, _ in pairs if each is not None]
+        without = [each for _, each in pairs if each is not None]
+        were_run = len(with_it) == len(without) == len(pairs)
+        share = slowdown.share(with_it, without, self._seconds) if were_run else 0.0
+        due.slow = due.slow + 1 if share > self._settings.max_slowdown else 0
+        due.is_measured = not due.slow
+        if due.slow >= SLOW:
+            self._too_slow.add(due.key)
+            self._lift(due, step, f"a step takes {share:.0%} longer with it (max_slowdown)")
+
+    def _is_to_be_measured(self, each: _Lasting, step: int) -> bool:
+        return bool(each.cure.modules) and step >= each.change.step + MEASURED_AFTER
 
     def _lift(self, each: _Lasting, step: int, why: str) -> None:
         each.cure.lift()
         self._held.remove(each)
         self._lifted.add(each.key)
-        if not self._held:
-            self._slowdown.unchanged()
         self._log.lifted(each.change, step, why)
 
     def lift_all(self, step: int, why: str) -> None:

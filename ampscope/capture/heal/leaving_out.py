@@ -12,6 +12,9 @@ from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
 
+#: Why a step is not left out that several optimizers make.
+OF_OTHERS = "without a scaler, the other optimizers of the step would go on"
+
 
 class LeavingOut:
     """What is given back when a step that was left out is over.
@@ -36,6 +39,9 @@ class LeavingOut:
         view = OptimizerView(attempt.optimizer)
         if view.has_own_step or any(id(parameter) not in self._models.parameters for parameter in view.parameters):
             return "without a scaler, nobody knows what this optimizer does without gradients"
+        own = set(map(id, view.parameters))
+        if any(p.grad is not None and id(p) not in own for _, p in self._models.parameters.values()):
+            return OF_OTHERS
         if any(getattr(attempt.optimizer, f"_optimizer_step_{when}_hooks", None) for when in ("pre", "post")):
             return "without a scaler, functions of the loop's own run with its optimizer and may need the gradients"
         self._taken = list(view.with_gradients)

@@ -22,7 +22,7 @@ from ampscope.capture.heal.cures.poisoned import Poisoned
 from ampscope.capture.heal.good_steps import GoodSteps
 from ampscope.capture.heal.healing import Healing
 from ampscope.capture.heal.in_force import InForce
-from ampscope.capture.heal.leaving_out import LeavingOut
+from ampscope.capture.heal.leaving_out import OF_OTHERS, LeavingOut
 from ampscope.capture.heal.told import HealingLog
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.replay.changes import EverythingIn, ReplayChange
@@ -34,7 +34,7 @@ from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.tracing.statistics.stats import finite
-from ampscope.trace.schema import Change, CureKind, Trial
+from ampscope.trace.schema import Change, CureKind, ReplayStatus, Trial
 
 #: Overflows by the loss scale alone, each after a good step, and within how many steps: not how a scaler works.
 OSCILLATES, WITHIN = 4, 9
@@ -110,7 +110,9 @@ class Planner:
             self._log.declined(bad.attempt.step, f"the step could not be run again ({reason})")
             return None
         bad = self._with_known(bad)
-        plan = self._of_state(bad) or self._of_accident(bad)
+        if bad.outcome.status is ReplayStatus.NOT_REPRODUCED:
+            return self._of_accident(bad)
+        plan = self._of_state(bad)
         if plan is None and bad.is_of_scale:
             return self._of_scale(bad, after_good_step=after_good_step)
         plan = plan or self._lasting(bad) or self._left_out(bad)
@@ -154,13 +156,17 @@ class Planner:
         Of one with several forwards nobody knows whether the loop set something of the model's between them, which a
         replay does not.
         """
-        if not (bad.is_not_its_own and self._settings.allows(CureKind.RUN_AGAIN)):
-            return None
-        if sum(entry.kind is EntryKind.MODULE for _, entry in bad.recording.entries()) > 1:
-            return None
-        cured = self.run(bad.recording, ReplayChange())
-        text = "the same calls came out finite when they were run again"
-        return None if cured.reason else Plan(bad.attempt, CureKind.RUN_AGAIN, text, bad.recording, cured=cured)
+        reason = "when it was run again, the step gave other values"
+        if bad.is_not_its_own and self._settings.allows(CureKind.RUN_AGAIN):
+            reason = "it came out finite when it was run again, but the loop may have changed the model within the step"
+            if sum(entry.kind is EntryKind.MODULE for _, entry in bad.recording.entries()) == 1:
+                cured = self.run(bad.recording, ReplayChange())
+                text = "the same calls came out finite when they were run again"
+                if not cured.reason:
+                    return Plan(bad.attempt, CureKind.RUN_AGAIN, text, bad.recording, cured=cured)
+                reason = cured.reason
+        self._log.declined(bad.attempt.step, reason)
+        return None
 
     def _of_scale(self, bad: BadStep, *, after_good_step: bool) -> Plan | None:
         """The scaler backs off by itself; a scale that keeps coming back is bounded."""
@@ -199,7 +205,7 @@ class Planner:
     def leave_out(self, attempt: StepAttempt) -> str:
         """Leaves a step out, or tells why that cannot be."""
         if attempt.scaling is None and self.good_steps.shares_step(attempt):
-            return "without a scaler, the other optimizers of the step would go on"
+            return OF_OTHERS
         return self.leaving_out.leave_out(attempt)
 
     def _left_out(self, bad: BadStep) -> Plan | None:

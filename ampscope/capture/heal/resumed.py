@@ -12,7 +12,7 @@ from ampscope.capture.heal.cures.loss_scale import ScaleBound
 from ampscope.capture.heal.cures.modules import Both, ConversionsWider, ModulesKept
 from ampscope.capture.heal.cures.one_form import OneForm, form_of
 from ampscope.capture.heal.told import Change
-from ampscope.capture.keep_fp32 import Outputs
+from ampscope.capture.keep_fp32.keeping import Outputs
 from ampscope.capture.torch_support.dtypes import torch_dtype
 from ampscope.capture.torch_support.models import Models
 from ampscope.trace.schema import CureKind, said

@@ -1,39 +1,28 @@
-"""What changes cost: the time of steps before and after."""
+"""What a change costs: how long one and the same step takes with it and without it."""
 
 from __future__ import annotations
 
-from collections import deque
-from statistics import median, quantiles
+from collections.abc import Sequence
+from statistics import median
 
-#: Steps that are compared, at least and at most.
-_LEAST, _MOST = 12, 48
+#: Times that a step is run again, each way.
+TIMES = 3
+#: Seconds; what differs by less cannot be told from noise.
+LEAST = 1e-3
 
 
-class Slowdown:
-    """Durations of good steps without and with the changes that are in force."""
+def share(with_it: Sequence[float], without: Sequence[float], step: float) -> float:
+    """What a step takes longer with a change, as a share; 0.0 where that is no more than replays vary.
 
-    def __init__(self) -> None:
-        self._before: deque[float] = deque(maxlen=_MOST)
-        self._after: deque[float] = deque(maxlen=_MOST)
-        self._changed = False
+    Replays, not steps before and after: those may take longer for reasons of their own, such as longer sequences.
 
-    def changed(self) -> None:
-        """Another change is in force; what it costs is measured from here on."""
-        self._changed = True
-        self._after.clear()
-
-    def unchanged(self) -> None:
-        """None is in force any more."""
-        self._changed = False
-
-    def took(self, seconds: float) -> None:
-        """A good step took so long."""
-        (self._after if self._changed else self._before).append(seconds)
-
-    @property
-    def share(self) -> float | None:
-        """What steps take longer, as a share; None where too few were seen, or they differ by less than they vary."""
-        if min(len(self._before), len(self._after)) < _LEAST:
-            return None
-        low, high = quantiles(self._after, n=4)[0], quantiles(self._before, n=4)[2]
-        return median(self._after) / median(self._before) - 1.0 if low > high else None
+    Args:
+        with_it: Seconds that replays of a step took with the change.
+        without: Seconds of replays of the same step without it.
+        step: Seconds of a step as it runs, with the change; 0.0 where none was seen. What the optimizer and the data
+            take, a replay has no part in.
+    """
+    extra = median(with_it) - median(without)
+    if extra < LEAST or min(with_it) <= max(without):
+        return 0.0
+    return extra / max(median(without), step - extra)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 
-from ampscope.capture.keep_fp32 import in_float32, own_forward
+from ampscope.capture.keep_fp32.keeping import in_float32, own_forward
 from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.calls import call_state
 from ampscope.capture.torch_support.calls.backward_call import RUN_BACKWARD, active_in_engine

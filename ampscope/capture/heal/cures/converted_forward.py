@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ampscope.capture.keep_fp32.held_forward import HeldForward
 from ampscope.capture.replay.changes import Conversions
 from ampscope.capture.torch_support.dtypes import HALF
-from ampscope.capture.torch_support.held_forward import HeldForward
 
 
 class ConvertedForward(HeldForward):

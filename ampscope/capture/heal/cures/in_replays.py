@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ampscope.capture.heal.cures.converted_forward import ConvertedForward, convert, wider
-from ampscope.capture.keep_fp32 import Float32Forward, Outputs, in_float32, own_forward
+from ampscope.capture.keep_fp32.keeping import Float32Forward, Outputs, in_float32, own_forward
 from ampscope.capture.replay.changes import ModulesInFloat32, ReplayChange
 from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.models import Models

@@ -13,7 +13,7 @@ from torch import nn
 from ampscope.capture.heal.cures.converted_forward import ConvertedForward, convert
 from ampscope.capture.heal.cures.in_replays import BothChanged, ModulesConverted, ModulesKeptAgain, Without
 from ampscope.capture.heal.cures.lasting_cure import LastingCure
-from ampscope.capture.keep_fp32 import KeptModules, Outputs, kept
+from ampscope.capture.keep_fp32.keeping import KeptModules, Outputs, kept
 from ampscope.capture.replay.changes import ReplayChange
 from ampscope.capture.tracing.sites import dtype_name
 from ampscope.trace.schema import CureKind

@@ -11,7 +11,7 @@ import torch
 from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 
-from ampscope.capture.keep_fp32 import in_float32
+from ampscope.capture.keep_fp32.keeping import in_float32
 from ampscope.capture.replay.changes import Conversions, ReplayChange
 from ampscope.capture.torch_support.calls.backward_call import RUN_BACKWARD, active_in_engine
 from ampscope.capture.torch_support.calls.function_names import is_in_place

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import ampscope
-from ampscope.capture.heal.slowdown import Slowdown
-from ampscope.capture.keep_fp32 import Float32Forward
+from ampscope.capture.keep_fp32.keeping import Float32Forward
 from ampscope.trace.schema import CureKind, EventKind, Table
 from tests.support.training.small_loop import WIDTH
 from tests.unit.capture.heal.told import cures
@@ -125,21 +124,6 @@ def test_what_makes_it_permanent_is_printed(
     assert "this training is changed, and each change is told" in told
     assert f"step {BAD_STEP}: healed: " in told
     assert "to keep what healed this run, write: ampscope.keep_fp32(model, [" in told
-
-
-def test_what_steps_take_longer_is_known_when_it_is_more_than_they_vary() -> None:
-    slowdown = Slowdown()
-    for number in range(20):
-        slowdown.took(1.0 + number % 3 / 100)
-    slowdown.changed()
-    for number in range(20):
-        assert slowdown.share is None or number > 11
-        slowdown.took(1.2 + number % 3 / 100)
-    assert slowdown.share == pytest.approx(0.2, abs=0.01)
-    slowdown.changed()
-    for number in range(20):
-        slowdown.took(1.0 + number % 3 / 100)
-    assert slowdown.share is None
 
 
 class Louder(nn.Module):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ampscope import provenance
-from ampscope.capture.keep_fp32 import in_float32
+from ampscope.capture.keep_fp32.keeping import in_float32
 from ampscope.capture.replay.cures.forms.call_form import Call, CallForm
 from ampscope.capture.replay.cures.forms.failed_call import FailedCall
 from ampscope.trace.dtypes import FINFO, HALF_DTYPES
