@@ -33,7 +33,7 @@ await_runs(offered, partial(offered_runs, folders))
 if not offered:
     welcome(folders)
     st.stop()
-with params_written_once():
+with params_written_once(page.url_path):
     try:
         choose_run(offered, with_verdict=not is_run_list)
         if Page.RANKS.is_offered(world_on_screen()) != Page.RANKS.is_offered(world):

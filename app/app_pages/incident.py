@@ -38,7 +38,7 @@ def incident_page() -> None:
     if not items:
         paragraph("Nothing went wrong in this run, and no mistake in its loop was found.")
         return
-    name = choose("incident", "What to look at", list(items), lambda name: item_line(items[name]))
+    name = choose("incident", "What to look at", list(items), lambda name: item_line(items[name]), named=run.is_open)
     item, closeup = items[name], closeup_of(run, name)
     remember_params(step=item.step, rank=rank_of(item))
     item_card(item)

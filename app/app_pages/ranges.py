@@ -75,11 +75,9 @@ def explorer(run: RunSnapshot) -> None:
 def with_choices(run: RunSnapshot, seen: Ranges, key: str) -> HeatMap:
     """The heat map below boxes that say of what, in which order, and how deep."""
     with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
-        group = Group(choose("values", "Values", offered(run, seen), lambda name: GROUPS[Group(name)], quiet=True))
-        measure = Measure(
-            choose("tells", "A cell tells", list(Measure), lambda name: MEASURES[Measure(name)][0], quiet=True)
-        )
-        order = choose("order", "Rows", list(_ORDERS), _ORDERS.__getitem__, quiet=True)
+        group = Group(choose("values", "Values", offered(run, seen), lambda name: GROUPS[Group(name)]))
+        measure = Measure(choose("tells", "A cell tells", list(Measure), lambda name: MEASURES[Measure(name)][0]))
+        order = choose("order", "Rows", list(_ORDERS), _ORDERS.__getitem__)
         view = View(group=group, measure=measure, closest_first=order == "closest", most=_ROWS)
         depth = levels(heat_map_of(run, view))
     return module_map(run, "ranges-map", pick, replace(view, depth=depth), chosen=key)
@@ -97,7 +95,7 @@ def levels(fitting: HeatMap) -> int | None:
     if len(depths) < 2:
         return None
     words = {str(depth): count(depth, "level") if depth < fitting.deepest else "every module" for depth in depths}
-    return int(choose("levels", "Detail", list(words), words.__getitem__, quiet=True))
+    return int(choose("levels", "Detail", list(words), words.__getitem__))
 
 
 ranges_page()

@@ -16,18 +16,29 @@ from streamlit.runtime.scriptrunner import StopException
 _REMEMBERED = "_ampscope_remembered"
 _RUN = "_ampscope_remembered_run"
 _UNWRITTEN = "_ampscope_unwritten"
+_DRAWN = "_ampscope_drawn"
 
 
 @contextmanager
-def params_written_once() -> Iterator[None]:
-    """What is set inside goes into the address at the end, also where a page stops itself."""
+def params_written_once(page: str) -> Iterator[None]:
+    """What is set inside goes into the address at the end, also where a page stops itself.
+
+    Args:
+        page: Which page is drawn.
+    """
     st.session_state[_UNWRITTEN] = {}
+    _forget_what_back_took_away(page)
     try:
         yield
     except StopException:
-        write_params()
+        _write_all(page)
         raise
+    _write_all(page)
+
+
+def _write_all(page: str) -> None:
     write_params()
+    st.session_state[_DRAWN] = page, st.query_params.to_dict()
 
 
 def write_params() -> None:
@@ -38,6 +49,18 @@ def write_params() -> None:
     st.session_state[_UNWRITTEN] = {}
     if after != before:
         st.query_params.from_dict(after)
+
+
+def _forget_what_back_took_away(page: str) -> None:
+    """A parameter that the page has written, and that its address has no more, is not remembered.
+
+    A click in the side bar drops all of them, the run among them: then nothing was taken back.
+    """
+    drawn, before = st.session_state.get(_DRAWN, ("", {}))
+    now = st.query_params.to_dict()
+    if drawn == page and ("run" in now or "run" not in before):
+        for name in before.keys() - now.keys():
+            _remembered().pop(name, None)
 
 
 def switch_run(run: str, *, drop_params: bool) -> None:
@@ -80,6 +103,14 @@ def set_params(**params: object) -> None:
             _remembered().pop(name, None)
         else:
             _remembered()[name] = str(value)
+
+
+def set_choice(*, is_default: bool, **params: object) -> None:
+    """As `set_params`; what a page begins with by itself is remembered, but only written where the address has it."""
+    if is_default and all(param_in_address(name) is None for name in params):
+        remember_params(**params)
+    else:
+        set_params(**params)
 
 
 def remember_params(**params: object) -> None:

@@ -9,7 +9,6 @@ from blocks.basics.text import title
 from blocks.choices.select_box import choose
 from data.current_run import select_rank
 from data.run_snapshot import RunSnapshot
-from state.query_params import get_param
 
 
 def page_head(words: str, run: RunSnapshot, diagnosis: Diagnosis) -> RunSnapshot:
@@ -29,9 +28,9 @@ def page_head(words: str, run: RunSnapshot, diagnosis: Diagnosis) -> RunSnapshot
         title(words, name)
     with right:
         offered = [str(rank) for rank in run.world.present]
-        if get_param("rank") is None:  # of another run than the last on screen
-            st.session_state["rank"] = str(_told_first(run, diagnosis))
-        chosen = choose("rank", f"Rank, of {run.world.size:,}", offered, lambda rank: f"Rank {int(rank):,}")
+        first = str(_told_first(run, diagnosis))
+        label = f"Rank, of {run.world.size:,}"
+        chosen = choose("rank", label, offered, lambda rank: f"Rank {int(rank):,}", default=first, named=run.is_open)
     return select_rank(int(chosen))
 
 

@@ -41,8 +41,7 @@ def choose_side(letter: str, offered: Mapping[str, OfferedRun], first: str) -> S
         first: The run that is taken where the address names none.
     """
     name = letter.lower()
-    _begin_with(name, first)
-    key = choose(name, letter, list(offered), lambda each: offered[each].label)
+    key = choose(name, letter, list(offered), lambda each: offered[each].label, default=first, named=True)
     try:
         run = take_snapshot(offered[key].path)
     except AmpscopeError as error:
@@ -50,10 +49,10 @@ def choose_side(letter: str, offered: Mapping[str, OfferedRun], first: str) -> S
         st.stop()
     if run.world.is_shared:
         mine = current_run()
-        _begin_with(f"{name}_rank", str(mine.rank if mine.path == run.path else run.rank))
+        first = str(mine.rank if mine.path == run.path else run.rank)
         ranks = [str(rank) for rank in run.world.present]
         words = f"Rank of {letter}, of {run.world.size:,}"
-        rank = choose(f"{name}_rank", words, ranks, lambda each: f"Rank {int(each):,}")
+        rank = choose(f"{name}_rank", words, ranks, lambda each: f"Rank {int(each):,}", default=first)
         run = take_snapshot(offered[key].path, rank=int(rank))
     return Side(letter, key, run, comparable_steps(traced_steps_of(run)))
 
@@ -69,10 +68,10 @@ def choose_step(side: Side, *, first: int | None, with_whole: bool) -> int | Non
     name = f"{side.letter.lower()}_step"
     options = [WHOLE] * with_whole + [str(step) for step in side.steps]
     start = WHOLE if first is None else str(first)
-    _begin_with(name, start if start in options else options[0])
+    start = start if start in options else options[0]
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        listed = _listed(name, options)
-        picked = choose(name, f"Step of {side.letter}", listed, _words)
+        listed = _listed(name, options, start)
+        picked = choose(name, f"Step of {side.letter}", listed, _words, default=start)
         if len(listed) < len(options):
             _go_to_step(name, side.steps, int(picked) if picked != WHOLE else side.steps[0])
     return None if picked == WHOLE else int(picked)
@@ -82,20 +81,14 @@ def _words(option: str) -> str:
     return "the whole run" if option == WHOLE else f"Step {int(option):,}"
 
 
-def _begin_with(name: str, option: str) -> None:
-    """Have a box begin with an option where neither the address nor the page's memory names one."""
-    if get_param(name) is None:
-        st.session_state[name] = option
-
-
-def _listed(name: str, options: Sequence[str]) -> list[str]:
+def _listed(name: str, options: Sequence[str], start: str) -> list[str]:
     """The options to offer: all, or of very many the ends and those around what is chosen."""
     if len(options) <= _LISTED:
         return list(options)
     asked, own = get_param(name), st.session_state.get(f"_chosen_{name}")
     now = asked if asked in options and asked != own else st.session_state.get(name)
     at = options.index(now) if now in options else 0
-    kept = {0, 1, len(options) - 1, *range(max(0, at - _NEAR), min(len(options), at + _NEAR))}
+    kept = {options.index(start), 0, 1, len(options) - 1, *range(max(0, at - _NEAR), min(len(options), at + _NEAR))}
     return [options[place] for place in sorted(kept)]
 
 

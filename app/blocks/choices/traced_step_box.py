@@ -12,7 +12,8 @@ from ampscope.report.safe_text import short
 from ampscope.trace.schema import Source, execution_of
 from blocks.choices.not_there import not_there
 from blocks.choices.select_box import choose
-from state.query_params import get_number, get_param, param_in_address, set_params
+from data.current_run import current_run
+from state.query_params import get_number, get_param, param_in_address, set_choice, set_params
 
 _LABEL = "Traced step"
 #: The select box's key in the session, and that of what was chosen in it last.
@@ -40,7 +41,10 @@ def choose_traced_step(steps: Sequence[TracedStep], *, first: int | None = None)
     if asked is not None and asked != st.session_state.get(_CHOSEN):
         st.session_state[_KEY] = asked
     known = st.session_state.get(_KEY)
-    otherwise = asked or _execution_of(named, first, "") or next(iter(named))
+    begin = _execution_of(named, first, "") or next(iter(named))
+    otherwise = asked or begin
+    if get_param("step") is None and known == st.session_state.get(_CHOSEN):
+        known = None  # likewise
     now = st.session_state[_KEY] = known if known in named else otherwise  # as in `choose`
     with st.container(horizontal=True, vertical_alignment="bottom"):
         listed = _listed(named, now)
@@ -51,7 +55,8 @@ def choose_traced_step(steps: Sequence[TracedStep], *, first: int | None = None)
     wanted = param_in_address("step")
     if asked is None and wanted is not None:
         not_there(_LABEL, f"step {wanted}", step_words(chosen).lower())
-    set_params(step=chosen.step, source=chosen.source)
+    moves = current_run().is_open  # what it begins with
+    set_choice(is_default=_name(chosen) == begin and not moves, step=chosen.step, source=chosen.source)
     st.session_state[_CHOSEN] = _name(chosen)
     return chosen
 

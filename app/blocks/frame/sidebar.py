@@ -34,7 +34,7 @@ def choose_run(offered: dict[str, OfferedRun], *, with_verdict: bool) -> None:
     """
     with st.sidebar:
         asked = st.query_params.get("run")
-        key = choose("run", "Run", list(offered), lambda key: offered[key].label)
+        key = choose("run", "Run", list(offered), lambda key: offered[key].label, named=len(offered) > 1)
         switch_run(key, drop_params=asked not in (None, key))
         select_run(offered[key].path)
         live_part(_facts)

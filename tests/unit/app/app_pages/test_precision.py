@@ -65,12 +65,17 @@ def test_it_begins_with_what_became_of_the_dtypes_over_all_traced_steps(show: Sh
 
 def test_a_click_on_a_column_shows_its_step(show: Show, course: None) -> None:
     shown = show("course", "precision", real=True)
-    assert shown.address["step"] == "60"
+    assert shown.test.selectbox(key="traced").value == "60-live"
     state = shown.test.session_state
     state["traced"] = "20-live"  # what a click does
     shown = Shown(shown.test.run())
     assert shown.address["step"] == "20"
     assert "100 % in float16" in shown.words
+    for name in ("step", "source"):  # as Back does
+        del shown.test.query_params[name]
+    shown = Shown(shown.test.run())
+    assert shown.test.selectbox(key="traced").value == "60-live"
+    assert "step" not in shown.address
 
 
 def test_one_traced_step_has_no_course(show: Show) -> None:
