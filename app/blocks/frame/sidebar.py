@@ -34,7 +34,8 @@ def choose_run(offered: dict[str, OfferedRun], *, with_verdict: bool) -> None:
     """
     with st.sidebar:
         asked = st.query_params.get("run")
-        key = choose("run", "Run", list(offered), lambda key: offered[key].label, named=len(offered) > 1)
+        own = [each for each in offered.values() if not each.is_sample]
+        key = choose("run", "Run", list(offered), lambda key: offered[key].label, named=len(own) != 1)
         switch_run(key, drop_params=asked not in (None, key))
         select_run(offered[key].path)
         live_part(_facts)

@@ -11,6 +11,7 @@ from playwright.sync_api import expect
 
 from tests.integration.browser.driver import PAGES, goto, serve, settle, walk
 from tests.integration.browser.watched import Watched
+from tests.support.scenes import overflow
 from tests.support.trace_builder import TraceBuilder
 
 pytestmark = pytest.mark.browser
@@ -76,6 +77,22 @@ def test_links_lead_from_the_verdict_to_the_incident_and_keep_the_run(watched: W
     settle(page)
     assert "run=finding" in page.url
     assert "incident=" in page.url
+
+
+def test_one_back_leaves_a_page(watched: Watched, tmp_path: Path) -> None:
+    overflow(tmp_path / "run").close()
+    page = watched.page
+    with serve(tmp_path) as address:
+        goto(page, address, "")
+        for name in ("Precision", "Plan"):
+            page.get_by_test_id("stSidebarNavLink").filter(has_text=name).click()
+            page.get_by_role("heading", name=name, exact=True).wait_for()
+            settle(page)
+        for name in ("Precision", "Overview"):
+            page.go_back()
+            page.get_by_role("heading", name=name, exact=True).wait_for()
+            settle(page)
+    assert watched.complaints == []
 
 
 def test_the_run_that_was_chosen_stays_chosen_from_page_to_page(watched: Watched, address: str) -> None:
