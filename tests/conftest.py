@@ -16,6 +16,8 @@ from tests.support.training.injuries import soak
 # Before torch is imported, here and in what tests start: as many processes run as there are cores, and the threads of
 # several more would spin for each other's.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Hundreds of processes are started: the sources are compiled by one of them, for all.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

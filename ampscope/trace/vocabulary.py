@@ -136,6 +136,9 @@ class Verdict(StrEnum):
 #: Why the same run again proves nothing of a device: what is written into a trial, and asked for when it is read.
 NOT_DETERMINISTIC = "two replays of the step differ: it is not deterministic"
 
+#: Share by which the loss of a step may lie apart from that in float32: what half precision rounds is far less.
+LOSS_APART = 0.25
+
 #: ``incidents.replay_reason`` of what the trace of the real step shows by itself.
 SEEN_LIVE = "seen as it happened, in the trace of the real step"
 #: The environment variable by which ``ampscope verify`` says where a training is to be recorded.

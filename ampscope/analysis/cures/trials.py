@@ -10,10 +10,7 @@ from ampscope.analysis.cures import other_forms
 from ampscope.analysis.results import Incident, Tried
 from ampscope.analysis.words.wording import op_in_words
 from ampscope.trace.schema import LOSS_CODE, Change, Trial, Trigger
-from ampscope.trace.vocabulary import Cause
-
-#: Share by which the loss of a step may lie apart from that in float32: what half precision rounds is far less.
-LOSS_APART = 0.25
+from ampscope.trace.vocabulary import LOSS_APART, Cause
 
 
 def by_precision(cause: Cause, tried: Sequence[Tried]) -> bool:

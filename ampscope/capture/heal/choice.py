@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from math import isfinite
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -22,7 +23,7 @@ from ampscope.capture.torch_support.user_line import Place
 from ampscope.capture.tracing.sites import Sites
 from ampscope.capture.tracing.traced_rows import TracedRows
 from ampscope.trace.schema import LOSS_CODE, Change, Phase, ReplayStatus, Trial
-from ampscope.trace.vocabulary import NOT_DETERMINISTIC
+from ampscope.trace.vocabulary import LOSS_APART, NOT_DETERMINISTIC
 
 
 class BadStep(NamedTuple):
@@ -71,7 +72,7 @@ class BadStep(NamedTuple):
 
 
 def lasting(
-    tried: Iterable[TrialResult], rows: TracedRows | None, sites: Sites, models: Models, scaler: Any
+    tried: Sequence[TrialResult], rows: TracedRows | None, sites: Sites, models: Models, scaler: Any
 ) -> Iterator[LastingCure]:
     """The cures that last among the changes that were tried with success, those that change least first.
 
@@ -82,7 +83,7 @@ def lasting(
         models: The watched models.
         scaler: The loop's; None without one.
     """
-    found = [each for each in tried if each.result.outcome is Trial.FINITE]
+    found = [each for each in tried if each.result.outcome is Trial.FINITE and not misses_float32(each, tried)]
     modules = {models.names[id(module)]: module for module in models.modules}
     yield from filter(None, (_one_form(each, sites, modules) for each in found))
     located = failure.located(rows, scaled=False) if rows is not None else None
@@ -103,6 +104,17 @@ def lasting(
         raised = each.scale if each.change is Change.SCALE else None
         if raised is not None and scaler is not None and raised > 1.0:
             yield ScaleRaised(scaler, raised)
+
+
+def misses_float32(trial: TrialResult, tried: Iterable[TrialResult]) -> bool:
+    """Whether a part in float32 gives another loss than all of it: what went out of range is swallowed somewhere."""
+    if trial.change not in (Change.MODULES_FP32, Change.CONVERSIONS):
+        return False
+    wide = [each.result.loss for each in tried if each.change is Change.FP32 and each.result.outcome is Trial.FINITE]
+    loss, reference = trial.result.loss, next((each for each in wide if each is not None), None)
+    if loss is None or reference is None or not isfinite(reference):
+        return False
+    return abs(loss - reference) > LOSS_APART * max(abs(loss), abs(reference))
 
 
 def _one_form(trial: TrialResult, sites: Sites, modules: dict[str, nn.Module]) -> OneForm | None:

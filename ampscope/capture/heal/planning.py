@@ -11,7 +11,7 @@ import torch
 from ampscope.capture.budgets import ReplayBudget
 from ampscope.capture.events.open_step import StepAttempt
 from ampscope.capture.heal import cured_step
-from ampscope.capture.heal.choice import BadStep, lasting
+from ampscope.capture.heal.choice import BadStep, lasting, misses_float32
 from ampscope.capture.heal.cured_step import CuredStep
 from ampscope.capture.heal.cures import poisoned
 from ampscope.capture.heal.cures.in_replays import OutputsNoted
@@ -129,7 +129,7 @@ class Planner:
         if located is None:
             return bad
         if bad.tried:
-            self._tried[located.op] = bad.tried
+            self._tried[located.op] = [each for each in bad.tried if not misses_float32(each, bad.tried)]
             return bad
         known = [each for each in self._tried.get(located.op, ()) if each.change is not Change.FP32]
         wide = self.run(bad.recording, EverythingIn(torch.float32))
