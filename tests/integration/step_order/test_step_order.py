@@ -100,7 +100,7 @@ def _record(name: str, order: str) -> None:
 def test_parts_hear_of_a_step_in_this_order(
     name: str, run_folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(budgets, "FREE_REPLAY_SECONDS", 3600.0)  # on a busy machine too
+    monkeypatch.setattr(budgets.ReplayBudget, "_within_share", lambda *_: True)  # on a busy machine too
     calls: list[str] = []
     scopes: list[ampscope.Scope] = []
 

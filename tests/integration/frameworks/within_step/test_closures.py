@@ -181,14 +181,14 @@ def test_what_the_tape_takes_is_told(run_folder: Path) -> None:
         for step in range(8):
             optimizer.zero_grad()
             loss = model(torch.ones(2, 4)).mean()
-            for _ in range(400 if step == 7 else 0):
+            for _ in range(2000 if step == 7 else 0):
                 loss = loss * 1.0
             loss.backward()
             optimizer.step()
         return model
 
     rows = Watched.train(loop, run_folder).steps
-    assert rows[7].observing_s > 5 * rows[6].observing_s
+    assert rows[7].observing_s > 5 * min(row.observing_s for row in rows[:7])
 
 
 class Descent(torch.optim.Optimizer):
