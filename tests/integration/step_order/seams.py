@@ -100,8 +100,8 @@ def in_steps(calls: list[str]) -> str:
         if call == _FIRST:
             steps.append([])
         steps[-1].append(call)
-    told = [(len(list(same)), step) for step, same in groupby(steps) if step]
-    return "\n".join(f"{count} x\n" + "".join(f"  {call}\n" for call in _shortened(step)) for count, step in told)
+    told = [(len(list(same)), step) for step, same in groupby(list(_shortened(step)) for step in steps if step)]
+    return "\n".join(f"{count} x\n" + "".join(f"  {call}\n" for call in step) for count, step in told)
 
 
 def _shortened(step: list[str]) -> Iterator[str]:
