@@ -42,6 +42,8 @@ TAKING_AWAY = {
     "TapeMode.remove": 2,
     "LoopMode.remove": 2,
     "others_aside.<locals>.<lambda>": 3,
+    "PerThread._take_ours": 3,
+    "PerThread._put_ours": 3,
 }
 
 

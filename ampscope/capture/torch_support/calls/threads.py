@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -104,6 +104,15 @@ def origin() -> int:
     return thread
 
 
+def _whatever_comes(put_back: Callable[[], object]) -> None:
+    """Puts something back, once more where that was interrupted; what has interrupted it goes on."""
+    try:
+        put_back()
+    except BaseException:
+        put_back()
+        raise
+
+
 class PerThread:
     """A function of torch's in whose place a thread may have another one; all others call torch's.
 
@@ -130,19 +139,24 @@ class PerThread:
             make: Is given what it would have called, and returns what it calls.
         """
         here = origin()
-        with self._lock:
-            original = self._original if self._original is not None else self._put_ours()
-            stack = self._instead.get(here, [])
-            self._instead[here] = [*stack, make(stack[-1] if stack else original)]
+        before = self._instead.get(here, [])
         try:
+            with self._lock:
+                original = self._original if self._original is not None else self._put_ours()
+                self._instead[here] = [*before, make(before[-1] if before else original)]
             yield
         finally:
-            with self._lock:
-                self._instead[here] = stack
-                if not stack:
-                    del self._instead[here]
-                if not self._instead:
-                    self._take_ours()
+            _whatever_comes(partial(self._go_back, here, before))
+
+    def _go_back(self, here: int, before: list[Callable[..., Any]]) -> None:
+        """A thread calls what it called before; safe to call again where something came in between."""
+        with self._lock:
+            if before:
+                self._instead[here] = before
+            else:
+                self._instead.pop(here, None)
+            if not self._instead:
+                self._take_ours()
 
     def _put_ours(self) -> Callable[..., Any]:
         original: Callable[..., Any] = getattr(self._home, self._name)
@@ -153,13 +167,13 @@ class PerThread:
             chosen = instead.get(origin())
             return (chosen[-1] if chosen else original)(*args, **kwargs)
 
-        self._original, self._ours = original, ours
+        self._original, self._ours = original, ours  # before it is there: who takes it away knows what was
         setattr(self._home, self._name, ours)
         return original
 
     def _take_ours(self) -> None:
         """Unless somebody has put something around ours, which only passes calls on from now on."""
-        if getattr(self._home, self._name) is self._ours:
+        if self._ours is not None and getattr(self._home, self._name) is self._ours:
             setattr(self._home, self._name, self._original)
         self._original = self._ours = None
 
@@ -187,4 +201,4 @@ class Together:
         with self._lock:
             self._inside -= 1
             if not self._inside:
-                self._context.close()
+                _whatever_comes(self._context.close)
