@@ -60,12 +60,13 @@ def _train(rank: int, kind: str, split: Callable[[nn.Module, torch.device], nn.M
     model = split(plain, device)
     sharded = isinstance(model, FullyShardedDataParallel)
     scaler = (ShardedGradScaler if sharded else torch.amp.GradScaler)(kind, init_scale=128.0)
-    if watch:
-        ampscope.watch(model, scaler, dir=f"{out}/run", ranks="all", quiet=True)
+    scope = ampscope.watch(model, scaler, dir=f"{out}/run", ranks="all", quiet=True) if watch else None
     losses = _losses(model, scaler, torch.Generator().manual_seed(rank), device)
     torch.save(losses, f"{out}/losses-{watch}-{rank}.pt")
-    dist.barrier()  # lets go of the interpreter: gloo's threads need it to end, and freeing their group waits for them
-    dist.destroy_process_group()
+    if scope is not None:
+        scope.close()
+    dist.barrier()
+    os._exit(0)  # torch may hang where gloo's group is freed while one of its threads waits for the interpreter
 
 
 def _losses(model: nn.Module, scaler: torch.amp.GradScaler, batches: torch.Generator, device: torch.device) -> Tensor:
