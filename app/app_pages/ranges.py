@@ -31,6 +31,8 @@ _ROWS = 48
 _ORDERS = {"tree": "as a tree of modules", "closest": "by how close they came"}
 #: Levels of modules offered one by one.
 _LEVELS = 10
+#: Of a box, in pixels: what can be chosen is read whole, and two stand side by side in a window of 1,000.
+_BOX = 290
 
 
 def ranges_page() -> None:
@@ -75,9 +77,11 @@ def explorer(run: RunSnapshot) -> None:
 def with_choices(run: RunSnapshot, seen: Ranges, key: str) -> HeatMap:
     """The heat map below boxes that say of what, in which order, and how deep."""
     with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
-        group = Group(choose("values", "Values", offered(run, seen), lambda name: GROUPS[Group(name)]))
-        measure = Measure(choose("tells", "A cell tells", list(Measure), lambda name: MEASURES[Measure(name)][0]))
-        order = choose("order", "Rows", list(_ORDERS), _ORDERS.__getitem__)
+        group = Group(choose("values", "Values", offered(run, seen), lambda name: GROUPS[Group(name)], width=_BOX))
+        measure = Measure(
+            choose("tells", "A cell tells", list(Measure), lambda name: MEASURES[Measure(name)][0], width=_BOX)
+        )
+        order = choose("order", "Rows", list(_ORDERS), _ORDERS.__getitem__, width=_BOX)
         view = View(group=group, measure=measure, closest_first=order == "closest", most=_ROWS)
         depth = levels(heat_map_of(run, view))
     return module_map(run, "ranges-map", pick, replace(view, depth=depth), chosen=key)
@@ -95,7 +99,7 @@ def levels(fitting: HeatMap) -> int | None:
     if len(depths) < 2:
         return None
     words = {str(depth): count(depth, "level") if depth < fitting.deepest else "every module" for depth in depths}
-    return int(choose("levels", "Detail", list(words), words.__getitem__))
+    return int(choose("levels", "Detail", list(words), words.__getitem__, width=_BOX))
 
 
 ranges_page()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import streamlit as st
 
@@ -18,6 +19,7 @@ def choose(
     *,
     default: str | None = None,
     named: bool = False,
+    width: Literal["stretch"] | int = "stretch",
 ) -> str:
     """A select box over ``options`` (not empty); an address that does not name one means the default, and stays so.
 
@@ -30,6 +32,7 @@ def choose(
         describe: An option in words.
         default: What is chosen at first; the first option if left out.
         named: Write the default into the address, too, where another time it may be another.
+        width: In pixels; beside others in a row, one that no longer fits begins the next line.
     """
     begin = default if default is not None and default in options else options[0]
     asked = get_param(name)
@@ -41,7 +44,7 @@ def choose(
         known = begin  # nobody has picked it just now: it is of another run, or of what Back has left
     # Written even where it stays: a box of this name on the last page hands its choice on to the one of this page.
     st.session_state[name] = known if known in options else begin
-    picked = st.selectbox(label, options, format_func=describe, key=name)
+    picked = st.selectbox(label, options, format_func=describe, key=name, width=width)
     chosen = picked if picked in options else begin
     if param_in_address(name) is not None and asked not in options and not own:
         not_there(label, asked, describe(chosen))

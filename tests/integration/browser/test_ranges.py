@@ -97,3 +97,14 @@ def test_a_place_of_the_table_is_shown_close_up(watched: Watched, grown: str) ->
     page.mouse.click(box["x"] + 60, box["y"] + 35 * 2.5)  # the second row, below the head
     close_up(page, "mm in blocks.0, forward, float16")
     assert watched.complaints == []
+
+
+def test_boxes_wrap_in_a_narrow_window_and_leave_their_words_whole(watched: Watched, grown: str) -> None:
+    page = watched.page
+    page.set_viewport_size({"width": 1000, "height": 900})
+    goto(page, grown, "ranges", run="grown")
+    close_up(page, "add in blocks.1, forward, float16")
+    boxes = page.get_by_test_id("stMain").get_by_test_id("stSelectbox")
+    widths = boxes.evaluate_all("all => all.map(each => each.getBoundingClientRect().width)")
+    assert len(widths) >= 3
+    assert min(widths) > 250
