@@ -117,9 +117,11 @@ class OwnWork:
 
     def __exit__(self, *_: Any) -> None:
         if self._depth == 1:
-            self._alone.leave()
+            if self._alone.is_on:
+                self._alone.leave()
             self._plain.leave()
-            self._aside.__exit__()
+            if self._aside.are_aside:
+                self._aside.__exit__()
             self._pause.on = False
             dynamo.let_see(self._compiler)
             self._taken += time.perf_counter() - self._started

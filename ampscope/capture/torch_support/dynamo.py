@@ -58,9 +58,8 @@ def tie(module: Any, watch: object) -> None:
             forward.ampscope_watch = watch  # type: ignore[attr-defined]  # functions take any
 
 
-def let_see(what: Any) -> Any:
-    """Says what Dynamo does with the frames of this thread from here on (None: nothing); returns what it did before."""
-    return _set_eval_frame(what) if _set_eval_frame is not None else None
+#: Says what Dynamo does with the frames of this thread from here on (None: nothing); returns what it did before.
+let_see: Callable[[Any], Any] = _set_eval_frame if _set_eval_frame is not None else lambda _: None
 
 
 def breaks_graph(function: F) -> F:

@@ -94,8 +94,10 @@ class Guard:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
-        if error is None:
-            return False
+        return error is not None and self.catches(error)
+
+    def catches(self, error: BaseException) -> bool:
+        """Whether an exception is a fault of the part, which is broken then; else it is to be raised again."""
         if RAISE or not _is_fault(error):
             return False
         if not self.broken:

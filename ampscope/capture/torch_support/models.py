@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Iterable, Iterator
 from enum import Enum, auto
@@ -29,6 +30,8 @@ _INNER = (
 _FABRICS = ("lightning.fabric.wrappers", "lightning_fabric.wrappers")
 #: The same attributes as parts of a module's qualified name, where a module inside the model is wrapped.
 _IN_NAMES = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
+#: What ``module.compile()`` leaves among a module's attributes.
+_compiled_call = operator.methodcaller("get", "_compiled_call_impl")
 
 
 def _inner_name(module: nn.Module) -> str | None:
@@ -67,11 +70,6 @@ def inside_fabric(module: nn.Module) -> nn.Module:
     return inner if isinstance(inner, nn.Module) else module
 
 
-def is_compiled(module: nn.Module) -> bool:
-    """Whether ``torch.compile`` was applied to this very module."""
-    return is_optimized(module) or getattr(module, "_compiled_call_impl", None) is not None
-
-
 class Extent(Enum):
     """How much of some models a scope watches."""
 
@@ -100,6 +98,8 @@ class Models:
         self._own_parameters: dict[int, list[nn.Parameter]] = {}
         self._trained: dict[int, list[nn.Parameter]] = {}
         self._held: list[int] = []
+        self._attributes: list[dict[str, Any]] = []  # of the models and of every layer
+        self._holds_optimized = False  # what `torch.compile` made of a module
         self.refresh()
 
     def refresh(self) -> bool:
@@ -115,6 +115,8 @@ class Models:
             prefix = "" if len(self.roots) == 1 else f"{class_name(root)}[{index}]"
             self._add(root, prefix)
         self.parameters |= self.stand_ins.held
+        held = (*self.roots, *self.modules)
+        self._attributes, self._holds_optimized = [each.__dict__ for each in held], any(map(is_optimized, held))
         self._held = self._held_now()
         tensors = (*(p for _, p in self.parameters.values()), *(buffer for *_, buffer in self.buffers()))
         self.devices = frozenset(tensor.device for tensor in tensors)
@@ -125,7 +127,8 @@ class Models:
     def release(self) -> None:
         """Lets go of the models, for good: what is left of a closed scope keeps none of their memory."""
         self.roots = []
-        for held in (self.modules, self._plain, self.names, self.parameters, self._own_parameters, self._trained):
+        tables = (self.names, self.parameters, self._own_parameters, self._trained)
+        for held in (self.modules, self._plain, self._attributes, *tables):
             held.clear()
         self.stand_ins.release()
 
@@ -169,7 +172,7 @@ class Models:
     @property
     def compiled(self) -> bool:
         """Whether any part may run as compiled code."""
-        return dynamo.in_use() or any(is_compiled(module) for module in (*self.roots, *self.modules))
+        return dynamo.in_use() or self._holds_optimized or any(map(_compiled_call, self._attributes))
 
     def owns(self, parameters: Iterable[Tensor]) -> bool:
         """Whether any of ``parameters`` belongs to a watched model."""

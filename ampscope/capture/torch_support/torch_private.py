@@ -148,11 +148,14 @@ def remove_dispatch_mode(mode: TorchDispatchMode) -> None:
     dispatch_stack.remove(mode)
 
 
+_past_dispatch, _past_functions = (getattr(torch._C, name, nullcontext) for name in MODES_ASIDE)
+
+
 def past_modes(tensors: Iterable[Tensor] = ()) -> tuple[Any, ...]:
     """Contexts in which ops on these tensors run past all modes, if they are plain; for a few ops that come often."""
     if not _PLAIN.issuperset(map(type, tensors)):
         return nullcontext(), nullcontext()
-    return tuple(getattr(torch._C, name, nullcontext)() for name in MODES_ASIDE)
+    return _past_dispatch(), _past_functions()
 
 
 def are_fake(types: Any) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -67,6 +66,8 @@ class Sites:
         self.met = Met()
         self._ids: dict[Point, int] = {}
         self._points: list[Point] = []
+        self._looked_at = 0  # of these, for the dtypes of their results
+        self._computed_in: set[torch.dtype | None] = set()
         self._rows: list[SiteRow] = []  # of the first of these; made when asked for, each once
         self.first = first
         self._module_type = module_type
@@ -92,7 +93,10 @@ class Sites:
 
     def computed_in(self) -> frozenset[torch.dtype | None] | None:
         """The dtypes of the results of all ops seen so far; None where none was seen."""
-        return frozenset(chain.from_iterable(point.outputs.dtypes for point in self._points)) if self._points else None
+        for point in self._points[self._looked_at :]:
+            self._computed_in |= {*point.outputs.dtypes}
+        self._looked_at = len(self._points)
+        return frozenset(self._computed_in) if self._points else None
 
     def new_rows(self) -> list[SiteRow]:
         """Rows of the sites seen since the last call."""

@@ -100,10 +100,11 @@ class PlainState:
     def enter(self) -> None:
         """Switches off what is on."""
         self._grad = torch.is_grad_enabled()  # leaving inference mode switches it on
-        self._is_entered = True
-        self._switched = [kind for kind in self._types if torch.is_autocast_enabled(kind)]
-        for kind in self._switched:
-            torch.set_autocast_enabled(kind, False)
+        self._is_entered, self._switched = True, []
+        for kind in self._types:
+            if torch.is_autocast_enabled(kind):
+                self._switched.append(kind)  # first: so it is switched on again, wherever this is broken off
+                torch.set_autocast_enabled(kind, False)
         if torch.is_inference_mode_enabled():
             self._inference = torch.inference_mode(False)
             self._inference.__enter__()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -64,8 +65,12 @@ def leaves_all_as_it_is(func: Callable[..., Any], args: tuple[Any, ...]) -> bool
 
 def is_in_place(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
     """Whether a torch function overwrites its first argument (or ``out=``), judged by torch's naming convention."""
-    name = getattr(func, "__name__", "")
-    if "out" in kwargs or name in _ATTACHES:
+    return "out" in kwargs or _is_named_in_place(getattr(func, "__name__", ""))
+
+
+@cache
+def _is_named_in_place(name: str) -> bool:
+    if name in _ATTACHES:
         return True
     if name.startswith("__"):
         return name in ("__setitem__", "__set__") or (

@@ -35,7 +35,7 @@ class OthersAside:
         self.are_aside = False  #: some are off the stacks now
 
     def __enter__(self) -> None:
-        if self.are_aside:
+        if self.are_aside or not (torch_private.function_stack.length() or torch_private.dispatch_stack.length()):
             return
         try:
             self._put_all_aside()

@@ -9,6 +9,8 @@ import torch.distributed as dist
 from ampscope.capture.torch_support.communication.ballot import Ballot
 from ampscope.capture.torch_support.guard import Suppressed
 
+_is_available = dist.is_available()
+
 
 def is_joined() -> bool:
     """Whether there is a process group."""
@@ -17,7 +19,7 @@ def is_joined() -> bool:
 
 def default_group() -> Any | None:
     """The process group of all ranks; None where there is none."""
-    return dist.group.WORLD if dist.is_available() else None
+    return dist.distributed_c10d._world.default_pg if _is_available else None
 
 
 def rank_of() -> tuple[int, int] | None:

@@ -34,25 +34,21 @@ class NoCollectives(OwnMode):
         super().__init__()
         self._group: Any = None
         self._has_others = False
-        self._is_on = False
-
-    def _is_joined(self) -> bool:
-        """Whether this process has a process group with others in it; asked often, so a group is looked at once."""
-        group = process_group.default_group()
-        if group is not self._group:
-            self._group, self._has_others = group, group is not None and group.size() > 1
-        return self._has_others
+        self.is_on = False  #: it is on the stack
 
     def enter(self) -> None:
-        """Puts the mode on top of the stack, where there is anybody to communicate with."""
-        if self._is_joined():
+        """Puts the mode on top of the stack, where the process has a process group with others in it."""
+        group = process_group.default_group()
+        if group is not self._group:  # asked often, so a group is looked at once
+            self._group, self._has_others = group, group is not None and group.size() > 1
+        if self._has_others:
             torch_private.push_dispatch_mode(self)
-            self._is_on = True
+            self.is_on = True
 
     def leave(self) -> None:
         """Takes the mode off the stack, wherever it is."""
-        if self._is_on:
-            self._is_on = False
+        if self.is_on:
+            self.is_on = False
             surely(partial(torch_private.remove_dispatch_mode, self))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
