@@ -29,6 +29,7 @@ _STACK = ("_len_torch_{}_stack", "_get_{}_stack_at", "_pop_torch_{}_stack", "_pu
 FUNCTION_STACK = tuple(name.format("function") for name in _STACK)
 DISPATCH_STACK = tuple(name.format("dispatch") for name in _STACK)
 MODES_ASIDE = ("_DisableTorchDispatch", "DisableTorchFunction")
+_past_dispatch, _past_functions = (getattr(torch._C, name, nullcontext) for name in MODES_ASIDE)
 #: Below ``torch._C``. Without one of these, what needs it is left out of the watch; training goes on as it is.
 NAMES = (
     *FUNCTION_STACK,
@@ -148,14 +149,10 @@ def remove_dispatch_mode(mode: TorchDispatchMode) -> None:
     dispatch_stack.remove(mode)
 
 
-_past_dispatch, _past_functions = (getattr(torch._C, name, nullcontext) for name in MODES_ASIDE)
-
-
 def past_modes(tensors: Iterable[Tensor] = ()) -> tuple[Any, ...]:
     """Contexts in which ops on these tensors run past all modes, if they are plain; for a few ops that come often."""
-    if not _PLAIN.issuperset(map(type, tensors)):
-        return nullcontext(), nullcontext()
-    return _past_dispatch(), _past_functions()
+    are_plain = _PLAIN.issuperset(map(type, tensors))
+    return (_past_dispatch(), _past_functions()) if are_plain else (nullcontext(), nullcontext())
 
 
 def are_fake(types: Any) -> bool:
