@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ampscope.analysis.causes import untried
 from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, Reason, number
 from ampscope.analysis.results import Remedy
 from ampscope.analysis.words.wording import op_in_words
@@ -139,9 +140,10 @@ def _against_spikes(occurrence: Occurrence) -> tuple[Remedy, ...]:
     clip = Remedy(
         text="Clip the gradients, so that one step cannot undo many; with a scaler, after scaler.unscale_(optimizer).",
         code=f"torch.nn.utils.clip_grad_norm_(model.parameters(), {most})",
+        untried=untried.LOOP,
     )
     alone = isinstance(seen, Spiked) and bool(seen.rows or seen.inputs)
-    look = Remedy(text="Look at these rows of the batch: their values or targets may be wrong.")
+    look = Remedy(text="Look at these rows of the batch: their values or targets may be wrong.", untried=untried.BATCH)
     return (look, clip) if alone else (clip,)
 
 

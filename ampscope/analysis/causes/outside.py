@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ampscope.analysis.causes import untried
 from ampscope.analysis.causes.cause_entry import CauseEntry, Match, Occurrence, OpRule, Reason, Turn
 from ampscope.analysis.causes.state import TurnedBad
 from ampscope.analysis.origin.op_facts import Executed
@@ -172,12 +173,10 @@ def _against_error(occurrence: Occurrence) -> tuple[Remedy, ...]:
     reason = occurrence.reason
     dtypes = isinstance(reason, Raised) and any(word in reason.message for word in ("dtype", "scalar type"))
     if dtypes:
-        return (
-            Remedy(
-                text="Bring the operands to one dtype, or run the call under autocast.", code="y = op(x.to(w.dtype), w)"
-            ),
-        )
-    return (Remedy(text="Mend the call that the error names; by itself it says nothing against the steps before."),)
+        text = "Bring the operands to one dtype, or run the call under autocast."
+        return (untried.advice(untried.RAISED, text, "y = op(x.to(w.dtype), w)"),)
+    text = "Mend the call that the error names; by itself it says nothing against the steps before."
+    return (untried.advice(untried.RAISED, text),)
 
 
 def _eager_is_finite(_: Occurrence) -> str:
@@ -194,34 +193,32 @@ def _is_carried(occurrence: Occurrence) -> bool:
 def _clean_input(occurrence: Occurrence) -> tuple[Remedy, ...]:
     if not _is_carried(occurrence):
         text = "Find and clean the samples before they reach the model."
-        untried = "it comes before the step, and a replay begins with the batch as it was"
-        return (Remedy(text=text, code="assert x.isfinite().all(), 'non-finite batch'", untried=untried),)
-    keep = Remedy(
-        text="Write into it only what is finite, in a dtype that holds it.",
-        code="if value.isfinite().all():\n    state.copy_(value)",
-    )
-    return keep, Remedy(text="Start it anew, or restore it from before it went bad; later steps do not mend it.")
+        return (untried.advice(untried.BATCH, text, "assert x.isfinite().all(), 'non-finite batch'"),)
+    keep = "Write into it only what is finite, in a dtype that holds it."
+    anew = "Start it anew, or restore it from before it went bad; later steps do not mend it."
+    code = "if value.isfinite().all():\n    state.copy_(value)"
+    return untried.advice(untried.BEFORE, keep, code), untried.advice(untried.BEFORE, anew)
 
 
 def _clean_weight(occurrence: Occurrence) -> tuple[Remedy, ...]:
     find = "bad = [name for name, p in model.named_parameters() if not p.isfinite().all()]"
     if _at_start(occurrence):
         text = "Look at how the weights are initialised or loaded: check them before the first step."
-        return (Remedy(text=text, code=f"{find}\nassert not bad, bad"),)
-    back = Remedy(text="Go back to a checkpoint from before it went bad; what is not finite does not train any more.")
+        return (untried.advice(untried.BEFORE, text, f"{find}\nassert not bad, bad"),)
+    back = "Go back to a checkpoint from before it went bad; what is not finite does not train any more."
     text = "Find what wrote it: check the weights after the optimizer, and after every line that writes into them."
-    return back, Remedy(text=text, code=f"{find}\nassert not bad, bad")
+    advice = untried.advice(untried.BEFORE, text, f"{find}\nassert not bad, bad")
+    return untried.advice(untried.BEFORE, back), advice
 
 
 def _clean_buffer(occurrence: Occurrence) -> tuple[Remedy, ...]:
     buffer = _name(occurrence, "buffer").rpartition(".")[2]
-    keep = Remedy(
-        text="Keep non-finite values out of it where it is written.",
-        code=f"if value.isfinite().all():\n    self.{buffer}.copy_(value)" if buffer.isidentifier() else "",
-    )
+    code = f"if value.isfinite().all():\n    self.{buffer}.copy_(value)" if buffer.isidentifier() else ""
+    keep = untried.advice(untried.BEFORE, "Keep non-finite values out of it where it is written.", code)
+    text = "Go back to a checkpoint from before it went bad, or write it anew."
     if _at_start(occurrence):
-        return Remedy(text="Look at how the buffer is created or loaded: it was not finite from the start."), keep
-    return Remedy(text="Go back to a checkpoint from before it went bad, or write it anew."), keep
+        text = "Look at how the buffer is created or loaded: it was not finite from the start."
+    return untried.advice(untried.BEFORE, text), keep
 
 
 def _at_start(occurrence: Occurrence) -> bool:
@@ -254,7 +251,7 @@ ENTRIES = (
         cause=Cause.RECEIVED,
         noun="a value received from another rank",
         sentence=_from_others,
-        remedies=(Remedy(text="Look at the same step on the other ranks: on one of them it began."),),
+        remedies=(untried.advice(untried.RANKS, "Look at the same step on the other ranks: on one of them it began."),),
         rules=(OpRule(Turn.ENTRY, _received, by_operands=False),),
         cured_by_precision=False,
     ),
@@ -273,7 +270,8 @@ ENTRIES = (
         remedies=(
             Remedy(
                 text="The same calls on the same values are finite when run again: suspect the device, its memory "
-                "or driver, or code that writes into tensors behind torch's back."
+                "or driver, or code that writes into tensors behind torch's back.",
+                untried=untried.OUTSIDE,
             ),
         ),
         recognised_in="analysis.causes.recognition",
@@ -288,10 +286,12 @@ ENTRIES = (
                 text="Train some steps without compiled code, on the same batches: if they stay finite, the compiler's "
                 "output is to blame.",
                 code='torch.compiler.set_stance("force_eager")',
+                untried=untried.COMPILED,
             ),
             Remedy(
                 text="Have inductor round to half precision where eager code does.",
                 code="torch._inductor.config.emulate_precision_casts = True",
+                untried=untried.COMPILED,
             ),
         ),
         recognised_in="analysis.diagnosis.context",

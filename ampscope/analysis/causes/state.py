@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ampscope.analysis.causes import untried
 from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, Reason
 from ampscope.analysis.results import Remedy
 from ampscope.trace.schema import Change, Form, StateKind
@@ -160,6 +161,7 @@ class AverageHeld(StandsStill):
         return Remedy(
             text="Keep the optimizer's state in float32: give it float32 parameters, or a smaller beta.",
             code="model.float()  # before the optimizer is made; autocast computes in half precision",
+            untried=untried.TURN,
         )
 
 
@@ -183,12 +185,14 @@ ENTRIES = (
                 text="Throw the state of that parameter away, or load a checkpoint from before it went bad: later "
                 "steps do not repair it.",
                 code="optimizer.state.pop(parameter)",
+                untried=untried.BEFORE,
             ),
             Remedy(
                 text="Keep gradients from growing so large that their squares leave the range of the state's dtype, "
                 "and keep the state in float32.",
                 code="torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)",
                 kind=Form.OPTIMIZER_CLIPPED,
+                untried="a replay tries it where the optimizer's own step made the value",
             ),
         ),
         recognised_in="analysis.diagnosis.state.state_incidents",

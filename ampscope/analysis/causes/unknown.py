@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ampscope.analysis.causes import untried
 from ampscope.analysis.causes.cause_entry import CauseEntry, Match, Occurrence, OpRule, Reason, Turn
 from ampscope.analysis.origin.op_facts import Executed, unmeasured
 from ampscope.analysis.results import Remedy
@@ -88,6 +89,7 @@ def wider_reduction(*, by_hook: bool) -> Remedy:
     return Remedy(
         text="Reduce the gradients in a dtype that holds them: float32, or bfloat16, whose range is the same.",
         code="model.register_comm_hook(None, default_hooks.bf16_compress_hook)" if by_hook else "",
+        untried=untried.RANKS,
     )
 
 

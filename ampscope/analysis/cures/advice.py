@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
 
-from ampscope.analysis.results import Remedy, Tried
-from ampscope.trace.schema import Change, Form, Trial
+from ampscope.analysis.results import Remedy
+from ampscope.trace.schema import Form
 
 #: Forms that are one piece of advice.
 _ALIKE = (
@@ -23,29 +22,33 @@ _SPEAKS_FOR: dict[str, frozenset[Form]] = {
     **{form: alike for alike in _ALIKE for form in alike},
     Form.OPTIMIZER_EPS: frozenset({Form.OPTIMIZER_EPS, Form.CONSTANT, Form.OPERAND_BOUND}),
 }
-#: Forms that are looked for in the failed call, each where it applies.
-_OF_CALLS = frozenset({*chain.from_iterable(_ALIKE), Form.SAFE_WHERE, Form.KEPT_ROWS, Form.ZERO_INFINITY, ""})
+#: In which order forms of a failed call are tried: one that comes before the cure has found no place there.
+_ORDER = (
+    _ALIKE[0],
+    frozenset({Form.CONSTANT}),
+    frozenset({Form.SCALE_FIRST}),
+    frozenset({Form.IN_FLOAT32}),
+    frozenset({Form.SAFE_WHERE, Form.KEPT_ROWS, Form.ZERO_INFINITY}),
+    _ALIKE[1],
+)
 _ENDED = "another form has cured the step before its turn came"
 
 
-def beside(advice: Sequence[Remedy], proved: Sequence[Remedy], tried: Sequence[Tried]) -> Iterator[Remedy]:
+def beside(advice: Sequence[Remedy], proved: Sequence[Remedy]) -> Iterator[Remedy]:
     """What of the advice for a cause no replay has tried.
 
     Args:
         advice: All of it.
         proved: What replays have tried.
-        tried: The replays.
     """
     kinds = {kind for remedy in proved for kind in _alike(remedy.kind)}
     known = {remedy.text for remedy in proved}
+    cured = max((_turn(each.kind) for each in proved if each.verified), default=-1)
     for remedy in advice:
         if remedy.text in known or remedy.kind in kinds:
             continue
-        if remedy.kind not in _OF_CALLS:
-            yield remedy
-        else:
-            untried = _why_not(remedy, proved, tried)
-            yield replace(remedy, untried=untried, kind=remedy.kind if untried else "")
+        if not 0 <= _turn(remedy.kind) < cured:  # else the records have shown no place for it
+            yield replace(remedy, untried=_ENDED) if 0 <= cured < _turn(remedy.kind) else remedy
 
 
 def _alike(kind: str) -> frozenset[str]:
@@ -53,10 +56,6 @@ def _alike(kind: str) -> frozenset[str]:
     return _SPEAKS_FOR.get(kind, frozenset({kind} if kind else ()))
 
 
-def _why_not(remedy: Remedy, proved: Sequence[Remedy], tried: Sequence[Tried]) -> str:
-    """Why no replay has tried it, where forms were looked for: on a step that float32 does not cure they always are."""
-    formed = any(each.change == Change.FORM for each in tried)
-    if not formed and not any(each.change == Change.FP32 and each.outcome == Trial.NONFINITE for each in tried):
-        return ""
-    ended = any(each.verified and each.kind in Form._value2member_map_ for each in proved)
-    return _ENDED if ended and remedy.kind else remedy.untried
+def _turn(kind: str) -> int:
+    """When a form of a failed call is tried; -1 of all else."""
+    return next((turn for turn, alike in enumerate(_ORDER) if kind in alike), -1)

@@ -12,9 +12,21 @@ from ampscope.analysis.cures.advice import beside
 from ampscope.analysis.cures.explicit_half import ExplicitHalf
 from ampscope.analysis.cures.program_lines import Program
 from ampscope.analysis.results import Incident, Remedy, Tried
-from ampscope.trace.schema import Change, ReplayStatus, Trial
+from ampscope.trace.schema import Change, ReplayStatus, Trial, Trigger
 from ampscope.trace.vocabulary import Cause
 
+#: Where loss and gradients are finite, and what is wrong shows elsewhere.
+_FLOAT32_ALONE = frozenset(
+    {
+        *(Trigger.NONFINITE_CARRIED, Trigger.BUFFER_STANDS_STILL, Trigger.UPDATES_LOST),
+        *(Trigger.ABSORBED_OVERFLOW, Trigger.INFORMATION_LOST),
+    }
+)
+#: Steps on which a change proves nothing.
+_NOTHING_TRIED: dict[str | None, str] = {
+    ReplayStatus.RECEIVED: "nothing that this rank does otherwise changes what the others sent",
+    ReplayStatus.DIVERGED: "the step did not come out the same when it was run again",
+}
 _NOTHING = ExplicitHalf()
 _UNKNOWN = Program()
 
@@ -49,11 +61,20 @@ def remedies(
         advice = (tried_remedies.take_out(explicit.conversions), *advice)
     proved = tried_remedies.remedies(cause, tried, explicit, program)
     helped = [remedy for remedy in proved if remedy.verified]
-    return (*helped, *beside(advice, proved, tried), *(remedy for remedy in proved if not remedy.verified))
+    return (*helped, *beside(advice, proved), *(remedy for remedy in proved if not remedy.verified))
+
+
+def is_tried_by_replays(remedy: Remedy) -> bool:
+    """Whether it is of a kind that replays try, and none has tried it."""
+    return remedy.verified is None and bool(remedy.kind)
 
 
 def why_untried(incident: Incident) -> str:
     """Why no replay has tried anything more on an incident; empty where nothing stood in its way."""
+    if incident.trigger in _FLOAT32_ALONE:
+        return "of what goes wrong like this, replays try float32 alone"
     if incident.replay == ReplayStatus.UNAVAILABLE and not other_forms.are_of_optimizer(incident.tried):
         return incident.replay_reason
+    if incident.replay and not incident.tried:
+        return _NOTHING_TRIED.get(incident.replay, "this step got no replay with a change (replay_budget=)")
     return next((each.reason for each in incident.tried if each.outcome == Trial.UNAVAILABLE), "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from ampscope.analysis.causes import untried
 from ampscope.analysis.causes.catalogue import CATALOGUE
 from ampscope.analysis.causes.range.wider_dtype import USE_BFLOAT16
 from ampscope.analysis.cures import explicit_half, other_forms, own_words
@@ -88,6 +89,7 @@ def take_out(lines: Sequence[CodeLine], *, verified: bool | None = None) -> Reme
         code=explicit_half.rewritten(lines, "float32"),
         diff=own_words.of_conversions(lines, "float32") if verified is not False else None,
         verified=verified,
+        untried=untried.TURN,
     )
 
 

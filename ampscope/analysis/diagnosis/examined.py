@@ -11,7 +11,7 @@ from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Reason
 from ampscope.analysis.cures.advised_diffs import with_diffs
 from ampscope.analysis.cures.explicit_half import ExplicitHalf
 from ampscope.analysis.cures.program_lines import Program
-from ampscope.analysis.cures.remedies import remedies, why_untried
+from ampscope.analysis.cures.remedies import is_tried_by_replays, remedies, why_untried
 from ampscope.analysis.results import Incident, Remedy
 from ampscope.trace.schema import Change, Trigger
 from ampscope.trace.vocabulary import Cause
@@ -21,6 +21,7 @@ _KEEP_WIDE = Remedy(
     text="Keep what the loop carries from step to step in float32; cast it where it is used.",
     code="state = state.float()",
     kind=Change.FP32,
+    untried="what made it could not be run again",
 )
 
 
@@ -120,7 +121,7 @@ class Examined(NamedTuple):
         if incident.trigger == Trigger.NONFINITE_CARRIED and incident.cause is Cause.FP16_OVERFLOW:
             advice = (replace(_KEEP_WIDE, verified=self.wide), *advice)
         why = why_untried(incident)
-        told = [replace(each, untried=each.untried or why) if each.verified is None else each for each in advice]
+        told = [replace(each, untried=why) if why and is_tried_by_replays(each) else each for each in advice]
         told = sorted(told, key=lambda remedy: remedy.verified is False)
         return replace(incident, remedies=with_diffs(told, incident, self.reason, program))
 

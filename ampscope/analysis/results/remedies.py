@@ -61,4 +61,15 @@ class Remedy:
     diff: str | None = None  #: the user's own lines with the change, as a unified diff; null where it has no such form
     cost: Cost | None = None  #: what it costs, as measured; null where it was not
     changes_good_values: bool | None = None  #: whether values that were finite become others; null where not measured
-    untried: str = ""  #: why no replay has tried it; empty where one has, or nothing is known of it
+    untried: str = ""  #: why no replay has tried it; empty where one has, and nowhere else
+
+    def __post_init__(self) -> None:
+        """Holds that what was not tried says why, and nothing else does.
+
+        Raises:
+            ValueError: It does not.
+        """
+        if self.verified is None and not self.untried:
+            raise ValueError(f"no replay has tried this remedy, and it does not say why: {self.text}")
+        if self.verified is not None and self.untried:
+            object.__setattr__(self, "untried", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ampscope.analysis.causes import untried
 from ampscope.analysis.numerics.arrays import BoolArray
 from ampscope.analysis.results import Remedy
 from ampscope.analysis.scale.course import Course
@@ -10,6 +11,7 @@ from ampscope.analysis.scale.course import Course
 CURE = (
     Remedy(
         text="Cure the steps whose loss is not finite first; once they are gone, the scale grows again by itself.",
+        untried=untried.SCALER,
     ),
 )
 

@@ -138,9 +138,8 @@ def _in_fp32(incident: Incident) -> str:
 
 def _remedy(number: int, remedy: Remedy) -> Iterator[RenderableType]:
     text = Text(f"{number}. {visible(remedy.text)}", overflow="fold")
-    if remedy.verified is not None or remedy.untried:
-        style = "" if remedy.verified is None else _REPLAYED_STYLES[remedy.verified]
-        text.append(" ").append(f"[{visible(remedy_in_words(remedy))}]", style=style)
+    style = "" if remedy.verified is None else _REPLAYED_STYLES[remedy.verified]
+    text.append(" ").append(f"[{visible(remedy_in_words(remedy))}]", style=style)
     yield indented(text)
     if remedy.diff or remedy.code:
         yield code(changed_lines(remedy.diff) if remedy.diff else remedy.code)

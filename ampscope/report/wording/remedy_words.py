@@ -9,8 +9,8 @@ from ampscope.report import numbers
 
 def remedy_in_words(remedy: Remedy) -> str:
     """Whether a replay tried it and what came out: ``tried on this step: cures it; +0.4% of the step, +3 MiB``."""
-    if remedy.verified is None and remedy.untried:
-        return f"could not be tried: {remedy.untried}"
+    if remedy.verified is None:
+        return f"not tried: {remedy.untried}"
     parts = [trial_in_words(remedy.verified, remedy.kind)]
     if remedy.verified and remedy.changes_good_values:
         parts.append("changes values that were good")

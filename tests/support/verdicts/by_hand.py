@@ -147,7 +147,7 @@ OVERFLOW = Incident(
     remedies=(
         Remedy(text="Scale the queries first.", code="q = q * q.shape[-1] ** -0.5\nlogits = q @ k", verified=True),
         Remedy(text="Lower the loss scale.", verified=False),
-        Remedy(text="Use bfloat16."),
+        Remedy(text="Use bfloat16.", untried="its turn did not come"),
     ),
     last_good=LAST_GOOD,
 )
@@ -172,7 +172,7 @@ CLIPPED = Finding(
     cause=Cause.MISUSE_CLIP_BEFORE_UNSCALE,
     source=replace(LINE, file="/home/me/train.py", line=12, code="clip_grad_norm_(model.parameters(), 1.0)"),
     explanation="Gradients were clipped while they were still multiplied by the loss scale.",
-    remedies=(Remedy(text="Unscale before clipping.", code="scaler.unscale_(optimizer)"),),
+    remedies=(Remedy(text="Unscale before clipping.", code="scaler.unscale_(optimizer)", untried="it is of the loop"),),
 )
 
 BROKEN = verdict(
@@ -207,7 +207,7 @@ def hostile() -> Diagnosis:
         path=(replace(node(1, HOSTILE), name=HOSTILE, module=HOSTILE, source=line), node(2, "loss")),
         explanation=HOSTILE,
         replay_reason=HOSTILE,
-        remedies=(Remedy(text=HOSTILE, code=HOSTILE),),
+        remedies=(Remedy(text=HOSTILE, code=HOSTILE, untried=HOSTILE),),
     )
     other = replace(CLIPPED, source=line, explanation=HOSTILE)
     run = replace(RUN, name=HOSTILE, model=HOSTILE, device=HOSTILE)

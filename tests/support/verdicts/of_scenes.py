@@ -131,7 +131,7 @@ OVERFLOW = replace(
         Remedy(
             text="Scale q before the product.", code="scores = (q / math.sqrt(d)) @ k.transpose(-2, -1)", verified=True
         ),
-        Remedy(text="Let PyTorch do it.", code="y = F.scaled_dot_product_attention(q, k, v)", verified=None),
+        Remedy(text="Let PyTorch do it.", code="y = F.scaled_dot_product_attention(q, k, v)", untried="no turn"),
         Remedy(text="Lower the loss scale.", verified=False),
     ),
 )
@@ -144,7 +144,11 @@ CLIPPED = replace(
     source=SourceLine(file="train.py", line=57, function="train", code="clip_grad_norm_(model.parameters(), 1.0)"),
     explanation="The gradients are still multiplied by the loss scale when they are clipped.",
     remedies=(
-        Remedy(text="Unscale first.", code="scaler.unscale_(optimizer)\nclip_grad_norm_(model.parameters(), 1.0)"),
+        Remedy(
+            text="Unscale first.",
+            code="scaler.unscale_(optimizer)\nclip_grad_norm_(model.parameters(), 1.0)",
+            untried="it is of the loop",
+        ),
     ),
 )
 

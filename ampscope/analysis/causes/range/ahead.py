@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ampscope.analysis.causes import untried
 from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, Reason, number
 from ampscope.analysis.causes.range.wider_dtype import USE_BFLOAT16, float32_region
 from ampscope.analysis.results import Remedy
 from ampscope.trace.dtypes import FINFO
+from ampscope.trace.schema import Change
 from ampscope.trace.vocabulary import Cause, Severity
 
 _RECOGNISED_IN = "analysis.diagnosis.silent.risks"
+_BFLOAT16 = replace(USE_BFLOAT16, untried=untried.AHEAD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,21 +146,24 @@ def _outside(occurrence: Occurrence) -> str:
 
 def _in_float32(occurrence: Occurrence) -> Remedy:
     if not occurrence.module:
-        return float32_region("")
+        return replace(float32_region(""), untried=untried.AHEAD)
     return Remedy(
         text=f"Run module {occurrence.module} in float32.",
         code=f"ampscope.keep_fp32(model, [{occurrence.module!r}])",
+        kind=Change.MODULES_FP32,
+        untried=untried.AHEAD,
     )
 
 
 def _against_range(occurrence: Occurrence) -> tuple[Remedy, ...]:
-    return (_in_float32(occurrence), USE_BFLOAT16)
+    return (_in_float32(occurrence), _BFLOAT16)
 
 
 def _against_growth(occurrence: Occurrence) -> tuple[Remedy, ...]:
     halt = Remedy(
         text="Stop the growth: normalise what grows (a norm on queries and keys, or before the residual is added), or "
-        "use a smaller learning rate or more weight decay there."
+        "use a smaller learning rate or more weight decay there.",
+        untried=untried.MEANING,
     )
     reason = occurrence.reason
     wide = isinstance(reason, Moving) and reason.dtype != "float16"
@@ -168,6 +174,7 @@ def _against_fall(occurrence: Occurrence) -> tuple[Remedy, ...]:
     raised = Remedy(
         text="Let the loss scale grow sooner, so that it follows.",
         code="scaler = torch.amp.GradScaler(growth_interval=200)",
+        untried=untried.SCALER,
     )
     return (raised, *_against_range(occurrence))
 
@@ -179,8 +186,9 @@ def _against_scale(occurrence: Occurrence) -> tuple[Remedy, ...]:
         Remedy(
             text="Begin with a loss scale inside that window: two bits below its upper end.",
             code=f"scaler = torch.amp.GradScaler(init_scale={begin})",
+            untried=untried.SCALER,
         ),
-        USE_BFLOAT16,
+        _BFLOAT16,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ampscope.analysis.causes import untried
 from ampscope.analysis.causes.cause_entry import CauseEntry, Match, Occurrence, OpRule, Reason, Turn, number
 from ampscope.analysis.causes.range.wider_dtype import USE_BFLOAT16, more_range
 from ampscope.analysis.numerics import rounding
@@ -72,9 +73,12 @@ def _too_large(occurrence: Occurrence) -> str:
 _PRODUCTS = frozenset({"mm", "bmm", "matmul", "baddbmm"})
 
 
+#: When a call is tried in float32 alone.
+_ONE_CALL = "a replay tries one call in float32 where the code converts nothing to half precision itself"
 _SCALE_BEFORE_CAST = Remedy(
     text="Scale the tensor into the range of the 8-bit dtype before the cast, by what it holds at this step.",
     code="scale = torch.finfo(dtype).max / x.abs().amax()\ny = (x * scale).to(dtype)",
+    untried=untried.MEANING,
 )
 
 
@@ -88,14 +92,16 @@ def _against_overflow(occurrence: Occurrence) -> tuple[Remedy, ...]:
                 text="If this is a product of queries and keys, scale one side before the product, not after it.",
                 code="logits = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)",
                 kind=Form.SCALE_FIRST,
+                untried="a replay tries it where all that reads the product multiplies it by a number below 1",
             )
         )
     if any(word in occurrence.op for word in ("pow", "square", "norm", "mul")):
         found.append(
-            Remedy(text="Square and average in float32, then return to the old dtype.", code="h = x.float().pow(2)")
+            untried.advice(_ONE_CALL, "Square and average in float32.", "h = x.float().pow(2)", Form.IN_FLOAT32)
         )
     if any(word in occurrence.op for word in ("sum", "cumsum", "mean")):
-        found.append(Remedy(text="Accumulate in float32.", code="total = x.sum(dtype=torch.float32)"))
+        code = "total = x.sum(dtype=torch.float32)"
+        found.append(untried.advice(_ONE_CALL, "Accumulate in float32.", code, Form.IN_FLOAT32))
     return (*found, *more_range(occurrence))
 
 
@@ -199,7 +205,8 @@ def _lowest_of_dtype(occurrence: Occurrence) -> tuple[Remedy, ...]:
     fits = f"; {number(reason.value)} does not fit {reason.dtype}" if isinstance(reason, Literal) else ""
     end, name = ("largest", "max") if isinstance(reason, Literal) and reason.value > 0 else ("lowest", "min")
     code = f"value = torch.finfo(x.dtype).{name}"
-    return (Remedy(text=f"Use the {end} value of the dtype in use{fits}.", code=code),)
+    text = f"Use the {end} value of the dtype in use{fits}."
+    return (untried.advice(untried.TURN, text, code, Form.CONSTANT),)
 
 
 # -- a scaled gradient ------------------------------------------------------------------------------------------------
@@ -209,6 +216,7 @@ def _lowest_of_dtype(occurrence: Occurrence) -> tuple[Remedy, ...]:
 SMALLER_LOSS = Remedy(
     text="If the loss is a sum or has a large weight, bring it to an ordinary size: its gradient is larger by as much.",
     code="loss = loss / loss_weight",
+    untried=untried.MEANING,
 )
 
 
@@ -221,11 +229,11 @@ class ScaleInLoop(Reason):
     @property
     def cure(self) -> Remedy:
         """What to do about it."""
-        return Remedy(
-            text="Multiply by the scale in float32, or start with one that float16 holds, and divide the gradients by "
-            "it before they enter a loss.",
-            code="scaled = loss.float() * scaler.get_scale()",
+        text = (
+            "Multiply by the scale in float32, or start with one that float16 holds, and divide the gradients by it "
+            "before they enter a loss."
         )
+        return untried.advice(untried.ORDER, text, "scaled = loss.float() * scaler.get_scale()")
 
 
 def _scale_too_large(occurrence: Occurrence) -> str:
@@ -248,10 +256,8 @@ def _against_scale(occurrence: Occurrence) -> tuple[Remedy, ...]:
         return (occurrence.reason.cure,)
     if occurrence.has_tried(Change.SCALE):
         return (SMALLER_LOSS, USE_BFLOAT16)
-    lower = Remedy(
-        text="Start with a smaller loss scale, so that fewer steps are lost.",
-        code="scaler = torch.amp.GradScaler(init_scale=2.0**8)",
-    )
+    text, code = "Start with a smaller loss scale, so that fewer steps are lost.", "GradScaler(init_scale=2.0**8)"
+    lower = untried.advice(untried.TURN, text, f"scaler = torch.amp.{code}", Change.SCALE)
     return (lower, SMALLER_LOSS, USE_BFLOAT16)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ampscope.analysis.causes import untried
 from ampscope.analysis.causes.cause_entry import CauseEntry, LostBefore, Match, Occurrence, OpRule, Reason, Turn, number
 from ampscope.analysis.causes.range.wider_dtype import float32_region, more_range
 from ampscope.analysis.causes.state import StandsStill
@@ -70,7 +71,7 @@ def _against_standstill(occurrence: Occurrence) -> tuple[Remedy, ...]:
     if isinstance(reason, GradientLost) and reason.how is HowLost.SATURATED:
         code = next((code for op, code in _WITH_LOGITS.items() if op in occurrence.op), "y = part(x.float())")
         text = f"Compute {name} and what follows it in float32, or use a loss that takes logits."
-        return (Remedy(text=text, code=code),)
+        return (Remedy(text=text, code=code, untried=untried.TURN),)
     if occurrence.explicit_half or occurrence.has_tried(Change.MODULES_FP32):
         return ()
     return (float32_region(occurrence.module),)
@@ -116,18 +117,14 @@ def _too_small(occurrence: Occurrence) -> str:
 
 def _against_underflow(occurrence: Occurrence) -> tuple[Remedy, ...]:
     if not isinstance(occurrence.reason, (GradientFlushed, GradientLost)):
-        keep = Remedy(
-            text="Compute the small value and what needs it in float32, where it does not become zero.",
-            code="p = x.float().softmax(-1)  # before the product, the exponential or the division that shrinks it",
-        )
-        return keep, *more_range(occurrence)
-    scale = Remedy(
-        text="Scale the loss, or raise the scale that it has: gradients this small need the room that a loss scale "
-        "makes.",
-        code="scaler = torch.amp.GradScaler(init_scale=2.0**16)\nscaler.scale(loss).backward()",
-    )
-    factor = Remedy(text="Leave out the small factor in the loss, and lower the learning rate in its place.")
-    return scale, factor, *more_range(occurrence)
+        text = "Compute the small value and what needs it in float32, where it does not become zero."
+        code = "p = x.float().softmax(-1)  # before the product, the exponential or the division that shrinks it"
+        return untried.advice(untried.TURN, text, code), *more_range(occurrence)
+    need = "Scale the loss, or raise the scale that it has: gradients this small need the room that a loss scale makes."
+    code = "scaler = torch.amp.GradScaler(init_scale=2.0**16)\nscaler.scale(loss).backward()"
+    scale = untried.advice(untried.TURN, need, code, Change.SCALE)
+    text = "Leave out the small factor in the loss, and lower the learning rate in its place."
+    return scale, untried.advice(untried.MEANING, text), *more_range(occurrence)
 
 
 # -- a constant -------------------------------------------------------------------------------------------------------
@@ -179,7 +176,7 @@ def _constant_that_survives(occurrence: Occurrence) -> tuple[Remedy, ...]:
     else:
         eps = rounding.safe_eps(dtype)
         text, code = f"Use an eps that survives {dtype}: at least {eps:.3g}.", f"eps = {eps:.3g}"
-    first = Remedy(text=text, code=code, kind=Form.CONSTANT)
+    first = Remedy(text=text, code=code, kind=Form.CONSTANT, untried=untried.TURN)
     is_left_out = occurrence.explicit_half or occurrence.has_tried(Change.MODULES_FP32)
     return (first,) if is_left_out else (first, float32_region(occurrence.module))
 
@@ -215,10 +212,12 @@ def _against_rounding(occurrence: Occurrence) -> tuple[Remedy, ...]:
         text="Keep the parameters in float32 and let autocast choose bfloat16 op by op; small updates "
         "then reach weights that can hold them.",
         code="model.float()\nwith torch.autocast(device_type, dtype=torch.bfloat16):\n    loss = step(batch)",
+        untried=untried.SCALER,
     )
     if isinstance(occurrence.reason, StandsStill):
         return occurrence.reason.remedy, float32
-    return float32, Remedy(text="Or give the optimizer float32 master weights, or one that rounds stochastically.")
+    master = "Or give the optimizer float32 master weights, or one that rounds stochastically."
+    return float32, untried.advice(untried.SCALER, master)
 
 
 # -- a difference -----------------------------------------------------------------------------------------------------
@@ -247,9 +246,10 @@ def _become_few(occurrence: Occurrence) -> str:
 
 
 _KEEP_APART = (
-    Remedy(
-        text="Keep what numbers something in its own dtype, and cast after the difference is taken or encoded.",
-        code="with torch.autocast(device_type, enabled=False):\n    encoded = encode(positions.float())",
+    untried.advice(
+        untried.MEANING,
+        "Keep what numbers something in its own dtype, and cast after the difference is taken or encoded.",
+        "with torch.autocast(device_type, enabled=False):\n    encoded = encode(positions.float())",
     ),
 )
 

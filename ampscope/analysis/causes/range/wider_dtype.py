@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ampscope.analysis.causes import untried
 from ampscope.analysis.causes.cause_entry import Occurrence
 from ampscope.analysis.results import Remedy
 from ampscope.trace.schema import Change
@@ -9,6 +10,8 @@ from ampscope.trace.schema import Change
 USE_BFLOAT16 = Remedy(
     text="Use bfloat16, whose range is that of float32 (and which needs no GradScaler).",
     code="with torch.autocast(device_type, dtype=torch.bfloat16):\n    loss = loss_fn(model(x), y)",
+    kind=Change.BF16,
+    untried=untried.TURN,
 )
 
 
@@ -21,6 +24,8 @@ def float32_region(module: str) -> Remedy:
             "with torch.autocast(x.device.type, enabled=False):\n"
             "    y = part(x.float())  # the part that overflows, on float32 operands"
         ),
+        kind=Change.MODULES_FP32,
+        untried=untried.TURN,
     )
 
 

@@ -5,13 +5,14 @@ Capture recognises them while the loop runs, so their noun phrases stand where c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ampscope.analysis.causes import untried
 from ampscope.analysis.causes.cause_entry import CauseEntry, Match, Occurrence, OpRule, Reason, Turn
 from ampscope.analysis.causes.range.underflow import UpdatesLost, updates_lost
 from ampscope.analysis.causes.range.wider_dtype import USE_BFLOAT16
 from ampscope.analysis.causes.state import StandsStill
-from ampscope.analysis.causes.usage.forms import UNSCALE_FIRST
+from ampscope.analysis.causes.usage.forms import UNSCALE_FIRST, in_loop
 from ampscope.analysis.origin.lost_upstream import divides_by_what_was_zero
 from ampscope.analysis.origin.op_facts import Executed
 from ampscope.analysis.results import Remedy
@@ -108,7 +109,7 @@ def _scaler_starts_afresh(occurrence: Occurrence) -> str:
     return "The optimizer goes on where it was, but its scaler starts afresh and has to find its place a second time."
 
 
-_ONCE_A_STEP = Remedy(
+_ONCE_A_STEP = in_loop(
     text="Unscale, step and update once per optimizer step, after the last micro-batch.",
     code="if (i + 1) % accumulation == 0:\n    scaler.unscale_(optimizer)\n"
     "    scaler.step(optimizer)\n    scaler.update()",
@@ -124,6 +125,7 @@ ENTRIES = (
             Remedy(
                 text="Keep the parameters in float32 and let autocast choose the precision of each op.",
                 code="model.float()\nwith torch.autocast(device_type, dtype=torch.float16):\n    loss = step(batch)",
+                untried=untried.BEFORE,
             ),
         ),
         rules=(OpRule(Turn.OPTIMIZER_DTYPE, _half_state, Phase.OPTIMIZER),),
@@ -137,7 +139,7 @@ ENTRIES = (
             "region ends, so the next forward runs on half-precision copies of the old weights."
         ),
         remedies=(
-            Remedy(
+            in_loop(
                 text="Open the autocast block anew for each forward, and leave it before backward.",
                 code="for x, y in loader:\n    with torch.autocast(device_type, dtype=torch.float16):\n"
                 "        loss = loss_fn(model(x), y)",
@@ -154,7 +156,7 @@ ENTRIES = (
             "gradients belong to other activations than the loss."
         ),
         remedies=(
-            Remedy(
+            in_loop(
                 text="Use torch's checkpoint, which restores the autocast state, or restore it in your own.",
                 code="from torch.utils.checkpoint import checkpoint\ny = checkpoint(block, x, use_reentrant=False)",
             ),
@@ -170,11 +172,11 @@ ENTRIES = (
             "6e-08, becomes 0 on its way back."
         ),
         remedies=(
-            Remedy(
+            in_loop(
                 text="Scale the loss, so that small gradients fit float16.",
                 code="scaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.update()",
             ),
-            USE_BFLOAT16,
+            replace(USE_BFLOAT16, untried=untried.LOOP),
         ),
         recognised_in="capture",
     ),
@@ -187,7 +189,7 @@ ENTRIES = (
             "half precision too, with the scaled gradient as operand."
         ),
         remedies=(
-            Remedy(
+            in_loop(
                 text="End the autocast block before backward.",
                 code="with torch.autocast(device_type, dtype=torch.float16):\n    loss = loss_fn(model(x), y)\n"
                 "scaler.scale(loss).backward()",
@@ -204,7 +206,7 @@ ENTRIES = (
             "too large by that factor, and the update shrinks by as much."
         ),
         remedies=(
-            Remedy(
+            in_loop(
                 text="Unscale before clipping.",
                 code="scaler.unscale_(optimizer)\ntorch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)",
             ),
@@ -255,7 +257,7 @@ ENTRIES = (
         correct="The learning rate stands still when a step is skipped",
         sentence=_schedule_runs_ahead,
         remedies=(
-            Remedy(
+            in_loop(
                 text="Step the scheduler only when the optimizer stepped: the scale drops when it did not.",
                 code="before = scaler.get_scale()\nscaler.step(optimizer)\nscaler.update()\n"
                 "if scaler.get_scale() >= before:\n    scheduler.step()",
@@ -271,7 +273,7 @@ ENTRIES = (
         correct="A resumed run goes on with the scale that it had",
         sentence=_scaler_starts_afresh,
         remedies=(
-            Remedy(
+            in_loop(
                 text="Save and load the scaler with the model and the optimizer.",
                 code='checkpoint["scaler"] = scaler.state_dict()\n...\nscaler.load_state_dict(checkpoint["scaler"])',
             ),

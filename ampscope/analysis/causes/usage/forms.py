@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ampscope.analysis.causes import untried
 from ampscope.analysis.results import Remedy
 from ampscope.trace.vocabulary import MistakeForm
 
-UNSCALE_FIRST = Remedy(
+
+def in_loop(text: str, code: str) -> Remedy:
+    """A change of the loop, which no replay can try."""
+    return Remedy(text=text, code=code, untried=untried.LOOP)
+
+
+UNSCALE_FIRST = in_loop(
     text="Unscale first, then look at the gradients or change them.",
     code="scaler.unscale_(optimizer)\n...  # edit the gradients here\nscaler.step(optimizer)",
 )
@@ -25,7 +32,7 @@ class FormEntry:
 FORMS: dict[MistakeForm, FormEntry] = {
     MistakeForm.STEPPED_PAST_SCALER: FormEntry(
         sentence="optimizer.step() ran on gradients that still carry the loss scale.",
-        fix=Remedy(
+        fix=in_loop(
             text="Step through the scaler, which unscales first.", code="scaler.step(optimizer)\nscaler.update()"
         ),
     ),
@@ -33,7 +40,7 @@ FORMS: dict[MistakeForm, FormEntry] = {
         sentence=(
             "The loop has divided the loss scale out of the gradients already; the scaler divides by it a second time."
         ),
-        fix=Remedy(
+        fix=in_loop(
             text="Leave unscaling to the scaler.",
             code="scaler.unscale_(optimizer)  # instead of dividing by scaler.get_scale()\nscaler.step(optimizer)",
         ),
@@ -43,7 +50,7 @@ FORMS: dict[MistakeForm, FormEntry] = {
             "This loss is computed from gradients of a scaled loss that were not unscaled, so its weight grows with "
             "the loss scale."
         ),
-        fix=Remedy(
+        fix=in_loop(
             text="Unscale the gradients before they enter the loss.",
             code="inv = 1.0 / scaler.get_scale()\ngrads = [g * inv for g in grads]",
         ),
@@ -72,7 +79,7 @@ FORMS: dict[MistakeForm, FormEntry] = {
             "The optimizer has stepped, and update() was not called since: torch refuses to unscale or step again "
             "before it, also when a step was left out on purpose."
         ),
-        fix=Remedy(
+        fix=in_loop(
             text="Call update() once in every iteration in which unscale_ or step ran, also when the step is left out.",
             code="scaler.step(optimizer)\nscaler.update()",
         ),
@@ -91,7 +98,7 @@ FORMS: dict[MistakeForm, FormEntry] = {
             "are divided by another scale than they were multiplied with. Call it once, after every optimizer has "
             "stepped."
         ),
-        fix=Remedy(
+        fix=in_loop(
             text="Step every optimizer, then update once. Where a framework updates with each step of its optimizers, "
             "let every model's backward come just before its own step.",
             code="scaler.step(first)\nscaler.step(second)\nscaler.update()",
@@ -102,7 +109,7 @@ FORMS: dict[MistakeForm, FormEntry] = {
             "The gradients that this scaler divides were scaled by another one. A loss, the gradients that it leaves "
             "and their optimizer belong to one scaler."
         ),
-        fix=Remedy(
+        fix=in_loop(
             text="Scale, unscale, step and update with one scaler.",
             code="scaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.update()",
         ),
@@ -112,7 +119,7 @@ FORMS: dict[MistakeForm, FormEntry] = {
             "The scaler divides gradients of a loss that was never scaled, so they shrink by the whole scale. Every "
             "loss whose gradients it steps has to go through scaler.scale()."
         ),
-        fix=Remedy(
+        fix=in_loop(
             text="Scale every loss before its backward.",
             code="scaler.scale(other_loss).backward()\nscaler.step(optimizer)",
         ),

@@ -102,12 +102,17 @@ def test_a_cost_is_that_of_the_replay_in_which_it_was_measured() -> None:
             Remedy(text="", verified=False, cost=Cost(time=1.0, bytes=1)),
             "tried on this step: does not cure it",
         ),
-        (Remedy(text="", untried="no room"), "could not be tried: no room"),
-        (Remedy(text=""), "not tried on this step"),
+        (Remedy(text="", untried="no room"), "not tried: no room"),
     ],
 )
 def test_what_is_known_of_a_remedy_in_words(remedy: Remedy, words: str) -> None:
     assert remedy_in_words(remedy) == words
+
+
+def test_a_remedy_that_was_not_tried_cannot_but_say_why() -> None:
+    with pytest.raises(ValueError, match=r"does not say why: Mend it\."):
+        Remedy(text="Mend it.")
+    assert replace(Remedy(text="", untried="no room"), verified=True).untried == ""
 
 
 def test_the_words_tell_on_how_many_steps_a_cure_has_helped(run_folder: Path) -> None:

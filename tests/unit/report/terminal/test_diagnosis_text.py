@@ -43,7 +43,7 @@ def test_a_broken_run_reads_from_verdict_to_cure() -> None:
         "1. Scale the queries first. [tried on this step: cures it]",
         "      q = q * q.shape[-1] ** -0.5\n      logits = q @ k",
         "2. Lower the loss scale. [tried on this step: does not cure it]",
-        "3. Use bfloat16.\n",
+        "3. Use bfloat16. [not tried: its turn did not come]\n",
         "Also",
         "steps 0 to 299 (300 times): gradients clipped before they were unscaled at /home/me/train.py:12.",
         "Harmless, nothing to change",
