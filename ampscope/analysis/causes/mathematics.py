@@ -47,6 +47,11 @@ class NextToZero(Reason):
     """A divisor so small that the quotient of an ordinary number leaves the range of its dtype."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DivisorSummed(Reason):
+    """A divisor that is a sum of something, as the elements of a mask that take part."""
+
+
 # -- rules and sentences ----------------------------------------------------------------------------------------------
 
 
@@ -81,7 +86,17 @@ def _division(op: Executed) -> Match | None:
     if lost is not None or not op.divides_by_zero:
         return lost or Match(Cause.DIV_ZERO, NextToZero())
     flushed = flushed_operand(op)
-    return Match(Cause.FP16_UNDERFLOW, flushed) if flushed is not None else Match(Cause.DIV_ZERO)
+    if flushed is not None:
+        return Match(Cause.FP16_UNDERFLOW, flushed)
+    return Match(Cause.DIV_ZERO, DivisorSummed()) if _is_summed(op) else Match(Cause.DIV_ZERO)
+
+
+def _is_summed(op: Executed) -> bool:
+    """Whether what an op divides by is a sum, as it is or in another dtype."""
+    made = [edge.from_seq for edge in op.divisors]
+    casts = [seq for seq in made if op.graph.site(seq).op == "aten._to_copy.default"]
+    made += [edge.from_seq for seq in casts for edge in op.graph.inputs[seq]]
+    return any(op.graph.site(seq).op.startswith(("aten.sum.", "aten.count_nonzero.")) for seq in made)
 
 
 def _division_in_backward(op: Executed) -> Match | None:
@@ -171,7 +186,7 @@ def _against_division(occurrence: Occurrence) -> tuple[Remedy, ...]:
         kind=Form.OPERAND_BOUND,
         untried="a replay bounds a divisor that holds nothing negative, where the code itself divides by it",
     )
-    return bound, _LEAVE_OUT
+    return (bound, _LEAVE_OUT) if isinstance(occurrence.reason, DivisorSummed) else (bound,)
 
 
 # -- the entries ------------------------------------------------------------------------------------------------------

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import ceil, log10
+from math import ceil, copysign, log10
 
 from ampscope.analysis.causes.cause_entry import Reason
+from ampscope.analysis.causes.range.overflow import Literal
 from ampscope.analysis.causes.range.underflow import ConstantLost
 from ampscope.analysis.cures import own_words
 from ampscope.analysis.cures.program_lines import Program
@@ -14,6 +15,7 @@ from ampscope.analysis.cures.rewriting.program import made_in_half, settings
 from ampscope.analysis.cures.rewriting.program.scaled_before import is_scaled_before
 from ampscope.analysis.numerics import rounding
 from ampscope.analysis.results import FormTried, Incident, Remedy
+from ampscope.trace.dtypes import FINFO
 from ampscope.trace.schema import Change, Form, Phase, Trigger
 from ampscope.trace.vocabulary import Cause
 
@@ -54,8 +56,54 @@ def _diff(remedy: Remedy, incident: Incident, reason: Reason, program: Program) 
         return _of_constant(incident, reason)
     if remedy.kind == Form.OPTIMIZER_EPS:
         return _of_eps(remedy, incident)
-    if remedy.kind == Form.OPERAND_BOUND and incident.cause is Cause.LOG_ZERO and remedy.untried:
+    if remedy.kind == Form.SMALLER_STEP and remedy.verified:
+        return _of_rate(incident, program)
+    return _untried(remedy, incident, reason, program) if remedy.untried else None
+
+
+def _untried(remedy: Remedy, incident: Incident, reason: Reason, program: Program) -> str | None:
+    """What no replay has tried, written where the failed call stands, or around the model."""
+    if remedy.kind == Change.BF16:
+        return own_words.of_autocast(program, "bfloat16")
+    if remedy.kind == Change.MODULES_FP32 and incident.module:
+        return own_words.of_kept([incident.module], program)
+    if remedy.kind == Form.CONSTANT and isinstance(reason, Literal):
+        return _of_literal(incident, reason)
+    if remedy.kind == Form.IN_FLOAT32 and incident.phase == Phase.FORWARD:
+        call = FormTried(form=Form.IN_FLOAT32, call=_function(incident), source=incident.source, argument=0)
+        return own_words.of_form(call)
+    if remedy.kind == Form.OPERAND_BOUND and incident.cause is Cause.LOG_ZERO:
         return _of_logarithm(incident)
+    return _of_slope(remedy, incident) if remedy.kind in (Form.OPERAND_BOUND, Form.ADDED_EPS) else None
+
+
+def _of_slope(remedy: Remedy, incident: Incident) -> str | None:
+    """An eps, or a bound, in the call whose slope was made safe: its line is known from the replay of that."""
+    safe = [each.form for each in incident.tried if each.form is not None and each.form.form == Form.SAFE_WHERE]
+    calls = {(form.call, form.source, form.argument) for form in safe if form.call in ("sqrt", "pow")}
+    dtype = incident.inputs[0].dtype if incident.inputs else ""
+    if len(calls) != 1 or not dtype:
+        return None
+    ((call, source, argument),) = calls
+    value = max(1e-6, _round_eps(dtype))
+    return own_words.of_form(FormTried(form=remedy.kind, call=call, source=source, argument=argument, value=value))
+
+
+def _of_literal(incident: Incident, reason: Literal) -> str | None:
+    """The end of the dtype's range in the place of a number that is beyond it."""
+    end = copysign(FINFO[reason.dtype].max, reason.value) if reason.dtype in FINFO else 0.0
+    tried = FormTried(form=Form.CONSTANT, call=_function(incident), source=incident.source, value=end, was=reason.value)
+    return own_words.of_form(tried) if end else None
+
+
+def _of_rate(incident: Incident, program: Program) -> str | None:
+    """The learning rate that lowered the loss, where the optimizer is made: in the file of the loop, or of `watch`."""
+    forms = [each.form for each in incident.tried if each.form is not None and each.form.form == Form.SMALLER_STEP]
+    places = {line.file: line for line in (*program.called_from, program.watched_at) if line is not None}
+    for form in forms[:1]:
+        if form.value is not None and form.was is not None:
+            rates = (settings.with_rate(place, form.call, form.was, form.value) for place in places.values())
+            return next(filter(None, rates), None)
     return None
 
 

@@ -39,7 +39,7 @@ def remedies(tried: Sequence[Tried]) -> Iterator[Remedy]:
             verified=cures,
             kind=form.form,
             cost=cost([each for _, each in found]),
-            diff=own_words.of_form(form) if cures and not scale else None,
+            diff=own_words.of_form(form) if cures else None,  # a scaler comes down to a scale by itself
             changes_good_values=_changes_good_values([form for form, _ in found]),
         )
 

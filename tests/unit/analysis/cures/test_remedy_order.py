@@ -12,7 +12,7 @@ from torch import nn
 
 import ampscope
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Reason
-from ampscope.analysis.causes.mathematics import TooFewValues
+from ampscope.analysis.causes.mathematics import DivisorSummed, TooFewValues
 from ampscope.analysis.causes.range.overflow import LossGrew
 from ampscope.analysis.cures import trials, tried_remedies
 from ampscope.analysis.cures.remedies import remedies, why_untried
@@ -168,7 +168,8 @@ def test_a_number_beside_the_sum_makes_another_quotient_of_it() -> None:
 @pytest.mark.parametrize(
     ("op", "reason", "texts"),
     [
-        ("aten.div.Tensor", NOTHING_MORE, ["Bound the divisor", "Leave out what is empty"]),
+        ("aten.div.Tensor", NOTHING_MORE, ["Bound the divisor"]),
+        ("aten.div.Tensor", DivisorSummed(), ["Bound the divisor", "Leave out what is empty"]),
         ("aten.pow.Tensor_Scalar", NOTHING_MORE, ["Keep the operand of pow away from zero"]),
         ("aten.rsqrt.default", NOTHING_MORE, ["Keep the operand of rsqrt away from zero"]),
         ("aten.std.correction", TooFewValues(of="too few values"), ["Leave out what is empty"]),

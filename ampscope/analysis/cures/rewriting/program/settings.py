@@ -73,6 +73,27 @@ def with_eps(steps_at: HasPlace, eps: float) -> str | None:
     return _set(found, steps_at.file, call, _Setting("eps", place, eps))
 
 
+def with_rate(place: HasPlace, kind: str, was: float, rate: float) -> str | None:
+    """The program's one optimizer of a kind, made with another learning rate, as a diff of the file.
+
+    Args:
+        place: A line of the file.
+        kind: The class of the optimizer, which takes its rate second as all of torch's do.
+        was: The rate that it took its step with: it has to stand there.
+        rate: What comes in its place.
+    """
+    found, tree = _program(place)
+    named = [(call, imported_name(tree, call.func)) for call in _calls(tree)] if tree is not None else []
+    made = [call for call, name in named if name.startswith("torch.optim.") and name.endswith(f".{kind}")]
+    if found is None or len(made) != 1:
+        return None
+    (call,) = made
+    given = [*call.args[1:2], *(each.value for each in call.keywords if each.arg == "lr")]
+    if len(given) != 1 or value_of(given[0]) != was:
+        return None
+    return _set(found, place.file, call, _Setting("lr", 1, rate))
+
+
 def with_number(reads_at: HasPlace, was: float, value: float) -> str | None:
     """A number that the function around a line spells once, replaced, as a diff of the file.
 

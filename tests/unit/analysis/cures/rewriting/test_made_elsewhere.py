@@ -75,6 +75,27 @@ def test_an_optimizer_gets_another_eps_where_it_is_made(tmp_path: Path, made_by:
     assert after == (text.replace(made_by, now) if now is not None else None)
 
 
+@pytest.mark.parametrize(
+    ("made_by", "now"),
+    [
+        ("o = torch.optim.SGD(p, lr=1.0)", "o = torch.optim.SGD(p, lr=1e-4)"),
+        ("o = torch.optim.SGD(p, 1.0, momentum=0.9)", "o = torch.optim.SGD(p, 1e-4, momentum=0.9)"),
+        ("o = torch.optim.SGD(p, lr=0.5)", None),  # a schedule has come to the rate
+        ("o = torch.optim.SGD(p, lr=rate)", None),
+        ("o = torch.optim.SGD(p)", None),
+        ("o = torch.optim.Adam(p, lr=1.0)", None),
+        ("o = Mine(p, lr=1.0)", None),
+        ("a = torch.optim.SGD(p, lr=1.0); o = torch.optim.SGD(q, lr=1.0)", None),
+    ],
+)
+def test_an_optimizer_gets_another_rate_where_it_has_the_one_that_was_too_large(
+    tmp_path: Path, made_by: str, now: str | None
+) -> None:
+    text = f"import torch\n{made_by}\no.step()\n"
+    after = made(tmp_path, text, ".step()", lambda place: settings.with_rate(place, "SGD", 1.0, 1e-4))
+    assert after == (text.replace(made_by, now) if now is not None else None)
+
+
 BANK = """import torch
 class Bank:
     def __init__(self, n, dtype):

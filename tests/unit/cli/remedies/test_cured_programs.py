@@ -1,0 +1,120 @@
+"""Programs that fail, with what a diagnosis changes of their lines: trained again they are healthy to their end."""
+
+from __future__ import annotations
+
+import json
+import linecache
+import runpy
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampscope.capture.scope import open_scopes
+from tests.support.command import Command
+
+#: What every program begins with.
+HEAD = """\
+import ampscope
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+"""
+RATE = """
+model = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+ampscope.watch(model, scaler, dir=RUN)
+for step in range(12):
+    x = torch.randn(16, 8) * 2
+    optimizer.zero_grad()
+    with torch.autocast("cpu", torch.float16):
+        loss = F.mse_loss(model(x), x.sum(1, keepdim=True))
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+SQUARES = """
+class Norm(nn.Module):
+    def forward(self, x):
+        return (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+model = nn.Sequential(nn.Linear(8, 8, bias=False), Norm(), nn.Linear(8, 1))
+nn.init.eye_(model[0].weight)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+ampscope.watch(model, scaler, dir=RUN, every=1)
+for step in range(4):
+    x = torch.randn(4, 8)
+    x[0, 0] = 900.0 if step == 2 else 1.0
+    optimizer.zero_grad()
+    with torch.autocast("cpu", torch.float16):
+        loss = model(x).float().square().mean()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+PRODUCT = """
+class Scores(nn.Module):
+    def forward(self, q, k):
+        scores = q @ k.transpose(-2, -1)
+        return (scores / 64).softmax(-1)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.scores = nn.Linear(64, 64), nn.Linear(64, 64), Scores()
+
+    def forward(self, x):
+        return self.scores(self.q(x), self.k(x))
+
+
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
+ampscope.watch(model, scaler, dir=RUN)
+for step in range(12):
+    x = torch.randn(2, 8, 64) * (1.0 if step < 2 else 120.0)
+    optimizer.zero_grad()
+    with torch.autocast("cpu", torch.float16):
+        loss = model(x).square().float().mean()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+CURED = {"smaller_step": RATE, "in_float32": SQUARES, "scale_first": PRODUCT}
+
+
+def trained(run: str) -> None:
+    """The program as it stands, to its end or to its error."""
+    linecache.checkcache()
+    with suppress(ValueError, RuntimeError):
+        runpy.run_path("train.py", init_globals={"RUN": run})
+    for scope in open_scopes():
+        scope.close()
+
+
+def diagnosed(ampscope: Command, run: str) -> dict[str, Any]:
+    said: dict[str, Any] = json.loads(ampscope("diagnose", run, "--json").out)
+    return said
+
+
+@pytest.mark.parametrize(("kind", "program"), CURED.items(), ids=CURED)
+def test_a_program_is_healthy_with_its_remedy(
+    ampscope: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, program: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(HEAD + program)
+    trained("before")
+    said = diagnosed(ampscope, "before")
+    assert said["verdict"] == "problem"
+    remedies = said["primary"]["remedies"]
+    number = next(at for at, each in enumerate(remedies, 1) if each["kind"] == kind and each["diff"])
+    assert ampscope("fix", "before", "--apply", "--remedy", number).code == 0
+    trained("after")
+    assert diagnosed(ampscope, "after")["verdict"] == "healthy"
