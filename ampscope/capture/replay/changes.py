@@ -153,7 +153,7 @@ class ModulesInFloat32(ReplayChange):
 
     @contextlib.contextmanager
     def _applied(self) -> Iterator[None]:
-        with Conversions(self._instead, self._note_conversion):
+        with Conversions(self._instead, self._note_conversion) if self._instead else contextlib.nullcontext():
             yield
 
     def with_modules(self, more: tuple[str, ...]) -> ModulesInFloat32:
@@ -210,6 +210,8 @@ class Conversions(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         by_engine = isinstance(func, OpOverload) and torch_private.current_backward_node() is not None
+        if by_engine and torch.float32 not in self._instead:
+            return func(*args, **kwargs)
         if func is Tensor.float and torch.float32 in self._instead:
             return args[0].to(self._instead[torch.float32], **kwargs)
         if not by_engine and self._instead.keys() & dtypes_asked(func, args, kwargs):

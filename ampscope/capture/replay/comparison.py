@@ -11,6 +11,9 @@ from ampscope.capture.replay.results import Reduced, ReplayResult, Symptom
 from ampscope.capture.replay.state.device_asserts import can_assert
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.torch_support.communication.gradient_reduction import GradientReduction
+from ampscope.capture.torch_support.local_shards import local
+from ampscope.capture.tracing.sites import dtype_name
+from ampscope.capture.tracing.statistics.stats import extremes, finite, measurable
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.dtypes import FINFO
 from ampscope.trace.schema import ReplayStatus
@@ -111,8 +114,25 @@ def _came_out_finite(
 
 
 def _reduced(player: Player, reduction: GradientReduction) -> Reduced:
-    dtype, largest, fits = player.sent_gradients(reduction.dtype)
+    dtype, largest, fits = _sent(player, reduction.dtype)
     return Reduced(reduction.by, reduction.ranks, reduction.hook, dtype, largest, overflows=not fits)
+
+
+def _sent(player: Player, dtype: torch.dtype | None) -> tuple[str, float, bool]:
+    """What this rank would have given into a reduction of its gradients across ranks.
+
+    Args:
+        player: Has played the step.
+        dtype: That they are sent in; None for their own.
+
+    Returns:
+        The dtype's name (empty where they differ), the greatest magnitude, and whether all fit the dtype.
+    """
+    gradients = [local(p.grad) for _, p in player.substitutes.parameters() if p.grad is not None]
+    dtypes = {dtype or gradient.dtype for gradient in gradients}
+    largest = [torch.stack(extremes(each)).abs().max() for each in gradients if measurable(each)]
+    fits = dtype is None or all(finite(each.to(dtype)) for each in largest)
+    return dtype_name(dtypes.pop()) if len(dtypes) == 1 else "", max(map(float, largest), default=0.0), fits
 
 
 def _how_received(reduced: Reduced) -> str:

@@ -15,6 +15,7 @@ from ampscope.capture.hooks import compiled_modules
 from ampscope.capture.hooks.transform_calls import Exchange, exchanging
 from ampscope.capture.replay.changes import ReplayChange
 from ampscope.capture.replay.handing_back import HandingBack
+from ampscope.capture.replay.memory import Bounded
 from ampscope.capture.replay.state.device_asserts import guarded
 from ampscope.capture.replay.state.kept_gradients import gradients_kept
 from ampscope.capture.replay.state.unlisted_modules import left_as_found
@@ -29,13 +30,13 @@ from ampscope.capture.replay.tape.live_results import in_place_results
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.torch_support import tensor_tree, torch_private
 from ampscope.capture.torch_support.calls import call_state, kernel_choice
-from ampscope.capture.torch_support.calls.backward_call import backward_roots, creates_graph
+from ampscope.capture.torch_support.calls.backward_call import backward_roots, creates_graph, in_engine
 from ampscope.capture.torch_support.calls.function_names import attaches
+from ampscope.capture.torch_support.calls.modes_aside import modes_at_rest
 from ampscope.capture.torch_support.calls.random_state import random_state_kept
 from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.models import Models, unwrapped
-from ampscope.capture.tracing.sites import dtype_name
-from ampscope.capture.tracing.statistics.stats import extremes, finite, measurable
+from ampscope.capture.tracing.statistics.stats import finite
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.schema import Node, Phase
 
@@ -49,6 +50,7 @@ class Player:
         tracer: Observes every op; its sinks are set at the end.
         change: What is done otherwise than in the real step.
         asked_for: Parameters whose gradients are marked in the trace, whatever they are.
+        is_brief: See `step_replay.retry`.
 
     Attributes:
         substitutes: Of what the calls could change.
@@ -67,13 +69,14 @@ class Player:
         change: ReplayChange,
         *,
         asked_for: frozenset[str] = frozenset(),
+        is_brief: bool = False,
     ) -> None:
         self._asked_for = asked_for
+        self._is_brief = is_brief
         self._entries = step.entries()
         self.models = models
         self._tracer = tracer
         self._change = change
-        self._faithful = type(change) is ReplayChange
         self._guard = WriteGuard()
         self.substitutes = Substitutes(models, step.state, change.leaf, self._guard, change.weights)
         self._results = HeldResults(self._entries, step.read_last())
@@ -113,7 +116,7 @@ class Player:
                     guarded(self.devices, self._tracer),
                 ):
                     self._play_entries()
-                _mark_attributes(self._tracer, self._step, self.substitutes)
+                self._mark_attributes()
             self._mark_sinks()
             self.spoilt |= self.substitutes.bad_buffers() - bad_before
 
@@ -126,6 +129,12 @@ class Player:
     def finite(self) -> bool:
         """Whether losses and gradients came out finite."""
         return not self.bad_gradients and all(finite(loss) for loss in self.losses)
+
+    @property
+    def _is_lost(self) -> bool:
+        """Whether a loss tells that the change was in vain, and nothing more is asked for."""
+        with self._tracer.unseen():
+            return self._is_brief and not self._step.read_last() and not all(map(finite, self.losses))
 
     def gradients(self) -> dict[str, Tensor]:
         """The gradient that each parameter got, by name; scaled where the step is."""
@@ -144,21 +153,6 @@ class Player:
         """Name of a parameter whose gradient a function of the user's may have changed; a replay runs none of those."""
         return next((name for name, p in self.models.parameters.values() if torch_private.has_gradient_hooks(p)), "")
 
-    def sent_gradients(self, dtype: torch.dtype | None) -> tuple[str, float, bool]:
-        """What this rank would have given into a reduction of its gradients across ranks.
-
-        Args:
-            dtype: That they are sent in; None for their own.
-
-        Returns:
-            The dtype's name (empty where they differ), the greatest magnitude, and whether all fit the dtype.
-        """
-        gradients = [local(p.grad) for _, p in self.substitutes.parameters() if p.grad is not None]
-        dtypes = {dtype or gradient.dtype for gradient in gradients}
-        largest = [torch.stack(extremes(each)).abs().max() for each in gradients if measurable(each)]
-        fits = dtype is None or all(finite(each.to(dtype)) for each in largest)
-        return dtype_name(dtypes.pop()) if len(dtypes) == 1 else "", max(map(float, largest), default=0.0), fits
-
     def _play_entries(self) -> None:
         for _, entries in groupby(self._entries, key=lambda numbered: numbered[1].state.autocast_epoch):
             with call_state.one_autocast_cache():
@@ -167,6 +161,8 @@ class Player:
                         self._tracer.points.phase = Phase.OPTIMIZER if number > self._step.gradients_at else None
                     self._play_entry(number, entry)
                     self._results.was_run(number, entry)
+                    if entry.kind is EntryKind.BACKWARD and self._is_lost:
+                        return
 
     def _hooks(self) -> list[Callable[..., Any]]:
         """What the loop attached to tensors in this step; it runs again in the replay's backward."""
@@ -229,24 +225,25 @@ class Player:
         return value * ((self._change.scale or 1.0) / (self._step.scale or 1.0)) if is_scale else value
 
     def _compare(self, entry: Entry, result: Any) -> None:
-        if not self._faithful:
+        if type(self._change) is not ReplayChange:
             return
-        self._tracer.pause.on = True
-        name = self.models.names.get(id(entry.call)) or type(entry.call).__name__
-        self.differences.compare(f"the output of {name} differs", fingerprint(result), entry.fingerprint)
-        if self._tracer.batch is not None:
-            self._tracer.batch.returned(result)
-        self._tracer.pause.on = False
+        with self._tracer.unseen():
+            name = self.models.names.get(id(entry.call)) or type(entry.call).__name__
+            self.differences.compare(f"the output of {name} differs", fingerprint(result), entry.fingerprint)
+            if self._tracer.batch is not None:
+                self._tracer.batch.returned(result)
 
     def _backward(self, entry: Entry, args: Any, kwargs: Any) -> None:
-        self._tracer.pause.on = True
-        self.losses += (losses := [local(loss).detach() for loss in backward_roots(args, kwargs)])
-        if self._faithful:
-            self.differences.compare("the loss differs", losses, entry.fingerprint)
-        self._tracer.pause.on = False
+        with self._tracer.unseen():
+            self.losses += (losses := [local(loss).detach() for loss in backward_roots(args, kwargs)])
+            if type(self._change) is ReplayChange:
+                self.differences.compare("the loss differs", losses, entry.fingerprint)
+        if self._is_lost:
+            return
         self._tracer.functions.creates_graph = creates_graph(args, kwargs)
         self.substitutes.backward_begins(entry)
-        with framework_flags.set_again(entry.state.flags):
+        resting = (Bounded, Tracer) if self._is_brief else (Bounded,)  # the first looks at what forward gives
+        with framework_flags.set_again(entry.state.flags), in_engine(lambda: modes_at_rest(*resting)):
             call_user(torch_private.through_topmost_mode(entry.call), args, kwargs)
         self._tracer.outputs.begin_micro_batch()
 
@@ -261,7 +258,7 @@ class Player:
 
     def _check_versions(self) -> None:
         """Notes inputs and weights that were changed in place since the real step read them."""
-        for _, entry in self._entries if self._faithful else ():
+        for _, entry in self._entries if type(self._change) is ReplayChange else ():
             if entry.versions and entry.versions != self.models.versions(entry.module):
                 self.differences.note("weights changed since")
             if any(torch_private.version_counter(read.tensor) != read.version for read in entry.arguments.outside):
@@ -286,13 +283,11 @@ class Player:
             if not finite(buffer):
                 self._tracer.sink(buffer, Node.BUFFER_AFTER, ".".join(filter(None, (module, name))), module)
 
-
-def _mark_attributes(tracer: Tracer, step: TapedStep, substitutes: Substitutes) -> None:
-    """Marks what a step has left in plain attributes, while the modules hold it."""
-    held = substitutes.attribute_tensors() if step.left_in_attributes else {}
-    for name, label in step.left_in_attributes.items():
-        if name in held:
-            tracer.sink(held[name], Node.CARRIED_AFTER, label)
+    def _mark_attributes(self) -> None:
+        """Marks what the step has left in plain attributes, while the modules hold it."""
+        held = self.substitutes.attribute_tensors() if self._step.left_in_attributes else {}
+        for name in self._step.left_in_attributes.keys() & held.keys():
+            self._tracer.sink(held[name], Node.CARRIED_AFTER, self._step.left_in_attributes[name])
 
 
 def call_user(call: Callable[..., Any], args: Any, kwargs: Any) -> Any:

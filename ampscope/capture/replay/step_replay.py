@@ -72,7 +72,9 @@ def run(
     return result
 
 
-def retry(step: TapedStep, models: Models, tracer: Tracer, change: ReplayChange) -> ChangedResult:
+def retry(
+    step: TapedStep, models: Models, tracer: Tracer, change: ReplayChange, *, is_brief: bool = False
+) -> ChangedResult:
     """Runs ``step`` once more with one thing changed.
 
     Args:
@@ -80,13 +82,14 @@ def retry(step: TapedStep, models: Models, tracer: Tracer, change: ReplayChange)
         models: The watched models.
         tracer: Observes every op.
         change: What is done otherwise.
+        is_brief: Backward is not observed, and not begun from a loss that is not finite.
 
     Returns:
         Whether the step came out finite, and so did the buffers that it found finite: a loss that no longer shows what
         is kept for the next steps is not cured. Nothing of the training is different afterwards.
     """
     started = time.perf_counter()
-    player = Player(step, models, tracer, change)
+    player = Player(step, models, tracer, change, is_brief=is_brief)
     failed = play(player, memory.room(models.main_device()))
     seconds = time.perf_counter() - started
     if failed:

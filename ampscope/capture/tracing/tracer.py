@@ -69,6 +69,7 @@ class Tracer(OwnMode):
     ) -> None:
         super().__init__()
         self.backward_varies = False  #: a gradient of this step would be rounded otherwise under this mode
+        self._in_replay = pause is None
         self.pause = pause or Pause()  #: on while AMPscope's own code computes
         self.bad_rows: dict[str, list[int]] = {}  #: of each input that is not finite, where; in replays
         self.batch: BatchRows | None = None  #: compares the rows of the batch, where asked to
@@ -82,7 +83,6 @@ class Tracer(OwnMode):
         self._dataflow = Dataflow(self.outputs.measure if full else None)
         self._reading = Reading(self.outputs, self._dataflow, self.points.number_entry)
         self._one_at_a_time = threading.RLock()  # the engine has a thread for each device
-        self._handling = 0  # ops in progress: inside one, torch has taken the mode off the stack by itself
 
     # -- being active -------------------------------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ class Tracer(OwnMode):
     @property
     def handling(self) -> bool:
         """Whether an op or a function is in progress, for which torch has taken a mode off its stack by itself."""
-        return bool(self._handling or self.functions.handling)
+        return bool(self.functions.handling)
 
     # -- what comes from outside, what matters at the end -------------------------------------------------------
 
@@ -146,10 +146,7 @@ class Tracer(OwnMode):
             self.bad_rows.setdefault(name, rows)
 
     def sink(self, tensor: Tensor, node: Node, name: str, module: str = "", *, always: bool = False) -> None:
-        """Marks a tensor from which the walk back to an origin starts: a loss, a gradient, a buffer.
-
-        With ``always``, with every statistic, and even if no op of the step wrote it.
-        """
+        """Marks where a walk back to an origin starts; ``always``: even if no op wrote it, with every statistic."""
         tensor = stored(local(tensor))
         with self._one_at_a_time:
             point = op_points.of_sink(node, name, module, tensor)
@@ -168,7 +165,7 @@ class Tracer(OwnMode):
         if self.pause.on or guard.broken or (self.pause.cuda and self.pause.captures()):
             return func(*args, **kwargs)
         result = NOT_RUN
-        self._handling += 1
+        self.functions.handling += 1
         try:
             if operator.communicates:
                 return self._exchange(operator, func, args, kwargs)
@@ -180,15 +177,16 @@ class Tracer(OwnMode):
             result = func(*args, **kwargs)
             if not guard.broken:
                 try:  # and not the guard around it: this is done for every op
+                    note = self._note_past_modes if self._in_replay else self._note
                     with self._one_at_a_time:
-                        self._note(operator, (args, kwargs), result, sys._getframe().f_back)
+                        note(operator, (args, kwargs), result, sys._getframe().f_back)
                 except BaseException:
                     with guard:
                         raise
         except BaseException as error:  # noqa: BLE001  # a door
             left(error)
         finally:
-            self._handling -= 1
+            self.functions.handling -= 1
         return func(*args, **kwargs) if result is NOT_RUN else result
 
     def _exchange(self, operator: Operator, func: Any, args: Any, kwargs: Any) -> Any:
@@ -257,15 +255,15 @@ class Tracer(OwnMode):
             if ran is not None:
                 if made_node:
                     self.points.link(now.phase, ran[0].site)
-                if self.outputs.full:  # the modes of a replay below this one need not see what is measured
-                    past_dispatch, past_functions = torch_private.past_modes()
-                    with past_dispatch, past_functions:
-                        self._record(operator, call, ran)
-                else:
-                    self._record(operator, call, ran)
+                self._record(operator, call, ran)
         if self.places.follows:
-            args, kwargs = call
-            self.points.follow(operator, [*args, *kwargs.values()], result)
+            self.points.follow(operator, [*call[0], *call[1].values()], result)
+
+    def _note_past_modes(self, *ran: Any) -> None:
+        """The same where the modes of a replay need not see what is read and measured."""
+        past_dispatch, past_functions = torch_private.past_modes()
+        with past_dispatch, past_functions:
+            self._note(*ran)
 
     def _record(self, operator: Operator, call: Call, ran: Ran) -> None:
         made, operands, results, overwritten = ran

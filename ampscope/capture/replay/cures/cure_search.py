@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ampscope.capture.budgets import ReplayBudget
 from ampscope.capture.replay import memory, player, step_replay
-from ampscope.capture.replay.changes import ReplayChange
+from ampscope.capture.replay.changes import ModulesInFloat32, ReplayChange
 from ampscope.capture.replay.cures import failure
 from ampscope.capture.replay.cures.costs import StepTimes
 from ampscope.capture.replay.cures.failure import Failure
@@ -27,6 +27,9 @@ from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace import schema
 from ampscope.trace.schema import OpRow, ReplayStatus, Trial
 from ampscope.trace.vocabulary import NOT_DETERMINISTIC
+
+#: Program points of trials that are not recorded which are remembered; a program may make its code as it runs.
+MOST_SITES = 20_000
 
 
 class TrialRun(NamedTuple):
@@ -50,6 +53,7 @@ class CureSearch:
     def __init__(self, models: Models, sites: Sites, budget: ReplayBudget, guard: Guard) -> None:
         self._models = models
         self._sites = sites
+        self._unrecorded = Sites(0, models.module_type)
         self._budget = budget
         self._guard = guard
         self._searches: dict[object, FailureSearch] = {}
@@ -130,11 +134,24 @@ class CureSearch:
         return ""
 
     def _try(self, change: ReplayChange, located: Failure | None, step: TapedStep) -> TrialRun:
+        """A replay with a change; with its backward where that is told, asked for, or where the failure is now."""
+        is_brief = isinstance(change, (OtherForm, ModulesInFloat32)) and change.scale is None and not step.updates
+        run = self._run(change, located, step, is_brief=is_brief)
+        made = not isinstance(change, OtherForm) or change.used is not None
+        lost = is_brief and made and run.trial.result.outcome is Trial.NONFINITE
+        return self._run(change, located, step) if lost and failure.located(run.rows, scaled=False) is None else run
+
+    def _run(
+        self, change: ReplayChange, located: Failure | None, step: TapedStep, *, is_brief: bool = False
+    ) -> TrialRun:
         recorded = change.kind is schema.Change.FP32
-        sites = self._sites if recorded else Sites(0, self._models.module_type)
+        if len(self._unrecorded) > MOST_SITES:
+            self._unrecorded = Sites(0, self._models.module_type)
+        sites = self._sites if recorded else self._unrecorded
         stops = (player.call_user.__code__,)
         tracer = Tracer(sites, self._models.names, full=False, guard=self._guard, stops=stops)
-        result = step_replay.retry(step, self._models, tracer, change)
+        tracer.outputs.sums = recorded
+        result = step_replay.retry(step, self._models, tracer, change, is_brief=is_brief)
         self._budget.spent(result.seconds)
         rows = TracedRows(*tracer.rows(0, ""), sites)
         tracer.release()

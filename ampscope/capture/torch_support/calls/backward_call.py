@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Container, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -52,18 +53,23 @@ _engine = PerThread(torch.autograd, "_engine_run_backward")
 
 
 @contextlib.contextmanager
-def active_in_engine(mode: TorchFunctionMode) -> Iterator[None]:
-    """Has ``mode`` active while autograd's engine runs for this thread, though torch has taken it off for the backward.
+def in_engine(make: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+    """Has a context, made anew each time, around whatever autograd's engine runs for this thread.
 
     For the replay of a step: what other threads run meanwhile is left alone.
     """
 
-    def with_mode(run: Callable[..., Any]) -> Callable[..., Any]:
-        def run_with_mode(*args: Any, **kwargs: Any) -> Any:
-            with mode:
+    def within(run: Callable[..., Any]) -> Callable[..., Any]:
+        def run_within(*args: Any, **kwargs: Any) -> Any:
+            with make():
                 return run(*args, **kwargs)
 
-        return run_with_mode
+        return run_within
 
-    with _engine.replaced(with_mode):
+    with _engine.replaced(within):
         yield
+
+
+def active_in_engine(mode: TorchFunctionMode) -> AbstractContextManager[None]:
+    """Has ``mode`` active while the engine runs, though torch has taken it off for the backward."""
+    return in_engine(lambda: mode)

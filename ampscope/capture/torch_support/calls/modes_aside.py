@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ampscope.capture.torch_support import torch_private
@@ -15,6 +16,17 @@ def remove_modes(ours: Callable[[Any], bool]) -> None:
         rest = [mode for mode in modes if not ours(mode)]
         if len(rest) != len(modes):
             stack.become(rest)
+
+
+@contextlib.contextmanager
+def modes_at_rest(*kinds: type) -> Iterator[None]:
+    """Takes dispatch modes of some classes off their stack for the body; then all are where they were."""
+    modes = torch_private.dispatch_stack.modes()
+    torch_private.dispatch_stack.become([mode for mode in modes if not isinstance(mode, kinds)])
+    try:
+        yield
+    finally:
+        torch_private.dispatch_stack.become(modes)
 
 
 class OthersAside:

@@ -40,6 +40,7 @@ class Outputs:
         measurements: Of each output, the number of its measurement; None where there is none.
         checksums: By output, where it is compared bit for bit with another execution's.
         micro_batches: The first output of each micro-batch.
+        sums: Checksums are taken; not where nothing is compared with another execution.
     """
 
     def __init__(self, *, full: bool, slots: Slots | None = None) -> None:
@@ -52,6 +53,7 @@ class Outputs:
         self.measurements: list[int | None] = []
         self.checksums: dict[int, Tensor | None] = {}
         self.micro_batches = [0]
+        self.sums = True
         self._makers: list[int] = []  # of each output, the op
         self._measured: Slots | Census = Census() if full else slots or Slots()
         self._late: dict[int, list[tuple[int, Tensor]]] = {}  # by storage: outputs that other ranks may still write
@@ -93,7 +95,7 @@ class Outputs:
             if self.shapes is not None and number is not None:
                 known = self.measurements[given] if isinstance(given, int) else given
                 self.shapes.offer(made.site, number, tensor, chosen=chosen, given=known)
-        if all_bits:
+        if all_bits and self.sums:
             self.checksums |= {first + out: checksum(tensor) for out, tensor in enumerate(tensors)}
         return first
 

@@ -37,7 +37,7 @@ class FunctionWatch(TorchFunctionMode):
         self.unwraps = False  #: the function is answered by the class of one of its operands, in code of its own
         self.met: Circumstances | None = None  #: those of the latest op of the call, outside of backward
         self.listener: Callable[[Any, Any], None] | None = None  #: is told of each function and its arguments, before
-        self.handling = 0  #: calls in progress: inside one, torch has taken the mode off the stack by itself
+        self.handling = 0  #: calls and ops in progress: inside one, torch has taken a mode off its stack by itself
         self._places = places
         self._guard = guard
         self._types = tuple(reversed(call_state.device_types()))
