@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampscope.capture.replay import player
+from ampscope.capture.torch_support.calls.modes_aside import modes_at_rest
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.schema import ReplayRow, Table
 from tests.support.training.small_loop import here
@@ -67,13 +67,12 @@ def tried(watched: Watched) -> list[ReplayRow]:
 def backwards(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each backward that replays ran, whether it was seen."""
     ran: list[bool] = []
-    run = player.modes_at_rest
 
     def noted(*kinds: type) -> Any:
         ran.append(Tracer not in kinds)
-        return run(*kinds)
+        return modes_at_rest(*kinds)
 
-    monkeypatch.setattr(player, "modes_at_rest", noted)
+    monkeypatch.setattr("ampscope.capture.replay.player.modes_at_rest", noted)
     return ran
 
 
