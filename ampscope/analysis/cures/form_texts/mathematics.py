@@ -143,6 +143,19 @@ TEXTS: dict[str, FormText] = {
         ),
         lambda _: "loss = F.binary_cross_entropy_with_logits(logits, target)",
     ),
+    Form.CROSS_ENTROPY: FormText(
+        lambda form: f"cross_entropy of the logits for {form.call} of the logarithm of their softmax",
+        lambda form: f"Take cross_entropy of the logits in the place of {form.call} of the logarithm of their softmax.",
+        lambda _: "loss = F.cross_entropy(logits, target)",
+    ),
+    Form.CENTRED: FormText(
+        lambda _: "the mean of centred squares for the mean of squares less the square of the mean",
+        lambda _: (
+            "Take the mean of centred squares in the place of the mean of squares less the square of the mean, "
+            "which cancels, and whose squares are larger."
+        ),
+        lambda _: "var = (x - x.mean(-1, keepdim=True)).square().mean(-1)",
+    ),
     Form.LOGSUMEXP: FormText(
         lambda form: f"logsumexp for {form.call} of a sum of exponentials",
         lambda form: f"Take logsumexp in the place of {form.call} of a sum of exponentials.",

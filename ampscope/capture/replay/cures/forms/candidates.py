@@ -9,7 +9,14 @@ from ampscope.capture.replay.cures.failure import Failure
 from ampscope.capture.replay.cures.forms.call_form import CallForm
 from ampscope.capture.replay.cures.forms.failed_call import FailedCall, failed_call
 from ampscope.capture.replay.cures.forms.form_change import OtherForm
-from ampscope.capture.replay.cures.forms.mathematics import bounds, empty, exponentials, logarithms, safe_where
+from ampscope.capture.replay.cures.forms.mathematics import (
+    bounds,
+    empty,
+    exponentials,
+    logarithms,
+    safe_where,
+    variances,
+)
 from ampscope.capture.replay.cures.forms.range import constants, float32_call, scale_first
 from ampscope.capture.tracing.traced_rows import TracedRows
 
@@ -18,9 +25,11 @@ Rule = Callable[[FailedCall], Iterator[CallForm]]
 
 #: The same by mathematics, computed another way.
 AS_MEANT: tuple[Rule, ...] = (
+    logarithms.of_likelihood,
     logarithms.of_logarithm,
     logarithms.of_cross_entropy,
     exponentials.of_quotient,
+    variances.of_variance,
 )
 #: Without what has no value, or no slope: all else stays what it is.
 SAFE: tuple[Rule, ...] = (

@@ -55,6 +55,7 @@ class LogVersion(NamedTuple):
     exact: Later  #: the tensor as the code means it, computed in float64
     rest: Later | None = None  #: the logarithm of one minus it
     logits: Later | None = None  #: of what it is the sigmoid
+    scores: Later | None = None  #: of what it is the softmax over the second dimension
 
     def mapped(self, change: Change) -> LogVersion:
         """The same of chosen elements."""
@@ -73,7 +74,9 @@ def begun(call: Call) -> LogVersion | None:
         if not isinstance(dim, int):
             return None
         return LogVersion(
-            Later(lambda: functional.log_softmax(given, dim)), Later(lambda: given.detach().double().softmax(dim))
+            Later(lambda: functional.log_softmax(given, dim)),
+            Later(lambda: given.detach().double().softmax(dim)),
+            scores=Later(lambda: given) if dim in (1, 1 - given.dim()) else None,
         )
     if call.name == "sigmoid":
         return LogVersion(

@@ -20,6 +20,7 @@ from ampscope.capture.torch_support.user_line import Place
 from ampscope.trace.schema import Form
 
 _CROSS_ENTROPY = "binary_cross_entropy"
+_LIKELIHOOD = "nll_loss"
 _BASES = {"log": 1.0, "log2": math.log(2.0), "log10": math.log(10.0)}
 #: Ops that a probability may pass through before its logarithm is taken.
 _PASSES = frozenset(
@@ -29,6 +30,9 @@ _PASSES = frozenset(
         *("clamp", "clamp_min", "clamp_max", "add", "sub", "rsub", "mul", "div", "sum", "mean", "amax", "amin"),
     }
 )
+#: Ops that only keep it from zero, and those that leave it what it is.
+_GUARDS = frozenset({"clamp", "clamp_min", "clamp_max", "add", "_to_copy", "clone", "view"})
+_SAME = frozenset({"_to_copy", "clone", "view"})
 #: What makes one, by op: the function that code calls, and the form.
 _MADE_BY = {
     "_softmax": ("softmax", Form.LOG_SOFTMAX),
@@ -92,6 +96,67 @@ class FromLogits(CallForm):
         targets = [each.double() if isinstance(each, Tensor) else each for each in call.args[1:]]
         exact = call._replace(args=(known.exact(), *targets))() if known is not None else None
         return (Compared(call(), result, exact, least=1.0),)
+
+
+class CrossEntropy(FromLogits):
+    """A ``cross_entropy`` of the logits for ``nll_loss`` of the logarithm of their softmax over the classes.
+
+    Args:
+        made_at: The line that calls the softmax.
+    """
+
+    def __init__(self, made_at: CallPlace) -> None:
+        super().__init__(Form.CROSS_ENTROPY, frozenset({_LIKELIHOOD}), "softmax", made_at)
+        self._logs: Followed[LogVersion] = Followed()
+
+    def saw(self, call: Call, result: Any) -> Iterable[Compared]:
+        """See `CallForm.saw`."""
+        known = self._known.of(call.operands[0]) if call.operands and call.name == "log" else None
+        if known is not None:
+            self._logs.note(result, known)
+            return ()
+        return super().saw(call, result)
+
+    def release(self) -> None:
+        """See `CallForm.release`."""
+        super().release()
+        self._logs.clear()
+
+    def instead(self, call: Call) -> Any:
+        """See `CallForm.instead`."""
+        known = self._logs.of(call.operands[0]) if call.operands else None
+        if known is None or known.scores is None:
+            return NotImplemented
+        return functional.cross_entropy(known.scores(), *call.args[1:], **call.kwargs)
+
+    def compared(self, call: Call, result: Any) -> Iterable[Compared]:
+        """See `CallForm.compared`."""
+        known = self._logs.of(call.operands[0])
+        if known is None:
+            return ()
+        wide = [
+            each.double() if isinstance(each, Tensor) and each.is_floating_point() else each for each in call.args[1:]
+        ]
+        named = {
+            name: each.double() if name == "weight" and each is not None else each for name, each in call.kwargs.items()
+        }
+        return (Compared(call(), result, call._replace(args=(known.exact().log(), *wide), kwargs=named)(), least=1.0),)
+
+
+def of_likelihood(call: FailedCall) -> Iterator[CallForm]:
+    """A negative log-likelihood of the logarithm of a softmax, from the logits."""
+    if call.name != "log":
+        return
+    loss = next((each for each in after(call, call.seq, _SAME) if name(call, each).startswith(_LIKELIHOOD)), None)
+    softmax = next((each for each in before(call, call.seq, _GUARDS) if name(call, each) == "_softmax"), None)
+    if loss is None or softmax is None:
+        return
+    shape = next(iter(call.graph.site(softmax).out_shapes), "")
+    dim = call.graph.scalars(softmax).get("dim")
+    if dim in (1, 1 - len(shape.split("x"))):
+        found = CrossEntropy(place(call, softmax))
+        found.at = place(call, loss)
+        yield found
 
 
 def of_logarithm(call: FailedCall) -> Iterator[CallForm]:

@@ -16,8 +16,9 @@ from ampscope.capture.replay.cures.forms.form_change import ROUNDING, OtherForm
 from ampscope.capture.replay.cures.forms.mathematics.bounds import AddedEps, DivisorBound
 from ampscope.capture.replay.cures.forms.mathematics.empty import KeptRows, MeanOfNothing, ZeroInfinity
 from ampscope.capture.replay.cures.forms.mathematics.exponentials import MaxOff
-from ampscope.capture.replay.cures.forms.mathematics.logarithms import FromLogits
+from ampscope.capture.replay.cures.forms.mathematics.logarithms import CrossEntropy, FromLogits
 from ampscope.capture.replay.cures.forms.mathematics.safe_where import SafeWhere
+from ampscope.capture.replay.cures.forms.mathematics.variances import Centred
 from ampscope.capture.torch_support.user_line import Place
 from ampscope.trace.schema import Form
 
@@ -138,6 +139,66 @@ def test_binary_cross_entropy_from_the_logits() -> None:
     torch.testing.assert_close(result, functional.binary_cross_entropy_with_logits(x, target, reduction="none"))
     assert change is not None
     assert change <= ROUNDING
+
+
+def test_a_cross_entropy_of_the_logits() -> None:
+    x, target = numbers(), torch.tensor([0, 2, 5, 1])
+    weight = torch.rand(6, generator=torch.Generator().manual_seed(2))
+    form = CrossEntropy(CallPlace(Place(replaced.__code__, 1).file, 1))
+
+    def program(x: Tensor) -> Tensor:
+        return functional.nll_loss(torch.log(x.softmax(1) + 1e-12), target, weight=weight, ignore_index=2)
+
+    result, change = replaced(form, program, x)
+    torch.testing.assert_close(result, functional.cross_entropy(x, target, weight, ignore_index=2))
+    assert change is not None
+    assert change <= ROUNDING
+
+
+VARIANCES: dict[str, Callable[[Tensor], Tensor]] = {
+    "methods": lambda x: x.pow(2).mean(-1) - x.mean(-1).pow(2),
+    "operators": lambda x: (x * x).mean(dim=-1) - x.mean(dim=-1) ** 2,
+    "functions": lambda x: torch.mean(torch.square(x), -1) - torch.square(torch.mean(x, -1)),
+}
+
+
+@pytest.mark.parametrize("program", VARIANCES.values(), ids=VARIANCES.keys())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_a_variance_by_centred_squares(program: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
+    x = numbers().to(dtype)
+    result, change = replaced(Centred(frozenset({CallPlace(Place(replaced.__code__, 1).file, 1)})), program, x)
+    centred = (x - x.mean(-1, keepdim=True)).square().mean(-1)
+    assert torch.equal(result, centred)
+    exact = x.double().var(-1, unbiased=False)
+    torch.testing.assert_close(result.double(), exact, rtol=4 * torch.finfo(dtype).eps, atol=0)
+    assert change is not None
+    assert change <= ROUNDING
+
+
+def test_a_variance_along_several_dimensions_and_of_all() -> None:
+    x = numbers().view(2, 2, 6)
+    at = frozenset({CallPlace(Place(replaced.__code__, 1).file, 1)})
+    along, _ = replaced(Centred(at), lambda x: (x**2).mean([0, 2], True) - x.mean(axis=[0, 2], keepdim=True) ** 2, x)
+    torch.testing.assert_close(along, x.var((0, 2), unbiased=False, keepdim=True))
+    whole, _ = replaced(Centred(at), lambda x: (x**2).mean() - x.mean() ** 2, x)
+    torch.testing.assert_close(whole, x.var(unbiased=False))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x.pow(2).mean(0) - x.mean(-1).mean().pow(2),
+        lambda x: x.pow(2).mean(-1) - (x + 1).mean(-1).pow(2),
+        lambda x: x.mean(-1).pow(2) - x.pow(2).mean(-1),
+        lambda x: x.pow(3).mean(-1) - x.mean(-1).pow(3),
+        lambda x: x.square().mul_(2).mean(-1) - x.mean(-1).square(),
+    ],
+)
+def test_what_is_no_variance_stays(program: Callable[[Tensor], Tensor]) -> None:
+    form = Centred(frozenset({CallPlace(Place(replaced.__code__, 1).file, 1)}))
+    result, change = replaced(form, program, numbers())
+    assert torch.equal(result, program(numbers()))
+    assert change is None
 
 
 def test_the_maximum_taken_off() -> None:

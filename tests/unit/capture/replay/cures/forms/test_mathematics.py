@@ -108,6 +108,18 @@ def no_alignment(h: Tensor) -> Tensor:
     return functional.ctc_loss(probabilities, torch.tensor([[1, 1, 2, 2, 3, 3]]), *lengths)
 
 
+def deviation(h: Tensor) -> Tensor:
+    x = 3e3 + 0.1 * h
+    return (x.pow(2).mean(-1) - x.mean(-1).pow(2)).sqrt()
+
+
+def scaled_by_hand(h: Tensor) -> Tensor:
+    x = 3e3 + 0.1 * h
+    mean = torch.mean(x, dim=-1, keepdim=True)
+    variance = torch.mean(x * x, dim=-1, keepdim=True) - mean**2
+    return h * torch.rsqrt(variance + 1e-9)
+
+
 #: By what is tried first: the form, the call in whose place it stands, and the programs.
 EXACT: list[tuple[str, Form, str, Program]] = [
     ("log of softmax", Form.LOG_SOFTMAX, "log", lambda h: torch.log((300 * h).softmax(-1))),
@@ -115,6 +127,20 @@ EXACT: list[tuple[str, Form, str, Program]] = [
     ("indexed", Form.LOG_SOFTMAX, "log", lambda h: torch.log((300 * h).softmax(dim=1)[torch.arange(4), TARGETS - 4])),
     ("base two", Form.LOG_SOFTMAX, "log2", lambda h: torch.log2(torch.softmax(300 * h, -1))),
     ("by hand", Form.LOG_SOFTMAX, "log", log_of_hand_softmax),
+    (
+        "likelihood",
+        Form.CROSS_ENTROPY,
+        "nll_loss",
+        lambda h: functional.nll_loss(torch.log((300 * h).softmax(1)), TARGETS),
+    ),
+    (
+        "likelihood of each",
+        Form.CROSS_ENTROPY,
+        "nll_loss",
+        lambda h: functional.nll_loss((300 * h).softmax(-1).log(), TARGETS, ignore_index=1, reduction="none"),
+    ),
+    ("variance", Form.CENTRED, "sub", deviation),
+    ("variance of a norm", Form.CENTRED, "sub", scaled_by_hand),
     ("log of sigmoid", Form.LOGSIGMOID, "log", lambda h: torch.sigmoid(h - 120).log()),
     ("of one minus it", Form.LOGSIGMOID, "log", lambda h: torch.log(1 - torch.sigmoid(h + 30))),
     ("of both", Form.LOGSIGMOID, "log", both_sides),
@@ -170,6 +196,13 @@ OTHERWISE: list[tuple[str, Form, Program]] = [
     ("a sum that divides another", Form.MAX_OFF, lambda h: h / (torch.exp(300 * h).sum(-1, keepdim=True) - torch.inf)),
     ("a divisor that nothing masks", Form.SAFE_WHERE, lambda h: zeros_in(h) / zeros_in(h)),
     ("a softmax of infinities", Form.KEPT_ROWS, lambda h: (h * 1e38 * 1e38).softmax(-1)),
+    (
+        "a likelihood over another dimension",
+        Form.CROSS_ENTROPY,
+        lambda h: functional.nll_loss((300 * h).softmax(0).log(), TARGETS),
+    ),
+    ("a difference of no variance", Form.CENTRED, lambda h: (h.square().mean(-1) - h.mean(-1).pow(2) - 1e9).sqrt()),
+    ("of two", Form.CENTRED, lambda h: (h.square().mean(-1) - (h + 9).mean(-1).pow(2)).sqrt()),
     ("a mean of something", Form.OPERAND_BOUND, lambda h: (h * 1e38 * 1e38).mean()),
 ]
 
