@@ -111,6 +111,7 @@ NO_TENSORS = frozenset(
         "replay/cures/forms/mathematics/log_versions.py": "_of_one _summed after",
         "replay/cures/forms/mathematics/operands.py": "smallest_normal power_of_ten",
         "replay/cures/forms/mathematics/safe_where.py": "instead",
+        "replay/cures/forms/mathematics/variances.py": "_along",
         "replay/memory.py": "_free room _left_in _kilobytes",
         "step/ending/looks/audit/widened.py": "draws",
         "step/carried/between_steps.py": "made_of_carried",

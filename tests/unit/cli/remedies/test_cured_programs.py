@@ -87,7 +87,50 @@ for step in range(12):
     scaler.step(optimizer)
     scaler.update()
 """
-CURED = {"smaller_step": RATE, "in_float32": SQUARES, "scale_first": PRODUCT}
+VARIANCE = """
+class Scaled(nn.Module):
+    def forward(self, x):
+        variance = x.pow(2).mean(-1, keepdim=True) - x.mean(-1, keepdim=True).pow(2)
+        return x * torch.rsqrt(variance + 1e-3)
+
+
+model = nn.Sequential(nn.Linear(8, 8, bias=False), Scaled(), nn.Linear(8, 1))
+nn.init.eye_(model[0].weight)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+ampscope.watch(model, scaler, dir=RUN, every=1)
+for step in range(4):
+    x = torch.randn(4, 8) * 4 + (300.0 if step == 2 else 0.0)
+    optimizer.zero_grad()
+    with torch.autocast("cpu", torch.float16):
+        loss = model(x).float().mean()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+LIKELIHOOD = """
+model = nn.Linear(8, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+ampscope.watch(model, scaler, dir=RUN, every=1)
+for step in range(4):
+    x, target = torch.randn(16, 8) * (400.0 if step == 2 else 1.0), torch.arange(16) % 4
+    optimizer.zero_grad()
+    with torch.autocast("cpu", torch.float16):
+        logits = model(x)
+        p = torch.softmax(logits, dim=1)
+        loss = F.nll_loss(torch.log(p), target)
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+CURED = {
+    "smaller_step": RATE,
+    "in_float32": SQUARES,
+    "scale_first": PRODUCT,
+    "centred": VARIANCE,
+    "cross_entropy": LIKELIHOOD,
+}
 
 
 def trained(run: str) -> None:

@@ -178,7 +178,7 @@ def test_a_variance_by_centred_squares(program: Callable[[Tensor], Tensor], dtyp
 def test_a_variance_along_several_dimensions_and_of_all() -> None:
     x = numbers().view(2, 2, 6)
     at = frozenset({CallPlace(Place(replaced.__code__, 1).file, 1)})
-    along, _ = replaced(Centred(at), lambda x: (x**2).mean([0, 2], True) - x.mean(axis=[0, 2], keepdim=True) ** 2, x)
+    along, _ = replaced(Centred(at), lambda x: (x**2).mean([0, 2], True) - x.mean(dim=[0, 2], keepdim=True) ** 2, x)
     torch.testing.assert_close(along, x.var((0, 2), unbiased=False, keepdim=True))
     whole, _ = replaced(Centred(at), lambda x: (x**2).mean() - x.mean() ** 2, x)
     torch.testing.assert_close(whole, x.var(unbiased=False))

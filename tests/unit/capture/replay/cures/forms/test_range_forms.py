@@ -131,6 +131,11 @@ CASES = {
         *(Form.IN_FLOAT32, "square", None, None),
         lambda h: (h * 0 + 300).float().square().mean(-1),
     ),
+    "a variance whose squares are beyond it": Case(
+        lambda h: (x := h * 4 + 300).pow(2).mean(-1) - x.mean(-1).pow(2),
+        *(Form.CENTRED, "sub", None, None),
+        lambda h: ((x := h * 4 + 300) - x.mean(-1, keepdim=True)).square().mean(-1),
+    ),
     "a sum": Case(
         lambda h: (h * 0 + 30000).sum(-1),
         *(Form.IN_FLOAT32, "sum", None, None),
