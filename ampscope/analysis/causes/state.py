@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ampscope.analysis.causes import untried
 from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, Reason
 from ampscope.analysis.results import Remedy
-from ampscope.trace.schema import Change, Form, StateKind
+from ampscope.trace.schema import Change, Form, Looked, StateKind
 from ampscope.trace.vocabulary import Cause
 
 
@@ -26,6 +26,7 @@ class TurnedBad(Reason):
     others: int = 0  #: further tensors that were found so at the same look
     finite_at: int | None = None  #: the last step after which it was seen finite; None where it never was
     bad_at: int = 0  #: the first step after which it was seen not to be
+    when: str = Looked.AFTER  #: a `Looked`: when in that step
 
     @property
     def key(self) -> str:
@@ -40,7 +41,11 @@ class TurnedBad(Reason):
             or "values that are not finite"
         )
         more = f", and so did {self.others:,} more" if self.others else ""
-        text = f"{self._subject} held {held} among {self.numel:,} elements after step {self.bad_at:,}{more}."
+        if self.when == Looked.FORESEEN:
+            text = f"{self._subject} would hold {held} among {self.numel:,} elements after step {self.bad_at:,}"
+            return f"{text}{more.replace('did', 'would')}: its optimizer was stepped on copies first."
+        when = "before the update of" if self.when == Looked.BEFORE else "after"
+        text = f"{self._subject} held {held} among {self.numel:,} elements {when} step {self.bad_at:,}{more}."
         if self.finite_at is None:
             return f"{text} It was not seen finite before."
         if self.finite_at + 1 == self.bad_at:
@@ -172,6 +177,8 @@ def _and_more(others: int) -> str:
 def _bad_state(occurrence: Occurrence) -> str:
     reason = occurrence.reason
     text = reason.in_words if isinstance(reason, TurnedBad) else "The optimizer's state is not finite."
+    if isinstance(reason, TurnedBad) and reason.when != Looked.AFTER:
+        return f"{text} An update that is made with it leaves the weight where it is, or makes NaN of it."
     return f"{text} Every later update is made with it, so the weight stands still or becomes NaN; nothing undoes it."
 
 

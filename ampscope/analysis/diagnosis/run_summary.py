@@ -60,7 +60,7 @@ _EFFECTS: dict[str, str] = {
     Trigger.NONFINITE_BUFFER: "left a non-finite buffer",
     Trigger.BUFFER_STANDS_STILL: "left a buffer where it was",
     Trigger.UPDATES_LOST: "lost updates to rounding",
-    Trigger.NONFINITE_STATE: "left state that is not finite",
+    Trigger.NONFINITE_STATE: "met state that is not finite",
     Trigger.NONFINITE_CARRIED: "left a tensor that the loop carries non-finite",
     Trigger.CARRIED_READ: "read a non-finite tensor that the loop carries",
     Trigger.EXCEPTION: "was cut off by an error",

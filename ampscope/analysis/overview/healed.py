@@ -12,6 +12,9 @@ from ampscope.trace.read.run import Run
 from ampscope.trace.schema import CureKind, EventKind, EventRow, Table, said
 from ampscope.trace.vocabulary import Severity
 
+#: What a look after a step has found is mended before the next one.
+_AFTER = CureKind.STATE
+
 
 def cures_made(run: Run, rank: int) -> tuple[MadeCure, ...]:
     """The changes that healing has made on a rank, in order."""
@@ -60,7 +63,7 @@ def since_then(
     if not isinstance(primary, Incident) or primary.cause.is_ahead:
         return ""
     resumes = [row.step for row in run.rows(Table.EVENTS, rank=rank, kind=EventKind.RESUME) if row.step > primary.step]
-    healed = [each.step for each in cures if primary.step <= each.step <= primary.last_step]
+    healed = [each.step for each in cures if primary.step <= each.step <= primary.last_step + (each.kind == _AFTER)]
     if resumes:
         at, what = max(resumes), f"The run was resumed at step {max(resumes):,}"
         back = primary.last_step >= at

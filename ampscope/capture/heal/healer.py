@@ -36,6 +36,7 @@ class Healer(StepObserver):
 
     Attributes:
         begins: What is said as a run begins.
+        log: Tells of what is done.
 
     Args:
         models: The watched models.
@@ -65,7 +66,7 @@ class Healer(StepObserver):
         self._tape = tape
         self._budget = budget
         self._settings = settings
-        self._log = log
+        self.log = log
         self._plan: Plan | None = None
         self._examined: StepAttempt | None = None  # the latest
         self._in_force = InForce(settings, log)
@@ -75,6 +76,10 @@ class Healer(StepObserver):
         self._is_over = False
         self._graphs: int | None = None  # compiled before the latest change; None where that is told, or none was made
         tape.state.keeps_before = settings.allows(CureKind.STATE)
+
+    def allows(self, kind: CureKind) -> bool:
+        """Whether there may be changes of a kind, still."""
+        return self._settings.allows(kind) and not self._is_over and not self.guard.broken
 
     # -- a bad step ---------------------------------------------------------------------------------------------
 
@@ -120,6 +125,15 @@ class Healer(StepObserver):
             plan.cured = None
         return plan.handed
 
+    def leave_out(self, attempt: StepAttempt, text: str) -> None:
+        """Has an optimizer do nothing that is about to step, and would spoil what is finite, if that can be."""
+        reason = self._planner.leave_out(attempt, is_called=True)
+        attempt.left_out = not reason
+        if reason:
+            self.log.declined(attempt.step, reason)
+        else:
+            self.log.made(Change(attempt.step, attempt.index, CureKind.LEFT_OUT, text))
+
     def _replace(self, plan: Plan, recording: TapedStep, *, follows_read: bool) -> str:
         optimizer, scaling = plan.attempt.optimizer, plan.attempt.scaling
         reason = cured_step.why_not_handed_over(recording, optimizer, self._models)
@@ -153,13 +167,13 @@ class Healer(StepObserver):
         detail = plan.cure.detail if plan.cure is not None else {}
         change = Change(attempt.step, attempt.index, plan.kind, plan.text, modules, code, detail, replaced)
         if plan.cure is None and plan.handed is Handed.NOTHING and not plan.poisoned:
-            self._log.declined(attempt.step, plan.why_not or TOO_LATE)
+            self.log.declined(attempt.step, plan.why_not or TOO_LATE)
             return
         graphs = dynamo.graphs_compiled()
         if plan.cure is not None and not self._in_force.apply(plan.cure, change):
             return
         self._graphs = graphs if plan.cure is not None and self._models.compiled else None
-        self._log.made(change, why_not_applied="" if plan.is_finite else plan.why_not or TOO_LATE)
+        self.log.made(change, why_not_applied="" if plan.is_finite else plan.why_not or TOO_LATE)
 
     def _restore(self, plan: Plan) -> None:
         """Gives buffers their last finite values, if the step with the cure has not."""
@@ -173,14 +187,14 @@ class Healer(StepObserver):
         for step, text in self._recorder.cures:
             found = resumed.of_models(step, text, self._models)
             if found is not None and self._in_force.apply(*found):
-                self._log.again(found[1])
+                self.log.again(found[1])
 
     # -- observing ----------------------------------------------------------------------------------------------
 
     def step_began(self, start: StepStart) -> None:
         """Before the first forward of a step, what was decided on the one before is done."""
         if start.number == 0:
-            self._log.line("on", self.begins)
+            self.log.line("on", self.begins)
             self._resume()
         self._planner.leaving_out.step_began()
         self._finish()
@@ -209,7 +223,7 @@ class Healer(StepObserver):
         found = [resumed.of_scaler(step, text, joined.scaler) for step, text in self._recorder.cures]
         for each in filter(None, found):
             if self._in_force.apply(*each):
-                self._log.again(each[1])
+                self.log.again(each[1])
 
     def scaler_call_ended(self, call: ScalerCall) -> None:
         """A bound on the loss scale is held when the scaler has grown."""
@@ -227,7 +241,7 @@ class Healer(StepObserver):
         self._was_good = not attempt.bad
         went_bad = self._went_bad(ended)
         if self._graphs is not None and self._was_good:
-            self._log.recompiled(attempt.step, dynamo.graphs_compiled() - self._graphs)
+            self.log.recompiled(attempt.step, dynamo.graphs_compiled() - self._graphs)
             self._graphs = None
         plan = self._plan
         saved = plan is not None and plan.cure is not None and plan.handed is Handed.REPLACED
@@ -246,7 +260,7 @@ class Healer(StepObserver):
         self._finish()
         self._is_over = True
         self._in_force.lift_all(step, why)
-        self._log.ended(step, why)
+        self.log.ended(step, why)
 
     def run_ended(self, end: RunEnd) -> None:
         """Tells how to keep what is in force, and leaves the model as it was."""

@@ -29,12 +29,16 @@ class LeavingOut:
         self._scaling: ScaleState | None = None  # before the scaler backs off
         self._overflowed = False  # another step of the same update did, and the scaler is right to back off
 
-    def leave_out(self, attempt: StepAttempt) -> str:
+    def leave_out(self, attempt: StepAttempt, *, is_called: bool = False) -> str:
         """Leaves a step out, or tells why that cannot be.
 
         A scaler skips it by itself. Without one, its optimizer finds no gradients.
+
+        Args:
+            attempt: The step.
+            is_called: Its optimizer is called, though there be a scaler, for the gradients are finite.
         """
-        if attempt.scaling is not None:
+        if attempt.scaling is not None and not is_called:
             return ""
         view = OptimizerView(attempt.optimizer)
         if view.has_own_step or any(id(parameter) not in self._models.parameters for parameter in view.parameters):

@@ -202,11 +202,11 @@ class Planner:
         for way in kept.giving_back(noted.half()):
             yield cure.with_kept(way) if isinstance(cure, Both) else way
 
-    def leave_out(self, attempt: StepAttempt) -> str:
-        """Leaves a step out, or tells why that cannot be."""
+    def leave_out(self, attempt: StepAttempt, *, is_called: bool = False) -> str:
+        """Leaves a step out, or tells why that cannot be; as `LeavingOut.leave_out`."""
         if attempt.scaling is None and self.good_steps.shares_step(attempt):
             return OF_OTHERS
-        return self.leaving_out.leave_out(attempt)
+        return self.leaving_out.leave_out(attempt, is_called=is_called)
 
     def _left_out(self, bad: BadStep) -> Plan | None:
         if bad.is_only_of_loss or not bad.is_beyond_precision or not self._settings.allows(CureKind.LEFT_OUT):

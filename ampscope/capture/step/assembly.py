@@ -27,6 +27,7 @@ from ampscope.capture.step.ending.looks.audit.audit import Audit
 from ampscope.capture.step.ending.looks.hidden_overflow import HiddenOverflow
 from ampscope.capture.step.ending.looks.still_buffers import StillBuffers
 from ampscope.capture.step.ending.loop_endings import LoopEndings
+from ampscope.capture.step.ending.optimizer_again.ahead import Ahead
 from ampscope.capture.step.ending.optimizer_again.rerun import OptimizersBefore
 from ampscope.capture.step.ending.second_look import SecondLook
 from ampscope.capture.step.ending.spikes import SpikeEnding
@@ -90,13 +91,14 @@ def step_watch(
     spikes = SpikeEnding(Again(models, recorder, budgets[1], guard_for("the look at spikes")), incidents, tape, cycle)
     failed = FailedCalls(models, recorder, incidents, optimizers, guard_for("the look at exceptions"))
     tape.on_error(failed.function_raised)
+    state = StateWatch(models, optimizers, written, carried.averages, history, readback, incidents, looking)
     observers = Observers(
         own,
         settings=configuration,
         tape=tape,
         live=live,
         written=written,
-        state=StateWatch(models, optimizers, written, carried.averages, history, readback, incidents, looking),
+        state=state,
         still=StillBuffers(models, incidents, tape, budgets[1], cycle, looking),
         updates=StillUpdates(models, recorder, terminal, budgets[1], looking),
         carried=carried,
@@ -108,7 +110,7 @@ def step_watch(
         failed=failed,
         audit=Audit(models, recorder, configuration.audits, tape, cycle, terminal, guard_for("the audit")),
         trace=TraceEnding(models, live, incidents, tape, budgets[0], cycle, trace),
-        **_around(OptimizersBefore(models, looking), healer),
+        **_around(OptimizersBefore(models, looking), healer, state, models),
     )
     attempts = Attempts(models, optimizers, cycle, observers, incidents, tape, written, carried, own, guard, healer)
     ends = Endings(attempts, cycle, observers, incidents, tape, own, guard), LoopEndings(attempts), carried.mode
@@ -124,9 +126,14 @@ def _looks(
     return {"hidden": hidden, "second": SecondLook(again, hidden, incidents, tape, cycle, progress, again.guard)}
 
 
-def _around(before: OptimizersBefore, healer: Healer | None) -> dict[str, StepObserver]:
+def _around(
+    before: OptimizersBefore, healer: Healer | None, state: StateWatch, models: Models
+) -> dict[str, StepObserver]:
     """What keeps optimizers as they were, and what changes the training, where that was asked for."""
-    return {"before": before, **({"heal": healer} if healer is not None else {})}
+    healing: dict[str, StepObserver] = {"heal": healer} if healer is not None else {}
+    if type(healer) is Healer:  # among several ranks, none changes its own optimizer's state
+        healing["ahead"] = Ahead(models, state, healer)
+    return {"before": before, **healing}
 
 
 def _healer(

@@ -178,6 +178,14 @@ class StateKind(StrEnum):
     CARRIED = "carried"  #: a tensor of the loop's own that one step leaves to the next
 
 
+class Looked(StrEnum):
+    """When in a step state was seen not to be finite (in the evidence of an incident)."""
+
+    AFTER = "after"  #: after its optimizer had stepped
+    BEFORE = "before"  #: as its optimizer was about to step
+    FORESEEN = "foreseen"  #: on copies, on which its optimizer was stepped first
+
+
 class ScalerAction(StrEnum):
     """What happened to a ``GradScaler`` (``scaler_events.action``)."""
 

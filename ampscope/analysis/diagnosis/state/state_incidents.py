@@ -17,7 +17,7 @@ from ampscope.analysis.results import Incident
 from ampscope.analysis.words.wording import op_in_words
 from ampscope.provenance import origins
 from ampscope.trace.json_columns import details
-from ampscope.trace.schema import ENTRY_NODES, IncidentRow, Node, Phase, SiteRow, StateKind
+from ampscope.trace.schema import ENTRY_NODES, IncidentRow, Looked, Node, Phase, SiteRow, StateKind
 from ampscope.trace.vocabulary import Cause, Severity
 
 _CAUSES: dict[str, Cause] = {
@@ -53,6 +53,7 @@ def _turned(found: Mapping[str, Any]) -> TurnedBad:
         numel=_count(found, "numel"),
         finite_at=finite_at if isinstance(finite_at, int) else None,
         bad_at=_count(found, "bad_at"),
+        when=str(found.get("when", Looked.AFTER)),
     )
 
 

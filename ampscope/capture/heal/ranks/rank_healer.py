@@ -161,9 +161,9 @@ class RankHealer(Healer):
         decision = agreed.decision
         if decision.is_last:
             self._is_over = True
-            self._log.ended(attempt.step, decision.why_not)
+            self.log.ended(attempt.step, decision.why_not)
         elif decision.why_not and not decision.is_made:
-            self._log.declined(attempt.step, decision.why_not)
+            self.log.declined(attempt.step, decision.why_not)
 
     def _refuse(self, attempt: StepAttempt, why: str) -> None:
         """Lets no other rank wait for this one."""

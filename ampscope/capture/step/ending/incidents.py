@@ -223,7 +223,7 @@ class Incidents:
         """Reports tensors that outlive a step and are not finite after one, though nothing in the step told."""
         kinds = {held.kind for held, _ in bad.held}
         trigger = STATE_TRIGGERS[kinds.pop()] if len(kinds) == 1 else Trigger.NONFINITE_STATE
-        outcome = ReplayResult(ReplayStatus.UNAVAILABLE, "what became of the state was seen after the step, not in it")
+        outcome = ReplayResult(ReplayStatus.UNAVAILABLE, "the state was looked at between two steps, not in one")
         step = min(seen.bad_at for _, seen in bad.held)
         evidence = Evidence(
             bad_params=tuple(held.key for held, _ in bad.held[:MOST_NAMED]), details={"state": described(bad)}

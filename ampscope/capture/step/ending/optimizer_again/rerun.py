@@ -135,7 +135,9 @@ class StepAgain:
 
         copies = {name: _copied(parameter, prepared) for name, parameter in self.parameters.items()}
         by_id = {id(parameter): copies[name] for name, parameter in self.parameters.items()}
-        return Copied(OptimizerView(self.source).copied_onto(by_id, prepared), copies)
+        copied = Copied(OptimizerView(self.source).copied_onto(by_id, prepared), copies)
+        _take_scale_out(copied)
+        return copied
 
     def play(self, copied: Copied, models: Models, observed: AbstractContextManager[object]) -> bool:
         """Steps, while ``observed``; returns whether that could be done. The generators are as before afterwards."""
@@ -181,6 +183,15 @@ def rerun(again: StepAgain, models: Models, tracer: Tracer) -> bool:
     if not again.play(copied, models, tracer.active()):
         return False
     return sum(_mark(tracer, name, copy, state[copy]) for name, copy in copied.parameters.items()) > 0
+
+
+def _take_scale_out(copied: Copied) -> None:
+    """Gives the copies gradients free of the scale that a fused optimizer would take out itself."""
+    scale = vars(copied.optimizer).pop("grad_scale", None)
+    vars(copied.optimizer).pop("found_inf", None)
+    for parameter in copied.parameters.values():
+        if isinstance(scale, Tensor) and parameter.grad is not None:
+            parameter.grad.div_(scale.to(parameter.grad.device))
 
 
 def _can_step(parameter: Tensor) -> bool:

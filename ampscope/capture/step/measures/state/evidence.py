@@ -39,6 +39,7 @@ def _one(held: Held, seen: Seen) -> dict[str, Any]:
         "dtype": dtype_name(held.tensor.dtype),
         "finite_at": seen.finite_at,
         "bad_at": seen.bad_at,
+        "when": seen.when,
         "nan": nan,
         "inf": inf,
         "numel": held.tensor.numel(),

@@ -16,7 +16,7 @@ from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.torch_support.tensor_tree import inner_tensors
 from ampscope.capture.tracing.statistics import stats
 from ampscope.capture.tracing.statistics.tensor_values import numbers
-from ampscope.trace.schema import StateKind
+from ampscope.trace.schema import Looked, StateKind
 
 #: Elements from which a look by extremes is several times faster than by a norm, on a CPU.
 _MANY = 1 << 10
@@ -53,6 +53,7 @@ class Seen(NamedTuple):
 
     finite_at: int | None  #: the last step after which it was seen finite; None where it never was
     bad_at: int  #: the first step after which it was seen not to be
+    when: Looked = Looked.AFTER
 
 
 class StateHistory:
@@ -65,17 +66,18 @@ class StateHistory:
         """Since when a tensor is not finite; None for one that was never seen so."""
         return self._seen.get((held.kind, held.key))
 
-    def note_bad(self, held: Held, *, step: int, finite_at: int | None) -> bool:
+    def note_bad(self, held: Held, *, step: int, finite_at: int | None, when: Looked = Looked.AFTER) -> bool:
         """Takes down that a tensor was not finite after a step; returns whether that is new.
 
         Args:
             held: The tensor.
             step: The step after which it was looked at.
             finite_at: The step after the last look before; it counts where the tensor is seen bad for the first time.
+            when: When in that step it was seen.
         """
         if (held.kind, held.key) in self._seen:
             return False
-        self._seen[held.kind, held.key] = Seen(finite_at if finite_at != -1 else None, step)
+        self._seen[held.kind, held.key] = Seen(finite_at if finite_at != -1 else None, step, when)
         return True
 
 

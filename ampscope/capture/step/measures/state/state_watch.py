@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol
@@ -20,12 +21,12 @@ from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.torch_support.readback import Readback, Values
-from ampscope.trace.schema import StateKind
+from ampscope.trace.schema import Looked, StateKind
 
 #: Weights and optimizer state are looked at after one step in this many, and after steps 0, 1, 2, 4, ... before that.
 LOOK_EVERY = 64
 #: Gradients up to this norm have squares that fit every dtype that is looked at.
-_SMALL = 255.0
+SMALL = 255.0
 #: What is smaller than this, float16 rounds to zero.
 _LEAST_EPS = 2.0**-25
 
@@ -93,6 +94,7 @@ class StateWatch(StepObserver):
         self._harmless: dict[int, float] = {}  # by number of the optimizer, the largest norm that was looked into
         self._once_finite: set[str] = set()  # names of what was
         self._finite_at: dict[int, int] = {}  # by number of the optimizer, the last step after which all was finite
+        self.suspected: set[int] = set()  #: numbers of optimizers at which the latest look found what is not finite
 
     def step_ended(self, ended: EndedStep) -> None:
         """Looks, if the turn has come, and while no step is known that has ruined all of it."""
@@ -108,11 +110,9 @@ class StateWatch(StepObserver):
     def _is_suspicious(self, attempt: StepAttempt) -> bool:
         """Whether squares of the gradients may leave the range of the state's dtype, as far as the host knows."""
         size = attempt.opened.known_number(attempt.norm)
-        if size is None or size <= max(_SMALL, self._harmless.get(attempt.index, 0.0)):
+        if size is None or size <= max(SMALL, self._harmless.get(attempt.index, 0.0)):
             return False
-        held = optimizer_state(attempt.optimizer, self._models)
-        reach = min((torch.finfo(each.tensor.dtype).max for each in held), default=math.inf)
-        if size * size <= reach:
+        if size * size <= reach(attempt.optimizer, self._models):
             return False
         self._harmless[attempt.index] = size  # it is told now, or does no harm
         return True
@@ -126,6 +126,7 @@ class StateWatch(StepObserver):
     def _came(self, held: list[Held], values: Values, attempt: StepAttempt) -> None:
         bad = self._bad(held, values.values())
         if bad:
+            self.suspected.add(attempt.index)
             self._tell(bad, attempt.index, attempt.step, attempt)
         else:
             self._finite_at[attempt.index] = attempt.step
@@ -140,14 +141,30 @@ class StateWatch(StepObserver):
                 bad.append(each)
         return bad
 
-    def _tell(self, bad: Iterable[Held], optimizer: int, step: int, attempt: StepAttempt | None) -> None:
+    def _tell(
+        self,
+        bad: Iterable[Held],
+        optimizer: int,
+        step: int,
+        attempt: StepAttempt | None,
+        when: Looked = Looked.AFTER,
+    ) -> None:
         finite_at = self._finite_at.get(optimizer)
-        new = [each for each in bad if self._history.note_bad(each, step=step, finite_at=finite_at)]
+        noted = functools.partial(self._history.note_bad, step=step, finite_at=finite_at, when=when)
+        new = [each for each in bad if noted(each)]
         seen = [(each, self._history.of(each)) for each in new]
         if new:
             self._report.state_turned_bad(
                 BadState([(each, since) for each, since in seen if since is not None], optimizer, step, attempt)
             )
+
+    def found_before(self, attempt: StepAttempt, bad: Iterable[Held]) -> None:
+        """State was found not to be finite as its optimizer was about to step."""
+        self._tell(bad, attempt.index, attempt.step, None, Looked.BEFORE)
+
+    def foreseen(self, attempt: StepAttempt, bad: Iterable[Held]) -> None:
+        """What a step of an optimizer on copies has left not finite, which it will not make."""
+        self._tell(bad, attempt.index, attempt.step, attempt, Looked.FORESEEN)
 
     def run_ended(self, _: RunEnd) -> None:
         """Looks at everything once more; waits for the device."""
@@ -164,6 +181,12 @@ class StateWatch(StepObserver):
 def _is_finite(norm: Tensor | None) -> bool:
     """Whether the gradients of a bad step were finite; their norm has reached the host by then."""
     return norm is None or math.isfinite(float(norm))
+
+
+def reach(optimizer: Optimizer, models: Models) -> float:
+    """The largest number that all of an optimizer's state can hold."""
+    held = optimizer_state(optimizer, models)
+    return min((torch.finfo(each.tensor.dtype).max for each in held), default=math.inf)
 
 
 def may_divide_by_zero(optimizer: Optimizer) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import ampscope
 from ampscope.analysis.results import Diagnosis, Incident
 from ampscope.capture.step.measures.state import held, state_watch
-from ampscope.capture.step.measures.state.held import StateHistory
+from ampscope.capture.step.measures.state.held import Seen, StateHistory
 from ampscope.capture.step.measures.state.written_state import WrittenState
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
@@ -179,7 +179,7 @@ def test_a_carried_tensor_is_told_once_with_the_step_before() -> None:
     watch.send(1)
     (found,) = watch.turned_bad()
     assert (found.kind, found.key, found.module) == (StateKind.CARRIED, "bank", "")
-    assert history.of(found) == (0, 1)
+    assert history.of(found) == Seen(0, 1)
     watch.send(2)
     assert watch.turned_bad() == []
     assert [each.key for each in watch.now_bad()] == ["bank"]
