@@ -98,7 +98,6 @@ def step_watch(
         tape=tape,
         live=live,
         written=written,
-        state=state,
         still=StillBuffers(models, incidents, tape, budgets[1], cycle, looking),
         updates=StillUpdates(models, recorder, terminal, budgets[1], looking),
         carried=carried,
@@ -110,7 +109,7 @@ def step_watch(
         failed=failed,
         audit=Audit(models, recorder, configuration.audits, tape, cycle, terminal, guard_for("the audit")),
         trace=TraceEnding(models, live, incidents, tape, budgets[0], cycle, trace),
-        **_around(OptimizersBefore(models, looking), healer, state, models),
+        **_around(state, OptimizersBefore(models, looking), healer, models),
     )
     attempts = Attempts(models, optimizers, cycle, observers, incidents, tape, written, carried, own, guard, healer)
     ends = Endings(attempts, cycle, observers, incidents, tape, own, guard), LoopEndings(attempts), carried.mode
@@ -127,13 +126,13 @@ def _looks(
 
 
 def _around(
-    before: OptimizersBefore, healer: Healer | None, state: StateWatch, models: Models
+    state: StateWatch, before: OptimizersBefore, healer: Healer | None, models: Models
 ) -> dict[str, StepObserver]:
-    """What keeps optimizers as they were, and what changes the training, where that was asked for."""
+    """What looks at optimizers, keeps them as they were, and changes the training, where that was asked for."""
     healing: dict[str, StepObserver] = {"heal": healer} if healer is not None else {}
     if type(healer) is Healer:  # among several ranks, none changes its own optimizer's state
         healing["ahead"] = Ahead(models, state, healer)
-    return {"before": before, **healing}
+    return {"state": state, "before": before, **healing}
 
 
 def _healer(

@@ -137,6 +137,5 @@ def _square(parameter: Tensor) -> float:
 
 def _counters(optimizer: Optimizer) -> list[tuple[int, int]]:
     """Which tensors an optimizer keeps, and how often each was written."""
-    states = [state for state in optimizer.state.values() if isinstance(state, dict)]
-    kept = (value for state in states for value in state.values())
-    return [(id(value), version_counter(value)) for value in kept if isinstance(value, Tensor)]
+    states = [state.values() for state in optimizer.state.values() if type(state) is dict]
+    return [(id(value), version_counter(value)) for state in states for value in state if type(value) is Tensor]
