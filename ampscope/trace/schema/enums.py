@@ -228,7 +228,7 @@ class CureKind(StrEnum):
     CONVERSIONS = "conversions"  #: the named modules get float32 where they ask for a half dtype by name
     FORM = "form"  #: one call in the named modules is given another number, or a bounded operand
     LOSS_SCALE = "loss_scale"  #: the loss scale is held below the largest one that fits, or raised
-    STATE = "state"  #: what outlives a step was poisoned, and is finite again: buffers as they last were, optimizer state
+    STATE = "state"  #: buffers that were poisoned hold their last finite values again, and optimizer state others
     RUN_AGAIN = "run_again"  #: the gradients of the same step, run again: it had not gone wrong by its own
     LEFT_OUT = "left_out"  #: a step whose data or mathematics are at fault was left out, and the scale kept
 
