@@ -16,6 +16,9 @@ REPLAYED = "a bad step, or one that is looked into, is run again: that waits in 
 AUDITED = "a step that is audited, as the loop has asked for, is run again twice"
 TRACED = "the statistics of a step that was traced are written down"
 ARRIVED = "was waited for already, or has just been found to have arrived"
+AHEAD = (
+    "with healing: state that is not finite, or gradients whose squares may overflow, before a step is made with them"
+)
 ON_HOST = "lies on the host"
 HELD = "weights or optimizer state in half precision, in the few steps that are looked at"
 RARE = "at the first steps, at adoption or takeover, or once gradients already differ in scale"
@@ -38,6 +41,9 @@ WAITS: dict[str, str] = {
     "replay/cures/forms/rows_left_out.py of_step": REPLAYED,
     "step/carried/still_carried.py _is_lost": REPLAYED,
     "step/ending/optimizer_again/cures.py norm_of": "a step that was bad is made again",
+    "step/ending/optimizer_again/ahead.py _square": AHEAD,
+    "step/ending/optimizer_again/mending.py mend": AHEAD,
+    "step/ending/optimizer_again/mending.py _keeps_pace": AHEAD,
     "step/ending/looks/overshoot.py _trials": REPLAYED,
     "step/ending/second_look.py _stands_still": REPLAYED,
     "step/ending/spikes.py _shares": REPLAYED,
