@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from ampscope.cli.exits import Exit
 from ampscope.cli.remedies.verify import compared
+from ampscope.trace.schema import CureKind
 from ampscope.trace.vocabulary import Cause, Verdict
 from tests.support.command import Command
 from tests.support.verdicts.by_hand import BROKEN, HEALTHY
@@ -100,6 +102,20 @@ def test_a_training_is_run_again_with_the_remedy(
     verify = [sys.executable, "-m", "ampscope", "verify", "run", "--", sys.executable, "-c", kill]
     assert subprocess.run(verify, check=False, capture_output=True).returncode == -signal.SIGKILL
     assert Path("train.py").read_text() == PROGRAM
+
+
+def test_a_healed_run_is_verified_without_healing(
+    ampscope: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(PROGRAM.replace('dir="run")', 'dir="run", heal=True)'))
+    _train()
+    healed, *_ = (cure["kind"] for cure in json.loads(ampscope("diagnose", "run", "--json").out)["cures"])
+    answer = ampscope("verify", "run", "--", sys.executable, "train.py")
+    assert (answer.code, healed in tuple(CureKind)) == (0, True)
+    after = json.loads(ampscope("diagnose", "run-verified-1", "--json").out)
+    assert (after["verdict"], after["cures"]) == ("healthy", [])
 
 
 def _train() -> None:
