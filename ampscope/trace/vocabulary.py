@@ -135,6 +135,8 @@ class Verdict(StrEnum):
 
 #: Why the same run again proves nothing of a device: what is written into a trial, and asked for when it is read.
 NOT_DETERMINISTIC = "two replays of the step differ: it is not deterministic"
+#: ``reason`` of a form that was tried together with the latest before it that was tried alone.
+TOGETHER = "together with the form before it, which only moved the failure"
 
 #: Share by which the loss of a step may lie apart from that in float32: what half precision rounds is far less.
 LOSS_APART = 0.25

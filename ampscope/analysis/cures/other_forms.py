@@ -9,6 +9,7 @@ from ampscope.analysis.cures import own_words
 from ampscope.analysis.cures.form_texts import mathematics, optimizer
 from ampscope.analysis.cures.form_texts import range as in_range
 from ampscope.analysis.cures.form_texts.form_text import FormText
+from ampscope.analysis.cures.rewriting.program.joined import joined
 from ampscope.analysis.results import Cost, FormTried, Remedy, Tried
 from ampscope.trace.schema import Change, Form, Trial
 
@@ -33,14 +34,18 @@ def remedies(tried: Sequence[Tried]) -> Iterator[Remedy]:
         cures = all(each.outcome == Trial.FINITE for _, each in found)
         scale = with_scale(first, tried)
         start = f"scaler = torch.amp.GradScaler(init_scale={first.scale!r})" if scale else ""
+        parts = [each for each in (form.beside, form) if each is not None]
+        alone = " The first alone only moves the failure to the second." if form.beside is not None else ""
         yield Remedy(
-            text=f"{_text(form).sentence(form).removesuffix('.')}{scale}.",
-            code="\n".join(filter(None, (_text(form).code(form), start))),
+            text=f"{' '.join(map(_sentence, parts)).removesuffix('.')}{scale}.{alone}",
+            code="\n".join(filter(None, (*(_text(each).code(each) for each in parts), start))),
             verified=cures,
             kind=form.form,
             cost=cost([each for _, each in found]),
-            diff=own_words.of_form(form) if cures else None,  # a scaler comes down to a scale by itself
-            changes_good_values=_changes_good_values([form for form, _ in found]),
+            diff=joined(list(map(own_words.of_form, parts)))
+            if cures
+            else None,  # a scaler comes down to a scale by itself
+            changes_good_values=_changes_good_values([*parts, *(form for form, _ in found)]),
         )
 
 
@@ -71,7 +76,8 @@ def with_scale(form: Tried, tried: Sequence[Tried]) -> str:
 
 def in_words(form: FormTried) -> str:
     """What a replay did, after ``with``: ``the operand of log bounded from below by 6.104e-05``."""
-    return _text(form).tried(form)
+    beside = f"{_text(form.beside).tried(form.beside)} and " if form.beside is not None else ""
+    return beside + _text(form).tried(form)
 
 
 def are_of_optimizer(tried: Sequence[Tried]) -> bool:
@@ -106,6 +112,10 @@ _UNKNOWN = FormText(
     lambda form: f"Give {form.call or 'the call'} another form.",
 )
 _TEXTS: dict[str, FormText] = {**mathematics.TEXTS, **in_range.TEXTS, **optimizer.TEXTS}
+
+
+def _sentence(form: FormTried) -> str:
+    return _text(form).sentence(form)
 
 
 def _text(form: FormTried) -> FormText:

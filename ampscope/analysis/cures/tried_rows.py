@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ampscope.analysis.cures.other_forms import is_of_growth
 from ampscope.analysis.results import CodeLine, FormTried, SourceLine, Tried
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import ReplayRow, Table
+from ampscope.trace.vocabulary import TOGETHER
 
 #: Steps from a loss that has grown to the failure that it leads to.
 _REACH = 50
@@ -17,6 +18,7 @@ def of_run(run: Run, rank: int) -> dict[tuple[int, int], tuple[Tried, ...]]:
     """What was tried on each incident, by step and optimizer."""
     found: dict[tuple[int, int], tuple[Tried, ...]] = {}
     for row in run.rows(Table.REPLAYS, rank=rank):
+        key = (row.step, row.optimizer)
         tried = Tried(
             step=row.step,
             change=row.change,
@@ -29,12 +31,11 @@ def of_run(run: Run, rank: int) -> dict[tuple[int, int], tuple[Tried, ...]]:
             op_min=row.op_min,
             op_max=row.op_max,
             conversions=_conversion_lines(row),
-            form=_form(row),
+            form=_form(row, found.get(key, ())),
             extra_time=row.extra_time,
             extra_bytes=row.extra_bytes,
             followed=row.followed or 0,
         )
-        key = (row.step, row.optimizer)
         found[key] = (*found.get(key, ()), tried)
     return found
 
@@ -52,9 +53,16 @@ def of_growing_loss(tried: Mapping[tuple[int, int], tuple[Tried, ...]], step: in
     return next((found for found in looked if any(is_of_growth(each) for each in found)), ())
 
 
-def _form(row: ReplayRow) -> FormTried | None:
+def _form(row: ReplayRow, before: Sequence[Tried]) -> FormTried | None:
+    """The form of a replay.
+
+    Args:
+        row: The replay.
+        before: Those before it on the step.
+    """
     if row.form is None:
         return None
+    alone = [each.form for each in before if each.form is not None and each.form.beside is None]
     place = None
     if row.form_file:
         place = SourceLine(
@@ -71,6 +79,7 @@ def _form(row: ReplayRow) -> FormTried | None:
         value=row.form_value,
         was=row.form_was,
         good_change=row.good_change,
+        beside=alone[-1] if alone and row.reason == TOGETHER else None,
     )
 
 

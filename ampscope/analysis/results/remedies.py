@@ -18,6 +18,7 @@ class FormTried:
     value: float | None = None  #: the number that went in
     was: float | None = None  #: the number that stood there
     good_change: float | None = None  #: largest relative change of what was finite before, in units of the dtype's eps
+    beside: FormTried | None = None  #: that of another call, which alone only moved the failure to this one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -120,7 +120,12 @@ def misses_float32(trial: TrialResult, tried: Iterable[TrialResult]) -> bool:
 def _one_form(trial: TrialResult, sites: Sites, modules: dict[str, nn.Module]) -> OneForm | None:
     """A call in another form; None where that changes values that were good, or is not the whole of what was tried."""
     used = trial.form
-    if trial.change is not Change.FORM or used is None or type(used.made_by) not in LIVE.values():
+    if (
+        trial.change is not Change.FORM
+        or used is None
+        or trial.result.reason
+        or type(used.made_by) not in LIVE.values()
+    ):
         return None
     is_same = used.good_change is not None and used.good_change <= ROUNDING
     names = dict.fromkeys(

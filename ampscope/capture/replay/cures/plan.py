@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import NamedTuple
 
 import torch
@@ -24,6 +24,8 @@ from ampscope.trace.schema import LOSS_CODE, Trial
 
 #: Modules that are added one after another to those in float32, before the search is given up.
 MOST_MODULES = 8
+#: Forms of a second call that are tried with one of the first.
+MOST_TOGETHER = 2
 
 
 class TrialFeedback(NamedTuple):
@@ -100,17 +102,35 @@ def _until_cured(candidates: list[OtherForm], scale: float | None) -> Plan:
     for change in candidates:
         if change.called in missed:
             continue
-        cured = yield from _other_form(change, scale)
+        feedback = yield change
+        moved_to = list(_behind(change, feedback))
+        cured = feedback.outcome is Trial.FINITE or (yield from _at_fitting_scale(change, feedback, scale))
+        del feedback  # with the records of what ran
+        if not cured and moved_to:
+            cured = yield from _together(change, moved_to)
         if change.used is None:
             missed.add(change.called)
         if cured and not change.changes_good_values:
             return
 
 
-def _other_form(change: OtherForm, scale: float | None) -> Part:
-    """A form; where gradients then fail by the loss scale alone, with one that fits."""
-    feedback = yield change
-    return feedback.outcome is Trial.FINITE or (yield from _at_fitting_scale(change, feedback, scale))
+def _behind(change: OtherForm, feedback: TrialFeedback) -> Iterator[OtherForm]:
+    """Forms of the call to which a form has moved the failure; none where its own call fails still."""
+    if change.used is None or feedback.rows is None or feedback.failure is None or feedback.failure.by_scale:
+        return
+    for other in forms(feedback.rows, OF_MATHEMATICS):
+        if other.called == change.called:
+            return
+        yield other
+
+
+def _together(change: OtherForm, others: list[OtherForm]) -> Part:
+    """A form with one of the call behind it, until one cures."""
+    for other in others[:MOST_TOGETHER]:
+        feedback = yield change.together(other)
+        if feedback.outcome is Trial.FINITE:
+            return True
+    return False
 
 
 def _at_fitting_scale(change: OtherForm, feedback: TrialFeedback, scale: float | None) -> Part:

@@ -124,7 +124,22 @@ for step in range(4):
     scaler.step(optimizer)
     scaler.update()
 """
+TOGETHER = """
+model = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+ampscope.watch(model, dir=RUN, every=1)
+for step in range(4):
+    x = torch.randn(16, 8)
+    x[0] = 0.0 if step == 2 else 1.0
+    optimizer.zero_grad()
+    size = (model(x) - model.bias).abs()
+    loss = size.log().mean()
+    loss = loss + size.sqrt().mean()
+    loss.backward()
+    optimizer.step()
+"""
 CURED = {
+    "safe_where": TOGETHER,
     "smaller_step": RATE,
     "in_float32": SQUARES,
     "scale_first": PRODUCT,

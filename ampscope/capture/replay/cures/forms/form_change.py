@@ -21,6 +21,7 @@ from ampscope.capture.torch_support.calls.function_names import is_in_place
 from ampscope.capture.torch_support.calls.random_state import random_state_kept
 from ampscope.capture.torch_support.user_line import Place
 from ampscope.trace import schema
+from ampscope.trace.vocabulary import TOGETHER
 
 #: Units of a dtype's eps up to which another value is the same one, rounded elsewhere.
 ROUNDING = 4.0
@@ -33,13 +34,18 @@ class OtherForm(ReplayChange):
         form: The form.
         at: The line that calls it.
         scale: The loss scale to run with, where that of the step does not fit the form; None for that of the step.
+        beside: Another call's form, which only moves the failure to this one.
     """
 
     kind = schema.Change.FORM
 
-    def __init__(self, form: CallForm, at: CallPlace, scale: float | None = None) -> None:
+    def __init__(
+        self, form: CallForm, at: CallPlace, scale: float | None = None, beside: OtherForm | None = None
+    ) -> None:
         super().__init__()
         self.scale = scale
+        self.because = TOGETHER if beside is not None else ""
+        self._beside = beside
         self._given = form
         self._form = copy.deepcopy(form)  # which may note what it sees; the next replay begins with nothing
         self._at = at
@@ -67,19 +73,27 @@ class OtherForm(ReplayChange):
 
     @contextlib.contextmanager
     def _applied(self) -> Iterator[None]:
+        beside = (
+            self._beside.active(self._place, self._unseen) if self._beside is not None else contextlib.nullcontext()
+        )
         try:
-            with _Replacing(self):
+            with beside, _Replacing(self):
                 yield
         finally:
             self._form.release()
 
     def at_scale(self, scale: float | None) -> OtherForm:
         """A change of its own with the same form, at another loss scale."""
-        return OtherForm(self._given, self._at, scale)
+        return OtherForm(self._given, self._at, scale, self._beside)
+
+    def together(self, other: OtherForm) -> OtherForm:
+        """A change of its own with the form of another call, too, which is the one that is told."""
+        return OtherForm(other._given, other._at, self.scale, self.at_scale(self.scale))
 
     def to_time(self, *, applied: bool) -> OtherForm:
         """A change of its own that compares nothing; without the form, only what looks for the call is left."""
-        timed = OtherForm(self._given, self._at if applied else CallPlace("", -1), self.scale)
+        beside = self._beside.to_time(applied=applied) if self._beside is not None else None
+        timed = OtherForm(self._given, self._at if applied else CallPlace("", -1), self.scale, beside)
         timed._compares = False
         return timed
 

@@ -10,9 +10,16 @@ from torch import Tensor
 
 from ampscope.capture.replay.cures.forms.call_form import Call, CallForm, OperandBound
 from ampscope.capture.replay.cures.forms.failed_call import FailedCall
-from ampscope.capture.replay.cures.forms.mathematics.operands import Operand, operand, power_of_ten, smallest_normal
+from ampscope.capture.replay.cures.forms.mathematics.operands import (
+    REACH,
+    Operand,
+    name,
+    operand,
+    power_of_ten,
+    smallest_normal,
+)
 from ampscope.trace.dtypes import FINFO
-from ampscope.trace.schema import Form
+from ampscope.trace.schema import Form, Phase
 
 LOGARITHMS = frozenset({"log", "log2", "log10"})
 ROOTS = frozenset({"sqrt", "rsqrt", "pow"})
@@ -85,11 +92,35 @@ def of_slope(call: FailedCall) -> Iterator[CallForm]:
 
 
 def of_exponential(call: FailedCall) -> Iterator[CallForm]:
-    """The exponent kept below the logarithm of the dtype's largest number."""
+    """The exponent kept below the logarithm of the largest number that products and sums of the power still hold."""
     dtype = next(iter(call.site.out_dtypes), "")
     if call.name in _EXPONENTIALS and dtype in FINFO and not call.in_backward:
-        largest = math.floor(math.log(FINFO[dtype].max) / _EXPONENTIALS[call.name])
+        most = math.log(FINFO[dtype].max) - math.log(_growth(call, call.seq, REACH))
+        largest = math.floor(most / _EXPONENTIALS[call.name])
         yield OperandBound(frozenset({call.name}), 0, float(largest), lowest=False)
+
+
+def _growth(call: FailedCall, seq: int, reach: int) -> float:
+    """How many times larger the products and sums that read an op's result make it, at the most; at least 1."""
+    readers = {edge.seq for edge in call.graph.readers[seq] if call.graph.site(edge.seq).phase != Phase.BACKWARD}
+    grown = [_factor(call, each, seq) * _growth(call, each, reach - 1) for each in readers if reach]
+    return max([1.0, *grown])
+
+
+def _factor(call: FailedCall, seq: int, given: int) -> float:
+    """How many times larger an op makes what one gave; 0 for another kind of op."""
+    kind = name(call, seq)
+    if kind in ("sum", "mean"):
+        return call.graph.output(given).numel / max(1, call.graph.output(seq).numel)
+    if kind != "mul":
+        return float(kind == "_to_copy")
+    others = [
+        call.graph.output(edge.from_seq, edge.from_out) for edge in call.graph.inputs[seq] if edge.from_seq != given
+    ]
+    number = call.graph.scalars(seq).get("other")
+    ends = [end for row in others for end in (row.min, row.max) if end is not None]
+    known = [abs(end) for end in (*ends, number) if isinstance(end, (int, float)) and math.isfinite(end)]
+    return max(known, default=1.0)
 
 
 def _below_all(given: Operand, value: float, least: float) -> float:

@@ -15,6 +15,7 @@ import ampscope
 from ampscope.capture.replay.cures.forms.form_change import ROUNDING
 from ampscope.trace.read.run import open_run
 from ampscope.trace.schema import Change, Form, ReplayRow, Table, Trial
+from ampscope.trace.vocabulary import TOGETHER
 
 #: A program: what becomes of the output of a layer, 4 x 8.
 Program = Callable[[Tensor], Tensor]
@@ -164,6 +165,8 @@ EXACT: list[tuple[str, Form, str, Program]] = [
     ("negative power", Form.OPERAND_BOUND, "pow", lambda h: h.pow(1.5)),
     ("logarithm", Form.OPERAND_BOUND, "log", lambda h: zeros_in(h).log()),
     ("exponential", Form.OPERAND_BOUND, "exp", lambda h: 1e-30 * torch.exp(400 * h)),
+    ("exponential and its product", Form.OPERAND_BOUND, "exp", lambda h: torch.exp(400 * h) * (1e3 + h)),
+    ("exponential and its sum", Form.OPERAND_BOUND, "exp", lambda h: 1e-9 * (5.0 * torch.exp(400 * h)).sum(-1)),
 ]
 
 
@@ -225,3 +228,26 @@ HEALTHY: list[Program] = [
 @pytest.mark.parametrize("program", HEALTHY)
 def test_nothing_is_tried_on_a_good_step(run_folder: Path, program: Program) -> None:
     assert forms_tried(run_folder, Programmed(program)) == []
+
+
+def root_of(x: Tensor) -> Tensor:
+    return zeros_in(x).sqrt()
+
+
+def log_beside(x: Tensor) -> Tensor:
+    return zeros_in(x).log()
+
+
+def test_two_calls_that_fail_by_themselves_are_tried_together(run_folder: Path) -> None:
+    torch.manual_seed(0)
+    rows = forms_tried(run_folder, Programmed(lambda h: log_beside(h) + (h * 2).reciprocal() * 0 + root_of(h)))
+    assert [(row.form, row.form_call, row.outcome, row.reason) for row in rows] == [
+        (Form.OPERAND_BOUND, "log", Trial.NONFINITE, ""),
+        (Form.SAFE_WHERE, "sqrt", Trial.FINITE, TOGETHER),
+    ]
+
+
+def test_a_call_that_fails_still_is_left_to_other_forms(run_folder: Path) -> None:
+    torch.manual_seed(0)
+    rows = forms_tried(run_folder, Programmed(lambda h: h.pow(-1.5) * 1e30 * 1e30))
+    assert not [row for row in rows if row.reason == TOGETHER and row.form_call == "pow"]
