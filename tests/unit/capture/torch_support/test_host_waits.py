@@ -112,7 +112,7 @@ NO_TENSORS = frozenset(
         "torch_support/dynamo.py": "graphs_compiled",
         "replay/cures/forms/range/constants.py": "fits _numbers survivor",
         "replay/cures/forms/range/scale_first.py": "_scaling",
-        "replay/cures/forms/mathematics/bounds.py": "instead of_exponential",
+        "replay/cures/forms/mathematics/bounds.py": "instead of_exponential _factor",
         "replay/cures/forms/mathematics/exponentials.py": "_beside",
         "replay/cures/forms/mathematics/log_versions.py": "_of_one _summed after",
         "replay/cures/forms/mathematics/operands.py": "smallest_normal power_of_ten",
