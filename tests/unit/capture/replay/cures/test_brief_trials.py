@@ -92,3 +92,22 @@ def test_what_fails_in_backward_is_run_once_more_and_seen(run_folder: Path, back
     watched = train_both(loop(lambda h: (h * 0).log().exp() + h, root_of_nothing), run_folder, replay_budget=2)
     assert [row.outcome for row in tried(watched)] == ["nonfinite"] * 3
     assert backwards == [True, True, False, True, False, True], "no other form of the root mends the logarithm before"
+
+
+class Gate(nn.Module):
+    """A function as a module, so that it can be kept in float32 alone."""
+
+    def __init__(self, of: Function) -> None:
+        super().__init__()
+        self.of = of
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.of(h)
+
+
+def test_a_failure_that_moves_in_backward_is_followed_by_modules(run_folder: Path) -> None:
+    early = Gate(lambda h: (h * 0 + 1.0002).sub(1).sqrt() + h)  # rounds to the root of zero, whose slope is infinite
+    late = Gate(lambda h: (h * 0 + 1.0001).sub(1).sqrt() + h)
+    watched = train_both(loop(early, late), run_folder, replay_budget=4)
+    modules = [(tuple(row.modules), row.outcome) for row in tried(watched) if row.change == "modules_fp32"]
+    assert modules[:2] == [(("second",), "nonfinite"), (("second", "first"), "finite")]
