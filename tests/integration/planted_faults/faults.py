@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 
 class AfterNorm(nn.Module):
-    """Stands in for a norm: passes its result on, through `fault` while armed."""
+    """Stands in for a norm: passes its result on, through `fault` while armed, or its `right` form once `mended`."""
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
         self.norm = norm
-        self.armed = False
+        self.armed = self.mended = False
 
     @property
     def weight(self) -> Tensor:
@@ -24,10 +24,16 @@ class AfterNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(x)
-        return self.fault(x) if self.armed else x
+        if not self.armed:
+            return x
+        return self.right(x) if self.mended else self.fault(x)
 
     def fault(self, x: Tensor) -> Tensor:
         raise NotImplementedError
+
+    def right(self, x: Tensor) -> Tensor:
+        """What the fault was meant to compute; the same where it is right in float32."""
+        return self.fault(x)
 
 
 def without_first_row(x: Tensor) -> Tensor:
@@ -44,6 +50,10 @@ class RootOfZero(AfterNorm):
         x = without_first_row(x)
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True))
 
+    def right(self, x: Tensor) -> Tensor:
+        x = without_first_row(x)
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
 
 class RootGradientAtZero(AfterNorm):
     """The eps stands outside the root: finite at zero, but its slope there is not."""
@@ -51,6 +61,10 @@ class RootGradientAtZero(AfterNorm):
     def fault(self, x: Tensor) -> Tensor:
         x = without_first_row(x)
         return x / (x.pow(2).sum(-1, keepdim=True).sqrt() + 1e-3)
+
+    def right(self, x: Tensor) -> Tensor:
+        x = without_first_row(x)
+        return x / (x.pow(2).sum(-1, keepdim=True) + 1e-6).sqrt()
 
 
 class LostEpsilon(AfterNorm):
@@ -92,6 +106,26 @@ class PhaseTransform(AfterNorm):
     def fault(self, x: Tensor) -> Tensor:
         spectrum = torch.fft.rfft(without_first_row(x).float())
         return torch.fft.irfft(spectrum / spectrum.abs(), n=x.shape[-1])
+
+    def right(self, x: Tensor) -> Tensor:
+        spectrum = torch.fft.rfft(without_first_row(x).float())
+        return torch.fft.irfft(spectrum / spectrum.abs().clamp_min(1e-6), n=x.shape[-1])
+
+
+class LostSquares(AfterNorm):
+    """Brings small numbers to length one; half precision has zeros for their squares: x / 0."""
+
+    def fault(self, x: Tensor) -> Tensor:
+        small = (x * 1e-4).half()
+        return small / small.square().mean(-1, keepdim=True).sqrt()
+
+
+class LostProbability(AfterNorm):
+    """Adds the entropy of a choice; half precision has rounded some of its probabilities to zero: 0 * log(0)."""
+
+    def fault(self, x: Tensor) -> Tensor:
+        chosen = (x * 8).softmax(-1).half()
+        return x - (chosen * chosen.log()).sum(-1, keepdim=True)
 
 
 class LoudSpectrum(AfterNorm):

@@ -83,6 +83,15 @@ def _nan_in_buffer(model: Model, where: Architecture) -> AbstractContextManager[
 
 
 @contextmanager
+def _another_buffer(model: Model, where: Architecture) -> Iterator[None]:
+    """The module gets another tensor for its buffer, as code does that computes a new mean; then its own again."""
+    norm = model.get_submodule(where.norm)
+    before, norm.offset = norm.offset, torch.full_like(norm.offset, torch.nan)
+    yield
+    norm.offset = before
+
+
+@contextmanager
 def _fault(model: Model, where: Architecture) -> Iterator[None]:
     norm = model.get_submodule(where.norm)
     norm.armed = True
@@ -225,5 +234,25 @@ PLANTS = (
         insert=faults.LoudSpectrum,
         armed=_fault,
         answer=lambda where: Answer(Cause.FP16_OVERFLOW, "aten._to_copy.default", where.norm),
+    ),
+    Plant(
+        name="small squares that half precision loses",
+        dtypes=(FP16,),
+        insert=faults.LostSquares,
+        armed=_fault,
+        answer=lambda where: Answer(Cause.FP16_UNDERFLOW, "aten.div.Tensor", where.norm),
+    ),
+    Plant(
+        name="log of a probability that half precision loses",
+        dtypes=(FP16,),
+        insert=faults.LostProbability,
+        armed=_fault,
+        answer=lambda where: Answer(Cause.LOG_ZERO, "aten.log.default", where.norm),
+    ),
+    Plant(
+        name="buffer replaced by a poisoned one",
+        insert=faults.Shift,
+        armed=_another_buffer,
+        answer=lambda where: Answer(Cause.BAD_BUFFER, "buffer", where.norm),
     ),
 )
