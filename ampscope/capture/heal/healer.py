@@ -13,6 +13,7 @@ from ampscope.capture.events.run_end import RunEnd
 from ampscope.capture.heal import cured_step, resumed
 from ampscope.capture.heal.choice import BadStep
 from ampscope.capture.heal.cures import poisoned
+from ampscope.capture.heal.cures.repairs import ElementsZeroed
 from ampscope.capture.heal.healing import BEGINS, Healing
 from ampscope.capture.heal.in_force import InForce
 from ampscope.capture.heal.planning import Handed, Plan, Planner
@@ -26,7 +27,7 @@ from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.trace.schema import CureKind
 
-#: Bad steps in a row that no lasting cure has saved, after which healing is of no use.
+#: Bad steps in a row about which nothing could be done, after which healing is of no use.
 MOST_IN_A_ROW = 4
 TOO_LATE = "its gradients could not be replaced any more when it was judged"
 
@@ -71,7 +72,8 @@ class Healer(StepObserver):
         self._examined: StepAttempt | None = None  # the latest
         self._in_force = InForce(settings, log)
         self._planner = Planner(models, recorder, budget, settings, self._in_force, log, guard)
-        self._in_a_row = 0  # bad steps
+        self._in_a_row = 0  # bad steps about which nothing was done
+        self._left_out = 0  # steps in a row
         self._was_good = True  # the step before
         self._is_over = False
         self._graphs: int | None = None  # compiled before the latest change; None where that is told, or none was made
@@ -146,6 +148,8 @@ class Healer(StepObserver):
         scale = scaling.scale if scaling is not None else None
         why_not = partial(self._planner.good_steps.why_not, plan.attempt)
         reason = cured_step.hand_over(cured, optimizer, self._models, scale, why_not)
+        if not reason and isinstance(plan.change, ElementsZeroed):
+            plan.change.make()
         if not reason and scaling is not None:
             clear_flags(scaling.scaler, optimizer)
         return reason
@@ -166,7 +170,8 @@ class Healer(StepObserver):
         code = plan.cure.code if plan.cure is not None else ""
         detail = plan.cure.detail if plan.cure is not None else {}
         change = Change(attempt.step, attempt.index, plan.kind, plan.text, modules, code, detail, replaced)
-        if plan.cure is None and plan.handed is Handed.NOTHING and not plan.poisoned:
+        repaired = bool(plan.poisoned) or plan.kind is CureKind.WEIGHTS
+        if plan.cure is None and plan.handed is Handed.NOTHING and not repaired:
             self.log.declined(attempt.step, plan.why_not or TOO_LATE)
             return
         graphs = dynamo.graphs_compiled()
@@ -178,6 +183,8 @@ class Healer(StepObserver):
     def _restore(self, plan: Plan) -> None:
         """Gives buffers their last finite values, if the step with the cure has not."""
         if plan.handed is not Handed.REPLACED and not (plan.restored or plan.is_finite):
+            if isinstance(plan.change, ElementsZeroed):
+                plan.change.make()
             poisoned.put_back(plan.poisoned)
             poisoned.undo_of_step(plan.recording.state, self._models)
         plan.restored = True
@@ -243,9 +250,11 @@ class Healer(StepObserver):
         if self._graphs is not None and self._was_good:
             self.log.recompiled(attempt.step, dynamo.graphs_compiled() - self._graphs)
             self._graphs = None
-        plan = self._plan
-        saved = plan is not None and plan.cure is not None and plan.handed is Handed.REPLACED
-        self._in_a_row = 0 if not went_bad or saved else self._in_a_row + 1
+        handed = self._plan.handed if self._plan is not None else Handed.NOTHING
+        self._in_a_row = 0 if not went_bad or handed is not Handed.NOTHING else self._in_a_row + 1
+        self._left_out = self._left_out + 1 if went_bad and handed is Handed.LEFT_OUT else 0
+        if self._left_out == MOST_IN_A_ROW:
+            self.log.stands_still(attempt.step, MOST_IN_A_ROW)
         if self._was_good and not attempt.traced:
             self._in_force.took(ended.seconds - attempt.judging_s)
         does_something = self._plan is not None or bool(self._in_force)

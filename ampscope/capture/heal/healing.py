@@ -25,7 +25,7 @@ class Healing:
         max_slowdown: Share of the time of a step that a change may cost, as replays of a good step with it and without
             it measure it; what costs less than a millisecond is not told from noise.
         kinds: Which kinds there may be: ``"modules_fp32"``, ``"conversions"``, ``"form"``, ``"loss_scale"``,
-            ``"state"``, ``"run_again"``, ``"left_out"``. Default: all.
+            ``"state"``, ``"run_again"``, ``"weights"``, ``"rows_left_out"``, ``"left_out"``. Default: all.
         quiet_steps: Good steps after which a change is tried without, on a replay; three such looks that are finite
             lift it. 0: never.
     """

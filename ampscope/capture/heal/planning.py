@@ -13,7 +13,7 @@ from ampscope.capture.events.open_step import StepAttempt
 from ampscope.capture.heal import cured_step
 from ampscope.capture.heal.choice import BadStep, lasting, misses_float32
 from ampscope.capture.heal.cured_step import CuredStep
-from ampscope.capture.heal.cures import poisoned
+from ampscope.capture.heal.cures import poisoned, repairs
 from ampscope.capture.heal.cures.in_replays import OutputsNoted
 from ampscope.capture.heal.cures.lasting_cure import LastingCure
 from ampscope.capture.heal.cures.loss_scale import HEADROOM, ScaleBound
@@ -28,7 +28,7 @@ from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.replay.changes import EverythingIn, ReplayChange
 from ampscope.capture.replay.cures import failure
 from ampscope.capture.replay.cures.failure import OpKey
-from ampscope.capture.replay.results import ChangedResult, TrialResult
+from ampscope.capture.replay.results import ChangedResult, Symptom, TrialResult
 from ampscope.capture.replay.tape.entry import EntryKind
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.torch_support.guard import Guard
@@ -100,12 +100,15 @@ class Planner:
         self._guard = guard
         self._tried: dict[OpKey, Sequence[TrialResult]] = {}  # what was tried on the latest step that failed at an op
         self._by_scale: list[int] = []  # steps that overflowed by the loss scale alone
+        self._as_before: tuple[int, int, Symptom] | None = None  # the step after one that was repaired, or left out
         self.good_steps = GoodSteps()  #: what they have shown
         self.leaving_out = LeavingOut(models)  #: leaves steps out
 
     def plan(self, bad: BadStep, *, after_good_step: bool) -> Plan | None:
         """What helps on a step that went bad, before its weights have moved; None where nothing is to be done."""
         if bad.rows is None:
+            if self._as_before == (bad.attempt.index, bad.attempt.step, bad.symptom):
+                return self._repaired(bad) or self._leaves_out(bad, "as the step before it, which went bad alike")
             reason = bad.outcome.reason or "its ops show nothing of what went wrong"
             self._log.declined(bad.attempt.step, f"the step could not be run again ({reason})")
             return None
@@ -115,27 +118,31 @@ class Planner:
         plan = self._of_state(bad)
         if plan is None and bad.is_of_scale:
             return self._of_scale(bad, after_good_step=after_good_step)
-        plan = plan or self._lasting(bad) or self._left_out(bad)
+        plan = plan or self._lasting(bad)
+        if plan is None and bad.is_beyond_precision and not bad.is_only_of_loss:
+            plan = self._repaired(bad) or self._left_out(bad)
         if plan is None and not bad.is_only_of_loss:  # then its optimizer steps by gradients that are finite
             self._log.declined(bad.attempt.step, "no cure was proved on it")
         return plan
 
     def _with_known(self, bad: BadStep) -> BadStep:
-        """A step with what was tried on an earlier one that failed alike, where nothing was tried on it.
+        """A step with what has cured earlier ones that failed alike; a search goes on where the last one stopped.
 
-        Of that, all in float32 is tried again: it may be another fault at the same place. Cures are, in any case.
+        All in float32 is tried again: it may be another fault at the same place. Cures are, in any case.
         """
         located = failure.located(bad.rows, scaled=bad.attempt.scaling is not None) if bad.rows is not None else None
         if located is None:
             return bad
-        if bad.tried:
-            self._tried[located.op] = [each for each in bad.tried if not misses_float32(each, bad.tried)]
-            return bad
-        known = [each for each in self._tried.get(located.op, ()) if each.change is not Change.FP32]
-        wide = self.run(bad.recording, EverythingIn(torch.float32))
-        outcome = Trial.NONFINITE if wide.reason else Trial.FINITE
-        result = ChangedResult(outcome if wide.was_run else Trial.UNAVAILABLE)
-        return bad._replace(tried=[TrialResult(Change.FP32, (), (), None, result), *known])
+        known = [each for each in self._tried.get(located.op, ()) if each not in bad.tried]
+        tried = [*bad.tried, *known]
+        if not any(each.change is Change.FP32 for each in bad.tried):
+            wide = self.run(bad.recording, EverythingIn(torch.float32))
+            outcome = Trial.NONFINITE if wide.reason else Trial.FINITE
+            result = ChangedResult(outcome if wide.was_run else Trial.UNAVAILABLE)
+            tried = [TrialResult(Change.FP32, (), (), None, result), *tried]
+        well = [each for each in tried if each.result.outcome is Trial.FINITE and not misses_float32(each, tried)]
+        self._tried[located.op] = [each for each in well if each.change is not Change.FP32]
+        return bad._replace(tried=tried)
 
     def _of_state(self, bad: BadStep) -> Plan | None:
         """Buffers that the step found poisoned: whether it is finite from what they held before."""
@@ -208,14 +215,30 @@ class Planner:
             return OF_OTHERS
         return self.leaving_out.leave_out(attempt, is_called=is_called)
 
+    def _repaired(self, bad: BadStep) -> Plan | None:
+        """What helps on this one step, where precision has no part in it."""
+        for kind, text, change in repairs.of_step(bad.recording, self._models):
+            cured = self.run(bad.recording, change) if self._settings.allows(kind) else None
+            if cured is not None and not cured.reason:
+                self._note_for_next(bad)
+                return Plan(bad.attempt, kind, text, bad.recording, change, cured=cured)
+        return None
+
     def _left_out(self, bad: BadStep) -> Plan | None:
-        if bad.is_only_of_loss or not bad.is_beyond_precision or not self._settings.allows(CureKind.LEFT_OUT):
+        if not self._settings.allows(CureKind.LEFT_OUT):
             return None
         whole = all(finite(parameter) for _, parameter in self._models.parameters.values())
         why = "it is not finite in float32 either" if whole else "weights of the model are not finite"
+        return self._leaves_out(bad, f"for {why}")
+
+    def _leaves_out(self, bad: BadStep, why: str) -> Plan:
+        self._note_for_next(bad)
         kept = ", and the loss scale kept" if bad.attempt.scaling is not None else ""
-        text = f"left out, for {why}{kept}"
-        return Plan(bad.attempt, CureKind.LEFT_OUT, text, bad.recording)
+        return Plan(bad.attempt, CureKind.LEFT_OUT, f"left out, {why}{kept}", bad.recording)
+
+    def _note_for_next(self, bad: BadStep) -> None:
+        """The next step, if it goes bad alike, is dealt with alike though replays have used up their time."""
+        self._as_before = bad.attempt.index, bad.attempt.step + 1, bad.symptom
 
     def _proved(self, bad: BadStep, cure: LastingCure) -> Plan | None:
         if not self.may_last(bad.attempt, cure):

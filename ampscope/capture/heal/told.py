@@ -93,6 +93,12 @@ class HealingLog:
             self._recorder.event(EventKind.NOTE, step, f"not healed: {why}")
             self.line(f"declined-{step}-{len(self._declined)}", f"step {step}: not healed: {why}.")
 
+    def stands_still(self, step: int, steps: int) -> None:
+        """So many steps in a row were left out; told once."""
+        text = f"{steps} steps in a row were left out: weights and loss scale are kept, but the training stands still"
+        self._recorder.event(EventKind.NOTE, step, text)
+        self.line("stands-still", f"step {step}: {text}.")
+
     def ended(self, step: int, why: str) -> None:
         """Healing is over."""
         self._recorder.event(EventKind.NOTE, step, f"healing ended: {why}")

@@ -230,6 +230,8 @@ class CureKind(StrEnum):
     LOSS_SCALE = "loss_scale"  #: the loss scale is held below the largest one that fits, or raised
     STATE = "state"  #: buffers that were poisoned hold their last finite values again, and optimizer state others
     RUN_AGAIN = "run_again"  #: the gradients of the same step, run again: it had not gone wrong by its own
+    WEIGHTS = "weights"  #: elements of weights that were not finite are zero
+    ROWS_LEFT_OUT = "rows_left_out"  #: the gradients of the same step without the rows of its batch that are not finite
     LEFT_OUT = "left_out"  #: a step whose data or mathematics are at fault was left out, and the scale kept
 
 

@@ -78,6 +78,11 @@ def _nan_in_weight(model: Model, where: Architecture) -> AbstractContextManager[
     return _edited(model.get_submodule(where.up).weight, lambda weight: weight[0, 0].fill_(torch.nan))
 
 
+def zero_in_weight(model: Model, where: Architecture) -> AbstractContextManager[None]:
+    """What the NaN in a weight is compared with."""
+    return _edited(model.get_submodule(where.up).weight, lambda weight: weight[0, 0].fill_(0.0))
+
+
 def _nan_in_buffer(model: Model, where: Architecture) -> AbstractContextManager[None]:
     return _edited(model.get_submodule(where.norm).offset, lambda offset: offset.fill_(torch.nan))
 
@@ -111,11 +116,24 @@ def _nan_row(batch: Batch) -> Batch:
     return {"inputs_embeds": embedded, **batch}
 
 
+def without_nan_row(batch: Batch) -> Batch:
+    """The rest of a batch that has one."""
+    rest = [row for row in range(len(batch["labels"])) if row != 1]
+    return {name: values[rest] for name, values in _nan_row(batch).items()}
+
+
 def _row_without_attention(batch: Batch) -> Batch:
     """An additive mask, made by the user, under which the first sample's first token sees nothing."""
     mask = torch.zeros(len(batch["input_ids"]), 1, TOKENS, TOKENS)
     mask[0, 0, 0] = -torch.inf
     return {**batch, "attention_mask": mask}
+
+
+def row_with_itself(batch: Batch) -> Batch:
+    """The same, where that token sees itself."""
+    batch = _row_without_attention(batch)
+    batch["attention_mask"][0, 0, 0, 0] = 0.0
+    return batch
 
 
 def _negative_log_probability(outputs: Any, batch: Batch, bad: bool) -> Tensor:

@@ -1,4 +1,4 @@
-"""One call of the user's code with another number, or a bounded operand, inside the modules that make it."""
+"""One call of the user's code in another form, inside the modules that make it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,21 @@ from ampscope.capture.heal.cures.lasting_cure import LastingCure
 from ampscope.capture.replay.changes import ReplayChange
 from ampscope.capture.replay.cures.forms.call_form import Call, CallForm, CallPlace, OperandBound
 from ampscope.capture.replay.cures.forms.mathematics.bounds import DivisorBound
+from ampscope.capture.replay.cures.forms.mathematics.empty import KeptRows, ZeroInfinity
+from ampscope.capture.replay.cures.forms.mathematics.safe_where import SafeWhere
 from ampscope.capture.replay.cures.forms.range.constants import Constant
 from ampscope.capture.torch_support.user_line import user_place
 from ampscope.trace.schema import CureKind
 
 #: Forms that a call may have in the live model, each by what the trace calls it: they know nothing but this one call.
-LIVE: dict[str, type[CallForm]] = {"constant": Constant, "bound": OperandBound, "divisor": DivisorBound}
+LIVE: dict[str, type[CallForm]] = {
+    "constant": Constant,
+    "bound": OperandBound,
+    "divisor": DivisorBound,
+    "safe_where": SafeWhere,
+    "kept_rows": KeptRows,
+    "zero_infinity": ZeroInfinity,
+}
 
 
 class OneForm(LastingCure):
@@ -51,6 +60,10 @@ class OneForm(LastingCure):
         form, value = self._form, self._form.value or 0.0
         if isinstance(form, Constant):
             return f"{value:g} in the place of {form.was or 0.0:g}"
+        if isinstance(form, (KeptRows, ZeroInfinity)):
+            return "rows without a key zero" if isinstance(form, KeptRows) else "targets without an alignment left out"
+        if isinstance(form, SafeWhere):
+            return f"the operand of {'/'.join(sorted(form.calls))} 1 where that is {form.unsafe}"
         operand = "the divisor" if isinstance(form, DivisorBound) else f"the operand of {'/'.join(sorted(form.calls))}"
         return f"{operand} kept at {'least' if _is_lowest(form) else 'most'} {value:g}"
 
@@ -70,6 +83,7 @@ class OneForm(LastingCure):
             "value": form.value,
             "was": form.was,
             "lowest": _is_lowest(form),
+            "keeps": isinstance(form, SafeWhere) and form.keeps,
             "file": self._at.file,
             "line": self._at.line,
         }
@@ -102,9 +116,13 @@ def form_of(written: Any) -> tuple[CallForm, CallPlace] | None:
     if not isinstance(written, dict) or written.get("is") not in LIVE:
         return None
     kind, at = LIVE[written["is"]], CallPlace(str(written.get("file", "")), int(written.get("line", 0)))
-    value = float(written.get("value") or 0.0)
+    value, calls = float(written.get("value") or 0.0), frozenset(map(str, written.get("calls", ())))
+    if issubclass(kind, (KeptRows, ZeroInfinity)):
+        return kind(), at
+    if issubclass(kind, SafeWhere):
+        return kind(calls, keeps=bool(written.get("keeps"))), at
     if issubclass(kind, OperandBound):
-        calls, argument = frozenset(map(str, written.get("calls", ()))), int(written.get("argument") or 0)
+        argument = int(written.get("argument") or 0)
         return kind(calls, argument, value, lowest=bool(written.get("lowest"))), at
     return Constant(float(written.get("was") or 0.0), value, at, None), at
 

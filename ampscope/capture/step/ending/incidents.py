@@ -111,6 +111,8 @@ class Incidents:
             self._replay_budget.judged(attempt.judging_s)
         else:
             evidence = replace(evidence, over_budget=True)
+            if self._healer is not None:
+                self._healer.examine(BadStep(attempt, recording, symptom, None, outcome, ()))
         if attempt.traced or not is_of_state:
             self.report(attempt, bad.trigger, outcome, evidence)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from enum import Enum
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import torch
 import ampscope
 from tests.integration.planted_faults.faults import AfterNorm
 from tests.integration.planted_faults.models import Architecture, Batch
-from tests.integration.planted_faults.table import Plant
+from tests.integration.planted_faults.table import Plant, row_with_itself, without_nan_row, zero_in_weight
 from tests.integration.planted_faults.training import BAD_STEP, CALIBRATED, Loop
 
 #: Steps of a training with the fault in one of them, and of one in which it stays.
@@ -24,26 +24,14 @@ ONCE, LASTING = 12, 40
 BATCHES, RATE = 2, 3e-3
 
 
-class Instead(Enum):
-    """What the training in float32 does in the place of a fault that float32 has, too."""
-
-    RIGHT = "the right form"
-    NONE = "no fault"
-    LEFT_OUT = "without the steps that have it"
-
-
-#: Of the plants that float32 does not cure.
-INSTEAD = {
-    "zero row under a norm without eps": Instead.RIGHT,
-    "zero row under a root, in backward": Instead.RIGHT,
-    "silence under a phase transform": Instead.RIGHT,
-    "log of a zero probability": Instead.LEFT_OUT,
-    "row without attention": Instead.LEFT_OUT,
-    "NaN row in the batch": Instead.LEFT_OUT,
-    "NaN weight": Instead.LEFT_OUT,
-    "poisoned buffer": Instead.NONE,
-    "buffer replaced by a poisoned one": Instead.NONE,
-    "bit flip in an activation": Instead.NONE,
+#: What is right in the place of a fault that float32 has, too; for faults in modules these say it themselves.
+RIGHT: dict[str, dict[str, Any]] = {
+    "row without attention": {"spoil": row_with_itself},
+    "NaN row in the batch": {"spoil": without_nan_row},
+    "NaN weight": {"armed": zero_in_weight},
+    "poisoned buffer": {"armed": lambda *_: nullcontext()},
+    "buffer replaced by a poisoned one": {"armed": lambda *_: nullcontext()},
+    "bit flip in an activation": {"armed": lambda *_: nullcontext()},
 }
 
 
@@ -68,7 +56,8 @@ def unhealed(where: Architecture, dtype: torch.dtype, plant: Plant, *, lasting: 
 def in_float32(where: Architecture, plant: Plant, *, lasting: bool = False) -> Trained:
     """The same in float32, with what is meant in the place of the fault; its scaler skips what is not finite."""
     with _wide():
-        return _train(where, torch.float32, plant, lasting=lasting, instead=INSTEAD.get(plant.name))
+        right = replace(plant, **RIGHT.get(plant.name, {}))
+        return _train(where, torch.float32, right, lasting=lasting, mended=True)
 
 
 def _train(
@@ -78,7 +67,7 @@ def _train(
     *,
     lasting: bool,
     folder: Path | None = None,
-    instead: Instead | None = None,
+    mended: bool = False,
 ) -> Trained:
     torch.manual_seed(0)
     model: Any = where.build()
@@ -91,13 +80,14 @@ def _train(
         if folder is not None:
             fault.enter_context(ampscope.watch(model, loop.scaler, dir=folder, quiet=True, heal=True))
         for step in range(LASTING if lasting else ONCE):
-            bad = instead is not Instead.NONE and (step >= BAD_STEP if lasting else step == BAD_STEP)
+            bad = step >= BAD_STEP if lasting else step == BAD_STEP
             if bad and step == BAD_STEP:
                 armed = fault.enter_context(ExitStack())
                 armed.enter_context(plant.armed(model, where))
-                if instead is Instead.RIGHT:
+                if mended:
                     _mend(model)
             batch = batches[step % BATCHES]
+            torch.manual_seed(step)  # a batch with fewer rows draws fewer numbers
             loop.step(plant.spoil(batch) if bad else batch, plant, bad=bad)
             if bad and not lasting:
                 armed.close()

@@ -32,6 +32,11 @@ class RowsLeftOut(ReplayChange):
         self._weights = weights
 
     @property
+    def left_out(self) -> str:
+        """How many rows do not stay, in words."""
+        return f"{self._of - len(self._kept)} of {self._of}"
+
+    @property
     def used(self) -> FormUsed:
         """See `OtherForm.used`: it is the form of no call."""
         return FormUsed(Form.ROWS_LEFT_OUT, "", NOWHERE)

@@ -20,6 +20,9 @@ _SLOPES = frozenset({"sqrt", "pow"})
 class SafeWhere(CallForm):
     """An op whose operand is 1 wherever the op is not defined for it.
 
+    Attributes:
+        keeps: What the op gives there stays, without a slope.
+
     Args:
         calls: Which functions.
         keeps: What the op gives there stays, without a slope: for what is defined there.
@@ -29,7 +32,12 @@ class SafeWhere(CallForm):
 
     def __init__(self, calls: frozenset[str], *, keeps: bool) -> None:
         super().__init__(calls, argument=0, value=1.0)
-        self._keeps = keeps
+        self.keeps = keeps
+
+    @property
+    def unsafe(self) -> str:
+        """Where the operand is 1, in words."""
+        return "zero" if self.calls == DIVISIONS else "not above zero"
 
     def instead(self, call: Call) -> Any:
         """See `CallForm.instead`."""
@@ -41,7 +49,7 @@ class SafeWhere(CallForm):
         unsafe = given == 0 if call.name in ("div", "reciprocal") else given <= 0
         result = call.with_operand(number, torch.where(unsafe, torch.ones_like(given), given))()
         return (
-            torch.where(unsafe, call.with_operand(number, given.detach())().detach(), result) if self._keeps else result
+            torch.where(unsafe, call.with_operand(number, given.detach())().detach(), result) if self.keeps else result
         )
 
 
