@@ -49,6 +49,7 @@ class Plant:
     armed: Callable[[Model, Architecture], AbstractContextManager[None]] = lambda *_: nullcontext()
     spoil: Callable[[Batch], Batch] = lambda batch: batch  #: what the bad step trains on
     loss: Callable[[Any, Batch, bool], Tensor] = lambda outputs, *_: outputs.loss  #: told whether the step is bad
+    upset: Callable[[Any, Model, Architecture], object] = lambda *_: None  #: what is done to the loop before that step
     every: int | None = None  #: as in `ampscope.watch`
 
     def __str__(self) -> str:

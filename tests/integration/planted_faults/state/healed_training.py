@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +15,46 @@ import torch
 import ampscope
 from tests.integration.planted_faults.faults import AfterNorm
 from tests.integration.planted_faults.models import Architecture, Batch
-from tests.integration.planted_faults.table import Plant, row_with_itself, without_nan_row, zero_in_weight
+from tests.integration.planted_faults.table import (
+    BF16,
+    FP16,
+    Answer,
+    Plant,
+    row_with_itself,
+    without_nan_row,
+    zero_in_weight,
+)
 from tests.integration.planted_faults.training import BAD_STEP, CALIBRATED, Loop
 
 #: Steps of a training with the fault in one of them, and of one in which it stays.
 ONCE, LASTING = 12, 40
 #: What is learned by heart, so that a training which stands still is far from one that does not.
 BATCHES, RATE = 2, 3e-3
+#: A loss scale at which gradients leave the range of float16.
+TINY = 2.0**-14
 
+
+def _tiny_scale(loop: Loop, *_: object) -> None:
+    loop.scaler.update(new_scale=TINY)
+
+
+def _in_moment(name: str, value: float) -> Callable[..., None]:
+    def write(loop: Loop, model: Any, where: Architecture) -> None:
+        loop.optimizer.state[model.get_submodule(where.up).weight][name][0, 0] = value
+
+    return write
+
+
+def _nowhere(where: Architecture) -> Answer:
+    raise NotImplementedError(f"what is upset in the loop of {where} is no fault of a step")
+
+
+#: What befalls the loop, and not the model or its batch.
+OF_LOOPS = (
+    Plant(name="loss scale that is too small", dtypes=(FP16,), upset=_tiny_scale, answer=_nowhere),
+    Plant(name="poisoned first moment", upset=_in_moment("exp_avg", math.nan), answer=_nowhere),
+    Plant(name="poisoned second moment", upset=_in_moment("exp_avg_sq", math.nan), answer=_nowhere),
+)
 
 #: What is right in the place of a fault that float32 has, too; for faults in modules these say it themselves.
 RIGHT: dict[str, dict[str, Any]] = {
@@ -32,6 +64,8 @@ RIGHT: dict[str, dict[str, Any]] = {
     "poisoned buffer": {"armed": lambda *_: nullcontext()},
     "buffer replaced by a poisoned one": {"armed": lambda *_: nullcontext()},
     "bit flip in an activation": {"armed": lambda *_: nullcontext()},
+    "poisoned first moment": {"upset": _in_moment("exp_avg", 0.0)},
+    "poisoned second moment": {"upset": _in_moment("exp_avg_sq", 0.0)},
 }
 
 
@@ -54,10 +88,19 @@ def unhealed(where: Architecture, dtype: torch.dtype, plant: Plant, *, lasting: 
 
 
 def in_float32(where: Architecture, plant: Plant, *, lasting: bool = False) -> Trained:
-    """The same in float32, with what is meant in the place of the fault; its scaler skips what is not finite."""
+    """The same in float32, with what is right in the place of the fault; its scaler skips what is not finite."""
     with _wide():
-        right = replace(plant, **RIGHT.get(plant.name, {}))
-        return _train(where, torch.float32, right, lasting=lasting, mended=True)
+        return by_hand(where, torch.float32, plant, lasting=lasting)
+
+
+def by_hand(where: Architecture, dtype: torch.dtype, plant: Plant, *, lasting: bool = False) -> Trained:
+    """The same with what is right in the place of the fault, which may be one in half precision alone."""
+    return _train(where, dtype, replace(plant, **RIGHT.get(plant.name, {})), lasting=lasting, mended=True)
+
+
+def keeps_scale(plant: Plant, dtype: torch.dtype, scale: float) -> bool:
+    """Whether a scaler's scale has not collapsed; there is none in bfloat16."""
+    return dtype is BF16 or scale >= (TINY if plant.name == "loss scale that is too small" else CALIBRATED / 2)
 
 
 def _train(
@@ -84,6 +127,7 @@ def _train(
             if bad and step == BAD_STEP:
                 armed = fault.enter_context(ExitStack())
                 armed.enter_context(plant.armed(model, where))
+                plant.upset(loop, model, where)
                 if mended:
                     _mend(model)
             batch = batches[step % BATCHES]
