@@ -135,7 +135,8 @@ class Planner:
             return bad
         known = [each for each in self._tried.get(located.op, ()) if each not in bad.tried]
         tried = [*bad.tried, *known]
-        if not any(each.change is Change.FP32 for each in bad.tried):
+        is_known = any(each.change is Change.FP32 for each in bad.tried)
+        if not is_known and not bad.came_out(Change.SCALE, Trial.FINITE):
             wide = self.run(bad.recording, EverythingIn(torch.float32))
             outcome = Trial.NONFINITE if wide.reason else Trial.FINITE
             result = ChangedResult(outcome if wide.was_run else Trial.UNAVAILABLE)

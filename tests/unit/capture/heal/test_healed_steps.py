@@ -25,7 +25,7 @@ from tests.unit.capture.heal.trained import (
     arm,
     made,
     poison,
-    spoil,
+    ruin,
     trained,
 )
 
@@ -114,7 +114,7 @@ def test_a_step_with_a_bad_batch_is_left_out_and_the_scale_kept(watch: Watch, sc
         if step in (BAD_STEP, BAD_STEP + 1):
             states.append({name: value.clone() for name, value in model.state_dict().items()})
 
-    healed = trained(made(Shifted), healing(watch, scopes), batch=spoil, before=before, scaled=scaled)
+    healed = trained(made(Shifted), healing(watch, scopes), batch=ruin, before=before, scaled=scaled)
     (told,) = cures(scopes[0])
     assert (told["step"], told["kind"], told["applied"]) == (BAD_STEP, CureKind.LEFT_OUT, False)
     assert same(states[0], states[1])

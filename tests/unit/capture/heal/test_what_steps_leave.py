@@ -14,7 +14,7 @@ from ampscope.trace.schema import CureKind
 from tests.support.training.small_loop import WIDTH, make_batch
 from tests.support.training.twin_runs import exact_state
 from tests.unit.capture.heal.told import cures, write
-from tests.unit.capture.heal.trained import BAD_STEP, SCALE, STEPS, Doubtful, arm, made, spoil, trained
+from tests.unit.capture.heal.trained import BAD_STEP, SCALE, STEPS, Doubtful, arm, made, ruin, trained
 
 pytestmark = pytest.mark.usefixtures("strict_guards")
 Watch = Callable[..., ampscope.Scope]
@@ -74,7 +74,7 @@ def test_a_buffer_that_a_forward_replaces_is_as_before_when_a_step_is_left_out(w
     scopes: list[ampscope.Scope] = []
     means: list[Tensor] = []
     healed = trained(
-        made(Replaces), healing(watch, scopes), batch=spoil, before=lambda model, _: means.append(model.mean.clone())
+        made(Replaces), healing(watch, scopes), batch=ruin, before=lambda model, _: means.append(model.mean.clone())
     )
     assert [told["kind"] for told in cures(scopes[0])] == [CureKind.LEFT_OUT]
     assert torch.equal(means[BAD_STEP], means[BAD_STEP + 1])

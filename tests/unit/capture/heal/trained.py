@@ -80,6 +80,12 @@ def spoil(step: int, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return x, y
 
 
+def ruin(step: int, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Nothing but NaN in the batch of the bad step."""
+    x, y = batch
+    return (x * torch.nan, y) if step == BAD_STEP else batch
+
+
 def trained(
     model: Any,
     watch: Callable[..., object],

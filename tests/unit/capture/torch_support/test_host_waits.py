@@ -35,6 +35,8 @@ WAITS: dict[str, str] = {
     "replay/tape/fingerprints.py _differ_little": REPLAYED,
     "replay/state/device_asserts.py _check": REPLAYED,
     "heal/cured_step.py hand_over": REPLAYED,
+    "heal/cures/repairs.py of_step": REPLAYED,
+    "heal/cures/repairs.py _is_repairable": REPLAYED,
     "keep_fp32/keeping.py _fits_all": "what a healed module returns in a call that nothing is trained by",
     "heal/good_steps.py why_not": REPLAYED,
     "replay/cures/forms/form_change.py _change": REPLAYED,
