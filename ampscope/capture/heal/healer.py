@@ -73,7 +73,6 @@ class Healer(StepObserver):
         self._in_force = InForce(settings, log)
         self._planner = Planner(models, recorder, budget, settings, self._in_force, log, guard)
         self._in_a_row = 0  # bad steps about which nothing was done
-        self._left_out = 0  # steps in a row
         self._was_good = True  # the step before
         self._is_over = False
         self._graphs: int | None = None  # compiled before the latest change; None where that is told, or none was made
@@ -250,10 +249,10 @@ class Healer(StepObserver):
         if self._graphs is not None and self._was_good:
             self.log.recompiled(attempt.step, dynamo.graphs_compiled() - self._graphs)
             self._graphs = None
-        handed = self._plan.handed if self._plan is not None else Handed.NOTHING
-        self._in_a_row = 0 if not went_bad or handed is not Handed.NOTHING else self._in_a_row + 1
-        self._left_out = self._left_out + 1 if went_bad and handed is Handed.LEFT_OUT else 0
-        if self._left_out == MOST_IN_A_ROW:
+        is_saved = self._plan is not None and self._plan.handed is not Handed.NOTHING
+        if went_bad or not attempt.bad:
+            self._in_a_row = self._in_a_row + 1 if went_bad and not is_saved else 0
+        if self._planner.leaving_out.in_a_row == MOST_IN_A_ROW:
             self.log.stands_still(attempt.step, MOST_IN_A_ROW)
         if self._was_good and not attempt.traced:
             self._in_force.took(ended.seconds - attempt.judging_s)
@@ -263,7 +262,7 @@ class Healer(StepObserver):
 
     def _went_bad(self, ended: EndedStep) -> bool:
         """Whether a step counts among those that healing is there for."""
-        return ended.attempt.bad
+        return ended.attempt is self._planner.failing
 
     def _end(self, step: int, why: str) -> None:
         self._finish()

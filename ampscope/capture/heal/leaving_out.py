@@ -19,11 +19,15 @@ OF_OTHERS = "without a scaler, the other optimizers of the step would go on"
 class LeavingOut:
     """What is given back when a step that was left out is over.
 
+    Attributes:
+        in_a_row: Steps, up to the latest, that were left out one after another.
+
     Args:
         models: The watched models.
     """
 
     def __init__(self, models: Models) -> None:
+        self.in_a_row = 0
         self._models = models
         self._taken: list[tuple[Tensor, Tensor]] = []  # parameters with the gradients that the loop may still read
         self._scaling: ScaleState | None = None  # before the scaler backs off
@@ -55,6 +59,7 @@ class LeavingOut:
 
     def ended(self, attempt: StepAttempt) -> None:
         """An attempt is over."""
+        self.in_a_row = self.in_a_row + 1 if attempt.left_out else 0
         taken, self._taken = self._taken, []
         for parameter, gradient in taken:
             if parameter.grad is None:

@@ -101,22 +101,26 @@ class Planner:
         self._tried: dict[OpKey, Sequence[TrialResult]] = {}  # what was tried on the latest step that failed at an op
         self._by_scale: list[int] = []  # steps that overflowed by the loss scale alone
         self._as_before: tuple[int, int, Symptom] | None = None  # the step after one that was repaired, or left out
+        self.failing: StepAttempt | None = None  #: the latest, if its gradients failed for more than the loss scale
         self.good_steps = GoodSteps()  #: what they have shown
         self.leaving_out = LeavingOut(models)  #: leaves steps out
 
     def plan(self, bad: BadStep, *, after_good_step: bool) -> Plan | None:
         """What helps on a step that went bad, before its weights have moved; None where nothing is to be done."""
+        self.failing = None
         if bad.rows is None:
             if self._as_before == (bad.attempt.index, bad.attempt.step, bad.symptom):
                 return self._repaired(bad) or self._leaves_out(bad, "as the step before it, which went bad alike")
             reason = bad.outcome.reason or "its ops show nothing of what went wrong"
             self._log.declined(bad.attempt.step, f"the step could not be run again ({reason})")
             return None
+        self.failing = bad.attempt if bad.symptom.gradients else None
         bad = self._with_known(bad)
         if bad.outcome.status is ReplayStatus.NOT_REPRODUCED:
             return self._of_accident(bad)
         plan = self._of_state(bad)
         if plan is None and bad.is_of_scale:
+            self.failing = None
             return self._of_scale(bad, after_good_step=after_good_step)
         plan = plan or self._lasting(bad)
         if plan is None and bad.is_beyond_precision and not bad.is_only_of_loss:

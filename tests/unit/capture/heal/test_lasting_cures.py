@@ -104,6 +104,19 @@ def test_healing_ends_where_it_does_not_help(run_folder: Path, scopes: list[amps
     assert healed["scaler"]["scale"] == SCALE / 2 ** (20 - BAD_STEP - 2)
 
 
+def test_a_cure_stays_while_the_scaler_finds_its_place(run_folder: Path, scopes: list[ampscope.Scope]) -> None:
+    """Steps that overflow by the loss scale alone, as many in a row as else end healing."""
+
+    def louder(step: int, given: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        x, y = given
+        return (x, y + 2.0**17) if step >= BAD_STEP + 2 else given
+
+    healed = trained(made(Doubtful), healing(run_folder, scopes), before=always, batch=louder, steps=16)
+    assert healed["scaler"]["scale"] <= SCALE / 2**5
+    assert [each["kind"] for each in cures(scopes[0])] == [CureKind.MODULES_FP32]
+    assert cures(scopes[0], EventKind.CURE_LIFTED) == []
+
+
 def test_what_makes_it_permanent_is_printed(
     run_folder: Path, scopes: list[ampscope.Scope], capsys: pytest.CaptureFixture[str]
 ) -> None:
