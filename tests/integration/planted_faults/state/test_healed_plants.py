@@ -17,6 +17,10 @@ from tests.integration.planted_faults.training import BAD_STEP
 
 #: Of the loss of the same training in float32.
 NEAR = 0.02
+#: Losses that are learned to zero differ by rounding alone, as a share.
+SMALL = 0.005
+#: What is finite is made as it was, and cured from the next step on: one step of forty is another.
+CURED_FROM_THE_NEXT = {"overflow in a square that is made zero": 0.04}
 #: Faults that stay, in the ordinary run: cures of one step, which each step needs again, and of the loop itself.
 LASTING_QUICK = ("NaN row in the batch", "NaN weight", "log of a zero probability", "loss scale that is too small")
 #: Of these float32 has no number either while they last.
@@ -42,7 +46,8 @@ def _is_as_in_float32(
     wide = trainings.in_float32(where, plant, lasting=lasting).loss
     by_hand = trainings.by_hand(where, dtype, plant, lasting=lasting).loss if len(plant.dtypes) > 1 else wide
     rounding = abs(by_hand - wide)  # in a loss near zero
-    assert healed.loss == pytest.approx(wide, rel=NEAR, abs=2 * rounding)
+    near = CURED_FROM_THE_NEXT.get(plant.name, NEAR)
+    assert healed.loss == pytest.approx(wide, rel=near, abs=max(SMALL, 2 * rounding))
 
 
 @pytest.mark.filterwarnings("ignore:In CPU autocast, but the target dtype is not supported")  # the one in float32
