@@ -1,6 +1,6 @@
 """How far healed trainings are from float32: every fault that the tests plant, in every model that it fits.
 
-    python benchmarks/healing.py [--once] [PLANT...]
+    python benchmarks/remedies/healing.py [--once] [PLANT...]
 
 Each fault (all of them, or those with a given word in their names) comes at step 3 of a training of 40 steps and
 stays to its end; with ``--once`` it is there in that one step of 12. Each is trained in each model and each half dtype
@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import ampscope
 from tests.integration.planted_faults.models import ARCHITECTURES, Architecture

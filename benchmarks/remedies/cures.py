@@ -1,6 +1,6 @@
 """Whether the remedies that AMPscope writes into a program cure it: each program trained, fixed, and trained again.
 
-    python benchmarks/cures.py [--plants] [FOLDER_OR_FILE...]
+    python benchmarks/remedies/cures.py [--plants] [FOLDER_OR_FILE...]
 
 A case is a file with a function ``train(watch)`` that builds a model, calls ``watch(model, scaler)`` and trains; it may
 fail by raising. ``--plants`` adds the planted faults of the tests, each in one model. Every program is copied into a
@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-_ROOT = Path(__file__).parent.parent
+_ROOT = Path(__file__).parents[2]
 #: Stands beside the copy of a case: the call of ``watch`` is part of the program, too.
 _CASE = """import contextlib
 import sys
