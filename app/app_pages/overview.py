@@ -8,7 +8,8 @@ import streamlit as st
 
 from ampscope.analysis.precision.ranges.heat_map import View
 from ampscope.analysis.results import Incident
-from ampscope.report.figures.over_steps import timeline_stack
+from ampscope.report.figures.over_steps import SEVERITY_LANES, SKIPPED, timeline_stack
+from ampscope.report.html.parts.card import scale_html
 from ampscope.report.html.parts.healed import healed_html
 from ampscope.report.html.parts.tiles import run_tiles, thinned_note
 from ampscope.report.ranges_words import closest_sentence
@@ -16,6 +17,7 @@ from ampscope.trace.vocabulary import Verdict
 from blocks.basics.figure import clickable_figure
 from blocks.basics.page_links import (
     rank_of,
+    switch_to_incident,
     switch_to_ranges,
     switch_to_scale,
     to_ranges,
@@ -36,7 +38,7 @@ from blocks.verdict.item_list import item_link, item_list
 from charts.stack import stack_figure
 from data.current_run import current_run
 from data.downloads import html_report
-from data.named_items import named_items
+from data.named_items import incident_at, named_items
 from data.run_results import closest_of, diagnosis_of, overview_of
 from data.run_snapshot import RunSnapshot
 
@@ -64,6 +66,8 @@ def verdict(run: RunSnapshot) -> None:
     diagnosis_card(diagnosis)
     if diagnosis.note:
         paragraph(diagnosis.note)
+    if unwell := scale_html(diagnosis):
+        st.html(unwell)
     if diagnosis.since or diagnosis.cures:
         st.html(healed_html(diagnosis))
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
@@ -106,18 +110,29 @@ def headroom(run: RunSnapshot) -> None:
 def history(run: RunSnapshot, optimizer: int | None) -> None:
     """The tiles and the time line."""
     overview, diagnosis = overview_of(run, optimizer), diagnosis_of(run)
-    tiles(run_tiles(overview, diagnosis.run))
+    tiles(run_tiles(overview, diagnosis))
     heading("Time line")
     if not overview.steps:
         paragraph("No optimizer step has been recorded yet.")
         return
     stack = timeline_stack(overview, list(named_items(diagnosis).values()))
-    step = clickable_figure(stack_figure(stack), key="timeline")
-    onward = ", click a mark to see that step" if overview.scale is not None else ""
+    clicked = clickable_figure(stack_figure(stack), key="timeline")
     if overview.thinned:
         st.caption(thinned_note(overview))
-    st.caption(f"Drag to zoom in, double-click to zoom out{onward}.")
-    if step is not None and overview.scale is not None:
+    st.caption("Drag to zoom in, double-click to zoom out, click a mark to see what it stands for.")
+    if clicked is not None:
+        follow_mark(run, *clicked)
+
+
+def follow_mark(run: RunSnapshot, step: int, lane: str) -> None:
+    """Leave for what a mark of the time line stands for: what was noticed there, else what the scale did then."""
+    diagnosis = diagnosis_of(run)
+    items = named_items(diagnosis).items()
+    marked = (one for one in items if one[1].step == step and SEVERITY_LANES[one[1].severity][0] == lane)
+    found = next(marked, None if lane == SKIPPED else incident_at(diagnosis, step, run.rank))
+    if found is not None:
+        switch_to_incident(found[0])
+    elif overview_of(run, None).scale is not None:
         switch_to_scale(step)
 
 

@@ -70,7 +70,7 @@ def found_runs(search: str) -> None:
     rows = {key: row(run, summaries[run.path], known.verdict(summaries[run.path])) for key, run in offered.items()}
     matches = [key for key, run in offered.items() if summaries[run.path].matches(search, *searched_words(rows[key]))]
     if matches:
-        paragraph(f"{count(len(matches), 'run')}, the newest first. Click on one to open it.")
+        paragraph(f"{count(len(matches), 'run')}, the newest first. Tick one to open it; the head of a column sorts.")
         to_compare()
         table([rows[key] for key in matches], matches)
     else:
@@ -120,18 +120,21 @@ def searched_words(cells: dict[str, object]) -> tuple[str, ...]:
 
 
 def table(rows: Sequence[dict[str, object]], keys: Sequence[str]) -> None:
-    """The rows, a click on which opens the run of that place in ``keys``."""
+    """The rows; the one that is ticked opens the run of that place in ``keys``.
+
+    Not the cell that is clicked: a click on a head, which sorts, selects a cell as well.
+    """
     picked = st.dataframe(
         rows,
         hide_index=True,
         height=min(38 + 35 * len(rows), 720),
         column_config=_COLUMNS,
-        selection_mode="single-cell",
+        selection_mode="single-row",
         on_select="rerun",
         key="run_list",
     )
-    if cells := picked.selection.cells:
-        st.switch_page(Page.OVERVIEW.file, query_params={"run": keys[cells[0][0]]})
+    if ticked := picked.selection.rows:
+        st.switch_page(Page.OVERVIEW.file, query_params={"run": keys[ticked[0]]})
 
 
 runs_page()

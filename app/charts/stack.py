@@ -26,7 +26,7 @@ _SPARSE = 12
 
 
 def stack_figure(stack: Stack) -> go.Figure:
-    """The whole figure."""
+    """The whole figure; a mark of a lane has the lane's name as the second of its ``customdata``."""
     figure = _frame(stack)
     for row, panel in enumerate(stack.panels, start=1):
         _draw_panel(figure, row, panel)
@@ -189,7 +189,7 @@ def _draw_lane(figure: go.Figure, row: int, place: int, lane: Lane) -> None:
         y=[place] * len(lane.spans),
         mode="markers",
         marker=symbol,
-        customdata=["<br>".join(map(as_label, hover)) for hover in lane.hovers],
-        hovertemplate="step %{x:,d}<br>%{customdata}<extra></extra>",
+        customdata=[("<br>".join(map(as_label, hover)), lane.name) for hover in lane.hovers],
+        hovertemplate="step %{x:,d}<br>%{customdata[0]}<extra></extra>",
     )
     figure.add_traces([bars, marks], rows=row, cols=1)

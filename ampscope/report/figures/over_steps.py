@@ -26,12 +26,15 @@ _MOST_LINES = 40
 #: Characters of a note or a file's name that a mark shows.
 _SHORT = 48
 _NO_CURVE = Curve()
+#: The lane of skipped steps.
+SKIPPED = "step skipped"
 
-_SEVERITY_LANES = (
-    (Severity.ERROR, "problem", Symbol.CROSS),
-    (Severity.WARNING, "warning", Symbol.DIAMOND),
-    (Severity.INFO, "harmless", Symbol.OPEN_CIRCLE),
-)
+#: A lane for each severity.
+SEVERITY_LANES = {
+    Severity.ERROR: ("problem", Symbol.CROSS),
+    Severity.WARNING: ("warning", Symbol.DIAMOND),
+    Severity.INFO: ("harmless", Symbol.OPEN_CIRCLE),
+}
 _MOMENT_LANES = (
     (ScalerAction.STATE_SAVED, "state saved", Symbol.DOWN),
     (ScalerAction.STATE_LOADED, "state loaded", Symbol.UP),
@@ -122,7 +125,7 @@ def _lr_panel(lr: Curve, name: str = "learning rate") -> Iterator[Panel]:
 
 def _item_lanes(items: Sequence[Incident | Finding]) -> Iterator[Lane]:
     """One lane for each severity that occurs; each mark names its cause."""
-    for severity, name, symbol in _SEVERITY_LANES:
+    for severity, (name, symbol) in SEVERITY_LANES.items():
         mine = [item for item in items if item.severity == severity]
         if mine:
             yield Lane(
@@ -134,7 +137,7 @@ def _item_lanes(items: Sequence[Incident | Finding]) -> Iterator[Lane]:
             )
 
 
-def _skip_lane(skips: Sequence[int], name: str = "step skipped") -> Iterator[Lane]:
+def _skip_lane(skips: Sequence[int], name: str = SKIPPED) -> Iterator[Lane]:
     """The lane of skipped steps, if there are any."""
     if skips:
         yield Lane(

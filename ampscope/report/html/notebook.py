@@ -47,7 +47,7 @@ def notebook_html(result: object) -> str | None:
 def _run(run: Run) -> str:
     diagnosis, seen = diagnose(run), overview(run)
     items = most_urgent_first(diagnosis)
-    tiles = tiles_html(run_tiles(seen, diagnosis.run))
+    tiles = tiles_html(run_tiles(seen, diagnosis))
     primary = diagnosis.primary
     close = item_sections(primary, closeup(run, primary)) if primary is not None else ""
     return f"{verdict_html(diagnosis)}{tiles}{_timeline(seen, items)}{close}{_noticed(items)}"

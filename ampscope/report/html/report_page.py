@@ -20,7 +20,7 @@ from ampscope.report.figures.over_steps import scale_stack, timeline_stack
 from ampscope.report.html.document import document, paragraph, section
 from ampscope.report.html.figures.stack import stack_html
 from ampscope.report.html.markup import as_html
-from ampscope.report.html.parts.card import Item, item_html, verdict_html, what
+from ampscope.report.html.parts.card import Item, item_html, scale_html, verdict_html, what
 from ampscope.report.html.parts.healed import healed_html
 from ampscope.report.html.parts.incident import item_sections
 from ampscope.report.html.parts.precision import precision_html
@@ -48,7 +48,7 @@ def page_of(path: str | os.PathLike[str]) -> str:
 def page(run: Run, diagnosis: Diagnosis) -> str:
     """The report on a run, as an HTML file."""
     items = most_urgent_first(diagnosis)
-    body = [_head(diagnosis), verdict_html(diagnosis) + paragraph(diagnosis.note) + healed_html(diagnosis)]
+    body = [_head(diagnosis), verdict_html(diagnosis) + scale_html(diagnosis) + paragraph(diagnosis.note) + healed_html(diagnosis)]
     first = overview(run)
     for optimizer in first.optimizers or (None,):
         seen = overview(run, optimizer=optimizer) if optimizer != first.optimizer else first
@@ -90,7 +90,7 @@ def _problem(run: Run, item: Item, diagnosis: Diagnosis) -> str:
 
 
 def _run(seen: Overview, diagnosis: Diagnosis, items: Sequence[Item], name: str) -> str:
-    tiles = tiles_html(run_tiles(seen, diagnosis.run))
+    tiles = tiles_html(run_tiles(seen, diagnosis))
     if not seen.steps:
         return section(f"The run{name}", tiles + paragraph("No optimizer step has been recorded."))
     note = paragraph(thinned_note(seen)) if seen.thinned else ""

@@ -51,14 +51,14 @@ def run_facts(run: RunInfo) -> str:
 def _blocks(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     yield from _headline(diagnosis)
     if diagnosis.primary is not None:
-        yield from _details(diagnosis.primary)
+        yield from _details(diagnosis.primary, told=diagnosis.summary)
     if diagnosis.cures:
         yield heading(TITLE)
     for cure in diagnosis.cures:
         yield line(f"- {cure_in_words(cure)}")
         if cure.code:
             yield code(cure.code)
-    yield from _scale([health for health in diagnosis.scale if not health.verdict.is_calm])
+    yield from _scale([health for health in diagnosis.scale if not health.verdict.is_calm], told=diagnosis.summary)
     if diagnosis.ranks:
         yield heading("Ranks")
         yield prose(" ".join(diagnosis.ranks))
@@ -80,14 +80,15 @@ def _headline(diagnosis: Diagnosis) -> Iterator[RenderableType]:
         yield prose(diagnosis.since)
 
 
-def _details(item: Incident | Finding) -> Iterator[RenderableType]:
+def _details(item: Incident | Finding, *, told: str) -> Iterator[RenderableType]:
     yield heading("Where")
     yield line(f"{_place(item)}, {when_in_words(item)}")
     yield from _source(item.source)
     if isinstance(item, Incident) and item.received_by:
         yield line(received_in_words(item))
-    yield heading("Why")
-    yield prose(item.explanation or f"{item_in_words(item).capitalize()}.")
+    if not item.explanation or item.explanation not in told:
+        yield heading("Why")
+        yield prose(item.explanation or f"{item_in_words(item).capitalize()}.")
     if isinstance(item, Incident):
         if item.last_good is not None:
             yield heading("What changed")
@@ -145,14 +146,15 @@ def _remedy(number: int, remedy: Remedy) -> Iterator[RenderableType]:
         yield code(changed_lines(remedy.diff) if remedy.diff else remedy.code)
 
 
-def _scale(healths: list[ScaleHealth]) -> Iterator[RenderableType]:
+def _scale(healths: list[ScaleHealth], *, told: str) -> Iterator[RenderableType]:
     if healths:
         yield heading("Loss scale")
     for health in healths:
         of = f"optimizer {health.optimizer}: " if len(healths) > 1 else ""
         share = numbers.share(health.lost_share, narrow=True)
         lost = f"{health.skipped:,} of {health.steps:,} steps ({share}) were skipped."
-        yield prose(f"{of}{health.verdict.value}. {health.explanation} In all, {lost}")
+        why = "" if health.explanation in told else f" {health.explanation}"
+        yield prose(f"{of}{health.verdict.value}.{why} In all, {lost}")
         for number, remedy in enumerate(health.remedies, 1):
             yield from _remedy(number, remedy)
 

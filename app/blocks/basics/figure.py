@@ -15,11 +15,14 @@ def show_figure(figure: go.Figure, key: str) -> None:
     st.plotly_chart(figure, width="stretch", config=CONFIG, key=key)
 
 
-def clickable_figure(figure: go.Figure, key: str) -> int | None:
-    """A figure over steps; the step whose mark was clicked, None without a click."""
+def clickable_figure(figure: go.Figure, key: str) -> tuple[int, str] | None:
+    """A figure over steps; the step of the mark that was clicked and the lane it is in, None without a click."""
     figure.update_layout(uirevision=key)
     state = st.plotly_chart(
         figure, width="stretch", config=CONFIG, key=key, on_select="rerun", selection_mode=("points",)
     )
-    clicked = [point.get("x") for point in state["selection"]["points"]]
-    return next((int(step) for step in clicked if isinstance(step, int | float)), None)
+    for point in state["selection"]["points"]:
+        step, told = point.get("x"), point.get("customdata")
+        if isinstance(step, int | float):
+            return int(step), str(told[1]) if isinstance(told, list) else ""
+    return None

@@ -129,6 +129,11 @@ def to_usage(label: str = "How the loop uses the scaler") -> None:
     link(Page.USAGE, label)
 
 
+def switch_to_incident(name: str) -> None:
+    """Leave this page for an incident or finding by its name from `named_items`."""
+    st.switch_page(Page.INCIDENT.file, query_params=_query({"incident": name}))
+
+
 def switch_to_scale(step: int) -> None:
     """Leave this page for the scaler's history, ``step`` marked."""
     st.switch_page(Page.SCALE.file, query_params=_query({"step": step}))

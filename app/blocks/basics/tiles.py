@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from ampscope.report.html.parts.tiles import tiles_html
+from ampscope.report.html.parts.tiles import Fact, tiles_html
 
 
-def tiles(facts: Sequence[tuple[str, str]]) -> None:
-    """A row of ``(what, value)``; it wraps where the window is narrow."""
+def tiles(facts: Sequence[Fact]) -> None:
+    """A row of facts; it wraps where the window is narrow."""
     st.html(tiles_html(facts))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ampscope.analysis.causes.catalogue import what_in_words
-from ampscope.analysis.results import Diagnosis, Finding, Incident, Remedy
+from ampscope.analysis.results import Diagnosis, Finding, Incident, Remedy, ScaleHealth
 from ampscope.analysis.words.rank_words import received_in_words
+from ampscope.analysis.words.scale_words import in_words
 from ampscope.analysis.words.wording import when_in_words
 from ampscope.report import numbers
 from ampscope.report.html.markup import as_code, as_html
@@ -32,6 +33,20 @@ def verdict_html(diagnosis: Diagnosis) -> str:
         ("Next", after),
     ]
     return card(primary.severity, what(primary), facts)
+
+
+def scale_html(diagnosis: Diagnosis) -> str:
+    """A card for each loss scale that is not well; empty where all are."""
+    several = len(diagnosis.scale) > 1
+    return "".join(_scale_card(health, several, diagnosis) for health in diagnosis.scale if not health.verdict.is_calm)
+
+
+def _scale_card(health: ScaleHealth, several: bool, diagnosis: Diagnosis) -> str:
+    of = f" of optimizer {health.optimizer}" if several else ""
+    title = f"The loss scale{of}: {health.verdict.value} at {in_words(health.current)}"
+    why = "" if health.explanation in diagnosis.summary else health.explanation
+    lost = f"{health.skipped:,} of {numbers.count(health.steps, 'step')} ({numbers.share(health.lost_share)})"
+    return card(health.severity, title, [("Why", as_html(why, 2000)), ("Skipped", lost)])
 
 
 def item_html(item: Item, *, titled: bool = True) -> str:

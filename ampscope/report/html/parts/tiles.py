@@ -6,30 +6,35 @@ import re
 from collections.abc import Sequence
 
 from ampscope.analysis.overview.overview import Overview
-from ampscope.analysis.results import RunInfo
+from ampscope.analysis.results import Diagnosis
 from ampscope.analysis.words.scale_words import in_words
 from ampscope.report.html.markup import as_html
 from ampscope.report.numbers import UNKNOWN, count, seconds, share
 from ampscope.report.safe_text import short
 
-Fact = tuple[str, str]
+#: What, its value, and where it is not well the severity.
+Fact = tuple[str, str] | tuple[str, str, str]
 #: Where a name may be broken: ``Relation|Classifier``, ``my_|model``.
 _WORD = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=_)(?=[a-z])")
 
 
 def tiles_html(facts: Sequence[Fact]) -> str:
-    """A row of ``(what, value)``; it wraps where the window is narrow."""
-    return f'<div class="amp-tiles">{"".join(_tile(what, value) for what, value in facts)}</div>'
+    """A row of facts; it wraps where the window is narrow."""
+    return f'<div class="amp-tiles">{"".join(_tile(*fact) for fact in facts)}</div>'
 
 
-def run_tiles(seen: Overview, info: RunInfo) -> list[Fact]:
+def run_tiles(seen: Overview, diagnosis: Diagnosis) -> list[Fact]:
     """A run's extent and cost, most asked first."""
+    info = diagnosis.run
+    unwell = [one for one in diagnosis.scale if one.optimizer == seen.optimizer and not one.verdict.is_calm]
+    scale = in_words(seen.scale) if seen.scale is not None else "none"
     versions = [f"{name} {version}" for name, version in info.versions.items() if name in ("torch", "python")]
     took = seconds(seen.step_seconds, missing=UNKNOWN)
     return [
         ("optimizer steps tried", count(seen.steps)),
         (f"skipped ({count(seen.skipped, 'step')})", share(seen.skipped_share) if seen.steps else "none yet"),
-        ("loss scale now", in_words(seen.scale) if seen.scale is not None else "none"),
+        *((f"loss scale now: {one.verdict.value}", scale, one.severity.value) for one in unwell),
+        *(() if unwell else (("loss scale now", scale),)),
         (
             f"cost of observing (a step takes {took})",
             share(seen.observing_share, missing=UNKNOWN),
@@ -49,5 +54,5 @@ def thinned_note(seen: Overview) -> str:
     )
 
 
-def _tile(what: str, value: str) -> str:
-    return f'<div class="amp-tile"><b>{_WORD.sub("<wbr>", as_html(value))}</b><span>{as_html(what)}</span></div>'
+def _tile(what: str, value: str, kind: str = "") -> str:
+    return f'<div class="amp-tile {kind}"><b>{_WORD.sub("<wbr>", as_html(value))}</b><span>{as_html(what)}</span></div>'

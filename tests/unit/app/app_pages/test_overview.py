@@ -48,3 +48,23 @@ def test_two_optimizers_can_be_told_apart(show: Show, tmp_path: Path, monkeypatc
 
 def test_a_run_without_steps_says_so(show: Show) -> None:
     assert "No optimizer step has been recorded yet." in show("empty").words
+
+
+def test_a_scale_that_collapsed_is_told_on_its_tile_and_once_in_words(
+    show: Show, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AMPSCOPE_RUNS", str(tmp_path))
+    trace = TraceBuilder(tmp_path / "fallen")
+    for step in range(80):
+        bad = step >= 40
+        trace.step(scale=2.0 ** (16 - max(0, step - 40)), skipped=bad, found_inf=bad, growth_tracker=0)
+    trace.close()
+    shown = show("fallen", real=True)
+    assert "The loss scale: collapsed at 1.19e-07 (2^-23)" in shown.words
+    assert "40 of 80 steps (50 %)" in shown.words
+    assert "loss scale now: collapsed" in shown.words
+    assert any('class="amp-tile error"' in one for one in shown.raw)
+    assert shown.words.count("so a smaller scale is no cure") == 1
+    calm = show("healthy")
+    assert "loss scale now:" not in calm.words
+    assert "The loss scale: " not in calm.words
