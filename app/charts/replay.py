@@ -83,6 +83,7 @@ def _lanes(track: Track, other: Counterpart | None) -> list[Marks]:
     """A lane for each kind of mark that occurs."""
     flags = (
         (track.nonfinite, "NaN or inf", ALARM),
+        (track.intended, "intended", MARK),
         (track.near, "near its limit", _WARNING),
         (track.cast, "converted", MARK),
     )

@@ -119,7 +119,7 @@ class _Sums:
         module = seen.module[ran]
         self.ops = np.bincount(seen.module[places], minlength=count)
         self.ran = np.bincount(module, minlength=count)
-        self.nonfinite = np.bincount(module[seen.nonfinite[ran]], minlength=count) > 0
+        self.nonfinite = np.bincount(module[seen.alarming[ran]], minlength=count) > 0
         self.near = np.bincount(module[seen.near[ran]], minlength=count) > 0
         self.first = np.full(count, len(seen), np.int64)
         np.minimum.at(self.first, seen.module[places], places)

@@ -55,6 +55,12 @@ class OpLine:
     is_near: bool
     is_finite: bool
     is_born: bool  #: not finite though nothing it read was
+    is_intended: bool  #: not finite because the code wants it so, as a mask
+
+    @property
+    def is_alarming(self) -> bool:
+        """Whether something is not finite that nobody wanted so."""
+        return not self.is_finite and not self.is_intended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +105,7 @@ def op_line(seen: Recording, position: int, role: str = "") -> OpLine:
         is_near=bool(seen.near[position]),
         is_finite=not seen.nonfinite[position],
         is_born=bool(seen.born[position]),
+        is_intended=bool(seen.intended[position]),
     )
 
 

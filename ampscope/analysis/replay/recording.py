@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from ampscope.analysis.numerics.arrays import BoolArray, Columns, FloatArray, IntArray
 from ampscope.analysis.numerics.dtypes import ran_in
+from ampscope.analysis.replay.intended import intended
 from ampscope.analysis.tables.lazy_tables import collect_columns
 from ampscope.analysis.tables.traced_steps import TracedStep, of_step
 from ampscope.trace.dtypes import FINFO
@@ -52,6 +53,7 @@ class Recording:
     near: BoolArray  #: within `NEAR_BITS` of the limit
     nonfinite: BoolArray
     born: BoolArray  #: not finite though nothing it read was
+    intended: BoolArray  #: not finite because the code wants it so, as a mask
     entry: BoolArray  #: an input, parameter or buffer
     sink: BoolArray  #: a loss, gradient, or what the step left behind
     outputs: Columns  #: the rows of ``ops`` without histograms, in order
@@ -63,6 +65,11 @@ class Recording:
 
     def __len__(self) -> int:
         return len(self.seq)
+
+    @property
+    def alarming(self) -> BoolArray:
+        """Where something is not finite that nobody wanted so."""
+        return self.nonfinite & ~self.intended
 
     @property
     def headroom(self) -> FloatArray:
@@ -87,7 +94,8 @@ def recording(run: Run, traced: TracedStep) -> Recording:
     sites = _sites(run, traced.rank, numbers)
     kept = edges.where(np.isin(edges.ints("seq"), seq) & np.isin(edges.ints("from_seq"), seq))
     bounds = np.append(first, len(ops)).astype(np.int64)
-    return _recording(_Rows(traced, sites, seq, site.astype(np.int64), ops, bounds, kept))
+    seen = _recording(_Rows(traced, sites, seq, site.astype(np.int64), ops, bounds, kept))
+    return replace(seen, intended=np.isin(seq, list(intended(run, traced)))) if seen.born.any() else seen
 
 
 def _sites(run: Run, rank: int, numbers: IntArray) -> tuple[SiteRow, ...]:
@@ -144,6 +152,7 @@ def _recording(rows: _Rows) -> Recording:
         near=near,
         nonfinite=bad & ~garbage,
         born=bad & ~links.reads_bad & told,
+        intended=np.zeros(len(seq), np.bool_),
         entry=entry,
         sink=sink,
         outputs=ops,

@@ -16,7 +16,7 @@ class Kind(StrEnum):
 
     CAST = "cast"
     NEAR = "near"  #: within `ampscope.analysis.replay.recording.NEAR_BITS` of the dtype's limit
-    NONFINITE = "nonfinite"  #: where NaN or infinity begins: not finite though nothing it read was
+    NONFINITE = "nonfinite"  #: where NaN or infinity begins that is not intended: nothing that the op read was so
     MODULE = "module"  #: where another module begins
 
 
@@ -113,7 +113,7 @@ def _flags(seen: Recording, kind: Kind) -> BoolArray:
     if kind is Kind.NEAR:
         return seen.near & ~seen.entry
     if kind is Kind.NONFINITE:
-        return seen.born
+        return seen.born & ~seen.intended
     return _module_begins(seen)
 
 

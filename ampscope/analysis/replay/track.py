@@ -40,7 +40,8 @@ class Track:
     limit: FloatArray  #: the lowest of the column's ops
     floor: FloatArray  #: the highest
     dtype: tuple[str, ...]  #: of the op in focus
-    nonfinite: BoolArray
+    nonfinite: BoolArray  #: but what is intended
+    intended: BoolArray
     near: BoolArray
     cast: BoolArray
     phases: tuple[Stretch, ...]
@@ -70,7 +71,8 @@ def track(seen: Recording, *, columns: int = COLUMNS, stretches: int = 60) -> Tr
         limit=_reduced(np.fmin, seen.limit, first),
         floor=_reduced(np.fmax, seen.floor, first),
         dtype=tuple(dtypes[number] for number in seen.site[focus].tolist()),
-        nonfinite=_any(seen.nonfinite, first),
+        nonfinite=_any(seen.alarming, first),
+        intended=_any(seen.intended, first),
         near=_any(seen.near, first),
         cast=_any(seen.cast, first),
         phases=tuple(_phases(seen)),
@@ -91,7 +93,7 @@ def columns_of(drawn: Track, positions: IntArray) -> IntArray:
 def _focus(seen: Recording, width: int) -> IntArray:
     """For each column the op that someone would want to land on."""
     badness = np.where(np.isnan(seen.headroom), -np.inf, -seen.headroom)
-    badness = np.where(seen.nonfinite, 1e6, badness) + np.where(seen.born, 1e6, 0.0)
+    badness = np.where(seen.alarming, 1e6, badness) + np.where(seen.born & ~seen.intended, 1e6, 0.0)
     count = len(badness)
     if not count:
         return np.empty(0, np.int64)

@@ -48,7 +48,8 @@ def page_of(path: str | os.PathLike[str]) -> str:
 def page(run: Run, diagnosis: Diagnosis) -> str:
     """The report on a run, as an HTML file."""
     items = most_urgent_first(diagnosis)
-    body = [_head(diagnosis), verdict_html(diagnosis) + scale_html(diagnosis) + paragraph(diagnosis.note) + healed_html(diagnosis)]
+    verdict = verdict_html(diagnosis) + scale_html(diagnosis)
+    body = [_head(diagnosis), verdict + paragraph(diagnosis.note) + healed_html(diagnosis)]
     first = overview(run)
     for optimizer in first.optimizers or (None,):
         seen = overview(run, optimizer=optimizer) if optimizer != first.optimizer else first

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import streamlit as st
 
 from ampscope.analysis.replay.recording import Recording
-from ampscope.analysis.replay.seek import advance
+from ampscope.analysis.replay.seek import Kind, advance, marked
 from blocks.choices.not_there import not_there
 from state.query_params import get_number, param_in_address, set_params
 
@@ -36,7 +36,8 @@ class Cursor:
         if whole:
             before = self.position
             self.position = advance(recording, before, int(whole))
-            self.playing = before < self.position < len(recording) - 1 and not recording.born[self.position]
+            stops = self.position in marked(recording, Kind.NONFINITE)
+            self.playing = before < self.position < len(recording) - 1 and not stops
 
     def write(self, recording: Recording) -> None:
         """Put the op into the address, once playing has come to rest."""

@@ -31,7 +31,7 @@ _NOTHING = {"none", UNMEASURED}
 def op_card(detail: OpDetail) -> None:
     """The card of an op."""
     line = detail.line
-    kind = "error" if not line.is_finite else "warning" if line.is_near else ""
+    kind = "error" if line.is_alarming else "warning" if line.is_near else ""
     rows = "".join(f"<span>{name}</span><div>{body}</div>" for name, body in _facts(detail) if body)
     number = f"op number {line.seq:,}"
     st.html(
@@ -60,7 +60,9 @@ def _chips(detail: OpDetail) -> str:
         chips.append(f'<span class="amp-chip" style="color:{dtype_color(line.dtype)}">{as_html(line.dtype, 20)}</span>')
     if detail.cast in _CASTS:
         chips.append(f'<span class="amp-chip info">{_CASTS[detail.cast]}</span>')
-    if line.is_born:
+    if line.is_intended:
+        chips.append('<span class="amp-chip info">not finite, as intended</span>')
+    elif line.is_born:
         chips.append('<span class="amp-chip error">NaN or infinity begins here</span>')
     elif not line.is_finite:
         chips.append('<span class="amp-chip error">not finite</span>')

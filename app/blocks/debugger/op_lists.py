@@ -32,7 +32,7 @@ def op_title(line: OpLine) -> str:
 def largest_words(line: OpLine) -> str:
     """The largest magnitude of an op's result."""
     if not line.is_finite:
-        return "NaN or inf"
+        return "intended" if line.is_intended else "NaN or inf"
     return "" if line.magnitudes.largest is None else value(line.magnitudes.peak)
 
 
@@ -66,9 +66,9 @@ def op_row(line: OpLine, *, note: str = "", current: bool = False) -> Line:
         tail=largest_words(line),
         hint=f"{words} in {line.module}" if line.module else words,
         kind=_kinds(
-            current=current, bad=not line.is_finite, near=line.is_near, faint=line.op in list(Node) and not current
+            current=current, bad=line.is_alarming, near=line.is_near, faint=line.op in list(Node) and not current
         ),
-        bar=magnitude_bar(line.magnitudes, line.dtype, is_finite=line.is_finite),
+        bar=magnitude_bar(line.magnitudes, line.dtype, is_finite=not line.is_alarming),
     )
 
 

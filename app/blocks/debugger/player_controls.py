@@ -17,7 +17,7 @@ from blocks.debugger.cursor import Cursor
 #: Seconds between two beats of playing, and how long a whole step takes at normal speed.
 BEAT, WHOLE = 0.4, 45.0
 _HELP = {
-    "N": "Where NaN or infinity begins: not finite, though nothing it read was",
+    "N": "Where NaN or infinity begins that is not intended: nothing that the op read was so",
     "L": "Largest value above 1/8 of what the dtype holds",
     "T": "An op that only converts to another dtype",
     "M": "Where another module begins",

@@ -1,8 +1,9 @@
 """Runs that schema version 1 wrote say today what they said then, word for word, and can be gone on with.
 
 ``version_1/`` holds such runs, each with the diagnosis that was printed for it when the version was current, as text
-(but for a reason that was said twice) and as JSON: a training whose code converts to half precision by hand, one that fails at a logarithm, and a trace with
-every form of usage mistake, half of it still in journals because its writer was killed.
+(but for a reason that was said twice) and as JSON: a training whose code converts to half precision by hand, one that
+fails at a logarithm, and a trace with every form of usage mistake, half of it still in journals because its writer was
+killed.
 """
 
 from __future__ import annotations

@@ -57,6 +57,27 @@ def ops_of(seen: Recording, places: np.ndarray) -> list[str]:
     return [seen.site_of(int(place)).op for place in places]
 
 
+def test_a_mask_is_intended_and_not_where_nan_begins(trace: TraceBuilder) -> None:
+    low = {"min": -math.inf, "max": 1.0, "neginf": 4}
+    fill = '{"value": -Infinity}'
+    scores = trace.op(trace.site("aten.bmm.default"))
+    mask = trace.op(trace.site("aten.masked_fill.Scalar", scalars=fill), **low)
+    moved = trace.op(trace.site("aten.clone.default"), **low)
+    soft = trace.op(trace.site("aten._softmax.default"), min=0.0, max=1.0)
+    large = trace.op(trace.site("aten.bmm.default"), min=0.0, max=math.inf, posinf=1)
+    again = trace.op(trace.site("aten.masked_fill.Scalar", scalars=fill), min=-math.inf, max=math.inf, posinf=1)
+    loss = trace.op(trace.site(Node.LOSS, name="loss", module="", phase=Phase.LOSS), min=math.nan, max=math.nan, nan=1)
+    for before, after in ((scores, mask), (mask, moved), (moved, soft), (soft, large), (large, again), (again, loss)):
+        trace.edge(before, after)
+    seen = recorded(trace)
+    assert np.flatnonzero(seen.intended).tolist() == [mask, moved]
+    assert marked(seen, Kind.NONFINITE).tolist() == [large]
+    assert np.flatnonzero(seen.alarming).tolist() == [large, again, loss]
+    line = op_line(seen, mask)
+    assert line.is_intended
+    assert not line.is_alarming
+
+
 def test_ops_have_their_magnitudes_and_limits_as_powers_of_two(trace: TraceBuilder) -> None:
     linear_step(trace)
     seen = recorded(trace)
