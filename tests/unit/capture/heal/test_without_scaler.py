@@ -14,7 +14,7 @@ from ampscope.trace.schema import CureKind
 from tests.support.training.small_loop import make_batch
 from tests.support.training.twin_runs import exact_state
 from tests.unit.capture.heal.told import cures, write
-from tests.unit.capture.heal.trained import BAD_STEP, STEPS, Doubtful, Shifted, Squares, arm, made, poison, spoil
+from tests.unit.capture.heal.trained import BAD_STEP, STEPS, Doubtful, Shifted, Squares, arm, made, poison, ruin, spoil
 
 pytestmark = pytest.mark.usefixtures("strict_guards")
 Watch = Callable[..., ampscope.Scope]
@@ -85,8 +85,9 @@ def test_a_poisoned_buffer(watch: Watch, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_a_bad_batch(watch: Watch, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("batch", "kind"), [(spoil, CureKind.ROWS_LEFT_OUT), (ruin, CureKind.LEFT_OUT)])
+def test_a_bad_batch(watch: Watch, dtype: torch.dtype, batch: Callable[..., Any], kind: CureKind) -> None:
     scopes: list[ampscope.Scope] = []
-    healed = trained(made(Shifted), dtype, healing(watch, scopes), before=nobody, batch=spoil)
-    assert [told["kind"] for told in cures(scopes[0])] == [CureKind.LEFT_OUT]
+    healed = trained(made(Shifted), dtype, healing(watch, scopes), before=nobody, batch=batch)
+    assert [told["kind"] for told in cures(scopes[0])] == [kind]
     assert finite(healed)
