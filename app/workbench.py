@@ -12,9 +12,11 @@ from blocks.basics.style import style
 from blocks.basics.text import alarm
 from blocks.frame.navigation import page_of
 from blocks.frame.new_runs import await_runs
+from blocks.frame.other_runs import other_runs
 from blocks.frame.sidebar import choose_run
+from blocks.frame.tab_title import tab_title
 from blocks.frame.welcome import samples_only, welcome
-from data.current_run import world_on_screen
+from data.current_run import current_run, world_on_screen
 from data.run_folders import offered_runs, run_folders
 from state.pages import Page
 from state.query_params import params_written_once, write_params
@@ -41,6 +43,8 @@ with params_written_once(page.url_path):
             st.rerun()  # the pages that are offered are those of the run
         if all(run.is_sample for run in offered.values()):
             samples_only(folders)
+        other_runs(offered)
+        st.set_page_config(page_title=tab_title(current_run(), with_verdict=not is_run_list))
         page.run()
     except AmpscopeError as error:
         alarm("This run cannot be shown", str(error))

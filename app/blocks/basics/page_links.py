@@ -129,6 +129,11 @@ def to_usage(label: str = "How the loop uses the scaler") -> None:
     link(Page.USAGE, label)
 
 
+def to_run(run: str, label: str) -> None:
+    """To the verdict on another run, by its key."""
+    st.page_link(Page.OVERVIEW.file, label=label, icon=Page.OVERVIEW.icon, query_params={"run": run})
+
+
 def switch_to_incident(name: str) -> None:
     """Leave this page for an incident or finding by its name from `named_items`."""
     st.switch_page(Page.INCIDENT.file, query_params=_query({"incident": name}))
