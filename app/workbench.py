@@ -16,18 +16,17 @@ from blocks.frame.other_runs import other_runs
 from blocks.frame.sidebar import choose_run
 from blocks.frame.tab_title import tab_title
 from blocks.frame.welcome import samples_only, welcome
-from data.current_run import current_run, world_on_screen
+from data.current_run import current_run
 from data.run_folders import offered_runs, run_folders
 from state.pages import Page
-from state.query_params import params_written_once, write_params
+from state.query_params import params_written_once
 
 #: A file of ours: an icon of Material Symbols or an emoji would be fetched from outside.
 ICON = Path(__file__).with_name("icon.svg")
 
 st.set_page_config(page_title="AMPscope", page_icon=str(ICON), layout="wide")
 style()
-world = world_on_screen()
-page = st.navigation([page_of(one, world) for one in Page])
+page = st.navigation([page_of(one) for one in Page], position="hidden")  # links of ours name the run
 is_run_list = page.url_path == Page.RUNS.url_path
 folders = run_folders()
 offered = offered_runs(folders)
@@ -38,9 +37,6 @@ if not offered:
 with params_written_once(page.url_path):
     try:
         choose_run(offered, with_verdict=not is_run_list)
-        if Page.RANKS.is_offered(world_on_screen()) != Page.RANKS.is_offered(world):
-            write_params()
-            st.rerun()  # the pages that are offered are those of the run
         if all(run.is_sample for run in offered.values()):
             samples_only(folders)
         other_runs(offered)

@@ -53,10 +53,10 @@ def visit(page: Page, times: Times, title: str) -> None:
     """Go to a page by the side bar, twice: the second time its results are known."""
     for which in ("first", "again"):
         with timed(times, f"{title}, {which}"):
-            page.get_by_test_id("stSidebarNavLink").filter(has_text=title).click()
+            page.locator("[data-testid=stSidebar] [data-testid=stPageLink-NavLink]").filter(has_text=title).click()
             page.get_by_role("heading", name=title, exact=True).wait_for(timeout=120_000)
             still(page)
-        page.get_by_test_id("stSidebarNavLink").filter(has_text="Usage").click()
+        page.locator("[data-testid=stSidebar] [data-testid=stPageLink-NavLink]").filter(has_text="Usage").click()
         page.get_by_role("heading", name="Usage", exact=True).wait_for(timeout=120_000)
         still(page)
 
@@ -64,7 +64,7 @@ def visit(page: Page, times: Times, title: str) -> None:
 def heat_map(page: Page, times: Times) -> None:
     """From the click to the heat map of ranges, when nothing of it is known yet."""
     with timed(times, "Ranges, to the heat map"):
-        page.get_by_test_id("stSidebarNavLink").filter(has_text="Ranges").click()
+        page.locator("[data-testid=stSidebar] [data-testid=stPageLink-NavLink]").filter(has_text="Ranges").click()
         page.wait_for_selector(".cells > i", timeout=120_000)
     with timed(times, "Ranges, all of it"):
         still(page)

@@ -37,12 +37,6 @@ def current_run() -> RunSnapshot:
     return run
 
 
-def world_on_screen() -> int:
-    """How many ranks the run on screen has; 1 before there is one."""
-    run = st.session_state.get(_CURRENT)
-    return run.world.size if isinstance(run, RunSnapshot) else 1
-
-
 def refreshed_run() -> RunSnapshot:
     """The run on screen as it is on the disk now, for parts of a page that follow it."""
     return select_run(Path(current_run().path))

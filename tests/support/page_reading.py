@@ -62,7 +62,12 @@ class Shown:
     @property
     def links(self) -> dict[str, str]:
         """The query of each link on the page, by its label."""
-        return {one.proto.label: one.proto.query_string for one in self._of("page_link")}
+        return {one.proto.label: one.proto.query_string for one in self.test.main.get("page_link")}
+
+    @property
+    def pages(self) -> dict[str, str]:
+        """The query of each page's link in the side bar, by its title."""
+        return {one.proto.label: one.proto.query_string for one in self.test.sidebar.get("page_link")}
 
     def _of(self, kind: str) -> list[Any]:
         return list(self.test.get(kind))

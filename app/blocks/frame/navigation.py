@@ -5,15 +5,19 @@ from __future__ import annotations
 import streamlit as st
 from streamlit.navigation.page import StreamlitPage
 
+from blocks.components.side_bar_fold import fold_side_bar
 from state.pages import Page
 
 
-def page_of(page: Page, world: int) -> StreamlitPage:
-    """A page for the navigation; one with nothing on it for a run of ``world`` ranks is not in the list."""
-    return st.Page(
-        page.file,
-        title=page.title,
-        icon=page.icon,
-        default=page.is_default,
-        visibility="visible" if page.is_offered(world) else "hidden",
-    )
+def page_of(page: Page) -> StreamlitPage:
+    """A page for Streamlit, which knows its address by it."""
+    return st.Page(page.file, title=page.title, icon=page.icon, default=page.is_default)
+
+
+def page_links(run: str, world: int) -> None:
+    """The pages that there are for a run of ``world`` ranks, each as a link that names the run by its key."""
+    with st.container(gap="xsmall"):
+        for page in Page:
+            if page.is_offered(world):
+                st.page_link(page.file, label=page.title, icon=page.icon, query_params={"run": run})
+    fold_side_bar()

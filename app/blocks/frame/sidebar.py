@@ -14,6 +14,7 @@ from ampscope.report.terminal.run_list import verdict_in_words
 from ampscope.trace.vocabulary import Verdict
 from blocks.choices.select_box import choose
 from blocks.frame.live_part import live_part
+from blocks.frame.navigation import page_links
 from blocks.frame.run_pulse import run_pulse
 from data.current_run import select_run
 from data.run_folders import OfferedRun
@@ -33,11 +34,18 @@ def choose_run(offered: dict[str, OfferedRun], *, with_verdict: bool) -> None:
         RunError: the chosen run cannot be read; the others still can be chosen.
     """
     with st.sidebar:
+        pages = st.container()
+        st.divider()
         asked = st.query_params.get("run")
         own = [each for each in offered.values() if not each.is_sample]
         key = choose("run", "Run", list(offered), lambda key: offered[key].label, named=len(own) != 1)
         switch_run(key, drop_params=asked not in (None, key))
-        select_run(offered[key].path)
+        world = 1
+        try:
+            world = select_run(offered[key].path).world.size
+        finally:  # also of a run that cannot be read
+            with pages:
+                page_links(key, world)
         live_part(_facts)
         if with_verdict:
             live_part(_verdict)

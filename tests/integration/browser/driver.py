@@ -73,7 +73,7 @@ def goto(page: Page, address: str, place: str, **query: str) -> None:
 
 def walk(page: Page) -> Iterator[str]:
     """Visit every page by the side bar and wait until it is drawn; yields their names."""
-    links = page.get_by_test_id("stSidebarNavLink")
+    links = page.locator("[data-testid=stSidebar] [data-testid=stPageLink-NavLink]")
     for number in range(links.count()):
         name = links.nth(number).inner_text().strip()
         links.nth(number).click()

@@ -48,7 +48,7 @@ def test_the_rank_that_is_chosen_goes_along(watched: Watched, address: str) -> N
     page.get_by_role("option", name="Rank 2").click()
     settle(page)
     expect(page).to_have_url(re.compile(r"[?&]rank=2(&|$)"))
-    page.get_by_test_id("stSidebarNavLink").filter(has_text="Scale").click()
+    page.locator("[data-testid=stSidebar] [data-testid=stPageLink-NavLink]").filter(has_text="Scale").click()
     page.get_by_role("heading", name="Scale", exact=True).wait_for()
     settle(page)
     assert "Rank 2" in _rank(page)
@@ -58,9 +58,13 @@ def test_the_rank_that_is_chosen_goes_along(watched: Watched, address: str) -> N
 def test_the_page_is_offered_where_there_are_ranks(watched: Watched, address: str) -> None:
     page = watched.page
     goto(page, address, "", run="ranks")
-    expect(page.get_by_test_id("stSidebarNavLink").filter(has_text="Ranks")).to_have_count(1)
+    expect(
+        page.locator("[data-testid=stSidebar] [data-testid=stPageLink-NavLink]").filter(has_text="Ranks")
+    ).to_have_count(1)
     goto(page, address, "", run="healthy")
-    expect(page.get_by_test_id("stSidebarNavLink").filter(has_text="Ranks")).to_have_count(0)
+    expect(
+        page.locator("[data-testid=stSidebar] [data-testid=stPageLink-NavLink]").filter(has_text="Ranks")
+    ).to_have_count(0)
     assert watched.complaints == []
 
 

@@ -79,13 +79,26 @@ def test_links_lead_from_the_verdict_to_the_incident_and_keep_the_run(watched: W
     assert "incident=" in page.url
 
 
-def test_one_back_leaves_a_page(watched: Watched, tmp_path: Path) -> None:
-    overflow(tmp_path / "run").close()
+def test_a_narrow_window_folds_the_side_bar_once_a_page_was_chosen(watched: Watched, address: str) -> None:
+    page = watched.page
+    page.set_viewport_size({"width": 480, "height": 900})
+    goto(page, address, "", run="overflow")
+    page.get_by_test_id("stExpandSidebarButton").click()
+    page.locator("[data-testid=stSidebar] [data-testid=stPageLink-NavLink]").filter(has_text="Usage").click()
+    expect(page.get_by_role("heading", name="Usage", exact=True)).to_be_visible()
+    expect(page.get_by_test_id("stExpandSidebarButton")).to_be_visible()
+    assert watched.complaints == []
+
+
+@pytest.mark.parametrize("runs", [("run",), ("run", "other")])
+def test_one_back_leaves_a_page(watched: Watched, tmp_path: Path, runs: tuple[str, ...]) -> None:
+    for name in runs:
+        overflow(tmp_path / name).close()
     page = watched.page
     with serve(tmp_path) as address:
         goto(page, address, "")
         for name in ("Precision", "Plan"):
-            page.get_by_test_id("stSidebarNavLink").filter(has_text=name).click()
+            page.locator("[data-testid=stSidebar] [data-testid=stPageLink-NavLink]").filter(has_text=name).click()
             page.get_by_role("heading", name=name, exact=True).wait_for()
             settle(page)
         for name in ("Precision", "Overview"):
@@ -98,7 +111,7 @@ def test_one_back_leaves_a_page(watched: Watched, tmp_path: Path) -> None:
 def test_the_run_that_was_chosen_stays_chosen_from_page_to_page(watched: Watched, address: str) -> None:
     page = watched.page
     goto(page, address, "", run="overflow")
-    page.get_by_test_id("stSidebarNavLink").filter(has_text="Scale").click()
+    page.locator("[data-testid=stSidebar] [data-testid=stPageLink-NavLink]").filter(has_text="Scale").click()
     expect(page.get_by_role("heading", name="Scale", exact=True)).to_be_visible()
     settle(page)
     expect(page.get_by_text("Run: overflow")).to_be_visible()
@@ -118,7 +131,7 @@ def test_a_run_is_opened_from_the_list(watched: Watched, address: str) -> None:
     settle(page)
     assert "run=empty" not in page.url
     expect(page.locator(".amp-card")).to_be_visible()
-    page.get_by_test_id("stSidebarNavLink").filter(has_text="Runs").click()
+    page.locator("[data-testid=stSidebar] [data-testid=stPageLink-NavLink]").filter(has_text="Runs").click()
     expect(page.get_by_role("heading", name="Runs", exact=True)).to_be_visible()
     settle(page)
     expect(page.get_by_role("heading", name="Runs", exact=True)).to_be_visible()  # the choice was for once

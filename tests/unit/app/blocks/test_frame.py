@@ -60,3 +60,14 @@ def test_a_run_being_written_says_so_and_shows_new_rows(
     shown.test.run()
     assert "2 optimizer steps tried" in " ".join(shown.words.split())
     trace.close()
+
+
+@pytest.mark.parametrize("run", ["overflow", "no_manifest"])
+def test_the_links_of_the_side_bar_name_the_run(show: Show, run: str) -> None:
+    """A link opened with the middle button begins a session that remembers nothing."""
+    assert set(show(run, "scale").pages.values()) == {f"run={run}"}
+
+
+def test_a_page_for_several_ranks_is_offered_where_there_are_several(show: Show) -> None:
+    assert "Ranks" in show("ranks").pages
+    assert "Ranks" not in show("overflow").pages
