@@ -5,8 +5,10 @@ from __future__ import annotations
 import streamlit as st
 
 from ampscope.analysis.origin.closeup import Closeup
+from ampscope.analysis.overview.overview import Overview
 from ampscope.analysis.results import Diagnosis, Finding, Incident
 from ampscope.report.figures.magnitudes import magnitudes
+from ampscope.report.figures.over_steps import clipped_stack
 from ampscope.report.figures.path_graph import path_graph
 from ampscope.report.html.figures.magnitudes import magnitudes_html
 from ampscope.report.html.figures.path_graph import path_graph_html
@@ -15,7 +17,9 @@ from ampscope.report.html.parts.incident import tripped_heading, tripped_html
 from ampscope.report.html.parts.last_good import last_good_html
 from ampscope.report.html.parts.replays import replay_table
 from ampscope.report.html.source import listing
+from ampscope.report.wording.clip_words import clipped_norm
 from ampscope.trace.vocabulary import Cause, Severity
+from blocks.basics.figure import show_figure
 from blocks.basics.page_links import link_row, rank_of, to_overview, to_precision, to_replay, to_scale, to_usage
 from blocks.basics.text import heading, paragraph, title
 from blocks.basics.watch_line import watch_line
@@ -24,9 +28,10 @@ from blocks.verdict.diagnosis_card import item_card
 from blocks.verdict.item_list import item_line
 from blocks.verdict.remedy_list import remedy_list
 from blocks.verdict.repro_download import repro_download
+from charts.stack import stack_figure
 from data.current_run import current_run
 from data.named_items import Item, named_items
-from data.run_results import closeup_of, diagnosis_of, last_good_of
+from data.run_results import closeup_of, diagnosis_of, last_good_of, overview_of
 from state.query_params import remember_params
 
 
@@ -43,7 +48,9 @@ def incident_page() -> None:
     remember_params(step=item.step, rank=rank_of(item))
     item_card(item)
     ways_onward(item)
-    cure_beside_line(item, closeup)
+    cure_and_line(item, closeup)
+    if item.cause is Cause.MISUSE_CLIP_BEFORE_UNSCALE:
+        clipped(overview_of(run, None), item)
     if isinstance(item, Incident):
         if item.cause is Cause.UNKNOWN and not item.path:
             how_to_see_its_origin(diagnosis)
@@ -66,21 +73,23 @@ def ways_onward(item: Item) -> None:
         to_overview()
 
 
-def cure_beside_line(item: Item, closeup: Closeup) -> None:
-    """What to change, beside the line it is about."""
-    has_lines = item.source is not None and len(closeup.lines) > 1
-    if not item.remedies and not has_lines:
-        return
-    left, right = st.columns([1, 1], gap="large") if item.remedies and has_lines else (st.container(), st.container())
+def cure_and_line(item: Item, closeup: Closeup) -> None:
+    """What to change, and the line it is about; code has the width of the page."""
     if item.remedies:
-        with left:
-            heading("What to change")
-            remedy_list(item)
-    if item.source is not None and has_lines:
-        with right:
-            heading("Your line")
-            st.html(listing(closeup.lines, item.source, calm=item.severity is Severity.INFO))
-            st.caption("The lines around it are those whose ops were traced.")
+        heading("What to change")
+        remedy_list(item)
+    if item.source is not None and len(closeup.lines) > 1:
+        heading("Your line")
+        st.html(listing(closeup.lines, item.source, calm=item.severity is Severity.INFO))
+        st.caption("The lines around it are those whose ops were traced.")
+
+
+def clipped(seen: Overview, item: Item) -> None:
+    """What the steps show of it, where they do."""
+    if words := clipped_norm(seen, item.step):
+        heading("What it did")
+        paragraph(words)
+        show_figure(stack_figure(clipped_stack(seen)), key="clipped")
 
 
 def how_to_see_its_origin(diagnosis: Diagnosis) -> None:

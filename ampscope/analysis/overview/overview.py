@@ -52,6 +52,7 @@ class Overview(NotebookRepr):
     scale: float | None = None  #: loss scale that the next step will use
     step_seconds: float | None = None  #: mean duration of a step
     observing_share: float | None = None  #: AMPscope's own time, as a share of all steps' time
+    settled_share: float | None = None  #: the same of the newest half of the steps: the first ones are observed more
     loss: Curve = field(default_factory=Curve)
     grad_norm: Curve = field(default_factory=Curve)
     log2_scale: Curve = field(default_factory=Curve)  #: a scale of 0 counts as not finite
@@ -103,6 +104,7 @@ def _from_steps(steps: Columns) -> Overview:
         scale=float(scales[-1]) if len(scales) else None,
         step_seconds=float(steps.floats("duration_s").mean()) if len(steps) else None,
         observing_share=_observing_share(steps),
+        settled_share=_observing_share(steps, len(steps) // 2),
         loss=make_curve(*measured(steps, "loss")),
         grad_norm=make_curve(*measured(steps, "grad_norm")),
         log2_scale=log2_curve(steps),
@@ -111,9 +113,9 @@ def _from_steps(steps: Columns) -> Overview:
     )
 
 
-def _observing_share(steps: Columns) -> float | None:
-    total = float(steps.floats("duration_s").sum())
-    return float(steps.floats("observing_s").sum()) / total if total > 0 else None
+def _observing_share(steps: Columns, first: int = 0) -> float | None:
+    total = float(steps.floats("duration_s")[first:].sum())
+    return float(steps.floats("observing_s")[first:].sum()) / total if total > 0 else None
 
 
 def _moments(run: Run, rank: int) -> tuple[Moment, ...]:

@@ -104,7 +104,7 @@ def _log_axis(low: float, high: float) -> Axis:
 
 
 def _log_ticks(low: float, high: float) -> tuple[float, ...]:
-    """Powers of ten between two exponents; where there are few of them finer numbers, at last the ends themselves."""
+    """Powers of ten between two exponents; where there are few of them finer numbers, at last equal steps."""
     stride = max(1, math.ceil((high - low) / _POWER_TICKS))
     powers = [power for power in range(math.floor(low), math.ceil(high) + 1) if power % stride == 0]
     powers = [power for power in powers if abs(power) <= _LARGEST_POWER]
@@ -113,4 +113,4 @@ def _log_ticks(low: float, high: float) -> tuple[float, ...]:
         inside = [tick for tick in ticks if low <= math.log10(tick) <= high]
         if len(inside) > 1:
             return tuple(inside)
-    return (10**low, 10 ** ((low + high) / 2), 10**high)
+    return round_ticks(10**low, 10**high, _ROUND_TICKS)

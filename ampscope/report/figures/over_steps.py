@@ -88,15 +88,28 @@ def scale_stack(
     )
 
 
+def clipped_stack(seen: Overview) -> Stack:
+    """The gradient norm and the loss scale, by which it was too small."""
+    measured = measure_panel(seen.grad_norm, "gradient norm", "gradients were NaN or infinite", log=True)
+    return Stack(
+        label="Gradient norm and loss scale by optimizer step.", panels=(measured, scale_panel(seen.log2_scale))
+    )
+
+
 def what_if_stack(answer: WhatIf, history: ScaleHistory) -> Stack:
-    """The scale as it was above the scale as it would have been, on one and the same axis."""
+    """The scale as it was and as it would have been, over each other."""
     was, would = history.log2_scale, answer.log2_scale
     axis = scale_axis(Curve(steps=(*was.steps, *would.steps), values=(*was.values, *would.values)))
     return Stack(
         label="The loss scale by optimizer step, as it was and as it would have been.",
         panels=(
-            replace(scale_panel(was), name="loss scale, as it was", axis=axis),
-            replace(scale_panel(would), name="loss scale, with these settings", axis=axis),
+            replace(
+                scale_panel(was),
+                name="loss scale; dashed: with these settings",
+                axis=axis,
+                other=would,
+                sides=("as it was", "with these settings"),
+            ),
         ),
         lanes=(*_skip_lane(history.skips, "skipped"), *_skip_lane(answer.skips, "would be")),
     )

@@ -32,6 +32,7 @@ def _floor(value: float) -> str:
     return in_words(value) if value else "no floor"
 
 
+_RESETS = "_ampscope_what_if_resets"
 #: By the rule that it sets: a slider's label, what it offers, and how it says that.
 _SLIDERS: dict[str, tuple[str, tuple[float, ...], Callable[[float], str]]] = {
     "init_scale": ("Initial scale", _SCALES, in_words),
@@ -51,22 +52,31 @@ def simulator(run: RunSnapshot, optimizer: int | None) -> None:
     if rules == made:
         paragraph("Set as it was. Move a slider to see the history that would have been.")
         return
+    st.button("Set as it was", on_click=_reset, icon=":material/undo:", type="tertiary")
     answer = what_if(scale_record_of(run, optimizer), rules)
     paragraph(" ".join(in_sentences(answer)))
     show_figure(stack_figure(what_if_stack(answer, history)), key="what-if")
     st.code(code(answer.rules), language="python")
 
 
+def _reset() -> None:
+    """Back to how the scaler was made."""
+    set_params(**dict.fromkeys(_SLIDERS))
+    st.session_state[_RESETS] = st.session_state.get(_RESETS, 0) + 1  # other sliders
+
+
 def _chosen(run: RunSnapshot, made: ScalerRules) -> ScalerRules:
     """What the sliders say; the address says what differs from the run's own."""
-    chosen = {}
+    chosen, resets = {}, st.session_state.get(_RESETS, 0)
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
         for name, (label, options, words) in _SLIDERS.items():
             now = float(getattr(made, name))
             every = sorted({*options, now})
             asked = next((one for one in every if f"{one:g}" == get_param(name)), now)
             with st.container(width=152):
-                picked = st.select_slider(label, every, value=asked, format_func=words, key=f"{name} of {run.path}")
+                picked = st.select_slider(
+                    label, every, value=asked, format_func=words, key=f"{name} of {run.path} {resets}"
+                )
             set_params(**{name: None if picked == now else f"{picked:g}"})
             chosen[name] = picked
     return ScalerRules(

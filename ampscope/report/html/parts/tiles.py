@@ -30,15 +30,14 @@ def run_tiles(seen: Overview, diagnosis: Diagnosis) -> list[Fact]:
     scale = in_words(seen.scale) if seen.scale is not None else "none"
     versions = [f"{name} {version}" for name, version in info.versions.items() if name in ("torch", "python")]
     took = seconds(seen.step_seconds, missing=UNKNOWN)
+    settled, whole = (share(part, missing=UNKNOWN) for part in (seen.settled_share, seen.observing_share))
+    of_all = "" if settled == whole else f" the newest half of the steps; all, with the first ones, {whole}"
     return [
         ("optimizer steps tried", count(seen.steps)),
         (f"skipped ({count(seen.skipped, 'step')})", share(seen.skipped_share) if seen.steps else "none yet"),
         *((f"loss scale now: {one.verdict.value}", scale, one.severity.value) for one in unwell),
         *(() if unwell else (("loss scale now", scale),)),
-        (
-            f"cost of observing (a step takes {took})",
-            share(seen.observing_share, missing=UNKNOWN),
-        ),
+        (f"cost of observing{of_all} (a step takes {took})", settled),
         (f"{count(info.parameters)} parameters", short(info.model, 40) or "unnamed model"),
         (short(", ".join(versions), 60) or "versions unknown", short(info.device, 40) or "device unknown"),
     ]

@@ -28,6 +28,7 @@ def test_extent_cost_and_scale_are_read_from_the_steps(run_folder: Path) -> None
     assert seen.skipped_share == pytest.approx(0.2)
     assert seen.scale == 16384.0
     assert seen.observing_share == pytest.approx(0.01)
+    assert seen.settled_share == pytest.approx(0.01)
     assert seen.skips == (0, 1)
     assert seen.log2_scale.values[:3] == (16.0, 15.0, 14.0)
 
@@ -111,3 +112,12 @@ def test_rates_of_groups_that_move_otherwise_are_told(
         found = overview(run).group_lrs
     assert [(each.group, each.lr.values[-1]) for each in found] == told
     assert all(each.lr.steps == tuple(range(10)) for each in found)
+
+
+def test_what_observing_costs_once_the_first_steps_are_over_is_told_apart(run_folder: Path) -> None:
+    trace = TraceBuilder(run_folder)
+    for step in range(10):
+        trace.step(duration_s=0.1, observing_s=0.09 if step < 5 else 0.001)
+    seen = overview(open_run(trace.close()))
+    assert seen.observing_share == pytest.approx(0.455)
+    assert seen.settled_share == pytest.approx(0.01)

@@ -35,7 +35,7 @@ def test_the_way_leads_from_the_origin_to_the_loss(show: Show) -> None:
 
 def test_every_remedy_says_whether_it_was_tried(show: Show) -> None:
     words = show("overflow", "incident").words
-    for mark in ("tried on this step: cures it", "not tried on this step", "tried on this step: does not cure it"):
+    for mark in ("tried on this step: cures it", "not tried: ", "tried on this step: does not cure it"):
         assert mark in words
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -11,9 +12,10 @@ from ampscope.analysis.overview.group_curves import GroupCurve
 from ampscope.analysis.overview.overview import Moment, Overview
 from ampscope.analysis.scale.scale_history import ScaleHistory
 from ampscope.analysis.scale.what_if import ScalerRules, WhatIf
-from ampscope.report.figures.axis import round_ticks
+from ampscope.report.figures.axis import measure_axis, round_ticks
 from ampscope.report.figures.over_steps import scale_stack, timeline_stack, what_if_stack
 from ampscope.report.figures.panels import counter_panel, measure_panel, scale_panel
+from ampscope.report.wording.clip_words import clipped_norm
 from ampscope.trace.schema import ScalerAction
 
 
@@ -55,9 +57,23 @@ def test_a_counters_target_is_drawn_where_it_is_near() -> None:
 def test_what_was_and_what_would_have_been_stand_on_one_axis() -> None:
     was, would = (Curve(steps=(0, 1), values=values) for values in ((3.0, 4.0), (-9.0, 20.0)))
     stack = what_if_stack(WhatIf(rules=ScalerRules(), log2_scale=would, skips=(1,)), ScaleHistory(log2_scale=was))
-    assert stack.panels[0].axis == stack.panels[1].axis
-    assert stack.panels[0].axis.low < -9 < 20 < stack.panels[0].axis.high
+    (panel,) = stack.panels
+    assert (panel.curve, panel.other) == (was, would)
+    assert panel.axis.low < -9 < 20 < panel.axis.high
     assert [lane.name for lane in stack.lanes] == ["would be"]
+
+
+def test_gradients_clipped_while_scaled_have_one_norm_far_below_the_threshold() -> None:
+    scale = Curve(steps=(0, 1), values=(16.0, 16.0))
+    flat = Overview(grad_norm=Curve(steps=(0, 1), values=(1.525e-5, 1.526e-5)), log2_scale=scale)
+    assert "1.526e-05, which is 1 divided by the loss scale of 65,536" in clipped_norm(flat, 0)
+    assert clipped_norm(replace(flat, grad_norm=Curve(steps=(0, 1), values=(1e-5, 2e-5))), 0) == ""
+    assert clipped_norm(Overview(), 0) == ""
+
+
+def test_a_flat_curve_on_a_logarithmic_axis_has_round_labels() -> None:
+    axis = measure_axis([1.525e-5, 1.525e-5], log=True, crowded=False)
+    assert axis.labels == ("1.5e-05", "1.55e-05")
 
 
 def test_a_step_with_a_mark_is_on_the_axis() -> None:
