@@ -166,7 +166,8 @@ class AverageHeld(StandsStill):
         return Remedy(
             text="Keep the optimizer's state in float32: give it float32 parameters, or a smaller beta.",
             code="model.float()  # before the optimizer is made; autocast computes in half precision",
-            untried=untried.TURN,
+            kind=Change.FP32,
+            untried=untried.BEFORE,
         )
 
 

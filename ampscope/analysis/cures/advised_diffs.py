@@ -20,6 +20,7 @@ from ampscope.trace.schema import Change, Form, Phase, Trigger
 from ampscope.trace.vocabulary import Cause
 
 _LOGARITHMS = ("log", "log2", "log10")
+_OF_WEIGHTS = (Cause.HALF_PARAMS, Cause.BF16_PRECISION)
 _KEPT_BY_OP = ("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm")
 
 
@@ -48,10 +49,8 @@ def _is_followed(remedy: Remedy, incident: Incident) -> bool:
 
 
 def _diff(remedy: Remedy, incident: Incident, reason: Reason, program: Program) -> str | None:
-    if remedy.kind == Change.FP32 and incident.trigger == Trigger.NONFINITE_CARRIED:
-        return made_in_half.in_float32(incident.source) if incident.source is not None else None
-    if remedy.kind == Change.FP32 and incident.trigger == Trigger.BUFFER_STANDS_STILL:
-        return _of_norm(incident, program)
+    if remedy.kind in (Change.FP32, Form.OPTIMIZER_IN_FLOAT32):
+        return _of_state(remedy, incident, program)
     if remedy.kind == Form.CONSTANT and isinstance(reason, ConstantLost):
         return _of_constant(incident, reason)
     if remedy.kind == Form.OPTIMIZER_EPS:
@@ -105,6 +104,16 @@ def _of_rate(incident: Incident, program: Program) -> str | None:
             rates = (settings.with_rate(place, form.call, form.was, form.value) for place in places.values())
             return next(filter(None, rates), None)
     return None
+
+
+def _of_state(remedy: Remedy, incident: Incident, program: Program) -> str | None:
+    """What outlives the step, in float32: a tensor that the loop carries, a module with its buffers, the weights."""
+    if incident.trigger == Trigger.NONFINITE_CARRIED:
+        return made_in_half.in_float32(incident.source) if incident.source is not None else None
+    if incident.trigger == Trigger.BUFFER_STANDS_STILL and remedy.verified:
+        return _of_norm(incident, program)
+    is_of_weights = incident.cause in _OF_WEIGHTS or remedy.kind == Form.OPTIMIZER_IN_FLOAT32
+    return own_words.of_weights(program) if is_of_weights else None
 
 
 def _of_norm(incident: Incident, program: Program) -> str | None:

@@ -10,9 +10,10 @@ from ampscope.analysis.cures.rewriting import Edit, across_lines, kept_modules, 
 from ampscope.analysis.cures.rewriting.changed_file import diff_at
 from ampscope.analysis.cures.rewriting.forms.conversions import converted
 from ampscope.analysis.cures.rewriting.names.scopes import Scope
-from ampscope.analysis.cures.rewriting.program import autocast_region, settings
+from ampscope.analysis.cures.rewriting.program import autocast_region, settings, weights_in_half
 from ampscope.analysis.cures.rewriting.program.earlier_value import written_out
 from ampscope.analysis.cures.rewriting.program.joined import joined
+from ampscope.analysis.cures.rewriting.source_file import HasPlace
 from ampscope.analysis.cures.rewriting.statement import statement
 from ampscope.analysis.results import CodeLine, FormTried
 from ampscope.trace.schema import LOSS_CODE, Form
@@ -87,6 +88,19 @@ def of_widened(module: str, program: Program) -> str | None:
 def of_autocast(program: Program, dtype: str) -> str | None:
     """The autocast regions around the models' calls in another dtype, or switched off for ``float32``."""
     return autocast_region.in_dtype(program.under_autocast, dtype) if program.under_autocast else None
+
+
+def of_weights(program: Program, near: HasPlace | None = None) -> str | None:
+    """The model's weights made in float32, where all its calls are under autocast, or else in a function with a region.
+
+    Args:
+        program: Its lines.
+        near: A line of the loop.
+    """
+    place = program.watched_at if near is None else near
+    calls = program.called_from
+    under = set(calls) == set(program.under_autocast) if calls else place and autocast_region.is_entered(place)
+    return weights_in_half.in_float32(program.watched_at) if program.watched_at is not None and under else None
 
 
 def of_scaler(program: Program, scale: float) -> str | None:

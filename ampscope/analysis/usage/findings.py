@@ -10,6 +10,8 @@ from ampscope.analysis.causes.catalogue import CATALOGUE
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Reason
 from ampscope.analysis.causes.unknown import Observed
 from ampscope.analysis.causes.usage import LearningRateMoved, OptimizerRestored, ScaleForgotten
+from ampscope.analysis.cures import own_words
+from ampscope.analysis.cures.program_lines import program_of
 from ampscope.analysis.origin.step_graph import source_line
 from ampscope.analysis.results import Finding, SourceLine
 from ampscope.analysis.tables.lazy_tables import collect, rank_table
@@ -41,8 +43,21 @@ def findings(run: Run, rank: int, history: Mapping[int, History]) -> tuple[Findi
     rows = [(by, row) for by, row in rows if row.cause != _FORGOTTEN or row.segment not in forgotten]
     recorded = [replace(_with_count(_recorded(row), run, rank, history), rank=by) for by, row in rows]
     by_history = [replace(each, rank=rank) for each in (*forgotten.values(), *_recomputed_otherwise(run, rank))]
-    found = _joined_by_rank([*recorded, *by_history])
+    found = _with_weights(_joined_by_rank([*recorded, *by_history]), run)
     return tuple(sorted(found, key=lambda finding: (finding.step, finding.cause not in _ROOTS)))
+
+
+def _with_weights(found: Sequence[Finding], run: Run) -> list[Finding]:
+    """With the model's weights in float32 as a diff, where their dtype is the mistake: made in another line than it."""
+    if all(each.cause is not Cause.HALF_PARAMS for each in found):
+        return list(found)
+    program = program_of(run)
+    mended = []
+    for each in found:
+        diff = own_words.of_weights(program, each.source) if each.cause is Cause.HALF_PARAMS and each.source else None
+        advice = tuple(replace(remedy, diff=remedy.diff or diff) for remedy in each.remedies)
+        mended.append(replace(each, remedies=advice))
+    return mended
 
 
 def _joined_by_rank(found: Sequence[Finding]) -> list[Finding]:

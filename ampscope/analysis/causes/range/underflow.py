@@ -208,12 +208,12 @@ def _updates(occurrence: Occurrence) -> str:
 
 
 def _against_rounding(occurrence: Occurrence) -> tuple[Remedy, ...]:
-    float32 = Remedy(
-        text="Keep the parameters in float32 and let autocast choose bfloat16 op by op; small updates "
-        "then reach weights that can hold them.",
-        code="model.float()\nwith torch.autocast(device_type, dtype=torch.bfloat16):\n    loss = step(batch)",
-        untried=untried.SCALER,
+    text = (
+        "Keep the parameters in float32 and let autocast choose bfloat16 op by op; small updates then reach weights "
+        "that can hold them."
     )
+    code = "model.float()\nwith torch.autocast(device_type, dtype=torch.bfloat16):\n    loss = step(batch)"
+    float32 = untried.advice(untried.BEFORE, text, code, Change.FP32)
     if isinstance(occurrence.reason, StandsStill):
         return occurrence.reason.remedy, float32
     master = "Or give the optimizer float32 master weights, or one that rounds stochastically."

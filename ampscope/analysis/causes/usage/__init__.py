@@ -18,7 +18,7 @@ from ampscope.analysis.origin.op_facts import Executed
 from ampscope.analysis.results import Remedy
 from ampscope.analysis.words.scale_words import in_words
 from ampscope.trace.dtypes import HALF_DTYPES
-from ampscope.trace.schema import Phase
+from ampscope.trace.schema import Change, Phase
 from ampscope.trace.vocabulary import MISTAKES_IN_WORDS, Cause, Severity
 
 
@@ -125,6 +125,7 @@ ENTRIES = (
             Remedy(
                 text="Keep the parameters in float32 and let autocast choose the precision of each op.",
                 code="model.float()\nwith torch.autocast(device_type, dtype=torch.float16):\n    loss = step(batch)",
+                kind=Change.FP32,
                 untried=untried.BEFORE,
             ),
         ),

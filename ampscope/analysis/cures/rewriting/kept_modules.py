@@ -31,6 +31,14 @@ def widened(place: HasPlace, model: int, module: str) -> str | None:
     return _before_watch(place, {model: f"{{model}}{inner}.float()"})
 
 
+def watched(place: HasPlace) -> list[str]:
+    """What the program calls the models that it gives ``watch``; empty where that is not seen."""
+    found = statement_at(place)
+    parsed = statement(found.code, scope=found.scope) if found is not None else None
+    calls = [node for node in parsed.nodes() if isinstance(node, ast.Call) and _is_watch(node)] if parsed else []
+    return _models(calls[0]) if len(calls) == 1 else []
+
+
 def _text(value: str | Sequence[str]) -> str:
     """A name, or several, as code that is a template."""
     return json.dumps(value if isinstance(value, str) else list(value)).replace("{", "{{").replace("}", "}}")

@@ -6,6 +6,8 @@ import ast
 from collections.abc import Callable, Sequence
 
 from ampscope.analysis.cures.rewriting.changed_file import changed
+from ampscope.analysis.cures.rewriting.program.autocast_region import makes_region
+from ampscope.analysis.cures.rewriting.program.own_names import imported_name
 from ampscope.analysis.cures.rewriting.source_file import HasPlace
 from ampscope.analysis.cures.rewriting.statement import dotted
 from ampscope.analysis.usage.loop_edits.loop import LinesChanged, Loop, Spot, loop_at
@@ -40,7 +42,7 @@ def _outside_autocast(loop: Loop) -> Sequence[LinesChanged]:
     region = loop.spot.owners[-1]
     if not isinstance(region, (ast.With, ast.AsyncWith)) or loop.spot.number == 0 or not loop.stands_alone(loop.spot):
         return ()
-    if not any(dotted(_function(item.context_expr)).endswith("autocast") for item in region.items):
+    if not any(_is_autocast(loop, item.context_expr) for item in region.items):
         return ()
     moved = region.body[loop.spot.number :]
     if any(_keeps_lines(node) for node in moved):
@@ -52,8 +54,10 @@ def _outside_autocast(loop: Loop) -> Sequence[LinesChanged]:
     return [(loop.spot.first, region.end_lineno or loop.spot.last, [outer + line[len(inner) :] for line in lines])]
 
 
-def _function(node: ast.expr) -> ast.expr:
-    return node.func if isinstance(node, ast.Call) else node
+def _is_autocast(loop: Loop, node: ast.expr) -> bool:
+    """Whether an expression is an autocast region: torch's by any name, or what calls itself so."""
+    function = node.func if isinstance(node, ast.Call) else node
+    return dotted(function).endswith("autocast") or makes_region(loop.tree, node, node.lineno)
 
 
 def _keeps_lines(statement: ast.stmt) -> bool:
@@ -63,7 +67,7 @@ def _keeps_lines(statement: ast.stmt) -> bool:
 
 
 #: Calls that belong between unscaling and the step.
-_CLIPS = ("clip_grad_norm_", "clip_grad_value_", "clip_grad_norm")
+_CLIPS = ("clip_grad_norm_", "clip_grad_value_", "clip_grad_norm", "clip_grads_with_norm_")
 
 
 def _once_a_step(loop: Loop) -> Sequence[LinesChanged]:
@@ -75,7 +79,7 @@ def _once_a_step(loop: Loop) -> Sequence[LinesChanged]:
     if around is None:
         return ()
     beside = [spot for spot in loop.spots if spot.block is around.block]
-    before = [spot for spot in beside if spot in loop.of_scaler("unscale_", 1) or _clips(spot)]
+    before = [spot for spot in beside if spot in loop.of_scaler("unscale_", 1) or _clips(loop, spot)]
     before = [spot for spot in before if spot.first < around.first]
     updates = [spot for spot in beside if spot in loop.of_scaler("update", 0)]
     if not loop.stands_alone(step, *before, *updates) or not (before or updates):
@@ -91,8 +95,10 @@ def _once_a_step(loop: Loop) -> Sequence[LinesChanged]:
     return [*changes, *map(loop.removed, (*before, *updates))]
 
 
-def _clips(spot: Spot) -> bool:
-    return spot.call is not None and dotted(spot.call.func).rpartition(".")[2] in _CLIPS
+def _clips(loop: Loop, spot: Spot) -> bool:
+    call = spot.call
+    names = [dotted(call.func), imported_name(loop.tree, call.func)] if call is not None else []
+    return any(name.rpartition(".")[2] in _CLIPS for name in names)
 
 
 def _only_after_a_step(loop: Loop) -> Sequence[LinesChanged]:
@@ -115,6 +121,66 @@ def _only_after_a_step(loop: Loop) -> Sequence[LinesChanged]:
             [f"{loop.indent(spot)}if {loop.scaler}.get_scale() >= scale_before:", *(unit + line for line in lines)],
         ),
     ]
+
+
+def _anew_each_step(loop: Loop) -> Sequence[LinesChanged]:
+    """An autocast block around the loop becomes one around the forward in it: what comes before the first backward."""
+    blocks = [node for node in ast.walk(loop.tree) if isinstance(node, ast.With) and len(node.items) == 1]
+    regions = [each for each in blocks if _is_autocast(loop, each.items[0].context_expr) and len(each.body) == 1]
+    regions = [each for each in regions if isinstance(each.body[0], (ast.For, ast.While))]
+    region = regions[0] if len(regions) == 1 else None
+    rounds = region.body[0] if region is not None else None
+    if region is None or not isinstance(rounds, (ast.For, ast.While)) or rounds.orelse:
+        return ()
+    back = [node for node in rounds.body if any(_is_backward(each) for each in ast.walk(node))]
+    first = back[0] if back and isinstance(back[0], (ast.Expr, ast.If)) else None
+    if first is None or first is rounds.body[0] or _keeps_lines(rounds) or region.body[0].lineno != region.lineno + 1:
+        return ()
+    outer, inner = loop.source.indent(region.lineno), loop.source.indent(rounds.lineno)
+    lines = [line.rstrip("\r\n") for line in loop.source.lines[region.lineno - 1 : region.end_lineno]]
+    head, body = rounds.lineno - region.lineno, rounds.body[0].lineno - region.lineno
+    at = first.lineno - region.lineno
+    if not all(line.startswith(inner) or not line.strip() for line in lines[head:]):
+        return ()
+    inside = [inner + lines[0][len(outer) :], *lines[body:at]]
+    after = [
+        *(outer + line[len(inner) :] for line in lines[head:body]),
+        *inside,
+        *(outer + line[len(inner) :] for line in lines[at:]),
+    ]
+    return [(region.lineno, region.end_lineno or region.lineno, after)]
+
+
+def _unscaled_at_once(loop: Loop) -> Sequence[LinesChanged]:
+    """Unscales right after the last backward: what is compared may be computed anywhere from there on."""
+    step, optimizer = loop.step, loop.optimizer
+    back = [spot for spot in loop.spots if spot.call is not None and any(map(_is_backward, ast.walk(spot.node)))]
+    back = [spot for spot in back if spot.first < loop.spot.first]
+    if step is None or not optimizer or not back or not loop.stands_alone(back[-1]):
+        return ()
+    block = back[-1].block
+    after = block[back[-1].number + 1 :]
+    goes_on = any(isinstance(node, (ast.Continue, ast.Break, ast.Return)) for each in after for node in ast.walk(each))
+    holds = [spot for spot in loop.of_scaler("update", 0) if spot.block is block and spot.first > step.first]
+    late = loop.of_scaler("unscale_", 1)
+    if goes_on or not holds or not any(step.node is part for each in after for part in ast.walk(each)):
+        return ()  # what is unscaled has to be updated in each round
+    if not loop.stands_alone(*late) or any(len(spot.block) == 1 for spot in late):
+        return ()
+    return [loop.inserted_after(back[-1], f"{loop.scaler}.unscale_({optimizer})"), *map(loop.removed, late)]
+
+
+def _is_backward(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward"
+
+
+def _once_unscaled(loop: Loop) -> Sequence[LinesChanged]:
+    """The second of two calls of unscale_ for the one optimizer is taken out, where they follow in one block."""
+    calls = loop.of_scaler("unscale_", 1)
+    given = {ast.unparse(spot.call.args[0]) for spot in calls if spot.call is not None}
+    if len(calls) != 2 or len(given) != 1 or calls[0].block is not calls[1].block or not loop.stands_alone(*calls):
+        return ()
+    return [loop.removed(calls[1])]
 
 
 def _unit(loop: Loop) -> str:
@@ -171,13 +237,15 @@ _OF_CAUSE: dict[Cause, Callable[[Loop], Sequence[LinesChanged]]] = {
     Cause.MISUSE_CLIP_BEFORE_UNSCALE: _unscaled_first,
     Cause.MISUSE_NO_UNSCALE: _unscaled_first,
     Cause.MISUSE_BACKWARD_UNDER_AUTOCAST: _outside_autocast,
+    Cause.MISUSE_AUTOCAST_SPANS_STEP: _anew_each_step,
     Cause.MISUSE_UPDATE_EACH_MICROBATCH: _once_a_step,
     Cause.MISUSE_SCHEDULER_ORDER: _only_after_a_step,
 }
 _OF_FORM: dict[MistakeForm, Callable[[Loop], Sequence[LinesChanged]]] = {
     MistakeForm.STEPPED_PAST_SCALER: _through_scaler,
-    MistakeForm.DECISION_ON_SCALED: _unscaled_first,
+    MistakeForm.DECISION_ON_SCALED: _unscaled_at_once,
     MistakeForm.UNSCALE_EACH_MICROBATCH: _once_a_step,
+    MistakeForm.UNSCALE_TWICE: _once_unscaled,
     MistakeForm.NOTHING_TO_UPDATE: _once_a_step,
     MistakeForm.UPDATE_MISSING: _update_after_step,
     MistakeForm.UPDATE_IN_BETWEEN: _one_update,

@@ -119,9 +119,15 @@ class Loop:
         """A statement taken out."""
         return spot.first, spot.last, []
 
+    @property
+    def tree(self) -> ast.Module:
+        """The whole program."""
+        (tree,) = (owner for owner in self.spot.owners[:1] if isinstance(owner, ast.Module))
+        return tree
+
     def names(self) -> set[str]:
         """Every name that the program uses."""
-        return {node.id for node in ast.walk(self.spot.owners[0]) if isinstance(node, ast.Name)}
+        return {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name)}
 
 
 def _own_end(spot: Spot) -> int:
@@ -136,6 +142,7 @@ def loop_at(place: HasPlace) -> Loop | None:
         return None
     spots = list(_spots(tree, (tree,)))
     meant = [spot for spot in spots if spot.first <= place.line <= spot.last and not getattr(spot.node, "body", None)]
+    meant = meant or [spot for spot in spots if spot.first == place.line]  # the head of a block
     if len(meant) != 1:
         return None
     return Loop(source, meant[0], tuple(spot for spot in spots if spot.function is meant[0].function))

@@ -198,7 +198,90 @@ MENDED = [
         MistakeForm.UPDATE_MISSING,
     ),
 ]
+SPANS = Cause.MISUSE_AUTOCAST_SPANS_STEP
+MENDED += [
+    Mistake(
+        UNDER,
+        "s.scale(loss).backward()",
+        """
+        from torch import autocast as half
+        with half("cuda"):
+            loss = f(x)
+            s.scale(loss).backward()
+        """,
+        """
+        from torch import autocast as half
+        with half("cuda"):
+            loss = f(x)
+        s.scale(loss).backward()
+        """,
+    ),
+    Mistake(
+        SPANS,
+        "s.step(opt)",
+        """
+        with torch.autocast("cuda", torch.float16):
+            for x in data:
+                opt.zero_grad()
+
+                loss = f(x)
+                s.scale(loss).backward()
+                if x:
+                    s.step(opt)
+                s.update()
+        """,
+        """
+        for x in data:
+            with torch.autocast("cuda", torch.float16):
+                opt.zero_grad()
+
+                loss = f(x)
+            s.scale(loss).backward()
+            if x:
+                s.step(opt)
+            s.update()
+        """,
+    ),
+    Mistake(
+        Cause.MISUSE_MULTIPLE_SCALERS_UPDATE,
+        "s.unscale_(opt)  # again",
+        "s.scale(loss).backward()\ns.unscale_(opt)\nclip(p)\ns.unscale_(opt)  # again\ns.step(opt)\n",
+        "s.scale(loss).backward()\ns.unscale_(opt)\nclip(p)\ns.step(opt)\n",
+        MistakeForm.UNSCALE_TWICE,
+    ),
+    Mistake(
+        EACH,
+        "s.update()",
+        """
+        from torch.nn.utils import clip_grad_norm_ as limit
+        for i, x in enumerate(data):
+            s.scale(f(x)).backward()
+            s.unscale_(opt)
+            limit(p, 1.0)
+            if i % 4 == 3:
+                s.step(opt)
+            s.update()
+        """,
+        """
+        from torch.nn.utils import clip_grad_norm_ as limit
+        for i, x in enumerate(data):
+            s.scale(f(x)).backward()
+            if i % 4 == 3:
+                s.unscale_(opt)
+                limit(p, 1.0)
+                s.step(opt)
+                s.update()
+        """,
+    ),
+]
 STAYS = [
+    Mistake(SPANS, "s.step(opt)", "with torch.autocast('cuda'):\n    s.scale(f(x)).backward()\n    s.step(opt)\n", ""),
+    Mistake(
+        SPANS,
+        "s.step(opt)",
+        "with torch.autocast('cuda'):\n    for x in data:\n        s.scale(f(x)).backward()\n        s.step(opt)\n",
+        "",
+    ),
     Mistake(CLIP, "clip(p)", "def clips(p):\n    clip(p)\ns.scale(loss).backward()\ns.step(opt)\n", ""),
     Mistake(CLIP, "clip(p); s.step(opt)", "s.scale(loss).backward()\nclip(p); s.step(opt)\n", ""),
     Mistake(CLIP, "clip(p)", "s.scale(loss).backward()\nclip(p)\ns.step(one)\ns.step(two)\n", ""),

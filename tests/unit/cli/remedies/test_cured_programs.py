@@ -138,6 +138,22 @@ for step in range(4):
     loss.backward()
     optimizer.step()
 """
+HALF = """
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1)).to(dtype=torch.float16)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+ampscope.watch(model, scaler, dir=RUN)
+for step in range(6):
+    x = torch.randn(16, 8)
+    optimizer.zero_grad()
+    with torch.autocast("cpu", torch.float16):
+        loss = F.mse_loss(model(x).float(), x.sum(1, keepdim=True))
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+"""
 CURED = {
     "safe_where": TOGETHER,
     "smaller_step": RATE,
@@ -145,13 +161,14 @@ CURED = {
     "scale_first": PRODUCT,
     "centred": VARIANCE,
     "cross_entropy": LIKELIHOOD,
+    "usage": HALF,
 }
 
 
 def trained(run: str) -> None:
     """The program as it stands, to its end or to its error."""
     linecache.checkcache()
-    with suppress(ValueError, RuntimeError):
+    with suppress(ValueError, RuntimeError, AssertionError):
         runpy.run_path("train.py", init_globals={"RUN": run})
     for scope in open_scopes():
         scope.close()

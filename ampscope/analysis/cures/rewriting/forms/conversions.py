@@ -60,3 +60,15 @@ def _of_another(parsed: Statement, dtype: str) -> Sequence[Splice]:
     ]
     taken = [each for each in given if dotted(each).rpartition(".")[2] == "dtype"]
     return [parsed.instead(taken[0], parsed.spelled(f"torch.{dtype}"))] if len(taken) == 1 else []
+
+
+def with_dtype(code: str, scope: Scope | None) -> Edit | None:
+    """A call that is given a dtype by a name of the program's, with float32 in its place."""
+    parsed = statement(code, scope=scope)
+    calls = [node for node in parsed.nodes() if isinstance(node, ast.Call)] if parsed is not None else []
+    given = [each.value for call in calls for each in call.keywords if each.arg in ("dtype", "torch_dtype")]
+    if parsed is None or len(given) != 1 or not dotted(given[0]):
+        return None
+    after = parsed.changed([parsed.instead(given[0], parsed.spelled("torch.float32"))])
+    imports = parsed.needs(after) if after is not None else None
+    return Edit(code, after, imports) if after is not None and imports is not None else None

@@ -70,6 +70,23 @@ def region_around(place: HasPlace) -> Region | None:
     return None
 
 
+def is_entered(place: HasPlace) -> bool:
+    """Whether the function around a line enters an autocast region anywhere."""
+    source = source_file(place)
+    tree = source.tree() if source is not None else None
+    if tree is None:
+        return False
+    parts = ast.walk(function_around(tree, place.line))
+    blocks = [each for each in parts if isinstance(each, (ast.With, ast.AsyncWith))]
+    entered = [(item.context_expr, each.lineno) for each in blocks for item in each.items]
+    return any(_made(tree, expression, line) is not None for expression, line in entered)
+
+
+def makes_region(tree: ast.Module, expression: ast.expr, line: int) -> bool:
+    """Whether what a ``with`` on a line enters is an autocast region, by what the program has imported."""
+    return _made(tree, expression, line) is not None
+
+
 def _entered(tree: ast.Module, line: int) -> Iterator[ast.expr]:
     """What the decorators and ``with`` blocks around a line enter, from the outside; of its own function alone."""
     function = function_around(tree, line)

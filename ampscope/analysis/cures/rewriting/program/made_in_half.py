@@ -6,12 +6,10 @@ import ast
 from collections.abc import Iterator
 
 from ampscope.analysis.cures.rewriting.changed_file import diff_at
-from ampscope.analysis.cures.rewriting.edit import Edit
-from ampscope.analysis.cures.rewriting.forms.conversions import converted
-from ampscope.analysis.cures.rewriting.names.scopes import Scope
+from ampscope.analysis.cures.rewriting.forms.conversions import converted, with_dtype
 from ampscope.analysis.cures.rewriting.program.own_names import function_around
 from ampscope.analysis.cures.rewriting.source_file import HasPlace, SourceFile, source_file
-from ampscope.analysis.cures.rewriting.statement import dotted, statement
+from ampscope.analysis.cures.rewriting.statement import dotted
 from ampscope.analysis.results import CodeLine
 
 
@@ -73,16 +71,4 @@ def _is_in_place(node: ast.expr) -> bool:
 def _made_wide(source: SourceFile, file: str, made: ast.Assign) -> str | None:
     """The statement that makes a tensor with float32 for the dtype that it names."""
     place = CodeLine(file, made.lineno, source.code(made.lineno))
-    return diff_at(place, lambda code, _, scope: converted(code, "float32", scope) or _with_dtype(code, scope))
-
-
-def _with_dtype(code: str, scope: Scope | None) -> Edit | None:
-    """A call that is given a dtype by a name of the program's, with float32 in its place."""
-    parsed = statement(code, scope=scope)
-    calls = [node for node in parsed.nodes() if isinstance(node, ast.Call)] if parsed is not None else []
-    given = [each.value for call in calls for each in call.keywords if each.arg == "dtype"]
-    if parsed is None or len(given) != 1 or not dotted(given[0]):
-        return None
-    after = parsed.changed([parsed.instead(given[0], parsed.spelled("torch.float32"))])
-    imports = parsed.needs(after) if after is not None else None
-    return Edit(code, after, imports) if after is not None and imports is not None else None
+    return diff_at(place, lambda code, _, scope: converted(code, "float32", scope) or with_dtype(code, scope))

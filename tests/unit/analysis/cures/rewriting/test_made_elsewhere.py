@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ampscope.analysis.cures.rewriting.applied import applied
-from ampscope.analysis.cures.rewriting.program import made_in_half, settings
+from ampscope.analysis.cures.rewriting.program import made_in_half, settings, weights_in_half
 from ampscope.analysis.cures.rewriting.source_file import HasPlace, files_below, read
 from ampscope.analysis.results import CodeLine
 
@@ -150,3 +150,24 @@ def test_a_number_of_the_function_is_replaced_where_it_stands_once(
     text = f"import torch\nlimit = 0.9999\ndef f(p):\n{body}"
     after = made(tmp_path, text, "torch.log(", lambda place: settings.with_number(place, 0.9999, 1 - 2.0**-10))
     assert after == (text.replace(body, body.replace(*now)) if now is not None else None)
+
+
+@pytest.mark.parametrize(
+    ("text", "was", "now"),
+    [
+        ("net = Net().half().cuda()\nampscope.watch(net)\n", ".half()", ".float()"),
+        ("net = Net()\nif amp:\n    net.half()\nampscope.watch(net)\n", ".half()", ".float()"),
+        ("net = Net()\nnet = net.to('cuda', torch.float16)\nampscope.watch(net)\n", "float16", "float32"),
+        ("net = make(path, torch_dtype=torch.bfloat16)\nampscope.watch(net)\n", "bfloat16", "float32"),
+        ("net = make(path, torch_dtype=kind)\nampscope.watch(net)\n", "=kind", "=torch.float32"),
+        ("net = Net()\ndef main():\n    net.half()\n    ampscope.watch(net)\n", ".half()", ".float()"),
+        ("net = Net()\nampscope.watch(net)\n", "ampscope.watch", "net.float()\nampscope.watch"),
+        ("net, other = Net().half(), 0\nampscope.watch(net)\n", "ampscope.watch", "net.float()\nampscope.watch"),
+        ("one = Net().half()\nampscope.watch([one, two])\n", "", None),
+        ("ampscope.watch(Net().half())\n", "", None),
+    ],
+)
+def test_weights_are_float32_where_the_model_is_made(tmp_path: Path, text: str, was: str, now: str | None) -> None:
+    whole = f"import ampscope\nimport torch\n{text}"
+    after = made(tmp_path, whole, "watch(", weights_in_half.in_float32)
+    assert after == (whole.replace(was, now) if now is not None else None)
