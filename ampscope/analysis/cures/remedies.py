@@ -65,8 +65,8 @@ def remedies(
 
 
 def is_tried_by_replays(remedy: Remedy) -> bool:
-    """Whether it is of a kind that replays try, and none has tried it."""
-    return remedy.verified is None and bool(remedy.kind)
+    """Whether it is of a kind that replays try on a step, and none has tried it; weights are from before the step."""
+    return remedy.verified is None and remedy.kind not in ("", Change.FP32)
 
 
 def why_untried(incident: Incident) -> str:

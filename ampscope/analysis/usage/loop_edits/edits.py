@@ -202,15 +202,23 @@ def _through_scaler(loop: Loop) -> Sequence[LinesChanged]:
 
 
 def _scaled(loop: Loop) -> Sequence[LinesChanged]:
-    """``loss.backward()`` becomes ``scaler.scale(loss).backward()``."""
-    call, spot = loop.spot.call, loop.spot
-    if call is None or not isinstance(call.func, ast.Attribute) or call.func.attr != "backward" or not loop.scaler:
+    """The one ``loss.backward()`` becomes ``scaler.scale(loss).backward()``: that of the line, or of its function."""
+    plain = [spot for spot in loop.spots if spot.call is not None and _is_backward(spot.call)]
+    plain = [spot for spot in plain if spot.call is not None and _of_name(spot.call)]
+    plain = [spot for spot in plain if spot is loop.spot] or plain
+    call = plain[0].call if len(plain) == 1 else None
+    if call is None or not loop.scaler:
         return ()
-    loss = dotted(call.func.value)
+    spot, loss = plain[0], _of_name(call)
     line = loop.source.lines[spot.first - 1].rstrip("\r\n")
-    if not loss or spot.first != spot.last or line.count(f"{loss}.backward(") != 1:
+    if spot.first != spot.last or line.count(f"{loss}.backward(") != 1:
         return ()
     return [(spot.first, spot.last, [line.replace(f"{loss}.backward(", f"{loop.scaler}.scale({loss}).backward(")])]
+
+
+def _of_name(call: ast.Call) -> str:
+    """What a method is called of, where that is a name."""
+    return dotted(call.func.value) if isinstance(call.func, ast.Attribute) else ""
 
 
 def _one_update(loop: Loop) -> Sequence[LinesChanged]:

@@ -199,6 +199,7 @@ MENDED = [
     ),
 ]
 SPANS = Cause.MISUSE_AUTOCAST_SPANS_STEP
+DECISION, NOT_SCALED = MistakeForm.DECISION_ON_SCALED, MistakeForm.LOSS_NOT_SCALED
 MENDED += [
     Mistake(
         UNDER,
@@ -274,7 +275,36 @@ MENDED += [
         """,
     ),
 ]
+MENDED += [
+    Mistake(
+        NO_UNSCALE,
+        "s.step(opt)",
+        "s.scale(loss).backward()\nextra.backward()\ns.step(opt)\n",
+        "s.scale(loss).backward()\ns.scale(extra).backward()\ns.step(opt)\n",
+        NOT_SCALED,
+    ),
+    Mistake(
+        NO_UNSCALE,
+        "if n < 1:",
+        "s.scale(loss).backward()\nn = norm(p)\nif n < 1:\n    s.step(opt)\ns.update()\n",
+        "s.scale(loss).backward()\ns.unscale_(opt)\nn = norm(p)\nif n < 1:\n    s.step(opt)\ns.update()\n",
+        DECISION,
+    ),
+]
 STAYS = [
+    Mistake(
+        NO_UNSCALE, "s.step(opt)", "s.scale(x).backward()\na.backward()\nb.backward()\ns.step(opt)\n", "", NOT_SCALED
+    ),
+    Mistake(
+        NO_UNSCALE,
+        "if n > 1:",
+        "for x in d:\n    s.scale(x).backward()\n    if n > 1:\n        continue\n    s.step(opt)\n    s.update()\n",
+        "",
+        DECISION,
+    ),
+    Mistake(
+        NO_UNSCALE, "if n < 1:", "s.scale(x).backward()\nif n < 1:\n    s.step(opt)\n    s.update()\n", "", DECISION
+    ),
     Mistake(SPANS, "s.step(opt)", "with torch.autocast('cuda'):\n    s.scale(f(x)).backward()\n    s.step(opt)\n", ""),
     Mistake(
         SPANS,
