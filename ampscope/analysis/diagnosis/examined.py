@@ -12,8 +12,10 @@ from ampscope.analysis.cures.advised_diffs import with_diffs
 from ampscope.analysis.cures.explicit_half import ExplicitHalf
 from ampscope.analysis.cures.program_lines import Program
 from ampscope.analysis.cures.remedies import is_tried_by_replays, remedies, why_untried
+from ampscope.analysis.cures.rewriting import kept_modules
 from ampscope.analysis.results import Incident, Remedy
-from ampscope.trace.schema import Change, Trigger
+from ampscope.analysis.usage.loop_edits.clipping import clipped
+from ampscope.trace.schema import Change, Form, Trigger
 from ampscope.trace.vocabulary import Cause
 
 _UNKNOWN = Program()
@@ -123,7 +125,18 @@ class Examined(NamedTuple):
         why = why_untried(incident)
         told = [replace(each, untried=why) if why and is_tried_by_replays(each) else each for each in advice]
         told = sorted(told, key=lambda remedy: remedy.verified is False)
-        return replace(incident, remedies=with_diffs(told, incident, self.reason, program))
+        written = with_diffs(told, incident, self.reason, program)
+        return replace(incident, remedies=tuple(_clipped(each, incident, program) for each in written))
+
+
+def _clipped(remedy: Remedy, incident: Incident, program: Program) -> Remedy:
+    """With the gradients clipped in the loop, where a replay has shown that it helps."""
+    forms = [each.form for each in incident.tried if each.form is not None and each.form.form == Form.CLIPPED]
+    norms = {form.value for form in forms if form.value is not None}
+    lines, watched = program.called_from, program.watched_at
+    if remedy.kind != Form.CLIPPED or not remedy.verified or len(norms) != 1 or len(lines) != 1 or watched is None:
+        return remedy
+    return replace(remedy, diff=clipped(lines[0], kept_modules.watched(watched), norms.pop()))
 
 
 def merged(examined: Iterable[Examined], program: Program = _UNKNOWN) -> list[Incident]:

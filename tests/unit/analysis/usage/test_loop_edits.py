@@ -11,6 +11,7 @@ import pytest
 from ampscope.analysis.cures.rewriting.applied import applied
 from ampscope.analysis.cures.rewriting.source_file import files_below, read
 from ampscope.analysis.results import CodeLine
+from ampscope.analysis.usage.loop_edits.clipping import clipped
 from ampscope.analysis.usage.loop_edits.edits import diff_of
 from ampscope.trace.vocabulary import Cause, MistakeForm
 
@@ -360,3 +361,31 @@ def test_what_is_not_clear_stays(tmp_path: Path, mistake: Mistake) -> None:
 @pytest.mark.parametrize("mistake", MENDED, ids=name)
 def test_a_loop_that_reads_otherwise_is_left_alone(tmp_path: Path, mistake: Mistake) -> None:
     assert diff(tmp_path, mistake, recorded="another line") is None
+
+
+@pytest.mark.parametrize(
+    ("loop", "was", "now"),
+    [
+        (
+            "loss = net(x)\ns.scale(loss).backward()\ns.step(o)\n",
+            "s.step(o)",
+            "s.unscale_(o)\ntorch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)\ns.step(o)",
+        ),
+        (
+            "loss = net(x)\nloss.backward()\nif x:\n    o.step()\n",
+            "    o.step()",
+            "    torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)\n    o.step()",
+        ),
+        ("loss = net(x)\ns.scale(loss).backward()\nclip_grad_norm_(p, 1.0)\ns.step(o)\n", "", None),
+        ("loss = net(x)\nloss.backward()\no.step()\nsched.step()\n", "", None),
+        ("loss = other(x)\nloss.backward()\no.step()\n", "", None),
+    ],
+)
+def test_gradients_are_clipped_where_the_loop_steps(tmp_path: Path, loop: str, was: str, now: str | None) -> None:
+    text = f"import torch\n{loop}"
+    (tmp_path / "loop.py").write_text(text)
+    with files_below(tmp_path):
+        change = clipped(CodeLine("loop.py", 2, loop.splitlines()[0]), ["net"], 1.0)
+        source = read(tmp_path / "loop.py")
+    assert source is not None
+    assert (applied(change, source) if change is not None else None) == (text.replace(was, now) if now else None)

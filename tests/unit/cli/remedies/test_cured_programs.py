@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import linecache
-import runpy
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ampscope.capture.scope import open_scopes
 from tests.support.command import Command
+from tests.unit.cli.remedies.programs import HEAD, diagnosed, trained
 
-#: What every program begins with.
-HEAD = """\
-import ampscope
-import torch
-import torch.nn.functional as F
-from torch import nn
-
-torch.manual_seed(0)
-"""
 RATE = """
 model = nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -157,26 +143,13 @@ for step in range(6):
 CURED = {
     "safe_where": TOGETHER,
     "smaller_step": RATE,
+    "clipped": RATE,
     "in_float32": SQUARES,
     "scale_first": PRODUCT,
     "centred": VARIANCE,
     "cross_entropy": LIKELIHOOD,
     "usage": HALF,
 }
-
-
-def trained(run: str) -> None:
-    """The program as it stands, to its end or to its error."""
-    linecache.checkcache()
-    with suppress(ValueError, RuntimeError, AssertionError):
-        runpy.run_path("train.py", init_globals={"RUN": run})
-    for scope in open_scopes():
-        scope.close()
-
-
-def diagnosed(ampscope: Command, run: str) -> dict[str, Any]:
-    said: dict[str, Any] = json.loads(ampscope("diagnose", run, "--json").out)
-    return said
 
 
 @pytest.mark.parametrize(("kind", "program"), CURED.items(), ids=CURED)

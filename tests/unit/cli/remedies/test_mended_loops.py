@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import Command
-from tests.unit.cli.remedies.test_cured_programs import HEAD, diagnosed, trained
+from tests.unit.cli.remedies.programs import HEAD, diagnosed, trained
 
 SETUP = """
 model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
