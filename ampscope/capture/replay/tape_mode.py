@@ -50,7 +50,13 @@ class _Before(NamedTuple):
 
 
 class FunctionListener(Protocol):
-    """Is told of the torch functions that the loop calls outside watched modules."""
+    """Is told of the torch functions that the loop calls outside watched modules.
+
+    Attributes:
+        hears_edits: Also of those between the unscaling of gradients and the scaler's update.
+    """
+
+    hears_edits: bool
 
     def saw_function(
         self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, *, after_backward: bool
@@ -257,6 +263,8 @@ class TapeMode(TorchFunctionMode):
             self._pause.begin_glance()
             with self._guard:
                 edits.note(func, args, kwargs, result, before=before, frame=sys._getframe(2))
+                if self._listener.hears_edits:
+                    self._listener.saw_function(func, args, kwargs, result, after_backward=self.after_backward)
             self._pause.end_glance()
         return result
 

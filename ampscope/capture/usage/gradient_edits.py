@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -70,11 +70,10 @@ class GradientEdits:
         elif is_in_place(func, kwargs) and name not in ("register_hook", "retain_grad"):
             self._written(func, name, args, kwargs)
         else:
-            dependence = scale_dependence.of_result(name, args, kwargs, self._of_operands(name))
-            if dependence != CONSTANT:
-                for tensor in tensor_tree.tensors(result):
-                    if not self._values.is_in_gradient(tensor):
-                        self._values.follow(tensor, dependence)
+            for tensor, given in _one_by_one(func, args, list(tensor_tree.tensors(result))):
+                dependence = scale_dependence.of_result(name, given, kwargs, self._of_operands(name))
+                if dependence != CONSTANT and not self._values.is_in_gradient(tensor):
+                    self._values.follow(tensor, dependence)
 
     def _of_operands(self, name: str) -> Callable[[Any], ScaleDependence]:
         """How a function's operands depend on the scale."""
@@ -104,15 +103,15 @@ class GradientEdits:
         written = kwargs.get("out", args[0] if args else None)
         source = args[_COPIES[name]] if name in _COPIES and len(args) > _COPIES[name] else None
         dependence = self._values.dependence_of(source) if source is not None else CONSTANT
-        if name not in _COPIES:
-            dependence = scale_dependence.of_result(name, args, kwargs, self._of_operands(name))
         if dependence == CONSTANT and name in _COPIES:
             return
         if isinstance(source, Tensor) and self._becomes_gradient(func, args[0]):
             written = source
             self._values.gradient_assigned(source)
-        for tensor in tensor_tree.tensors(written):
-            self._overwritten(tensor, name, args, dependence)
+        for tensor, given in _one_by_one(func, args, list(tensor_tree.tensors(written))):
+            if name not in _COPIES:
+                dependence = scale_dependence.of_result(name, given, kwargs, self._of_operands(name))
+            self._overwritten(tensor, name, given, dependence)
 
     def _becomes_gradient(self, func: Callable[..., Any], target: Any) -> bool:
         """Whether an assignment gives a parameter another gradient, or a gradient another memory."""
@@ -143,3 +142,13 @@ class GradientEdits:
             if since is not None:
                 return Mistake(Cause.MISUSE_CLIP_BEFORE_UNSCALE, user_place(), since)
         return None
+
+
+def _one_by_one(
+    func: Callable[..., Any], args: tuple[Any, ...], tensors: list[Tensor]
+) -> Iterator[tuple[Tensor, tuple[Any, ...]]]:
+    """Each tensor that a function returns or writes, with the arguments it comes from: of ``_foreach_*``, its own."""
+    several = getattr(func, "__name__", "").startswith("_foreach_")
+    for number, tensor in enumerate(tensors):
+        own = [each[number] if isinstance(each, (list, tuple)) and len(each) == len(tensors) else each for each in args]
+        yield tensor, tuple(own) if several else args

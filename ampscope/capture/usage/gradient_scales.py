@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from operator import is_
 from typing import Any
 
@@ -128,6 +128,15 @@ class GradientScales:
             for key in map(id, parameters):
                 self._by_parameter.pop(key, None)
                 self._unscaled.pop(key, None)
+
+    def free_of_scale(self) -> Iterator[Tensor]:
+        """The gradients that no scaler has scaled, or that ``unscale_`` has divided."""
+        self._settle()
+        usual = self._by_parameter.get(None, frozenset())
+        for key, (_, parameter) in self._models.parameters.items():
+            is_free = key in self._unscaled or not self._by_parameter.get(key, usual) - UNSCALED
+            if is_free and (gradient := parameter.grad) is not None:
+                yield gradient
 
     def scalers_of(self, parameters: Iterable[Tensor]) -> ScalerNumbers:
         """The scalers whose scale is in the gradients of ``parameters``; empty where no backward was seen."""

@@ -63,6 +63,9 @@ class UsageWatch:
         self._half = HalfGradients()
         self._handovers = ScalerHandovers()
         self._schedulers = SchedulerSteps()
+        self.hears_edits = False  #: while gradients of other optimizers may hold the scale that some hold no more
+        self._several = False  # optimizers there may be
+        self._some_unscaled = False  # and nothing was done to gradients since
         self._scaled = False  # gradients hold a scale, a scaler's or one of the loop's own
         self._moved_unscaled = False  # the loop itself moves weights, by what does not depend on a scaler's scale
         self._latest_step = 0  # that was attempted
@@ -92,7 +95,8 @@ class UsageWatch:
         """
         if under_autocast and not framework_habits.holds_autocast():
             self._report(Mistake(Cause.MISUSE_BACKWARD_UNDER_AUTOCAST, user_place()))
-        self._moved_unscaled = False
+        self._moved_unscaled = self.hears_edits = self._some_unscaled = False
+        self._several = several
         known, scalers = self._calls.scalers, self._losses.scalers_of(roots)
         by_hand = scalers == UNSCALED and self._scaled_by_hand(roots, seeds)
         if by_hand and known:
@@ -130,6 +134,10 @@ class UsageWatch:
             return  # is told by itself; the gradients that it has left are found when the loop touches them
         if after_backward and self._scaled:
             self._values.find_gradients()
+        if self._some_unscaled:
+            self._some_unscaled = False
+            self._values.unscaled(self._scales.free_of_scale())
+            self.hears_edits = self._values.any_scaled()
         if not self._calls.has_scaler:
             self._by_hand.function_runs(func, args, kwargs, after_backward=after_backward)
         self._edits.function_ran(func, args, kwargs, result)
@@ -195,6 +203,7 @@ class UsageWatch:
         """The gradients are unscaled now."""
         self._calls.unscaled(scaler, optimizer, user_place())
         self._scales.were_unscaled(_parameters(optimizer), by_loop=by_loop)
+        self.hears_edits = self._some_unscaled = self._several and self._scaled
 
     def before_step(self, scaler: int, optimizer: Optimizer, *, on_device: bool) -> None:
         """``scaler.step`` begins; torch refuses a second one before ``update``.
