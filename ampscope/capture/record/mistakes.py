@@ -14,7 +14,7 @@ from ampscope.trace.vocabulary import Cause, MistakeForm
 
 
 class MistakeReport:
-    """Takes one mistake after another; see `ampscope.capture.usage.usage_watch.ReportMistake`.
+    """Takes one mistake after another; see `ampscope.capture.usage.mistake.ReportMistake`.
 
     Args:
         recorder: Where findings go.

@@ -50,18 +50,15 @@ class _Before(NamedTuple):
 
 
 class FunctionListener(Protocol):
-    """Is told of the torch functions that the loop calls outside watched modules.
-
-    Attributes:
-        hears_edits: Also of those between the unscaling of gradients and the scaler's update.
-    """
-
-    hears_edits: bool
+    """Is told of the torch functions that the loop calls outside watched modules."""
 
     def saw_function(
         self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, *, after_backward: bool
     ) -> None:
         """A function has run."""
+
+    def edited(self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
+        """A function has run between the unscaling of gradients and the scaler's update."""
 
     def weights_move(self, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """A function is about to move weights."""
@@ -77,11 +74,8 @@ class CallWatcher(Protocol):
         """A function is about to run."""
 
 
-class ErrorListener(Protocol):
-    """Is told of a torch function that raised; must not raise itself."""
-
-    def __call__(self, error: Exception, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        """A function has raised."""
+#: Is told of a torch function that raised, with its arguments; must not raise itself.
+ErrorListener = Callable[[Exception, Callable[..., Any], Any, Any], object]
 
 
 class TapeMode(TorchFunctionMode):
@@ -263,8 +257,7 @@ class TapeMode(TorchFunctionMode):
             self._pause.begin_glance()
             with self._guard:
                 edits.note(func, args, kwargs, result, before=before, frame=sys._getframe(2))
-                if self._listener.hears_edits:
-                    self._listener.saw_function(func, args, kwargs, result, after_backward=self.after_backward)
+                self._listener.edited(func, args, kwargs, result)
             self._pause.end_glance()
         return result
 

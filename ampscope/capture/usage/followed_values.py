@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ampscope.capture.torch_support.torch_private import storage_key
 from ampscope.capture.usage import scale_dependence
-from ampscope.capture.usage.scale_dependence import CONSTANT, SCALED, UNSCALED, ScaleDependence
+from ampscope.capture.usage.scale_dependence import CONSTANT, SCALED, ScaleDependence
 
 #: A scale below this is too easily a number of the loop's own.
 _SMALLEST_SCALE = 64
@@ -22,8 +22,7 @@ _CLEARLY_SCALE = 512
 _TIMES = frozenset(("mul", "imul", "rmul", "multiply"))
 #: Micro-batches by which a loop may divide together with the scale.
 _MOST_PARTS = 4096
-#: Seeds of a backward up to this size are looked at.
-_MOST_ELEMENTS = 1 << 16
+_MOST_ELEMENTS = 1 << 16  #: of the seeds of a backward that are looked at
 _ROUNDING = 1e-6
 _LARGEST_INT = 1 << 62
 
@@ -107,17 +106,6 @@ class FollowedValues:
         if self._gradients is not None and memory is not None and not dependence.inhomogeneous:
             self._gradients[memory] = dependence
 
-    def unscaled(self, gradients: Iterable[Tensor]) -> None:
-        """These hold no scale."""
-        self.find_gradients()
-        for gradient in gradients:
-            if self._gradients is not None and (memory := self._memory(gradient)) is not None:
-                self._gradients[memory] = UNSCALED
-
-    def any_scaled(self) -> bool:
-        """Whether any gradient still holds the scale, as far as it was followed."""
-        return any(self._of_gradient(each).degree for each in self._present() if each.layout is torch.strided)
-
     def any_unscaled(self, gradients: Iterable[Tensor]) -> bool:
         """Whether the loop itself has divided the scale out of any of ``gradients``."""
         return bool(self._gradients) and any(self.dependence_of(gradient).unscaled for gradient in gradients)
@@ -143,8 +131,8 @@ class FollowedValues:
                 return known[1]
             return self._of_gradient(value)
         if isinstance(value, (list, tuple)):
-            found = [each for each in map(self.dependence_of, value) if each != CONSTANT]
-            return max(found, key=_far_from_constant, default=CONSTANT)
+            found = filter(CONSTANT.__ne__, map(self.dependence_of, value))
+            return max(found, key=lambda each: (bool(each.inhomogeneous), abs(each.degree)), default=CONSTANT)
         return self._of_number(float(value)) if _is_number(value) else CONSTANT
 
     def dependence_of_threshold(self, value: Any) -> ScaleDependence:
@@ -272,10 +260,6 @@ class HandScale:
             return any((each.of_scale and each.degree == 1) or each.degree == found[0].degree for each in divisors)
         factors = args if scale_dependence.multiplies(name) else (kwargs.get("alpha"), kwargs.get("value"))
         return any(values.takes_scale_out(each) or _is_inverse(values, each) for each in factors)
-
-
-def _far_from_constant(dependence: ScaleDependence) -> tuple[bool, float]:
-    return dependence.inhomogeneous is not None, abs(dependence.degree)
 
 
 def _may_be_scale(value: Any) -> bool:

@@ -14,6 +14,8 @@ from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.torch_private import node_sequence_number
+from ampscope.capture.usage.followed_values import FollowedValues
+from ampscope.capture.usage.scale_dependence import FREE
 
 #: Nodes of loss code looked at between a backward's root and the scaling of its loss.
 _MOST_NODES = 500
@@ -138,6 +140,10 @@ class GradientScales:
             if is_free and (gradient := parameter.grad) is not None:
                 yield gradient
 
+    def gradients(self) -> Iterator[Tensor]:
+        """All that there are."""
+        return (p.grad for _, p in self._models.parameters.values() if p.grad is not None)
+
     def scalers_of(self, parameters: Iterable[Tensor]) -> ScalerNumbers:
         """The scalers whose scale is in the gradients of ``parameters``; empty where no backward was seen."""
         if len(self._by_parameter) == 1 and None in self._by_parameter:  # the same of all
@@ -176,6 +182,36 @@ class GradientScales:
         self._by_parameter |= dict.fromkeys(cleared, frozenset())
         self._at_risk = unscaled - cleared
         self._unscaled = {key: self._unscaled[key] for key in self._at_risk}
+
+
+class PartlyUnscaled:
+    """Whether some gradients of a step hold the scale still while others hold it no more: each optimizer has its own.
+
+    Args:
+        scales: Which gradients a scaler has divided.
+        values: Learns which gradients hold no scale.
+        several: There may be several optimizers.
+    """
+
+    def __init__(self, scales: GradientScales, values: FollowedValues, *, several: bool) -> None:
+        self._scales = scales
+        self._values = values
+        self._several = several
+        self._is_so: bool | None = False  # None: not looked at since gradients were unscaled
+
+    def unscaled(self, scaled: bool) -> None:
+        """``unscale_`` has run; ``scaled`` gradients were there."""
+        self._is_so = None if self._several and scaled else False
+
+    def is_so(self) -> bool:
+        """Whether it is; looks when the loop does something to gradients after some were unscaled."""
+        if self._is_so is None:
+            self._values.find_gradients()
+            for gradient in self._scales.free_of_scale():
+                if gradient.layout is torch.strided:
+                    self._values.gradient_written(gradient, FREE)
+            self._is_so = any(self._values.dependence_of(each).degree for each in self._scales.gradients())
+        return self._is_so
 
 
 def _all_zero(gradients: list[Tensor]) -> list[bool]:

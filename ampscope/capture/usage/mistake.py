@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ampscope.capture.torch_support.user_line import Place, user_place
 from ampscope.trace.vocabulary import Cause, MistakeForm
@@ -26,3 +26,17 @@ class Mistake(NamedTuple):
     def at(place: Place | None, cause: Cause, form: MistakeForm) -> Mistake:
         """A mistake of another line, which showed in this form."""
         return Mistake(cause, place, form=form)
+
+
+class ReportMistake(Protocol):
+    """Takes a mistake."""
+
+    def __call__(
+        self,
+        cause: Cause,
+        place: Place | None,
+        evidence: dict[str, Any],
+        step: int | None = None,
+        form: MistakeForm | None = None,
+    ) -> None:
+        """Writes it down: its cause, the user's line, evidence, its step where it is not the present one, its form."""

@@ -28,7 +28,7 @@ DependenceOf = Callable[[Any], ScaleDependence]
 
 CONSTANT = ScaleDependence()
 SCALED = ScaleDependence(1.0)
-UNSCALED = ScaleDependence(unscaled=True)
+FREE = ScaleDependence(unscaled=True)
 
 _BOUNDED = ScaleDependence(inhomogeneous=Cause.MISUSE_CLIP_BEFORE_UNSCALE)
 _ADDED = ScaleDependence(inhomogeneous=Cause.MISUSE_NO_UNSCALE)

@@ -16,7 +16,8 @@ from ampscope.capture.torch_support.calls.backward_call import backward_seeds
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.torch_support.user_line import user_place
-from ampscope.capture.usage.usage_watch import ReportMistake, UsageWatch
+from ampscope.capture.usage.mistake import ReportMistake
+from ampscope.capture.usage.usage_watch import UsageWatch
 from ampscope.trace.vocabulary import Cause
 
 

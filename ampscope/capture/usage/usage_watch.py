@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,27 +17,13 @@ from ampscope.capture.usage import framework_habits
 from ampscope.capture.usage.call_order import CallOrder
 from ampscope.capture.usage.followed_values import FollowedValues, HandScale
 from ampscope.capture.usage.gradient_edits import GradientEdits
-from ampscope.capture.usage.gradient_scales import UNSCALED, GradientScales, ScaledLosses
+from ampscope.capture.usage.gradient_scales import UNSCALED, GradientScales, PartlyUnscaled, ScaledLosses
 from ampscope.capture.usage.half_gradients import HalfGradients
-from ampscope.capture.usage.mistake import Mistake
+from ampscope.capture.usage.mistake import Mistake, ReportMistake
 from ampscope.capture.usage.scale_dependence import ScaleDependence
 from ampscope.capture.usage.scaler_handover import ScalerHandovers
 from ampscope.capture.usage.scheduler_steps import SchedulerSteps
 from ampscope.trace.vocabulary import Cause, MistakeForm
-
-
-class ReportMistake(Protocol):
-    """Takes a mistake."""
-
-    def __call__(
-        self,
-        cause: Cause,
-        place: Place | None,
-        evidence: dict[str, Any],
-        step: int | None = None,
-        form: MistakeForm | None = None,
-    ) -> None:
-        """Writes it down: its cause, the user's line, evidence, its step where it is not the present one, its form."""
 
 
 class UsageWatch:
@@ -63,9 +49,7 @@ class UsageWatch:
         self._half = HalfGradients()
         self._handovers = ScalerHandovers()
         self._schedulers = SchedulerSteps()
-        self.hears_edits = False  #: while gradients of other optimizers may hold the scale that some hold no more
-        self._several = False  # optimizers there may be
-        self._some_unscaled = False  # and nothing was done to gradients since
+        self._partly = PartlyUnscaled(self._scales, self._values, several=False)
         self._scaled = False  # gradients hold a scale, a scaler's or one of the loop's own
         self._moved_unscaled = False  # the loop itself moves weights, by what does not depend on a scaler's scale
         self._latest_step = 0  # that was attempted
@@ -95,8 +79,8 @@ class UsageWatch:
         """
         if under_autocast and not framework_habits.holds_autocast():
             self._report(Mistake(Cause.MISUSE_BACKWARD_UNDER_AUTOCAST, user_place()))
-        self._moved_unscaled = self.hears_edits = self._some_unscaled = False
-        self._several = several
+        self._moved_unscaled = False
+        self._partly = PartlyUnscaled(self._scales, self._values, several=several)
         known, scalers = self._calls.scalers, self._losses.scalers_of(roots)
         by_hand = scalers == UNSCALED and self._scaled_by_hand(roots, seeds)
         if by_hand and known:
@@ -134,13 +118,14 @@ class UsageWatch:
             return  # is told by itself; the gradients that it has left are found when the loop touches them
         if after_backward and self._scaled:
             self._values.find_gradients()
-        if self._some_unscaled:
-            self._some_unscaled = False
-            self._values.unscaled(self._scales.free_of_scale())
-            self.hears_edits = self._values.any_scaled()
         if not self._calls.has_scaler:
             self._by_hand.function_runs(func, args, kwargs, after_backward=after_backward)
         self._edits.function_ran(func, args, kwargs, result)
+
+    def edited(self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
+        """A torch function ran between the unscaling of gradients and the scaler's update."""
+        if self._partly.is_so():
+            self._edits.function_ran(func, args, kwargs, result)
 
     def weights_move(self, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """The loop is about to move weights with a torch function; the step may end with it."""
@@ -203,7 +188,7 @@ class UsageWatch:
         """The gradients are unscaled now."""
         self._calls.unscaled(scaler, optimizer, user_place())
         self._scales.were_unscaled(_parameters(optimizer), by_loop=by_loop)
-        self.hears_edits = self._some_unscaled = self._several and self._scaled
+        self._partly.unscaled(self._scaled)
 
     def before_step(self, scaler: int, optimizer: Optimizer, *, on_device: bool) -> None:
         """``scaler.step`` begins; torch refuses a second one before ``update``.

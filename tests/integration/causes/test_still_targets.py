@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,11 +45,13 @@ def stays(averages: list[Tensor], weights: list[Tensor]) -> None:
     by_lerp(averages, weights, 0.0)
 
 
-def trained(update: Update, dtype: torch.dtype, folder: Path, *, lr: float = 0.1) -> Diagnosis:
-    """A regression whose weights move far, and averages of them outside the watched model."""
+def trained(update: Update, dtype: torch.dtype, folder: Path, *, lr: float = 0.1, in_copy: bool = False) -> Diagnosis:
+    """A regression whose weights move far, and averages of them outside the watched model, or in a copy of it."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
-    averages = [parameter.detach().clone().to(dtype) for parameter in model.parameters()]
+    averages: list[Tensor] = [parameter.detach().clone().to(dtype) for parameter in model.parameters()]
+    if in_copy:
+        averages = list(copy.deepcopy(model).to(dtype).parameters())
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     with ampscope.watch(model, dir=folder, quiet=True):
         for _ in range(_STEPS):
@@ -81,6 +84,19 @@ def test_an_average_that_is_rounded_away_is_told_at_its_write(
     assert found.source is not None
     assert found.source.file.endswith("test_still_targets.py")
     assert "did not move" in found.explanation
+
+
+@pytest.mark.parametrize(("update", "dtype"), [(by_lerp, torch.bfloat16), (in_two_steps, torch.float16)])
+def test_so_is_one_that_is_kept_as_the_weights_of_a_copy(update: Update, dtype: torch.dtype, tmp_path: Path) -> None:
+    found = trained(update, dtype, tmp_path, in_copy=True).primary
+    assert isinstance(found, Incident)
+    assert (found.phase, found.step) == ("optimizer", 0)
+    assert "did not move" in found.explanation
+
+
+@pytest.mark.parametrize("update", [follows, stays])
+def test_and_its_twins_are_not(update: Update, tmp_path: Path) -> None:
+    assert trained(update, torch.bfloat16, tmp_path, in_copy=True).verdict is Verdict.HEALTHY
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ class BetweenSteps:
         """
         self._learning = learning
         if self._gap is None:
-            self._gap = Gap(call_state.device_types(), moves=moves)
+            self._gap = Gap(call_state.device_types(), moves=moves, weights=self._averages.weights)
             if moves:
                 self._gap.begin_with(self._moved.taken_over(), self._moved.before)
             self.mode.insert()

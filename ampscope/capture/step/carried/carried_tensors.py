@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from enum import IntEnum
 from types import CodeType
 from typing import Any, NamedTuple
@@ -168,6 +168,11 @@ class Averages:
         self._models = models
         self._known: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         self._count = 0
+
+    @property
+    def weights(self) -> Container[int]:
+        """What they are averages of, by ``id``."""
+        return self._models.parameters
 
     def learn(self, tape: Tape) -> None:
         """Looks for them among what the calls on a tape have written: each has the shape of what it is made of."""

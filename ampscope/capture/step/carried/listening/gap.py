@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ampscope.capture.replay.tape.call_tape import Tape
 from ampscope.capture.replay.tape.entry import EarlierResult, Entry, OutsideTensor
+from ampscope.capture.replay.tape.outside_tensors import SMALL_TARGET
 from ampscope.capture.step.carried.listening.held_alone import HeldAlone
 from ampscope.capture.step.carried.listening.loop_position import Position, here
 from ampscope.capture.step.carried.listening.taken_over import TakenOver
@@ -35,10 +36,14 @@ class Gap:
     Args:
         types: Device types whose autocast state is noted with each call.
         moves: The loop moves weights by these calls.
+        weights: Those of the watched models, by ``id``.
     """
 
-    def __init__(self, types: tuple[str, ...], *, moves: bool = False) -> None:
+    def __init__(self, types: tuple[str, ...], *, moves: bool = False, weights: Container[int] = ()) -> None:
         self.tape = Tape()
+        self._weights = weights
+        self._leaves: set[int] = set()  # a copied model's own weights, which the loop writes without autograd
+        self.tape.outside.moved = self._leaves
         self.positions: list[Position] = []
         self.unknown: set[int] = set()  #: entries that read what they overwrite, of which no copy was kept
         self.names: dict[int, str] = {}  #: of the carried tensors that the calls read, by ``id``
@@ -65,8 +70,18 @@ class Gap:
         is_read = getattr(func, "__name__", "") not in OVERWRITES and self._copied + size <= MOST_COPIED
         self._copied += size * is_read
         originals = self.tape.overwritten_unknown(args, kwargs, is_repeated=is_read)
+        if is_read and not torch.is_grad_enabled():
+            originals |= {id(each): each.detach().clone() for each in targets if self._is_new_leaf(each)}
         self._held.copied(originals.values())
         return originals
+
+    def _is_new_leaf(self, tensor: Tensor) -> bool:
+        """Whether a tensor that needs a gradient, and is no watched weight, is written for the first time."""
+        known = id(tensor) in self._weights or id(tensor) in self._leaves
+        if known or not (tensor.requires_grad and tensor.is_leaf) or tensor.numel() > SMALL_TARGET:
+            return False
+        self._leaves.add(id(tensor))
+        return self.tape.results.find(tensor) is None
 
     def called(
         self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, originals: dict[int, Tensor]
