@@ -48,15 +48,15 @@ _REASONS = {
 _CASTS = {
     Cast.AUTOCAST: "by autocast",
     Cast.EXPLICIT: "asked for in your code",
-    Cast.PROMOTION: "by type promotion",
+    Cast.PROMOTION: "by torch, where two dtypes met",
 }
 _MEASURES = {"ops": "ops", "bytes": "bytes written"}
 #: Steps from which on there is a course to be seen, the key of its figure, and whether a step was chosen in it.
 _FEWEST, _OVER_STEPS, _PICKED = 2, "precision-over-steps", "_precision_picked"
 #: Bars that fit on a screen, and rows of a table before the rest is left to its search box.
 _BARS, _ROWS = 24, 30
-#: Rows of the ops' table that are shown at once, and its height in pixels with more.
-_SHORT, _TALL = 12, 460
+#: Rows of the ops' table that are shown at once.
+_SHORT = 12
 #: Levels of modules offered one by one.
 _LEVELS = 10
 
@@ -179,8 +179,11 @@ def dtypes_by_op(rows: tuple[PrecisionRow, ...], step: TracedStep) -> None:
     ordered = sorted(rows, key=lambda row: -row.ops)
     numbers = (*dtypes, "Bytes written")
     drawn = [(row.name, *op_counts(row, dtypes), size(row.bytes)) for row in ordered]
-    with st.container(height=_TALL if len(drawn) > _SHORT else "content", border=False):
-        table(("Op", *numbers), drawn, numeric=numbers, links=replay_of(step, ordered))
+    links = replay_of(step, ordered)
+    table(("Op", *numbers), drawn[:_SHORT], numeric=numbers, links=links[:_SHORT])
+    if len(drawn) > _SHORT:
+        with st.expander(f"{len(drawn) - _SHORT:,} more"):
+            table(("Op", *numbers), drawn[_SHORT:], numeric=numbers, links=links[_SHORT:])
 
 
 def op_counts(row: PrecisionRow, dtypes: list[str]) -> list[str]:

@@ -21,7 +21,7 @@ from blocks.basics.table import table
 _CASTS = {
     Cast.AUTOCAST: "converted by autocast",
     Cast.EXPLICIT: "converted by your code",
-    Cast.PROMOTION: "converted by type promotion",
+    Cast.PROMOTION: "converted by torch, where two dtypes met",
 }
 _COLUMNS = ("", "Tensor", "Type", *VALUES)
 #: Cells that say nothing of interest; a column of them is left out.
