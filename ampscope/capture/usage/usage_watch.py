@@ -174,7 +174,7 @@ class UsageWatch:
     def before_unscale(self, scaler: int, optimizer: Optimizer, *, by_loop: bool) -> None:
         """``unscale_`` is about to divide the gradients (called by the loop or by ``step``)."""
         step, parameters = self._step_of(optimizer), _parameters(optimizer)
-        self._report(self._edits.take() or _unscaled_by_hand(self._values, self._edits, parameters), step)
+        self._report(self._edits.take() or self._unscaled_by_hand(parameters), step)
         if by_loop:
             self._report(self._calls.unscale_begins(scaler, optimizer), step)
         self._report(_wrong_scale(self._scales, self._calls, scaler, parameters), step)
@@ -183,6 +183,13 @@ class UsageWatch:
         if handover is not None:
             cause = Cause.MISUSE_SCALER_STATE_NOT_RESTORED
             self._report(Mistake(cause, handover.place, handover.step, evidence=handover.evidence))
+
+    def _unscaled_by_hand(self, parameters: list[Tensor]) -> Mistake | None:
+        """``unscale_`` follows a division by the loop itself."""
+        free = self._values.any_unscaled(p.grad for p in parameters if p.grad is not None)
+        if not free or self._scales.is_unscaled(parameters):
+            return None
+        return Mistake.at(self._edits.unscaled_at, Cause.MISUSE_NO_UNSCALE, MistakeForm.UNSCALED_BY_HAND)
 
     def after_unscale(self, scaler: int, optimizer: Optimizer, *, by_loop: bool) -> None:
         """The gradients are unscaled now."""
@@ -262,13 +269,6 @@ class UsageWatch:
 def _depends(dependence: ScaleDependence) -> bool:
     """Whether a loss would be another one with another scale; a factor of the loop's own may just equal the scale."""
     return dependence.inhomogeneous is not None or (dependence.degree != 0 and not dependence.of_scale)
-
-
-def _unscaled_by_hand(values: FollowedValues, edits: GradientEdits, parameters: list[Tensor]) -> Mistake | None:
-    """``unscale_`` follows a division by the loop itself."""
-    if not values.any_unscaled(p.grad for p in parameters if p.grad is not None):
-        return None
-    return Mistake.at(edits.unscaled_at, Cause.MISUSE_NO_UNSCALE, MistakeForm.UNSCALED_BY_HAND)
 
 
 def _wrong_scale(scales: GradientScales, calls: CallOrder, scaler: int, parameters: list[Tensor]) -> Mistake | None:
