@@ -1,9 +1,9 @@
 """Runs that schema version 1 wrote say today what they said then, word for word, and can be gone on with.
 
 ``version_1/`` holds such runs, each with the diagnosis that was printed for it when the version was current, as text
-(but for a reason that was said twice) and as JSON: a training whose code converts to half precision by hand, one that
-fails at a logarithm, and a trace with every form of usage mistake, half of it still in journals because its writer was
-killed.
+(but for a reason that was said twice, and what is said since of remedies that were not tried) and as JSON: a training
+whose code converts to half precision by hand, one that fails at a logarithm, and a trace with every form of usage
+mistake, half of it still in journals because its writer was killed.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ def test_the_json_is_what_it_was(name: str) -> None:
 
 def _where_both(one: Any, other: Any) -> Any:
     """``one`` without what ``other`` does not know: what is empty, as a statistic that was not measured then, how many
-    ranks there are, the last good step, and of which kind a remedy is.
+    ranks there are, the last good step, and of a remedy its kind, why it was not tried, and its diff.
     """
     if isinstance(one, dict) and isinstance(other, dict):
         new = {
             key
             for key, value in one.items()
-            if key not in other and (not value or key in ("world", "last_good", "kind"))
+            if key not in other and (not value or key in ("world", "last_good", "kind", "untried", "diff"))
         }
         return {key: _where_both(value, other.get(key)) for key, value in one.items() if key not in new}
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
