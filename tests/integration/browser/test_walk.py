@@ -130,7 +130,7 @@ def test_a_run_is_opened_from_the_list(watched: Watched, address: str) -> None:
     expect(page.get_by_role("heading", name="Overview", exact=True)).to_be_visible()
     settle(page)
     assert "run=empty" not in page.url
-    expect(page.locator(".amp-card")).to_be_visible()
+    expect(page.locator(".amp-card")).to_be_visible(timeout=30_000)
     page.locator("[data-testid=stSidebar] [data-testid=stPageLink-NavLink]").filter(has_text="Runs").click()
     expect(page.get_by_role("heading", name="Runs", exact=True)).to_be_visible()
     settle(page)
