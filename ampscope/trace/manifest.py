@@ -45,6 +45,7 @@ class Manifest:
     segments: tuple[Segment, ...] = ()
     closed: float | None = None  #: unix time at which the last segment was closed; null while open or after a crash
     tags: tuple[str, ...] = ()
+    host: str = ""  #: name of the machine whose process made the run
 
 
 _SHAPES: dict[str, type | tuple[type, ...]] = {
@@ -61,6 +62,7 @@ _SHAPES: dict[str, type | tuple[type, ...]] = {
     "segments": list,
     "closed": (int, float, type(None)),
     "tags": list,
+    "host": str,
 }
 
 
@@ -134,13 +136,23 @@ def read_manifest(folder: Path) -> Manifest:
         RunTooNew: it was written with a newer schema.
     """
     path = folder / MANIFEST
-    data = _load(path)
+    return manifest_from(path, _content(path))
+
+
+def manifest_from(path: Path, content: bytes) -> Manifest:
+    """The manifest that was read at ``path``.
+
+    Raises:
+        RunDamaged: it is none.
+        RunTooNew: it was written with a newer schema.
+    """
+    data = _load(path, content)
     schema = data.get("schema")
     if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
         raise _damaged(path, "it names no schema version")
     if schema > SCHEMA_VERSION:
         raise RunTooNew(
-            f"{folder} was written with trace schema {schema}, this AMPscope reads up to {SCHEMA_VERSION}: "
+            f"{path.parent} was written with trace schema {schema}, this AMPscope reads up to {SCHEMA_VERSION}: "
             "upgrade it (pip install --upgrade ampscope)."
         )
     return _from_json(path, data)
@@ -154,15 +166,22 @@ def _write_text(path: Path, text: str) -> None:
     path.write_text(text + "\n", encoding="utf-8", errors="replace")
 
 
-def _load(path: Path) -> dict[str, Any]:
+def _content(path: Path) -> bytes:
     try:
-        data = json.loads(read_regular(path, _MOST_BYTES).decode("utf-8"))
+        return read_regular(path, _MOST_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         raise RunNotFound(
             f"There is no run in {path.parent}: it holds no {MANIFEST}. "
             "Give the folder that ampscope.watch printed when the training started."
         ) from None
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise _damaged(path, str(error)) from error
+
+
+def _load(path: Path, content: bytes) -> dict[str, Any]:
+    try:
+        data = json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
         raise _damaged(path, str(error)) from error
     if not isinstance(data, dict):
         raise _damaged(path, "it is not a JSON object")

@@ -52,8 +52,10 @@ class Cause(StrEnum):
     MISUSE_BACKWARD_UNDER_AUTOCAST = "misuse_backward_under_autocast"
     MISUSE_AUTOCAST_SPANS_STEP = "misuse_autocast_spans_step"
     MISUSE_MISSING_SCALER = "misuse_missing_scaler"
+    MISUSE_GRADIENTS_CLEARED = "misuse_gradients_cleared"
     MISUSE_SCHEDULER_ORDER = "misuse_scheduler_order"
     MISUSE_SCALER_STATE_NOT_RESTORED = "misuse_scaler_state_not_restored"
+    MISUSE_SCALER_EACH_STEP = "misuse_scaler_each_step"
     MISUSE_CHECKPOINT_AUTOCAST_MISMATCH = "misuse_checkpoint_autocast_mismatch"
     # harmless
     BENIGN_INITIAL_CALIBRATION = "benign_initial_calibration"
@@ -97,6 +99,7 @@ class MistakeForm(StrEnum):
     UPDATE_IN_BETWEEN = "update_in_between"  #: ``update`` between backward and a step
     ANOTHER_SCALER = "another_scaler"  #: gradients divided by a scaler that did not scale their loss
     LOSS_NOT_SCALED = "loss_not_scaled"  #: gradients divided although no scaler scaled their loss
+    NOTHING_SCALED = "nothing_scaled"  #: a step, or ``unscale_``, of a scaler that has scaled no loss
     NO_SCALER = "no_scaler"  #: a float16 forward, and no scaler at all
 
 
@@ -110,8 +113,10 @@ MISTAKES_IN_WORDS: dict[Cause, str] = {
     Cause.MISUSE_BACKWARD_UNDER_AUTOCAST: "backward run under autocast",
     Cause.MISUSE_AUTOCAST_SPANS_STEP: "an autocast region that spans the optimizer step",
     Cause.MISUSE_MISSING_SCALER: "float16 without a gradient scaler",
+    Cause.MISUSE_GRADIENTS_CLEARED: "gradients cleared before the optimizer stepped",
     Cause.MISUSE_SCHEDULER_ORDER: "a scheduler that steps though the optimizer step was skipped",
     Cause.MISUSE_SCALER_STATE_NOT_RESTORED: "a resumed run whose scaler started afresh",
+    Cause.MISUSE_SCALER_EACH_STEP: "a new scaler made for every step",
     Cause.MISUSE_CHECKPOINT_AUTOCAST_MISMATCH: "a checkpointed block recomputed in another precision",
 }
 
@@ -140,6 +145,9 @@ TOGETHER = "together with the form before it, which only moved the failure"
 
 #: Share by which the loss of a step may lie apart from that in float32: what half precision rounds is far less.
 LOSS_APART = 0.25
+
+#: Steps after which a failure that comes back may be another one that looks the same.
+FORGOTTEN_AFTER = 10
 
 #: ``incidents.replay_reason`` of what the trace of the real step shows by itself.
 SEEN_LIVE = "seen as it happened, in the trace of the real step"

@@ -7,7 +7,6 @@ beside it.
 
 from __future__ import annotations
 
-import os
 import re
 from bisect import bisect_right
 from collections.abc import Iterable
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from ampscope.trace.remote.location import folders_in, names_in
 from ampscope.trace.schema import Table
 
 _RANK = re.compile(r"rank=(0|[1-9][0-9]{0,5})")
@@ -115,25 +115,21 @@ def span_of(part: Path) -> Span:
 
 def ranks(run: Path) -> list[int]:
     """The ranks that have written into the run, ascending; up to `MOST_RANKS`, what is no folder is none."""
-    with os.scandir(run) as entries:
-        matches = [_RANK.fullmatch(entry.name) for entry in entries if _is_folder(entry)]
+    matches = map(_RANK.fullmatch, folders_in(run))
     return sorted(int(match[1]) for match in matches if match and int(match[1]) < MOST_RANKS)
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # links in a circle
-        return False
 
 
 def list_table(folder: Path) -> Listing:
     """What lies in a table's folder now; empty when there is none."""
     try:
-        with os.scandir(folder) as entries:  # names, not paths: a table of a long run has hundreds of parts
-            names = sorted(entry.name for entry in entries)
+        return listing_of(folder, names_in(folder))
     except FileNotFoundError:
         return NOTHING
+
+
+def listing_of(folder: Path, files: Iterable[str]) -> Listing:
+    """What some names of files in a table's folder tell."""
+    names = sorted(files)
     parts, superseded = _standing([folder / name for name in names if _span(name) is not None])
     return Listing(parts, _journals(folder, names), superseded)
 

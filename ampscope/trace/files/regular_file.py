@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
+
+from ampscope.trace.remote.location import BucketPath
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
@@ -19,6 +21,8 @@ def open_regular(path: Path) -> BinaryIO:
     Raises:
         OSError: it cannot be opened, or is no regular file.
     """
+    if isinstance(path, BucketPath):
+        return cast(BinaryIO, path.open_ranged())
     _refuse_special(path.stat())  # opening a device can do something
     descriptor = os.open(path, _FLAGS)
     try:

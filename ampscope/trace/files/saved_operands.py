@@ -148,7 +148,8 @@ def tensors_only(content: bytes) -> bytes:
 def _head(path: Path) -> tuple[dict[str, Any], int]:
     """The header, and how many bytes of tensors follow it."""
     with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         if length > min(_MOST_HEADER_BYTES, size - _LENGTH_BYTES):
             raise ValueError("its header is longer than the file")

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from ampscope.errors import RunDamaged, RunNotFound, RunTooNew
 from ampscope.trace.manifest import read_manifest
+from ampscope.trace.remote.location import BucketPath, location
+from ampscope.trace.remote.runs_below import runs_below
 from ampscope.trace.schema import MANIFEST
 
 _LISTED = 5
@@ -15,9 +17,9 @@ _LISTED = 5
 
 def find_runs(folder: str | os.PathLike[str]) -> list[Path]:
     """The runs in ``folder`` or up to two levels below it, newest first; the folder alone if it is a run itself."""
-    folder = Path(folder)
+    folder = location(folder)
     manifest = folder / MANIFEST
-    if manifest.exists() and not manifest.is_dir():
+    if manifest.is_file() if isinstance(folder, BucketPath) else manifest.exists() and not manifest.is_dir():
         return [folder]
     begun = {run: created for run in sorted(_below(folder)) if (created := _created(run)) is not None}
     return sorted(begun, key=begun.__getitem__, reverse=True)
@@ -31,6 +33,8 @@ def locate(path: Path) -> Path:
     """
     if path.name == MANIFEST and path.is_file():
         return path.parent
+    if isinstance(path, BucketPath) and (path / MANIFEST).is_file():
+        return path
     if not path.is_dir():
         what = "is a file, not a run's folder" if path.exists() else "does not exist"
         raise RunNotFound(f"{path} {what}. Give the folder that ampscope.watch printed when the training started.")
@@ -48,6 +52,9 @@ def locate(path: Path) -> Path:
 
 
 def _below(folder: Path) -> Iterator[Path]:
+    if isinstance(folder, BucketPath):
+        yield from runs_below(folder)
+        return
     for pattern in (f"*/{MANIFEST}", f"*/*/{MANIFEST}"):
         yield from (path.parent for path in folder.glob(pattern))
 

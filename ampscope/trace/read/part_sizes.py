@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from ampscope.trace.files.layout import span_of
 from ampscope.trace.files.page_headers import chunk_of
-from ampscope.trace.read.database import sealed_off
+from ampscope.trace.read.engines.database import sealed_off
 from ampscope.trace.schema import BULK_TABLES, Table, arrow_schema
 
 #: Rows of a part, at most: a journal is sealed at an eighth of them.

@@ -123,18 +123,18 @@ def rows_from(table: Table, columns: Sequence[pa.ChunkedArray]) -> list[Any]:
         RunDamaged: they are none that AMPscope writes.
     """
     rows = rows_of(table, list(map(_values_of, columns)))
-    if table is Table.SITES and not all(map(_is_whole, rows)):
+    if table is Table.SITES and not _are_whole(rows):
         raise RunDamaged(
             "A program point of the run has shapes that are none, or not one for each dtype: restore it from a copy."
         )
     return rows
 
 
-def _is_whole(site: SiteRow) -> bool:
-    operands, outputs = (site.in_dtypes, site.in_shapes), (site.out_dtypes, site.out_shapes)
-    if any(len(dtypes) != len(shapes) for dtypes, shapes in (operands, outputs)):
+def _are_whole(sites: Sequence[SiteRow]) -> bool:
+    if any(len(one.in_dtypes) != len(one.in_shapes) or len(one.out_dtypes) != len(one.out_shapes) for one in sites):
         return False
-    return all(_SHAPE.fullmatch(shape) for shape in (*site.in_shapes, *site.out_shapes))
+    shapes = {shape for site in sites for shape in (*site.in_shapes, *site.out_shapes)}
+    return all(map(_SHAPE.fullmatch, shapes))
 
 
 def _values_of(column: pa.ChunkedArray) -> list[Any]:

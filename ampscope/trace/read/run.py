@@ -20,7 +20,8 @@ from ampscope.notebook_repr import NotebookRepr
 from ampscope.trace.files.layout import ranks
 from ampscope.trace.files.traced_index import StepRows
 from ampscope.trace.manifest import Manifest, read_manifest
-from ampscope.trace.read.database import sealed_off
+from ampscope.trace.read.engines.choice import Chosen, chosen_engine
+from ampscope.trace.read.engines.database import sealed_off
 from ampscope.trace.read.find import find_runs, locate
 from ampscope.trace.read.part_columns import RANK
 from ampscope.trace.read.row_query import ORDER, TableFrames, is_equal, rows_from
@@ -28,7 +29,9 @@ from ampscope.trace.read.small_tables import SmallTables
 from ampscope.trace.read.status import Status, status_of
 from ampscope.trace.read.table_folders import Stamp
 from ampscope.trace.read.table_scan import OfRanks, Scan
+from ampscope.trace.remote.location import location
 from ampscope.trace.schema import (
+    GROWING_TABLES,
     AuditOpRow,
     AuditRow,
     EdgeRow,
@@ -50,15 +53,24 @@ from ampscope.trace.schema import (
 __all__ = ["Run", "find_runs", "open_run"]
 
 
-def open_run(path: str | os.PathLike[str]) -> Run:
-    """Open the run in ``path``, or the only run below it.
+def open_run(path: str | os.PathLike[str], *, engine: Chosen = "duckdb") -> Run:
+    """Open the run in ``path``, or the only run below it; a URL (``s3://bucket/prefix``) is read where it lies.
+
+    Args:
+        path: Where it is.
+        engine: What its tables are queried with: ``"duckdb"``, in this process; ``"spark"``, a session that is there
+            already or one that is started, and stopped when the run is closed; the address of a Spark Connect server,
+            ``"sc://host:port"``; or a Spark session, which stays. Spark reads the run's files itself, so they must
+            lie where its workers find them.
 
     Raises:
+        EngineError: the engine is unknown or cannot be had.
         RunNotFound: there is none there, or several.
         RunDamaged: its manifest cannot be read.
         RunTooNew: it was written with a newer schema.
+        RunUnreachable: it lies in an object store that cannot be used, or does not answer.
     """
-    return Run(locate(Path(path)))
+    return Run(locate(location(path)), engine=engine)
 
 
 class Run(TableFrames, NotebookRepr):
@@ -66,12 +78,15 @@ class Run(TableFrames, NotebookRepr):
 
     Each access to a table looks at the folder anew, so that it sees the rows written since, of which it reads no more
     than those. A frame that was taken keeps showing the rows of its own moment. Rows in Parquet stay on the disk until
-    a query needs them. It has many methods because it is the one door to a trace.
+    a query needs them. With another engine than DuckDB the frames of tables that grow with the training are that
+    engine's; what is small, one step among it, comes by DuckDB from the same files. It has many methods because it is
+    the one door to a trace.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, engine: Chosen = "duckdb") -> None:
         self.path = path.resolve()
         read_manifest(self.path)
+        self._engine = chosen_engine(engine)
         self._database = sealed_off(self.path)
         self._scan = Scan(self.path)
         self._small = SmallTables(self._scan)
@@ -105,7 +120,7 @@ class Run(TableFrames, NotebookRepr):
         Raises:
             RunDamaged: a Parquet part cannot be read.
         """
-        frame = nw.from_native(self._relation(table, step, rank))
+        frame: nw.LazyFrame[Any] = nw.from_native(self._frame(table, step, rank))
         return frame if step is None else frame.filter(nw.col("step") == step)
 
     def stamp(self, table: Table, *, rank: OfRanks = None) -> Stamp:
@@ -198,8 +213,15 @@ class Run(TableFrames, NotebookRepr):
                 self._relation(table).create_view(table.value, replace=True)
             return self._connection.sql(query)
 
+    def interrupt(self) -> None:
+        """End the queries that any thread has running here; they raise `duckdb.InterruptException`."""
+        for connection in (*self._connections, self._database):
+            connection.interrupt()
+
     def close(self) -> None:
-        """Give the memory back; frames that were taken are void."""
+        """Give the memory back, and end what was started; frames that were taken are void."""
+        if self._engine is not None:
+            self._engine.close()
         for connection in (*self._connections, self._database):
             connection.close()
 
@@ -235,6 +257,13 @@ class Run(TableFrames, NotebookRepr):
         relation = relation.order(", ".join(("rank", *ORDER[table])))
         columns = relation.select(*map(duckdb.ColumnExpression, arrow_schema(table).names)).to_arrow_table().columns
         return rows_from(table, columns)
+
+    def _frame(self, table: Table, step: int | None, rank: OfRanks) -> Any:
+        """The table as it is now; what does not grow with the training, and one step, are DuckDB's with any engine."""
+        if self._engine is None or step is not None or table not in GROWING_TABLES:
+            return self._relation(table, step, rank)
+        key = table, rank, self._scan.stamp(table, rank)
+        return self._engine.frame(key, table, lambda: self._scan.pieces(table, rank=rank))
 
     def _relation(self, table: Table, step: int | None = None, rank: OfRanks = None) -> duckdb.DuckDBPyRelation:
         """The table as it is now; binding hundreds of parts takes a while, so the same state is bound once a thread."""

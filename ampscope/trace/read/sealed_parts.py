@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -92,6 +93,24 @@ def read_part(part: Path, columns: list[str] | None = None) -> pa.Table:
         rows = file.read(wanted)
         rows.validate(full=True)
         return rows
+
+
+def bound(connection: duckdb.DuckDBPyConnection, parts: list[str]) -> duckdb.DuckDBPyRelation:
+    """Parts as a relation, with the name of the file of each row.
+
+    Raises:
+        duckdb.Error: one of them has been deleted since it was listed.
+        RunDamaged: they are there, and cannot be read.
+    """
+    try:
+        return connection.read_parquet(parts, hive_partitioning=False, filename=True)
+    except duckdb.Error as error:
+        if not all(Path(part).exists() for part in parts):
+            raise
+        for part in map(Path, parts):
+            verify(part)
+        others = f", or another of the {len(parts)} like it" if len(parts) > 1 else ""
+        raise unreadable(Path(parts[0]), f"{error}{others}") from error
 
 
 def verify(part: Path) -> None:

@@ -47,20 +47,25 @@ class SmallTable:
     def __init__(self, table: Table, arrow: pa.Table) -> None:
         self._table = table
         self.arrow = arrow.combine_chunks()
-        rows = self.arrow.num_rows if self.arrow.num_rows <= MOST_AT_HAND else 0
+        rows = self.arrow.num_rows if self._is_at_hand else 0
         self.size = self.arrow.nbytes + rows * _OF_A_ROW  #: bytes, at most
 
     def rows(self, equals: Mapping[str, object]) -> list[Any] | None:
         """The rows whose columns equal what is given, in their order; None where that is to be asked the database."""
         if not {*equals} <= {*arrow_schema(self._table).names}:
             return None
-        if self.arrow.num_rows > MOST_AT_HAND:
+        if not self._is_at_hand:
             part = self._part(equals)
             return part.rows(equals) if part is not None else None
         rows = self._sorted
         for name, value in equals.items():
             rows = [row for row in rows if _is_equal(_value(row, name), value)]
         return rows[:] if rows is self._sorted else rows
+
+    @property
+    def _is_at_hand(self) -> bool:
+        """Whether its rows are kept as such: those of a table that is asked for as a whole again and again always."""
+        return self._table is Table.SITES or self.arrow.num_rows <= MOST_AT_HAND
 
     def _part(self, equals: Mapping[str, object]) -> SmallTable | None:
         """The rows of the step, and of the execution, that is asked for; None where none is, or they are many.

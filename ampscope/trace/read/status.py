@@ -9,6 +9,7 @@ from typing import Literal
 from ampscope.trace.files.folder_lock import is_locked
 from ampscope.trace.files.layout import rank_folder, ranks
 from ampscope.trace.manifest import Manifest
+from ampscope.trace.remote.location import BucketPath
 
 Status = Literal["open", "closed", "interrupted"]
 
@@ -22,7 +23,7 @@ def status_of(run: Path, manifest: Manifest) -> Status:
         return "closed"
     if not manifest.segments:  # written by other ranks alone
         return "open" if any(is_locked(rank_folder(run, rank)) for rank in ranks(run)) else "interrupted"
-    if all(segment.locked for segment in manifest.segments[-1:]):
+    if isinstance(run, BucketPath) or all(segment.locked for segment in manifest.segments[-1:]):
         return "open" if is_locked(rank_folder(run, 0)) else "interrupted"
     return "open" if time.time() - _last_change(run) < _SILENCE_S else "interrupted"
 

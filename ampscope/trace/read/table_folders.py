@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from ampscope.errors import RunDamaged
 from ampscope.trace.files.layout import NOTHING, Listing, list_table, table_folder
+from ampscope.trace.remote.location import BucketPath
 from ampscope.trace.schema import Table
 
 #: Nanoseconds after which two changes of a folder cannot have the same age, on any file system.
 _SETTLED_NS = 3_000_000_000
+
+#: Looks at a table of which parts keep going while it is looked at.
+_LOOKS = 20
+R = TypeVar("R")
 
 #: Name, size and age (ns) of each of a table's files.
 Stamp = tuple[tuple[str, int, int], ...]
@@ -28,6 +35,7 @@ class TableFolders:
     def __init__(self, run: Path) -> None:
         self._run = run
         self._root = str(run)
+        self._is_remote = isinstance(run, BucketPath)
         self._listings: dict[str, tuple[int, Listing]] = {}
         self._sealed: dict[str, tuple[int, Stamp]] = {}
 
@@ -52,7 +60,7 @@ class TableFolders:
     def _looked(self, rank: int, table: Table) -> tuple[str, int, Listing]:
         folder = f"{self._root}/rank={rank}/{table.value}"
         try:
-            changed = os.stat(folder).st_mtime_ns  # noqa: PTH116  # ten thousand paths take longer than the look
+            changed = self._changed(folder, rank, table)
         except FileNotFoundError:
             return folder, 0, NOTHING
         except OSError as error:
@@ -61,6 +69,11 @@ class TableFolders:
         if known is None or known[0] != changed or not _is_settled(changed):
             known = self._listings[folder] = (changed, _listed(table_folder(self._run, rank, table)))
         return folder, changed, known[1]
+
+    def _changed(self, folder: str, rank: int, table: Table) -> int:
+        if self._is_remote:
+            return table_folder(self._run, rank, table).stat().st_mtime_ns
+        return os.stat(folder).st_mtime_ns  # noqa: PTH116  # ten thousand paths take longer than the look
 
 
 def _listed(folder: Path) -> Listing:
@@ -88,3 +101,13 @@ def _states(rank: str, listing: Listing) -> list[tuple[str, int, int]]:
             state = path.lstat()  # a link may lead in a circle
             found.append((f"{rank}/{path.name}", state.st_size, state.st_mtime_ns))
     return found
+
+
+def steadily(look: Callable[[], R]) -> R:
+    """What a look gives; it is repeated where a part went meanwhile, dropped by the budget or merged into another."""
+    for _ in range(_LOOKS - 1):
+        try:
+            return look()
+        except FileNotFoundError:
+            continue
+    return look()

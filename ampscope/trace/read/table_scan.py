@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import reduce
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
 
 import duckdb
 import pyarrow as pa
@@ -17,11 +16,21 @@ from ampscope.trace.files.journal import JournalReader
 from ampscope.trace.files.layout import part_path, ranks, span_of
 from ampscope.trace.files.traced_index import StepRows
 from ampscope.trace.read.column_check import wrong_rows
+from ampscope.trace.read.engines.engine import Pieces
 from ampscope.trace.read.older_versions import CHANGED, is_older, upgraded
 from ampscope.trace.read.part_columns import conform, no_rows, of_rank, selection, with_rank
 from ampscope.trace.read.part_sizes import refuse_too_many_texts
-from ampscope.trace.read.sealed_parts import Facts, naming, read_facts, read_part, texts_in, unreadable, verify
-from ampscope.trace.read.table_folders import Stamp, TableFolders
+from ampscope.trace.read.sealed_parts import (
+    Facts,
+    bound,
+    naming,
+    read_facts,
+    read_part,
+    texts_in,
+    unreadable,
+    verify,
+)
+from ampscope.trace.read.table_folders import Stamp, TableFolders, steadily
 from ampscope.trace.schema import BULK_TABLES, Table, arrow_schema
 
 #: One rank, several, or all.
@@ -31,7 +40,8 @@ OfRanks = int | tuple[int, ...] | None
 class Scan:
     """Reads the tables of one run.
 
-    Remembers the footers of sealed parts, which never change, and the rows of journals, which only grow.
+    Remembers the footers of sealed parts, which never change, and the rows of journals, which only grow. It has many
+    methods because each way to read a table begins with the same look at the folder.
     """
 
     def __init__(self, run: Path) -> None:
@@ -64,11 +74,28 @@ class Scan:
         With a ``step``, sealed parts that cannot hold a row of it are left out; rows of others are still there.
         """
         meant = self.meant(rank)
-        return _steadily(lambda: self._bound_now(connection, table, meant, step))
+        return steadily(lambda: self._bound_now(connection, table, meant, step))
 
     def _bound_now(
         self, connection: duckdb.DuckDBPyConnection, table: Table, meant: Sequence[int], step: int | None
     ) -> duckdb.DuckDBPyRelation:
+        sealed, loaded = self._pieces_now(table, meant)
+        relations = self._sealed(connection, table, sealed, step)
+        if loaded.num_rows or not relations:  # each relation that is bound takes a millisecond
+            relations.insert(0, connection.from_arrow(loaded))
+        return reduce(duckdb.DuckDBPyRelation.union, relations)
+
+    def pieces(self, table: Table, *, rank: OfRanks = None) -> Pieces:
+        """What `relation` would be made of, for another engine; its parts are checked alike."""
+        meant = self.meant(rank)
+
+        def look() -> Pieces:
+            found = self._pieces_now(table, meant)
+            return found._replace(parts=[*chain.from_iterable(self._chosen(table, found.parts, None).values())])
+
+        return steadily(look)
+
+    def _pieces_now(self, table: Table, meant: Sequence[int]) -> Pieces:
         loaded: list[pa.Table] = []
         sealed: list[Path] = []
         for each in meant:
@@ -79,10 +106,7 @@ class Scan:
             if rows.num_rows:
                 loaded.append(of_rank(rows, each))
             sealed += [part for part in parts if part not in older]
-        relations = self._sealed(connection, table, sealed, step)
-        if loaded or not relations:  # each relation that is bound takes a millisecond
-            relations.insert(0, connection.from_arrow(pa.concat_tables([no_rows(with_rank(table)), *loaded])))
-        return reduce(duckdb.DuckDBPyRelation.union, relations)
+        return Pieces(sealed, pa.concat_tables([no_rows(with_rank(table)), *loaded]))
 
     def load(
         self, connection: duckdb.DuckDBPyConnection, table: Table, *, rank: OfRanks = None, most: int
@@ -93,7 +117,7 @@ class Scan:
             RunDamaged: a part cannot be read.
         """
         meant = self.meant(rank)
-        return _steadily(lambda: self._loaded_now(connection, table, meant, most))
+        return steadily(lambda: self._loaded_now(connection, table, meant, most))
 
     def _loaded_now(
         self, connection: duckdb.DuckDBPyConnection, table: Table, meant: Sequence[int], most: int
@@ -120,7 +144,7 @@ class Scan:
         Raises:
             RunDamaged: a part cannot be read.
         """
-        return _steadily(lambda: self._traced_now(connection, rank))
+        return steadily(lambda: self._traced_now(connection, rank))
 
     def _traced_now(self, connection: duckdb.DuckDBPyConnection, rank: int) -> list[StepRows]:
         table = Table.OPS
@@ -160,7 +184,7 @@ class Scan:
             pieces = [conform(self._read_columns(part, table, schema.names), schema) for part in parts]
             return pa.concat_tables([*pieces, journaled.select(schema.names)])
 
-        return _steadily(look)
+        return steadily(look)
 
     def count(self, table: Table, rank: int) -> int:
         """How many rows one rank wrote.
@@ -173,7 +197,7 @@ class Scan:
             parts, journaled = self._snapshot(rank, table)
             return sum(self._facts_of(part, table).rows for part in parts) + int(journaled.num_rows)
 
-        return _steadily(look)
+        return steadily(look)
 
     def meant(self, rank: OfRanks) -> Sequence[int]:
         """The ranks whose rows are meant."""
@@ -185,7 +209,19 @@ class Scan:
         self, connection: duckdb.DuckDBPyConnection, table: Table, parts: list[Path], step: int | None
     ) -> list[duckdb.DuckDBPyRelation]:
         """One relation for all parts that have the same columns, however many ranks wrote them."""
-        by_columns: dict[tuple[str, ...], list[str]] = {}
+        by_columns = self._chosen(table, parts, step)
+        return [
+            bound(connection, [*map(str, paths)]).select(selection(table, columns))
+            for columns, paths in by_columns.items()
+        ]
+
+    def _chosen(self, table: Table, parts: list[Path], step: int | None) -> dict[tuple[str, ...], list[Path]]:
+        """The parts that may hold a step, by their columns.
+
+        Raises:
+            RunDamaged: they hold more than is read.
+        """
+        by_columns: dict[tuple[str, ...], list[Path]] = {}
         rows = texts = 0
         for part in parts:
             facts = self._facts_of(part, table, with_texts=step is None)
@@ -194,11 +230,12 @@ class Scan:
             if rows > _MOST_ROWS and table not in BULK_TABLES:
                 raise unreadable(part, f"with it {table.value} has more than the {_MOST_ROWS:,} rows that are read")
             if facts.may_hold(step):
-                by_columns.setdefault(facts.columns, []).append(str(part))
+                by_columns.setdefault(facts.columns, []).append(part)
         if table not in BULK_TABLES:
             with naming(self._run / "rank=*" / table.value):
-                refuse_too_many_texts(self._run, table, rows=rows, bound=texts, parts=by_columns)
-        return [_bound(connection, paths).select(selection(table, columns)) for columns, paths in by_columns.items()]
+                named = {columns: [*map(str, paths)] for columns, paths in by_columns.items()}
+                refuse_too_many_texts(self._run, table, rows=rows, bound=texts, parts=named)
+        return by_columns
 
     def _snapshot(self, rank: int, table: Table) -> tuple[list[Path], pa.Table]:
         """Parts and journaled rows that belong together, though journals may be sealed while this looks.
@@ -254,37 +291,6 @@ class Scan:
 _FEW_PARTS = 16
 #: Rows of a table, all its parts together, that are read; of the bulk tables, which stay on the disk, any number.
 _MOST_ROWS = 1 << 27
-R = TypeVar("R")
-#: Looks at a table of which parts keep going while it is looked at.
-_LOOKS = 20
-
-
-def _steadily(look: Callable[[], R]) -> R:
-    """What a look gives; it is repeated where a part went meanwhile, dropped by the budget or merged into another."""
-    for _ in range(_LOOKS - 1):
-        try:
-            return look()
-        except FileNotFoundError:
-            continue
-    return look()
-
-
-def _bound(connection: duckdb.DuckDBPyConnection, parts: list[str]) -> duckdb.DuckDBPyRelation:
-    """Parts as a relation, with the name of the file of each row.
-
-    Raises:
-        duckdb.Error: one of them has been deleted since it was listed.
-        RunDamaged: they are there, and cannot be read.
-    """
-    try:
-        return connection.read_parquet(parts, hive_partitioning=False, filename=True)
-    except duckdb.Error as error:
-        if not all(Path(part).exists() for part in parts):
-            raise
-        for part in map(Path, parts):
-            verify(part)
-        others = f", or another of the {len(parts)} like it" if len(parts) > 1 else ""
-        raise unreadable(Path(parts[0]), f"{error}{others}") from error
 
 
 def _conform_all(table: Table, journaled: list[pa.Table]) -> pa.Table:

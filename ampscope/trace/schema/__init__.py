@@ -53,6 +53,7 @@ from ampscope.trace.schema.rows import (
 )
 from ampscope.trace.schema.tables import (
     BULK_TABLES,
+    GROWING_TABLES,
     ROW_TYPES,
     Row,
     Table,
@@ -70,6 +71,7 @@ __all__ = [
     "BULK_TABLES",
     "COLLECTIVE_LIBRARIES",
     "ENTRY_NODES",
+    "GROWING_TABLES",
     "LOSS_CODE",
     "MANIFEST",
     "ROW_TYPES",

@@ -213,7 +213,7 @@ class EventKind(StrEnum):
     SEEN = "seen"  #: one was, after all
     CURE = "cure"  #: what healing has changed of the training (``heal=True``); JSON: ``kind`` (a `CureKind`),
     #: ``modules``, ``text``, ``code`` (what makes it permanent), ``optimizer``, ``applied`` (the step's own gradients
-    #: were replaced)
+    #: were replaced), ``lost`` (why not, in words), ``at_once`` (it holds for the step itself)
     CURE_LIFTED = "cure_lifted"  #: such a change was taken back; JSON: ``kind``, ``modules``, ``cure`` (the step at
     #: which it had been made), ``text``
     SPIKE = "spike"  #: a loss or gradient norm far out of its band; JSON: ``optimizer``, what is ``out`` (``value``,
@@ -226,9 +226,9 @@ class CureKind(StrEnum):
 
     MODULES_FP32 = "modules_fp32"  #: the named modules run in float32 from the next step on
     CONVERSIONS = "conversions"  #: the named modules get float32 where they ask for a half dtype by name
-    FORM = "form"  #: one call in the named modules is given another number, or a bounded operand
+    FORM = "form"  #: one call in the named modules, or the loss code, has another form; an optimizer has another eps
     LOSS_SCALE = "loss_scale"  #: the loss scale is held below the largest one that fits, or raised
-    STATE = "state"  #: buffers that were poisoned hold their last finite values again, and optimizer state others
+    STATE = "state"  #: buffers, attributes hold their last finite values again; optimizer state others
     RUN_AGAIN = "run_again"  #: the gradients of the same step, run again: it had not gone wrong by its own
     WEIGHTS = "weights"  #: elements of weights that were not finite are zero
     ROWS_LEFT_OUT = "rows_left_out"  #: the gradients of the same step without the rows of its batch that are not finite

@@ -80,6 +80,8 @@ ROW_TYPES: dict[Table, type[Row]] = {
 
 #: Tables that the disk budget may shorten, oldest parts first. Everything else is kept.
 BULK_TABLES = (Table.OPS, Table.EDGES, Table.GRADS, Table.AUDIT_OPS)
+#: Tables that get more rows with each step; the others describe the program, the process or what was found.
+GROWING_TABLES = (*BULK_TABLES, Table.STEPS, Table.SCALER_EVENTS, Table.INCIDENTS)
 
 
 @cache

@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ampscope.trace.files.durable import remove
 from ampscope.trace.files.layout import list_table, rank_folder, span_of, table_folder
 from ampscope.trace.schema import BULK_TABLES, Source, Table
 from ampscope.trace.write.merging import thin
@@ -36,8 +37,8 @@ def enforce(run: Path, rank: int, budget: int) -> int:
     for part in _by_worth(run, rank):
         if freed >= excess:
             break
-        freed += part.stat().st_size
-        part.unlink(missing_ok=True)
+        size = bytes_of(part)
+        freed += size if remove(part) else 0
     return freed
 
 
@@ -82,11 +83,27 @@ def thin_oldest(run: Path, rank: int, most: int) -> bool:
 
 def _by_worth(run: Path, rank: int) -> list[Path]:
     parts = [part for table in BULK_TABLES for part in list_table(table_folder(run, rank, table)).parts.values()]
-    return sorted(parts, key=lambda part: (_holds_replay(part), part.stat().st_mtime_ns))
+    return sorted(parts, key=lambda part: (holds_replay(part), _age(part)))
+
+
+def bytes_of(part: Path) -> int:
+    """Bytes of a file; none of one that has left, as what has arrived in an object store does."""
+    try:
+        return part.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _age(part: Path) -> int:
+    try:
+        return part.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 @lru_cache(maxsize=4096)  # a part never changes
-def _holds_replay(part: Path) -> bool:
+def holds_replay(part: Path) -> bool:
+    """Whether a part of a bulk table holds more than live traces: the evidence of an incident."""
     if part.parent.name == Table.GRADS:
         return False
     try:
@@ -106,7 +123,7 @@ def _size(run: Path, rank: int) -> int:
     """Bytes of a rank's folder, without the parts that are about to be deleted."""
     folder = rank_folder(run, rank)
     gone = {part for table in THINNED_TABLES for part in list_table(folder / table.value).superseded}
-    return sum(path.stat().st_size for path in folder.glob("*/*") if path not in gone and path.exists())
+    return sum(bytes_of(path) for path in folder.glob("*/*") if path not in gone)
 
 
 def _record_size(run: Path, rank: int) -> int:

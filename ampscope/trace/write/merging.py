@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ampscope.trace.files.durable import write_whole
+from ampscope.trace.files.durable import remove, write_whole
 from ampscope.trace.files.layout import Span, list_table, span_of, span_path
 from ampscope.trace.files.regular_file import open_regular
 from ampscope.trace.schema import Table, arrow_schema
@@ -84,8 +84,8 @@ class Leftovers:
             OSError: the folder cannot be changed.
         """
         for part in [part for part, since in self._since.items() if time.monotonic() - since >= age]:
-            part.unlink(missing_ok=True)
-            del self._since[part]
+            if remove(part):
+                del self._since[part]
 
 
 def _write(folder: Path, span: Span, rows: pa.Table) -> Path:

@@ -15,6 +15,8 @@ from ampscope.trace.schema import Table, arrow_schema
 _COUNTING = frozenset({"step", "growth_tracker"})
 #: Measured values, hardly one like another: the bytes of the same place in each, side by side, are alike.
 _MEASURED = frozenset({"min", "max", "loss", "grad_norm", "time", "duration_s", "observing_s", "max_abs"})
+#: Rows that are read at once where only a few of a large part are wanted.
+_ROWS_A_GROUP = 1 << 18
 
 
 def write_part(rows: pa.Table, path: Path) -> None:
@@ -28,7 +30,7 @@ def write_part(rows: pa.Table, path: Path) -> None:
     with pq.ParquetWriter(
         path, rows.schema, compression="zstd", use_dictionary=dictionaries, column_encoding=encodings
     ) as part:
-        part.write_table(rows.combine_chunks())
+        part.write_table(rows.combine_chunks(), row_group_size=_ROWS_A_GROUP)
         if rows.schema.equals(arrow_schema(Table.OPS)) and (index := index_of(rows)):
             part.add_key_value_metadata({KEY: index})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ampscope.trace.files.durable import write_whole
+from ampscope.trace.files.durable import remove, write_whole
 from ampscope.trace.files.journal import read_journal
 from ampscope.trace.files.layout import TEMPORARY_SUFFIX, list_table, part_path
 from ampscope.trace.write.parquet_part import write_part
@@ -25,7 +25,7 @@ def seal(journal: Path) -> Path | None:
     part = part_path(journal) if rows.num_rows else None
     if part is not None:
         write_whole(part, lambda path: write_part(rows, path))
-    journal.unlink()
+    remove(journal)
     return part
 
 
@@ -37,7 +37,7 @@ def sweep(folder: Path) -> list[Path]:
     """
     listing = list_table(folder)
     for held in (*listing.sealed_journals, *listing.superseded):
-        held.unlink()
+        remove(held)
     for temporary in folder.glob("*" + TEMPORARY_SUFFIX):
-        temporary.unlink()
+        remove(temporary)
     return listing.open_journals

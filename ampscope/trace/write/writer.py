@@ -8,8 +8,9 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ampscope.errors import RunNotFound
 from ampscope.trace.files.column_block import ColumnBlock
@@ -32,6 +33,23 @@ from ampscope.trace.write.seal_thread import SealThread
 from ampscope.trace.write.sealing import sweep
 
 
+class Follower(Protocol):
+    """Takes what a writer has left in its folder to another place."""
+
+    @property
+    def home(self) -> Path:
+        """That place."""
+
+    def begin(self) -> None:
+        """Begin; the writer's threads have."""
+
+    def end(self, release: Callable[[], None]) -> None:
+        """All is written and sealed; ``release`` is called when the folder is not touched any more."""
+
+    def wait(self) -> None:
+        """Wait a while until all is there."""
+
+
 class TraceWriter:
     """Writes one rank's tables of a run; the manifest is rank 0's, and until it comes that of the first rank.
 
@@ -43,6 +61,7 @@ class TraceWriter:
     Attributes:
         resume: where the rows of this segment go on, read before anything was written.
         manifest: the manifest of this segment.
+        home: where readers find the run: ``folder``, or where its content is taken.
     """
 
     def __init__(
@@ -56,6 +75,7 @@ class TraceWriter:
         on_failure: Callable[[BaseException], None] | None = None,
         seal_at: SealAt | None = None,
         queue_rows: int = 300_000,
+        follower: Follower | None = None,
     ) -> None:
         """Open a new run, or a further segment of the one in ``folder``.
 
@@ -69,12 +89,14 @@ class TraceWriter:
             seal_at: when a journal is sealed into Parquet; by default at 250 000 rows or 16 MiB, sooner when the
                 budget is small.
             queue_rows: rows that may wait in memory before bulk rows are dropped; about 500 bytes each.
+            follower: takes what is written to another place.
 
         Raises:
             OSError: the folder cannot be written, or another process writes it (``BlockingIOError``).
             RunDamaged, RunTooNew: the folder holds a run that this version cannot continue.
         """
-        self.folder = Path(folder)
+        self.folder = Path(folder).absolute()  # a program may change its working directory while it trains
+        self.home = self.folder if follower is None else follower.home
         self.rank = rank
         share = disk_budget // max(manifest.world_size, 1)
         own = rank_folder(self.folder, rank)
@@ -90,11 +112,14 @@ class TraceWriter:
         self._queue = RowQueue(queue_rows)
         self._behind: threading.Event | None = None  #: set when what `catch_up` waited for in vain is written
         self._notices = Notices(on_notice, on_failure)
+        on_end = lock.release if follower is None else partial(follower.end, lock.release)
         threads = self._start_threads(
-            share, unsealed, seal_at=seal_at or _seal_at(share), on_sealed=mark_closed, on_end=lock.release
+            share, unsealed, seal_at=seal_at or _seal_at(share), on_sealed=mark_closed, on_end=on_end
         )
+        if follower is not None:
+            follower.begin()
         # Runs when the writer is forgotten, and at the interpreter's exit.
-        self._close = weakref.finalize(self, _close, self._queue, *threads)
+        self._close = weakref.finalize(self, _close, self._queue, follower, *threads)
 
     def _start_threads(
         self,
@@ -185,12 +210,14 @@ class TraceWriter:
 _CLOSE_TIMEOUT = 60.0
 
 
-def _close(queue: RowQueue, *threads: threading.Thread) -> None:
+def _close(queue: RowQueue, follower: Follower | None, *threads: threading.Thread) -> None:
     if not queue.here:
         return
     queue.close()
     if threading.current_thread() not in threads:  # the garbage collector may run in any of them
         threads[0].join(_CLOSE_TIMEOUT)
+        if follower is not None:
+            follower.wait()
 
 
 def _begin_segment(folder: Path, manifest: Manifest, rank: int, *, locked: bool) -> tuple[Manifest, Callable[[], None]]:

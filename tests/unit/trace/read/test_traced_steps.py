@@ -61,7 +61,7 @@ def test_the_parts_tell_it(builder: TraceBuilder, monkeypatch: pytest.MonkeyPatc
     run_folder = builder.close()
     assert len(parts(run_folder)) > 2
     with open_run(run_folder) as run:
-        monkeypatch.setattr("ampscope.trace.read.table_scan._bound", None)  # no part is read
+        monkeypatch.setattr("ampscope.trace.read.table_scan.bound", None)  # no part is read
         assert traced_steps(run) == TRACED
         assert set(run.traced(0)) == ROWS
 

@@ -1,0 +1,77 @@
+"""A table of many runs as one lazy frame, with the writing rank and the run's folder as last columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import narwhals as nw
+import pyarrow as pa
+
+from ampscope.errors import RunError
+from ampscope.trace.files.arrow_arrays import text_of
+from ampscope.trace.read.engines.database import sealed_off
+from ampscope.trace.read.engines.engine import Pieces
+from ampscope.trace.read.part_columns import no_rows, selection, with_rank
+from ampscope.trace.read.table_scan import Scan
+from ampscope.trace.schema import Table
+
+#: The run's folder, a column that each table of a fleet gets.
+RUN = "run"
+#: Threads that look at folders: they wait for the disk.
+_LOOKERS = 8
+#: The run's folder of a part, from its path.
+_RUN_OF_PART = r"regexp_replace(filename, '[/\\]rank=\d+[/\\][^/\\]+[/\\][^/\\]+$', '')"
+
+
+class FleetTables:
+    """Reads the tables of many runs, as they are when each is first asked for.
+
+    Args:
+        runs: Their folders.
+    """
+
+    def __init__(self, runs: Sequence[Path]) -> None:
+        self._runs = runs
+        self._database = sealed_off(*runs)
+        self.unreadable: dict[Path, str] = {}  #: runs that are left out of a table, each with why
+
+    def table(self, table: Table) -> nw.LazyFrame[Any]:
+        """The rows of a table of all runs that can be read; the others are in `unreadable` then."""
+        with ThreadPoolExecutor(_LOOKERS) as pool:
+            found = [each for each in pool.map(lambda run: self._pieces(run, table), self._runs) if each is not None]
+        parts = [part for _, pieces in found for part in pieces.parts]
+        loaded = [_of_run(pieces.loaded, run) for run, pieces in found if pieces.loaded.num_rows]
+        rows = pa.concat_tables([_of_run(no_rows(with_rank(table)), Path()), *loaded])
+        return nw.from_native(self._relation(table, [*map(str, parts)], rows))
+
+    def close(self) -> None:
+        """Give the memory back; frames that were taken are void."""
+        self._database.close()
+
+    def __enter__(self) -> FleetTables:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _pieces(self, run: Path, table: Table) -> tuple[Path, Pieces] | None:
+        try:
+            return run, Scan(run).pieces(table)
+        except (RunError, OSError) as error:
+            self.unreadable.setdefault(run, str(error))
+            return None
+
+    def _relation(self, table: Table, parts: list[str], rows: pa.Table) -> duckdb.DuckDBPyRelation:
+        loaded = self._database.from_arrow(rows)
+        if not parts:
+            return loaded
+        sealed = self._database.read_parquet(parts, hive_partitioning=False, filename=True, union_by_name=True)
+        return sealed.select(f"{selection(table, tuple(sealed.columns))}, {_RUN_OF_PART} AS {RUN}").union(loaded)
+
+
+def _of_run(rows: pa.Table, run: Path) -> pa.Table:
+    return rows.append_column(pa.field(RUN, pa.string()), text_of(str(run), rows.num_rows))

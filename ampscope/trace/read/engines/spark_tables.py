@@ -1,0 +1,75 @@
+"""A run's tables as Spark's data frames: its sealed parts, which Spark reads itself, and what is loaded beside them."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from pyspark.sql.functions import col, regexp_extract
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from ampscope.trace.read.engines.engine import Pieces
+from ampscope.trace.read.engines.spark_session import Session, session_for
+from ampscope.trace.read.part_columns import RANK, with_rank
+from ampscope.trace.schema import Table, arrow_schema
+
+#: The rank of a part, from the end of its path: a folder above the run may be called ``rank=3`` as well.
+_RANK_OF_PART = r"rank(?:=|%3D)(\d+)/[^/]+/[^/]+$"
+#: Frames that are kept.
+_KEPT = 64
+
+
+class SparkTables:
+    """Makes the frames of one run.
+
+    Args:
+        asked: ``"spark"``, the address of a Spark Connect server, or a session.
+
+    Raises:
+        EngineError: there is no session to be had.
+    """
+
+    def __init__(self, asked: Any) -> None:
+        session: Session = session_for(asked)
+        self._session = session.spark
+        self._frames: dict[Hashable, Any] = {}
+        self._lock = threading.Lock()
+        self._release = weakref.finalize(self, session.close)
+
+    def frame(self, key: Hashable, table: Table, pieces: Callable[[], Pieces]) -> Any:
+        """The rows of a table, with its schema's columns and the writing rank; the same for the same ``key``."""
+        with self._lock:
+            known = self._frames.get(key)
+        if known is None:
+            known = self._made(table, pieces())
+            with self._lock:
+                self._frames[key] = known
+                while len(self._frames) > _KEPT:
+                    del self._frames[next(iter(self._frames))]
+        return known
+
+    def close(self) -> None:
+        """End the session if it was started for this."""
+        self._frames.clear()
+        self._release()
+
+    def _made(self, table: Table, pieces: Pieces) -> Any:
+        loaded = self._session.createDataFrame(pieces.loaded, from_arrow_schema(with_rank(table)))
+        if not pieces.parts:
+            return loaded
+        sealed = self._sealed(table, pieces)
+        return sealed.unionByName(loaded) if pieces.loaded.num_rows else sealed
+
+    def _sealed(self, table: Table, pieces: Pieces) -> Any:
+        schema = from_arrow_schema(arrow_schema(table))  # with null where an older part has no such column
+        sealed = self._session.read.schema(schema).parquet(*map(_address, pieces.parts))
+        rank = regexp_extract(col("_metadata.file_path"), _RANK_OF_PART, 1).cast("int")
+        return sealed.withColumn(RANK, rank)
+
+
+def _address(part: Any) -> str:
+    """A file as Spark takes it: with its scheme, of which Hadoop has its own for S3, and without a pattern in it."""
+    told = "".join(f"\\{each}" if each in "{}[]*?\\" else each for each in str(part))
+    return told.replace("s3://", "s3a://", 1) if "://" in told else f"file://{told}"

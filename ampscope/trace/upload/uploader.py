@@ -1,0 +1,139 @@
+"""The thread that copies a spool into the object store, and takes from the spool what has arrived."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ampscope.errors import RunError
+from ampscope.trace.remote.location import BucketPath
+from ampscope.trace.remote.store import Store, new_store
+from ampscope.trace.upload import spool
+from ampscope.trace.upload.backoff import Backoff
+from ampscope.trace.upload.bucket import Bucket
+from ampscope.trace.upload.sync import Pace, SpoolSync
+
+#: Failures, one after another, through which a store is kept open.
+_TRIES = 4
+
+
+class Uploader:
+    """Sends one rank's spool while the run is written, and until all of it has arrived.
+
+    Args:
+        folder: The spool.
+        home: The run in the store.
+        rank: Whose part.
+        budget: Bytes that the rank's part may take in the store.
+        tell: Takes a line for the user, from the thread.
+        joined: Whether what is in the store was fetched, so that the run goes on there.
+        pace: Seconds of everything that waits.
+        opened: Opens the store.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        home: BucketPath,
+        rank: int,
+        *,
+        budget: int,
+        tell: Callable[[str], None],
+        joined: bool = True,
+        pace: Pace | None = None,
+        opened: Callable[[], Store] | None = None,
+    ) -> None:
+        self._folder, self._rank, self._tell = folder, rank, tell
+        self._pace = pace or Pace()
+        self._bucket = Bucket(home, rank, opened or (lambda: new_store(home.scheme, tries=1)))
+        self._sync = SpoolSync(folder, self._bucket, rank, budget=budget, tell=tell, joined=joined, pace=self._pace)
+        self._backoff = Backoff(self._pace.first, self._pace.most)
+        self._ended, self._woken = threading.Event(), threading.Event()
+        self._leaving = threading.Lock()
+        self._release: Callable[[], None] | None = None
+        self._was_told = False
+        self.thread = threading.Thread(target=self._work, name="ampscope-upload", daemon=True)
+
+    @property
+    def home(self) -> BucketPath:
+        """Where the run is in the store."""
+        return self._bucket.home
+
+    def begin(self) -> None:
+        """Begin to send."""
+        self.thread.start()
+
+    def end(self, release: Callable[[], None]) -> None:
+        """All is written and sealed. Send what is left, then call ``release``: nothing touches the spool any more."""
+        self._release = release
+        self._ended.set()
+        self._woken.set()
+
+    def wait(self) -> None:
+        """Wait until all has arrived; not for ever where nothing does, and then say what is left where."""
+        if threading.current_thread() is self.thread:
+            return
+        until = time.monotonic() + self._pace.close
+        while self.thread.is_alive() and time.monotonic() < until:
+            arrived = self._sync.arrived
+            self.thread.join(min(self._pace.stalled, max(until - time.monotonic(), 0.0)))
+            if self._sync.arrived == arrived:
+                break
+        if self.thread.is_alive():
+            self._leave(clears=False)
+            self._tell_left()
+
+    def _work(self) -> None:
+        has_arrived = False
+        try:
+            while not self._sync.is_abandoned and not has_arrived:
+                is_last, pause = self._ended.is_set(), self._pace.look
+                try:
+                    has_arrived = self._sync.look(is_last=is_last) and is_last
+                    self._backoff.worked()
+                    if is_last and self._sync.conflicts():
+                        break
+                except (RunError, OSError) as error:
+                    pause = self._failed(error)
+                if not has_arrived:
+                    self._woken.wait(pause)
+                    self._woken.clear()
+        finally:
+            self._leave(clears=has_arrived)
+
+    def _leave(self, *, clears: bool) -> None:
+        """Touch the spool no more: from here on it may be another writer's."""
+        with self._leaving:
+            if self._sync.is_abandoned:
+                return
+            self._sync.is_abandoned = True
+            if clears:
+                spool.clear(self._folder, self._rank)
+            release, self._release = self._release, None
+            if release is not None:
+                release()
+
+    def _failed(self, error: Exception) -> float:
+        """Seconds until the next try; told the first time."""
+        pause = self._backoff.failed()
+        if isinstance(error.__cause__, PermissionError) or self._backoff.failures % _TRIES == 0:
+            self._bucket.forget()  # credentials may have been renewed; to open a store takes a fifth of a second
+        if not self._was_told:
+            self._was_told = True
+            self._tell(
+                f"{_sentence(error)} The run is kept in {self._folder} and sent when it can be; training goes on."
+            )
+        return min(pause, self._pace.look) if self._ended.is_set() else pause
+
+    def _tell_left(self) -> None:
+        left = len(self._sync.left())
+        self._tell(
+            f"{left} file{'s' if left > 1 else ''} of the run could not be sent to {self.home} yet: in {self._folder}. "
+            f"Send what is left: ampscope upload {self._folder}"
+        )
+
+
+def _sentence(error: Exception) -> str:
+    return f"{str(error).rstrip('. ')}."
