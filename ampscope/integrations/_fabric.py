@@ -8,7 +8,6 @@ from typing import Any
 
 import ampscope
 from ampscope.capture.record.terminal import Terminal
-from ampscope.integrations._logged_figures import logged
 from ampscope.integrations._run_folder import run_folder
 from ampscope.integrations._verdict_line import verdict_line
 
@@ -39,7 +38,7 @@ class FabricRun:
         Args:
             step: Where on the loggers' axis, as for ``fabric.log_dict``.
         """
-        self._fabric.log_dict(logged(self.scope.figures()), step=step)
+        self._fabric.log_dict(self.scope.figures().by_name(), step=step)
 
     def close(self) -> None:
         """Ends the run and tells the verdict. Safe to call twice."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import ampscope
+from ampscope.capture.record.run_folder import from_here
 from ampscope.capture.torch_support.guard import Suppressed
 
 
@@ -13,7 +14,7 @@ def verdict_line(folder: Path) -> str:
 
     Where the run cannot be diagnosed, the line says why: the training has ended well all the same.
     """
-    look = f"Look: ampscope diagnose {folder}"
+    look = f"Look: ampscope diagnose {from_here(folder)}"
     with Suppressed() as suppressed:
         diagnosis = ampscope.diagnose(folder)
         return f"{diagnosis.verdict.replace('_', ' ')}: {diagnosis.summary} {look}"

@@ -13,7 +13,6 @@ from ampscope.capture.record.terminal import Terminal
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.errors import WatchError
 from ampscope.integrations._calling import calling
-from ampscope.integrations._logged_figures import logged
 from ampscope.integrations._run_folder import run_folder
 from ampscope.integrations._verdict_line import verdict_line
 
@@ -27,8 +26,8 @@ class WatchTracker(GeneralTracker):  # type: ignore[misc]  # accelerate ships no
 
     The run lies in ``logging_dir/ampscope`` where the accelerator has a project folder, else below
     ``./ampscope_runs``. The configuration becomes a note of the run. With each ``accelerator.log``, its other
-    trackers log ``ampscope/scale``, ``ampscope/skipped_share`` and ``ampscope/observing_share`` too, and
-    ``end_training`` tells the verdict.
+    trackers log the run's figures (``ampscope/loss_scale`` and the others of `LiveFigures`) too, and ``end_training``
+    tells the verdict.
 
     Args:
         options: For `ampscope.watch`: ``every``, ``overhead``, ``dir`` and so on.
@@ -76,7 +75,7 @@ class WatchTracker(GeneralTracker):  # type: ignore[misc]  # accelerate ships no
         if self.scope is None or self._guard.broken:
             return
         with self._guard:
-            figures = logged(self.scope.figures())
+            figures = self.scope.figures().by_name()
             for other in self._accelerator.trackers:
                 if other is not self:
                     other.log(figures, step=step)

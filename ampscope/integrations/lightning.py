@@ -14,7 +14,6 @@ from ampscope.capture.record.terminal import Terminal
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.errors import RunError, WatchError
 from ampscope.integrations._fabric import FabricRun
-from ampscope.integrations._logged_figures import logged
 from ampscope.integrations._run_folder import holds_run, run_folder
 from ampscope.integrations._verdict_line import verdict_line
 
@@ -40,7 +39,7 @@ class WatchCallback(Callback):
     A run lies in ``log_dir/ampscope``, beside what the trainer's logger writes; without a logger, below
     ``default_root_dir``. A ``fit`` that resumes from a checkpoint (``ckpt_path=``) goes on in the run that the
     checkpoint was made in, where that is still there. Every ``log_every_n_steps`` the trainer's loggers get
-    ``ampscope/scale``, ``ampscope/skipped_share`` and ``ampscope/observing_share``, and the end of ``fit`` tells the
+    the run's figures (``ampscope/loss_scale`` and the others of `LiveFigures`), and the end of ``fit`` tells the
     verdict. Every rank records its own part; ranks exchange nothing for it.
 
     With Fabric, call it with what ``fabric.setup`` returned:
@@ -102,7 +101,7 @@ class WatchCallback(Callback):
             if trainer._logger_connector.should_update_logs:
                 for logger in trainer.loggers:
                     logger.log_metrics(
-                        logged(self.scope.figures()), step=trainer.fit_loop.epoch_loop._batches_that_stepped
+                        self.scope.figures().by_name(), step=trainer.fit_loop.epoch_loop._batches_that_stepped
                     )
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:

@@ -13,7 +13,6 @@ from ampscope.capture.hooks.accelerator import as_called
 from ampscope.capture.record.terminal import Terminal
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.integrations._calling import calling
-from ampscope.integrations._logged_figures import logged
 from ampscope.integrations._run_folder import run_folder
 from ampscope.integrations._verdict_line import verdict_line
 
@@ -28,8 +27,8 @@ class WatchCallback(TrainerCallback):
 
     The model as the loop calls it (compiled, ``DistributedDataParallel``) and the scaler are found. A run lies in
     ``output_dir/_ampscope``; a training that resumes from a checkpoint goes on in the newest run there, any other
-    begins a new one. With every loss the trainer logs ``ampscope/scale``, ``ampscope/skipped_share`` and
-    ``ampscope/observing_share``, and at the end the verdict is told.
+    begins a new one. With every loss the trainer logs the run's figures (``ampscope/loss_scale`` and the
+    others of `LiveFigures`), and at the end the verdict is told.
 
     A training that an exception leaves is watched until the next one begins or the process ends; as a context
     manager, the callback ends it there and then.
@@ -87,7 +86,7 @@ class WatchCallback(TrainerCallback):
         if not self._log or self._open is None or logs is None or "loss" not in logs:
             return
         with self._guard:
-            figures = logged(self._open.figures())
+            figures = self._open.figures().by_name()
             logs.update(figures)
             if state.log_history:
                 state.log_history[-1].update(figures)

@@ -63,7 +63,7 @@ class Configuration(StepObserver):
         self.guard = guard
         self.step: Callable[[], int] = int
         self.audits = AuditRequests()
-        self._file = recorder.folder / FILE
+        self._file = recorder.written_to() / FILE
         self._models = models
         self._budget, self._recorder = budget, recorder
         self._terminal = terminal

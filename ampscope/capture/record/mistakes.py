@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.record.terminal import Terminal
-from ampscope.capture.torch_support.user_line import NOWHERE, Place
-from ampscope.trace.vocabulary import Cause, MistakeForm
+from ampscope.capture.torch_support.user_line import NOWHERE
+from ampscope.capture.usage.mistake import Mistake
 
 
 class MistakeReport:
-    """Takes one mistake after another; see `ampscope.capture.usage.mistake.ReportMistake`.
+    """Takes one mistake after another.
 
     Args:
         recorder: Where findings go.
@@ -27,15 +26,9 @@ class MistakeReport:
         self._terminal = terminal
         self._step_of = step_of
 
-    def __call__(
-        self,
-        cause: Cause,
-        place: Place | None,
-        evidence: dict[str, Any],
-        step: int | None = None,
-        form: MistakeForm | None = None,
-    ) -> None:
-        """Writes it down, at the present step unless another is given."""
-        step, where = self._step_of(None) if step is None else step, place or NOWHERE
-        self._recorder.finding(cause, step, where, form=form, evidence=evidence)
-        self._terminal.mistake(cause, step, where, evidence)
+    def __call__(self, mistake: Mistake) -> None:
+        """Writes it down, at the present step unless it has another."""
+        step = self._step_of(None) if mistake.step is None else mistake.step
+        where, evidence = mistake.place or NOWHERE, mistake.evidence or {}
+        self._recorder.finding(mistake.cause, step, where, form=mistake.form, evidence=evidence)
+        self._terminal.mistake(mistake.cause, step, where, evidence)

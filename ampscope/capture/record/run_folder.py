@@ -8,6 +8,7 @@ import re
 import time
 import uuid
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 from ampscope.capture.record.job import Job, agent_folder
@@ -20,6 +21,8 @@ from ampscope.trace.vocabulary import VERIFY_FOLDER
 DEFAULT_FOLDER = Path("ampscope_runs")
 #: Names tried for a run of one process before giving up.
 _MOST_NAMES = 10_000
+#: Characters of the model's name in the folder's: paths of some systems end at 260.
+_MOST_OF_A_NAME = 60
 
 _begun: Counter[str] = Counter()  # runs that this process has begun in folders of their own, by the model's class
 
@@ -38,6 +41,13 @@ def asked_folder() -> Path | None:
     return Path(f"{told}-{count + 1}" if count else told)
 
 
+def from_here(run: Path) -> Path:
+    """The folder as one names it in the working directory, where it lies below that."""
+    with suppress(OSError, ValueError):  # the working directory is gone; the run lies elsewhere
+        return run.relative_to(Path.cwd())
+    return run
+
+
 def default_folder(job: Job, model: str) -> Path:
     """The folder of a new run below `DEFAULT_FOLDER`, the same on all ranks that call this for the same model.
 
@@ -54,11 +64,17 @@ def default_folder(job: Job, model: str) -> Path:
     """
     count, _begun[model] = _begun[model], _begun[model] + 1
     earlier = None if count else _earlier_run(job, model)
+    model = _in_a_name(model)
     if job.is_alone:
         return earlier or _claimed(model)
     proposal = earlier.name if earlier is not None else f"{_stamp(time.time())}-{model}-{uuid.uuid4().hex[:6]}"
     agreed = process_group.agreed(f"ampscope/run/{model}/{count}", proposal) if process_group.is_joined() else None
     return DEFAULT_FOLDER / (agreed or (earlier.name if earlier is not None else _derived(job, model, count)))
+
+
+def _in_a_name(model: str) -> str:
+    """A class name as a part of a file's name, on any system: a class that is made by a call may be called anything."""
+    return re.sub(r"[^\w.+-]+", "-", model)[:_MOST_OF_A_NAME].strip("-.") or "model"
 
 
 def _stamp(moment: float) -> str:

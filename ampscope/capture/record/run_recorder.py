@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from ampscope.capture.record.live_figures import FigureKeeper
 from ampscope.capture.record.operand_files import OperandFiles
+from ampscope.capture.record.signals.signals import Signals
 from ampscope.capture.replay.results import FormUsed, ReplayResult, TrialResult
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.user_line import NOWHERE, Place
@@ -60,15 +62,18 @@ class Recorder:
         writer: The open trace.
         models: The watched models.
         operands: Where operands of failed ops go.
+        signals: Told of each step; None where nobody is to be told.
 
     Attributes:
         figures: What the steps written so far add up to.
         selection: What is written of healthy steps.
     """
 
-    def __init__(self, writer: TraceWriter, models: Models, operands: OperandFiles) -> None:
-        self.folder, self.operands = writer.folder, operands
-        self.figures = FigureKeeper()
+    def __init__(
+        self, writer: TraceWriter, models: Models, operands: OperandFiles, signals: Signals | None = None
+    ) -> None:
+        self.folder, self.operands = writer.home, operands
+        self.figures = FigureKeeper(signals)
         self._writer = writer
         self._models = models
         self._written_findings: set[tuple[str, Place]] = set()
@@ -83,6 +88,10 @@ class Recorder:
         self.params = dict(resume.params)  #: number of each parameter and buffer by name
         self._next_param = resume.next_param
         self.describe_parameters()
+
+    def written_to(self) -> Path:
+        """The folder that the run is written to: of one that goes to an object store not where readers find it."""
+        return self._writer.folder
 
     def describe_parameters(self) -> None:
         """Gives every parameter and buffer that has none yet a number and a row."""
@@ -115,8 +124,8 @@ class Recorder:
 
     def step(self, row: StepRow) -> None:
         """A step attempt is over and its values are known."""
-        self.figures.step(row)
         self._writer.put(Table.STEPS, [row])
+        self.figures.step(row)
 
     def grads(self, rows: list[GradRow]) -> None:
         """Gradients of one step."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ampscope.capture.torch_support.calls.function_names import operators
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.optimizer_view import OptimizerView, is_optimizer
 from ampscope.capture.tracing.sampling.selection import Filters, Patterns, is_inside, matches, names_of
 from ampscope.errors import WatchError
 
@@ -115,3 +117,33 @@ def quoted(value: object, most: int = 160) -> str:
 def _some(names: Iterable[str], most: int = 5) -> str:
     given = list(names)
     return ", ".join(given[:most]) + (", ..." if len(given) > most else "") if given else "none"
+
+
+def check_costs(replay_budget: Any, disk_budget: Any, save_tensors: Any) -> None:
+    """Whether these are a number of replays, and of bytes, and whether operands can be kept where that is asked for.
+
+    Raises:
+        WatchError: One of them is not.
+    """
+    if isinstance(replay_budget, bool) or not isinstance(replay_budget, int) or replay_budget < 0:
+        raise WatchError(f"replay_budget={replay_budget!r}: give a number of replays per incident, 0 for none")
+    if isinstance(disk_budget, bool) or not isinstance(disk_budget, int) or disk_budget < 1 << 20:
+        raise WatchError(f"disk_budget={disk_budget!r}: give bytes, at least 1 MiB (1 << 20)")
+    if not isinstance(save_tensors, bool):
+        raise WatchError(f"save_tensors={save_tensors!r}: give True to keep operands of failed ops, or leave it out")
+    if save_tensors and importlib.util.find_spec("safetensors") is None:
+        raise WatchError("save_tensors=True needs safetensors; pip install safetensors, or leave it out")
+
+
+def check_optimizer(optimizer: Any, models: Models) -> None:
+    """Whether it is an optimizer of parameters that are watched.
+
+    Raises:
+        WatchError: It is not.
+    """
+    if optimizer is None:
+        return
+    if not is_optimizer(optimizer):
+        raise WatchError(f"optimizer= takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
+    if not models.owns(OptimizerView(optimizer).parameters):
+        raise WatchError("the optimizer holds no parameter of the model; pass the model that it trains")

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import sys
 import textwrap
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ampscope.capture.record.run_folder import from_here
+from ampscope.capture.record.signals.alert import Alert, AlertKind
+from ampscope.capture.record.signals.signals import Signals
 from ampscope.capture.torch_support.guard import Suppressed
 from ampscope.capture.torch_support.interruption import is_interruption
 from ampscope.capture.torch_support.user_line import Place
 from ampscope.trace.files.layout import ranks
 from ampscope.trace.schema import ReplayStatus
 from ampscope.trace.vocabulary import MISTAKES_IN_WORDS, Cause
+from ampscope.trace.write.writer import TraceWriter
 
 #: How many incidents are told; all are in the trace.
 MAX_INCIDENTS = 5
@@ -35,21 +42,40 @@ class Terminal:
     """Prints the lines of one run; of a job on several ranks, each line on one of them.
 
     Args:
-        folder: The run's folder.
-        quiet: Print nothing.
+        folder: The folder that the run is written to.
         rank: Of this process.
         world_size: How many ranks there are.
+        signals: Told of what needs a look, printed or not; None where nobody is to be told.
+        quiet: Print nothing.
+        home: Where readers find the run, if elsewhere.
     """
 
-    def __init__(self, folder: Path, *, quiet: bool, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        rank: int = 0,
+        world_size: int = 1,
+        signals: Signals | None = None,
+        *,
+        quiet: bool,
+        home: Path | None = None,
+    ) -> None:
         self._folder = folder
+        self.shown = from_here(home or folder)  #: the run's folder as lines name it
         self._quiet = quiet
         self._rank = rank
+        self._signals = signals
         self.world_size = world_size
         self._incidents = 0
         self._ahead = 0
         self._mistakes: set[Cause] = set()
         self._received: _Received | None = None
+
+    @classmethod
+    def of(cls, writer: TraceWriter, signals: Signals | None, *, quiet: bool) -> Terminal:
+        """The terminal of the run that is being written."""
+        size = writer.manifest.world_size
+        return cls(writer.folder, writer.rank, size, signals, quiet=quiet, home=writer.home)
 
     def line(self, text: str) -> None:
         """Prints a line of AMPscope's."""
@@ -62,7 +88,7 @@ class Terminal:
         Args:
             segment: Of the run, for each says it anew.
         """
-        self.once(f"segment-{segment}", f"recording to {self._folder}")
+        self.once(f"segment-{segment}", f"recording to {self.shown}")
 
     def once(self, key: str, text: str) -> None:
         """Prints a line, unless another rank of the job has said the same.
@@ -86,16 +112,15 @@ class Terminal:
                 that had its time.
         """
         self._incidents += 1
-        if self._incidents > MAX_INCIDENTS:
-            return
         last = " Further incidents are recorded but not printed." if self._incidents == MAX_INCIDENTS else ""
         where = f"rank {self._rank}, " if self.world_size > 1 and not elsewhere else ""
         replay = _replay(status, reason, rank=self._rank, elsewhere=elsewhere)
-        told = _Received(f"step-{step}", f"{where}step {step}: {what} ({replay}).{last}")
+        text = f"{where}step {step}: {what} ({replay}).{last}" if self._incidents <= MAX_INCIDENTS else ""
+        look = partial(self._look, f"step-{step}", text, AlertKind.INCIDENT, step, what, replay=status.value)
         if elsewhere:
-            self._received = told
+            self._received = _Received(look)
         else:
-            self._look(told.key, told.text)
+            look()
 
     def ahead(self, key: str, step: int, text: str) -> None:
         """Tells of something that has not happened yet, the first few times.
@@ -106,8 +131,8 @@ class Terminal:
             text: What was seen.
         """
         self._ahead += 1
-        if self._ahead <= MAX_AHEAD:
-            self._look(f"ahead-{key}", f"step {step}: {text}.")
+        line = f"step {step}: {text}." if self._ahead <= MAX_AHEAD else ""
+        self._look(f"ahead-{key}", line, AlertKind.AHEAD, step, text)
 
     def passed(self) -> None:
         """A step is over. With the end of the next, every rank has judged the one before: they reduce gradients."""
@@ -116,7 +141,7 @@ class Terminal:
             self._received = received._replace(fresh=False)
         elif received is not None:
             self._received = None
-            self._look(received.key, received.text)
+            received.look()
 
     def mistake(self, cause: Cause, step: int, place: Place, evidence: dict[str, Any]) -> None:
         """Tells of a usage mistake, the first of its kind."""
@@ -124,7 +149,9 @@ class Terminal:
             return
         self._mistakes.add(cause)
         where = f" at {place.file}:{place.line}" if place.file else ""
-        self._look(cause.value, f"step {step}: {MISTAKES_IN_WORDS.get(cause, cause.value)}{where}.")
+        what = MISTAKES_IN_WORDS.get(cause, cause.value)
+        known = {"cause": cause.value, "file": place.file, "line": place.line if place.file else 0}
+        self._look(cause.value, f"step {step}: {what}{where}.", AlertKind.FINDING, step, what, **known)
 
     def close(self) -> None:
         """Nothing more will come: what another rank would have said is said here where that rank is not watched."""
@@ -132,10 +159,25 @@ class Terminal:
         if received is not None:
             with Suppressed():  # the folder may be gone
                 if len(ranks(self._folder)) < self.world_size:
-                    self._look(received.key, received.text)
+                    received.look()
 
-    def _look(self, key: str, text: str) -> None:
-        self.once(key, f"{text} Look: ampscope diagnose {self._folder}")
+    def end_signals(self) -> None:
+        """The run's record is complete: waits a little for those who are told of it."""
+        if self._signals is not None:
+            self._signals.close()
+
+    def _look(self, key: str, text: str, kind: AlertKind, step: int, what: str, **known: Any) -> None:
+        """Prints a line, unless it is empty, and tells others what it is about; of ranks that would, the first."""
+        suppressed = self._signals.admits() if self._signals is not None else None
+        if not text and suppressed is None:
+            return
+        look, is_first = f"ampscope diagnose {self.shown}", self.world_size == 1 or self._is_first(key)
+        if is_first and text:
+            self.line(f"{text} Look: {look}")
+        if self._signals is not None and suppressed is not None:
+            known |= {"rank": self._rank, "world_size": self.world_size, "suppressed": suppressed}
+            alert = Alert(kind=kind, step=step, what=what, run=str(self._folder), look=look, time=time.time(), **known)
+            self._signals.alert(alert, to_all=is_first)
 
     def _is_first(self, key: str) -> bool:
         """Whether no other rank has said it; the first leaves a mark in the run's folder."""
@@ -155,8 +197,7 @@ class Terminal:
 class _Received(NamedTuple):
     """A line that waits for the rank that knows more."""
 
-    key: str
-    text: str
+    look: Callable[[], None]  #: tells it
     fresh: bool = True  #: the step it is about is not over
 
 

@@ -1,0 +1,1 @@
+"""What a run tells to others while it trains."""
