@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import time
 
+from ampscope.trace.vocabulary import FORGOTTEN_AFTER
+
 #: Faults of a new set-up mostly show at once: the first steps are traced, and kept only if something is born there.
 EARLY_STEPS = 8
 #: Later, by default, a step is traced at 8, 16, 32, ..., and then one in this many.
@@ -25,8 +27,6 @@ FREE_REPLAY_SECONDS = 2.0
 ALWAYS_REPLAYED = 3
 #: Replays of one failure in the free seconds; a search for its cure goes on from one to the next.
 SAME_FAILURE = 5
-#: Steps after which a failure that comes back may be another one that looks the same.
-FORGOTTEN_AFTER = 10
 #: Times that steps are traced as they run after an incident, whatever it costs.
 ALWAYS_ARMED = 3
 #: Counterfactual replays per incident.
@@ -132,16 +132,20 @@ class ReplayBudget:
     Args:
         share: Share of the run's time that replays may take after the free seconds.
         trials: Counterfactual replays per incident.
+        heals: What is found out helps the run itself: a failure that stays is replayed once, whatever it costs.
     """
 
-    def __init__(self, share: float, trials: int) -> None:
+    def __init__(self, share: float, trials: int, *, heals: bool = False) -> None:
         self._share = share
         self._trials = trials
+        self._heals = heals
+        self._stays = False  # the present incident is one that is replayed because it does
         self._spent = 0.0
         self._before = 0.0  # spent before the present incident
         self._incidents = 0
         self._last = 0.0
-        self._replayed: dict[object, tuple[int, int]] = {}  # failure -> how often it was replayed, and the latest step
+        #: Failure -> how often it was replayed, how often not or only because it stays, and the latest step.
+        self._replayed: dict[object, tuple[int, int, int]] = {}
         self._started = time.perf_counter()
 
     def allows(self, failure: object, step: int) -> bool:
@@ -152,12 +156,13 @@ class ReplayBudget:
                 those are for what has not been looked at yet.
             step: When.
         """
-        self._replayed = {key: past for key, past in self._replayed.items() if step - past[1] <= FORGOTTEN_AFTER}
-        often, _ = self._replayed.get(failure, (0, step))
+        self._replayed = {key: past for key, past in self._replayed.items() if step - past[-1] <= FORGOTTEN_AFTER}
+        often, missed, _ = self._replayed.get(failure, (0, 0, step))
+        self._stays = self._heals and missed == 1
         free = FREE_REPLAY_SECONDS if often < SAME_FAILURE else 0.0
-        fits = self._incidents < ALWAYS_REPLAYED or self._within_share(free)
+        fits = self._incidents < ALWAYS_REPLAYED or self._stays or self._within_share(free)
         self._incidents += fits
-        self._replayed[failure] = often + fits, step
+        self._replayed[failure] = often + fits, missed + (self._stays or not fits), step
         self._before = self._spent
         return fits
 
@@ -180,7 +185,7 @@ class ReplayBudget:
         cheap = self._within_share(FREE_REPLAY_SECONDS)
         if tried >= self._trials:
             return promising and cheap and self._trials > 0 and tried < self._trials + PROMISING_TRIALS
-        return self._incidents <= ALWAYS_REPLAYED or cheap
+        return self._incidents <= ALWAYS_REPLAYED or self._stays or cheap
 
     def spent(self, seconds: float) -> None:
         """A replay took this long."""
@@ -198,4 +203,4 @@ class ReplayBudget:
 
 def replays(share: float, trials: int, *, heals: object) -> ReplayBudget:
     """The budget of a run's replays; one that heals may try more, for what is found helps it at once."""
-    return ReplayBudget(share, max(trials, HEALING_TRIALS) if heals else trials)
+    return ReplayBudget(share, max(trials, HEALING_TRIALS) if heals else trials, heals=bool(heals))

@@ -22,6 +22,7 @@ from ampscope.capture.record.configuration import Configurable, Configuration
 from ampscope.capture.record.live_figures import LiveFigures
 from ampscope.capture.record.operand_files import OperandFiles
 from ampscope.capture.record.run_recorder import Recorder
+from ampscope.capture.record.signals.signals import Receivers, Signals
 from ampscope.capture.record.terminal import Terminal
 from ampscope.capture.record.unseen_calls import UnseenCalls
 from ampscope.capture.step.assembly import step_watch
@@ -30,7 +31,7 @@ from ampscope.capture.torch_support import guard, torch_private
 from ampscope.capture.torch_support.calls.threads import changing
 from ampscope.capture.torch_support.communication import process_group
 from ampscope.capture.torch_support.guard import Guard, Suppressed, surely
-from ampscope.capture.torch_support.models import Extent, Models, unwrapped
+from ampscope.capture.torch_support.models import Extent, Models, extent
 from ampscope.errors import WatchError
 from ampscope.trace.schema import EventKind
 from ampscope.trace.write.writer import TraceWriter
@@ -43,7 +44,7 @@ class Scope(Configurable):
     Many methods because it is what the user holds and what the process-wide hooks call.
 
     Attributes:
-        folder: The run's folder.
+        folder: The run's folder, or its URL.
     """
 
     _open = False
@@ -52,6 +53,7 @@ class Scope(Configurable):
         self,
         models: Models,
         writer: TraceWriter,
+        receivers: Receivers,
         *,
         settings: Mapping[str, Any],
         sampled: bool,
@@ -60,15 +62,16 @@ class Scope(Configurable):
         quiet: bool,
         heal: Healing | None,
     ) -> None:
-        self.folder, self._models, self._writer = writer.folder, models, writer
-        self._terminal = Terminal(writer.folder, quiet=quiet, rank=writer.rank, world_size=writer.manifest.world_size)
+        self.folder, self._models, self._writer = writer.home, models, writer
+        signals = Signals(receivers, writer, self._guard, self._warn) if receivers else None
+        self._terminal = Terminal.of(writer, signals, quiet=quiet)
         operands = OperandFiles(writer.folder, writer.rank, operand_budget, self._guard("the keeping of operands"))
-        self._recorder = Recorder(writer, models, operands)
+        self._recorder = Recorder(writer, models, operands, signals)
         budgets = TraceBudget(None, 0.0, sampled=sampled), replays(settings["overhead"], replay_budget, heals=heal)
         settled: dict[str, Any] = {"guard": self._guard("the settings"), "settings": settings}
         self._configuration = Configuration(models, budgets[0], self._recorder, self._terminal, **settled)
-        told = self._terminal, self._configuration, heal
-        self._steps = step_watch(models, self._recorder, self._guard, budgets, *told)
+        told = self._guard, budgets, self._terminal, self._configuration, heal
+        self._steps = step_watch(models, self._recorder, *told)
         self._configuration.step = partial(self._steps.optimizers.step_of, None)
         self._modules = ModuleWatch(models, self._steps)
         self._modules.keeps, self._home = self, self._modules.home
@@ -132,6 +135,7 @@ class Scope(Configurable):
             self._terminal.close,
             lambda: self._recorder.event(EventKind.CLOSE, self._steps.optimizers.step_of(None), ""),
             self._writer.close,
+            self._terminal.end_signals,
             self._models.release,
         ]
         for remove in removals:
@@ -189,11 +193,7 @@ class Scope(Configurable):
 
     def watches(self, roots: Iterable[torch.nn.Module]) -> Extent | None:
         """How much of ``roots`` belongs to this scope; None where nothing does."""
-        roots = list(roots)
-        if {id(unwrapped(root)) for root in roots} == {id(unwrapped(root)) for root in self._models.roots}:
-            return Extent.THE_SAME
-        held = any(id(module) in self._models.names for root in roots for module in root.modules())
-        return Extent.OVERLAPS if held else None
+        return extent(self._models, list(roots))
 
     # -- process_hooks.Listener ---------------------------------------------------------------------------------
 
@@ -236,7 +236,7 @@ class Scope(Configurable):
             text = (
                 "watch was called again for this run's folder: this scope ends, the newer one goes on as a resumed run"
             )
-            self._terminal.line(f"{text} ({self.folder})")
+            self._terminal.line(f"{text} ({self._terminal.shown})")
         else:
             text = f"watch was called again for this model: this run ends, the next one is {folder}"
         self.note(text)
@@ -264,8 +264,7 @@ class Scope(Configurable):
         scope = weakref.ref(self)
 
         def failed(text: str) -> None:
-            owner = scope()
-            if owner is not None:
+            if (owner := scope()) is not None:
                 with Suppressed():  # what fails may be the record itself
                     owner._recorder.event(EventKind.WARNING, owner._steps.optimizers.step_of(None), text)
                 with Suppressed():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import os
 import platform
 import weakref
@@ -19,6 +18,7 @@ from torch.optim import Optimizer
 
 import ampscope
 from ampscope.capture.budgets import TRIALS
+from ampscope.capture.events import run_end
 from ampscope.capture.events.run_end import NOT_KNOWN
 from ampscope.capture.heal.healing import Healing, asked_for, configured
 from ampscope.capture.hooks import scaler_kinds
@@ -26,18 +26,22 @@ from ampscope.capture.hooks.accelerator import Accelerator, is_accelerator, prep
 from ampscope.capture.record.job import Job, this_job
 from ampscope.capture.record.run_folder import DEFAULT_FOLDER, asked_folder, default_folder, is_verified
 from ampscope.capture.record.sampled_ranks import sampled_ranks
-from ampscope.capture.record.settings import checked
+from ampscope.capture.record.settings import check_costs, check_optimizer, checked
+from ampscope.capture.record.signals.signals import OnIncident, receivers
+from ampscope.capture.record.signals.tracker import Tracker
+from ampscope.capture.record.signals.webhook import without_addresses
 from ampscope.capture.record.terminal import say
 from ampscope.capture.scope import Scope, forgotten, open_scopes, opened
 from ampscope.capture.torch_support.calls import kernel_choice
 from ampscope.capture.torch_support.calls.modes_aside import others_aside
 from ampscope.capture.torch_support.calls.threads import changing
 from ampscope.capture.torch_support.models import Extent, Models, inside_fabric
-from ampscope.capture.torch_support.optimizer_view import OptimizerView, is_optimizer
 from ampscope.capture.torch_support.user_line import user_place
 from ampscope.errors import WatchError
 from ampscope.trace.manifest import Manifest
-from ampscope.trace.write.writer import TraceWriter
+from ampscope.trace.remote.location import BucketPath
+from ampscope.trace.upload.early_exit import before_exit
+from ampscope.trace.upload.opening import cannot_write, named_folder, open_writer
 
 #: Of the disk budget, kept operands take at most one part in this many.
 OPERANDS_SHARE = 4
@@ -61,6 +65,9 @@ def watch(
     save_tensors: bool = False,
     heal: bool | Healing = False,
     disk_budget: int = 2 << 30,
+    log_to: Tracker | Sequence[Tracker] | None = None,
+    on_incident: OnIncident | None = None,
+    webhook: str | None = None,
     quiet: bool = False,
 ) -> Scope:
     """Watches the mixed-precision training of ``model``; the loop itself stays as it is.
@@ -72,8 +79,9 @@ def watch(
         scaler: The loop's ``GradScaler`` (``ShardedGradScaler`` too), or what holds one. Without it, the scaler is
             noticed when it first scales a loss; a loop without one (bf16, fp32) is watched too.
         optimizer: Checked to hold parameters of ``model``; it is found by itself otherwise.
-        dir: The run's folder. A folder that already holds a run is continued as a resumed segment. Default: a new
-            folder below ``./ampscope_runs``, one for all ranks of a job.
+        dir: The run's folder, or a URL as ``s3://bucket/prefix``, to which it is sent while it trains. One that already
+            holds a run is continued as a resumed segment. Default: a new folder below ``./ampscope_runs``, one for all
+            ranks of a job.
         every: Trace one step in this many op by op; 0 for none. Default: the first steps are looked at, and healthy
             ones recorded at 0, 8, 16, 32, ..., then about one in a thousand; sooner where a value grows towards
             overflow. Of steps recorded so, and of those asked for that are 16 steps
@@ -98,6 +106,11 @@ def watch(
             live model, and the step's gradients are taken from that replay. ``True``, or `ampscope.Healing` with
             limits. Default: nothing of the training is ever changed.
         disk_budget: Bytes the trace may take; the oldest per-op rows go first, old steps are thinned, incidents stay.
+        log_to: Trackers that get the run's figures and alerts, on rank 0: of `ampscope.integrations.trackers`, as
+            ``TensorBoard("logs")``, or one of your own. Like all that is told, from threads apart: no step waits.
+        on_incident: Called with an `ampscope.Alert`, its diagnosis in it, when a step goes wrong, the loop makes a
+            mistake, or a value is about to overflow; by one rank, a few times at once and then at most every 10 min.
+        webhook: Address to which each of these alerts is posted, as Slack takes them. It is kept secret.
         quiet: Print nothing.
 
     Returns:
@@ -108,31 +121,28 @@ def watch(
         WatchError: The call cannot be honoured; nothing was installed.
         RunError: ``dir`` holds a run that cannot be continued.
     """
-    if is_accelerator(model):
-        model, scaler = _prepared(model, scaler)
-    roots = _models(model)
-    scaler, healing = _scaler(scaler), asked_for(heal) if not is_verified() else None
-    _check_numbers(replay_budget, disk_budget)
-    _check_can_save(save_tensors)
+    roots, scaler = _watched(model, scaler)
+    healing = asked_for(heal) if not is_verified() else None
+    check_costs(replay_budget, disk_budget, save_tensors)
+    told = receivers(log_to, on_incident, webhook)
     with changing, others_aside():  # two threads may begin to watch at a time
         _close_forgotten()
         earlier = _earlier_scope(roots)
-        _check_initialised(roots)
         models, job = Models(roots), this_job()
         sampled = sampled_ranks(ranks, job.world_size)
-        _check_optimizer(optimizer, models)
+        check_optimizer(optimizer, models)
         asked = {"every": every, "overhead": overhead, "audit_every": audit_every}
         settings = checked(asked | {"modules": modules, "ops": ops, "parameters": parameters}, models)
-        folder = asked_folder() or (_folder(dir) if dir is not None else _new_folder(models, job))
+        folder = asked_folder() or (named_folder(dir) if dir is not None else _new_folder(models, job))
         _end_earlier_run(folder)
         kept: dict[str, Any] = {"replay_budget": replay_budget, "save_tensors": save_tensors, "ranks": sampled}
         manifest = _manifest(models, job, str(name or folder.name), settings | kept | configured(healing))
-        writer = _open_writer(folder, manifest, job.rank, disk_budget)
+        writer = open_writer(folder, manifest, job.rank, disk_budget, say)
         if earlier is not None:
             earlier.succeeded(folder)
         share = disk_budget // OPERANDS_SHARE // max(writer.manifest.world_size, 1) if save_tensors else 0
         chosen: Any = {"replay_budget": replay_budget, "operand_budget": share, "quiet": quiet, "heal": healing}
-        return Scope(models, writer, settings=settings, sampled=job.rank in sampled, **chosen).open(scaler)
+        return Scope(models, writer, told, settings=settings, sampled=job.rank in sampled, **chosen).open(scaler)
 
 
 def _close_forgotten() -> None:
@@ -149,6 +159,15 @@ def _close_forgotten() -> None:
     opened.clear()
     gc.collect()
     opened.update((scope, None) for scope in (ref() for ref in known) if scope is not None)
+
+
+def _watched(model: Any, scaler: Any) -> tuple[list[nn.Module], Any]:
+    """The models to watch and their scaler."""
+    if is_accelerator(model):
+        model, scaler = _prepared(model, scaler)
+    roots = _models(model)
+    _check_initialised(roots)
+    return roots, _scaler(scaler)
 
 
 def _prepared(accelerator: Any, scaler: Any) -> tuple[list[nn.Module], Any]:
@@ -179,20 +198,6 @@ def _scaler(scaler: Any) -> Any | None:
     return found
 
 
-def _check_numbers(replay_budget: Any, disk_budget: Any) -> None:
-    if isinstance(replay_budget, bool) or not isinstance(replay_budget, int) or replay_budget < 0:
-        raise WatchError(f"replay_budget={replay_budget!r}: give a number of replays per incident, 0 for none")
-    if isinstance(disk_budget, bool) or not isinstance(disk_budget, int) or disk_budget < 1 << 20:
-        raise WatchError(f"disk_budget={disk_budget!r}: give bytes, at least 1 MiB (1 << 20)")
-
-
-def _check_can_save(save_tensors: Any) -> None:
-    if not isinstance(save_tensors, bool):
-        raise WatchError(f"save_tensors={save_tensors!r}: give True to keep operands of failed ops, or leave it out")
-    if save_tensors and importlib.util.find_spec("safetensors") is None:
-        raise WatchError("save_tensors=True needs safetensors; pip install safetensors, or leave it out")
-
-
 def _earlier_scope(roots: list[nn.Module]) -> Scope | None:
     """The open scope of the same models: a notebook's cell was run again, and the newer scope takes its place.
 
@@ -217,54 +222,29 @@ def _check_initialised(roots: list[nn.Module]) -> None:
         raise WatchError(f"the parameter {lazy[0]} has no shape yet; call the model once, then ampscope.watch")
 
 
-def _check_optimizer(optimizer: Any, models: Models) -> None:
-    if optimizer is None:
-        return
-    if not is_optimizer(optimizer):
-        raise WatchError(f"optimizer= takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
-    if not models.owns(OptimizerView(optimizer).parameters):
-        raise WatchError("the optimizer holds no parameter of the model; pass the model that it trains")
-
-
 def _end_earlier_run(folder: Path) -> None:
-    """A loop that is started again in the same process, for the same folder, resumes the run that it left open."""
+    """A loop that is started again in the same process, for the same folder, resumes the run that it left open.
+
+    One that goes to an object store is closed while the process can still send it.
+    """
+    if isinstance(folder, BucketPath):
+        before_exit(_close_remote)
     for scope in open_scopes():
         if scope.folder.absolute() == folder.absolute():
             scope.succeeded(folder)
-
-
-def _folder(path: Any) -> Path:
-    if not isinstance(path, (str, os.PathLike)) or "\0" in str(path):
-        raise WatchError(f"dir={path!r}: give the path of the run's folder, or leave it out")
-    return Path(path)
 
 
 def _new_folder(models: Models, job: Job) -> Path:
     try:
         return default_folder(job, models.main_type())
     except OSError as error:
-        raise _cannot_write(DEFAULT_FOLDER, error) from error
+        raise cannot_write(DEFAULT_FOLDER, error) from error
 
 
-def _cannot_write(folder: Path, error: OSError) -> WatchError:
-    return WatchError(
-        f"cannot write the run to {folder}: {error.strerror or error}; "
-        f"pass dir= a folder that this process alone can write"
-    )
-
-
-def _open_writer(folder: Path, manifest: Manifest, rank: int, disk_budget: int) -> TraceWriter:
-    try:
-        return TraceWriter(
-            folder,
-            manifest=manifest,
-            rank=rank,
-            disk_budget=disk_budget,
-            on_notice=say,
-            on_failure=say,
-        )
-    except OSError as error:
-        raise _cannot_write(folder, error) from error
+def _close_remote() -> None:
+    for scope in open_scopes():
+        if isinstance(scope.folder, BucketPath):
+            scope._close(run_end.of_process(scope._handled_before))
 
 
 def _manifest(models: Models, job: Job, name: str, configuration: dict[str, Any]) -> Manifest:
@@ -285,6 +265,7 @@ def _manifest(models: Models, job: Job, name: str, configuration: dict[str, Any]
         parameters=sum(parameter.numel() for _, parameter in models.parameters.values()),
         configuration=configuration | _watched_at() | {"kernels": kernel_choice.by_name(kernel_choice.current())},
         job=job.ids,
+        host=platform.node(),
     )
 
 
@@ -293,4 +274,5 @@ def _watched_at() -> dict[str, Any]:
     place, own = user_place(), Path(ampscope.__file__).parent
     if place is None or place.code is None or Path(place.code.co_filename).is_relative_to(own):
         return {}
-    return {"watched_at": {"file": place.file, "line": place.line, "function": place.function, "code": place.text}}
+    code = without_addresses(place.text)  # a webhook's is a secret
+    return {"watched_at": {"file": place.file, "line": place.line, "function": place.function, "code": code}}

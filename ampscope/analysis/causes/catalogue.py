@@ -13,13 +13,14 @@ from ampscope.analysis.causes import (
     usage,
 )
 from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, OpRule
-from ampscope.analysis.causes.range import ahead, overflow, underflow
+from ampscope.analysis.causes.range import ahead, literal, overflow, underflow
 from ampscope.analysis.results import Finding, Incident
 from ampscope.trace.dtypes import FLOAT8
 from ampscope.trace.schema import Node
 from ampscope.trace.vocabulary import Cause
 
-FAMILIES = (overflow, underflow, ahead, mathematics, nothing_left, outside, state, ranks, usage, harmless, unknown)
+_OF_RANGE = (overflow, literal, underflow, ahead)
+FAMILIES = (*_OF_RANGE, mathematics, nothing_left, outside, state, ranks, usage, harmless, unknown)
 
 #: Every cause with its entry.
 CATALOGUE: dict[Cause, CauseEntry] = {entry.cause: entry for family in FAMILIES for entry in family.ENTRIES}

@@ -116,9 +116,3 @@ class CauseEntry:
     def advice(self, occurrence: Occurrence) -> tuple[Remedy, ...]:
         """What cures it, as far as it can be told without trying."""
         return self.remedies(occurrence) if callable(self.remedies) else self.remedies
-
-
-def number(value: float) -> str:
-    """Four digits of it, or all where four would make it 1."""
-    short = f"{value:.4g}"
-    return repr(value) if float(short) == 1.0 != value else short

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ampscope.analysis.causes import untried
-from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, Reason, number
+from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, Reason
 from ampscope.analysis.results import Remedy
+from ampscope.analysis.words.number_words import number
 from ampscope.analysis.words.wording import op_in_words
 from ampscope.trace.schema import Node
 from ampscope.trace.vocabulary import Cause, Severity

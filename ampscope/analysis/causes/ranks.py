@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ampscope.analysis.causes import untried
-from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, Reason, number
+from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, Reason
 from ampscope.analysis.results import Remedy
+from ampscope.analysis.words.number_words import number
 from ampscope.analysis.words.rank_words import ranks_in_words
 from ampscope.trace.vocabulary import Cause
 
@@ -123,7 +124,7 @@ ENTRIES = (
         noun="ranks that should agree and do not",
         sentence=_apart,
         remedies=_what_to_do,
-        recognised_in="analysis.diagnosis.apart_replicas",
+        recognised_in="analysis.diagnosis.ranks.apart_replicas",
         cured_by_precision=False,
     ),
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ampscope.analysis.causes.catalogue import OP_RULES
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Match, Reason
 from ampscope.analysis.causes.outside import ChangedSince, FromOthers
-from ampscope.analysis.causes.unknown import Observed, not_measured
+from ampscope.analysis.causes.unknown import Observed, infinite_constant, not_measured
 from ampscope.analysis.numerics import rounding
 from ampscope.analysis.numerics.dtypes import is_floating
 from ampscope.analysis.origin.bounds import cannot_overflow, is_out_of_reach
@@ -42,7 +42,6 @@ _FINITE_HERE = Observed(
     sentence="This op's own result was measured and is finite, and what read it found it non-finite: it was written "
     "into in between, by something that the trace does not show."
 )
-_INFINITE_ON_PURPOSE = Observed(sentence="An infinite constant reached the result.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +114,7 @@ def _is_possible(op: Executed, found: Match) -> bool:
 
 def _in_forward(op: Executed, origin: Origin) -> Recognised:
     if is_deliberate(op.graph, op.seq):
-        return Recognised(Cause.UNKNOWN, op.seq, Phase.FORWARD, _INFINITE_ON_PURPOSE)
+        return Recognised(Cause.UNKNOWN, op.seq, Phase.FORWARD, infinite_constant(op))
     if _only_carries(op) and unmeasured(op) is None:
         return _changed_since(op)
     cause, reason = match(op, Phase.FORWARD)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ampscope.analysis.causes import untried
 from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, Reason
 from ampscope.analysis.results import Remedy
+from ampscope.analysis.words.number_words import number
 from ampscope.trace.schema import Change, Form, Looked, StateKind
 from ampscope.trace.vocabulary import Cause
 
@@ -103,7 +104,7 @@ class FollowerHeld(StandsStill):
         return (
             f"{self.share:.0%} of {what} did not move in the steps from {self.since:,} to {self.last:,} that were "
             f"looked at. In float32 it does, the same way each time: each update is too small for {self.dtype}. They "
-            f"are {self.value:.3g} on the average, and {self.off_by:.3g} away from what they should follow."
+            f"are {number(self.value)} on the average, and {number(self.off_by)} away from what they should follow."
         )
 
     @property
@@ -128,8 +129,8 @@ class WeightHeld(StandsStill):
         return (
             f"{self.share:.0%} of the weight {self.name} did not move in any of {self.looks:,} steps from "
             f"{self.since:,} to {self.last:,} that were looked at{_and_more(self.others)}. Its updates, about "
-            f"{self.update:.2g} each, are rounded away: numbers of {self.dtype} are {self.spacing:.2g} apart at "
-            f"{self.value:.3g}. In float32 they would have moved it by about {self.off_by:.2g}."
+            f"{number(self.update)} each, are rounded away: numbers of {self.dtype} are {number(self.spacing)} "
+            f"apart at {number(self.value)}. In float32 they would have moved it by about {number(self.off_by)}."
         )
 
     @property
@@ -155,9 +156,9 @@ class AverageHeld(StandsStill):
         return (
             f"{self.share:.0%} of {self.name} of {self.owner}, which the optimizer keeps in {self.dtype}, did not move "
             f"in any of {self.looks:,} steps from {self.since:,} to {self.last:,} that were looked at"
-            f"{_and_more(self.others)}. A step is to replace {self.update:.2g} of it, and numbers of {self.dtype} are "
-            f"up to {self.spacing:.2g} of themselves apart: it stays at {self.value:.2g}, where it should come down to "
-            f"{self.off_by:.2g}, and updates that are divided by it remain too small."
+            f"{_and_more(self.others)}. A step is to replace {number(self.update)} of it, and numbers of "
+            f"{self.dtype} are up to {number(self.spacing)} of themselves apart: it stays at {number(self.value)}, "
+            f"where it should come down to {number(self.off_by)}, and updates that are divided by it remain too small."
         )
 
     @property

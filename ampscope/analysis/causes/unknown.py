@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from ampscope.analysis.causes import untried
 from ampscope.analysis.causes.cause_entry import CauseEntry, Match, Occurrence, OpRule, Reason, Turn
+from ampscope.analysis.causes.mathematics.division import ENDING, kept_between
 from ampscope.analysis.origin.op_facts import Executed, unmeasured
 from ampscope.analysis.results import Remedy
 from ampscope.analysis.words.wording import op_in_words
 from ampscope.trace.dtypes import FINFO, FLOAT8, PARTS
+from ampscope.trace.schema import Form
 from ampscope.trace.vocabulary import Cause
 
 #: Dtypes whose values a trace has, unless something kept them from being looked at.
@@ -24,6 +26,27 @@ class Observed(Reason):
 
     sentence: str
     advice: tuple[Remedy, ...] = ()  #: what helps all the same
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InfiniteConstant(Observed):
+    """An infinity of the code reached the result."""
+
+    value: float | None  #: None where it is no number that the call itself is given
+
+
+def infinite_constant(op: Executed) -> InfiniteConstant:
+    """What is said of an op that writes an infinity which nothing takes away."""
+    sign = "-" if (op.infinite_constant or -math.inf) < 0 else ""
+    finite = Remedy(
+        text="Put a large number there that is finite, or leave what is masked out of what reads all of it, as label "
+        "smoothing, a mean or a sum does.",
+        code=f"x = x.masked_fill(mask, {sign}1e4)",
+        kind=Form.CONSTANT,
+        untried=untried.MEANING,
+    )
+    sentence = "An infinite constant reached the result."
+    return InfiniteConstant(sentence=sentence, advice=(finite,), value=op.infinite_constant)
 
 
 def _unknown(sentence: str) -> Match:
@@ -67,7 +90,9 @@ def _infinite_operand(op: Executed) -> Match | None:
 def _out_of_domain(op: Executed) -> Match | None:
     if op.name not in _DEFINED_ON_PART:
         return None
-    return _unknown(f"{op.name} was given a number outside the range where it is defined.")
+    helps = (kept_between(op.name),) if op.name in ENDING else ()
+    sentence = f"{op.name} was given a number outside the range where it is defined."
+    return Match(Cause.UNKNOWN, Observed(sentence=sentence, advice=helps))
 
 
 def _what_is_known(occurrence: Occurrence) -> str:

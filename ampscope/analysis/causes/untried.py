@@ -16,6 +16,7 @@ OUTSIDE = "no change of the code cures it, and replays try such changes"
 RANKS = "a replay runs the step of one rank"
 RAISED = "a call that ends with an error is not run again"
 COMPILED = "replays run eager code"
+CONVERTED = "where the code converts to half precision itself, a replay widens what a call is given, not the call"
 ORDER = "a replay takes the loop's own lines as they are"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from ampscope.analysis.causes.catalogue import CATALOGUE
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Reason
 from ampscope.analysis.causes.unknown import Observed
-from ampscope.analysis.causes.usage import LearningRateMoved, OptimizerRestored, ScaleForgotten
+from ampscope.analysis.causes.usage.reasons import LearningRateMoved, OptimizerRestored, ScaleForgotten
 from ampscope.analysis.cures import own_words
 from ampscope.analysis.cures.program_lines import program_of
 from ampscope.analysis.origin.step_graph import source_line

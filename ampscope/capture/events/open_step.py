@@ -33,6 +33,7 @@ class OpenStep:
     norm: Tensor | None = None  #: of gradients that were judged as they were given, for nothing keeps those
     doubt: Doubt | None = None  #: gradients that were not finite when they were given
     bad: StepAttempt | None = None  #: went bad, as far as it had come, before its weights were moved
+    by_hand: bool = False  #: no optimizer but the loop itself has ended it
 
     def scaled(self, losses: Any) -> None:
         """A scaler was given ``losses``."""

@@ -12,10 +12,12 @@ from ampscope.capture.events.open_step import StepAttempt
 from ampscope.capture.heal.cures.lasting_cure import LastingCure
 from ampscope.capture.heal.cures.loss_scale import ScaleRaised
 from ampscope.capture.heal.cures.modules import Both, ConversionsWider, ModulesKept
-from ampscope.capture.heal.cures.one_form import LIVE, OneForm
+from ampscope.capture.heal.cures.one_form import LIVE, LIVE_IN_LOSS, FormOfLossCode, OneForm
 from ampscope.capture.replay.cures import failure
 from ampscope.capture.replay.cures.forms.call_form import CallPlace
 from ampscope.capture.replay.cures.forms.form_change import ROUNDING
+from ampscope.capture.replay.cures.forms.in_loss import LossForms
+from ampscope.capture.replay.cures.forms.mathematics.logarithms import FromLogits
 from ampscope.capture.replay.results import ReplayResult, Symptom, TrialResult
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.torch_support.models import Models
@@ -72,7 +74,12 @@ class BadStep(NamedTuple):
 
 
 def lasting(
-    tried: Sequence[TrialResult], rows: TracedRows | None, sites: Sites, models: Models, scaler: Any
+    tried: Sequence[TrialResult],
+    rows: TracedRows | None,
+    sites: Sites,
+    models: Models,
+    scaler: Any,
+    loss: LossForms,
 ) -> Iterator[LastingCure]:
     """The cures that last among the changes that were tried with success, those that change least first.
 
@@ -82,10 +89,11 @@ def lasting(
         sites: The program points seen so far, which tell in whose code a conversion stands.
         models: The watched models.
         scaler: The loop's; None without one.
+        loss: The forms that calls of the loss code have.
     """
     found = [each for each in tried if each.result.outcome is Trial.FINITE and not misses_float32(each, tried)]
     modules = {models.names[id(module)]: module for module in models.modules}
-    yield from filter(None, (_one_form(each, sites, modules) for each in found))
+    yield from filter(None, (_one_form(each, sites, modules, loss) for each in found))
     located = failure.located(rows, scaled=False) if rows is not None else None
     for each in found:
         converting = _converting(each.conversions, sites, modules) if each.conversions else None
@@ -117,27 +125,32 @@ def misses_float32(trial: TrialResult, tried: Iterable[TrialResult]) -> bool:
     return abs(loss - reference) > LOSS_APART * max(abs(loss), abs(reference))
 
 
-def _one_form(trial: TrialResult, sites: Sites, modules: dict[str, nn.Module]) -> OneForm | None:
+def _one_form(trial: TrialResult, sites: Sites, modules: dict[str, nn.Module], loss: LossForms) -> OneForm | None:
     """A call in another form; None where that changes values that were good, or is not the whole of what was tried."""
     used = trial.form
-    if (
-        trial.change is not Change.FORM
-        or used is None
-        or trial.result.reason
-        or type(used.made_by) not in LIVE.values()
-    ):
+    if trial.change is not Change.FORM or used is None or trial.result.reason:
         return None
-    is_same = used.good_change is not None and used.good_change <= ROUNDING
-    names = dict.fromkeys(
-        LOSS_CODE if point.phase == Phase.LOSS else point.module
-        for point in sites
-        if (point.place.file, point.place.line) == (used.place.file, used.place.line)
-    )
-    names = {name: None for name in names if not any(_is_inside(name, other) for other in names)}
+    form, at = used.made_by, CallPlace(used.place.file, used.place.line)
+    if used.good_change is None or used.good_change > ROUNDING:
+        return None
+    names = _whose_code(at, sites)
+    made = _whose_code(form.made_at, sites) if isinstance(form, FromLogits) else names
     held = {name: modules[name] for name in names if name in modules}
-    if not is_same or not held or len(held) != len(names):
-        return None
-    return OneForm(used.made_by, CallPlace(used.place.file, used.place.line), held)
+    cure: OneForm | None = None
+    if names == made == [LOSS_CODE] and type(form) in LIVE_IN_LOSS.values():
+        cure = FormOfLossCode(form, at, loss)
+    elif held and len(held) == len(names) and type(form) in LIVE.values():
+        cure = OneForm(form, at, held)
+    if cure is not None:
+        cure.fitting_scale = trial.scale
+    return cure
+
+
+def _whose_code(at: CallPlace, sites: Sites) -> list[str]:
+    """The modules that run a line, and the loss code if that does; the innermost in which all of them lie."""
+    points = [point for point in sites if at.is_at(point.place) and point.phase != Phase.BACKWARD]
+    names = dict.fromkeys(LOSS_CODE if point.phase == Phase.LOSS else point.module for point in points)
+    return [name for name in names if not any(_is_inside(name, other) for other in names)]
 
 
 def _is_inside(name: str, other: str) -> bool:

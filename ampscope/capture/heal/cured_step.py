@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from ampscope.capture.events.open_step import StepAttempt
 from ampscope.capture.heal.cures import poisoned
+from ampscope.capture.heal.cures.lasting_cure import LastingCure
+from ampscope.capture.heal.cures.poisoned import Poisoned
 from ampscope.capture.replay import memory, player, step_replay
 from ampscope.capture.replay.changes import ReplayChange
 from ampscope.capture.replay.player import Player
@@ -24,13 +27,14 @@ from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.tracing.sites import Sites
 from ampscope.capture.tracing.statistics.stats import can_be_bad, finite
 from ampscope.capture.tracing.tracer import Tracer
+from ampscope.trace.schema import CureKind
 
 #: Why gradients are not handed over that the loop may have decided on.
 DECIDED_BY_THEM = "the loop read numbers of its gradients, and changed these after that"
 
 
 class Buffer(NamedTuple):
-    """A buffer of the model, by its module and its name: a forward may put another tensor in its place."""
+    """A buffer or a plain attribute, by its module and its name: a forward may put another tensor in its place."""
 
     module: nn.Module
     name: str
@@ -51,7 +55,40 @@ class CuredStep:
     seconds: float = 0.0
 
 
-def run(step: TapedStep, models: Models, change: ReplayChange, guard: Guard) -> CuredStep:
+class Handed(Enum):
+    """What becomes of the step of an attempt that went bad."""
+
+    NOTHING = auto()  #: what would have become of it
+    REPLACED = auto()  #: its gradients are finite now: its optimizer is to step
+    LEFT_OUT = auto()  #: it is left out
+
+
+@dataclass(slots=True)
+class Plan:
+    """What is to be done about a bad step."""
+
+    attempt: StepAttempt
+    kind: CureKind
+    text: str
+    recording: TapedStep
+    change: ReplayChange = field(default_factory=ReplayChange)  #: with which the step comes out finite
+    cure: LastingCure | None = None
+    cured: CuredStep | None = None  #: the step with it, if that was run
+    poisoned: Poisoned = field(default_factory=dict)
+    handed: Handed = Handed.NOTHING
+    why_not: str = ""  #: its gradients were not handed over
+    restored: bool = False  #: buffers that it has spoilt hold finite values again
+    has_ended: bool = False  #: the optimizer has returned, or was skipped
+    is_told: bool = False  #: another optimizer of the same step had it first
+    is_finite: bool = False  #: and goes on as it is: what it lost is not known to be worth more
+
+    @property
+    def is_repair(self) -> bool:
+        """Whether it gives the model values back, whatever becomes of the step."""
+        return bool(self.poisoned) or self.kind is CureKind.WEIGHTS
+
+
+def run(step: TapedStep, models: Models, change: ReplayChange, guard: Guard, clock: Callable[[], float]) -> CuredStep:
     """Runs a step with a change.
 
     Args:
@@ -59,6 +96,7 @@ def run(step: TapedStep, models: Models, change: ReplayChange, guard: Guard) -> 
         models: The watched models.
         change: What is done otherwise.
         guard: Catches faults of the tracer.
+        clock: Gives seconds.
 
     Returns:
         What came out. Nothing of the training is different afterwards.
@@ -69,7 +107,7 @@ def run(step: TapedStep, models: Models, change: ReplayChange, guard: Guard) -> 
     stops = (player.call_user.__code__,)
     tracer = Tracer(Sites(0, models.module_type), models.names, full=False, guard=guard, stops=stops)
     again = Player(step, models, tracer, change)
-    began = time.perf_counter()
+    began = clock()
     failed = step_replay.play(again, memory.room(models.main_device()))
     tracer.release()
     if failed:
@@ -77,8 +115,8 @@ def run(step: TapedStep, models: Models, change: ReplayChange, guard: Guard) -> 
     left = again.substitutes.left
     buffers = [Buffer(module, name, step.state.buffer(module, name), value) for module, name, value in left]
     if not again.finite or again.spoilt or any(_is_spoilt(step.state, each) for each in buffers):
-        return CuredStep("it is not finite with the cure either", True, seconds=time.perf_counter() - began)
-    seconds = time.perf_counter() - began  # what is finite was looked up: the device has done its part
+        return CuredStep("it is not finite with the cure either", True, seconds=clock() - began)
+    seconds = clock() - began  # what is finite was looked up: the device has done its part
     return CuredStep("", True, again.gradients(), buffers, _is_unscaled(step), again.hooked, seconds)
 
 
@@ -105,22 +143,25 @@ def why_not_handed_over(step: TapedStep, optimizer: Optimizer, models: Models, *
         models: The watched models.
         averages: Those of all ranks are going to be put together as the step's own were.
     """
-    foreign = any(id(parameter) not in models.parameters for parameter in OptimizerView(optimizer).parameters)
+    stepped = OptimizerView(optimizer).parameters
+    foreign = any(id(parameter) not in models.parameters for parameter in stepped)
+    had = any(models.parameters[id(each)][0] in step.had_gradients for each in stepped if id(each) in models.parameters)
     of_ranks = step.has_received() or (step.reduction() is not None and not averages)
     reasons: dict[str, bool] = {
-        "gradients were there before the step, which a replay does not have": step.had_gradients,
+        "gradients were there before the step, which a replay does not have": had,
         "its gradients were put together with those of other ranks": of_ranks,
         "weights have moved since": step.late or step.moved or step.after_unjudged or step.updates != (),
         "its optimizer steps weights that are not watched": foreign,
         DECIDED_BY_THEM: _decided_by_gradients(step),
         "the loop changed gradients between two backward passes": _changed_between(step),
-        "the step left what is not finite in an attribute of a module": not all(map(finite, _attributes(step))),
+        "the step left what is not finite in what an attribute of a module holds": not all(map(finite, _held(step))),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
-def _attributes(step: TapedStep) -> Iterator[Tensor]:
-    return (held.tensor for held in step.state.held.now())
+def _held(step: TapedStep) -> Iterator[Tensor]:
+    """What no replay gives back."""
+    return (held.tensor for held in step.state.held.now() if held.is_nested or not step.state.keeps_before)
 
 
 def _changed_between(step: TapedStep) -> bool:

@@ -12,11 +12,13 @@ from ampscope.capture.events.open_step import EndedStep, StepAttempt
 from ampscope.capture.events.run_end import RunEnd
 from ampscope.capture.heal import cured_step, resumed
 from ampscope.capture.heal.choice import BadStep
-from ampscope.capture.heal.cures import poisoned
+from ampscope.capture.heal.cured_step import Handed, Plan
+from ampscope.capture.heal.cures import poisoned, repairs
+from ampscope.capture.heal.cures.lasting_cure import LastingCure
 from ampscope.capture.heal.cures.repairs import ElementsZeroed
 from ampscope.capture.heal.healing import BEGINS, Healing
 from ampscope.capture.heal.in_force import InForce
-from ampscope.capture.heal.planning import Handed, Plan, Planner
+from ampscope.capture.heal.planning import Planner
 from ampscope.capture.heal.told import Change, HealingLog
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.replay.changes import ReplayChange
@@ -33,7 +35,7 @@ TOO_LATE = "its gradients could not be replaced any more when it was judged"
 
 
 class Healer(StepObserver):
-    """Decides on each bad step, and on what is in force.
+    """Decides on each bad step, and on what is in force; many methods because it hears of all that a step is made of.
 
     Attributes:
         begins: What is said as a run begins.
@@ -70,7 +72,7 @@ class Healer(StepObserver):
         self.log = log
         self._plan: Plan | None = None
         self._examined: StepAttempt | None = None  # the latest
-        self._in_force = InForce(settings, log)
+        self._in_force = InForce(settings, log, tape.mode.forms)
         self._planner = Planner(models, recorder, budget, settings, self._in_force, log, guard)
         self._in_a_row = 0  # bad steps about which nothing was done
         self._was_good = True  # the step before
@@ -91,8 +93,8 @@ class Healer(StepObserver):
         plan, first = self._plan, self._examined
         self._finish()
         if first is not None and first.opened is bad.attempt.opened and first is not bad.attempt:
-            left_out = plan is not None and plan.handed is Handed.LEFT_OUT  # what holds for one of a step holds for all
-            self._plan = Plan(bad.attempt, CureKind.LEFT_OUT, "", bad.recording, is_told=True) if left_out else None
+            left_out = plan is not None and plan.handed is Handed.LEFT_OUT
+            self._plan = self._planner.of_another(bad, left_out=left_out)
             return
         self._examined = bad.attempt
         with self.guard:
@@ -118,26 +120,34 @@ class Healer(StepObserver):
             return Handed.NOTHING
         with self.guard:
             if plan.kind is CureKind.LEFT_OUT:
-                plan.why_not = self._planner.leave_out(attempt)
+                plan.why_not = self._planner.leaving_out.leave_out(attempt)
                 plan.handed = Handed.NOTHING if plan.why_not else Handed.LEFT_OUT
             elif not (plan.why_not or plan.is_finite):
                 plan.why_not = self._replace(plan, recording, follows_read=follows_read)
-                plan.handed = Handed.NOTHING if plan.why_not else Handed.REPLACED
+                plan.handed = self._planner.left_out_instead(plan) if plan.why_not else Handed.REPLACED
             plan.cured = None
         return plan.handed
 
     def leave_out(self, attempt: StepAttempt, text: str) -> None:
         """Has an optimizer do nothing that is about to step, and would spoil what is finite, if that can be."""
-        reason = self._planner.leave_out(attempt, is_called=True)
+        reason = self._planner.leaving_out.leave_out(attempt, is_called=True)
         attempt.left_out = not reason
         if reason:
             self.log.declined(attempt.step, reason)
         else:
             self.log.made(Change(attempt.step, attempt.index, CureKind.LEFT_OUT, text))
 
+    def keep(self, cure: LastingCure, attempt: StepAttempt) -> None:
+        """Makes a change that was proved on copies, for the step of an attempt and those after it."""
+        change = Change(attempt.step, attempt.index, cure.kind, cure.text, cure.modules, cure.code, cure.detail)
+        if self._planner.may_last(attempt, cure) and self._in_force.apply(cure, change):
+            self.log.made(change, at_once=True)
+
     def _replace(self, plan: Plan, recording: TapedStep, *, follows_read: bool) -> str:
         optimizer, scaling = plan.attempt.optimizer, plan.attempt.scaling
         reason = cured_step.why_not_handed_over(recording, optimizer, self._models)
+        if not reason and isinstance(plan.change, ElementsZeroed) and not plan.change.is_all_of(optimizer):
+            reason = "its optimizer does not step all of them"
         if reason or follows_read:
             return reason or cured_step.DECIDED_BY_THEM
         edited = recording.edited or recording.edits
@@ -169,8 +179,7 @@ class Healer(StepObserver):
         code = plan.cure.code if plan.cure is not None else ""
         detail = plan.cure.detail if plan.cure is not None else {}
         change = Change(attempt.step, attempt.index, plan.kind, plan.text, modules, code, detail, replaced)
-        repaired = bool(plan.poisoned) or plan.kind is CureKind.WEIGHTS
-        if plan.cure is None and plan.handed is Handed.NOTHING and not repaired:
+        if plan.cure is None and plan.handed is Handed.NOTHING and not plan.is_repair:
             self.log.declined(attempt.step, plan.why_not or TOO_LATE)
             return
         graphs = dynamo.graphs_compiled()
@@ -183,15 +192,15 @@ class Healer(StepObserver):
         """Gives buffers their last finite values, if the step with the cure has not."""
         if plan.handed is not Handed.REPLACED and not (plan.restored or plan.is_finite):
             if isinstance(plan.change, ElementsZeroed):
-                plan.change.make()
+                self._planner.due.append(plan.change)
             poisoned.put_back(plan.poisoned)
-            poisoned.undo_of_step(plan.recording.state, self._models)
+            poisoned.undo_of_step(plan.recording.state)
         plan.restored = True
 
     def _resume(self) -> None:
         """Makes again what the run had changed when it ended before."""
         for step, text in self._recorder.cures:
-            found = resumed.of_models(step, text, self._models)
+            found = resumed.of_models(step, text, self._models, self._tape.mode.forms)
             if found is not None and self._in_force.apply(*found):
                 self.log.again(found[1])
 
@@ -202,8 +211,9 @@ class Healer(StepObserver):
         if start.number == 0:
             self.log.line("on", self.begins)
             self._resume()
-        self._planner.leaving_out.step_began()
+        self._planner.leaving_out.give_scale_back()
         self._finish()
+        repairs.make(self._planner.due)
 
     def optimizer_steps(self, attempt: StepAttempt) -> None:
         """What a look at a step that seemed well has found and cured; and whether what is in force is still needed."""
@@ -212,7 +222,6 @@ class Healer(StepObserver):
         if not attempt.bad:
             self._in_force.look(attempt, lambda change: self._finite_with(attempt, change), self._budget)
             self._in_force.measure(attempt.step, lambda change: self._seconds_with(attempt, change), self._budget)
-            return
         if self._plan is None and attempt is not self._examined:
             self._plan = self._planner.after_look(attempt, self._tape.recording())
 
@@ -230,6 +239,11 @@ class Healer(StepObserver):
         for each in filter(None, found):
             if self._in_force.apply(*each):
                 self.log.again(each[1])
+
+    def scaler_call_began(self, call: ScalerCall) -> None:
+        """What is saved of a scaler is not what a step has left that was left out."""
+        if call.method is ScalerMethod.STATE_DICT:
+            self._planner.leaving_out.give_scale_back()
 
     def scaler_call_ended(self, call: ScalerCall) -> None:
         """A bound on the loss scale is held when the scaler has grown."""
@@ -254,6 +268,7 @@ class Healer(StepObserver):
             self._in_a_row = self._in_a_row + 1 if went_bad and not is_saved else 0
         if self._planner.leaving_out.in_a_row == MOST_IN_A_ROW:
             self.log.stands_still(attempt.step, MOST_IN_A_ROW)
+        self._in_force.settle(attempt.step)
         if self._was_good and not attempt.traced:
             self._in_force.took(ended.seconds - attempt.judging_s)
         does_something = self._plan is not None or bool(self._in_force)
@@ -272,7 +287,9 @@ class Healer(StepObserver):
 
     def run_ended(self, end: RunEnd) -> None:
         """Tells how to keep what is in force, and leaves the model as it was."""
+        self._planner.leaving_out.give_scale_back()
         self._finish()
+        repairs.make(self._planner.due)
         self._in_force.close()
 
 

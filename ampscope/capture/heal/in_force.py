@@ -14,8 +14,9 @@ from ampscope.capture.heal.cures.loss_scale import ScaleBound
 from ampscope.capture.heal.healing import Healing
 from ampscope.capture.heal.told import Change, HealingLog
 from ampscope.capture.replay.changes import ReplayChange
+from ampscope.capture.replay.cures.forms.in_loss import LossForms
 from ampscope.errors import AmpscopeError
-from ampscope.trace.schema import CureKind
+from ampscope.trace.schema import LOSS_CODE, CureKind
 
 #: Replays without a change that have to be finite, one after another, before it is lifted.
 LOOKS = 3
@@ -25,7 +26,7 @@ LATER = 4
 MEASURED_AFTER, SLOW = 4, 2
 
 
-Key = tuple[CureKind, tuple[str, ...]]
+Key = tuple[CureKind, tuple[str, ...], str]
 
 
 @dataclass(slots=True)
@@ -47,7 +48,7 @@ class _Lasting:
 
 
 def _key(cure: LastingCure) -> Key:
-    return cure.kind, cure.modules
+    return cure.kind, cure.modules, cure.text if cure.kind is CureKind.FORM else ""
 
 
 class InForce:
@@ -56,14 +57,16 @@ class InForce:
     Args:
         settings: What there may be.
         log: Tells what becomes of them.
+        loss: The forms that calls of the loss code have.
     """
 
-    def __init__(self, settings: Healing, log: HealingLog) -> None:
+    def __init__(self, settings: Healing, log: HealingLog, loss: LossForms) -> None:
+        self.loss = loss
         self._settings = settings
         self._log = log
         self._held: list[_Lasting] = []
         self._lifted: set[Key] = set()
-        self._too_slow: set[Key] = set()
+        self._never: dict[Key, str] = {}  # made again, for a reason
         self._seconds = 0.0  # of the latest good step
 
     def __bool__(self) -> bool:
@@ -73,9 +76,12 @@ class InForce:
         """Why a change may not be made beside those in force; empty where it may."""
         if len(self._held) >= self._settings.max_cures:
             return f"there are {self._settings.max_cures} changes in force already (max_cures)"
-        if _key(cure) in self._too_slow:
-            return f"{cure.text} made steps too slow before (max_slowdown)"
-        if compiled and cure.kind in (CureKind.CONVERSIONS, CureKind.FORM):
+        if _key(cure) in self._never:
+            return self._never[_key(cure)]
+        if any(each.key == _key(cure) for each in self._held):
+            return f"{cure.text}: that is so already"
+        of_calls = cure.kind in (CureKind.CONVERSIONS, CureKind.FORM) and {*cure.modules} - {LOSS_CODE}
+        if compiled and of_calls:
             return "the model is compiled, and what its code calls itself cannot be changed in compiled code"
         return ""
 
@@ -140,11 +146,18 @@ class InForce:
         due.slow = due.slow + 1 if share > self._settings.max_slowdown else 0
         due.is_measured = not due.slow
         if due.slow >= SLOW:
-            self._too_slow.add(due.key)
+            self._never[due.key] = f"{due.cure.text} made steps too slow before (max_slowdown)"
             self._lift(due, step, f"a step takes {share:.0%} longer with it (max_slowdown)")
 
     def _is_to_be_measured(self, each: _Lasting, step: int) -> bool:
-        return bool(each.cure.modules) and step >= each.change.step + MEASURED_AFTER
+        of_modules = bool(each.cure.modules) and LOSS_CODE not in each.cure.modules  # live, it sees the loss code alone
+        return of_modules and step >= each.change.step + MEASURED_AFTER
+
+    def settle(self, step: int) -> None:
+        """Takes back what cannot stay, as a step has shown; it is not made again."""
+        for each in [each for each in self._held if each.cure.why_lifted]:
+            self._never[each.key] = f"{each.cure.text} cannot be made: {each.cure.why_lifted}"
+            self._lift(each, step, each.cure.why_lifted)
 
     def _lift(self, each: _Lasting, step: int, why: str) -> None:
         each.cure.lift()

@@ -12,14 +12,12 @@ from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
 
-#: Why a step is not left out that several optimizers make.
-OF_OTHERS = "without a scaler, the other optimizers of the step would go on"
-
 
 class LeavingOut:
     """What is given back when a step that was left out is over.
 
     Attributes:
+        unproved: Whether a step is left out that no scaler skips, though nothing is proved on it.
         in_a_row: Steps, up to the latest, that were left out one after another.
 
     Args:
@@ -27,6 +25,7 @@ class LeavingOut:
     """
 
     def __init__(self, models: Models) -> None:
+        self.unproved = True
         self.in_a_row = 0
         self._models = models
         self._taken: list[tuple[Tensor, Tensor]] = []  # parameters with the gradients that the loop may still read
@@ -36,7 +35,8 @@ class LeavingOut:
     def leave_out(self, attempt: StepAttempt, *, is_called: bool = False) -> str:
         """Leaves a step out, or tells why that cannot be.
 
-        A scaler skips it by itself. Without one, its optimizer finds no gradients.
+        A scaler skips it by itself. Without one, its optimizer finds no gradients. Others of the same step go on, as
+        where a scaler skips one of several.
 
         Args:
             attempt: The step.
@@ -46,12 +46,9 @@ class LeavingOut:
             return ""
         view = OptimizerView(attempt.optimizer)
         if view.has_own_step or any(id(parameter) not in self._models.parameters for parameter in view.parameters):
-            return "without a scaler, nobody knows what this optimizer does without gradients"
-        own = set(map(id, view.parameters))
-        if any(p.grad is not None and id(p) not in own for _, p in self._models.parameters.values()):
-            return OF_OTHERS
+            return "nobody knows what this optimizer does without gradients"
         if any(getattr(attempt.optimizer, f"_optimizer_step_{when}_hooks", None) for when in ("pre", "post")):
-            return "without a scaler, functions of the loop's own run with its optimizer and may need the gradients"
+            return "functions of the loop's own run with its optimizer and may need the gradients"
         self._taken = list(view.with_gradients)
         for parameter, _ in self._taken:
             parameter.grad = None
@@ -68,10 +65,11 @@ class LeavingOut:
             self._overflowed = self._overflowed or not attempt.left_out
             self._scaling = self._scaling or attempt.scaling
 
-    def step_began(self) -> None:
-        """The loop goes on: the scale is what it was, where the scaler has backed off because of what was left out.
+    def give_scale_back(self) -> None:
+        """The scale is what it was, where the scaler has backed off because of what was left out.
 
-        Not before: a loop that knows a skipped step by the scale that falls finds it so.
+        As the loop goes on, ends, or saves the scaler, and not before: a loop that knows a skipped step by the scale
+        that falls finds it so.
         """
         before, self._scaling = self._scaling, None
         overflowed, self._overflowed = self._overflowed, False

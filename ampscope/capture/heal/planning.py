@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from enum import Enum, auto
+import time
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -12,17 +11,17 @@ from ampscope.capture.budgets import ReplayBudget
 from ampscope.capture.events.open_step import StepAttempt
 from ampscope.capture.heal import cured_step
 from ampscope.capture.heal.choice import BadStep, lasting, misses_float32
-from ampscope.capture.heal.cured_step import CuredStep
+from ampscope.capture.heal.cured_step import CuredStep, Handed, Plan
 from ampscope.capture.heal.cures import poisoned, repairs
 from ampscope.capture.heal.cures.in_replays import OutputsNoted
 from ampscope.capture.heal.cures.lasting_cure import LastingCure
 from ampscope.capture.heal.cures.loss_scale import HEADROOM, ScaleBound
 from ampscope.capture.heal.cures.modules import Both, ModulesKept
-from ampscope.capture.heal.cures.poisoned import Poisoned
+from ampscope.capture.heal.cures.repairs import ElementsZeroed
 from ampscope.capture.heal.good_steps import GoodSteps
 from ampscope.capture.heal.healing import Healing
 from ampscope.capture.heal.in_force import InForce
-from ampscope.capture.heal.leaving_out import OF_OTHERS, LeavingOut
+from ampscope.capture.heal.leaving_out import LeavingOut
 from ampscope.capture.heal.told import HealingLog
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.replay.changes import EverythingIn, ReplayChange
@@ -33,43 +32,19 @@ from ampscope.capture.replay.tape.entry import EntryKind
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
-from ampscope.capture.tracing.statistics.stats import finite
 from ampscope.trace.schema import Change, CureKind, ReplayStatus, Trial
 
 #: Overflows by the loss scale alone, each after a good step, and within how many steps: not how a scaler works.
 OSCILLATES, WITHIN = 4, 9
-
-
-class Handed(Enum):
-    """What becomes of the step of an attempt that went bad."""
-
-    NOTHING = auto()  #: what would have become of it
-    REPLACED = auto()  #: its gradients are finite now: its optimizer is to step
-    LEFT_OUT = auto()  #: it is left out
-
-
-@dataclass(slots=True)
-class Plan:
-    """What is to be done about a bad step."""
-
-    attempt: StepAttempt
-    kind: CureKind
-    text: str
-    recording: TapedStep
-    change: ReplayChange = field(default_factory=ReplayChange)  #: with which the step comes out finite
-    cure: LastingCure | None = None
-    cured: CuredStep | None = None  #: the step with it, if that was run
-    poisoned: Poisoned = field(default_factory=dict)
-    handed: Handed = Handed.NOTHING
-    why_not: str = ""  #: its gradients were not handed over
-    restored: bool = False  #: buffers that it has spoilt hold finite values again
-    has_ended: bool = False  #: the optimizer has returned, or was skipped
-    is_told: bool = False  #: another optimizer of the same step had it first
-    is_finite: bool = False  #: and goes on as it is: what it lost is not known to be worth more
+#: Why a step is lost though a cure was proved on it.
+TOO_LARGE = "with it, gradients overflow by the loss scale, which the scaler lowers"
 
 
 class Planner:
     """Finds what helps, by replays of the bad step.
+
+    Attributes:
+        clock: Gives the seconds by which it is measured what a change costs.
 
     Args:
         models: The watched models.
@@ -80,6 +55,8 @@ class Planner:
         log: Is told why nothing can be done.
         guard: Catches faults of healing.
     """
+
+    clock: Callable[[], float] = staticmethod(time.perf_counter)
 
     def __init__(
         self,
@@ -104,6 +81,7 @@ class Planner:
         self.failing: StepAttempt | None = None  #: the latest, if its gradients failed for more than the loss scale
         self.good_steps = GoodSteps()  #: what they have shown
         self.leaving_out = LeavingOut(models)  #: leaves steps out
+        self.due: list[ElementsZeroed] = []  #: once no graph needs the weights as they are
 
     def plan(self, bad: BadStep, *, after_good_step: bool) -> Plan | None:
         """What helps on a step that went bad, before its weights have moved; None where nothing is to be done."""
@@ -112,8 +90,7 @@ class Planner:
             if self._as_before == (bad.attempt.index, bad.attempt.step, bad.symptom):
                 return self._repaired(bad) or self._leaves_out(bad, "as the step before it, which went bad alike")
             reason = bad.outcome.reason or "its ops show nothing of what went wrong"
-            self._log.declined(bad.attempt.step, f"the step could not be run again ({reason})")
-            return None
+            return self._nothing(bad, f"it could not be run again ({reason})")
         self.failing = bad.attempt if bad.symptom.gradients else None
         bad = self._with_known(bad)
         if bad.outcome.status is ReplayStatus.NOT_REPRODUCED:
@@ -126,8 +103,28 @@ class Planner:
         if plan is None and bad.is_beyond_precision and not bad.is_only_of_loss:
             plan = self._repaired(bad) or self._left_out(bad)
         if plan is None and not bad.is_only_of_loss:  # then its optimizer steps by gradients that are finite
-            self._log.declined(bad.attempt.step, "no cure was proved on it")
+            return self._nothing(bad, "no cure was proved on it")
         return plan
+
+    def of_another(self, bad: BadStep, *, left_out: bool) -> Plan | None:
+        """What is done with an optimizer that comes after another one of the same step that went bad.
+
+        Args:
+            bad: The step of this one; nothing of it can be run again.
+            left_out: The other one was: what holds for one of a step holds for all.
+        """
+        if left_out:
+            return Plan(bad.attempt, CureKind.LEFT_OUT, "", bad.recording, is_told=True)
+        goes_on = bad.attempt.scaling is not None or bad.is_only_of_loss
+        return None if goes_on else self._nothing(bad, "another optimizer of the same step went bad before it")
+
+    def _nothing(self, bad: BadStep, why: str) -> Plan | None:
+        """What is done where nothing was proved: what no scaler skips is left out, for it would ruin the weights."""
+        ruins = bad.attempt.scaling is None and not bad.is_only_of_loss
+        if ruins and self.leaving_out.unproved and self._settings.allows(CureKind.LEFT_OUT):
+            return self._leaves_out(bad, f"for {why}")
+        self._log.declined(bad.attempt.step, why)
+        return None
 
     def _with_known(self, bad: BadStep) -> BadStep:
         """A step with what has cured earlier ones that failed alike; a search goes on where the last one stopped.
@@ -153,6 +150,8 @@ class Planner:
         """Buffers that the step found poisoned: whether it is finite from what they held before."""
         found = poisoned.found(bad.recording.state, self._models) if self._settings.allows(CureKind.STATE) else {}
         if not found:
+            if name := poisoned.out_of_reach(bad.recording.state):
+                self._log.declined(bad.attempt.step, f"{name} is not finite, and lies in what an attribute holds")
             return None
         poisoned.begin_from(bad.recording.state, found, finite_values=True)
         cured = self.run(bad.recording, ReplayChange())
@@ -168,7 +167,7 @@ class Planner:
         Of one with several forwards nobody knows whether the loop set something of the model's between them, which a
         replay does not.
         """
-        reason = "when it was run again, the step gave other values"
+        reason = "it gave other values when it was run again"
         if bad.is_not_its_own and self._settings.allows(CureKind.RUN_AGAIN):
             reason = "it came out finite when it was run again, but the loop may have changed the model within the step"
             if sum(entry.kind is EntryKind.MODULE for _, entry in bad.recording.entries()) == 1:
@@ -177,8 +176,7 @@ class Planner:
                 if not cured.reason:
                     return Plan(bad.attempt, CureKind.RUN_AGAIN, text, bad.recording, cured=cured)
                 reason = cured.reason
-        self._log.declined(bad.attempt.step, reason)
-        return None
+        return self._nothing(bad, reason)
 
     def _of_scale(self, bad: BadStep, *, after_good_step: bool) -> Plan | None:
         """The scaler backs off by itself; a scale that keeps coming back is bounded."""
@@ -199,7 +197,7 @@ class Planner:
 
     def _lasting(self, bad: BadStep) -> Plan | None:
         scaler = bad.attempt.scaling.scaler if bad.attempt.scaling is not None else None
-        cures = lasting(bad.tried, bad.rows, self._recorder.sites, self._models, scaler)
+        cures = lasting(bad.tried, bad.rows, self._recorder.sites, self._models, scaler, self._in_force.loss)
         ways = (way for cure in cures for way in self._giving_back(bad.recording, cure))
         return next(filter(None, (self._proved(bad, cure) for cure in ways)), None)
 
@@ -214,17 +212,20 @@ class Planner:
         for way in kept.giving_back(noted.half()):
             yield cure.with_kept(way) if isinstance(cure, Both) else way
 
-    def leave_out(self, attempt: StepAttempt, *, is_called: bool = False) -> str:
-        """Leaves a step out, or tells why that cannot be; as `LeavingOut.leave_out`."""
-        if attempt.scaling is None and self.good_steps.shares_step(attempt):
-            return OF_OTHERS
-        return self.leaving_out.leave_out(attempt, is_called=is_called)
+    def left_out_instead(self, plan: Plan) -> Handed:
+        """Leaves out a step that is not given other gradients, if no scaler does: its own would ruin the weights."""
+        is_skipped = plan.attempt.scaling is not None
+        if is_skipped or not self._settings.allows(CureKind.LEFT_OUT) or self.leaving_out.leave_out(plan.attempt):
+            return Handed.NOTHING
+        if plan.cure is None and not plan.is_repair:
+            plan.kind, plan.text, plan.why_not = CureKind.LEFT_OUT, f"left out, for {plan.why_not}", ""
+        return Handed.LEFT_OUT
 
     def _repaired(self, bad: BadStep) -> Plan | None:
         """What helps on this one step, where precision has no part in it."""
-        for kind, text, change in repairs.of_step(bad.recording, self._models):
+        for kind, text, change, rivals in repairs.of_step(bad.recording, self._models):
             cured = self.run(bad.recording, change) if self._settings.allows(kind) else None
-            if cured is not None and not cured.reason:
+            if cured is not None and not (cured.reason or any(self.run(bad.recording, o).was_run for o in rivals)):
                 self._note_for_next(bad)
                 return Plan(bad.attempt, kind, text, bad.recording, change, cured=cured)
         return None
@@ -232,8 +233,8 @@ class Planner:
     def _left_out(self, bad: BadStep) -> Plan | None:
         if not self._settings.allows(CureKind.LEFT_OUT):
             return None
-        whole = all(finite(parameter) for _, parameter in self._models.parameters.values())
-        why = "it is not finite in float32 either" if whole else "weights of the model are not finite"
+        spoilt = any(repairs.is_bad(parameter) for _, parameter in self._models.parameters.values())
+        why = "weights of the model are not finite" if spoilt else "it is not finite in float32 either"
         return self._leaves_out(bad, f"for {why}")
 
     def _leaves_out(self, bad: BadStep, why: str) -> Plan:
@@ -248,16 +249,21 @@ class Planner:
     def _proved(self, bad: BadStep, cure: LastingCure) -> Plan | None:
         if not self.may_last(bad.attempt, cure):
             return None
-        cured = self.run(bad.recording, cure.change())
+        change = cure.change()
+        cured = self.run(bad.recording, change)
+        why_not = ""
+        if cured.reason and cure.fitting_scale is not None:
+            change.scale, why_not = cure.fitting_scale, TOO_LARGE
+            cured = self.run(bad.recording, change)
         if cured.reason:
             return None
-        return Plan(bad.attempt, cure.kind, cure.text, bad.recording, cure.change(), cure, cured)
+        return Plan(bad.attempt, cure.kind, cure.text, bad.recording, cure.change(), cure, cured, why_not=why_not)
 
     def after_look(self, attempt: StepAttempt, recording: TapedStep) -> Plan | None:
         """What helps from the next step on, of what a look at a step that is finite has tried with success."""
         tried = [each for *of, each in self._recorder.tried if of == [attempt.step, attempt.index]]
         scaler = attempt.scaling.scaler if attempt.scaling is not None else None
-        for cure in lasting(tried, None, self._recorder.sites, self._models, scaler):
+        for cure in lasting(tried, None, self._recorder.sites, self._models, scaler, self._in_force.loss):
             if self.may_last(attempt, cure):
                 *_, cure = self._giving_back(recording, cure)  # noqa: PLW2901  # the one that changes no gradient
                 cure.by_finiteness = False
@@ -275,6 +281,6 @@ class Planner:
 
     def run(self, recording: TapedStep, change: ReplayChange) -> CuredStep:
         """Runs a step with a change, at the cost of the budget."""
-        cured = cured_step.run(recording, self._models, change, self._guard)
+        cured = cured_step.run(recording, self._models, change, self._guard, self.clock)
         self._budget.spent(cured.seconds)
         return cured

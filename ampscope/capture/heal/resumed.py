@@ -10,21 +10,32 @@ from torch import nn
 from ampscope.capture.heal.cures.lasting_cure import LastingCure
 from ampscope.capture.heal.cures.loss_scale import ScaleBound
 from ampscope.capture.heal.cures.modules import Both, ConversionsWider, ModulesKept
-from ampscope.capture.heal.cures.one_form import OneForm, form_of
+from ampscope.capture.heal.cures.one_form import FormOfLossCode, OneForm, form_of
 from ampscope.capture.heal.told import Change
 from ampscope.capture.keep_fp32.keeping import Outputs
+from ampscope.capture.replay.cures.forms.in_loss import LossForms
 from ampscope.capture.torch_support.dtypes import torch_dtype
 from ampscope.capture.torch_support.models import Models
-from ampscope.trace.schema import CureKind, said
+from ampscope.trace.schema import LOSS_CODE, CureKind, said
 
 
-def of_models(step: int, text: str, models: Models) -> tuple[LastingCure, Change] | None:
-    """A change of modules, from what was written of it; None for other changes, and where a module is not there."""
+def of_models(step: int, text: str, models: Models, loss: LossForms | None = None) -> tuple[LastingCure, Change] | None:
+    """A change of modules, or of the loss code, from what was written of it; None for others, and of what is not there.
+
+    Args:
+        step: At which it was made.
+        text: What was written of it.
+        models: The watched models.
+        loss: The forms that calls of the loss code have; None where these are left alone.
+    """
     detail = json.loads(text)
     modules = {models.names[id(module)]: module for module in models.modules}
     if "form" in detail:
         form, formed = form_of(detail["form"]), _found(detail.get("formed"), modules)
-        return (one := OneForm(*form, formed), _change(step, one, detail)) if form and formed else None
+        one = OneForm(*form, formed) if form and formed else None
+        if form and loss is not None and detail.get("formed") == [LOSS_CODE]:
+            one = FormOfLossCode(*form, loss)
+        return (one, _change(step, one, detail)) if one is not None else None
     kept, converted = (_found(detail.get(name), modules) for name in ("kept", "converted"))
     if (not kept and not converted) or kept is None or converted is None:
         return None

@@ -45,12 +45,13 @@ class HealingLog:
         """A line, on one rank."""
         self._terminal.once(f"heal-{key}", text)
 
-    def made(self, change: Change, *, why_not_applied: str = "") -> None:
+    def made(self, change: Change, *, why_not_applied: str = "", at_once: bool = False) -> None:
         """A change was made.
 
         Args:
             change: The change.
             why_not_applied: Why the step itself could not be saved, in words.
+            at_once: One that lasts holds for the step itself.
         """
         detail: dict[str, Any] = {
             "kind": change.kind,
@@ -59,10 +60,12 @@ class HealingLog:
             "code": change.code,
             "optimizer": change.optimizer,
             "applied": change.applied,
+            "lost": _lost(change, why_not_applied),
+            "at_once": at_once,
             **change.detail,
         }
         self._recorder.event(EventKind.CURE, change.step, json.dumps(detail))
-        lasts = " from the next step on" if change.code else ""
+        lasts = f" from {'this' if at_once else 'the next'} step on" if change.code else ""
         step = _of_step(change, why_not_applied)
         self._told += 1
         if self._told <= MAX_TOLD:
@@ -115,6 +118,9 @@ def _of_step(change: Change, why_not: str) -> str:
     """What became of the step itself, in words."""
     if change.applied:
         return "; the step was made with the gradients of its replay"
-    if change.kind is CureKind.LEFT_OUT or not why_not:
-        return ""
-    return f"; the step itself is lost ({why_not})"
+    lost = _lost(change, why_not)
+    return f"; the step itself is lost ({lost})" if lost else ""
+
+
+def _lost(change: Change, why_not: str) -> str:
+    return "" if change.applied or change.kind is CureKind.LEFT_OUT else why_not

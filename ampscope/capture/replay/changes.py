@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,13 @@ from ampscope.trace import schema
 from ampscope.trace.schema import LOSS_CODE
 
 
+class LiveChange(Protocol):
+    """What the live training does otherwise than it is written, and so does each replay of its steps."""
+
+    def again(self) -> ReplayChange:
+        """The same in one replay."""
+
+
 class ReplayChange:
     """Nothing is changed: the faithful replay, and the base of every change."""
 
@@ -35,6 +42,7 @@ class ReplayChange:
     scale: float | None = None  #: the loss scale to run with; None for that of the step
     weights: Mapping[int, nn.Parameter] = MappingProxyType({})  #: that stand in the place of others, by ``id`` of those
     because: str = ""  #: what else than the failure it is tried for, as a clause
+    without: LiveChange | None = None  #: what the live training's loss code does otherwise, and this does not
 
     def __init__(self) -> None:
         self._converted: dict[Place, None] = {}
@@ -51,15 +59,19 @@ class ReplayChange:
         self,
         place: Callable[[], Place],
         unseen: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+        in_force: Sequence[LiveChange] = (),
     ) -> Iterator[None]:
         """Makes the change, for the body.
 
         Args:
             place: Gives the line of the torch function that is being called.
             unseen: Keeps a body of the change's own out of what is observed.
+            in_force: What the real step's loss code did otherwise than it is written, the first asked first.
         """
         self._place, self._unseen = place, unseen
-        with self._applied():
+        with self._applied(), contextlib.ExitStack() as stack:
+            for live in reversed([each for each in in_force if each is not self.without]):
+                stack.enter_context(live.again().active(place, unseen))
             yield
 
     @contextlib.contextmanager

@@ -40,7 +40,7 @@ def compared(player: Player, tracer: Tracer, real: Symptom, step: TapedStep, *, 
         )
         return ReplayResult(ReplayStatus.UNAVAILABLE, "; ".join([reason, *differences]))
     if real and player.finite:
-        left = step.had_gradients and not (reduction is not None and after_good_step)
+        left = bool(step.had_gradients & real.gradients) and not (reduction is not None and after_good_step)
         own_loss = real.loss or not step.losses_were_finite
         return _not_the_same(player, differences, late=step.late, own_loss=own_loss) or _came_out_finite(
             player, reduction, differences, own_loss=own_loss, added_to_unknown=left

@@ -109,7 +109,7 @@ class Player:
             with left_as_found(self.models.names), self.substitutes.installed(self._hooks()):
                 self._change.change_modules(self.models)
                 with (
-                    self._change.active(self._tracer.places.now, self._tracer.unseen),
+                    self._change.active(self._tracer.places.now, self._tracer.unseen, self._step.in_force),
                     self._tracer.active(),
                     self._handing_back.active(),
                     self._guard.active(self._tracer.functions),

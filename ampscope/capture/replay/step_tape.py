@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ampscope.capture.events.calls import BackwardCall, ModuleCall, ScalerCall, ScalerMethod, StepStart
+from ampscope.capture.events.functions import ErrorListener, FunctionListener
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.hooks import process_hooks
 from ampscope.capture.replay.state.state_snapshot import StateSnapshot
@@ -22,7 +23,7 @@ from ampscope.capture.replay.tape.functional.given_gradients import FunctionalSt
 from ampscope.capture.replay.tape.received_values import ReceivedValues
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.replay.tape.weight_writes import IN_FORWARD, ForwardEdits, WeightWrites, WrittenValues
-from ampscope.capture.replay.tape_mode import ErrorListener, FunctionListener, TapeMode
+from ampscope.capture.replay.tape_mode import TapeMode
 from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.calls import transforms
 from ampscope.capture.torch_support.calls.call_state import Ambient
@@ -57,7 +58,7 @@ class StepTape(StepObserver):
         self.guard = guard
         self._tape = Tape()
         self.state = StateSnapshot(models)  #: what forward may change, as it was when the step began
-        self.mode = TapeMode(self._tape, listener, guard, pause, self._before_function)  #: listens to the loop
+        self.mode = TapeMode(self._tape, listener, guard, pause)  #: listens to the loop
         self._writes = WeightWrites(models)
         self._judge: Callable[[list[Tensor], WrittenValues], None] | None = None
         self.received = received
@@ -115,7 +116,7 @@ class StepTape(StepObserver):
             self._starts = [*self._starts, self._evaluation.since, self._tape.end][-start.optimizers :]
             self._tape.forget_before(self._starts.pop(0) if start.optimizers > 1 else self._tape.end)
         self._tape.results.forget_written()
-        self.mode.after_backward = False
+        self.mode.step_began()
         self._begin(Evaluation(self._tape.end))
 
     def _begin(self, evaluation: Evaluation) -> None:
@@ -123,7 +124,7 @@ class StepTape(StepObserver):
         self._models.see_what_is_trained()
         self._writes.forget()
         self.received.step_began(self._tape)
-        self.mode.watching = True
+        self.mode.watcher = self._before_function
         self.state.take()
 
     def weights_moved(self) -> None:
@@ -268,6 +269,7 @@ class StepTape(StepObserver):
             after_unjudged=evaluation.after_unjudged,
             collectives=evaluation.collectives_run(),
             given=self.functional.sources(),
+            in_force=tuple(form for form in self.mode.forms.of_step if not form.in_checkpoint),
             edits_weights=partial(self._edits.seen, wait=True),
         )
 

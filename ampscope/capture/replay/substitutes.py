@@ -19,7 +19,7 @@ from ampscope.capture.replay.state.silence import silenced
 from ampscope.capture.replay.state.state_snapshot import StateSnapshot
 from ampscope.capture.replay.state.write_guard import COPIED_BYTES, WriteGuard
 from ampscope.capture.replay.tape.entry import Entry, NoGradientError
-from ampscope.capture.torch_support.models import Models, held_buffers
+from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.tensor_tree import inner_tensors, rewrapped
 from ampscope.capture.tracing.statistics.stats import finite
 from ampscope.trace.schema import Node
@@ -57,7 +57,7 @@ class Substitutes:
         self._instead = instead
         # id -> original (kept, so that the id stays its), substitute
         self._tensors: dict[int, tuple[Tensor, Tensor]] = {}
-        #: Every buffer as the step has left it, also those that a forward has put in the place of others.
+        #: Every statistic as the step has left it, also those that a forward has put in the place of others.
         self.left: list[tuple[nn.Module, str, Tensor]] = []
 
     def of(self, tensor: Tensor) -> Tensor:
@@ -175,7 +175,7 @@ class Substitutes:
                 module.__dict__.update({name: copies.of(value) for name, value in attributes.items()})
                 module.__dict__.update(silenced(module))
             yield
-            self.left = list(held_buffers(self._models.modules))
+            self.left = list(self._snapshot.statistics())
         finally:
             for module, attributes in now:
                 module.__dict__.clear()

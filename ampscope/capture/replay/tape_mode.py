@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from functools import cache, partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ampscope.capture.events.calls import ScalerCall, ScalerMethod
+from ampscope.capture.events.functions import CallWatcher, ErrorListener, FunctionListener
+from ampscope.capture.replay.cures.forms.in_loss import LossForms
 from ampscope.capture.replay.tape.call_tape import Tape
 from ampscope.capture.replay.tape.functional.edit_log import EditLog
 from ampscope.capture.torch_support import guard, tensor_tree, torch_private
@@ -49,35 +51,6 @@ class _Before(NamedTuple):
     originals: dict[int, Tensor]
 
 
-class FunctionListener(Protocol):
-    """Is told of the torch functions that the loop calls outside watched modules."""
-
-    def saw_function(
-        self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, *, after_backward: bool
-    ) -> None:
-        """A function has run."""
-
-    def edited(self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
-        """A function has run between the unscaling of gradients and the scaler's update."""
-
-    def weights_move(self, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        """A function is about to move weights."""
-
-    def transformed(self, factors: Iterable[Any], result: Any) -> None:
-        """A transform has returned, and has multiplied single values with ``factors``."""
-
-
-class CallWatcher(Protocol):
-    """Looks at the torch functions that the loop calls outside watched modules, before they run."""
-
-    def __call__(self, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        """A function is about to run."""
-
-
-#: Is told of a torch function that raised, with its arguments; must not raise itself.
-ErrorListener = Callable[[Exception, Callable[..., Any], Any, Any], object]
-
-
 class TapeMode(TorchFunctionMode):
     """Active between the first watched forward of a step and its optimizer step, but not inside watched modules.
 
@@ -86,13 +59,13 @@ class TapeMode(TorchFunctionMode):
         listener: Is told of each function.
         guard: Catches faults of the tape.
         pause: On while AMPscope's own code computes, as the tape's does.
-        watcher: Looks at each function, while ``watching``.
 
     Attributes:
         recorded: Where the calls go.
         recording: Whether calls go onto the tape; if not, they are only watched.
-        watching: Whether ``watcher`` looks at the calls.
+        watcher: Looks at the calls, while it is there.
         after_backward: A backward of the step has run.
+        forms: What the calls give where they have another form.
         edits: What the loop does after its gradients were unscaled, for as long as nothing else comes.
     """
 
@@ -102,7 +75,6 @@ class TapeMode(TorchFunctionMode):
         listener: FunctionListener,
         guard: Guard,
         pause: Pause,
-        watcher: CallWatcher,
     ) -> None:
         super().__init__()
         self.recorded = recorded
@@ -110,15 +82,15 @@ class TapeMode(TorchFunctionMode):
         self._listener = listener
         self._guard = guard
         self._pause = pause
-        self._watcher = watcher
+        self.watcher: CallWatcher | None = None
         self.inserted = False  #: on the stack of the loop's thread, unless torch or a module has taken it off for now
         self._handling = 0  # inside a handled function torch has taken this mode off the stack by itself
         self._raised: ErrorListener | None = None
         self._asked: Callable[[], None] | None = None
         self._fast_paths = FastPaths(self._leave, self._come_back)
         self.recording = True
-        self.watching = False
         self.after_backward = False
+        self.forms = LossForms()
         self.edits: EditLog | None = None
 
     def on_error(self, listener: ErrorListener) -> None:
@@ -131,7 +103,7 @@ class TapeMode(TorchFunctionMode):
 
     def weights_move(self, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """The loop is about to move weights: what comes after is not looked at."""
-        self.watching = False
+        self.watcher = None
         self._pause.begin_glance()
         with self._guard:
             self._listener.weights_move(func, args, kwargs)
@@ -141,9 +113,15 @@ class TapeMode(TorchFunctionMode):
         """A transform of ``torch.func`` has run in the loop's place, where no function was seen."""
         self._listener.transformed(factors, result)
 
+    def step_began(self) -> None:
+        """Nothing of a step has run."""
+        self.after_backward = False
+        self.forms.step_began()
+
     def complete(self) -> None:
         """Puts nothing more onto the tape."""
         self.recording = False
+        self.forms.release()
         if self.edits is not None:
             self.edits.is_open = False
 
@@ -208,15 +186,16 @@ class TapeMode(TorchFunctionMode):
             try:
                 if self._pause.on or self._guard.broken or torch_private.in_functorch():
                     return func(*args, **kwargs)
-                if self.watching:
+                if self.watcher is not None:
                     with self._guard:
-                        self._watcher(func, args, kwargs)
+                        self.watcher(func, args, kwargs)
                 if not self.recording:
                     return func(*args, **kwargs) if self.edits is None else self._edit(self.edits, func, args, kwargs)
                 self._pause.begin_glance()
                 before = self._before(func, args, kwargs)
                 self._pause.end_glance()
-                result = func(*args, **kwargs)
+                formed = self.forms.of_step
+                result = self.forms.call(func, args, kwargs) if formed else func(*args, **kwargs)
                 if before is not None and not self._guard.broken:
                     self._pause.begin_glance()
                     with self._guard:

@@ -27,7 +27,7 @@ from ampscope.capture.step.ending.looks.audit.audit import Audit
 from ampscope.capture.step.ending.looks.hidden_overflow import HiddenOverflow
 from ampscope.capture.step.ending.looks.still_buffers import StillBuffers
 from ampscope.capture.step.ending.loop_endings import LoopEndings
-from ampscope.capture.step.ending.optimizer_again.ahead import Ahead
+from ampscope.capture.step.ending.optimizer_again.ahead import Ahead, Declined
 from ampscope.capture.step.ending.optimizer_again.rerun import OptimizersBefore
 from ampscope.capture.step.ending.second_look import SecondLook
 from ampscope.capture.step.ending.spikes import SpikeEnding
@@ -130,8 +130,8 @@ def _around(
 ) -> dict[str, StepObserver]:
     """What looks at optimizers, keeps them as they were, and changes the training, where that was asked for."""
     healing: dict[str, StepObserver] = {"heal": healer} if healer is not None else {}
-    if type(healer) is Healer:  # among several ranks, none changes its own optimizer's state
-        healing["ahead"] = Ahead(models, state, healer)
+    if healer is not None:
+        healing["ahead"] = Ahead(models, state, healer) if type(healer) is Healer else Declined(state, healer)
     return {"state": state, "before": before, **healing}
 
 

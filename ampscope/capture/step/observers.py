@@ -21,7 +21,7 @@ ORDER: dict[str, str] = {
     "backward_ended": "live usage tape second failed",
     "gradients_complete": "live",
     "scaler_joined": "heal history usage",
-    "scaler_call_began": "history usage",
+    "scaler_call_began": "heal history usage",
     "scaler_call_ended": "heal tape usage history rows",
     "attempt_began": "written carried second",
     "bare_step": "usage",

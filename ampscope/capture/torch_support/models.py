@@ -269,3 +269,11 @@ def _ids(held: list[dict[str, Any]], table: str) -> list[int]:
 def without_wrappers(name: str) -> str:
     """``block.0`` for ``block._orig_mod.0``: names as in the model that the user wrote."""
     return ".".join(part for part in name.split(".") if part not in _IN_NAMES)
+
+
+def extent(models: Models, roots: list[nn.Module]) -> Extent | None:
+    """How much of ``roots`` is among watched models; None where nothing is."""
+    if {id(unwrapped(root)) for root in roots} == {id(unwrapped(root)) for root in models.roots}:
+        return Extent.THE_SAME
+    held = any(id(module) in models.names for root in roots for module in root.modules())
+    return Extent.OVERLAPS if held else None

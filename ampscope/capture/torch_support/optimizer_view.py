@@ -23,7 +23,6 @@ _AT_ONCE = {"foreach": False, "fused": False}
 _COMMON = frozenset(
     ("defaults", "state", "param_groups", "step", "_zero_grad_profile_name", "_warned_capturable_if_run_uncaptured")
 ) | {"_opt_called", "_patch_track_step_called"}
-
 #: How deep what an optimizer keeps by itself is looked into, and the elements that are copied, of all of its tensors.
 _OWN_DEPTH, _OWN_ELEMENTS = 4, 1 << 24
 #: Groups whose learning rates are told.
@@ -87,11 +86,12 @@ class OptimizerView(NamedTuple):
             if isinstance(eps, (int, float)) and group["params"]:
                 yield eps, group["params"][0].dtype
 
-    def adjust(self, setting: str, other: Callable[[Any], Any]) -> None:
-        """Another value of a setting in each group that has it; for a copy, which is not the user's."""
-        for group in self.optimizer.param_groups:
-            if setting in group:
-                group[setting] = other(group[setting])
+    def adjust(self, setting: str, other: Callable[[Any], Any]) -> list[Any]:
+        """Another value of a setting in each group that has it, in order; the values they had."""
+        had = [(group, group[setting]) for group in self.optimizer.param_groups if setting in group]
+        for group, value in had:
+            group[setting] = other(value)
+        return [value for _, value in had]
 
     @property
     def decides_on_device(self) -> bool:

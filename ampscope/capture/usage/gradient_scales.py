@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import is_
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.torch_support.torch_private import node_sequence_number
+from ampscope.capture.torch_support.user_line import user_place
 from ampscope.capture.usage.followed_values import FollowedValues
+from ampscope.capture.usage.mistake import Mistake
 from ampscope.capture.usage.scale_dependence import FREE
+from ampscope.trace.vocabulary import Cause
 
+#: A loop may make up to as many steps in a row without effect on purpose, less one: it leaves out a bad batch. Where
+#: others had an effect, up to as many as those: what is no line of every round is a decision.
+_ON_PURPOSE = 3
+#: Functions that set tensors to zero.
+_EMPTYING = frozenset(("zero_", "_foreach_zero_"))
 #: Nodes of loss code looked at between a backward's root and the scaling of its loss.
 _MOST_NODES = 500
 
@@ -79,6 +89,13 @@ class GradientScales:
         self._before: dict[int, tuple[Tensor, int]] | None = None
         self._in_backward = UNSCALED
         self._at_risk: set[int] = set()
+        #: A parameter that had a gradient when the latest backward was over.
+        self._witness: Callable[[], Tensor | None] = _nothing
+        self._is_used = False  # an optimizer has stepped since
+        self._emptied: set[int] = set()  # what was set to zero since, by ``id``
+        self._in_vain = 0  # steps in a row that had gradients of zero, for that reason
+        self._with_effect = 0  # steps with gradients that nobody had set to zero
+        self._is_refilled = False  # the loop writes into what it has set to zero
 
     def before_backward(self, scalers: ScalerNumbers, *, several: bool) -> None:
         """A backward begins.
@@ -96,6 +113,12 @@ class GradientScales:
 
     def after_backward(self) -> bool:
         """A backward is over; returns whether it added to gradients that were unscaled already."""
+        self._is_used = False
+        self._emptied.clear()
+        witness = self._witness()
+        if witness is None or witness.grad is None:
+            witness = next((p for _, p in self._models.parameters.values() if p.grad is not None), None)
+            self._witness = weakref.ref(witness) if witness is not None else _nothing
         before, self._before = self._before, None
         if before is None:
             self._by_parameter[None] = self._in_backward | self._by_parameter.get(None, frozenset())
@@ -122,6 +145,7 @@ class GradientScales:
 
     def stepped(self, parameters: list[Tensor]) -> None:
         """An optimizer has used the gradients of ``parameters``, or was skipped."""
+        self._is_used = True
         if len(parameters) == len(self._within_step) and all(map(is_, parameters, self._within_step)):
             self._within_step = []
         self._settle()
@@ -130,6 +154,29 @@ class GradientScales:
             for key in map(id, parameters):
                 self._by_parameter.pop(key, None)
                 self._unscaled.pop(key, None)
+
+    def function_ran(self, func: Callable[..., Any], args: Any) -> None:
+        """A torch function ran after a backward: what it has set to zero is noted."""
+        if getattr(func, "__name__", "") in _EMPTYING:
+            self._emptied |= set(map(id, tensor_tree.tensors(args)))
+
+    def cleared(self, optimizer: Optimizer) -> Mistake | None:
+        """An optimizer is about to step, and the gradients that a backward left for it are gone, or all set to zero."""
+        witness = self._witness()
+        if self._is_used or witness is None:
+            return None
+        if witness.grad is not None and not self._emptied:
+            self._in_vain, self._with_effect = 0, self._with_effect + 1
+            return None
+        parameters = OptimizerView(optimizer).parameters
+        left = [p.grad for p in parameters if p.grad is not None]
+        if all(p is not witness for p in parameters) or not set(map(id, left)) <= self._emptied:
+            return None
+        self._in_vain += 1
+        if left and (self._is_refilled or self._in_vain < max(_ON_PURPOSE, self._with_effect)):
+            return None
+        self._is_refilled = not all(_all_zero([each for each in left if each.layout is torch.strided]))
+        return None if self._is_refilled else Mistake(Cause.MISUSE_GRADIENTS_CLEARED, user_place())
 
     def free_of_scale(self) -> Iterator[Tensor]:
         """The gradients that no scaler has scaled, or that ``unscale_`` has divided."""
@@ -212,6 +259,10 @@ class PartlyUnscaled:
                     self._values.gradient_written(gradient, FREE)
             self._is_so = any(self._values.dependence_of(each).degree for each in self._scales.gradients())
         return self._is_so
+
+
+def _nothing() -> None:
+    """In the place of a reference."""
 
 
 def _all_zero(gradients: list[Tensor]) -> list[bool]:

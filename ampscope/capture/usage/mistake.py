@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from ampscope.capture.torch_support.user_line import Place, user_place
 from ampscope.trace.vocabulary import Cause, MistakeForm
@@ -28,15 +29,5 @@ class Mistake(NamedTuple):
         return Mistake(cause, place, form=form)
 
 
-class ReportMistake(Protocol):
-    """Takes a mistake."""
-
-    def __call__(
-        self,
-        cause: Cause,
-        place: Place | None,
-        evidence: dict[str, Any],
-        step: int | None = None,
-        form: MistakeForm | None = None,
-    ) -> None:
-        """Writes it down: its cause, the user's line, evidence, its step where it is not the present one, its form."""
+#: Takes a mistake.
+ReportMistake = Callable[[Mistake], None]

@@ -10,6 +10,10 @@ from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.torch_support.user_line import Place
+from ampscope.trace.vocabulary import Cause
+
+#: Scalers in a row that served one step each, after which they are taken to be made for each step.
+_ANEW = 3
 
 
 @dataclass(slots=True)
@@ -19,6 +23,7 @@ class Handover:
     step: int
     place: Place | None
     evidence: dict[str, Any] = field(default_factory=dict)
+    cause: Cause = Cause.MISUSE_SCALER_STATE_NOT_RESTORED
 
 
 @dataclass(slots=True)
@@ -26,6 +31,17 @@ class _Scaler:
     fresh: bool
     scale: Tensor | None = None
     served: bool = False
+    anew: int = 1  #: scalers in a row up to this one that took over fresh, each after a single step
+    step: int = 0  #: of the first of those
+    starts: float | None = None  #: its first scale, where it took over from another
+    again: bool = False  #: has served the same parameters for more than one step
+
+    def follows(self, before: _Scaler) -> int:
+        """How many fresh scalers of one first scale have served a step each, up to this one, which takes over."""
+        self.starts = _number(self.scale)
+        if before.fresh and not before.again and before.starts in (None, self.starts):
+            self.anew, self.step = before.anew + 1, before.step
+        return self.anew
 
 
 class ScalerHandovers:
@@ -68,12 +84,18 @@ class ScalerHandovers:
             return None
         before, self._serving[key] = self._serving.get(key), scaler
         first, me.served = not me.served, True
+        me.again = me.again or before == scaler
+        me.step = step if first else me.step
         if before is None:
             steps = OptimizerView(optimizer).steps_made if first and me.fresh else None
             return Handover(step, place, {"optimizer_steps": steps}) if steps is not None else None
         if before != scaler:
             self._pending.pop(key, None)
             if first and me.fresh:
+                if (anew := me.follows(self._scalers[before])) == _ANEW:
+                    return Handover(me.step, place, cause=Cause.MISUSE_SCALER_EACH_STEP)
+                if anew > _ANEW:
+                    return None
                 scales = {"was": _number(self._scalers[before].scale), "starts": _number(me.scale)}
                 if scales["was"] != scales["starts"]:
                     self._pending[key] = Handover(step, place, scales)

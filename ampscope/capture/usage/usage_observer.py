@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.events.calls import BackwardCall, BareStep, JoinedScaler, ScalerCall, ScalerMethod, StepStart
@@ -16,7 +17,7 @@ from ampscope.capture.torch_support.calls.backward_call import backward_seeds
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.torch_support.user_line import user_place
-from ampscope.capture.usage.mistake import ReportMistake
+from ampscope.capture.usage.mistake import Mistake, ReportMistake
 from ampscope.capture.usage.usage_watch import UsageWatch
 from ampscope.trace.vocabulary import Cause
 
@@ -47,7 +48,7 @@ class UsageObserver(StepObserver):
         now = start.ambient
         if now.cache and now.autocast_dtype is not None and self._stepped_in_epoch == process_hooks.autocast_epoch():
             step = max(self._step_of(None) - 1, 0)
-            self._report(Cause.MISUSE_AUTOCAST_SPANS_STEP, user_place(), {}, step)
+            self._report(Mistake(Cause.MISUSE_AUTOCAST_SPANS_STEP, user_place(), step))
         self._began_in_epoch = process_hooks.autocast_epoch()
         self._usage.new_iteration()
 
@@ -69,6 +70,8 @@ class UsageObserver(StepObserver):
         """Checks what must not come now."""
         if call.method is ScalerMethod.SCALE:
             self._has_scaler = True
+        elif call.method in (ScalerMethod.UNSCALE, ScalerMethod.STEP) and _has_scaled_nothing(call.scaler):
+            self._usage.nothing_scaled(call.argument)
         elif call.method is ScalerMethod.UNSCALE:
             self._usage.before_unscale(call.number, call.argument, by_loop=call.by_loop)
         elif call.method is ScalerMethod.STEP:
@@ -111,3 +114,9 @@ class UsageObserver(StepObserver):
     def scheduler_stepped(self, scheduler: Any) -> None:
         """Checks that the step before was not skipped."""
         self._usage.scheduled(scheduler)
+
+
+def _has_scaled_nothing(scaler: Any) -> bool:
+    """Whether a ``GradScaler`` has scaled no loss: it refuses to unscale and to step then."""
+    of_torch = isinstance(scaler, torch.amp.GradScaler) and scaler.is_enabled()
+    return of_torch and torch_private.scaler_tensors(scaler)[0] is None

@@ -58,7 +58,7 @@ class UsageWatch:
         """Writes down a mistake of a step; None for the present one."""
         if mistake is not None:
             at = step if mistake.step is None else mistake.step
-            self._write(mistake.cause, mistake.place, mistake.evidence or {}, at, mistake.form)
+            self._write(mistake._replace(step=at))
 
     # -- forward and backward -----------------------------------------------------------------------------------
 
@@ -116,8 +116,10 @@ class UsageWatch:
             return
         if getattr(func, "__name__", "") == "backward":
             return  # is told by itself; the gradients that it has left are found when the loop touches them
-        if after_backward and self._scaled:
-            self._values.find_gradients()
+        if after_backward:
+            self._scales.function_ran(func, args)
+            if self._scaled:
+                self._values.find_gradients()
         if not self._calls.has_scaler:
             self._by_hand.function_runs(func, args, kwargs, after_backward=after_backward)
         self._edits.function_ran(func, args, kwargs, result)
@@ -171,6 +173,11 @@ class UsageWatch:
         """The loop asked a scaler for its scale."""
         self._values.scale_read(scale)
 
+    def nothing_scaled(self, optimizer: Optimizer) -> None:
+        """``unscale_`` or ``step`` is called of a scaler that has scaled no loss; torch refuses it."""
+        mistake = Mistake.here(Cause.MISUSE_MISSING_SCALER, MistakeForm.NOTHING_SCALED)
+        self._report(mistake, self._step_of(optimizer))
+
     def before_unscale(self, scaler: int, optimizer: Optimizer, *, by_loop: bool) -> None:
         """``unscale_`` is about to divide the gradients (called by the loop or by ``step``)."""
         step, parameters = self._step_of(optimizer), _parameters(optimizer)
@@ -181,8 +188,7 @@ class UsageWatch:
         self._report(self._half.check(optimizer, parameters), step)
         handover = self._handovers.unscales(scaler, optimizer, self._step_of(None), user_place())
         if handover is not None:
-            cause = Cause.MISUSE_SCALER_STATE_NOT_RESTORED
-            self._report(Mistake(cause, handover.place, handover.step, evidence=handover.evidence))
+            self._report(Mistake(handover.cause, handover.place, handover.step, evidence=handover.evidence))
 
     def _unscaled_by_hand(self, parameters: list[Tensor]) -> Mistake | None:
         """``unscale_`` follows a division by the loop itself."""
@@ -198,14 +204,14 @@ class UsageWatch:
         self._partly.unscaled(self._scaled)
 
     def before_step(self, scaler: int, optimizer: Optimizer, *, on_device: bool) -> None:
-        """``scaler.step`` begins; torch refuses a second one before ``update``.
+        """``scaler.step`` begins; torch refuses a second one before ``update``, and one without gradients.
 
         Args:
             scaler: The scaler's number.
             optimizer: The optimizer.
             on_device: Whether the optimizer unscales by itself, without ``unscale_``.
         """
-        mistake = self._calls.step_begins(scaler, optimizer)
+        mistake = self._calls.step_begins(scaler, optimizer) or self._scales.cleared(optimizer)
         if mistake is not None:
             self._report(mistake, self._step_of(optimizer))
         elif on_device and not self._calls.is_unscaled(scaler, optimizer):

@@ -18,6 +18,7 @@ from ampscope.capture.budgets import (
     ReplayBudget,
     TraceBudget,
 )
+from ampscope.trace.vocabulary import FORGOTTEN_AFTER
 
 SHARE = 0.02
 REPLAY_S = 0.1
@@ -66,7 +67,17 @@ class TestReplays:
         for step in range(SAME_FAILURE):
             assert _fail(replays, clock, "the same", step)
         assert not _fail(replays, clock, "the same", SAME_FAILURE)
-        assert _fail(replays, clock, "the same", SAME_FAILURE + budgets.FORGOTTEN_AFTER + 1)
+        assert _fail(replays, clock, "the same", SAME_FAILURE + FORGOTTEN_AFTER + 1)
+
+    def test_where_it_helps_the_run_a_failure_that_stays_is_replayed_once_more(self, clock: Clock) -> None:
+        for heals in (False, True):
+            replays = ReplayBudget(0.0, 3, heals=heals)
+            for step in range(ALWAYS_REPLAYED):
+                assert _fail(replays, clock, step, step)
+            replays.spent(budgets.FREE_REPLAY_SECONDS)
+            assert [replays.allows("stays", step) for step in range(10, 14)] == [False, heals, False, False]
+            assert [replays.allows("another", step) for step in (14, 15)] == [False, heals]
+            assert replays.allows_trial(0)
 
     def test_what_is_made_of_a_replay_counts_too(self, clock: Clock) -> None:
         replays = ReplayBudget(0.0, 3)

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ampscope.analysis.causes import untried
-from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, Reason, number
+from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, Reason
 from ampscope.analysis.causes.range.wider_dtype import USE_BFLOAT16, float32_region
 from ampscope.analysis.results import Remedy
+from ampscope.analysis.words.number_words import number
 from ampscope.trace.dtypes import FINFO
 from ampscope.trace.schema import Change
 from ampscope.trace.vocabulary import Cause, Severity
@@ -121,9 +122,8 @@ def _others(reason: Moving) -> str:
 
 
 def _end(dtype: str) -> str:
-    """The largest number of a dtype, whole where people know it so."""
-    largest = FINFO[dtype].max
-    return f"{largest:.0f}" if largest < 1e6 else number(largest)
+    """The largest number of a dtype."""
+    return number(FINFO[dtype].max)
 
 
 def _outside(occurrence: Occurrence) -> str:

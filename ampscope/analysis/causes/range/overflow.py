@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ampscope.analysis.causes import untried
-from ampscope.analysis.causes.cause_entry import CauseEntry, Match, Occurrence, OpRule, Reason, Turn, number
+from ampscope.analysis.causes.cause_entry import CauseEntry, Match, Occurrence, OpRule, Reason, Turn
 from ampscope.analysis.causes.range.wider_dtype import USE_BFLOAT16, more_range
 from ampscope.analysis.numerics import rounding
 from ampscope.analysis.origin.op_facts import Executed
-from ampscope.analysis.results import Remedy
+from ampscope.analysis.origin.step_graph import source_line
+from ampscope.analysis.results import Remedy, SourceLine
+from ampscope.analysis.words.number_words import number
+from ampscope.provenance import harmless_births
 from ampscope.trace.dtypes import FINFO, FLOAT8
 from ampscope.trace.schema import Change, Form, Phase
 from ampscope.trace.vocabulary import Cause
@@ -17,6 +20,7 @@ from ampscope.trace.vocabulary import Cause
 # -- a result ---------------------------------------------------------------------------------------------------------
 
 
+_FORWARD = (Phase.FORWARD, Phase.LOSS)
 #: How ops begin that solve or factorise matrices.
 _SOLVES = ("linalg", "_linalg", "cholesky", "lu_", "_lu_", "triangular_solve", "inverse", "pinverse")
 
@@ -27,6 +31,7 @@ class Overflowed(Reason):
 
     dtype: str
     largest: float | None  #: largest magnitude among the operands; None where none was measured
+    likewise: tuple[SourceLine, ...] = ()  #: other lines of the step at which the same op leaves the range
 
 
 def overflowed(op: Executed) -> Overflowed | None:
@@ -38,7 +43,17 @@ def overflowed(op: Executed) -> Overflowed | None:
     solves = "norm" not in op.name and op.name.startswith(_SOLVES)
     if op.dtype not in rounding.LARGEST or foreign or solves or (op.gives_nan and _divides_complex(op)):
         return None
-    return Overflowed(dtype=op.dtype, largest=op.largest_operand)
+    return Overflowed(dtype=op.dtype, largest=op.largest_operand, likewise=_likewise(op))
+
+
+def _likewise(op: Executed) -> tuple[SourceLine, ...]:
+    """The other lines of the forward at which the same op makes what is not finite of what is, and that matters."""
+    graph, here = op.graph, source_line(op.graph.place(op.seq))
+    same = [seq for seq in graph.outputs if graph.site(seq).op == op.site.op and graph.site(seq).phase in _FORWARD]
+    born = [seq for seq in same if graph.bad_output(seq) is not None and not graph.bad_inputs(seq)]
+    harmless = {birth.seq for birth in harmless_births(graph)} if len(born) > 1 else set()
+    lines = dict.fromkeys(source_line(graph.place(seq)) for seq in born if seq not in harmless)
+    return tuple(line for line in lines if line is not None and line != here)
 
 
 def _divides_complex(op: Executed) -> bool:
@@ -63,7 +78,7 @@ def _too_large(occurrence: Occurrence) -> str:
     reason = occurrence.reason
     dtype = reason.dtype if isinstance(reason, Overflowed) and reason.dtype in FLOAT8 else "float16"
     end = FLOAT8.get(dtype, FINFO["float16"].max)
-    text = f"The result of {occurrence.op_in_words} is too large for {dtype}, which ends at {end:.0f}"
+    text = f"The result of {occurrence.op_in_words} is too large for {dtype}, which ends at {number(end)}"
     if isinstance(reason, Overflowed) and reason.largest is not None:
         return f"{text}; its operands went up to {number(reason.largest)}."
     return f"{text}."
@@ -73,8 +88,19 @@ def _too_large(occurrence: Occurrence) -> str:
 _PRODUCTS = frozenset({"mm", "bmm", "matmul", "baddbmm"})
 
 
-#: When a call is tried in float32 alone.
-_ONE_CALL = "a replay tries one call in float32 where the code converts nothing to half precision itself"
+def _everywhere(occurrence: Occurrence) -> str:
+    """Where else the same op leaves the range."""
+    reason = occurrence.reason
+    lines = reason.likewise if isinstance(reason, Overflowed) else ()
+    places = [f"{line.file}:{line.line}" for line in lines]
+    return f", also at {' and '.join(filter(None, (', '.join(places[:-1]), places[-1])))}" if places else ""
+
+
+#: When a call is tried in float32 alone, where the code converts nothing to half precision itself.
+_ONE_CALL = (
+    "a replay tries one call in float32 where it is no module of torch's, the products that read its result hold it, "
+    "and nothing has cured the step before"
+)
 _SCALE_BEFORE_CAST = Remedy(
     text="Scale the tensor into the range of the 8-bit dtype before the cast, by what it holds at this step.",
     code="scale = torch.finfo(dtype).max / x.abs().amax()\ny = (x * scale).to(dtype)",
@@ -86,6 +112,7 @@ def _against_overflow(occurrence: Occurrence) -> tuple[Remedy, ...]:
     if isinstance(occurrence.reason, Overflowed) and occurrence.reason.dtype in FLOAT8:
         return (_SCALE_BEFORE_CAST,)
     found = []
+    one_call = untried.CONVERTED if occurrence.has_tried(Change.CONVERSIONS) else _ONE_CALL
     if occurrence.op_in_words in _PRODUCTS:
         found.append(
             Remedy(
@@ -96,12 +123,11 @@ def _against_overflow(occurrence: Occurrence) -> tuple[Remedy, ...]:
             )
         )
     if any(word in occurrence.op for word in ("pow", "square", "norm", "mul")):
-        found.append(
-            untried.advice(_ONE_CALL, "Square and average in float32.", "h = x.float().pow(2)", Form.IN_FLOAT32)
-        )
+        text = f"Square and average in float32{_everywhere(occurrence)}."
+        found.append(untried.advice(one_call, text, "h = x.float().pow(2)", Form.IN_FLOAT32))
     if any(word in occurrence.op for word in ("sum", "cumsum", "mean")):
-        code = "total = x.sum(dtype=torch.float32)"
-        found.append(untried.advice(_ONE_CALL, "Accumulate in float32.", code, Form.IN_FLOAT32))
+        code, text = "total = x.sum(dtype=torch.float32)", f"Accumulate in float32{_everywhere(occurrence)}."
+        found.append(untried.advice(one_call, text, code, Form.IN_FLOAT32))
     return (*found, *more_range(occurrence))
 
 
@@ -175,40 +201,6 @@ def _against_growth(occurrence: Occurrence) -> tuple[Remedy, ...]:
     )
 
 
-# -- a constant -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Literal(Reason):
-    """A constant of the code does not fit the dtype of its op."""
-
-    value: float
-    dtype: str
-    refused: bool = False  #: torch raised, rather than make an infinity of it
-
-
-def _literal(op: Executed) -> Match | None:
-    value = op.literal_too_large
-    return Match(Cause.LITERAL_OVERFLOW, Literal(value=value, dtype=op.dtype)) if value is not None else None
-
-
-def _does_not_fit(occurrence: Occurrence) -> str:
-    reason = occurrence.reason
-    if not isinstance(reason, Literal):
-        return "A constant does not fit its dtype."
-    refused = f", and {occurrence.op_in_words} refuses it with an error" if reason.refused else ""
-    return f"The constant {number(reason.value)} does not fit {reason.dtype}{refused}."
-
-
-def _lowest_of_dtype(occurrence: Occurrence) -> tuple[Remedy, ...]:
-    reason = occurrence.reason
-    fits = f"; {number(reason.value)} does not fit {reason.dtype}" if isinstance(reason, Literal) else ""
-    end, name = ("largest", "max") if isinstance(reason, Literal) and reason.value > 0 else ("lowest", "min")
-    code = f"value = torch.finfo(x.dtype).{name}"
-    text = f"Use the {end} value of the dtype in use{fits}."
-    return (untried.advice(untried.TURN, text, code, Form.CONSTANT),)
-
-
 # -- a scaled gradient ------------------------------------------------------------------------------------------------
 
 
@@ -240,8 +232,8 @@ def _scale_too_large(occurrence: Occurrence) -> str:
     reason = occurrence.reason
     if isinstance(reason, ScaleInLoop):
         return (
-            f"The loop multiplies by the loss scale, {reason.scale:,.0f}, in {occurrence.op_in_words}, and float16 "
-            f"ends at {FINFO['float16'].max:.0f}."
+            f"The loop multiplies by the loss scale, {number(reason.scale)}, in {occurrence.op_in_words}, and float16 "
+            f"ends at {number(FINFO['float16'].max)}."
         )
     return f"The gradient times the loss scale is too large for float16 in {occurrence.op_in_words}."
 
@@ -286,13 +278,5 @@ ENTRIES = (
         sentence=_scale_too_large,
         remedies=_against_scale,
         rules=(OpRule(Turn.SCALED_GRADIENT, _scaled_gradient, Phase.BACKWARD),),
-    ),
-    CauseEntry(
-        cause=Cause.LITERAL_OVERFLOW,
-        noun="a constant that does not fit the dtype",
-        sentence=_does_not_fit,
-        remedies=_lowest_of_dtype,
-        rules=(OpRule(Turn.LITERAL, _literal, by_operands=False),),
-        cured_by_precision=True,
     ),
 )

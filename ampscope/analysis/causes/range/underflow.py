@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ampscope.analysis.causes import untried
-from ampscope.analysis.causes.cause_entry import CauseEntry, LostBefore, Match, Occurrence, OpRule, Reason, Turn, number
+from ampscope.analysis.causes.cause_entry import CauseEntry, LostBefore, Match, Occurrence, OpRule, Reason, Turn
 from ampscope.analysis.causes.range.wider_dtype import float32_region, more_range
 from ampscope.analysis.causes.state import StandsStill
 from ampscope.analysis.numerics import rounding
 from ampscope.analysis.origin.lost_upstream import flushed_by, rounded_constant
 from ampscope.analysis.origin.op_facts import Executed
 from ampscope.analysis.results import Remedy
+from ampscope.analysis.words.number_words import number
 from ampscope.analysis.words.wording import op_in_words
 from ampscope.provenance import HowLost
 from ampscope.trace.schema import Change, Form, Phase
@@ -64,8 +65,7 @@ _WITH_LOGITS = {
 
 
 def _against_standstill(occurrence: Occurrence) -> tuple[Remedy, ...]:
-    name = op_in_words(occurrence.op)
-    reason = occurrence.reason
+    name, reason = op_in_words(occurrence.op), occurrence.reason
     if isinstance(reason, StandsStill):
         return (reason.remedy,)
     if isinstance(reason, GradientLost) and reason.how is HowLost.SATURATED:
@@ -119,6 +119,8 @@ def _against_underflow(occurrence: Occurrence) -> tuple[Remedy, ...]:
     if not isinstance(occurrence.reason, (GradientFlushed, GradientLost)):
         text = "Compute the small value and what needs it in float32, where it does not become zero."
         code = "p = x.float().softmax(-1)  # before the product, the exponential or the division that shrinks it"
+        if isinstance(occurrence.reason, Flushed) and "prod" in occurrence.reason.by:
+            code = "y = x.float().cumprod(-1)  # or, of many factors, its logarithm: x.float().log().cumsum(-1)"
         return untried.advice(untried.TURN, text, code), *more_range(occurrence)
     need = "Scale the loss, or raise the scale that it has: gradients this small need the room that a loss scale makes."
     code = "scaler = torch.amp.GradScaler(init_scale=2.0**16)\nscaler.scale(loss).backward()"
@@ -139,43 +141,39 @@ class ConstantLost(LostBefore):
     dtype: str
 
 
-def constant_lost(op: Executed) -> Match | None:
-    """Whether a constant that was to keep the operand from zero did not survive its dtype."""
+def constant_lost(op: Executed, *, shown: bool = True) -> Match | None:
+    """Whether a constant that was to keep the operand from zero did not survive its dtype; who lost it may be shown."""
     lost = rounded_constant(op)
     if lost is None:
         return None
-    reason = ConstantLost(value=lost.value, becomes=lost.becomes, dtype=lost.dtype, lost_by=lost.seq)
-    return Match(Cause.EPS_UNDERFLOW, reason)
+    by = lost.seq if shown else None
+    return Match(
+        Cause.EPS_UNDERFLOW, ConstantLost(value=lost.value, becomes=lost.becomes, dtype=lost.dtype, lost_by=by)
+    )
 
 
 def _optimizer_eps(op: Executed) -> Match | None:
-    """The same of the optimizer's own epsilon: the op that lost it is of torch, and not shown."""
-    lost = rounded_constant(op)
-    if lost is None:
-        return None
-    reason = ConstantLost(value=lost.value, becomes=lost.becomes, dtype=lost.dtype, lost_by=None)
-    return Match(Cause.EPS_UNDERFLOW, reason)
+    """The same of the optimizer's own epsilon, which torch loses."""
+    return constant_lost(op, shown=False)
 
 
 def _rounded_away(occurrence: Occurrence) -> str:
     reason, op = occurrence.reason, occurrence.op_in_words
     if not isinstance(reason, ConstantLost):
         return f"The constant that should keep the operand of {op} safe is rounded away."
-    return (
-        f"The constant {number(reason.value)} that should keep the operand of {op} safe becomes "
-        f"{number(reason.becomes)} in {reason.dtype}."
-    )
+    value, becomes = number(reason.value), number(reason.becomes)
+    return f"The constant {value} that should keep the operand of {op} safe becomes {becomes} in {reason.dtype}."
 
 
 def _constant_that_survives(occurrence: Occurrence) -> tuple[Remedy, ...]:
     reason = occurrence.reason
     dtype = reason.dtype if isinstance(reason, ConstantLost) else "float16"
     if isinstance(reason, ConstantLost) and reason.becomes == 1.0:
-        bound = 1 - rounding.EPSILON.get(dtype, 1e-3)
-        text, code = f"Use a bound that {dtype} can tell from 1.", f"p = p.clamp(max={bound!r})"
+        code = f"p = p.clamp(max={1 - rounding.EPSILON.get(dtype, 1e-3)!r})"
+        text = f"Use a bound that {dtype} can tell from 1."
     else:
-        eps = rounding.safe_eps(dtype)
-        text, code = f"Use an eps that survives {dtype}: at least {eps:.3g}.", f"eps = {eps:.3g}"
+        eps = number(rounding.safe_eps(dtype), 3)
+        text, code = f"Use an eps that survives {dtype}: at least {eps}.", f"eps = {eps}"
     first = Remedy(text=text, code=code, kind=Form.CONSTANT, untried=untried.TURN)
     is_left_out = occurrence.explicit_half or occurrence.has_tried(Change.MODULES_FP32)
     return (first,) if is_left_out else (first, float32_region(occurrence.module))
@@ -262,7 +260,7 @@ ENTRIES = (
         noun="a value too small for float16",
         sentence=_too_small,
         remedies=_against_underflow,
-        recognised_in="analysis.causes.mathematics",
+        recognised_in="analysis.causes.mathematics.division",
         cured_by_precision=True,
     ),
     CauseEntry(
@@ -270,7 +268,7 @@ ENTRIES = (
         noun="gradients that half precision loses",
         sentence=_stands_still,
         remedies=_against_standstill,
-        recognised_in="analysis.diagnosis.lost_gradients",
+        recognised_in="analysis.diagnosis.silent.lost_gradients",
         cured_by_precision=True,
     ),
     CauseEntry(
@@ -279,7 +277,7 @@ ENTRIES = (
         sentence=_become_few,
         remedies=_KEEP_APART,
         severity=Severity.WARNING,
-        recognised_in="analysis.diagnosis.lost_gradients",
+        recognised_in="analysis.diagnosis.silent.lost_gradients",
         cured_by_precision=True,
     ),
     CauseEntry(

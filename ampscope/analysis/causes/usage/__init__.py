@@ -8,11 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ampscope.analysis.causes import untried
-from ampscope.analysis.causes.cause_entry import CauseEntry, Match, Occurrence, OpRule, Reason, Turn
+from ampscope.analysis.causes.cause_entry import CauseEntry, Match, Occurrence, OpRule, Turn
 from ampscope.analysis.causes.range.underflow import UpdatesLost, updates_lost
 from ampscope.analysis.causes.range.wider_dtype import USE_BFLOAT16
 from ampscope.analysis.causes.state import StandsStill
 from ampscope.analysis.causes.usage.forms import UNSCALE_FIRST, in_loop
+from ampscope.analysis.causes.usage.reasons import HalfState, LearningRateMoved, OptimizerRestored, ScaleForgotten
 from ampscope.analysis.origin.lost_upstream import divides_by_what_was_zero
 from ampscope.analysis.origin.op_facts import Executed
 from ampscope.analysis.results import Remedy
@@ -29,35 +30,6 @@ class UsageEntry(CauseEntry):
     correct: str  #: what a correct loop does instead, as a sentence without full stop
     of_scaler: bool = False  #: a loop without a scaler cannot make it
     happens_once: bool = False  #: a single event; any other is a line of the loop, which comes round again
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HalfState(Reason):
-    """Parameters and optimizer state are half precision."""
-
-    dtype: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearningRateMoved(Reason):
-    """The learning rate moved on after skipped steps."""
-
-    steps: int  #: how many
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScaleForgotten(Reason):
-    """A new scaler took the place of one whose scale the run had found."""
-
-    was: float
-    starts: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerRestored(Reason):
-    """An optimizer with a past is stepped by a scaler without one."""
-
-    steps: int  #: of the optimizer's past
 
 
 def _half_state(op: Executed) -> Match | None:
@@ -253,6 +225,15 @@ ENTRIES = (
         of_scaler=True,
     ),
     UsageEntry(
+        cause=Cause.MISUSE_GRADIENTS_CLEARED,
+        noun=MISTAKES_IN_WORDS[Cause.MISUSE_GRADIENTS_CLEARED],
+        correct="Gradients are cleared before backward or after the step, never between",
+        sentence="The gradients that backward left were cleared before the optimizer could step with them.",
+        remedies=(in_loop(text="Clear gradients only after the step.", code="scaler.update()\noptimizer.zero_grad()"),),
+        recognised_in="capture",
+        of_scaler=True,
+    ),
+    UsageEntry(
         cause=Cause.MISUSE_SCHEDULER_ORDER,
         noun=MISTAKES_IN_WORDS[Cause.MISUSE_SCHEDULER_ORDER],
         correct="The learning rate stands still when a step is skipped",
@@ -283,5 +264,22 @@ ENTRIES = (
         recognised_in="capture",
         of_scaler=True,
         happens_once=True,
+    ),
+    UsageEntry(
+        cause=Cause.MISUSE_SCALER_EACH_STEP,
+        noun=MISTAKES_IN_WORDS[Cause.MISUSE_SCALER_EACH_STEP],
+        correct="One scaler serves the whole training",
+        sentence=(
+            "Each step has a new scaler, which starts at the same loss scale as the one before: what one learns of an "
+            "overflow is lost with it, and the scale never moves."
+        ),
+        remedies=(
+            in_loop(
+                text="Make the scaler once, before the loop.",
+                code="scaler = torch.amp.GradScaler(device_type)\nfor x, y in loader:\n    ...",
+            ),
+        ),
+        recognised_in="capture",
+        of_scaler=True,
     ),
 )

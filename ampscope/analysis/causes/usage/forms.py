@@ -124,5 +124,16 @@ FORMS: dict[MistakeForm, FormEntry] = {
             code="scaler.scale(other_loss).backward()\nscaler.step(optimizer)",
         ),
     ),
+    MistakeForm.NOTHING_SCALED: FormEntry(
+        sentence=(
+            "The scaler has scaled no loss, and torch refuses to unscale gradients or to step an optimizer with it "
+            "then. The loss has to go through scaler.scale() before its backward."
+        ),
+        fix=in_loop(
+            text="Scale the loss before its backward.",
+            code="scaler.scale(loss).backward()\nscaler.step(optimizer)",
+        ),
+        refused=True,
+    ),
     MistakeForm.NO_SCALER: FormEntry(),
 }

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 from ampscope.analysis.cures.rewriting.changed_file import changed
 from ampscope.analysis.cures.rewriting.program.autocast_region import makes_region
-from ampscope.analysis.cures.rewriting.program.own_names import imported_name
 from ampscope.analysis.cures.rewriting.source_file import HasPlace
 from ampscope.analysis.cures.rewriting.statement import dotted
-from ampscope.analysis.usage.loop_edits.loop import LinesChanged, Loop, Spot, loop_at
+from ampscope.analysis.usage.loop_edits.loop import LinesChanged, Loop, loop_at
+from ampscope.analysis.usage.loop_edits.scaling import clips, is_backward, plain_backwards, scaled, with_scaler
 from ampscope.trace.vocabulary import Cause, MistakeForm
 
 
@@ -66,10 +66,6 @@ def _keeps_lines(statement: ast.stmt) -> bool:
     return any(node.lineno != node.end_lineno for node in texts)
 
 
-#: Calls that belong between unscaling and the step.
-_CLIPS = ("clip_grad_norm_", "clip_grad_value_", "clip_grad_norm", "clip_grads_with_norm_")
-
-
 def _once_a_step(loop: Loop) -> Sequence[LinesChanged]:
     """Unscaling, clipping and update() moved to the step, where they are called for each micro-batch."""
     step = loop.step
@@ -79,7 +75,7 @@ def _once_a_step(loop: Loop) -> Sequence[LinesChanged]:
     if around is None:
         return ()
     beside = [spot for spot in loop.spots if spot.block is around.block]
-    before = [spot for spot in beside if spot in loop.of_scaler("unscale_", 1) or _clips(loop, spot)]
+    before = [spot for spot in beside if spot in loop.of_scaler("unscale_", 1) or clips(loop, spot)]
     before = [spot for spot in before if spot.first < around.first]
     updates = [spot for spot in beside if spot in loop.of_scaler("update", 0)]
     if not loop.stands_alone(step, *before, *updates) or not (before or updates):
@@ -93,12 +89,6 @@ def _once_a_step(loop: Loop) -> Sequence[LinesChanged]:
     if updates and not any(spot.block is step.block for spot in loop.of_scaler("update", 0)):
         changes.append(loop.inserted_after(step, f"{loop.scaler}.update()"))
     return [*changes, *map(loop.removed, (*before, *updates))]
-
-
-def _clips(loop: Loop, spot: Spot) -> bool:
-    call = spot.call
-    names = [dotted(call.func), imported_name(loop.tree, call.func)] if call is not None else []
-    return any(name.rpartition(".")[2] in _CLIPS for name in names)
 
 
 def _only_after_a_step(loop: Loop) -> Sequence[LinesChanged]:
@@ -132,7 +122,7 @@ def _anew_each_step(loop: Loop) -> Sequence[LinesChanged]:
     rounds = region.body[0] if region is not None else None
     if region is None or not isinstance(rounds, (ast.For, ast.While)) or rounds.orelse:
         return ()
-    back = [node for node in rounds.body if any(_is_backward(each) for each in ast.walk(node))]
+    back = [node for node in rounds.body if any(is_backward(each) for each in ast.walk(node))]
     first = back[0] if back and isinstance(back[0], (ast.Expr, ast.If)) else None
     if first is None or first is rounds.body[0] or _keeps_lines(rounds) or region.body[0].lineno != region.lineno + 1:
         return ()
@@ -151,10 +141,44 @@ def _anew_each_step(loop: Loop) -> Sequence[LinesChanged]:
     return [(region.lineno, region.end_lineno or region.lineno, after)]
 
 
+def _cleared_after_step(loop: Loop) -> Sequence[LinesChanged]:
+    """zero_grad() between backward and the step comes after update()."""
+    step, updates = loop.step, loop.of_scaler("update", 0)
+    back = [spot for spot in loop.spots if step is not None and any(map(is_backward, ast.walk(spot.node)))]
+    back = [spot for spot in back if step is not None and spot.last < step.first]
+    if step is None or not back or len(updates) != 1 or updates[0].block is not step.block:
+        return ()
+    early = [spot for spot in loop.spots if spot.calls("zero_grad", 0) and back[-1].last < spot.first < step.first]
+    if not early or step.first > updates[0].first or any(spot.block is not step.block for spot in early):
+        return ()
+    if not loop.stands_alone(updates[0], *early):
+        return ()
+    after = [line for spot in early for line in loop.lines(spot)]
+    return [(updates[0].last + 1, updates[0].last, after), *map(loop.removed, early)]
+
+
+def _made_before_loop(loop: Loop) -> Sequence[LinesChanged]:
+    """The one statement that makes the scaler in a loop comes before it, and before the loops around that."""
+    targets = [(spot, spot.node.targets) for spot in loop.spots if isinstance(spot.node, ast.Assign)]
+    made = [spot for spot, names in targets if loop.scaler and loop.scaler in map(dotted, names)]
+    spot = made[0] if len(made) == 1 else None
+    rounds = [each for each in spot.owners if isinstance(each, (ast.For, ast.While))] if spot is not None else []
+    if spot is None or spot.call is None or len(spot.block) == 1 or not rounds or spot.owners[-1] is not rounds[-1]:
+        return ()
+    around = next((each for each in loop.spots if each.node is rounds[0]), None)
+    inside = [node for node in ast.walk(rounds[0]) if isinstance(node, ast.Name)]
+    given = {node.id for node in ast.walk(spot.call) if isinstance(node, ast.Name)}
+    changing = given & {node.id for node in inside if not isinstance(node.ctx, ast.Load)}
+    if around is None or changing or _keeps_lines(spot.node) or not loop.stands_alone(spot, around):
+        return ()
+    lines = [line[len(loop.indent(spot)) :] for line in loop.lines(spot)]
+    return [loop.inserted_before(around, *lines), loop.removed(spot)]
+
+
 def _unscaled_at_once(loop: Loop) -> Sequence[LinesChanged]:
     """Unscales right after the last backward: what is compared may be computed anywhere from there on."""
     step, optimizer = loop.step, loop.optimizer
-    back = [spot for spot in loop.spots if spot.call is not None and any(map(_is_backward, ast.walk(spot.node)))]
+    back = [spot for spot in loop.spots if spot.call is not None and any(map(is_backward, ast.walk(spot.node)))]
     back = [spot for spot in back if spot.first < loop.spot.first]
     if step is None or not optimizer or not back or not loop.stands_alone(back[-1]):
         return ()
@@ -168,10 +192,6 @@ def _unscaled_at_once(loop: Loop) -> Sequence[LinesChanged]:
     if not loop.stands_alone(*late) or any(len(spot.block) == 1 for spot in late):
         return ()
     return [loop.inserted_after(back[-1], f"{loop.scaler}.unscale_({optimizer})"), *map(loop.removed, late)]
-
-
-def _is_backward(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward"
 
 
 def _once_unscaled(loop: Loop) -> Sequence[LinesChanged]:
@@ -203,22 +223,9 @@ def _through_scaler(loop: Loop) -> Sequence[LinesChanged]:
 
 def _scaled(loop: Loop) -> Sequence[LinesChanged]:
     """The one ``loss.backward()`` becomes ``scaler.scale(loss).backward()``: that of the line, or of its function."""
-    plain = [spot for spot in loop.spots if spot.call is not None and _is_backward(spot.call)]
-    plain = [spot for spot in plain if spot.call is not None and _of_name(spot.call)]
+    plain = plain_backwards(loop)
     plain = [spot for spot in plain if spot is loop.spot] or plain
-    call = plain[0].call if len(plain) == 1 else None
-    if call is None or not loop.scaler:
-        return ()
-    spot, loss = plain[0], _of_name(call)
-    line = loop.source.lines[spot.first - 1].rstrip("\r\n")
-    if spot.first != spot.last or line.count(f"{loss}.backward(") != 1:
-        return ()
-    return [(spot.first, spot.last, [line.replace(f"{loss}.backward(", f"{loop.scaler}.scale({loss}).backward(")])]
-
-
-def _of_name(call: ast.Call) -> str:
-    """What a method is called of, where that is a name."""
-    return dotted(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+    return scaled(loop, plain[0], loop.scaler) if len(plain) == 1 and loop.scaler else ()
 
 
 def _one_update(loop: Loop) -> Sequence[LinesChanged]:
@@ -247,6 +254,8 @@ _OF_CAUSE: dict[Cause, Callable[[Loop], Sequence[LinesChanged]]] = {
     Cause.MISUSE_BACKWARD_UNDER_AUTOCAST: _outside_autocast,
     Cause.MISUSE_AUTOCAST_SPANS_STEP: _anew_each_step,
     Cause.MISUSE_UPDATE_EACH_MICROBATCH: _once_a_step,
+    Cause.MISUSE_GRADIENTS_CLEARED: _cleared_after_step,
+    Cause.MISUSE_SCALER_EACH_STEP: _made_before_loop,
     Cause.MISUSE_SCHEDULER_ORDER: _only_after_a_step,
 }
 _OF_FORM: dict[MistakeForm, Callable[[Loop], Sequence[LinesChanged]]] = {
@@ -258,4 +267,6 @@ _OF_FORM: dict[MistakeForm, Callable[[Loop], Sequence[LinesChanged]]] = {
     MistakeForm.UPDATE_MISSING: _update_after_step,
     MistakeForm.UPDATE_IN_BETWEEN: _one_update,
     MistakeForm.LOSS_NOT_SCALED: _scaled,
+    MistakeForm.NOTHING_SCALED: _scaled,
+    MistakeForm.NO_SCALER: with_scaler,
 }

@@ -69,13 +69,14 @@ class Loop:
 
     @cached_property
     def scaler(self) -> str:
-        """The name of the one scaler of the function; empty where there is none, or several."""
+        """The name of the one scaler of the function, or of the statement; empty where there is none, or several."""
         names = {
             dotted(call.func.value)
             for call in ast.walk(self.spot.function)
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "scale"
             if len(call.args) == 1
         }
+        names = names or {self.spot.calls("step", 1), self.spot.calls("unscale_", 1)} - {""}
         return next(iter(names)) if len(names) == 1 else ""
 
     def of_scaler(self, method: str, arguments: int) -> list[Spot]:

@@ -15,11 +15,18 @@ class LastingCure:
         kind: What it is.
         modules: Qualified names of the modules that it changes.
         by_finiteness: Whether a step that comes out finite without it needs it no more.
+        fitting_scale: The loss scale with which it was proved, where that of the step was too large for it.
     """
 
     kind: CureKind
     modules: tuple[str, ...] = ()
     by_finiteness = True
+    fitting_scale: float | None = None
+
+    @property
+    def why_lifted(self) -> str:
+        """Why it cannot stay, as its first steps have shown; empty where it can."""
+        return ""
 
     @property
     def text(self) -> str:

@@ -33,7 +33,7 @@ class ScaleBound(LastingCure):
     @property
     def text(self) -> str:
         """See `LastingCure.text`."""
-        return f"the loss scale at most {self._bound:g}"
+        return f"the loss scale at most {self._bound:,g}"
 
     @property
     def code(self) -> str:
@@ -88,7 +88,7 @@ class ScaleRaised(LastingCure):
     @property
     def text(self) -> str:
         """See `LastingCure.text`."""
-        return f"the loss scale raised to {self._scale:g}"
+        return f"the loss scale raised to {self._scale:,g}"
 
     @property
     def code(self) -> str:

@@ -1,19 +1,19 @@
-"""Buffers that were poisoned: what they held when they were last finite."""
+"""Buffers and tensors in plain attributes that were poisoned: what they held when they were last finite."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ampscope.capture.replay.state.state_snapshot import StateSnapshot
-from ampscope.capture.torch_support.models import Models, held_buffers
+from ampscope.capture.torch_support.models import Models
 from ampscope.capture.tracing.statistics.stats import can_be_bad, finite
 
 
 class PoisonedBuffer(NamedTuple):
-    """A buffer that a step found not finite."""
+    """A buffer, or a tensor in a plain attribute, that a step found not finite."""
 
     module: nn.Module
     name: str
@@ -27,14 +27,21 @@ Poisoned = dict[str, PoisonedBuffer]
 
 
 def found(state: StateSnapshot, models: Models) -> Poisoned:
-    """The buffers that a step found not finite, and that were finite when the step before it began."""
+    """What a step found not finite, and what was finite when the step before it began."""
     poisoned: Poisoned = {}
-    for module, name, _ in held_buffers(models.modules):
+    for module, name, _ in state.statistics():
         tensor, before = state.buffer(module, name), state.buffer_before(module, name)
         start = state.at_start(tensor) if tensor is not None and can_be_bad(tensor) else None
         if tensor is not None and start is not None and before is not None and not finite(start) and finite(before):
             poisoned[_name(module, name, models)] = PoisonedBuffer(module, name, tensor, start, before.clone())
     return poisoned
+
+
+def out_of_reach(state: StateSnapshot) -> str:
+    """A tensor in what an attribute holds that a step found not finite; empty where there is none."""
+    nested = (each for each in state.attribute_tensors() if each.is_nested)
+    starts = ((each.name, state.at_start(each.tensor)) for each in nested)
+    return next((name for name, start in starts if start is not None and not finite(start)), "")
 
 
 def begin_from(state: StateSnapshot, poisoned: Poisoned, *, finite_values: bool) -> None:
@@ -44,14 +51,14 @@ def begin_from(state: StateSnapshot, poisoned: Poisoned, *, finite_values: bool)
 
 
 def put_back(poisoned: Poisoned) -> None:
-    """Gives the model's own buffers their last finite values."""
+    """Gives the model's own their last finite values."""
     for each in poisoned.values():
         give(each.module, each.name, each.tensor, each.before)
 
 
-def undo_of_step(state: StateSnapshot, models: Models) -> None:
-    """Gives buffers back what they held before a step that has made them non-finite."""
-    for module, name, buffer in list(held_buffers(models.modules)):
+def undo_of_step(state: StateSnapshot) -> None:
+    """Gives back what they held before a step that has made them non-finite."""
+    for module, name, buffer in list(state.statistics()):
         tensor = state.buffer(module, name) if can_be_bad(buffer) and not finite(buffer) else None
         start = state.at_start(tensor) if tensor is not None else None
         if start is not None and finite(start):
@@ -59,15 +66,16 @@ def undo_of_step(state: StateSnapshot, models: Models) -> None:
 
 
 def give(module: nn.Module, name: str, tensor: Tensor | None, value: Tensor) -> None:
-    """Gives a buffer a value: in place, where it is still ``tensor``; else as a new tensor, as its forward does it."""
-    held = module._buffers.get(name)
-    if held is None:
+    """Gives a buffer or an attribute a value: in place, where it is still ``tensor``; else as a new tensor."""
+    where: Any = module._buffers if name in module._buffers else vars(module)
+    held = where.get(name)
+    if not isinstance(held, Tensor):
         return
     if held is tensor and held.shape == value.shape:
         with torch.no_grad():
             held.copy_(value)
     else:
-        module._buffers[name] = value.detach().to(held.dtype, copy=True)
+        where[name] = value.detach().to(held.dtype, copy=True)
 
 
 def _name(module: nn.Module, name: str, models: Models) -> str:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.replay.changes import ReplayChange
 from ampscope.capture.replay.cures.forms import rows_left_out
 from ampscope.capture.replay.tape.taped_step import TapedStep
+from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.tracing.statistics.stats import finite
 from ampscope.trace.schema import CureKind
 
@@ -23,19 +26,31 @@ class ElementsZeroed(ReplayChange):
     """Weights with zeros where they are not finite.
 
     Args:
-        bad: Those weights.
+        bad: Those weights, each with which of its elements are bad.
     """
 
-    def __init__(self, bad: list[nn.Parameter]) -> None:
+    def __init__(self, bad: list[tuple[nn.Parameter, Tensor]]) -> None:
         super().__init__()
         self._bad = bad
-        self.weights = {id(each): nn.Parameter(_zeroed(each), each.requires_grad) for each in bad}
+        zeroed = ((each, each.detach().masked_fill(where, 0.0)) for each, where in bad)
+        self.weights = {id(each): nn.Parameter(values, each.requires_grad) for each, values in zeroed}
+
+    def is_all_of(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer steps all of them: as it writes into them, no graph is used that has read them."""
+        own = set(map(id, OptimizerView(optimizer).parameters))
+        return all(id(each) in own for each, _ in self._bad)
 
     def make(self) -> None:
-        """Does it to the live weights."""
+        """Does it to the live weights: to those elements, whatever has become of others since."""
         with torch.no_grad():
-            for each in self._bad:
-                each.copy_(_zeroed(each))
+            for each, where in self._bad:
+                each.masked_fill_(where, 0.0)
+
+
+def make(due: list[ElementsZeroed]) -> None:
+    """Makes what waited for the end of a step, of which other losses may have gone backward still."""
+    while due:
+        due.pop().make()
 
 
 class Repair(NamedTuple):
@@ -44,6 +59,7 @@ class Repair(NamedTuple):
     kind: CureKind
     text: str  #: as a clause
     change: ReplayChange
+    rivals: Iterable[ReplayChange] = ()  #: with each of which the step must fail, or none is known to be right
 
 
 def of_step(step: TapedStep, models: Models) -> Iterator[Repair]:
@@ -53,24 +69,25 @@ def of_step(step: TapedStep, models: Models) -> Iterator[Repair]:
         step: The step.
         models: The watched models.
     """
-    named = {name: weight for name, weight in models.parameters.values() if not finite(weight)}
-    bad = [weight for weight in named.values() if isinstance(weight, nn.Parameter) and _is_repairable(weight)]
-    if bad and len(bad) == len(named):
-        count = sum(int((~each.isfinite()).sum()) for each in bad)
+    named = {name: weight for name, weight in models.parameters.values() if is_bad(weight)}
+    plain = (each for each in named.values() if type(each) is nn.Parameter and each.layout is torch.strided)
+    bad = [(weight, _elements(weight)) for weight in plain]
+    few = all(int(where.sum()) <= max(1, FEW * where.numel()) for _, where in bad)
+    if bad and few and len(bad) == len(named):
+        count = sum(int(where.sum()) for _, where in bad)
         elements = "1 element" if count == 1 else f"{count} elements"
         text = f"{elements} of {', '.join(named)} set to zero, not finite as the step began"
         yield Repair(CureKind.WEIGHTS, text, ElementsZeroed(bad))
     without = rows_left_out.of_step(step, models) if not named else None
     if without is not None:
         text = f"{without.left_out} rows of its batch left out, which came in not finite"
-        yield Repair(CureKind.ROWS_LEFT_OUT, text, without)
+        yield Repair(CureKind.ROWS_LEFT_OUT, text, without, without.rivals(step))
 
 
-def _is_repairable(weight: nn.Parameter) -> bool:
-    if type(weight) is not nn.Parameter or weight.layout is not torch.strided:
-        return False
-    return int((~weight.isfinite()).sum()) <= max(1, FEW * weight.numel())
+def is_bad(weight: Tensor) -> bool:
+    """Whether a weight holds what it never should: one that is frozen may hold infinities, as masks do."""
+    return not finite(weight) and (weight.requires_grad or bool(local(weight).detach().isnan().any()))
 
 
-def _zeroed(weight: Tensor) -> Tensor:
-    return weight.detach().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+def _elements(weight: nn.Parameter) -> Tensor:
+    return ~weight.detach().isfinite() if weight.requires_grad else weight.detach().isnan()

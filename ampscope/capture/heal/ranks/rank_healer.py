@@ -12,9 +12,9 @@ from ampscope.capture.budgets import ReplayBudget
 from ampscope.capture.events.open_step import EndedStep, StepAttempt
 from ampscope.capture.heal import cured_step
 from ampscope.capture.heal.choice import BadStep
+from ampscope.capture.heal.cured_step import Handed, Plan
 from ampscope.capture.heal.healer import Healer, clear_flags
 from ampscope.capture.heal.healing import BEGINS, Healing
-from ampscope.capture.heal.planning import Handed, Plan
 from ampscope.capture.heal.ranks.agreement import Agreed, Agreement
 from ampscope.capture.heal.ranks.edited import edited
 from ampscope.capture.heal.ranks.votes import Proposal
@@ -69,6 +69,7 @@ class RankHealer(Healer):
         with Suppressed():  # without a store that answers, nothing is agreed on later either
             had = json.loads(ballot.settled("resumed", json.dumps(recorder.cures)))
             recorder.cures = tuple((int(step), str(text)) for step, text in had)
+        self._planner.leaving_out.unproved = False  # what one rank leaves out, the others would make
         self._agreement = Agreement(ballot, models, self._planner.run, self._planner.may_last)
         self._first = dict(recorder.next_step)  # by optimizer: the number of its first step here
         self._mine: tuple[StepAttempt, Proposal] | None = None
@@ -135,7 +136,7 @@ class RankHealer(Healer):
         if cure is None:
             kind = CureKind.LEFT_OUT
             plan = Plan(attempt, kind, agreed.proposal.text, recording, handed=Handed.LEFT_OUT)
-            self._planner.leave_out(attempt)
+            self._planner.leaving_out.leave_out(attempt)
             return plan
         plan = Plan(attempt, cure.kind, cure.text, recording, cure.change(), cure, why_not=why_not)
         if agreed.cured is not None:

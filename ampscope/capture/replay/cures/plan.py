@@ -136,6 +136,8 @@ def _together(change: OtherForm, others: list[OtherForm]) -> Part:
 def _at_fitting_scale(change: OtherForm, feedback: TrialFeedback, scale: float | None) -> Part:
     if feedback.failure is None or not feedback.failure.by_scale or scale is None or scale <= 1:
         return False
+    if (milder := change.milder) is not None and (yield milder).outcome is Trial.FINITE:
+        return True
     lowest = yield change.at_scale(1.0)
     if lowest.outcome is not Trial.FINITE:
         return False

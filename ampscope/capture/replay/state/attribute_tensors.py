@@ -84,6 +84,13 @@ class AttributeTensors:
         """The tensors, as the modules hold them now."""
         return [each for held in self._found for each in _tensors(held.name, vars(held.module).get(held.key))]
 
+    def held_directly(self) -> Iterator[tuple[nn.Module, str, Tensor]]:
+        """Those that an attribute is itself, each with its module and the attribute's name."""
+        for each in self._found:
+            value = vars(each.module).get(each.key)
+            if type(value) is Tensor and value.is_floating_point() and not value.requires_grad:
+                yield each.module, each.key, value
+
     def keep(self, attributes: list[tuple[nn.Module, dict[str, Any]]]) -> None:
         """Puts copies of what holds tensors into ``attributes``, for the step may change what is in it."""
         of, copies = {id(module): held for module, held in attributes}, StateCopies(lambda tensor: tensor, PutBack())

@@ -69,8 +69,7 @@ class StateSnapshot:
             live = [tensor for tensor in (*self._candidates, *self._nested()) if self._may_change(tensor)]
             if self.keeps_before:
                 self._before, self._copies = self._copies, self._before
-                held = held_buffers(self._models.modules)
-                self._buffers = {(id(module), name): buffer for module, name, buffer in held}, self._buffers[0]
+                self._buffers = {(id(each), name): tensor for each, name, tensor in self.statistics()}, self._buffers[0]
             if [id(tensor) for tensor in live] != list(self._copies):
                 self._copies = {id(tensor): (tensor, tensor.detach().clone()) for tensor in live}
             elif live:
@@ -108,12 +107,17 @@ class StateSnapshot:
         known = self._copies.get(id(tensor))
         return known[1].clone() if known is not None else None
 
+    def statistics(self) -> Iterator[tuple[nn.Module, str, Tensor]]:
+        """The modules' buffers as they are now, and, where they may be wanted back, tensors in plain attributes."""
+        yield from held_buffers(self._models.modules)
+        yield from self.held.held_directly() if self.keeps_before else ()
+
     def buffer(self, module: nn.Module, name: str) -> Tensor | None:
-        """The tensor that a buffer was at the start of the step; a forward may have put another in its place."""
+        """The tensor that one was at the start of the step; a forward may have put another in its place."""
         return self._buffers[0].get((id(module), name))
 
     def buffer_before(self, module: nn.Module, name: str) -> Tensor | None:
-        """What a buffer held at the start of the step before; None where that is not kept."""
+        """What it held at the start of the step before; None where that is not kept."""
         known = self._before.get(id(self._buffers[1].get((id(module), name))))
         return known[1] if known is not None else None
 

@@ -23,7 +23,7 @@ class Evaluation:
     since: int  #: position on the tape where it begins
     earlier: bool = False  #: the step had another before it
     after_unjudged: bool = False  #: weights were moved in this step before AMPscope could look at what moved them
-    had_gradients: bool = False  #: gradients were there before its first backward
+    had_gradients: frozenset[str] = frozenset()  #: parameters that had one before its first backward
     wrapped: bool = False  #: a call of it ran in a wrapper that reduces gradients by itself
     collectives: int | None = 0  #: that had run before its first backward; None: not known
     calls: int = 0  #: of watched modules since the last backward
@@ -44,10 +44,10 @@ class Evaluation:
 
     def backward_begins(self, models: Models) -> bool:
         """Notes what is there before a backward; returns whether it is not what an earlier one has left."""
-        holds = any(True for _, parameter in models.parameters.values() if parameter.grad is not None)
+        held = (name for name, parameter in models.parameters.values() if parameter.grad is not None)
         if self.backwards:
-            return not holds
-        self.had_gradients, self.collectives = holds, self.collectives_now()
+            return next(held, None) is None
+        self.had_gradients, self.collectives = frozenset(held), self.collectives_now()
         return False
 
     def collectives_now(self) -> int | None:

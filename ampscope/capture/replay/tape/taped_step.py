@@ -29,7 +29,7 @@ class TapedStep(NamedTuple):
     tape: Tape
     state: StateSnapshot  #: what forward may change, as it was when the step began
     since: int  #: position on the tape where it begins; of what lies before, only what it depends on is run
-    had_gradients: bool = False  #: gradients were there before its first backward
+    had_gradients: frozenset[str] = frozenset()  #: parameters that had one before its first backward
     after_unjudged: bool = False  #: weights were moved within the step before, by what nobody looked at
     scale: float | None = None  #: its loss scale; None without a scaler
     late: bool = False  #: judged when the loop has gone on, and may have written into what the step computed with
@@ -42,6 +42,7 @@ class TapedStep(NamedTuple):
     edits: tuple[int, ...] = ()  #: entries that write after the last backward, where they are part of it
     updates: tuple[tuple[str, EarlierResult], ...] = ()  #: by which the loop moves weights, by names of these
     edits_weights: Callable[[], bool] = bool  #: whether forward does, behind their change counters; waits
+    in_force: tuple[Any, ...] = ()  #: what its loss code did otherwise than it is written, see `LiveChange`
     edited: bool = False  #: it ends with what the loop did to the gradients, not with the last backward
 
     def with_edits(self, models: Models) -> TapedStep | None:

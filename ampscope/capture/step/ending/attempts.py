@@ -13,8 +13,8 @@ from torch.optim.optimizer import Optimizer
 from ampscope.capture.events.calls import BareStep
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.events.open_step import EndedStep, ScaleState, StepAttempt
+from ampscope.capture.heal.cured_step import Handed
 from ampscope.capture.heal.healer import Healer
-from ampscope.capture.heal.planning import Handed
 from ampscope.capture.replay.step_tape import StepTape
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.step.carried.carried_state import CarriedState

@@ -22,7 +22,7 @@ from ampscope.capture.step.ending.incidents import Incidents
 from ampscope.capture.step.observers import Observers
 from ampscope.capture.step.own_work import OwnWork
 from ampscope.capture.torch_support.guard import Guard
-from ampscope.capture.torch_support.optimizer_view import steps_running
+from ampscope.capture.torch_support.optimizer_view import OptimizerView, steps_running
 
 
 class Endings:
@@ -115,7 +115,7 @@ class Endings:
 
     def before_optimizer(self, optimizer: Optimizer, *, with_closure: bool) -> None:
         """An optimizer is about to step: with finite gradients, or without a scaler to judge them."""
-        if self.attempts.current is None and (with_closure or not self._cycle.is_open):
+        if self.attempts.current is None and (with_closure or not (self._cycle.is_open or self._shares(optimizer))):
             self._evaluating = optimizer  # forward and backward come while it steps, or there are none
             if not with_closure:
                 self._observers.tell(StepObserver.bare_step, BareStep(optimizer, late=True))
@@ -126,6 +126,11 @@ class Endings:
             self.attempts.healed(self.attempts.current)
         if self.attempts.current.optimizer is optimizer:
             self._steps(self.attempts.current)
+
+    def _shares(self, optimizer: Optimizer) -> bool:
+        """Whether the step is its, too, that another optimizer has ended, without a scaler."""
+        ended = self._cycle.opened
+        return ended.scaler is None and not ended.by_hand and bool(OptimizerView(optimizer).gradients)
 
     def closure(self, optimizer: Optimizer, call: Callable[[], Any]) -> Any:
         """Runs the closure of an optimizer; a class that hands it on to its base comes by here twice."""

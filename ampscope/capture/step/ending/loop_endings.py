@@ -115,6 +115,7 @@ class LoopEndings:
         """Whatever optimizer holds the weights is none of the loop's steps: each of its own moves was one."""
         moved, self._unstepped = self._unstepped, []
         self._optimizers.rest()
+        self._cycle.opened.by_hand = True
         parts = [each.since(before) for before, each in zip([None, *moved], moved, strict=False)]
         for each, part in zip(moved, parts, strict=True):
             attempt = self._attempts.begin_without(self._weights())
@@ -235,6 +236,7 @@ class LoopEndings:
         self._attempts.check_updates(attempt)
         if late:
             self._attempts.check_weights(attempt)
+        attempt.opened.by_hand = True
         self._attempts.end(attempt)
 
     def left_unfinished(self, *, failed: bool = False) -> None:

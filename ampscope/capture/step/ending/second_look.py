@@ -209,4 +209,4 @@ def _is_due(number: int) -> bool:
 
 def _of_others(recording: TapedStep) -> bool:
     """Whether its gradients hold what a replay of this step alone does not give: other steps', other ranks'."""
-    return recording.had_gradients or recording.has_received() or recording.reduction() is not None
+    return bool(recording.had_gradients) or recording.has_received() or recording.reduction() is not None

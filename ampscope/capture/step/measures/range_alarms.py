@@ -11,7 +11,7 @@ from ampscope.capture.record.terminal import Terminal
 from ampscope.capture.tracing.sampling.ranges import Ahead, Ranges
 from ampscope.provenance import Graph, meant
 from ampscope.provenance.loss_scale import scaled
-from ampscope.trace.schema import EventKind, SiteRow
+from ampscope.trace.schema import EventKind, Phase, SiteRow
 from ampscope.trace.vocabulary import NEAR_OVERFLOW, OVERFLOW_AHEAD
 
 
@@ -76,7 +76,8 @@ def _alarm(ahead: Ahead, ranges: Ranges, ops: Graph, scales: frozenset[int]) -> 
 
 def _in_words(alarm: _Alarm) -> str:
     (_, bits, forecast), site = alarm
-    where = f"{site.op} in {site.module}" if site.module else f"{site.op} outside the model"
+    outside = "the loss code" if site.phase == Phase.LOSS else "the model itself"
+    where = f"{site.op} in {site.module or outside}"
     where = f"{where}, {site.file}:{site.line}" if site.file else where
     dtype = site.out_dtypes[0] if site.out_dtypes else "its dtype"
     if forecast is None:

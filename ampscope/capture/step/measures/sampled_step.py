@@ -47,6 +47,7 @@ class SampledSteps:
 
     def __init__(self, models: Models, recorder: Recorder, terminal: Terminal) -> None:
         self._models = models
+        self._figures = recorder.figures
         self._selection = recorder.selection
         self._rotation = Rotation(recorder.selection)
         self._ranges = Ranges(recorder.sites)
@@ -130,6 +131,7 @@ class SampledSteps:
         if is_full or step - self._looked.get(source, -LOOK_EVERY) >= LOOK_EVERY:
             self._looked[source] = step
             outlook = self._ranges.note(step, site, low, high)
+            self._figures.headroom_bits = outlook.headroom
             self._alarms.look(
                 self._ranges, step, lambda: Graph(*tracer.rows(step, source), self._row), lambda: attempt.scale
             )

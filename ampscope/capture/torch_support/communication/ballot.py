@@ -45,15 +45,16 @@ class Ballot:
             vote: Not empty.
 
         Returns:
-            The votes by rank; None where a rank has not given one in time, or the question is `settled` already.
+            The votes by rank; None where a rank has not given one in time, or the question is `settled` without one.
         """
         self._set(question, self.rank, vote)
         until = time.monotonic() + self._wait_s
-        while not all(self._is_set(question, rank) for rank in range(self.ranks)):
+        while not (are_given := self._are_given(question)):
             if self._is_set(question.partition("/")[0], "settled") or time.monotonic() > until:
-                return None
+                are_given = self._are_given(question)  # the last may have come, and been decided on, since the look
+                break
             time.sleep(_POLL_S)
-        return [self._get(question, rank) for rank in range(self.ranks)]
+        return [self._get(question, rank) for rank in range(self.ranks)] if are_given else None
 
     def settled(self, question: str, proposal: str) -> str:
         """What holds for all ranks: what the first of them that asked has proposed.
@@ -66,6 +67,9 @@ class Ballot:
         return _text(found)
 
     # -- the store ----------------------------------------------------------------------------------------------
+
+    def _are_given(self, question: str) -> bool:
+        return all(self._is_set(question, rank) for rank in range(self.ranks))
 
     def _name(self, question: str, part: object) -> str:
         return f"{self._key}/{question}/{part}"

@@ -34,6 +34,7 @@ class Outlook(NamedTuple):
     """What a sampled step says of those to come."""
 
     steps_left: float = math.inf  #: at the pace since the sample before, until the first value overflows
+    headroom: float = math.inf  #: doublings left of the value nearest to overflow, of those that have moved
     closest: tuple[int, ...] = ()  #: sites near a limit, the nearest first
 
 
@@ -94,7 +95,9 @@ class Ranges:
         self._keep(step, bits)
         close = np.isfinite(room[place]) & (room[place] < _CLOSE_BITS)
         nearest = {int(number): float(bit) for number, bit in zip(site[close], room[place][close], strict=True)}
-        return Outlook(min(left.tolist(), default=math.inf), tuple(sorted(nearest, key=lambda each: nearest[each])))
+        order = tuple(sorted(nearest, key=lambda each: nearest[each]))
+        nearest_left, room_left = (min(each.tolist(), default=math.inf) for each in (left, headroom[moved]))
+        return Outlook(nearest_left, room_left, order)
 
     def ahead(self) -> list[Ahead]:
         """The places that are near overflow or on their way there, those that get there first before the others."""

@@ -13,19 +13,16 @@ import ampscope
 from ampscope.analysis.causes import usage
 from ampscope.analysis.causes.catalogue import CATALOGUE, FAMILIES, OP_RULES, cause_in_words, explanation
 from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, Reason, Turn
-from ampscope.analysis.causes.mathematics import NegativeOperand, TooFewValues
+from ampscope.analysis.causes.mathematics import NegativeOperand
+from ampscope.analysis.causes.mathematics.division import TooFewValues
 from ampscope.analysis.causes.outside import CameIn, ChangedSince, FromOthers
-from ampscope.analysis.causes.range.overflow import Literal, LossGrew, Overflowed
+from ampscope.analysis.causes.range.literal import Literal
+from ampscope.analysis.causes.range.overflow import LossGrew, Overflowed
 from ampscope.analysis.causes.range.underflow import ConstantLost, Flushed, GradientFlushed, UpdatesLost
 from ampscope.analysis.causes.unknown import Observed
-from ampscope.analysis.causes.usage import (
-    HalfState,
-    LearningRateMoved,
-    OptimizerRestored,
-    ScaleForgotten,
-    UsageEntry,
-)
+from ampscope.analysis.causes.usage import UsageEntry
 from ampscope.analysis.causes.usage.forms import FORMS
+from ampscope.analysis.causes.usage.reasons import HalfState, LearningRateMoved, OptimizerRestored, ScaleForgotten
 from ampscope.trace.vocabulary import MISTAKES_IN_WORDS, Cause, MistakeForm, Severity
 
 PACKAGE = Path(ampscope.__file__).parent
@@ -112,12 +109,12 @@ SENTENCES: list[tuple[Cause, Reason, str]] = [
     (
         Cause.FP16_OVERFLOW,
         Overflowed(dtype="float16", largest=300.0),
-        "The result of bmm is too large for float16, which ends at 65504; its operands went up to 300.",
+        "The result of bmm is too large for float16, which ends at 65,504; its operands went up to 300.",
     ),
     (
         Cause.FP16_OVERFLOW,
         Overflowed(dtype="float16", largest=None),
-        "The result of bmm is too large for float16, which ends at 65504.",
+        "The result of bmm is too large for float16, which ends at 65,504.",
     ),
     (
         Cause.FP16_UNDERFLOW,
@@ -132,14 +129,14 @@ SENTENCES: list[tuple[Cause, Reason, str]] = [
     (
         Cause.EPS_UNDERFLOW,
         ConstantLost(value=1e-8, becomes=0.0, dtype="float16", lost_by=3),
-        "The constant 1e-08 that should keep the operand of bmm safe becomes 0 in float16.",
+        "The constant 1e-8 that should keep the operand of bmm safe becomes 0 in float16.",
     ),
     (
         Cause.EPS_UNDERFLOW,
         ConstantLost(value=1 - 1e-7, becomes=1.0, dtype="float16", lost_by=3),
         "The constant 0.9999999 that should keep the operand of bmm safe becomes 1 in float16.",
     ),
-    (Cause.LITERAL_OVERFLOW, Literal(value=-1e9, dtype="float16"), "The constant -1e+09 does not fit float16."),
+    (Cause.LITERAL_OVERFLOW, Literal(value=-1e9, dtype="float16"), "The constant -1e9 does not fit float16."),
     (
         Cause.BF16_PRECISION,
         UpdatesLost(dtype="bfloat16", share=0.954),
@@ -167,7 +164,7 @@ SENTENCES: list[tuple[Cause, Reason, str]] = [
     ),
     (Cause.LOG_ZERO, Reason(), "bmm took the logarithm of exactly 0, which is -inf."),
     (Cause.DIV_ZERO, TooFewValues(of="no target at all"), "bmm was taken over no target at all."),
-    (Cause.SQRT_NEGATIVE, NegativeOperand(lowest=-1e-7), "bmm was given a negative number (-1e-07)."),
+    (Cause.SQRT_NEGATIVE, NegativeOperand(lowest=-1e-7), "bmm was given a negative number (-1e-7)."),
     (
         Cause.BAD_INPUT,
         CameIn(name="args[0]", rows=(1, 3)),
@@ -193,20 +190,20 @@ SENTENCES: list[tuple[Cause, Reason, str]] = [
     (
         Cause.DIVERGENCE,
         Overflowed(dtype="bfloat16", largest=1e30),
-        "The result of bmm is too large for bfloat16, which ends at 3.39e+38; its operands went up to 1e+30.",
+        "The result of bmm is too large for bfloat16, which ends at 3.39e38; its operands went up to 1e30.",
     ),
     (
         Cause.DIVERGENCE,
         Overflowed(dtype="float64", largest=torch.finfo(torch.float32).max),  # where recorded magnitudes end
         (
-            "The result of bmm is too large for float64, which ends at 1.798e+308; its operands went up to "
-            "3.403e+38 or more."
+            "The result of bmm is too large for float64, which ends at 1.798e308; its operands went up to "
+            "3.403e38 or more."
         ),
     ),
     (
         Cause.DIVERGENCE,
         LossGrew(usual=0.5, last=3e8),
-        ("The loss had grown from about 0.5 to 3e+08 in the steps before, until the values no longer fit their dtype."),
+        ("The loss had grown from about 0.5 to 3e8 in the steps before, until the values no longer fit their dtype."),
     ),
     (
         Cause.RECEIVED,
@@ -239,8 +236,8 @@ SENTENCES: list[tuple[Cause, Reason, str]] = [
         Cause.MISUSE_SCALER_STATE_NOT_RESTORED,
         ScaleForgotten(was=1024.0, starts=65536.0),
         (
-            "A new scaler took over without the old one's state: it starts at 65,536 (2^16) where the run had come "
-            "to 1,024 (2^10), and has to find its place a second time."
+            "A new scaler took over without the old one's state: it starts at 65,536 (2¹⁶) where the run had come "
+            "to 1,024 (2¹⁰), and has to find its place a second time."
         ),
     ),
     (

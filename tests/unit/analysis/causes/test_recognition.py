@@ -10,8 +10,9 @@ import pytest
 
 from ampscope.analysis.causes.catalogue import OP_RULES, explanation
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Occurrence
-from ampscope.analysis.causes.mathematics import NextToZero
+from ampscope.analysis.causes.mathematics.division import NextToZero
 from ampscope.analysis.causes.outside import CameIn, FromOthers
+from ampscope.analysis.causes.range.overflow import Overflowed
 from ampscope.analysis.causes.range.underflow import ConstantLost
 from ampscope.analysis.causes.recognition import Recognised, first_overflow, recognise
 from ampscope.analysis.origin.op_facts import Executed
@@ -216,6 +217,18 @@ def test_a_constant_that_survived_is_not_blamed(eps: float, dtype: str) -> None:
     safe = step.op("add.Tensor", x, out=(-1.0, 0.0), scalars={"other": eps}, dtype=dtype)
     step.loss(step.op("div.Tensor", x, safe, out=NOTANUMBER, dtype=dtype))
     assert named(step)[0] is Cause.DIV_ZERO
+
+
+def test_lines_that_overflow_likewise_are_named_unless_it_does_no_harm() -> None:
+    step = Step()
+    x = step.entry(out=POSITIVE)
+    guarded = step.op("nan_to_num", step.op("sum", x, out=OVERFLOWN))
+    first = step.op("sum", x, out=OVERFLOWN, line=7)
+    second = step.op("sum", x, out=OVERFLOWN, line=8)
+    step.loss(step.op("stack", guarded, first, second, out=OVERFLOWN))
+    found = recognise(step.graph(), origins(step.graph())[0])
+    assert isinstance(found.reason, Overflowed)
+    assert [line.line for line in found.reason.likewise] == [8 if found.seq == first else 7]
 
 
 def test_only_constants_that_keep_an_operand_away_from_zero_are_blamed() -> None:

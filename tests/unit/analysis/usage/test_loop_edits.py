@@ -178,6 +178,13 @@ MENDED = [
         MistakeForm.LOSS_NOT_SCALED,
     ),
     Mistake(
+        Cause.MISUSE_MISSING_SCALER,
+        "s.step(opt)",
+        "loss.backward()\ns.step(opt)\ns.update()\n",
+        "s.scale(loss).backward()\ns.step(opt)\ns.update()\n",
+        MistakeForm.NOTHING_SCALED,
+    ),
+    Mistake(
         Cause.MISUSE_MULTIPLE_SCALERS_UPDATE,
         "s.step(b)",
         "s.scale(loss).backward()\ns.step(a)\ns.update()\ns.step(b)\ns.update()\n",
@@ -197,6 +204,45 @@ MENDED = [
         "for x in data:\n    s.scale(f(x)).backward()\n    s.step(opt)\n",
         "for x in data:\n    s.scale(f(x)).backward()\n    s.step(opt)\n    s.update()\n",
         MistakeForm.UPDATE_MISSING,
+    ),
+]
+NONE = Cause.MISUSE_MISSING_SCALER
+WITHOUT = """
+import torch
+from torch.nn.utils import clip_grad_norm_
+import ampscope as scope
+WATCH
+for x in data:
+    opt.zero_grad()
+    with torch.autocast("cuda", torch.float16):
+        loss = net(x).mean()
+    loss.backward()
+    STEP
+"""
+MENDED += [
+    Mistake(
+        NONE,
+        "opt.step()",
+        WITHOUT.replace("WATCH", "run = scope.watch(net, every=5)").replace("STEP", "opt.step()"),
+        WITHOUT.replace("WATCH", 'scaler = torch.amp.GradScaler("cuda")\nrun = scope.watch(net, scaler, every=5)')
+        .replace("loss.backward()", "scaler.scale(loss).backward()")
+        .replace("STEP", "scaler.step(opt)\n    scaler.update()"),
+        MistakeForm.NO_SCALER,
+    ),
+    Mistake(
+        NONE,
+        "opt.step()",
+        WITHOUT.replace("WATCH", "scope.watch(net)").replace(
+            "STEP", "if x:\n        clip_grad_norm_(p, 1.0)\n        opt.step()"
+        ),
+        WITHOUT.replace("WATCH", 'scaler = torch.amp.GradScaler("cuda")\nscope.watch(net, scaler)')
+        .replace("loss.backward()", "scaler.scale(loss).backward()")
+        .replace(
+            "STEP",
+            "if x:\n        scaler.unscale_(opt)\n        clip_grad_norm_(p, 1.0)\n"
+            "        scaler.step(opt)\n        scaler.update()",
+        ),
+        MistakeForm.NO_SCALER,
     ),
 ]
 SPANS = Cause.MISUSE_AUTOCAST_SPANS_STEP
@@ -329,6 +375,24 @@ STAYS = [
     ),
     Mistake(EACH, "s.update()", "for x in data:\n    s.scale(x).backward()\n    s.step(opt)\n    s.update()\n", ""),
     Mistake(ORDER, "sched.step()", "s.scale(x).backward()\nsched.step()\ns.step(opt)\ns.update()\n", ""),
+    Mistake(
+        Cause.MISUSE_MISSING_SCALER,
+        "s.unscale_(opt)",
+        "(a + b).backward()\ns.unscale_(opt)\ns.step(opt)\ns.update()\n",
+        "",
+        MistakeForm.NOTHING_SCALED,
+    ),
+    *(
+        Mistake(NONE, "opt.step()", WITHOUT.replace("WATCH", watch).replace("STEP", step), "", MistakeForm.NO_SCALER)
+        for watch, step in (
+            ("", "opt.step()"),  # another part of the program watches
+            ("scope.watch(net, None)", "opt.step()"),
+            ("scope.watch(net)\nscaler = preprocessing.StandardScaler()", "opt.step()"),
+            ("scope.watch(net)", "opt.step()\n    schedule.step()"),
+            ("scope.watch(net)", "more.backward()\n    opt.step()"),
+            ("scope.watch(net)", "clip_grad_norm_(p, 1.0)\n    if x:\n        opt.step()"),
+        )
+    ),
     Mistake(Cause.MISUSE_SCALER_STATE_NOT_RESTORED, "s.step(opt)", "s.scale(x).backward()\ns.step(opt)\n", ""),
 ]
 

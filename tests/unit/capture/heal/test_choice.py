@@ -6,6 +6,7 @@ import pytest
 from torch import nn
 
 from ampscope.capture.heal.choice import lasting
+from ampscope.capture.replay.cures.forms.in_loss import LossForms
 from ampscope.capture.replay.results import ChangedResult, TrialResult
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.tracing.sites import Sites
@@ -25,5 +26,5 @@ def test_a_part_in_float32_whose_loss_is_another_than_that_of_all_in_float32(
 ) -> None:
     models = Models([nn.Sequential(nn.Linear(2, 2))])
     tried = [trial(Change.FP32, in_whole), trial(Change.MODULES_FP32, in_part, "0")]
-    found = list(lasting(tried, None, Sites(0, str), models, None))
+    found = list(lasting(tried, None, Sites(0, str), models, None, LossForms()))
     assert [each.text for each in found] == (["0 in float32"] if lasts else [])

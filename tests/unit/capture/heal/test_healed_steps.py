@@ -72,6 +72,42 @@ def test_a_module_in_float32_from_the_bad_step_on(watch: Watch, clips: bool) -> 
     assert healed["losses"][BAD_STEP + 1 :] == twin["losses"][BAD_STEP + 1 :]
 
 
+class Normed(nn.Module):
+    """Divides by a norm whose squares, while it is ``armed``, half precision does not hold: zero comes of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(WIDTH, WIDTH), Norm(), nn.Linear(WIDTH, WIDTH)
+        self.armed = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(self.first(x) * (2.0**12 if self.armed else 1.0)))
+
+
+class Norm(nn.Module):
+    """The root of the mean square is one after it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.square().mean(-1, keepdim=True).sqrt()
+
+
+def test_an_overflow_that_a_division_hides_is_healed_from_the_next_step_on(watch: Watch) -> None:
+    scopes: list[ampscope.Scope] = []
+    healed = trained(made(Normed), healing(watch, scopes), before=arm_for_good)
+
+    def by_hand(model: Any, step: int) -> None:
+        arm_for_good(model, step)
+        if step == BAD_STEP + 1:
+            write(told["code"], model)
+
+    (told,) = cures(scopes[0])
+    twin = trained(made(Normed), nobody, before=by_hand)
+    assert (told["step"], told["kind"], told["modules"]) == (BAD_STEP, CureKind.MODULES_FP32, ["norm"])
+    assert (told["applied"], told["lost"]) == (False, "")
+    assert same(healed["model"], twin["model"])
+    assert healed["losses"] == twin["losses"]
+
+
 def test_a_conversion_in_float32(watch: Watch) -> None:
     scopes: list[ampscope.Scope] = []
     model = made(Squares)
@@ -172,7 +208,7 @@ def test_a_scale_that_grows_out_of_range_again_and_again_is_bounded(watch: Watch
     assert told["kind"] == CureKind.LOSS_SCALE
     skipped = [row.step for row in ampscope.open_run(scopes[0].folder).rows(Table.STEPS) if row.skipped]
     assert max(skipped) == told["step"] < 20
-    assert f"at most {healed['scaler']['scale']:g}" in told["text"]
+    assert f"at most {healed['scaler']['scale']:,.0f}" in told["text"]
 
 
 def test_without_healing_nothing_is_changed(watch: Watch) -> None:

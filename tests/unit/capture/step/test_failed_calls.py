@@ -114,7 +114,7 @@ def test_the_call_that_raised_is_told(
     assert (told.cause, told.op, told.module, told.phase) == said
     assert told.source is not None
     assert told.source.file.endswith("test_failed_calls.py")
-    assert ("1e+09 does not fit float16" in told.explanation) == (told.cause is Cause.LITERAL_OVERFLOW)
+    assert ("1e9 does not fit float16" in told.explanation) == (told.cause is Cause.LITERAL_OVERFLOW)
     assert told.cause is not Cause.EXCEPTION or "RuntimeError: expected" in told.explanation
 
 

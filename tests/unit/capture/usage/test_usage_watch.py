@@ -418,6 +418,28 @@ def half_precision_inside_the_model_without_a_scaler(watch: Callable[..., object
         optimizer.step()
 
 
+def until_refused(scaler: Any, *calls: Callable[[], object]) -> None:
+    """Makes calls of which torch refuses one, for nothing was scaled."""
+    assert scaler._scale is None
+    with pytest.raises(AssertionError, match="_scale is None"):
+        for call in calls:
+            call()
+
+
+@mistaken(Cause.MISUSE_MISSING_SCALER, "bench.scaler.step(")
+def a_step_with_a_scaler_that_has_scaled_nothing(watch: Callable[..., object]) -> None:
+    bench = Bench(watch)
+    bench.loss().backward()
+    until_refused(bench.scaler, lambda: bench.scaler.step(bench.optimizer))
+
+
+@mistaken(Cause.MISUSE_MISSING_SCALER, "bench.scaler.unscale_(")
+def gradients_unscaled_by_a_scaler_that_has_scaled_nothing(watch: Callable[..., object]) -> None:
+    bench = Bench(watch)
+    bench.loss().backward()
+    until_refused(bench.scaler, lambda: bench.scaler.unscale_(bench.optimizer))
+
+
 @pytest.mark.parametrize(("loop", "cause", "code"), MISTAKEN, ids=[loop.__name__ for loop, *_ in MISTAKEN])
 def test_a_mistake_is_found_at_its_line(loop: Callable[..., Any], cause: Cause, code: str, run_folder: Path) -> None:
     watched = Watched.train(loop, run_folder)
@@ -425,7 +447,7 @@ def test_a_mistake_is_found_at_its_line(loop: Callable[..., Any], cause: Cause, 
     (finding,) = watched.findings
     assert finding.cause == cause
     assert (Path(finding.file).name, finding.line) == (Path(__file__).name, line_of(loop, code))
-    assert finding.function.endswith(loop.__name__)
+    assert loop.__name__ in finding.function
     assert finding.step == 0
     diagnosis = ampscope.diagnose(watched.run)
     assert [one.cause for one in diagnosis.findings] == [cause]

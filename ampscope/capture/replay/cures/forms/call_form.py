@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
+from ampscope.capture.torch_support.calls.function_names import is_in_place
 from ampscope.capture.torch_support.user_line import Place
 from ampscope.trace.schema import Form
 
@@ -90,15 +92,18 @@ class CallForm:
 
     Attributes:
         form: How it is named in the trace.
+        same_function: It calls the function that the code calls, and returns what that returns.
         calls: Names of the functions that it may replace, as `Call.name` gives them; empty where it knows the call
             otherwise.
         argument: The operand that is changed; None where the form is about the call as a whole.
         value: The number that goes in.
         was: The number that stood there.
         at: The line that makes the call; None for that of the call that failed.
+        milder: The same form with another number, for where the gradients of this one are too large.
     """
 
     form: ClassVar[Form]
+    same_function: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -113,6 +118,7 @@ class CallForm:
         self.value = value
         self.was = was
         self.at: CallPlace | None = None
+        self.milder: CallForm | None = None
 
     def fits(self, call: Call) -> bool:
         """Whether a call of one of `calls`, at the place, is the one that is meant."""
@@ -145,6 +151,23 @@ class CallForm:
             call: A call of one of `calls`, at the place of the failure.
         """
         raise NotImplementedError
+
+    def made(self, call: Call) -> Any:
+        """As `instead`; what the call is to write into a tensor stands there, too.
+
+        Where the call writes over its own operand, what code reads may be that operand, which only the same function
+        with other arguments writes.
+        """
+        out = call.kwargs.get("out")
+        if out is None:
+            overwrites = is_in_place(call.function, {}) or call.kwargs.get("inplace") is True
+            return NotImplemented if overwrites and not self.same_function else self.instead(call)
+        others = {name: value for name, value in call.kwargs.items() if name != "out"}
+        result = self.instead(call._replace(kwargs=others))
+        if not (isinstance(out, Tensor) and isinstance(result, Tensor) and out.shape == result.shape):
+            return NotImplemented
+        with torch.no_grad():  # no function differentiates what it writes there
+            return out.copy_(result)
 
     def before(self, call: Call) -> Any:
         """What the call gave as it was, to be compared with what `instead` gives."""

@@ -36,6 +36,7 @@ SAFE: tuple[Rule, ...] = (
     empty.of_softmax,
     empty.of_ctc,
     empty.of_mean,
+    empty.of_deviation,
     safe_where.of_masked,
     safe_where.of_slope,
 )
@@ -46,6 +47,7 @@ BOUNDS: tuple[Rule, ...] = (
     safe_where.of_division,
     bounds.of_negative_root,
     bounds.of_slope,
+    bounds.of_ends,
 )
 #: For what is wrong in every dtype.
 OF_MATHEMATICS: tuple[Rule, ...] = (*AS_MEANT, *SAFE, *BOUNDS, bounds.of_exponential)

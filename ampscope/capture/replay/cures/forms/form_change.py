@@ -67,6 +67,11 @@ class OtherForm(ReplayChange):
         return self._at, self._form.calls
 
     @property
+    def milder(self) -> OtherForm | None:
+        """The same with a number under which gradients stay smaller; None where good values leave no room for one."""
+        return None if self._given.milder is None else OtherForm(self._given.milder, self._at, beside=self._beside)
+
+    @property
     def changes_good_values(self) -> bool:
         """Whether values that were finite before are others by more than rounding."""
         return (self._good_change or 0.0) > ROUNDING
@@ -77,10 +82,13 @@ class OtherForm(ReplayChange):
             self._beside.active(self._place, self._unseen) if self._beside is not None else contextlib.nullcontext()
         )
         try:
-            with beside, _Replacing(self):
+            with beside, self._mode():
                 yield
         finally:
             self._form.release()
+
+    def _mode(self) -> TorchFunctionMode:
+        return Replacing(self)
 
     def at_scale(self, scale: float | None) -> OtherForm:
         """A change of its own with the same form, at another loss scale."""
@@ -101,10 +109,10 @@ class OtherForm(ReplayChange):
         """Makes a call of the forward, in its other form where that is asked for."""
         form = self._form
         if form.belongs(call):
-            return form.instead(call)
+            return form.made(call)
         named = not form.calls or call.name in form.calls
         if named and self._at.is_at(place := self._place()) and form.fits(call):
-            result = form.instead(call)
+            result = form.made(call)
             if result is not NotImplemented:
                 self._was_there = self._was_there or (call.name, place)
                 spoils = is_in_place(call.function, dict(call.kwargs))  # what it was given is gone when it is done
@@ -176,7 +184,7 @@ def _parts(tensor: Tensor) -> Tensor:
     return _real(tensor).double()
 
 
-class _Replacing(TorchFunctionMode):
+class Replacing(TorchFunctionMode):
     """Gives calls to the change that may make them otherwise; those of a checkpoint's second forward, too."""
 
     def __init__(self, change: OtherForm) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,7 @@ from ampscope.capture.replay.results import FormUsed
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.user_line import NOWHERE
+from ampscope.capture.tracing.statistics.stats import finite
 from ampscope.trace import schema
 from ampscope.trace.schema import Form
 
@@ -20,16 +23,16 @@ class RowsLeftOut(ReplayChange):
     Args:
         of: How many rows the batch has.
         kept: The numbers of those that stay.
-        weights: Each parameter and buffer, by ``id``: they have no rows.
+        whole: What has no rows, whatever its size, by ``id``: each parameter and buffer.
     """
 
     kind = schema.Change.FORM
 
-    def __init__(self, of: int, kept: Tensor, weights: frozenset[int]) -> None:
+    def __init__(self, of: int, kept: Tensor, whole: frozenset[int]) -> None:
         super().__init__()
         self._of = of
         self._kept = kept
-        self._weights = weights
+        self._whole = whole
 
     @property
     def left_out(self) -> str:
@@ -43,11 +46,20 @@ class RowsLeftOut(ReplayChange):
 
     def given(self, original: Tensor, read: Tensor) -> Tensor:
         """See `ReplayChange.given`."""
-        if id(original) in self._weights or not read.dim() or len(read) != self._of:
+        if not self._cuts(original):
             return read
         with self._unseen():
             kept = read.detach().index_select(0, self._kept.to(read.device))
         return kept.requires_grad_(read.requires_grad)
+
+    def rivals(self, step: TapedStep) -> Iterator[RowsLeftOut]:
+        """The same, each with something whole that may be no part of the batch, but a table with as many rows."""
+        read = (each.tensor for _, entry in step.entries() for each in entry.arguments.outside)
+        others = {id(tensor): tensor for tensor in read if self._cuts(tensor) and finite(tensor)}
+        return (RowsLeftOut(self._of, self._kept, self._whole | {key}) for key in others)
+
+    def _cuts(self, tensor: Tensor) -> bool:
+        return id(tensor) not in self._whole and tensor.dim() > 0 and len(tensor) == self._of
 
 
 def of_step(step: TapedStep, models: Models) -> RowsLeftOut | None:

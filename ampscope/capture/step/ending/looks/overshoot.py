@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections import defaultdict, deque
@@ -132,7 +131,7 @@ class Overshoot:
         copied = again.copied()
         OptimizerView(copied.optimizer).adjust("lr", lambda rate: rate * share)
         clipped(copied, kept)
-        if not again.play(copied, models, contextlib.nullcontext()):
+        if not again.play(copied, models):
             return ChangedResult(Trial.UNAVAILABLE, "the optimizer does not step on copies")
         moved = {id(parameter): copied.parameters[name] for name, parameter in again.parameters.items()}
         tracer = unobserved(models, self._again.guard)
@@ -155,4 +154,4 @@ def _lowers(found: ChangedResult, recording: TapedStep, loss: float) -> bool:
 
 def _is_of_others(recording: TapedStep) -> bool:
     """Whether its gradients hold what a replay of this step alone does not give: other steps', other ranks'."""
-    return recording.had_gradients or recording.has_received() or recording.reduction() is not None
+    return bool(recording.had_gradients) or recording.has_received() or recording.reduction() is not None

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterator, Sequence
 
-import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
@@ -14,17 +12,41 @@ from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.events.open_step import EndedStep, StepAttempt
 from ampscope.capture.heal.healer import Healer
 from ampscope.capture.heal.told import Change
+from ampscope.capture.step.ending.optimizer_again import lost_eps
 from ampscope.capture.step.ending.optimizer_again.mending import Mended, mend, named, stepped_alone, told
+from ampscope.capture.step.ending.optimizer_again.rerun import Copied
 from ampscope.capture.step.measures.state.held import Held, largest, optimizer_state
 from ampscope.capture.step.measures.state.state_watch import SMALL, StateWatch, reach
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView, is_optimizer
 from ampscope.capture.torch_support.readback import Parcel
 from ampscope.capture.torch_support.torch_private import version_counter
-from ampscope.capture.tracing.statistics.stats import finite
+from ampscope.capture.tracing.statistics.stats import finite, measurable
 from ampscope.trace.schema import CureKind, StateKind
 
+_LOST_EPS = "the eps of {} is zero in the dtype of its parameters"
+OF_RANKS = "the optimizer's state is not finite, and on several ranks no rank changes its own"
 _OVERFLOWS = "left out, for its optimizer would make {} not finite of finite gradients"
+
+
+class Declined(StepObserver):
+    """Among several ranks none changes its own optimizer's state: where that is not finite, it is said.
+
+    Args:
+        state: Looks at the state from time to time, and reports what is bad.
+        healer: Tells of it.
+    """
+
+    def __init__(self, state: StateWatch, healer: Healer) -> None:
+        self.guard = healer.guard
+        self._state = state
+        self._healer = healer
+
+    def step_ended(self, ended: EndedStep) -> None:
+        """What the latest look has found is left as it is."""
+        if ended.attempt.index in self._state.suspected:
+            self._state.suspected.discard(ended.attempt.index)
+            self._healer.log.declined(ended.attempt.step, OF_RANKS)
 
 
 class Ahead(StepObserver):
@@ -53,18 +75,31 @@ class Ahead(StepObserver):
             return
         if self._healer.allows(CureKind.STATE):
             self._look(attempt)
+        if self._healer.allows(CureKind.FORM) and not attempt.bad:
+            self._keep_eps(attempt)
         if self._healer.allows(CureKind.LEFT_OUT) and (bad := self._overflowing(attempt)):
             self._state.foreseen(attempt, bad)
             self._healer.leave_out(attempt, _OVERFLOWS.format(named([each.key for each in bad])))
+            if not attempt.left_out:
+                self._state.suspected.add(attempt.index)
 
     def _look(self, attempt: StepAttempt) -> None:
         was_found = attempt.index in self._state.suspected
         if was_found or self._left.get(attempt.index) != _counters(attempt.optimizer):
             self._state.suspected.discard(attempt.index)
-            bad = self._bad_state(attempt)
+            bad = self._lasting(attempt, self._bad_state(attempt))
             if bad:
                 self._state.found_before(attempt, bad)
                 self._mend(attempt, bad)
+
+    def _keep_eps(self, attempt: StepAttempt) -> None:
+        """Tries the step on copies, where an eps is zero in the dtype of what is to be stepped."""
+        instead = lost_eps.lost(attempt.optimizer)
+        cure = lost_eps.cure(attempt.optimizer, instead, self._models) if instead else None
+        if isinstance(cure, str):
+            self._healer.log.declined(attempt.step, f"{_LOST_EPS.format(type(attempt.optimizer).__name__)}; {cure}")
+        elif cure is not None:
+            self._healer.keep(cure, attempt)
 
     def step_ended(self, ended: EndedStep) -> None:
         """What is there now is what the optimizer has left."""
@@ -77,6 +112,13 @@ class Ahead(StepObserver):
         sizes = Parcel(dict(zip(map(str, range(len(held))), largest([each.tensor for each in held]), strict=True)))
         known = sizes.values().values()
         return [each for each, size in zip(held, known, strict=True) if not math.isfinite(size or 0.0)]
+
+    def _lasting(self, attempt: StepAttempt, bad: Sequence[Held]) -> list[Held]:
+        """State that a step leaves not finite: a running minimum, say, begins at infinity, and is finite after one."""
+        parameters = dict(self._models.parameters.values())
+        after = {owner: self._stepped(attempt, owner, parameters[owner]) for owner in {held.owner for held in bad}}
+        well = {owner for owner, copied in after.items() if copied is not None and copied.finite}
+        return [held for held in bad if held.owner not in well]
 
     def _mend(self, attempt: StepAttempt, bad: Sequence[Held]) -> None:
         """Mends what can be, and tells of it."""
@@ -106,20 +148,22 @@ class Ahead(StepObserver):
         most = reach(attempt.optimizer, self._models)
         if size * size <= most:
             return []
-        bad = [each for name, p in self._of(attempt) if _square(p) > most for each in self._foreseen(attempt, name, p)]
+        large = ((name, p) for name, p, gradient in self._of(attempt) if float(*largest([gradient])) ** 2 > most)
+        bad = [each for name, p in large for each in self._foreseen(attempt, name, p)]
         if not bad and math.isfinite(size):  # else the norm itself has overflowed
             self._harmless[attempt.index] = size
         return bad
 
-    def _of(self, attempt: StepAttempt) -> Iterator[tuple[str, Tensor]]:
-        held = OptimizerView(attempt.optimizer).with_gradients
-        return (self._models.parameters[id(p)] for p, _ in held if id(p) in self._models.parameters)
+    def _of(self, attempt: StepAttempt) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """The watched parameters that it steps, with their gradients, as far as these can be looked at."""
+        for parameter, gradient in OptimizerView(attempt.optimizer).with_gradients:
+            if id(parameter) in self._models.parameters and measurable(gradient):
+                yield *self._models.parameters[id(parameter)], gradient
 
     def _foreseen(self, attempt: StepAttempt, name: str, parameter: Tensor) -> Iterator[Held]:
         """What the step leaves not finite of a parameter."""
-        again = stepped_alone(attempt.optimizer, name, parameter)
-        copied = None if isinstance(again, str) else again.copied()
-        if isinstance(again, str) or copied is None or not again.play(copied, self._models, contextlib.nullcontext()):
+        copied = self._stepped(attempt, name, parameter)
+        if copied is None:
             return
         copy = copied.parameters[name]
         if not finite(copy.detach()):
@@ -128,11 +172,13 @@ class Ahead(StepObserver):
             if isinstance(value, Tensor) and not finite(value):
                 yield Held(StateKind.OPTIMIZER, str(key), name, value)
 
-
-def _square(parameter: Tensor) -> float:
-    """The largest square among its gradients, as a number of the host."""
-    (largest_gradient,) = largest([parameter.grad]) if parameter.grad is not None else [torch.zeros(())]
-    return float(largest_gradient) ** 2
+    def _stepped(self, attempt: StepAttempt, name: str, parameter: Tensor) -> Copied | None:
+        """What the optimizer makes of copies of a parameter and its state; None where that cannot be done."""
+        again = stepped_alone(attempt.optimizer, name, parameter)
+        if isinstance(again, str):
+            return None
+        copied = again.copied()
+        return copied if again.play(copied, self._models) else None
 
 
 def _counters(optimizer: Optimizer) -> list[tuple[int, int]]:

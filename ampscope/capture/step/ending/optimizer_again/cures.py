@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -61,7 +60,7 @@ def cures(again: StepAgain, models: Models) -> Iterator[TrialResult]:
 
 def _changes(again: StepAgain, copied: Copied) -> Iterator[_Tried]:
     """What there is to try: an eps where the dtype makes zero of it, a wider dtype where there is half precision."""
-    lost = {eps: _surviving(eps, dtype) for eps, dtype in OptimizerView(copied.optimizer).epsilons}
+    lost = {eps: surviving(eps, dtype) for eps, dtype in OptimizerView(copied.optimizer).epsilons}
     for was, eps in lost.items():
         if eps is not None:
             yield _Tried(Form.OPTIMIZER_EPS, eps=eps, was=was)
@@ -72,7 +71,7 @@ def _changes(again: StepAgain, copied: Copied) -> Iterator[_Tried]:
         yield _Tried(Form.OPTIMIZER_CLIPPED, norm=USUAL_NORM, was=norm)
 
 
-def _surviving(eps: float, dtype: torch.dtype) -> float | None:
+def surviving(eps: float, dtype: torch.dtype) -> float | None:
     """The eps to put in the place of one that is zero in a dtype; None where it is not."""
     info = FINFO.get(str(dtype).removeprefix("torch."))
     if info is None or (eps != 0 and not vanishes(eps, info)):
@@ -89,7 +88,7 @@ def _run(again: StepAgain, models: Models, change: _Tried | None) -> tuple[Copie
         OptimizerView(copied.optimizer).adjust("eps", lambda eps: other if eps == was else eps)
     if change is not None and change.norm is not None:
         clipped(copied, change.norm / (change.was or 1.0))
-    done = again.play(copied, models, contextlib.nullcontext())
+    done = again.play(copied, models)
     return copied if done else None, time.perf_counter() - started
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, cast
 
@@ -19,7 +18,9 @@ from ampscope.capture.tracing.statistics.stats import finite
 #: How much further than any other element of its parameter one may move by a state that was mended.
 FURTHER = 4.0
 #: Copies that a step of one parameter takes: itself, its gradient, what it moves by, and what an optimizer keeps of it.
-_COPIES = 6
+COPIES = 6
+_NO_COPIES = "its optimizer cannot be stepped on copies first"
+_NO_OTHER = "its optimizer does not begin without this state"
 
 
 class Mended(NamedTuple):
@@ -43,11 +44,11 @@ def stepped_alone(optimizer: Optimizer, name: str, parameter: Tensor, *, filled:
         return "it has no gradient in this step"
     if not (finite(parameter.detach()) and finite(parameter.grad)):
         return "its values or its gradients are not finite either"
-    if not memory.fits(_COPIES * parameter.numel() * parameter.element_size(), parameter.device):
+    if not memory.fits(COPIES * parameter.numel() * parameter.element_size(), parameter.device):
         return "there is no room to step it on copies first"
     named = {name: cast(nn.Parameter, parameter)}
     if StepAgain.before_it(optimizer, named) is None:
-        return "its optimizer cannot be stepped on copies first"
+        return _NO_COPIES
     return StepAgain(optimizer, named, _filled if filled else _cloned, None)
 
 
@@ -69,7 +70,9 @@ def mend(optimizer: Optimizer, owner: str, parameter: Tensor, parts: Sequence[He
         copied = again.copied()
         if is_anew:
             del copied.optimizer.state[copied.parameters[owner]]
-        if not (again.play(copied, models, contextlib.nullcontext()) and copied.finite):
+        if not again.play(copied, models):
+            return _NO_OTHER if is_anew else _NO_COPIES
+        if not copied.finite:
             continue
         if is_anew:
             del optimizer.state[parameter]

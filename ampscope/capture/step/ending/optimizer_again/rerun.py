@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -139,7 +139,7 @@ class StepAgain:
         _take_scale_out(copied)
         return copied
 
-    def play(self, copied: Copied, models: Models, observed: AbstractContextManager[object]) -> bool:
+    def play(self, copied: Copied, models: Models, observed: AbstractContextManager[object] = nullcontext()) -> bool:  # noqa: B008  # it holds nothing
         """Steps, while ``observed``; returns whether that could be done. The generators are as before afterwards."""
         step = type(copied.optimizer).step
         devices = self._random.devices if self._random is not None else models.devices

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import ampscope
 from ampscope.capture import budgets
 from ampscope.trace.schema import CureKind, EventKind, Table
-from tests.support.training.small_loop import WIDTH
+from tests.support.training.small_loop import WIDTH, make_batch
 from tests.support.training.twin_runs import exact_state
 from tests.unit.capture.heal.told import cures
 from tests.unit.capture.heal.trained import BAD_STEP, SCALE, STEPS, made, spoil, trained
@@ -163,6 +163,66 @@ def test_a_weight_of_which_much_is_lost_is_not_made_up(run_folder: Path, scopes:
     assert told == {"left out, for weights of the model are not finite, and the loss scale kept"}
 
 
+class FrozenMask(Layers):
+    """A softmax with a mask that is a frozen parameter, of infinities by design."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        mask = torch.zeros(WIDTH)
+        mask[0] = -torch.inf
+        self.mask = nn.Parameter(mask, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last((self.first(x).float() + self.mask).softmax(-1))
+
+
+def test_a_frozen_mask_of_infinities_is_left_as_it_is(run_folder: Path, scopes: list[ampscope.Scope]) -> None:
+    healed = trained(made(FrozenMask), healing(run_folder, scopes), batch=spoil, before=nobody)
+    assert [each["kind"] for each in cures(scopes[0])] == [CureKind.ROWS_LEFT_OUT]
+    assert is_twin(healed, trained(made(FrozenMask), nobody, batch=without_row, before=nobody))
+
+
+def test_a_weight_is_repaired_beside_a_frozen_mask(run_folder: Path, scopes: list[ampscope.Scope]) -> None:
+    healed = trained(made(FrozenMask), healing(run_folder, scopes), before=ruined(torch.nan))
+    (told,) = cures(scopes[0])
+    assert told["text"] == "1 element of first.weight set to zero, not finite as the step began"
+    assert is_twin(healed, trained(made(FrozenMask), nobody, before=ruined(0.0)))
+
+
+def by_their_norm(model: nn.Module) -> None:
+    """A loop's own clipping, by a number that it reads."""
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    size = float(torch.stack([each.norm() for each in gradients]).norm())
+    for each in gradients:
+        each.mul_(min(1.0, 1.0 / size))
+
+
+@pytest.mark.parametrize(("value", "kind"), [(torch.nan, CureKind.WEIGHTS), (0.0, CureKind.LEFT_OUT)])
+def test_a_step_that_no_scaler_skips_is_left_out_where_its_gradients_cannot_be_replaced(
+    run_folder: Path, scopes: list[ampscope.Scope], value: float, kind: CureKind
+) -> None:
+    """Of a weight, or of a row of the batch; by gradients that are not finite, all weights would be lost."""
+    model, weights = made(Layers), {}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    healing(run_folder, scopes)(model, None)
+    for step in range(STEPS):
+        x, y = make_batch()
+        if step == BAD_STEP:
+            ruined(value)(model, step)
+            weights = {name: each.clone() for name, each in model.state_dict().items()}
+            x[1, 2] = torch.nan if value == 0.0 else x[1, 2]
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = nn.functional.mse_loss(model(x).float(), y)
+        loss.backward()
+        by_their_norm(model)
+        optimizer.step()
+        if step == BAD_STEP:
+            assert exact_state(model.state_dict()) == exact_state(weights)
+    assert [each["kind"] for each in cures(scopes[0])] == [kind]
+    assert all(bool(each.isfinite().all()) for each in model.parameters())
+
+
 def armed(model: Any, step: int) -> None:
     model.armed = step >= BAD_STEP
 
@@ -212,4 +272,4 @@ def test_steps_that_nothing_helps_are_left_out_to_the_end(
     assert notes(run_folder) == [stands]
     before = trained(made(Layers), nobody, before=nobody, steps=BAD_STEP, scaled=scaled)
     assert exact_state(healed["model"]) == exact_state(before["model"])
-    assert not scaled or healed["scaler"]["scale"] == SCALE / 2  # of the last step, which no other has followed
+    assert not scaled or healed["scaler"]["scale"] == SCALE  # as it is saved: no step has followed the last

@@ -53,7 +53,7 @@ def test_what_keeps_the_step_finite_is_tried(name: str, run_folder: Path) -> Non
 def test_the_training_with_the_eps_that_was_proved_is_healthy(run_folder: Path) -> None:
     make: Make = lambda p: torch.optim.Adam(p, 1e-3)  # noqa: E731
     first: Remedy = primary(loop(make, large=TINY, at=0, dtype=torch.float16), run_folder / "bad").remedies[0]
-    assert first.text == "Give Adam an eps of 0.0001: 1e-08 is zero in the dtype of its parameters."
+    assert first.text == "Give Adam an eps of 0.0001: 1e-8 is zero in the dtype of its parameters."
     mended = loop(lambda p: torch.optim.Adam(p, 1e-3, eps=1e-4), large=TINY, at=0, dtype=torch.float16)
     scopes: list[ampscope.Scope] = []
     mended(lambda model: scopes.append(ampscope.watch(model, dir=run_folder / "good", quiet=True)))

@@ -39,6 +39,34 @@ def test_where_one_has_decided_for_all_nobody_waits(ballots: list[Ballot]) -> No
     assert ballots[0].votes("0-3/proved", "mine") is None
 
 
+class DecidedInBetween:
+    """A store in which the other rank votes, and decides, right after this one has looked for its vote."""
+
+    def __init__(self) -> None:
+        self._inner = DIST.HashStore()
+        self.other: Ballot | None = None
+
+    def check(self, names: list[str]) -> bool:
+        found = bool(self._inner.check(names))
+        other, self.other = self.other, None
+        if other is not None and names[0].endswith("0-3/tried/1"):
+            assert other.votes("0-3/tried", "of 1") == ["of 0", "of 1"]
+            other.settled("0-3", "yes")
+        else:
+            self.other = other
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def test_who_has_just_missed_the_last_vote_has_it_all_the_same() -> None:
+    store = DecidedInBetween()
+    mine, store.other = Ballot(store, "run", 0, 2), Ballot(store, "run", 1, 2)
+    assert mine.votes("0-3/tried", "of 0") == ["of 0", "of 1"]
+    assert mine.settled("0-3", "no") == "yes"
+
+
 def test_who_does_not_come_is_not_waited_for_without_end() -> None:
     store = DIST.HashStore()
     ballot = Ballot(store, "run", 0, 2, wait_s=0.0)

@@ -27,10 +27,16 @@ ROOTS = frozenset({"sqrt", "rsqrt", "pow"})
 DIVISORS = {"div": 1, "true_divide": 1, "reciprocal": 0, "rsqrt": 0}
 #: Functions that code may call where such an op runs.
 DIVISIONS = frozenset({"div", "reciprocal", "rsqrt"})
+#: Functions that are defined between -1 and 1, with an infinite slope or value there, by how code may call them too.
+ENDING = {"acos": "arccos", "asin": "arcsin", "atanh": "arctanh", "erfinv": "special_erfinv"}
+#: How far beyond 1 an operand may be by rounding, in units of its dtype's eps.
+_ROUNDED = 8.0
 _EXPONENTIALS = {"exp": 1.0, "expm1": 1.0, "exp2": math.log(2.0)}
 #: A bound that does not make large what is divided by it, by dtype.
 _USUAL = {"float16": 1e-4}
 _OF_OTHERS = 1e-6
+#: The largest bound of a divisor whose values that are not zero lie well above it.
+_LARGER = 1e-2
 
 
 class DivisorBound(OperandBound):
@@ -40,6 +46,20 @@ class DivisorBound(OperandBound):
         """See `CallForm.instead`."""
         self.argument = int(call.name == "div")
         return super().instead(call) if len(call.operands) > self.argument else NotImplemented
+
+
+class EndsBound(OperandBound):
+    """An operand that is kept from 1 and from -1."""
+
+    def instead(self, call: Call) -> Any:
+        """See `CallForm.instead`."""
+        operand, most = call.operands[0], self.value or 0.0
+        return call.with_operand(0, operand.clamp(-most, most))() if isinstance(operand, Tensor) else NotImplemented
+
+    def before(self, call: Call) -> Any:
+        """See `CallForm.before`: without what the bound is for."""
+        operand = call.operands[0]
+        return call().masked_fill(operand.abs() > (self.value or 0.0), math.nan)
 
 
 class AddedEps(CallForm):
@@ -55,11 +75,10 @@ class AddedEps(CallForm):
 
 
 def of_logarithm(call: FailedCall) -> Iterator[CallForm]:
-    """The operand of a logarithm kept away from zero, by a bound below all that is not."""
+    """The operand of a logarithm kept away from zero, by a normal number of its dtype."""
     given = operand(call, 0) if call.name in LOGARITHMS else None
     if given is not None and given.dtype in FINFO:
-        value = _below_all(given, smallest_normal(given.dtype), FINFO[given.dtype].smallest_subnormal)
-        yield OperandBound(frozenset({call.name}), 0, value, lowest=True)
+        yield OperandBound(frozenset({call.name}), 0, smallest_normal(given.dtype), lowest=True)
 
 
 def of_division(call: FailedCall) -> Iterator[CallForm]:
@@ -69,7 +88,11 @@ def of_division(call: FailedCall) -> Iterator[CallForm]:
         return
     whole = given.dtype not in FINFO  # a count
     value = 1.0 if whole else _usual(given)
-    yield DivisorBound(DIVISIONS, DIVISORS[call.name], value, lowest=True)
+    bound = DivisorBound(DIVISIONS, DIVISORS[call.name], value, lowest=True)
+    larger = 0.0 if whole or given.smallest is None else min(_LARGER, power_of_ten(given.smallest) / 10)
+    if larger > value:
+        bound.milder = DivisorBound(DIVISIONS, DIVISORS[call.name], larger, lowest=True)
+    yield bound
 
 
 def of_negative_root(call: FailedCall) -> Iterator[CallForm]:
@@ -82,6 +105,17 @@ def of_negative_root(call: FailedCall) -> Iterator[CallForm]:
     if call.name != "rsqrt" and exponent > 0:
         yield OperandBound(frozenset({call.name}), 0, 0.0, lowest=True)
     yield OperandBound(frozenset({call.name}), 0, _usual(given), lowest=True)
+
+
+def of_ends(call: FailedCall) -> Iterator[CallForm]:
+    """The operand of a function that ends at 1 and at -1 kept from there, unless it is beyond by more than rounding."""
+    given = operand(call, 0) if call.name in ENDING else None
+    if given is None or given.dtype not in FINFO or given.low is None or given.high is None:
+        return
+    eps = FINFO[given.dtype].eps
+    if max(-given.low, given.high) <= 1 + _ROUNDED * eps:
+        calls = frozenset({call.name, ENDING[call.name]})
+        yield EndsBound(calls, 0, 1 - max(eps, _OF_OTHERS), lowest=False)
 
 
 def of_slope(call: FailedCall) -> Iterator[CallForm]:
@@ -123,19 +157,9 @@ def _factor(call: FailedCall, seq: int, given: int) -> float:
     return max(known, default=1.0)
 
 
-def _below_all(given: Operand, value: float, least: float) -> float:
-    """A bound below all of an operand's values that are not zero.
-
-    Args:
-        given: The operand.
-        value: The bound where nothing lies below it.
-        least: No bound is smaller.
-    """
+def _usual(given: Operand) -> float:
+    """A bound by which can be divided, below all of an operand's values that are not zero, and a normal number."""
+    value = _USUAL.get(given.dtype, _OF_OTHERS)
     if given.smallest is None or given.smallest >= value or given.is_negative:
         return value
-    return max(power_of_ten(given.smallest), least)
-
-
-def _usual(given: Operand) -> float:
-    """A bound by which can be divided."""
-    return _below_all(given, _USUAL.get(given.dtype, _OF_OTHERS), smallest_normal(given.dtype))
+    return max(power_of_ten(given.smallest), smallest_normal(given.dtype))

@@ -21,6 +21,9 @@ _ATTENTION = "scaled_dot_product_attention"
 _HEADS = "multi_head_attention_forward"
 #: Where ``zero_infinity`` stands among the arguments of a CTC loss.
 _ZERO_INFINITY = 6
+#: Places of a tensor and a dimension among the arguments of a deviation.
+_UNBIASED = 2
+DEVIATIONS = frozenset({"std", "var", "std_mean", "var_mean"})
 _LOSSES = frozenset({"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy"})
 _BY_TARGET = frozenset({"cross_entropy", "nll_loss"})
 
@@ -137,6 +140,28 @@ def _loss_by_target(call: Call) -> Any:
     return summed / torch.where(total == 0, torch.ones_like(total), total)
 
 
+class DeviationOfOne(CallForm):
+    """A deviation, or a variance, of a single value that is zero; of more it is what it was."""
+
+    form = Form.OPERAND_BOUND
+
+    def __init__(self) -> None:
+        super().__init__(DEVIATIONS, argument=0, value=1.0)
+
+    def instead(self, call: Call) -> Any:
+        """See `CallForm.instead`."""
+        given = call.operands[0]
+        if not isinstance(given, Tensor) or call.kwargs.keys() & {"unbiased", "correction", "out"}:
+            return NotImplemented
+        dim = call.kwargs.get("dim", next(iter(call.args[1:]), None))
+        if isinstance(dim, bool) or len(call.args) > _UNBIASED:
+            return NotImplemented
+        dims = range(given.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
+        if math.prod(given.shape[each] for each in dims) != 1:
+            return NotImplemented
+        return call._replace(kwargs={**call.kwargs, "correction": 0})()
+
+
 def of_softmax(call: FailedCall) -> Iterator[CallForm]:
     """Rows that a mask leaves without a key, zero."""
     attention = "softmax" in call.name or "scaled_dot_product" in call.name
@@ -149,6 +174,12 @@ def of_ctc(call: FailedCall) -> Iterator[CallForm]:
     """Targets without an alignment left out of the loss."""
     if "ctc_loss" in call.name:
         yield ZeroInfinity()
+
+
+def of_deviation(call: FailedCall) -> Iterator[CallForm]:
+    """A deviation of a single value that is zero."""
+    if call.name in DEVIATIONS and not call.in_backward:
+        yield DeviationOfOne()
 
 
 def of_mean(call: FailedCall) -> Iterator[CallForm]:

@@ -44,6 +44,10 @@ _MADE_BY = {
 class FromLogits(CallForm):
     """A call of something with a known logarithm, or of a sigmoid, that is made on what that was computed from.
 
+    Attributes:
+        made_by: The function with which it begins.
+        made_at: The line that calls that.
+
     Args:
         form: How it is named in the trace.
         calls: Which calls.
@@ -54,19 +58,19 @@ class FromLogits(CallForm):
     def __init__(self, form: Form, calls: frozenset[str], made_by: str, made_at: CallPlace) -> None:
         super().__init__(calls, argument=0)
         self.form = form  # type: ignore[misc]  # one class for all forms that are made alike
-        self._made_by = made_by
-        self._made_at = made_at
+        self.made_by = made_by
+        self.made_at = made_at
         self._known: Followed[LogVersion] = Followed()
 
     def follows(self, call: Call, place: Callable[[], Place]) -> bool:
         """See `CallForm.follows`."""
         name = call.name.removeprefix("special_").replace("expit", "sigmoid").rstrip("_")
-        return (name == self._made_by and self._made_at.is_at(place())) or self._known.reads(call)
+        return (name == self.made_by and self.made_at.is_at(place())) or self._known.reads(call)
 
     def saw(self, call: Call, result: Any) -> Iterable[Compared]:
         """See `CallForm.saw`."""
         known = log_versions.after(call, self._known.items(call))
-        known = known or (log_versions.begun(call) if call.name == self._made_by else None)
+        known = known or (log_versions.begun(call) if call.name == self.made_by else None)
         if known is not None:
             self._known.note(result, known)
         return ()

@@ -51,6 +51,7 @@ class Constant(CallForm):
     """
 
     form = Form.CONSTANT
+    same_function = True
 
     def __init__(self, was: float, value: float, at: CallPlace, harmed: float | None) -> None:
         super().__init__(frozenset(), value=value, was=was)

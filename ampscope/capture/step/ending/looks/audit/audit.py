@@ -183,7 +183,7 @@ class Audit(StepObserver):
 
     def _tell(self, row: AuditRow) -> None:
         """One line: the first audit, and each reason why one cannot be made, once."""
-        text = f"step {row.step} was audited. Look: ampscope audit {self._recorder.folder}"
+        text = f"step {row.step} was audited. Look: ampscope audit {self._terminal.shown}"
         key = "audit"
         if row.status == AuditStatus.UNAVAILABLE:
             text = f"step {row.step} could not be audited: {row.reason}"

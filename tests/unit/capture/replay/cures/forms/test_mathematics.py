@@ -17,6 +17,9 @@ from ampscope.trace.read.run import open_run
 from ampscope.trace.schema import Change, Form, ReplayRow, Table, Trial
 from ampscope.trace.vocabulary import TOGETHER
 
+#: What torch says itself of a deviation of one value.
+pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom:UserWarning")
+
 #: A program: what becomes of the output of a layer, 4 x 8.
 Program = Callable[[Tensor], Tensor]
 
@@ -103,6 +106,15 @@ def attention(h: Tensor) -> Tensor:
     return weights @ h
 
 
+def angle(h: Tensor) -> Tensor:
+    cosine = torch.tanh(h)
+    return torch.acos(cosine + (1 - cosine.detach()) * (h > 0))
+
+
+def area(h: Tensor) -> Tensor:
+    return torch.arctanh((torch.tanh(h) * 4).clamp(-1, 1))
+
+
 def no_alignment(h: Tensor) -> Tensor:
     probabilities = functional.log_softmax(h, -1).unsqueeze(1)
     lengths = torch.tensor([4]), torch.tensor([6])
@@ -161,6 +173,11 @@ EXACT: list[tuple[str, Form, str, Program]] = [
     ("divisor", Form.OPERAND_BOUND, "div", lambda h: zeros_in(h) / zeros_in(h)),
     ("reciprocal", Form.OPERAND_BOUND, "div", lambda h: 1.0 / zeros_in(h)),
     ("divisor of both signs", Form.SAFE_WHERE, "div", lambda h: h / (h * (h.detach().abs() > 0.3))),
+    ("slope at one", Form.OPERAND_BOUND, "acos", angle),
+    ("infinite at one", Form.OPERAND_BOUND, "arctanh", area),
+    ("beyond one by rounding", Form.OPERAND_BOUND, "asin", lambda h: (h.sign() * (1 + 2e-7)).asin() * h),
+    ("deviation of one", Form.OPERAND_BOUND, "std", lambda h: torch.stack([x.std(0).mean() for x in (h, h[:1])])),
+    ("variance of one", Form.OPERAND_BOUND, "var", lambda h: torch.var(h[:, :1], dim=(1,)) * h[:, 0]),
     ("negative root", Form.OPERAND_BOUND, "sqrt", lambda h: h.sqrt()),
     ("negative power", Form.OPERAND_BOUND, "pow", lambda h: h.pow(1.5)),
     ("logarithm", Form.OPERAND_BOUND, "log", lambda h: zeros_in(h).log()),
@@ -206,6 +223,8 @@ OTHERWISE: list[tuple[str, Form, Program]] = [
     ),
     ("a difference of no variance", Form.CENTRED, lambda h: (h.square().mean(-1) - h.mean(-1).pow(2) - 1e9).sqrt()),
     ("of two", Form.CENTRED, lambda h: (h.square().mean(-1) - (h + 9).mean(-1).pow(2)).sqrt()),
+    ("far beyond one", Form.OPERAND_BOUND, lambda h: (2 + h.abs()).acos()),
+    ("a deviation of nothing", Form.OPERAND_BOUND, lambda h: h[h > 99].std()),
     ("a mean of something", Form.OPERAND_BOUND, lambda h: (h * 1e38 * 1e38).mean()),
 ]
 

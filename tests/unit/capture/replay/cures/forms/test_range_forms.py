@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ampscope
+from ampscope.analysis.words.scale_words import in_words
 from ampscope.trace.read.run import open_run
 from ampscope.trace.schema import Form, ReplayRow, Table
 from tests.support.primary import primary_incident
@@ -190,8 +191,9 @@ def test_what_then_fails_by_the_loss_scale_alone_is_tried_with_one_that_fits(run
     assert rows.index(forms[1]) > [row.change for row in rows].index("modules_fp32"), "what needs no other scale first"
     remedies = [each for each in primary_incident(open_run(run_folder)).remedies if each.kind == Form.CONSTANT]
     (cured,) = [each for each in remedies if each.verified]
-    assert f"and a loss scale of {max(row.scale or 0.0 for row in forms[1:]):g}." in cured.text
-    assert [each.text.partition(",")[0] for each in remedies] == ["Give add 0.0001 in the place of 1e-08"] * 2
+    largest = max(row.scale or 0.0 for row in forms[1:])
+    assert f"and a loss scale of {in_words(largest)}." in cured.text
+    assert [each.text.partition(",")[0] for each in remedies] == ["Give add 0.0001 in the place of 1e-8"] * 2
 
 
 def test_a_call_that_the_form_does_not_find_is_no_trial(run_folder: Path) -> None:

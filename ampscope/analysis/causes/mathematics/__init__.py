@@ -11,19 +11,17 @@ from ampscope.analysis.causes.cause_entry import (
     OpRule,
     Reason,
     Turn,
-    number,
 )
+from ampscope.analysis.causes.mathematics.division import DIVISION, DIVISIONS
 from ampscope.analysis.causes.range.underflow import Flushed, constant_lost, flushed_operand
-from ampscope.analysis.origin.given_zeros import divides_by_given_zeros
-from ampscope.analysis.origin.op_facts import Executed, numel
+from ampscope.analysis.origin.op_facts import Executed
 from ampscope.analysis.results import Remedy
+from ampscope.analysis.words.number_words import number
 from ampscope.analysis.words.wording import op_in_words
 from ampscope.trace.schema import Form, Phase
 from ampscope.trace.vocabulary import Cause
 
 _LOGARITHMS = frozenset({"log", "log2", "log10", "log1p", "xlogy", "special_xlog1py", "logit"})
-_DIVISIONS = frozenset({"div", "true_divide", "floor_divide", "fmod", "remainder", "addcdiv", "reciprocal", "rsqrt"})
-_STATISTICS = frozenset({"std", "var", "std_mean", "var_mean", "mean", "native_batch_norm", "_native_batch_norm_legit"})
 #: Autograd nodes whose derivative is that of a square root.
 _SQUARE_ROOTS = ("SqrtBackward", "LinalgVectorNormBackward", "NormBackward", "CdistBackward", "StdBackward")
 
@@ -33,23 +31,6 @@ class NegativeOperand(Reason):
     """An op that is defined for positive numbers was given a negative one."""
 
     lowest: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TooFewValues(Reason):
-    """A statistic of nothing, or the deviation of a single value."""
-
-    of: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NextToZero(Reason):
-    """A divisor so small that the quotient of an ordinary number leaves the range of its dtype."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DivisorSummed(Reason):
-    """A divisor that is a sum of something, as the elements of a mask that take part."""
 
 
 # -- rules and sentences ----------------------------------------------------------------------------------------------
@@ -78,59 +59,6 @@ def _no_logarithm(occurrence: Occurrence) -> str:
     return f"{zero}."
 
 
-def _division(op: Executed) -> Match | None:
-    divides = op.name in _DIVISIONS or (op.name == "pow" and (op.exponent is None or op.exponent < 0))
-    if not divides or not (op.divides_by_zero or op.divides_next_to_zero):
-        return None
-    lost = constant_lost(op)
-    if lost is not None or not op.divides_by_zero:
-        return lost or Match(Cause.DIV_ZERO, NextToZero())
-    flushed = flushed_operand(op)
-    if flushed is not None:
-        return Match(Cause.FP16_UNDERFLOW, flushed)
-    return Match(Cause.DIV_ZERO, DivisorSummed()) if _is_summed(op) else Match(Cause.DIV_ZERO)
-
-
-def _is_summed(op: Executed) -> bool:
-    """Whether what an op divides by is a sum, as it is or in another dtype."""
-    made = [edge.from_seq for edge in op.divisors]
-    casts = [seq for seq in made if op.graph.site(seq).op == "aten._to_copy.default"]
-    made += [edge.from_seq for seq in casts for edge in op.graph.inputs[seq]]
-    return any(op.graph.site(seq).op.startswith(("aten.sum.", "aten.count_nonzero.")) for seq in made)
-
-
-def _division_in_backward(op: Executed) -> Match | None:
-    if op.name not in _DIVISIONS or not op.divides_by_zero:
-        return None
-    return constant_lost(op) or Match(Cause.DIV_ZERO)
-
-
-def _division_in_optimizer(op: Executed) -> Match | None:
-    """A division by a tensor of nothing but zeros that was computed from nothing else: float32 has them too."""
-    return Match(Cause.DIV_ZERO) if op.name in _DIVISIONS and divides_by_given_zeros(op) else None
-
-
-def _too_few_values(op: Executed) -> Match | None:
-    """A mean of nothing, a deviation of one value, an averaged loss without a single target."""
-    if op.name.startswith("nll_loss"):
-        weight = next((row.max for row in op.graph.outputs[op.seq] if row.out == 1), None)
-        return Match(Cause.DIV_ZERO, TooFewValues(of="no target at all")) if weight == 0 else None
-    shapes, results = op.site.in_shapes[:1], op.site.out_shapes[:1]
-    if op.name not in _STATISTICS or not shapes or not results:
-        return None
-    values = numel(shapes[0]) / max(1, numel(results[0]))
-    too_few = values == 0 or (values <= 1 and op.name.startswith(("std", "var")))
-    return Match(Cause.DIV_ZERO, TooFewValues(of="too few values")) if too_few else None
-
-
-def _by_zero(occurrence: Occurrence) -> str:
-    if isinstance(occurrence.reason, TooFewValues):
-        return f"{occurrence.op_in_words} was taken over {occurrence.reason.of}."
-    if isinstance(occurrence.reason, NextToZero):
-        return f"{occurrence.op_in_words} divided by a number next to zero, and the quotient leaves its dtype's range."
-    return f"{occurrence.op_in_words} divided by zero."
-
-
 def _negative_root(op: Executed) -> Match | None:
     exponent = op.scalars.get("exponent")
     fraction = op.name == "pow" and isinstance(exponent, float) and not exponent.is_integer()
@@ -149,7 +77,7 @@ def _no_root(occurrence: Occurrence) -> str:
 
 
 def _slope_of_root(op: Executed) -> Match | None:
-    root = op.name in _DIVISIONS and op.site.grad_fn.startswith(_SQUARE_ROOTS)
+    root = op.name in DIVISIONS and op.site.grad_fn.startswith(_SQUARE_ROOTS)
     return Match(Cause.SQRT_GRAD_ZERO) if root and op.divides_by_zero else None
 
 
@@ -158,35 +86,6 @@ def _slope_of_power(op: Executed) -> Match | None:
     slope = op.name == "pow" and op.site.grad_fn.startswith("Pow")
     infinite = slope and op.divides_by_zero and (op.exponent is None or op.exponent < 0)
     return Match(Cause.POW_GRAD_ZERO) if infinite else None
-
-
-_LEAVE_OUT = Remedy(
-    text="Leave out what is empty (a mask without a single element, a batch of one) before the mean.",
-    untried="what is empty is decided before the call that failed, and a replay changes only that call",
-)
-#: Ops that divide by what they are given, with the code that keeps it from zero, and what a replay tries of that.
-_RECIPROCALS = {
-    "pow": ("y = x.clamp_min(1e-4).pow(p)", "the base of a power is bounded in no replay"),
-    "rsqrt": ("y = x.clamp_min(1e-6).rsqrt()", "a replay bounds an operand that holds nothing negative"),
-    "reciprocal": ("y = 1 / x.clamp_min(1e-6)", "a replay bounds an operand that holds nothing negative"),
-}
-
-
-def _against_division(occurrence: Occurrence) -> tuple[Remedy, ...]:
-    if isinstance(occurrence.reason, TooFewValues):
-        return (_LEAVE_OUT,)
-    name = next((name for name in _RECIPROCALS if f".{name}." in f"{occurrence.op}."), "")
-    if name:
-        code, untried = _RECIPROCALS[name]
-        text = f"Keep the operand of {name} away from zero: it divides by it."
-        return (Remedy(text=text, code=code, kind=Form.OPERAND_BOUND, untried=untried),)
-    bound = Remedy(
-        text="Bound the divisor away from zero before dividing.",
-        code="y = a / b.clamp_min(1e-6)",
-        kind=Form.OPERAND_BOUND,
-        untried="a replay bounds a divisor that holds nothing negative, where the code itself divides by it",
-    )
-    return (bound, _LEAVE_OUT) if isinstance(occurrence.reason, DivisorSummed) else (bound,)
 
 
 # -- the entries ------------------------------------------------------------------------------------------------------
@@ -212,18 +111,7 @@ ENTRIES = (
         ),
         rules=(OpRule(Turn.KIND_OF_OP, _logarithm),),
     ),
-    CauseEntry(
-        cause=Cause.DIV_ZERO,
-        noun="a division by zero",
-        sentence=_by_zero,
-        remedies=_against_division,
-        rules=(
-            OpRule(Turn.BACKWARD_DIVISION, _division_in_backward, Phase.BACKWARD),
-            OpRule(Turn.OPTIMIZER_DIVISION, _division_in_optimizer, Phase.OPTIMIZER),
-            OpRule(Turn.KIND_OF_OP, _too_few_values, by_operands=False),
-            OpRule(Turn.DIVISION, _division),
-        ),
-    ),
+    DIVISION,
     CauseEntry(
         cause=Cause.SQRT_NEGATIVE,
         noun="the square root of a negative number",

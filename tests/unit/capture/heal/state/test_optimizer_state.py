@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import ampscope
 from ampscope.analysis.results import Incident
-from ampscope.trace.schema import CureKind
+from ampscope.trace.schema import CureKind, EventKind, Table
 from ampscope.trace.vocabulary import Cause
 from tests.support.training.small_loop import WIDTH
 from tests.support.training.twin_runs import exact_state
@@ -192,6 +192,87 @@ def test_a_step_whose_squares_overflow_is_left_out(watch: Watch, make: Any, scal
     assert isinstance(primary, Incident)
     assert (primary.cause, primary.step, primary.op) == (Cause.BAD_OPTIMIZER_STATE, BAD_STEP, "aten.addcmul_.default")
     assert "would hold 1 inf" in primary.explanation
+
+
+def notes(scope: ampscope.Scope) -> list[str]:
+    return [row.text for row in ampscope.open_run(scope.folder).rows(Table.EVENTS, kind=EventKind.NOTE)]
+
+
+def test_state_whose_step_could_not_be_left_out_is_mended_before_the_next(watch: Watch) -> None:
+    def hooked(parameters: Iterable[Any]) -> torch.optim.Optimizer:
+        optimizer = adamw(parameters)
+        optimizer.register_step_post_hook(nothing)
+        return optimizer
+
+    scopes: list[ampscope.Scope] = []
+    _, model, optimizer = train(healing(watch, scopes), hooked, scaled=True, after_backward=enlarge)
+    reason = "functions of the loop's own run with its optimizer and may need the gradients"
+    assert notes(scopes[0])[0] == f"not healed: {reason}"
+    assert [(each["step"], each["kind"]) for each in cures(scopes[0])] == [(BAD_STEP + 1, CureKind.STATE)]
+    assert all_finite(model, optimizer)
+
+
+class Smallest(torch.optim.Optimizer):
+    """Moves by the smallest gradient of each element so far, which begins at infinity, and counts its steps."""
+
+    def __init__(self, parameters: Iterable[Any]) -> None:
+        super().__init__(parameters, {"lr": 0.01})
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter] = {"smallest": torch.full_like(parameter, math.inf), "steps": 5}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            state["steps"] = state.get("steps", 0) + 1
+            before = state.setdefault("smallest", torch.full_like(parameter, math.inf))
+            state["smallest"] = torch.minimum(before, parameter.grad.abs())
+            parameter.sub_(parameter.grad.sign() * state["smallest"], alpha=self.param_groups[0]["lr"])
+
+
+def test_state_that_begins_at_infinity_and_does_not_stay_there_is_left_alone(watch: Watch) -> None:
+    scopes: list[ampscope.Scope] = []
+    healed = train(healing(watch, scopes), Smallest, scaled=False)
+    assert cures(scopes[0]) == []
+    assert [state["steps"] for state in healed[2].state.values()] == [5 + STEPS] * 4
+    twin = train(nothing, Smallest, scaled=False)
+    assert exact_state(healed[1].state_dict()) == exact_state(twin[1].state_dict())
+    scopes[0].close()
+    assert ampscope.diagnose(scopes[0].folder).primary is None
+
+
+def test_sparse_gradients_that_are_large_do_not_end_healing(watch: Watch) -> None:
+    table = nn.Embedding(8, WIDTH, sparse=True)
+    optimizer = torch.optim.SparseAdam(table.parameters())
+    scope = watch(table, heal=True)
+    for step in range(6):
+        if step == 4:
+            optimizer.state[table.weight]["exp_avg"][0, 0] = math.nan
+        optimizer.zero_grad()
+        (table(torch.arange(4)).square().sum() * (1e21 if step == 2 else 1.0)).backward()
+        optimizer.step()
+    assert "cannot be stepped on copies first" in notes(scope)[-1]
+
+
+def test_it_is_told_where_an_optimizer_cannot_be_stepped_on_copies(watch: Watch) -> None:
+    model = nn.Linear(WIDTH, WIDTH)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2)
+    scope = watch(model, heal=True)
+    for step in range(3):
+        if step == 2:
+            optimizer.state[model.weight]["d"][0] = math.inf
+        x = torch.randn(8, WIDTH)
+
+        def closure(given: Tensor = x) -> Tensor:
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(given), given.roll(1, 1))
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    scope.close()
+    told = "not healed: d of weight cannot be mended: its optimizer cannot be stepped on copies first"
+    assert notes(scope)[0] == told  # what the weights make of it comes after
 
 
 def test_large_gradients_whose_squares_fit_are_left_alone(watch: Watch) -> None:

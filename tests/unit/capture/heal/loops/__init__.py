@@ -1,0 +1,1 @@
+"""Healed loops that are not the one of the recipe."""

@@ -1,0 +1,1 @@
+"""State that is poisoned, kept beside the weights: by modules, and by optimizers."""
