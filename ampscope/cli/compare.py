@@ -6,14 +6,18 @@ from typing import Annotated
 
 import typer
 
-from ampscope.cli.exits import Exit
+from ampscope.cli.shared.completion import complete_run
+from ampscope.cli.shared.exits import Exit
 
 _HELP = "A run's folder; with a step of it RUN@STEP, with a rank RUN@STEP:RANK or RUN@:RANK."
 
 
 def compare(
-    a: Annotated[str, typer.Argument(help=_HELP)],
-    b: Annotated[str, typer.Argument(help="The other one, likewise; the same run for two of its steps.")],
+    a: Annotated[str, typer.Argument(help=_HELP, autocompletion=complete_run)],
+    b: Annotated[
+        str,
+        typer.Argument(help="The other one, likewise; the same run for two of its steps.", autocompletion=complete_run),
+    ],
     tolerance: Annotated[
         float | None,
         typer.Option(
@@ -30,8 +34,8 @@ def compare(
     """
     from ampscope.analysis.replay.compare.comparison import compare as comparison_of
     from ampscope.analysis.replay.compare.results import Likeness
-    from ampscope.cli.terminal import show
-    from ampscope.report.comparison_json import as_json
+    from ampscope.cli.shared.terminal import show
+    from ampscope.report.json.plain import as_json
     from ampscope.report.terminal.comparison_text import as_text
 
     comparison = comparison_of(a, b, tolerance=tolerance)

@@ -34,6 +34,11 @@ _NEEDED = {
 _HEALED, _FLOAT32, _LAST = "healed", "float32", 50
 
 
+def _named(package: str) -> str:
+    """What pip is told."""
+    return "'ampscope[torch]'" if package == "torch" else package
+
+
 def demo(
     training: Annotated[
         Training,
@@ -47,7 +52,7 @@ def demo(
 ) -> None:
     """Train a small model under the watch of AMPscope, print the diagnosis, and open the app on the run."""
     from ampscope.analysis.diagnosis.diagnosis import diagnose
-    from ampscope.cli.terminal import show
+    from ampscope.cli.shared.terminal import show
     from ampscope.report.terminal.diagnosis_text import as_text
 
     run = _new_folder(folder, training)
@@ -80,7 +85,7 @@ def _train(training: Training, run: Path) -> None:
     missing = [name for name, module in _NEEDED[training].items() if importlib.util.find_spec(module) is None]
     if missing:
         raise AmpscopeError(
-            f"this demo trains a model and needs {' and '.join(missing)}; pip install {' '.join(missing)}"
+            f"this demo trains a model and needs {' and '.join(missing)}; pip install {' '.join(map(_named, missing))}"
         )
     try:
         code = subprocess.call([sys.executable, "-m", f"ampscope.demo.{training}", str(run)])

@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
-from ampscope.cli.exits import Exit
-from ampscope.cli.newest import RUN_HELP, named_or_newest
+from ampscope.cli.shared.completion import complete_run
+from ampscope.cli.shared.exits import Exit
+from ampscope.cli.shared.newest import RUN_HELP, named_or_newest
 
 
 def diagnose(
-    run: Annotated[Path | None, typer.Argument(help=RUN_HELP)] = None,
+    run: Annotated[Path | None, typer.Argument(help=RUN_HELP, autocompletion=complete_run)] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 also for a run that is at risk.")] = False,
 ) -> None:
@@ -22,8 +23,8 @@ def diagnose(
     cannot be read.
     """
     from ampscope.analysis.diagnosis.diagnosis import diagnose as diagnosis_of
-    from ampscope.cli.terminal import show
-    from ampscope.report.diagnosis_json import as_json
+    from ampscope.cli.shared.terminal import show
+    from ampscope.report.json.plain import as_json
     from ampscope.report.terminal.diagnosis_text import as_text
     from ampscope.trace.vocabulary import Verdict
 

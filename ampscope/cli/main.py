@@ -9,19 +9,27 @@ from typing import Annotated
 import typer
 
 import ampscope
+from ampscope.cli.compact import compact
 from ampscope.cli.compare import compare
 from ampscope.cli.demo import demo
 from ampscope.cli.diagnose import diagnose
-from ampscope.cli.exits import Exit
 from ampscope.cli.precision.audit import audit
 from ampscope.cli.precision.plan import plan
 from ampscope.cli.precision.ranges import ranges
 from ampscope.cli.precision.scale import scale
+from ampscope.cli.programs.fleet import fleet
+from ampscope.cli.programs.gate import gate
+from ampscope.cli.programs.mcp.verb import mcp
+from ampscope.cli.programs.perfetto import perfetto
+from ampscope.cli.programs.schema import schema
+from ampscope.cli.programs.upload import upload
 from ampscope.cli.remedies.fix import fix
 from ampscope.cli.remedies.verify import verify
 from ampscope.cli.report import report
 from ampscope.cli.repro import repro
 from ampscope.cli.runs import runs
+from ampscope.cli.shared.exits import Exit
+from ampscope.cli.shared.terminal import show_all
 from ampscope.cli.view import view
 from ampscope.errors import AmpscopeError
 from ampscope.report.safe_text import visible
@@ -30,10 +38,10 @@ app = typer.Typer(
     name="ampscope",
     help="Find out which op, module and line broke a PyTorch mixed-precision run, why, and what cures it.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (diagnose, fix, verify, compare, ranges, plan, scale, audit, report, repro, runs, view, demo):
+_LOOKING = (diagnose, compare, ranges, plan, scale, audit, report, runs, fleet, view)
+for verb in (*_LOOKING, upload, fix, verify, repro, gate, schema, mcp, perfetto, compact, demo):
     app.command()(verb)
 #: Objects that are made before Python looks for unused ones that refer to each other. A verb leaves next to none, and
 #: ends after a second, of which the looks take a tenth at Python's own 700.
@@ -57,10 +65,11 @@ def _options(
 
 def main() -> None:
     """Runs the command line; exit code 0 healthy, 1 a problem was found, 2 nothing was observed or done."""
+    show_all()
     usual = gc.get_threshold()
     gc.set_threshold(_OBJECTS)
     try:
-        app()
+        app(prog_name=app.info.name)  # however it was started: completion goes by the name
     except AmpscopeError as error:
         typer.echo(f"ampscope: {' '.join(visible(str(error)).split())}", err=True)
         sys.exit(Exit.FAILED)

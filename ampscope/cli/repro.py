@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
-from ampscope.cli.newest import RUN_HELP, named_or_newest
+from ampscope.cli.shared.completion import complete_run
+from ampscope.cli.shared.newest import RUN_HELP, named_or_newest
 from ampscope.errors import AmpscopeError
 
 
 def repro(
-    run: Annotated[Path | None, typer.Argument(help=RUN_HELP)] = None,
+    run: Annotated[Path | None, typer.Argument(help=RUN_HELP, autocompletion=complete_run)] = None,
     incident: Annotated[
         int | None,
         typer.Option(help="Which incident of the diagnosis, from 1; the one it tells first if left out.", min=1),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ampscope.cli.newest import DEFAULT_FOLDER
+from ampscope.cli.shared.newest import DEFAULT_FOLDER
 from ampscope.errors import AmpscopeError, RunNotFound
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def runs(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to look in, two levels deep.")] = (
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder or URL to look in, two levels deep.")] = (
         DEFAULT_FOLDER
     ),
     search: Annotated[str, typer.Option(help="Only runs with these words in name, model, device, tags or state.")] = "",
@@ -27,12 +27,14 @@ def runs(
 ) -> None:
     """List the runs in a folder, newest first, each with its verdict."""
     from ampscope.analysis.overview.run_list import run_summaries
-    from ampscope.cli.terminal import show
+    from ampscope.cli.shared.terminal import show
     from ampscope.report import numbers
     from ampscope.report.safe_text import visible
     from ampscope.report.terminal.run_list import as_list
     from ampscope.trace.read.run import find_runs
+    from ampscope.trace.remote.location import location
 
+    folder = location(folder)
     found = find_runs(folder)
     if not found:
         what = "There is no run in" if folder.is_dir() else "There is no folder"

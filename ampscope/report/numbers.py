@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from ampscope.analysis.results import Operand
+from ampscope.analysis.words import number_words
 
 #: What a page puts where nothing was measured, or where something is not known.
 UNMEASURED, UNKNOWN = "not measured", "unknown"
@@ -17,23 +18,16 @@ UNMEASURED, UNKNOWN = "not measured", "unknown"
 #: A part of a whole below this is told as being below it.
 _LEAST_PERCENT = 0.1
 _DAY_S, _HOUR_S, _MINUTE_S = 86400, 3600, 60
-_RAISED = str.maketrans(
-    "0123456789-",
-    "\N{SUPERSCRIPT ZERO}\N{SUPERSCRIPT ONE}\N{SUPERSCRIPT TWO}\N{SUPERSCRIPT THREE}\N{SUPERSCRIPT FOUR}"
-    "\N{SUPERSCRIPT FIVE}\N{SUPERSCRIPT SIX}\N{SUPERSCRIPT SEVEN}\N{SUPERSCRIPT EIGHT}\N{SUPERSCRIPT NINE}"
-    "\N{SUPERSCRIPT MINUS}",
-)
 
 
 def value(number: float | None, *, missing: str = "") -> str:
     """A tensor's value with the digits it deserves, NaN and infinities by name."""
-    if number is None:
-        return missing
-    if math.isnan(number):
-        return "NaN"
-    if math.isinf(number):
-        return "inf" if number > 0 else "-inf"
-    return f"{number:,.0f}" if number.is_integer() and abs(number) < 1e6 else f"{number:.4g}"
+    return missing if number is None else number_words.number(number)
+
+
+def signed(number: float, digits: int = 2) -> str:
+    """A difference, with its sign."""
+    return f"{'' if number < 0 else '+'}{number_words.number(number, digits)}"
 
 
 def span(low: float | None, high: float | None, *, missing: str = "") -> str:
@@ -43,11 +37,6 @@ def span(low: float | None, high: float | None, *, missing: str = "") -> str:
     if math.isnan(low) or math.isnan(high):
         return "NaN"
     return value(low) if low == high else f"{value(low)} to {value(high)}"
-
-
-def power_of_two(exponent: int) -> str:
-    """``2`` with a raised exponent."""
-    return f"2{str(exponent).translate(_RAISED)}"
 
 
 def count(number: float, noun: str = "") -> str:

@@ -64,9 +64,7 @@ def flushed(row: RangeRow) -> str:
 
 def distance(row: RangeRow) -> str:
     """``4.2 bits below float16's 65,504``."""
-    largest = FINFO[row.dtype].max
-    end = f"{largest:,.0f}" if largest < 1e6 else numbers.value(largest)
-    return f"{bits(row.headroom_bits)} bits below {row.dtype}'s {end}"
+    return f"{bits(row.headroom_bits)} bits below {row.dtype}'s {numbers.value(FINFO[row.dtype].max)}"
 
 
 def bits(number: float | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from ampscope.analysis.causes import untried
 from ampscope.analysis.results import Remedy
 from ampscope.trace.schema import Form
 
@@ -24,7 +25,7 @@ _SPEAKS_FOR: dict[str, frozenset[Form]] = {
 }
 #: In which order forms of a failed call are tried: one that comes before the cure has found no place there.
 _ORDER = (
-    _ALIKE[0],
+    _ALIKE[0] | {Form.CENTRED},
     frozenset({Form.CONSTANT}),
     frozenset({Form.SCALE_FIRST}),
     frozenset({Form.IN_FLOAT32}),
@@ -48,7 +49,8 @@ def beside(advice: Sequence[Remedy], proved: Sequence[Remedy]) -> Iterator[Remed
         if remedy.text in known or remedy.kind in kinds:
             continue
         if not 0 <= _turn(remedy.kind) < cured:  # else the records have shown no place for it
-            yield replace(remedy, untried=_ENDED) if 0 <= cured < _turn(remedy.kind) else remedy
+            had_a_turn = remedy.untried != untried.CONVERTED
+            yield replace(remedy, untried=_ENDED) if had_a_turn and 0 <= cured < _turn(remedy.kind) else remedy
 
 
 def _alike(kind: str) -> frozenset[str]:

@@ -7,11 +7,14 @@ from dataclasses import replace
 from math import ceil, copysign, log10
 
 from ampscope.analysis.causes.cause_entry import Reason
-from ampscope.analysis.causes.range.overflow import Literal
+from ampscope.analysis.causes.range.literal import Literal
+from ampscope.analysis.causes.range.overflow import Overflowed
 from ampscope.analysis.causes.range.underflow import ConstantLost
+from ampscope.analysis.causes.unknown import InfiniteConstant
 from ampscope.analysis.cures import own_words
 from ampscope.analysis.cures.program_lines import Program
 from ampscope.analysis.cures.rewriting.program import made_in_half, settings
+from ampscope.analysis.cures.rewriting.program.joined import joined
 from ampscope.analysis.cures.rewriting.program.scaled_before import is_scaled_before
 from ampscope.analysis.numerics import rounding
 from ampscope.analysis.results import FormTried, Incident, Remedy
@@ -19,6 +22,8 @@ from ampscope.trace.dtypes import FINFO
 from ampscope.trace.schema import Change, Form, Phase, Trigger
 from ampscope.trace.vocabulary import Cause
 
+#: What an infinity of the code becomes: float16 holds it, and a softmax makes zero of its negative.
+_LARGE = 1e4
 _LOGARITHMS = ("log", "log2", "log10")
 _OF_WEIGHTS = (Cause.HALF_PARAMS, Cause.BF16_PRECISION)
 _KEPT_BY_OP = ("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm")
@@ -66,11 +71,12 @@ def _untried(remedy: Remedy, incident: Incident, reason: Reason, program: Progra
         return own_words.of_autocast(program, "bfloat16")
     if remedy.kind == Change.MODULES_FP32 and incident.module:
         return own_words.of_kept([incident.module], program)
-    if remedy.kind == Form.CONSTANT and isinstance(reason, Literal):
+    if remedy.kind == Form.CONSTANT and isinstance(reason, (Literal, InfiniteConstant)):
         return _of_literal(incident, reason)
     if remedy.kind == Form.IN_FLOAT32 and incident.phase == Phase.FORWARD:
-        call = FormTried(form=Form.IN_FLOAT32, call=_function(incident), source=incident.source, argument=0)
-        return own_words.of_form(call)
+        lines = [incident.source, *(reason.likewise if isinstance(reason, Overflowed) else ())]
+        calls = [FormTried(form=Form.IN_FLOAT32, call=_function(incident), source=line, argument=0) for line in lines]
+        return joined([own_words.of_form(call) for call in calls])
     if remedy.kind == Form.OPERAND_BOUND and incident.cause is Cause.LOG_ZERO:
         return _of_logarithm(incident)
     return _of_slope(remedy, incident) if remedy.kind in (Form.OPERAND_BOUND, Form.ADDED_EPS) else None
@@ -88,11 +94,15 @@ def _of_slope(remedy: Remedy, incident: Incident) -> str | None:
     return own_words.of_form(FormTried(form=remedy.kind, call=call, source=source, argument=argument, value=value))
 
 
-def _of_literal(incident: Incident, reason: Literal) -> str | None:
-    """The end of the dtype's range in the place of a number that is beyond it."""
-    end = copysign(FINFO[reason.dtype].max, reason.value) if reason.dtype in FINFO else 0.0
-    tried = FormTried(form=Form.CONSTANT, call=_function(incident), source=incident.source, value=end, was=reason.value)
-    return own_words.of_form(tried) if end else None
+def _of_literal(incident: Incident, reason: Literal | InfiniteConstant) -> str | None:
+    """The end of the dtype's range in the place of a number that is beyond it; a finite number in that of infinity."""
+    known = FINFO.get(reason.dtype) if isinstance(reason, Literal) else None
+    most = _LARGE if isinstance(reason, InfiniteConstant) else known.max if known is not None else 0.0
+    if not most or reason.value is None:
+        return None
+    call, end = _function(incident), copysign(most, reason.value)
+    tried = FormTried(form=Form.CONSTANT, call=call, source=incident.source, value=end, was=reason.value)
+    return own_words.of_form(tried)
 
 
 def _of_rate(incident: Incident, program: Program) -> str | None:

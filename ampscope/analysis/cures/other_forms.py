@@ -11,6 +11,7 @@ from ampscope.analysis.cures.form_texts import range as in_range
 from ampscope.analysis.cures.form_texts.form_text import FormText
 from ampscope.analysis.cures.rewriting.program.joined import joined
 from ampscope.analysis.results import Cost, FormTried, Remedy, Tried
+from ampscope.analysis.words import scale_words
 from ampscope.trace.schema import Change, Form, Trial
 
 #: The replays of one form, with one loss scale.
@@ -71,7 +72,7 @@ def with_scale(form: Tried, tried: Sequence[Tried]) -> str:
     """The loss scale that a form was tried with, with ``and`` before it; empty for that of the step."""
     others = [each.scale for each in tried if each.step == form.step and each.change not in (Change.FORM, Change.SCALE)]
     other = form.scale is not None and bool(others) and form.scale not in others
-    return f", and a loss scale of {form.scale:g}" if other else ""
+    return f", and a loss scale of {scale_words.in_words(form.scale or 0.0)}" if other else ""
 
 
 def in_words(form: FormTried) -> str:

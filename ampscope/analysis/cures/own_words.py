@@ -11,10 +11,15 @@ from ampscope.analysis.cures.rewriting.changed_file import diff_at
 from ampscope.analysis.cures.rewriting.forms.conversions import converted
 from ampscope.analysis.cures.rewriting.names.scopes import Scope
 from ampscope.analysis.cures.rewriting.program import autocast_region, settings, weights_in_half
-from ampscope.analysis.cures.rewriting.program.earlier_value import written_out
+from ampscope.analysis.cures.rewriting.program.earlier_value import (
+    Named,
+    WrittenOut,
+    means_written_out,
+    written_out,
+)
 from ampscope.analysis.cures.rewriting.program.joined import joined
 from ampscope.analysis.cures.rewriting.source_file import HasPlace
-from ampscope.analysis.cures.rewriting.statement import statement
+from ampscope.analysis.cures.rewriting.statement import Statement, statement
 from ampscope.analysis.results import CodeLine, FormTried
 from ampscope.trace.schema import LOSS_CODE, Form
 
@@ -33,12 +38,17 @@ def of_form(tried: FormTried) -> str | None:
     if tried.form == Form.OPERAND_BOUND and tried.argument is None:  # of a mean: how many it divides by is not written
         return None
 
+    named: list[Named] = []
+
     def write(code: str, row: int | None, scope: Scope | None) -> Edit | None:
         found = in_statement(code, row, scope)
-        parsed = statement(code, row, scope) if found is None and tried.form in _OF_PROBABILITIES else None
-        other = written_out(parsed, place, tried.call.rpartition(".")[2]) if parsed is not None else None
-        found = in_statement(other, row, scope) if other is not None else found
-        return found._replace(before=code) if found is not None else None
+        parsed = statement(code, row, scope) if found is None else None
+        other = _with_values(parsed, place, tried) if parsed is not None else None
+        if other is None:
+            return found
+        named[:] = other.named
+        found = in_statement(other.code, row, scope)
+        return found._replace(before=code, after=other.named_again(found.after)) if found is not None else None
 
     def in_statement(code: str, row: int | None, scope: Scope | None) -> Edit | None:
         return rewritten(
@@ -55,7 +65,22 @@ def of_form(tried: FormTried) -> str | None:
     found = diff_at(place, write)
     if found is None and tried.form == Form.SCALE_FIRST:
         return across_lines.scale_first(place, tried.argument or 0)
-    return found
+    if found is None and tried.form == Form.ZERO_INFINITY:
+        return settings.with_zero_infinity(place)
+    earlier = [_of_earlier(place.file, each) for each in named] if found is not None else []
+    return joined([found, *earlier]) if earlier else found
+
+
+def _with_values(parsed: Statement, place: HasPlace, tried: FormTried) -> WrittenOut | None:
+    """A statement with what it reads by name in the place of the name, where a form is about that."""
+    if tried.form == Form.CENTRED:
+        return means_written_out(parsed, place)
+    is_of_one = tried.form in _OF_PROBABILITIES
+    return written_out(parsed, place, tried.call.rpartition(".")[2]) if is_of_one else None
+
+
+def _of_earlier(file: str, named: Named) -> str | None:
+    return diff_at(CodeLine(file, named.line, named.code), lambda *_: named.edit)
 
 
 def of_conversions(lines: Sequence[CodeLine], dtype: str) -> str | None:

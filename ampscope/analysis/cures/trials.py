@@ -8,6 +8,8 @@ from math import isfinite
 from ampscope.analysis.causes.catalogue import CATALOGUE
 from ampscope.analysis.cures import other_forms
 from ampscope.analysis.results import Incident, Tried
+from ampscope.analysis.words import scale_words
+from ampscope.analysis.words.number_words import number
 from ampscope.analysis.words.wording import op_in_words
 from ampscope.trace.schema import LOSS_CODE, Change, Trial, Trigger
 from ampscope.trace.vocabulary import LOSS_APART, Cause
@@ -94,7 +96,7 @@ def _did(each: Tried, tried: Sequence[Tried]) -> str:
 
 def _changed(tried: Tried) -> str:
     if tried.change == Change.SCALE:
-        return f"with a loss scale of {tried.scale:g}"
+        return f"with a loss scale of {scale_words.in_words(tried.scale or 0.0)}"
     if tried.form is not None:
         return f"with {other_forms.in_words(tried.form)}"
     if tried.change == Change.MODULES_FP32:
@@ -115,13 +117,15 @@ def _value(tried: Tried, op: str) -> str:
     ends = [abs(end) for end in (tried.op_min, tried.op_max) if end is not None]
     if tried.change != Change.FP32 or not ends or not op:
         return ""
-    return f" (where {op} gives magnitudes up to {max(ends):.4g})"
+    return f" (where {op} gives magnitudes up to {number(max(ends))})"
 
 
 def _missed(tried: Tried, all_tried: Sequence[Tried]) -> str:
     """That a part in float32 does not give what float32 does."""
     loss = misses_float32(tried, all_tried)
-    return f" (but with a loss of {tried.loss:.4g}, where float32 gives {loss:.4g})" if loss is not None else ""
+    if loss is None:
+        return ""
+    return f" (but with a loss of {number(tried.loss or 0.0)}, where float32 gives {number(loss)})"
 
 
 def modules_in_words(modules: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from ampscope.analysis.cures.program_lines import Program
 from ampscope.analysis.cures.rewriting.program.joined import joined
 from ampscope.analysis.cures.trials import came_out, modules_in_words
 from ampscope.analysis.results import CodeLine, Remedy, Tried
+from ampscope.analysis.words.scale_words import in_words
 from ampscope.trace.schema import LOSS_CODE, Change, Trial
 from ampscope.trace.vocabulary import Cause
 
@@ -161,21 +162,22 @@ def _wider(tried: Sequence[Tried]) -> Iterator[Remedy]:
 def _larger_scale(tried: Sequence[Tried], program: Program) -> Iterator[Remedy]:
     """The loss scale for gradients that are too small."""
     for each in came_out(tried, Change.SCALE, Trial.FINITE)[:1]:
+        scale = in_words(each.scale or 0.0)
         yield Remedy(
-            text=f"Start with a larger loss scale: at {each.scale:g} the gradients of this step are whole.",
+            text=f"Start with a larger loss scale: at {scale} the gradients of this step are whole.",
             code=f"scaler = torch.amp.GradScaler(init_scale={each.scale!r})",
             diff=own_words.of_scaler(program, each.scale or 0.0),
             verified=True,
         )
     for each in came_out(tried, Change.SCALE, Trial.NONFINITE)[:1]:
-        yield Remedy(text=f"A larger loss scale: one of {each.scale:g} does not help.", verified=False)
+        yield Remedy(text=f"A larger loss scale: one of {in_words(each.scale or 0.0)} does not help.", verified=False)
 
 
 def _scale(tried: Sequence[Tried], program: Program) -> Iterator[Remedy]:
     fits = max((each.scale or 0.0 for each in came_out(tried, Change.SCALE, Trial.FINITE)), default=0.0)
     if fits > 1:
         yield Remedy(
-            text=f"Start with a loss scale that fits: the gradients of this step are finite at {fits:g}.",
+            text=f"Start with a loss scale that fits: the gradients of this step are finite at {in_words(fits)}.",
             code=f"scaler = torch.amp.GradScaler(init_scale={fits!r})",
             diff=own_words.of_scaler(program, fits),
             verified=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -9,7 +10,8 @@ import numpy as np
 
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE
 from ampscope.analysis.causes.outside import ChangedSince
-from ampscope.analysis.causes.range.overflow import Literal, LossGrew, ScaleInLoop
+from ampscope.analysis.causes.range.literal import Literal
+from ampscope.analysis.causes.range.overflow import LossGrew, ScaleInLoop
 from ampscope.analysis.causes.recognition import Recognised
 from ampscope.analysis.causes.unknown import Observed
 from ampscope.analysis.numerics.arrays import FloatArray
@@ -25,6 +27,8 @@ from ampscope.trace.vocabulary import NOT_DETERMINISTIC, Cause
 #: A loss that rose at each of the last steps, by this factor in all, is running away.
 RUNAWAY_STEPS = 3
 RUNAWAY_FACTOR = 100.0
+#: Together with the loss of the step itself, those before have risen by this factor at least.
+RISING_FACTOR = 10.0
 #: Steps over which a loss is compared with what it was.
 GROWTH_STEPS = 50
 
@@ -89,16 +93,21 @@ class Context:
         losses = self._losses(row, RUNAWAY_STEPS)
         if losses.size and row.loss is not None and row.loss <= losses[-1]:
             return False
-        rising = losses.size > 1 and (np.diff(losses) > 0).all()
-        return bool(rising and losses[-1] / losses[0] >= RUNAWAY_FACTOR)
+        if losses.size < 2 or not (np.diff(losses) > 0).all():
+            return False
+        own = row.loss if row.loss is not None and math.isfinite(row.loss) else 0.0
+        last = max(own, losses[-1]) if losses[-1] >= RISING_FACTOR * losses[0] else losses[-1]
+        return bool(last >= RUNAWAY_FACTOR * losses[0])
 
     def _loss_grew(self, row: IncidentRow) -> LossGrew | None:
         """How far the loss had grown before a step; None where it had not, or not by much."""
-        steps = RUNAWAY_STEPS if self._ran_away(row) else GROWTH_STEPS
-        losses = self._losses(row, steps)
+        if self._ran_away(row):
+            first, *_, last = map(float, self._losses(row, RUNAWAY_STEPS))
+            return LossGrew(usual=first, last=last)
+        losses = self._losses(row, GROWTH_STEPS)
         if losses.size < 2:
             return None
-        usual, last = float(losses[0] if steps == RUNAWAY_STEPS else np.median(losses[:-1])), float(losses[-1])
+        usual, last = float(np.median(losses[:-1])), float(losses[-1])
         return LossGrew(usual=usual, last=last) if last >= RUNAWAY_FACTOR * usual else None
 
     def _stays_away(self, row: IncidentRow) -> LossGrew | None:

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ampscope.analysis.cures.program_lines import program_of
-from ampscope.analysis.diagnosis.across_ranks import examined_incidents
-from ampscope.analysis.diagnosis.apart_replicas import apart_replicas
 from ampscope.analysis.diagnosis.examined import merged
 from ampscope.analysis.diagnosis.harmless_values import harmless_values
+from ampscope.analysis.diagnosis.ranks.across_ranks import examined_incidents
+from ampscope.analysis.diagnosis.ranks.apart_replicas import apart_replicas
 from ampscope.analysis.diagnosis.run_summary import summary
 from ampscope.analysis.diagnosis.silent.risks.risks import risks
 from ampscope.analysis.diagnosis.silent.silent_failures import silent_failures

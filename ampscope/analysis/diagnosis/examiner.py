@@ -17,9 +17,9 @@ from ampscope.analysis.cures import explicit_half, trials, tried_rows
 from ampscope.analysis.cures.explicit_half import ExplicitHalf, half_weights
 from ampscope.analysis.diagnosis.context import Context, why_unknown
 from ampscope.analysis.diagnosis.examined import Examined
-from ampscope.analysis.diagnosis.lost_gradients import as_cast_before, information_lost, lost_gradient
 from ampscope.analysis.diagnosis.raised import raised
 from ampscope.analysis.diagnosis.silent.hidden_overflows import as_hidden, origins_of
+from ampscope.analysis.diagnosis.silent.lost_gradients import as_cast_before, information_lost, lost_gradient
 from ampscope.analysis.diagnosis.state.held_updates import examined_held
 from ampscope.analysis.diagnosis.state.state_incidents import examined_state, examined_still, state_found, still_found
 from ampscope.analysis.diagnosis.state.writers import as_write, left_by

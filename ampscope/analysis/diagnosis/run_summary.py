@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from ampscope.analysis.causes.catalogue import item_in_words
 from ampscope.analysis.cures import trials
 from ampscope.analysis.results import Finding, Incident, SourceLine
 from ampscope.analysis.words.rank_words import first_ranked, further_in_words, received_in_words
@@ -12,7 +13,7 @@ from ampscope.trace.schema import Trigger
 from ampscope.trace.vocabulary import Cause
 
 #: What a loss scale does by itself.
-_SCALE_AT_WORK = frozenset(
+SCALE_AT_WORK = frozenset(
     {Cause.BENIGN_INITIAL_CALIBRATION, Cause.BENIGN_PERIODIC_GROWTH, Cause.BENIGN_SCALE_ADJUSTMENT}
 )
 
@@ -28,7 +29,7 @@ def summary(primary: Incident | Finding | None, *, steps: int, skipped: int, cau
     """
     made = "1 step" if steps == 1 else f"{steps:,} steps"
     if primary is None:
-        by_scale = not _SCALE_AT_WORK.isdisjoint(causes) and Cause.BENIGN_SINGLE_SKIP not in causes
+        by_scale = not SCALE_AT_WORK.isdisjoint(causes) and Cause.BENIGN_SINGLE_SKIP not in causes
         why = " while the loss scale found its place" if by_scale else ""
         return f"Nothing is wrong in {made}{f', {skipped:,} of them skipped{why}' if skipped else ''}."
     if isinstance(primary, Finding):
@@ -37,8 +38,7 @@ def summary(primary: Incident | Finding | None, *, steps: int, skipped: int, cau
         return f"{when[:1].upper()}{when[1:]}{where}: {primary.explanation}"
     if primary.cause.is_ahead:
         return f"Nothing is wrong yet in {made}. {primary.explanation}{_at_risk_in(primary)}"
-    effect = _EFFECTS.get(primary.trigger or primary.cause, "went wrong")
-    effect = " ".join(filter(None, (effect, first_ranked(primary))))
+    effect = _effect(primary)
     elsewhere = f"{further_in_words(primary)} {received_in_words(primary)}".strip()
     if primary.cause is Cause.REPLICA_APART and len(primary.also_on) + 1 == primary.world:  # nobody is to blame
         return primary.explanation
@@ -51,6 +51,22 @@ def summary(primary: Incident | Finding | None, *, steps: int, skipped: int, cau
     lead = f"Step {primary.step} {effect}: {op_in_words(primary.op)} in {where}{_at(primary.source)} is the origin"
     told = (f"{lead} ({primary.phase}).", primary.explanation, trials.in_words(primary), elsewhere)
     return " ".join(filter(None, told))
+
+
+def what_happened(primary: Incident | Finding) -> str:
+    """What is seen of it, as a sentence without the place and the reason: those are said where they belong."""
+    if isinstance(primary, Finding):
+        return f"{item_in_words(primary)[:1].upper()}{item_in_words(primary)[1:]}."
+    if primary.cause.is_ahead:
+        return "Nothing is wrong yet."
+    if primary.cause.is_benign:
+        return ""
+    return f"Step {primary.step:,} {_effect(primary)}."
+
+
+def _effect(primary: Incident) -> str:
+    effect = _EFFECTS.get(primary.trigger or primary.cause, "went wrong")
+    return " ".join(filter(None, (effect, first_ranked(primary))))
 
 
 _EFFECTS: dict[str, str] = {

@@ -49,8 +49,8 @@ class Columns:
         wrong: BoolArray = self.known(name) & ~np.isfinite(self.floats(name))
         return wrong
 
-    def where(self, kept: BoolArray) -> Columns:
-        """The rows for which ``kept`` is true."""
+    def where(self, kept: BoolArray | IntArray) -> Columns:
+        """The rows for which ``kept`` is true, or those with these numbers."""
         return Columns({name: values[kept] for name, values in self.arrays.items()})
 
     def row(self, number: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from ampscope.analysis.origin.op_facts import Executed
 #: Ops that add a small constant or bound their operand.
 _KEEPS_AWAY = frozenset({"add", "sub", "rsub", "clamp", "clamp_min", "clamp_max", "maximum", "threshold"})
 #: Ops whose result may be smaller than any operand.
-_SHRINKS = frozenset("mul pow square exp _to_copy sigmoid _softmax div prod exp2 erfc".split())  # noqa: SIM905  # a word list
+_SHRINKS = frozenset("mul pow square exp _to_copy sigmoid _softmax div prod cumprod exp2 erfc".split())  # noqa: SIM905  # a word list
 #: Those that are zero in any dtype of operands below the second number, where float32 ends.
 _EXPONENTIALS, _LOWEST_EXPONENT = frozenset({"exp", "exp2", "sigmoid"}), -103.0
 

@@ -16,6 +16,7 @@ from ampscope.trace.schema import COLLECTIVE_LIBRARIES, EdgeRow, OpRow, Phase, S
 REACH = 8
 #: Position of the divisor among the operands of ops that divide by one of several.
 _DIVISOR = {"div": 1, "true_divide": 1, "floor_divide": 1, "fmod": 1, "remainder": 1, "addcdiv": 2}
+_DIVIDES = frozenset({*_DIVISOR, "reciprocal", "rsqrt", "pow"})
 
 
 #: Ops that give NaN for finite numbers only where they divide by zero.
@@ -43,6 +44,23 @@ class Range(NamedTuple):
 def numel(shape: str) -> int:
     """Elements of a shape such as ``8x128``."""
     return math.prod(int(size) for size in shape.split("x")) if shape else 1
+
+
+def not_zero(op: str, tensors: int) -> slice:
+    """Which of an op's operands it divides by, or takes the logarithm, root or reciprocal of.
+
+    Args:
+        op: Its whole name.
+        tensors: How many it gives: an op over lists has one in each group of operands.
+    """
+    count = tensors if "_foreach_" in op else 1
+    first = _DIVISOR.get(op_name(op), 0) * count
+    return slice(first, first + count)
+
+
+def divides(op: str) -> bool:
+    """Whether an op divides by one of its operands, or may, as a power does."""
+    return op_name(op) in _DIVIDES
 
 
 class Executed:
@@ -133,10 +151,8 @@ class Executed:
 
         An op over lists of tensors has one in each group of operands.
         """
-        lists = "_foreach_" in self.site.op
-        count = len(self.site.out_dtypes) if lists else 1
-        first = _DIVISOR.get(self.name, 0) * count
-        return [edge for edge in self.edges if first <= edge.arg < first + count]
+        where = not_zero(self.site.op, len(self.site.out_dtypes))
+        return [edge for edge in self.edges if where.start <= edge.arg < where.stop]
 
     @property
     def divides_by_zero(self) -> bool:

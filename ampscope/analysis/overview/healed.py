@@ -18,21 +18,26 @@ _AFTER = CureKind.STATE
 
 def cures_made(run: Run, rank: int) -> tuple[MadeCure, ...]:
     """The changes that healing has made on a rank, in order."""
-    lifted: dict[tuple[int, str], int] = {}
+    lifted: dict[tuple[int, str], tuple[int, str]] = {}
     for row in run.rows(Table.EVENTS, rank=rank, kind=EventKind.CURE_LIFTED):
         detail = _detail(row)
-        lifted.setdefault((_number(detail.get("cure")), str(detail.get("kind", ""))), row.step)
+        key = _number(detail.get("cure")), str(detail.get("kind", ""))
+        lifted.setdefault(key, (row.step, str(detail.get("text", ""))))
     made = []
     for row in run.rows(Table.EVENTS, rank=rank, kind=EventKind.CURE):
         detail = _detail(row)
         kind = said(CureKind, str(detail.get("kind", "")), CureKind.MODULES_FP32)
+        lifted_at, because = lifted.get((row.step, kind), (None, ""))
         made.append(
             MadeCure(
                 step=row.step,
                 kind=kind,
                 modules=tuple(map(str, detail.get("modules", ()))),
                 code=str(detail.get("code", "")),
-                lifted_at=lifted.get((row.step, kind)),
+                lifted_at=lifted_at,
+                lifted_because=because,
+                lost=str(detail.get("lost", "")),
+                at_once=bool(detail.get("at_once")),
                 text=str(detail.get("text", "")),
                 applied=bool(detail.get("applied")),
                 optimizer=_number(detail.get("optimizer")),
@@ -63,7 +68,13 @@ def since_then(
     if not isinstance(primary, Incident) or primary.cause.is_ahead:
         return ""
     resumes = [row.step for row in run.rows(Table.EVENTS, rank=rank, kind=EventKind.RESUME) if row.step > primary.step]
-    healed = [each.step for each in cures if primary.step <= each.step <= primary.last_step + (each.kind == _AFTER)]
+    of_others = [each for each in incidents if each is not primary]
+    healed = [
+        each.step
+        for each in cures
+        if primary.step <= each.step <= primary.last_step + (each.kind == _AFTER)
+        and (_is_of(primary, each.step) or not any(_is_of(other, each.step) for other in of_others))
+    ]
     if resumes:
         at, what = max(resumes), f"The run was resumed at step {max(resumes):,}"
         back = primary.last_step >= at
@@ -77,11 +88,17 @@ def since_then(
     steps = sum(each.step.size for each in history.values())
     later = sum(int((each.step >= at).sum()) for each in history.values())
     made = "step" if later == 1 else f"{later:,} steps"
-    share = f", {later / steps:.0%} of the run" if steps else ""
+    share = f", {100 * later / steps:.0f} % of the run" if steps else ""
     others = (each.step for each in incidents if each is not primary and each.severity is Severity.ERROR)
     other = next((step for step in sorted(others) if step >= at), None)
     also = f"; another failure came at step {other:,}" if other is not None else ""
     return f"{what}, and it has not come back in the {made} since{share}{also}." if later else ""
+
+
+def _is_of(incident: Incident, step: int) -> bool:
+    """Whether a step is known to be one of an incident's."""
+    is_each = incident.count == incident.last_step - incident.step + 1
+    return step in (incident.step, incident.last_step) or (is_each and incident.step < step < incident.last_step)
 
 
 def _detail(row: EventRow) -> dict[str, Any]:

@@ -31,6 +31,7 @@ class Pulse:
     last_incident: int | None = None  #: the newest incident's step
     findings: int = 0
     last_finding: int | None = None
+    nonfinite: int = 0  #: steps whose loss or gradient norm is NaN or infinite
 
     def silence(self, now: float) -> float | None:
         """Seconds since the newest step; None before the first."""
@@ -48,7 +49,9 @@ def pulse(run: Run, *, rank: int | None = None) -> Pulse:
     last = (nw.len().alias("count"), nw.col("step").max().alias("step"), nw.col("time").max().alias("time"))
     traced = nw.when(nw.col("traced") != "").then(nw.col("step")).max().alias("traced")
     mean = nw.col("duration_s").mean().alias("seconds")
-    steps = _only(rank_table(run, Table.STEPS, rank).select(*last, mean, traced))
+    loss, norm = (nw.col(name).is_finite().fill_null(value=True) for name in ("loss", "grad_norm"))
+    nonfinite = (~(loss & norm)).cast(nw.Int64).sum().alias("nonfinite")
+    steps = _only(rank_table(run, Table.STEPS, rank).select(*last, mean, traced, nonfinite))
     incidents, findings = (
         _only(rank_table(run, each, rank).select(*last)) for each in (Table.INCIDENTS, Table.FINDINGS)
     )
@@ -63,6 +66,7 @@ def pulse(run: Run, *, rank: int | None = None) -> Pulse:
         last_incident=incidents["step"],
         findings=findings["count"],
         last_finding=findings["step"],
+        nonfinite=int(steps["nonfinite"] or 0),
     )
 
 

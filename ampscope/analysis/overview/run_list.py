@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+
+from ampscope.analysis.numerics.curve import Curve
 from ampscope.analysis.overview.pulse import finite
 from ampscope.errors import RunError
 from ampscope.trace.files.layout import ranks
@@ -13,6 +18,9 @@ from ampscope.trace.manifest import read_manifest
 from ampscope.trace.read.status import status_of
 from ampscope.trace.read.table_scan import Scan
 from ampscope.trace.schema import Table
+
+#: Rows of a column that are kept for a small picture, less one.
+_POINTS = 63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +39,8 @@ class RunSummary:
     skipped: int = 0
     incidents: int = 0  #: rows of the rank with the most, harmless ones among them; what only the diagnosis sees is not
     findings: int = 0
+    loss: Curve = field(default_factory=Curve)  #: of the first rank, at a few steps: enough for a small picture
+    scale: Curve = field(default_factory=Curve)  #: likewise, the base-2 logarithm of the loss scale
     problem: str = ""
 
     @property
@@ -66,7 +76,8 @@ def run_summaries(paths: Iterable[Path]) -> tuple[RunSummary, ...]:
 def _summary(path: Path) -> RunSummary:
     manifest = read_manifest(path)
     scan, writers = Scan(path), ranks(path) or [0]
-    steps = scan.read(Table.STEPS, writers[0], ("time", "skipped"))
+    steps = scan.read(Table.STEPS, writers[0], ("step", "time", "skipped", "loss", "scale"))
+    few = _few(steps)
     return RunSummary(
         path=path,
         name=manifest.name or path.name,
@@ -79,5 +90,26 @@ def _summary(path: Path) -> RunSummary:
         steps=steps.num_rows,
         skipped=len(steps["skipped"].filter(steps["skipped"])),
         incidents=max(scan.count(Table.INCIDENTS, each) for each in writers),
+        loss=_curve(few, "loss"),
+        scale=_curve(few, "scale"),
         findings=max(scan.count(Table.FINDINGS, each) for each in writers),
     )
+
+
+def _few(steps: pa.Table) -> pa.Table:
+    """A few rows from the first to the newest."""
+    if not steps.num_rows:
+        return steps
+    picked = np.unique(np.linspace(0, steps.num_rows - 1, _POINTS + 1).round().astype(np.int64))
+    # made of its bytes: of a list, or of numpy's array, pyarrow asks pandas, which takes long to load
+    return steps.take(pa.Array.from_buffers(pa.int64(), len(picked), [None, pa.py_buffer(picked)]))
+
+
+def _curve(few: pa.Table, name: str) -> Curve:
+    """A column by step; of the scale its base-2 logarithm."""
+    rows = zip(few["step"].to_pylist(), few[name].to_pylist(), strict=True)
+    known = {step: number for step, number in rows if number is not None}
+    drawn = {step: number for step, number in known.items() if math.isfinite(number) and (name == "loss" or number > 0)}
+    values = drawn.values() if name == "loss" else map(math.log2, drawn.values())
+    bad = tuple(known.keys() - drawn.keys())
+    return Curve(steps=tuple(drawn), values=tuple(values), nonfinite=bad, nonfinite_count=len(bad))

@@ -36,6 +36,7 @@ class Lockstep:
     first: int | None  #: position of the first op, casts apart, whose values differ at all
     notable: IntArray  #: positions where the difference is of `Difference.SIZE` or more and did not begin earlier
     largest: FloatArray  #: the counterpart's largest magnitude, an exponent of 2; NaN where not known
+    nonfinite: BoolArray  #: something in the counterpart is not finite that nobody wanted so
     only_other: int  #: ops that the other alone has
 
     def of(self, position: int) -> Difference:
@@ -56,15 +57,16 @@ def lockstep(one: Recording, other: Recording) -> Lockstep:
         difference=difference,
         first=int(differing[0]) if len(differing) else None,
         notable=np.flatnonzero(begins),
-        largest=_counterparts(other, partner),
+        largest=_of_counterparts(other.largest, partner, np.nan),
+        nonfinite=_of_counterparts(other.alarming, partner, 0) > 0,
         only_other=len(other) - int((partner >= 0).sum()),
     )
 
 
-def _counterparts(other: Recording, partner: IntArray) -> FloatArray:
-    values = np.full(len(partner), np.nan)
-    values[partner >= 0] = other.largest[partner[partner >= 0]]
-    return values
+def _of_counterparts(values: FloatArray | BoolArray, partner: IntArray, otherwise: float) -> FloatArray:
+    found = np.full(len(partner), otherwise)
+    found[partner >= 0] = values[partner[partner >= 0]]
+    return found
 
 
 def _differences(one: Recording, other: Recording, partner: IntArray) -> npt.NDArray[np.int8]:

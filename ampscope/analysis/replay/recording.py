@@ -9,6 +9,7 @@ import numpy as np
 
 from ampscope.analysis.numerics.arrays import BoolArray, Columns, FloatArray, IntArray
 from ampscope.analysis.numerics.dtypes import ran_in
+from ampscope.analysis.replay.halves import forward_of
 from ampscope.analysis.replay.intended import intended
 from ampscope.analysis.tables.lazy_tables import collect_columns
 from ampscope.analysis.tables.traced_steps import TracedStep, of_step
@@ -45,6 +46,7 @@ class Recording:
     module: IntArray  #: index into `modules`
     micro_batch: IntArray
     backward: BoolArray  #: ran in backward, recomputed ones too
+    forward: IntArray  #: position of the op of forward that one of backward belongs to; -1 for none
     smallest: FloatArray  #: least known magnitude over the op's floating outputs
     largest: FloatArray  #: largest finite magnitude
     floor: FloatArray  #: smallest subnormal of the dtype it ran in
@@ -95,7 +97,10 @@ def recording(run: Run, traced: TracedStep) -> Recording:
     kept = edges.where(np.isin(edges.ints("seq"), seq) & np.isin(edges.ints("from_seq"), seq))
     bounds = np.append(first, len(ops)).astype(np.int64)
     seen = _recording(_Rows(traced, sites, seq, site.astype(np.int64), ops, bounds, kept))
-    return replace(seen, intended=np.isin(seq, list(intended(run, traced)))) if seen.born.any() else seen
+    if not seen.born.any():
+        return seen
+    meant = intended(traced, ops, kept, dict(zip(numbers.tolist(), sites, strict=True)))
+    return replace(seen, intended=np.isin(seq, list(meant)))
 
 
 def _sites(run: Run, rank: int, numbers: IntArray) -> tuple[SiteRow, ...]:
@@ -135,6 +140,7 @@ def _recording(rows: _Rows) -> Recording:
     with np.errstate(invalid="ignore"):
         near = (limit - largest <= NEAR_BITS) & told
     modules, module = _modules(sites, site)
+    micro_batch = ops.ints("micro_batch")[bounds[:-1]]
     return Recording(
         traced=traced,
         sites=sites,
@@ -142,8 +148,9 @@ def _recording(rows: _Rows) -> Recording:
         seq=seq,
         site=site,
         module=module,
-        micro_batch=ops.ints("micro_batch")[bounds[:-1]],
+        micro_batch=micro_batch,
         backward=_flags([row.phase in (Phase.BACKWARD, Phase.RECOMPUTE) for row in sites], site),
+        forward=forward_of(sites, site, micro_batch),
         smallest=smallest,
         largest=largest,
         floor=_by_site([one.lowest if one else np.nan for one in formats], site),

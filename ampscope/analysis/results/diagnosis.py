@@ -87,6 +87,9 @@ class MadeCure:
     lifted_at: int | None = None  #: the step at which it was taken back
     text: str = ""  #: what was changed, as a clause
     applied: bool = False  #: the step was made with the gradients of its replay
+    lost: str = ""  #: why the step itself could not be saved, in words
+    at_once: bool = False  #: it holds for the step itself, not from the next one on
+    lifted_because: str = ""  #: in words
     optimizer: int = 0
 
 

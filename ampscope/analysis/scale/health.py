@@ -118,8 +118,8 @@ def _floored(course: Course) -> _Found | None:
         first = int(starts[-1])
         among = course.since(first)
         why = (
-            f"The scale stands at {current} while the last {ends[-1] - first:,} steps were all skipped: the gradients "
-            f"are not finite at any scale that is left to it.{hopeless_skips.in_words(course, among)}"
+            f"The scale stands at {current} and does not fall, though the last {ends[-1] - first:,} steps were all "
+            f"skipped.{hopeless_skips.in_words(course, among)}"
         )
         return _Found(ScaleVerdict.FLOORED, Severity.ERROR, first, why, hopeless_skips.cure(course, among))
     useful = np.flatnonzero(course.scale >= LOWEST_USEFUL_SCALE)

@@ -14,7 +14,7 @@ from ampscope.trace.read.run import Run
 from ampscope.trace.schema import Table
 
 #: The newest skips that are told one by one, and parameters that are named of each.
-LATEST, NAMED = 200, 3
+LATEST, NAMED = 2000, 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

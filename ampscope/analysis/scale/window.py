@@ -145,13 +145,17 @@ def _tops(run: Run, rank: int, done: Sequence[Execution], sites: Mapping[int, Si
     where = f"site IN ({_listed(narrow)}) AND step IN ({_listed(steps)})"
     where += ' AND out = 0 AND isfinite("min") AND isfinite("max")'
     size = 'greatest(abs("min"), abs("max"))'
-    columns = f"step, source, max({size}) AS size, arg_max(site, {size}) AS site"
-    for step, source, top, site in collect_groups(
-        rank_table(run, Table.OPS, rank), columns, "step, source", where=where
+    columns = f"step, source, site, max({size}) AS size"
+    tops: dict[tuple[int, str], tuple[float, int]] = {}  # of ops as large, that of the lowest site
+    for step, source, site, top in collect_groups(
+        rank_table(run, Table.OPS, rank), columns, "step, source, site", where=where
     ):
-        if (step, source) in newest and top > 0:
-            named = f"{op_in_words(sites[site].op)} in {sites[site].module or 'the loss code'}, backward"
-            yield _power_below(_HALF.overflow * newest[step, source].scale / top), named
+        tops[step, source] = max(tops.get((step, source), (0.0, 0)), (top, -site))
+    for backward, (top, negative) in tops.items():
+        if backward in newest and top > 0:
+            site = sites[-negative]
+            named = f"{op_in_words(site.op)} in {site.module or 'the loss code'}, backward"
+            yield _power_below(_HALF.overflow * newest[backward].scale / top), named
 
 
 def _gives(site: SiteRow, dtypes: Collection[str]) -> bool:
@@ -194,6 +198,7 @@ class _Gradients:
         self._is_cut: BoolArray = np.array(narrow, np.bool_) & (below > SAVED * self._hists.values)
         self._highs = np.array([_high(row, top) for row, top in zip(rows, self._hists.high, strict=True)], np.float64)
         times = Counter(self._names.tolist())
+        self._lost: dict[int, FloatArray] = {}  # by power of two
         self._weights = np.array([1.0 / times[name] for name in self._names.tolist()], np.float64)
 
     def window(self, at: float | None) -> ScaleWindow:
@@ -233,15 +238,21 @@ class _Gradients:
         total = float((self._hists.values * self._weights)[chosen].sum())
         if not total:
             return None
-        needed = np.where(self._is_cut, _HALF.subnormal, _HALF.flushed)
         low, high = _POWERS[0], _POWERS[-1] + 1
         while low < high:  # losses fall as the scale rises
             middle = (low + high) // 2
-            if self._below(needed, 2.0**middle)[chosen].sum() <= SAVED * total:
+            if self._lost_at(middle)[chosen].sum() <= SAVED * total:
                 high = middle
             else:
                 low = middle + 1
         return 2.0**low if low <= _POWERS[-1] else None
+
+    def _lost_at(self, power: int) -> FloatArray:
+        """What is lost at a power of two, worked out once for all parameters: each is searched among the same few."""
+        if power not in self._lost:
+            needed = np.where(self._is_cut, _HALF.subnormal, _HALF.flushed)
+            self._lost[power] = self._below(needed, 2.0**power)
+        return self._lost[power]
 
     def _below(self, magnitudes: FloatArray | float, scale: float) -> FloatArray:
         """Values that lie below a magnitude at a scale, each parameter counting once."""

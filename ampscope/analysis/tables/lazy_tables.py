@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import duckdb
 import narwhals as nw
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from ampscope.analysis.numerics.arrays import Columns
-from ampscope.errors import RunDamaged
 from ampscope.trace.files.arrow_arrays import known_in, numbers_in
+from ampscope.trace.read.engines.choice import engine_of
+from ampscope.trace.read.engines.engine import Engine, Query
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import Table
 
@@ -37,9 +36,10 @@ def collect(frame: Lazy) -> list[dict[str, Any]]:
     Raises:
         RunDamaged: a Parquet part turned out to be broken while it was read.
     """
-    with _reading():
-        relation = nw.to_native(frame)
-        return [dict(zip(relation.columns, row, strict=True)) for row in relation.fetchall()]
+    native, engine = _asked(frame)
+    with engine.reading():
+        names = engine.names(native)
+        return [dict(zip(names, row, strict=True)) for row in engine.rows(native, Query())]
 
 
 def collect_columns(frame: Lazy) -> Columns:
@@ -48,18 +48,18 @@ def collect_columns(frame: Lazy) -> Columns:
     Raises:
         RunDamaged: a Parquet part turned out to be broken while it was read.
     """
-    with _reading():
-        return Columns(nw.to_native(frame).fetchnumpy())
+    return _columns(frame, Query())
 
 
 def stream_columns(frame: Lazy) -> Iterator[Columns]:
-    """Run such a query and give its rows some at a time, in the order of the files where it has none of its own.
+    """Run such a query and give its rows some at a time, in the order of the files where the engine keeps it.
 
     Raises:
         RunDamaged: a Parquet part turned out to be broken while it was read.
     """
-    with _reading():
-        for batch in nw.to_native(frame).to_arrow_reader():
+    native, engine = _asked(frame)
+    with engine.reading():
+        for batch in engine.batches(native):
             yield Columns({name: _masked(batch[name]) for name in batch.schema.names})
 
 
@@ -72,7 +72,9 @@ def _masked(column: pa.Array) -> npt.NDArray[Any]:
 def collect_expressions(
     frame: Lazy, expressions: str, *, where: str = "", order: str = "", limit: int | None = None
 ) -> list[tuple[Any, ...]]:
-    """Run a query in the engine's own words, for what lazy frames have no words for, and give its rows.
+    """Run a query in DuckDB's words, which every engine understands, and give its rows.
+
+    For what lazy frames have no words for.
 
     Args:
         frame: What is queried.
@@ -84,13 +86,7 @@ def collect_expressions(
     Raises:
         RunDamaged: a Parquet part turned out to be broken while it was read.
     """
-    with _reading():
-        relation = nw.to_native(frame)
-        relation = relation.filter(where) if where else relation
-        relation = relation.order(order) if order else relation
-        relation = relation.limit(limit) if limit is not None else relation
-        rows: list[tuple[Any, ...]] = relation.select(expressions).fetchall()
-        return rows
+    return _rows(frame, Query(expressions, where, order=order, limit=limit))
 
 
 def expression_columns(frame: Lazy, expressions: str, *, where: str) -> Columns:
@@ -104,8 +100,7 @@ def expression_columns(frame: Lazy, expressions: str, *, where: str) -> Columns:
     Raises:
         RunDamaged: a Parquet part turned out to be broken while it was read.
     """
-    with _reading():
-        return Columns(nw.to_native(frame).filter(where).select(expressions).fetchnumpy())
+    return _columns(frame, Query(expressions, where))
 
 
 def collect_groups(
@@ -118,7 +113,7 @@ def collect_groups(
     order: str = "",
     limit: int | None = None,
 ) -> list[tuple[Any, ...]]:
-    """Aggregates in the engine's own words, as `collect_expressions`.
+    """Aggregates in the same words, as `collect_expressions`.
 
     Args:
         frame: What is queried.
@@ -132,18 +127,11 @@ def collect_groups(
     Raises:
         RunDamaged: a Parquet part turned out to be broken while it was read.
     """
-    with _reading():
-        relation = nw.to_native(frame)
-        relation = relation.filter(where) if where else relation
-        relation = relation.aggregate(expressions, by)
-        relation = relation.filter(having) if having else relation
-        relation = relation.order(order) if order else relation
-        rows: list[tuple[Any, ...]] = (relation.limit(limit) if limit is not None else relation).fetchall()
-        return rows
+    return _rows(frame, Query(expressions, where, by, having, order, limit))
 
 
 def group_columns(frame: Lazy, expressions: str, by: str, *, where: str) -> Columns:
-    """Aggregates in the engine's own words, as `collect_groups`, for when there are many groups.
+    """Aggregates in the same words, as `collect_groups`, for when there are many groups.
 
     Args:
         frame: What is queried.
@@ -154,22 +142,22 @@ def group_columns(frame: Lazy, expressions: str, by: str, *, where: str) -> Colu
     Raises:
         RunDamaged: a Parquet part turned out to be broken while it was read.
     """
-    with _reading():
-        return Columns(nw.to_native(frame).filter(where).aggregate(expressions, by).fetchnumpy())
+    return _columns(frame, Query(expressions, where, by))
 
 
-#: DuckDB's errors that mean a mistake in the query, not in the file.
-_OURS = (duckdb.BinderException, duckdb.CatalogException, duckdb.ParserException, duckdb.SyntaxException)
+def _rows(frame: Lazy, query: Query) -> list[tuple[Any, ...]]:
+    native, engine = _asked(frame)
+    with engine.reading():
+        return engine.rows(native, query)
 
 
-@contextmanager
-def _reading() -> Iterator[None]:
-    try:
-        yield
-    except _OURS:
-        raise
-    except duckdb.Error as error:
-        raise RunDamaged(
-            f"A table of the run cannot be read: {error}. Restore the run from a copy, or move the damaged .parquet "
-            "part out of its folder: the rest can be read without it."
-        ) from error
+def _columns(frame: Lazy, query: Query) -> Columns:
+    native, engine = _asked(frame)
+    with engine.reading():
+        return Columns(engine.arrays(native, query))
+
+
+def _asked(frame: Lazy) -> tuple[Any, Engine]:
+    """What a lazy frame stands for, and the engine that knows it."""
+    native = nw.to_native(frame)
+    return native, engine_of(native)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 
-#: From here on a number's digits say less than its size.
-_LONG = 1e12
+from ampscope.analysis.words.number_words import number, power_of_two
 
 
 def in_words(scale: float) -> str:
-    """A loss scale for people: ``8,192 (2^13)``."""
+    """A loss scale for people: ``8,192 (2¹³)``."""
     if scale <= 0 or not math.isfinite(scale):
-        return f"{scale:g}"
+        return number(scale)
     exponent = math.log2(scale)
-    number = f"{scale:,.0f}" if 1 <= scale < _LONG and scale == int(scale) else f"{scale:.3g}"
-    return f"{number} (2^{exponent:.0f})" if exponent == int(exponent) else number
+    return f"{number(scale)} ({power_of_two(int(exponent))})" if exponent == int(exponent) else number(scale)
 
 
 def times(count: int) -> str:

@@ -7,20 +7,21 @@ from typing import Annotated
 
 import typer
 
-from ampscope.cli.newest import RUN_HELP, named_or_newest
+from ampscope.cli.shared.completion import complete_run
+from ampscope.cli.shared.newest import RUN_HELP, named_or_newest
 from ampscope.errors import AmpscopeError
 
 
 def audit(
-    run: Annotated[Path | None, typer.Argument(help=RUN_HELP)] = None,
+    run: Annotated[Path | None, typer.Argument(help=RUN_HELP, autocompletion=complete_run)] = None,
     step: Annotated[int | None, typer.Option(help="Which audit; the newest if left out.", min=0)] = None,
     rank: Annotated[int | None, typer.Option(help="Whose; of the first audited rank if left out.", min=0)] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Rank the layers of an audited step by what they lose to rounding, and divide the loss's error among them."""
     from ampscope.analysis.precision.audit.audit import audit as audit_of
-    from ampscope.cli.terminal import show
-    from ampscope.report.diagnosis_json import as_json
+    from ampscope.cli.shared.terminal import show
+    from ampscope.report.json.plain import as_json
     from ampscope.report.terminal.audit_text import as_text
     from ampscope.trace.read.run import open_run
 

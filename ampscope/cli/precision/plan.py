@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-from ampscope.cli.newest import RUN_HELP, named_or_newest
+from ampscope.cli.shared.completion import complete_run
+from ampscope.cli.shared.engine import DUCKDB, EngineOption
+from ampscope.cli.shared.newest import RUN_HELP, named_or_newest
 from ampscope.errors import AmpscopeError
 
 #: What people call the formats.
@@ -24,21 +26,22 @@ _SHORT = {
 
 
 def plan(
-    run: Annotated[Path | None, typer.Argument(help=RUN_HELP)] = None,
+    run: Annotated[Path | None, typer.Argument(help=RUN_HELP, autocompletion=complete_run)] = None,
     to: Annotated[str | None, typer.Option(help="One format in detail: bf16, fp16, fp8, e5m2, mxfp8, tf32.")] = None,
     rank: Annotated[int | None, typer.Option(help="Whose values; of the first traced rank if left out.", min=0)] = None,
+    engine: EngineOption = DUCKDB,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Say which modules could compute in bf16, fp16, fp8, MX or tf32, what each would lose there, and which stay up."""
     from ampscope.analysis.precision.plan.plan import only
     from ampscope.analysis.precision.plan.plan import plan as plan_of
-    from ampscope.cli.terminal import show
-    from ampscope.report.diagnosis_json import as_json
+    from ampscope.cli.shared.terminal import show
+    from ampscope.report.json.plain import as_json
     from ampscope.report.terminal.plan_text import as_text
     from ampscope.trace.read.run import open_run
 
     name = _format(to)
-    with open_run(named_or_newest(run)) as opened:
+    with open_run(named_or_newest(run), engine=engine) as opened:
         if rank is not None and rank not in opened.ranks:
             raise AmpscopeError(f"rank {rank} has written nothing into this run")
         found = plan_of(opened, rank=rank)

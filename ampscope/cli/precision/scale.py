@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ampscope.cli.newest import RUN_HELP, named_or_newest
+from ampscope.cli.shared.completion import complete_run
+from ampscope.cli.shared.engine import DUCKDB, EngineOption
+from ampscope.cli.shared.newest import RUN_HELP, named_or_newest
 from ampscope.errors import AmpscopeError
 
 if TYPE_CHECKING:
@@ -26,23 +28,25 @@ _BOUNDS = {
 
 
 def scale(
-    run: Annotated[Path | None, typer.Argument(help=RUN_HELP)] = None,
+    run: Annotated[Path | None, typer.Argument(help=RUN_HELP, autocompletion=complete_run)] = None,
     simulate: Annotated[
         str | None,
         typer.Option(help="Settings to try on the record: init_scale=1024,growth_interval=100.", metavar="SETTINGS"),
     ] = None,
     optimizer: Annotated[int | None, typer.Option(help="Whose steps; the first if left out.", min=0)] = None,
     rank: Annotated[int | None, typer.Option(help="Whose scaler; of the first rank if left out.", min=0)] = None,
+    *,
+    engine: EngineOption = DUCKDB,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Say whether the loss scale is right, at which scales gradients fit, and what other settings would have done."""
     from ampscope.analysis.scale.answer import scale_answer, simulated
-    from ampscope.cli.terminal import show
-    from ampscope.report.diagnosis_json import as_json
+    from ampscope.cli.shared.terminal import show
+    from ampscope.report.json.plain import as_json
     from ampscope.report.terminal.scale_text import as_text
     from ampscope.trace.read.run import open_run
 
-    with open_run(named_or_newest(run)) as opened:
+    with open_run(named_or_newest(run), engine=engine) as opened:
         if rank is not None and rank not in opened.ranks:
             raise AmpscopeError(f"rank {rank} has written nothing into this run")
         answer = scale_answer(opened, optimizer=optimizer, rank=rank)

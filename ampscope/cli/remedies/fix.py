@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ampscope.cli.newest import RUN_HELP, named_or_newest
+from ampscope.cli.shared.completion import complete_run
+from ampscope.cli.shared.newest import RUN_HELP, named_or_newest
 from ampscope.errors import AmpscopeError
 
 if TYPE_CHECKING:  # loaded by a verb when it runs
@@ -24,7 +25,7 @@ ROOT = Annotated[
 
 
 def fix(
-    run: Annotated[Path | None, typer.Argument(help=RUN_HELP)] = None,
+    run: Annotated[Path | None, typer.Argument(help=RUN_HELP, autocompletion=complete_run)] = None,
     apply: Annotated[bool, typer.Option("--apply", help="Change the file, and keep the old one beside it.")] = False,
     remedy: REMEDY = None,
     root: ROOT = Path(),

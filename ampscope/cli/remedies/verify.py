@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ampscope.cli.exits import Exit
 from ampscope.cli.remedies.fix import REMEDY, ROOT, changed_file, remedy_with_diff
 from ampscope.cli.remedies.overlay import Overlay, named_python
+from ampscope.cli.shared.completion import complete_run
+from ampscope.cli.shared.exits import Exit
 from ampscope.errors import AmpscopeError
 
 if TYPE_CHECKING:  # loaded by a verb when it runs
@@ -20,7 +21,12 @@ if TYPE_CHECKING:  # loaded by a verb when it runs
 
 
 def verify(
-    run: Annotated[Path, typer.Argument(help="The folder of the run that went wrong, as ampscope.watch printed it.")],
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="The folder of the run that went wrong, as ampscope.watch printed it.", autocompletion=complete_run
+        ),
+    ],
     command: Annotated[list[str], typer.Argument(help="The command that trained it, after --.")],
     remedy: REMEDY = None,
     root: ROOT = Path(),

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ampscope.analysis.numerics.curve import Curve
-from ampscope.report.numbers import count, power_of_two, value
+from ampscope.analysis.words.number_words import power_of_two
+from ampscope.report.numbers import count, value
 
 #: A curve of positive values that spans more than this factor is drawn on a logarithmic axis.
 WIDE = 1000.0

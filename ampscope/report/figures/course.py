@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from ampscope.analysis.numerics.curve import Curve
 from ampscope.analysis.precision.ranges.place_detail import PlaceDetail
-from ampscope.report.numbers import count, power_of_two, value
+from ampscope.analysis.words.number_words import power_of_two
+from ampscope.report.numbers import count, value
 from ampscope.trace.dtypes import FINFO
 
 #: An end of the dtype is in the picture where it is at most this many powers of two away.
@@ -91,8 +92,7 @@ def _ends(seen: PlaceDetail, lowest: float, highest: float) -> list[End]:
     own = FINFO[seen.row.dtype]
     found = []
     if seen.limit - highest <= _IN_SIGHT or seen.forecast is not None or seen.overflows:
-        words = f"{own.max:,.0f}" if own.max < 1e6 else value(own.max)
-        found.append(End(power=seen.limit, words=f"{own.name} overflows above {words}"))
+        found.append(End(power=seen.limit, words=f"{own.name} overflows above {value(own.max)}"))
     if lowest - seen.normal <= _IN_SIGHT / 2:
         words = f"{own.name} is subnormal below {power_of_two(own.normal)}"
         found.append(End(power=seen.normal, words=words))

@@ -20,7 +20,7 @@ from ampscope.report.safe_text import short
 FULL = 100
 _LEAST = 10
 #: Bits from which on there is plenty, whatever more there is: half of float16's.
-_PLENTY = 20
+PLENTY = 20
 #: Characters of a whole name that there is room for.
 _ROOM = 30
 #: The least share of subnormal values with a shade of its own.
@@ -42,8 +42,8 @@ GROUPS = {
     Group.STATE: "optimizer state",
 }
 _KEY = {
-    Measure.HEADROOM: (0, 2, 4, 8, 12, 16, _PLENTY),
-    Measure.UNDERFLOW: (0, 2, 4, 8, 12, 16, _PLENTY),
+    Measure.HEADROOM: (0, 2, 4, 8, 12, 16, PLENTY),
+    Measure.UNDERFLOW: (0, 2, 4, 8, 12, 16, PLENTY),
     Measure.SUBNORMAL: (0.0, 0.001, 0.01, 0.1, 1.0),
 }
 
@@ -176,8 +176,13 @@ def _shade(value: float, measure: Measure) -> int:
     if measure is Measure.SUBNORMAL:
         part = math.log(max(value, _LEAST_SHARE) / _LEAST_SHARE) / -math.log(_LEAST_SHARE)
     else:
-        part = 1.0 - max(value, 0.0) / _PLENTY
+        part = 1.0 - max(value, 0.0) / PLENTY
     return round(_LEAST + (FULL - _LEAST) * min(max(part, 0.0), 1.0))
+
+
+def headroom_shade(left: float) -> int:
+    """The shade, up to `FULL`, of a result that has ``left`` bits before it overflows."""
+    return _shade(left, Measure.HEADROOM)
 
 
 def _telling(measure: Measure) -> Callable[[float], str]:
@@ -191,7 +196,7 @@ def _telling(measure: Measure) -> Callable[[float], str]:
 def _tick_words(value: float, measure: Measure) -> str:
     if measure is Measure.SUBNORMAL:
         return share(value)
-    return f"{value:.0f} or more" if value == _PLENTY else f"{value:.0f}"
+    return f"{value:.0f} or more" if value == PLENTY else f"{value:.0f}"
 
 
 def _place_words(place: Place) -> str:

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ampscope.analysis.results import Operand, Tried
+from ampscope.analysis.words.number_words import power_of_two
 from ampscope.report.figures.axis import Axis
-from ampscope.report.numbers import count, nonfinite, part, power_of_two, value
+from ampscope.report.numbers import count, nonfinite, part, value
 from ampscope.report.palette import ALARM, dtype_color, ink_on
 from ampscope.trace.dtypes import FINFO, FloatInfo
 from ampscope.trace.schema import Change
@@ -16,6 +17,8 @@ from ampscope.trace.schema import Change
 #: The dtypes whose ranges are shown, the narrowest first.
 BANDS = ("float16", "bfloat16", "float32")
 WITH_FLOAT8 = ("float8_e4m3fn", "float8_e5m2", *BANDS)
+#: What the figure shows, for those who do not see it.
+LABEL = "How many values lie between two powers of two, against what each dtype can hold."
 #: Powers of two left free on either side.
 _MARGIN = 4
 #: Powers of two between two labels, the smallest that leaves at most `_LABELS`.

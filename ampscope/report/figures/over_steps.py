@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ampscope.analysis.causes.catalogue import item_in_words
+from ampscope.analysis.diagnosis.run_summary import SCALE_AT_WORK
 from ampscope.analysis.numerics.curve import Curve
 from ampscope.analysis.overview.group_curves import GroupCurve
 from ampscope.analysis.overview.overview import Moment, Overview
@@ -52,7 +53,7 @@ def timeline_stack(seen: Overview, items: Sequence[Incident | Finding]) -> Stack
     """A run's steps; panels without a measurement and lanes without a mark are left out."""
     return Stack(
         label="Loss, gradient norm, loss scale and learning rate by optimizer step, and what happened when.",
-        panels=tuple(_panels(seen)),
+        panels=tuple(_panels(seen, _calibrating(seen.grad_norm.nonfinite, items))),
         lanes=(*_item_lanes(items), *_skip_lane(seen.skips), *_moment_lanes(seen.moments)),
         lines=_moment_lines(seen.moments),
     )
@@ -115,11 +116,24 @@ def what_if_stack(answer: WhatIf, history: ScaleHistory) -> Stack:
     )
 
 
-def _panels(seen: Overview) -> Iterator[Panel]:
+def _calibrating(steps: Sequence[int], items: Sequence[Incident | Finding]) -> frozenset[int]:
+    """Those of the steps that were skipped while the loss scale found its place, and for nothing else."""
+    incidents = [item for item in items if isinstance(item, Incident)]
+    calm = [item for item in incidents if item.cause in SCALE_AT_WORK]
+    worse = [item for item in incidents if item.severity is not Severity.INFO]
+
+    def among(step: int, some: Sequence[Incident]) -> bool:
+        return any(item.step <= step <= item.last_step for item in some)
+
+    return frozenset(step for step in steps if among(step, calm) and not among(step, worse))
+
+
+def _panels(seen: Overview, calibrating: frozenset[int]) -> Iterator[Panel]:
     if not seen.loss.is_empty:
         yield measure_panel(seen.loss, "loss", "the loss was NaN or infinite")
     if not seen.grad_norm.is_empty:
-        yield measure_panel(seen.grad_norm, "gradient norm", "gradients were NaN or infinite", log=True)
+        norm = measure_panel(seen.grad_norm, "gradient norm", "gradients were NaN or infinite", log=True)
+        yield replace(norm, above=replace(norm.above, harmless=calibrating))
     if not seen.log2_scale.is_empty:
         yield scale_panel(seen.log2_scale)
     yield from _lr_panels(seen.lr, seen.group_lrs)

@@ -12,6 +12,8 @@ from ampscope.report.numbers import count, value
 _NEAR = 4
 #: Room above a counter.
 _AIR = 1.15
+#: Columns of a sparkline, its height in units, and what stands for a column with a value that is not finite.
+COLUMNS, HEIGHT, BAD = 32, 100, -1
 
 
 def measure_panel(curve: Curve, name: str, alarm: str, *, log: bool = False) -> Panel:
@@ -64,6 +66,28 @@ def counter_panel(curve: Curve, name: str, *, target: float | None = None) -> Pa
         target=target if near else None,
         target_words=f"grows at {target:,.0f}" if near else "",
     )
+
+
+def sparkline(curve: Curve) -> tuple[int, ...]:
+    """The height of each column, 0 to 100, by the last value of its steps; -1 where one was not finite.
+
+    Args:
+        curve: The values, thinned or not.
+    """
+    steps = [*curve.steps, *curve.nonfinite]
+    if not steps:
+        return ()
+    first, extent = min(steps), max(steps) - min(steps) + 1
+    columns = min(COLUMNS, extent)
+    known = {(step - first) * columns // extent: at for at, step in enumerate(curve.steps)}
+    bad = {(step - first) * columns // extent for step in curve.nonfinite}
+    low, high = min(curve.values, default=0.0) / 2, max(curve.values, default=0.0) / 2  # halves: none overflows
+    drawn, height = [], HEIGHT // 2
+    for column in range(columns):
+        if column in known and high > low:
+            height = round((curve.values[known[column]] / 2 - low) / (high - low) * HEIGHT)
+        drawn.append(BAD if column in bad else height)
+    return tuple(drawn)
 
 
 def _positive(curve: Curve) -> Curve:

@@ -28,6 +28,7 @@ _CARRIED: dict[str, str] = {Pseudo.CARRIED: "", Pseudo.CARRIED_AFTER: "after: "}
 class Node:
     """An op with what it gave."""
 
+    of: PathNode
     name: str
     op: str  #: its whole name
     values: str
@@ -154,6 +155,7 @@ def _box(run: _Run) -> Box:
 
 def _node(op: PathNode, *, mark: str = "", beside: str = "", line: str = "") -> Node:
     return Node(
+        of=op,
         name=_name(op),
         op=op.op,
         values=span(op.min, op.max, missing=UNMEASURED),

@@ -23,6 +23,7 @@ _OUTSIDE = "outside modules"
 class Part:
     """One dtype's part of a bar."""
 
+    dtype: str
     share: float
     words: str
     hover: str
@@ -51,6 +52,11 @@ class ShareBars:
     unit: str  #: what the parts are shares of
     left_out: str = ""  #: what is not drawn, in words
 
+    @property
+    def key(self) -> dict[str, str]:
+        """The colour of each dtype."""
+        return {part.dtype: part.color for bar in self.bars for part in bar.parts}
+
 
 def step_bars(seen: Precision) -> ShareBars:
     """The whole step and its modules, joined to their ancestors where there are too many."""
@@ -77,6 +83,7 @@ def _parts(row: PrecisionRow, *, by_bytes: bool) -> Iterator[Part]:
         part = row.part(one.dtype, by_bytes=by_bytes)
         words = f"{one.dtype} {share(part)}"
         yield Part(
+            dtype=one.dtype,
             share=part,
             words=words,
             hover=f"{words}: {count(one.ops, 'op')}, {size(one.bytes)} written",

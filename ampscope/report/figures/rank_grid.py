@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from ampscope.analysis.overview.ranks.step_grid import CellState, StepGrid
+from ampscope.report.figures.axis import round_ticks
 from ampscope.report.numbers import count
 
 #: Rows that are named; of more, every so many.
 _NAMED = 12
+#: About as many steps are named below it.
+_TICKS = 5
 
 #: What a colour stands for, by the name of its class, in the order of the key.
 KEY: dict[CellState, tuple[str, str]] = {
@@ -89,5 +92,5 @@ def _span(noun: str, first: int, last: int) -> str:
 
 def _ticks(grid: StepGrid) -> tuple[tuple[float, str], ...]:
     total = grid.last_step - grid.first_step
-    steps = sorted({grid.first_step + total * part // 4 for part in range(5)})
-    return tuple(((step - grid.first_step) / max(total, 1), count(step)) for step in steps)
+    steps = round_ticks(grid.first_step, grid.last_step, _TICKS, whole=True)
+    return tuple(((step - grid.first_step) / max(total, 1), count(int(step))) for step in steps)

@@ -63,6 +63,12 @@ class Edge:
     steps: tuple[int, ...] = ()
     key: str = ""  #: what the mark means, beside the panel's name
     hover: str = ""  #: what it says of one step
+    harmless: frozenset[int] = frozenset()  #: those of the steps that are no alarm
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether no mark is an alarm."""
+        return self.harmless.issuperset(self.steps)
 
 
 #: Steps and values that a line joins.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ampscope.report.html.markup import as_html
-from ampscope.report.html.sheet import SHEET, style_of
+from ampscope.report.html.sheet import SHEET, style_for, style_of
 
 #: Nothing is loaded and nothing runs, whatever a trace put into a name.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -16,14 +16,22 @@ def document(title: str, body: str) -> str:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{as_html(title, 120)}</title>\n<style>{SHEET}{style_of('document')}</style>\n</head>\n"
+        f"<title>{as_html(title, 120)}</title>\n<style>{style_for(SHEET + _STYLE, body)}</style>\n</head>\n"
         f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
 
 
-def section(title: str, content: str, *, level: int = 2) -> str:
-    """``content`` under our own words; nothing where there is none."""
-    return f"<section>\n<h{level}>{as_html(title)}</h{level}>\n{content}\n</section>\n" if content else ""
+def section(title: str, content: str, *, level: int = 2, on_paper: bool = True) -> str:
+    """``content`` under our own words; nothing where there is none.
+
+    Args:
+        title: The words.
+        content: HTML.
+        level: Of the heading.
+        on_paper: Whether it is on the page that is printed.
+    """
+    kind = "" if on_paper else ' class="amp-on-screen"'
+    return f"<section{kind}>\n<h{level}>{as_html(title)}</h{level}>\n{content}\n</section>\n" if content else ""
 
 
 def paragraph(text: str) -> str:

@@ -18,8 +18,10 @@ def as_html(text: str, limit: int = 400) -> str:
 
 
 def link_html(address: str, inside: str) -> str:
-    """A link to a page of ours, on the same tab; ``inside`` is HTML."""
-    return f'<a class="amp-go" href="{html.escape(address)}" target="_self">{inside}</a>' if inside else inside
+    """A link to a page of ours, on the same tab; ``inside`` is HTML. Without an address it stays what it is."""
+    if not address or not inside:
+        return inside
+    return f'<a class="amp-go" href="{html.escape(address)}" target="_self">{inside}</a>'
 
 
 def as_code(text: str, limit: int = 4000) -> str:

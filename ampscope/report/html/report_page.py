@@ -58,7 +58,7 @@ def page(run: Run, diagnosis: Diagnosis) -> str:
         body += [_run(seen, diagnosis, items, name), _scale(history, seen, name)]
     body[2:2] = [_problem(run, item, diagnosis) for item in _problems(items)[:_IN_FULL]]
     body.append(ranks_html(ranks_at_a_glance(run)) if diagnosis.run.world > 1 else "")
-    body.append(section("What ran in which dtype", precision_html(precision(run))))
+    body.append(section("What ran in which dtype", precision_html(precision(run)), on_paper=False))
     return document(f"AMPscope: {diagnosis.run.name}", "".join([*body, *_rest(items), _foot(diagnosis)]))
 
 
@@ -87,7 +87,7 @@ def _problem(run: Run, item: Item, diagnosis: Diagnosis) -> str:
     below = item_sections(item, closeup(run, item))
     if item == diagnosis.primary:  # its card is at the top
         return section("The problem close up", below)
-    return section(what(item), item_html(item, titled=False) + below)
+    return section(what(item), item_html(item, titled=False) + below, on_paper=False)
 
 
 def _run(seen: Overview, diagnosis: Diagnosis, items: Sequence[Item], name: str) -> str:
@@ -103,7 +103,7 @@ def _scale(history: ScaleHistory, seen: Overview, name: str) -> str:
         return ""
     words = paragraph(" ".join(scale_story(history))) + _health(history)
     drawn = stack_html(scale_stack(history, seen.moments))
-    return section(f"The loss scale{name}", words + drawn)
+    return section(f"The loss scale{name}", words + drawn, on_paper=False)
 
 
 def _health(history: ScaleHistory) -> str:
@@ -119,7 +119,8 @@ def _rest(items: Sequence[Item]) -> Iterator[str]:
     harmless = [item for item in items if item.severity is Severity.INFO]
     lines = "".join(f"<li>{_line(item)}</li>" for item in harmless[:_NAMED])
     more = paragraph(f"and {len(harmless) - _NAMED:,} more") if len(harmless) > _NAMED else ""
-    yield section("Harmless, nothing to change", f"<ul>{lines}</ul>{more}" if harmless else "")
+    listed = f"<ul>{lines}</ul>{more}" if harmless else ""
+    yield section("Harmless, nothing to change", listed, on_paper=False)
 
 
 def _line(item: Item) -> str:
@@ -130,4 +131,7 @@ def _line(item: Item) -> str:
 def _foot(diagnosis: Diagnosis) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in sorted(diagnosis.run.versions.items()))
     words = f"Written by AMPscope from {diagnosis.run.path}. Recorded with {versions or 'unknown versions'}."
-    return f'<footer class="amp-place">{as_html(words, 900)}</footer>'
+    on_paper = (
+        '<p class="amp-on-paper">The evidence, the loss scale and the dtypes are in the file this was printed from.</p>'
+    )
+    return f'<footer class="amp-place">{on_paper}{as_html(words, 900)}</footer>'

@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from ampscope.analysis.results import SourceLine
 from ampscope.report.html.markup import as_code, as_html
 from ampscope.report.safe_text import short
 
+#: In code that is HTML, where a line may end; never within ``&lt;``.
+_BREAKS = re.compile(r"[(\[{,.=](?=[\w(\[{*\"'-])")
+
 
 def source_html(source: SourceLine | None, *, hit: bool = False) -> str:
     """One line with where it stands."""
     if source is None:
         return '<span class="amp-place">No line of yours is known for it.</span>'
-    code = f'<div class="amp-code{" hit" if hit else ""}">{as_html(source.code.strip())}</div>' if source.code else ""
+    code = f'<div class="amp-code{" hit" if hit else ""}">{_code(source.code.strip())}</div>' if source.code else ""
     return f'<span class="amp-place">{_where(source)}</span>{code}'
 
 
-def listing(lines: Sequence[SourceLine], source: SourceLine, *, calm: bool = False) -> str:
-    """Lines of one function by number, ``source`` highlighted; what the trace does not hold is an ellipsis."""
+def listing(lines: Sequence[SourceLine], source: SourceLine, *, calm: bool = False, placed: bool = True) -> str:
+    """Lines of one function by number, ``source`` highlighted; what the trace does not hold is an ellipsis.
+
+    Args:
+        lines: The lines, in order.
+        source: The line that they are shown for.
+        calm: Whether it is no alarm.
+        placed: Whether to say where it stands.
+    """
     drawn = "".join(_numbered(lines, source.line))
     kind = "amp-listing calm" if calm else "amp-listing"
-    return f'<span class="amp-place">{_where(source)}</span><div class="{kind}">{drawn}</div>'
+    stands = f'<span class="amp-place">{_where(source)}</span>' if placed else ""
+    return f'{stands}<div class="{kind}">{drawn}</div>'
+
+
+def _code(line: str) -> str:
+    """A line, which breaks between its words where the window is narrow, not within them."""
+    return _BREAKS.sub(r"\g<0><wbr>", as_code(line, 400))
 
 
 def _where(source: SourceLine) -> str:
@@ -35,5 +52,5 @@ def _numbered(lines: Sequence[SourceLine], hit: int) -> Iterator[str]:
         if before is not None and each.line > before + 1:
             yield '<span class="amp-number"></span><span class="amp-gap">&#8943;</span>'
         kind = ' class="hit"' if each.line == hit else ""
-        yield f'<span class="amp-number">{each.line}</span><code{kind}>{as_code(each.code.rstrip(), 400)}</code>'
+        yield f'<span class="amp-number">{each.line}</span><code{kind}>{_code(each.code.rstrip())}</code>'
         before = each.line

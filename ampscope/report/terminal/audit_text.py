@@ -13,6 +13,7 @@ from ampscope.analysis.precision.audit.audit import Audit
 from ampscope.analysis.precision.audit.layer_losses import LayerLoss
 from ampscope.analysis.precision.audit.op_losses import Loss
 from ampscope.analysis.precision.audit.told import in_words, share
+from ampscope.analysis.words.number_words import number
 from ampscope.analysis.words.wording import op_in_words
 from ampscope.report import numbers
 from ampscope.report.safe_text import visible
@@ -60,9 +61,10 @@ def _about(audit: Audit) -> Iterator[str]:
     if audit.loss is not None and audit.reference_loss is not None and audit.loss_error is not None:
         relative = abs(audit.loss_error / audit.reference_loss) if audit.reference_loss else None
         told = f", {share(relative)}" if relative is not None else ""
-        yield f"The loss is {audit.loss:.6g} instead of {audit.reference_loss:.6g}: {audit.loss_error:+.2g}{told}."
+        loss, reference = number(audit.loss, 6), number(audit.reference_loss, 6)
+        yield f"The loss is {loss} instead of {reference}: {numbers.signed(audit.loss_error)}{told}."
     if audit.explained is not None:
-        yield f"To first order, the errors that its ops make add {audit.explained:+.2g}."
+        yield f"To first order, the errors that its ops make add {numbers.signed(audit.explained)}."
         if audit.leaves_out:
             yield "What values lose that ask for no gradient, as the batch by its own cast, is not in that."
     if audit.rows_missing and audit.layers:
@@ -88,8 +90,8 @@ def _error(error: float | None) -> str:
 _COLUMNS: dict[str, Callable[[LayerLoss], str]] = {
     "layer": in_words,
     "loses by": lambda layer: _LOSSES[layer.kind],
-    "moves the loss by": lambda layer: f"{layer.moves_loss:.2g}" if layer.moves_loss else "",
-    "adds to it": lambda layer: "" if layer.contribution is None else f"{layer.contribution:+.2g}",
+    "moves the loss by": lambda layer: number(layer.moves_loss, 2) if layer.moves_loss else "",
+    "adds to it": lambda layer: "" if layer.contribution is None else numbers.signed(layer.contribution),
     "worst op": lambda layer: op_in_words(layer.worst.op) if layer.worst is not None else "",
     "line": _line,
     "its own error": lambda layer: _error(layer.worst.local) if layer.worst is not None else "",

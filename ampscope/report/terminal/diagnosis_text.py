@@ -11,6 +11,7 @@ from rich.text import Text
 
 from ampscope.analysis.causes.catalogue import item_in_words
 from ampscope.analysis.cures import trials
+from ampscope.analysis.diagnosis.run_summary import what_happened
 from ampscope.analysis.results import Diagnosis, Finding, Incident, Remedy, RunInfo, ScaleHealth, SourceLine
 from ampscope.analysis.words.rank_words import ranks_in_words, received_in_words
 from ampscope.analysis.words.wording import replay_in_words, when_in_words
@@ -20,6 +21,7 @@ from ampscope.report.terminal.evidence import operand_table, path_table
 from ampscope.report.terminal.layout import changed_lines, code, heading, indented, line, prose
 from ampscope.report.terminal.run_list import verdict_in_words
 from ampscope.report.wording.healing_words import TITLE, cure_in_words
+from ampscope.report.wording.number_line import number_line
 from ampscope.report.wording.remedy_words import remedy_in_words
 from ampscope.trace.vocabulary import Severity, Verdict
 
@@ -50,15 +52,17 @@ def run_facts(run: RunInfo) -> str:
 
 def _blocks(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     yield from _headline(diagnosis)
-    if diagnosis.primary is not None:
-        yield from _details(diagnosis.primary, told=diagnosis.summary)
+    primary = diagnosis.primary
+    if primary is not None:
+        yield from _details(primary)
     if diagnosis.cures:
         yield heading(TITLE)
     for cure in diagnosis.cures:
         yield line(f"- {cure_in_words(cure)}")
         if cure.code:
             yield code(cure.code)
-    yield from _scale([health for health in diagnosis.scale if not health.verdict.is_calm], told=diagnosis.summary)
+    told = primary.explanation if primary is not None else diagnosis.summary
+    yield from _scale([health for health in diagnosis.scale if not health.verdict.is_calm], told=told)
     if diagnosis.ranks:
         yield heading("Ranks")
         yield prose(" ".join(diagnosis.ranks))
@@ -73,22 +77,24 @@ def _headline(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     yield Text.assemble(verdict, "  ", (visible(diagnosis.run.name), "bold"), overflow="fold")
     yield line(run_facts(diagnosis.run), style="dim")
     yield Text()
-    yield prose(diagnosis.summary)
+    primary = diagnosis.primary
+    yield prose(diagnosis.summary if primary is None else what_happened(primary))
+    if primary is not None and (numbers_of := number_line(primary)):
+        yield line(numbers_of, style="bold")
     if diagnosis.note:
         yield prose(diagnosis.note)
     if diagnosis.since:
         yield prose(diagnosis.since)
 
 
-def _details(item: Incident | Finding, *, told: str) -> Iterator[RenderableType]:
+def _details(item: Incident | Finding) -> Iterator[RenderableType]:
     yield heading("Where")
     yield line(f"{_place(item)}, {when_in_words(item)}")
     yield from _source(item.source)
     if isinstance(item, Incident) and item.received_by:
         yield line(received_in_words(item))
-    if not item.explanation or item.explanation not in told:
-        yield heading("Why")
-        yield prose(item.explanation or f"{item_in_words(item).capitalize()}.")
+    yield heading("Why")
+    yield prose(item.explanation or f"{item_in_words(item).capitalize()}.")
     if isinstance(item, Incident):
         if item.last_good is not None:
             yield heading("What changed")

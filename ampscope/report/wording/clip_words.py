@@ -21,7 +21,8 @@ def clipped_norm(seen: Overview, first: int) -> str:
     if not norms or not scales or min(scales) != max(scales) or not 0 < max(norms) <= (1 + _SAME) * min(norms):
         return ""
     scale = 2.0 ** scales[0]
+    threshold = float(f"{max(norms) * scale:.3g}")  # as it was written: the norm has been rounded
     return (
-        f"Every step had the same gradient norm, {value(max(norms))}, which is {value(max(norms) * scale)} divided by "
+        f"Every step had the same gradient norm, {value(max(norms))}, which is {value(threshold)} divided by "
         f"the loss scale of {value(scale)}: what was clipped to the threshold was {value(scale)} times the gradient."
     )

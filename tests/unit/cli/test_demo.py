@@ -73,7 +73,7 @@ def test_without_torch_it_says_what_to_install(ampscope: Command, monkeypatch: p
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     answer = ampscope("demo", "--story", "digits")
     assert answer.code == 2
-    assert answer.err.endswith("needs torch and scikit-learn; pip install torch scikit-learn\n")
+    assert answer.err.endswith("needs torch and scikit-learn; pip install 'ampscope[torch]' scikit-learn\n")
 
 
 def test_a_training_that_fails(ampscope: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

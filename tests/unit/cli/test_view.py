@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -45,9 +46,47 @@ def test_without_a_folder_the_app_looks_itself(ampscope: Command, started: list[
     assert started[0][-1] == "--"
 
 
-def test_without_a_port_streamlit_finds_a_free_one(ampscope: Command, started: list[list[str]]) -> None:
-    ampscope("view")
-    assert not [part for part in started[0] if "server.port" in part]
+def test_without_a_port_it_takes_a_free_one(ampscope: Command, started: list[list[str]]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("localhost", 0))
+        taken.listen()
+        first = taken.getsockname()[1]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(view, "_PORT", first)
+            ampscope("view")
+    (port,) = (int(part.partition("=")[2]) for part in started[0] if "server.port" in part)
+    assert first < port < first + 100
+
+
+LOGIN = {"SSH_CONNECTION": "10.0.0.7 50022 10.0.0.1 22"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "line"),
+    [
+        (LOGIN, "ssh -N -L 8600:localhost:8600 ann@box"),
+        ({"SSH_CONNECTION": "10.0.0.7 50022 10.0.0.1 2222"}, "ssh -N -L 8600:localhost:8600 -p 2222 ann@box"),
+        ({**LOGIN, "SLURM_SUBMIT_HOST": "login1"}, "ssh -N -L 8600:localhost:8600 -J ann@login1 ann@box"),
+        ({**LOGIN, "SLURM_SUBMIT_HOST": "box"}, "ssh -N -L 8600:localhost:8600 ann@box"),
+        ({"SSH_CONNECTION": "cut off"}, "ssh -N -L 8600:localhost:8600 ann@box"),
+    ],
+)
+def test_the_way_home_is_one_line_and_an_address(environment: dict[str, str], line: str) -> None:
+    words = view.way_home(8600, environment, user="ann", host="box")
+    assert f"\n  {line}\n" in words
+    assert "http://localhost:8600" in words
+
+
+def test_the_way_home_is_printed_where_there_is_no_browser(
+    ampscope: Command, started: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSH_CONNECTION", LOGIN["SSH_CONNECTION"])
+    assert "ssh -N -L 8600:localhost:8600 " in ampscope("view", "--port", 8600).out
+    assert "--server.headless=true" in started[0]
+    monkeypatch.delenv("SSH_CONNECTION")
+    monkeypatch.setenv("DISPLAY", ":0")
+    assert "ssh" not in ampscope("view", "--port", 8600).out
+    assert "--server.headless=true" not in started[1]
 
 
 def test_a_folder_that_is_not_there(ampscope: Command, started: list[list[str]], tmp_path: Path) -> None:

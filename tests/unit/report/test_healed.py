@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from ampscope.analysis.results import MadeCure
 from ampscope.report.html.parts.healed import healed_html
 from ampscope.report.terminal.diagnosis_text import as_text
+from ampscope.report.wording.healing_words import cure_in_words
 from tests.support.printed import printed
 from tests.support.verdicts.by_hand import BROKEN
 
@@ -41,3 +44,20 @@ def test_the_card_tells() -> None:
     assert "ampscope.keep_fp32(model, [&quot;blocks.1&quot;])" in card
     assert SINCE in card
     assert healed_html(BROKEN) == ""
+
+
+@pytest.mark.parametrize(
+    ("cure", "told"),
+    [
+        (replace(CURE, lifted_at=None), "; the step was made with the gradients of its replay; still in force."),
+        (replace(CURE, lifted_because="it is slow"), "; lifted at step 200, for it is slow."),
+        (
+            replace(CURE, lifted_at=None, applied=False, lost="late"),
+            "; the step itself is lost (late); still in force.",
+        ),
+        (replace(CURE, lifted_at=None, applied=False, at_once=True), " from this step on; still in force."),
+        (replace(CURE, lifted_at=None, code=""), "in float32; the step was made with the gradients of its replay."),
+    ],
+)
+def test_what_has_become_of_it_is_told(cure: MadeCure, told: str) -> None:
+    assert cure_in_words(cure).endswith(told)

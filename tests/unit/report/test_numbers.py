@@ -7,28 +7,12 @@ import math
 import pytest
 
 from ampscope.report import numbers
-from tests.support.operands import changed
 from tests.support.verdicts.by_hand import PRODUCT, QUERY
+from tests.support.verdicts.operands import changed
 
 
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [
-        (None, ""),
-        (0.0, "0"),
-        (-0.0, "-0"),
-        (65504.0, "65,504"),
-        (65504.5, "6.55e+04"),
-        (1e9, "1e+09"),
-        (5.96e-8, "5.96e-08"),
-        (0.125, "0.125"),
-        (math.inf, "inf"),
-        (-math.inf, "-inf"),
-        (math.nan, "NaN"),
-    ],
-)
-def test_value(number: float | None, text: str) -> None:
-    assert numbers.value(number) == text
+def test_a_difference_has_its_sign() -> None:
+    assert [numbers.signed(each) for each in (0.0012345, -70000.0, 0.0)] == ["+0.0012", "-70,000", "+0"]
 
 
 def test_span() -> None:
@@ -108,7 +92,3 @@ def test_size() -> None:
     sizes = (0, 1023, 1536, 200 * 1024, 3 * 2**20, 5 * 2**30, 2**50)
     words = ["0 B", "1,023 B", "1.5 KiB", "200 KiB", "3 MiB", "5 GiB", "1,024 TiB"]
     assert [numbers.size(size) for size in sizes] == words
-
-
-def test_power_of_two() -> None:
-    assert [numbers.power_of_two(exponent) for exponent in (15, -24)] == ["2\u00b9\u2075", "2\u207b\u00b2\u2074"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ampscope.analysis.causes.cause_entry import number
 from ampscope.analysis.results import FormTried
+from ampscope.analysis.words.number_words import in_code, number
 
 
 class FormText:
@@ -26,6 +26,16 @@ class FormText:
         self.tried = tried
         self.sentence = sentence
         self.code = code
+
+
+def was(form: FormTried) -> str:
+    """The number that stood there."""
+    return number(form.was or 0.0)
+
+
+def coded(form: FormTried) -> str:
+    """`value` as code writes it."""
+    return in_code(form.value) if form.value is not None else ""
 
 
 def value(form: FormTried) -> str:

@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
-from ampscope.analysis.causes.cause_entry import number
-from ampscope.analysis.cures.form_texts.form_text import FormText, value
+from ampscope.analysis.cures.form_texts.form_text import FormText, coded, value
 from ampscope.analysis.results import FormTried
+from ampscope.analysis.words.number_words import number
 from ampscope.trace.schema import Form
 
 #: Calls whose operand is bounded from above; that of all others is from below.
 _FROM_ABOVE = frozenset({"exp", "exp2", "expm1"})
 #: Means that divide by how many there are.
 _MEANS = frozenset({"mean", "cross_entropy", "nll_loss"})
+_DEVIATIONS = frozenset({"std", "var", "std_mean", "var_mean"})
+#: Calls whose operand is kept from 1 and from -1.
+_BETWEEN = frozenset({"acos", "asin", "atanh", "erfinv", "arccos", "arcsin", "arctanh", "special_erfinv"})
 _DIVISIONS = frozenset({"div", "true_divide"})
 _ATTENTION = frozenset({"scaled_dot_product_attention", "multi_head_attention_forward"})
 
 
 def _is_mean(form: FormTried) -> bool:
-    return form.call in _MEANS or form.call.endswith("_loss") or form.call == "binary_cross_entropy"
+    return form.call in _MEANS | _DEVIATIONS or form.call.endswith("_loss") or form.call == "binary_cross_entropy"
 
 
 def _bounded(form: FormTried) -> str:
     if _is_mean(form):
         return f"the number that {form.call} divides by at least {value(form)}"
+    if form.call in _BETWEEN:
+        return f"the operand of {form.call} kept between -{value(form)} and {value(form)}"
     side = "above" if form.call in _FROM_ABOVE else "below"
     what = "the divisor" if form.call in _DIVISIONS else f"the operand of {form.call}"
     return f"{what} bounded from {side} by {value(form)}"
 
 
 def _bound(form: FormTried) -> str:
+    if form.call in _DEVIATIONS:
+        return f"Divide by at least {value(form)} where {form.call} is given a single value: it is zero then."
+    if form.call in _BETWEEN:
+        return f"Keep the operand of {form.call} between -{value(form)} and {value(form)}: there its slope is finite."
     if _is_mean(form):
         return f"Divide by at least {value(form)} where {form.call} has nothing to average: it is zero then."
     side = "above" if form.call in _FROM_ABOVE else "below"
@@ -36,12 +45,16 @@ def _bound(form: FormTried) -> str:
 
 
 def _bound_code(form: FormTried) -> str:
+    if form.call in _DEVIATIONS:
+        return f"y = x.{form.call}(0, correction=min(1, x.shape[0] - 1))"
+    if form.call in _BETWEEN:
+        return f"y = torch.{form.call}(x.clamp(-{value(form)}, {value(form)}))"
     if _is_mean(form):
         return "loss = total / max(1, count)  # total: the sum, count: of how many"
     if form.call in _DIVISIONS:
-        return f"y = a / b.clamp(min={value(form)})"
+        return f"y = a / b.clamp(min={coded(form)})"
     end = "max" if form.call in _FROM_ABOVE else "min"
-    return f"y = torch.{form.call}(x.clamp({end}={value(form)}){', p' if form.call == 'pow' else ''})"
+    return f"y = torch.{form.call}(x.clamp({end}={coded(form)}){', p' if form.call == 'pow' else ''})"
 
 
 def _added(form: FormTried) -> str:
@@ -54,8 +67,8 @@ def _add(form: FormTried) -> str:
 
 def _added_code(form: FormTried) -> str:
     if form.call in _DIVISIONS:
-        return f"y = a / (b + {value(form)})"
-    return f"y = torch.{form.call}(x + {value(form)}{', p' if form.call == 'pow' else ''})"
+        return f"y = a / (b + {coded(form)})"
+    return f"y = torch.{form.call}(x + {coded(form)}{', p' if form.call == 'pow' else ''})"
 
 
 def _has_value(form: FormTried) -> bool:

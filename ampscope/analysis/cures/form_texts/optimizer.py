@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ampscope.analysis.cures.form_texts.form_text import FormText, value
+from ampscope.analysis.cures.form_texts.form_text import FormText, coded, value, was
 from ampscope.analysis.results import FormTried
 from ampscope.trace.schema import Form
 
@@ -13,7 +13,7 @@ OF_GROWTH = frozenset({Form.SMALLER_STEP, Form.CLIPPED})
 def _give_eps(form: FormTried) -> str:
     if not form.was:
         return f"Give {form.call} an eps of {value(form)}: without one it divides by zero."
-    return f"Give {form.call} an eps of {value(form)}: {form.was:g} is zero in the dtype of its parameters."
+    return f"Give {form.call} an eps of {value(form)}: {was(form)} is zero in the dtype of its parameters."
 
 
 _CLIPPED = FormText(
@@ -26,7 +26,7 @@ TEXTS: dict[str, FormText] = {
     Form.OPTIMIZER_EPS: FormText(
         lambda form: f"an eps of {value(form)} in {form.call}",
         _give_eps,
-        lambda form: f"optimizer = {form.call}(model.parameters(), eps={value(form)})  # the rest as it is",
+        lambda form: f"optimizer = {form.call}(model.parameters(), eps={coded(form)})  # the rest as it is",
     ),
     Form.OPTIMIZER_IN_FLOAT32: FormText(
         lambda form: f"float32 weights, gradients and state in {form.call}",
@@ -35,12 +35,12 @@ TEXTS: dict[str, FormText] = {
     ),
     Form.OPTIMIZER_CLIPPED: _CLIPPED,
     Form.SMALLER_STEP: FormText(
-        lambda form: f"a learning rate of {value(form)} in the place of {form.was:g}",
+        lambda form: f"a learning rate of {value(form)} in the place of {was(form)}",
         lambda form: (
-            f"Lower the learning rate, or warm it up: with {value(form)} in the place of {form.was:g}, a step whose "
-            "loss had grown lowers the loss of its own batch."
+            f"Lower the learning rate, or warm it up: with {value(form)} in the place of {was(form)}, a step "
+            "whose loss had grown lowers the loss of its own batch."
         ),
-        lambda form: f"optimizer = {form.call}(model.parameters(), lr={value(form)})  # the rest as it is",
+        lambda form: f"optimizer = {form.call}(model.parameters(), lr={coded(form)})  # the rest as it is",
     ),
     Form.CLIPPED: _CLIPPED,
 }

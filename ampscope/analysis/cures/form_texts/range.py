@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ampscope.analysis.cures.form_texts.form_text import FormText
+from ampscope.analysis.cures.form_texts.form_text import FormText, value, was
 from ampscope.analysis.results import FormTried
 from ampscope.trace.schema import Form
 
@@ -13,7 +13,7 @@ def _number(value: float | None) -> str:
 
 
 def _in_place_of(form: FormTried) -> str:
-    return f"{_number(form.value)} in the place of {_number(form.was)}"
+    return f"{value(form)} in the place of {was(form)}"
 
 
 def _scaled(form: FormTried) -> str:

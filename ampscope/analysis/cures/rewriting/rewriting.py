@@ -22,6 +22,8 @@ _WRITERS: dict[Form, Callable[[Statement, Asked], Sequence[Splice]]] = {
     Form.SAFE_WHERE: masks.safe_where,
     Form.IN_FLOAT32: precision.in_float32,
 }
+#: Those that leave alone what is so already.
+_KEPT = frozenset({Form.OPERAND_BOUND, Form.ADDED_EPS})
 #: The same of those that show in the statement alone.
 _PATTERNS: dict[Form, Callable[[Statement], Sequence[Splice]]] = {
     Form.LOG_SOFTMAX: logarithms.log_softmax,
@@ -73,6 +75,22 @@ def rewritten(
     first: tuple[str, ...] = ()
     if form is Form.SAFE_WHERE and not splices:
         first, splices = masks.named_operand(parsed, asked)
-    after = parsed.changed(splices) if splices else None
+    after = _spliced(parsed, splices, form, asked)
     imports = parsed.needs(after, [each.partition(" = ")[0] for each in first]) if after is not None else None
     return Edit(line.code, after, imports, first) if after is not None and imports is not None else None
+
+
+def _spliced(parsed: Statement, splices: Sequence[Splice], form: Form, asked: Asked) -> str | None:
+    """The statement with them; of calls inside each other, as ``log(log(x))``, the inner ones first."""
+    inner = [each for each in splices if not any(other != each and _holds(each, other) for other in splices)]
+    after = parsed.changed(inner) if inner else None
+    if after is None or len(inner) == len(splices) or form not in _KEPT:
+        return after if len(inner) == len(splices) else None
+    again = statement(after, parsed.row, parsed.scope)
+    rest = _WRITERS[form](again, asked) if again is not None else ()
+    done = again is None or len(rest) >= len(splices)
+    return None if done or again is None else _spliced(again, rest, form, asked)
+
+
+def _holds(one: Splice, other: Splice) -> bool:
+    return one.start <= other.start and other.end <= one.end

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ampscope.analysis.causes.catalogue import explanation
-from ampscope.analysis.causes.cause_entry import Occurrence, number
+from ampscope.analysis.causes.cause_entry import Occurrence
 from ampscope.analysis.causes.harmless import FarOut, Spiked
 from ampscope.analysis.cures.remedies import remedies
 from ampscope.analysis.diagnosis.silent.loss_course import AFTER, LossCourse
@@ -17,6 +17,7 @@ from ampscope.analysis.diagnosis.silent.risen_values import Risen, compared, ris
 from ampscope.analysis.origin.step_graph import Sites, public_phase, source_line
 from ampscope.analysis.results import Incident
 from ampscope.analysis.tables.step_history import History
+from ampscope.analysis.words.number_words import number
 from ampscope.trace.json_columns import details
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import EventKind, Node, Phase, Table

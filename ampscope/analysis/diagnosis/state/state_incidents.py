@@ -14,6 +14,7 @@ from ampscope.analysis.diagnosis.examined import Examined
 from ampscope.analysis.origin.parameter_lists import module_of_update
 from ampscope.analysis.origin.step_graph import StepGraph, source_line
 from ampscope.analysis.results import Incident
+from ampscope.analysis.words.number_words import number
 from ampscope.analysis.words.wording import op_in_words
 from ampscope.provenance import origins
 from ampscope.trace.json_columns import details
@@ -79,7 +80,7 @@ def examined_state(row: IncidentRow, reason: TurnedBad, graph: StepGraph) -> Exa
 def _located(incident: Incident, reason: TurnedBad, graph: StepGraph, found: Recognised) -> Examined:
     site, inputs = graph.site(found.seq), graph.operands(found.seq)
     largest = max((abs(each.statistics.max) for each in inputs if each.statistics.max is not None), default=None)
-    of = f", of finite operands of at most {largest:.3g}" if largest is not None else ""
+    of = f", of finite operands of at most {number(largest)}" if largest is not None else ""
     told = incident.explanation
     if incident.cause is not _CAUSES[reason.kind]:
         told = f"{explanation(incident.cause, Occurrence(op=site.op, reason=found.reason))} {reason.in_words}"

@@ -13,8 +13,9 @@ from ampscope.analysis.origin.step_graph import source_line
 from ampscope.analysis.overview.last_good.good_steps import GoodSteps
 from ampscope.analysis.overview.last_good.sampled import Point, Sampled
 from ampscope.analysis.overview.last_good.unusual import UNUSUAL, Unusual, how_unusual, never_moved
-from ampscope.analysis.overview.last_good.words import Compared, number, what
+from ampscope.analysis.overview.last_good.words import Compared, what
 from ampscope.analysis.results import Move, MoveKind
+from ampscope.analysis.words.number_words import number
 from ampscope.trace.schema import ENTRY_NODES, Node, Phase
 
 #: Bits, and the share of zeros, by which a value has moved at least.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from ampscope.analysis.overview.last_good.unusual import UNUSUAL
 from ampscope.analysis.results import Move
+from ampscope.analysis.words.number_words import number
 from ampscope.analysis.words.wording import place_in_words
 from ampscope.trace.schema import Node
 
@@ -23,13 +23,6 @@ class Compared(NamedTuple):
     values: int  #: that are finite in both
     moved: bool  #: whether any of them is another
     broken: bool  #: whether anything is not finite that was
-
-
-def number(value: float) -> str:
-    """A number short enough for a clause."""
-    if not math.isfinite(value):
-        return "NaN" if math.isnan(value) else f"{value:g}"
-    return f"{value:,.0f}" if value == int(value) and abs(value) < 1e7 else f"{value:.3g}"
 
 
 def gone(name: str, before: float, after: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import starmap
 
 from ampscope.analysis.overview.ranks.bad_steps import Sighting
 from ampscope.analysis.overview.ranks.steps_by_rank import steps_by_rank
@@ -29,7 +30,8 @@ _BAD_LOSS = "NOT isfinite(try_cast(loss AS FLOAT))"
 def sightings(run: Run) -> list[Sighting]:
     """Everything that was seen to go wrong, by step; of one step by rank, and in the order of its time."""
     rows = collect_expressions(run.table(Table.INCIDENTS), _INCIDENT, order="step, optimizer, rank, time", limit=MOST)
-    recorded = [Sighting(*row) for row in rows]
+    numbers: dict[int, int] = {}
+    recorded = [one._replace(symptom=numbers.setdefault(one.symptom, len(numbers))) for one in starmap(Sighting, rows)]
     return sorted([*recorded, *_unreported(run, recorded)], key=lambda one: (one.step, one.optimizer, one.rank))
 
 

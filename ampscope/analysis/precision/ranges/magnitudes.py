@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,10 +19,10 @@ from ampscope.trace.schema import Source, Table, source_of
 
 #: Of the finite ends of the recorded ranges, in the query engine's words, how often that was and how often it was not
 #: finite.
-_ENDS = (
-    """max("max") FILTER (isfinite("max")) AS high, min("min") FILTER (isfinite("min") AND "max" < 'inf') AS low, """
-    """count(*) AS executions, count(*) FILTER (NOT (isfinite("min") AND isfinite("max"))) AS bad"""
+_FINITE = (
+    """max("max") FILTER (isfinite("max")) AS high, min("min") FILTER (isfinite("min") AND "max" < 'inf') AS low"""
 )
+_ENDS = f'{_FINITE}, count(*) AS executions, count(*) FILTER (NOT (isfinite("min") AND isfinite("max"))) AS bad'
 #: What full statistics say, where they were taken, also of what was finite beside an infinity; what else is left of an
 #: overflow says nothing.
 _LOST = (
@@ -94,23 +95,35 @@ def magnitudes(run: Run, rank: int, sampled: Sampled, *, whole: bool = True) -> 
     return found, _cells(of_rows, sums, len(places), sampled) if whole else Cells()
 
 
-def course_of_rows(ops: Lazy, where: Sequence[str]) -> tuple[IntArray, FloatArray]:
-    """The logarithm of the largest finite magnitude by step, of the rows that are asked for; -inf where all was zero.
+class Course(NamedTuple):
+    """How large values became step by step."""
+
+    steps: IntArray  #: ascending
+    heights: FloatArray  #: the logarithm of the largest finite magnitude; -inf where all was zero
+    counted: tuple[int, ...]  #: steps in which exponents were counted
+
+
+def course_rows(ops: Lazy, where: Sequence[str]) -> Columns:
+    """The rows that are asked for, by site, output and step: all that a `Course` is made of, in one look.
 
     Args:
         ops: The ops of a rank.
         where: Which of them, in the query engine's words; each condition is a query of its own.
     """
-    pieces = []
-    for each in where:
-        pieces.append(group_columns(ops, f"step, {_ENDS}, {_NOT_LOST}", "step", where=each))
-        pieces.append(group_columns(ops, f"step, {_NO_ENDS}, {_LOST}", "step", where=f"{each} AND zeros IS NOT NULL"))
-    rows = joined(pieces)
+    beside = "max(max_finite) FILTER (zeros IS NOT NULL AND isfinite(max_finite)) AS beside"
+    told = f"site, out, step, {_FINITE}, {beside}, count(exp_low) AS counted"
+    return joined([group_columns(ops, told, "site, out, step", where=each) for each in where])
+
+
+def course_of(rows: Columns) -> Course:
+    """What some of `course_rows` come to."""
     steps, of_rows = np.unique(rows.ints("step"), return_inverse=True)
     sizes = np.full(len(steps), np.nan)
-    np.fmax.at(sizes, of_rows, _magnitude(rows))
+    ends = np.fmax(np.abs(rows.floats("low")), np.abs(rows.floats("high")))
+    np.fmax.at(sizes, of_rows, np.fmax(ends, rows.floats("beside")))
+    counted = np.unique(rows.ints("step")[rows.ints("counted") > 0]).tolist()
     with np.errstate(divide="ignore"):
-        return steps, np.log2(sizes)
+        return Course(steps, np.log2(sizes), tuple(counted))
 
 
 def _by_stretch(ops: Lazy, sampled: Sampled) -> Columns:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ampscope.analysis.numerics.arrays import FloatArray, IntArray
+from ampscope.analysis.numerics.arrays import BoolArray, Columns
 from ampscope.analysis.numerics.curve import Curve, make_curve
-from ampscope.analysis.precision.ranges.magnitudes import FEW, course_of_rows
+from ampscope.analysis.precision.ranges.magnitudes import FEW, Course, course_of, course_rows
 from ampscope.analysis.precision.ranges.measured import MeasuredPlace, MeasuredRun
 from ampscope.analysis.precision.ranges.places import Place, place_of
 from ampscope.analysis.precision.ranges.ranges import RangeRow, range_row
 from ampscope.analysis.precision.ranges.sampled_steps import Sampled, sampled_steps
 from ampscope.analysis.results import Operand
-from ampscope.analysis.tables.lazy_tables import Lazy, collect_expressions, collect_groups, rank_table
+from ampscope.analysis.tables.lazy_tables import collect_expressions, rank_table
 from ampscope.forecast.forecast import Forecast
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import Statistics, Table
@@ -64,20 +64,38 @@ def place_detail(run: Run, found: MeasuredRun, key: str, *, step: int | None = N
     Raises:
         RunDamaged: a Parquet part turned out to be broken while it was read.
     """
-    each = next((each for each in found.places if each.place.key == key), None)
-    if each is None:
-        return None
+    return place_details(run, found, (key,), step=step).get(key)
+
+
+def place_details(
+    run: Run, found: MeasuredRun, keys: Collection[str], *, step: int | None = None
+) -> dict[str, PlaceDetail]:
+    """Several places close up, as `place_detail`, by their keys and in one look at the ops; those that there are."""
     sampled = sampled_steps(run, found.rank)
-    own = _rows_of(run, found.rank, each.place)
-    where = f"{own} AND {_sources(sampled, each.place)} AND {sampled.where}"
-    ops = rank_table(run, Table.OPS, found.rank)
-    steps, heights = _course(ops, sampled, each.place, own)
-    at = _nearest(steps.tolist(), heights.tolist(), each, step)
-    counted = [row[0] for row in collect_groups(ops, "step", "step", where=f"exp_low IS NOT NULL AND {where}")]
-    with_counts = min(counted, key=lambda one: (abs(one - at), one)) if counted and at is not None else None
+    by_optimizer: dict[int, dict[str, MeasuredPlace]] = {}
+    for each in found.places:
+        if (key := each.place.key) in keys:
+            by_optimizer.setdefault(each.place.optimizer, {}).setdefault(key, each)
+    told: dict[str, PlaceDetail] = {}
+    for number, places in by_optimizer.items():
+        own = [_rows_of(run, found.rank, each.place) for each in places.values()]
+        rows = _course_rows(run, found.rank, sampled, number, own)
+        for (key, each), mine in zip(places.items(), own, strict=True):
+            course = course_of(rows.where(mine.among(rows)))
+            where = f"{mine.where} AND {_sources(sampled, number)} AND {sampled.where}"
+            told[key] = _detail(run, found, each, course, where=where, step=step)
+    return told
+
+
+def _detail(
+    run: Run, found: MeasuredRun, each: MeasuredPlace, course: Course, *, where: str, step: int | None
+) -> PlaceDetail:
+    """The place, of its course and of the condition that its rows meet."""
+    at = _nearest(course.steps.tolist(), course.heights.tolist(), each, step)
+    with_counts = None if at is None else min(course.counted, key=lambda one: (abs(one - at), one), default=None)
     return PlaceDetail(
         row=range_row(each, found.cells),
-        course=make_curve(steps, heights, points=_POINTS),
+        course=make_curve(course.steps, course.heights, points=_POINTS),
         limit=float(np.log2(each.place.format.max)),
         normal=float(each.place.format.normal),
         forecast=each.forecast,
@@ -87,29 +105,48 @@ def place_detail(run: Run, found: MeasuredRun, key: str, *, step: int | None = N
     )
 
 
-def _rows_of(run: Run, rank: int, place: Place) -> str:
-    """The rows of a place, whatever they are from, in the query engine's words."""
+class _Own(NamedTuple):
+    """The rows of a place, whatever they are from."""
+
+    sites: Mapping[int, Sequence[int]]  #: by output
+
+    @property
+    def where(self) -> str:
+        """In the query engine's words."""
+        told = [f"site IN ({', '.join(map(str, sites))}) AND out = {out}" for out, sites in self.sites.items()]
+        return f"({' OR '.join(told) or 'false'})"
+
+    def among(self, rows: Columns) -> BoolArray:
+        """Which of these rows they are."""
+        found = np.zeros(len(rows), np.bool_)
+        for out, sites in self.sites.items():
+            found |= (rows.ints("out") == out) & np.isin(rows.ints("site"), sites)
+        return found
+
+
+def _rows_of(run: Run, rank: int, place: Place) -> _Own:
     own: dict[int, list[int]] = {}
     for site in run.rows(Table.SITES, rank=rank):
         if site.op == place.op and site.module == place.module:
             for out in range(len(site.out_dtypes)):
                 if place_of(site, out, place.optimizer) == place:
                     own.setdefault(out, []).append(site.site)
-    told = [f"site IN ({', '.join(map(str, sites))}) AND out = {out}" for out, sites in own.items()]
-    return f"({' OR '.join(told) or 'false'})"
+    return _Own(own)
 
 
-def _sources(sampled: Sampled, place: Place) -> str:
-    own = ", ".join(f"'{source}'" for source, number in sampled.optimizers.items() if number == place.optimizer)
+def _sources(sampled: Sampled, optimizer: int) -> str:
+    own = ", ".join(f"'{source}'" for source, number in sampled.optimizers.items() if number == optimizer)
     return f"source IN ({own or repr('')})"
 
 
-def _course(ops: Lazy, sampled: Sampled, place: Place, own: str) -> tuple[IntArray, FloatArray]:
-    """The logarithm of its largest magnitude by step; of most steps the source, which takes long to read, is known."""
-    given = f"{own} AND {_sources(sampled, place)}"
-    if place.optimizer or len(sampled.mixed) > FEW:
-        return course_of_rows(ops, (f"{given} AND {sampled.where}",))
-    return course_of_rows(ops, (f"{own} AND {sampled.where_plain}", f"{given} AND {sampled.where_mixed}"))
+def _course_rows(run: Run, rank: int, sampled: Sampled, optimizer: int, places: Sequence[_Own]) -> Columns:
+    """What the courses are made of; of most steps the source, which takes long to read, is known."""
+    ops = rank_table(run, Table.OPS, rank)
+    own = f"({' OR '.join(each.where for each in places)})"
+    given = f"{own} AND {_sources(sampled, optimizer)}"
+    if optimizer or len(sampled.mixed) > FEW:
+        return course_rows(ops, (f"{given} AND {sampled.where}",))
+    return course_rows(ops, (f"{own} AND {sampled.where_plain}", f"{given} AND {sampled.where_mixed}"))
 
 
 def _nearest(steps: Sequence[int], heights: Sequence[float], each: MeasuredPlace, asked: int | None) -> int | None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from ampscope.analysis.numerics.dtypes import plain, ran_in
 from ampscope.analysis.replay.compare.pair_of_steps import StepPair
 from ampscope.analysis.replay.compare.results import Kind
+from ampscope.analysis.words.number_words import number
 from ampscope.trace.json_columns import details
 from ampscope.trace.schema import Cast, Node, SiteRow
 
@@ -95,7 +96,7 @@ class Kinds:
         mine, theirs = self.scales
         if change.kind is not Kind.SCALAR or mine is None or theirs is None or mine == theirs:
             return change.kind
-        return Kind.SCALE if (change.was, change.now) == (f"{mine:g}", f"{theirs:g}") else Kind.SCALAR
+        return Kind.SCALE if (change.was, change.now) == (_word(mine), _word(theirs)) else Kind.SCALAR
 
     def of_value(self, here: int, there: int, *, drawn: bool) -> Kind:
         """Of what an op made; ``drawn`` are random numbers."""
@@ -145,4 +146,4 @@ def _shapes(site: SiteRow) -> str:
 
 
 def _word(value: object) -> str:
-    return "left out" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return "left out" if value is None else number(value) if isinstance(value, float) else str(value)

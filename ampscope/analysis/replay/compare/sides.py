@@ -17,6 +17,7 @@ from ampscope.analysis.tables.step_queries import step_optimizers
 from ampscope.analysis.tables.traced_steps import TracedStep, traced_steps
 from ampscope.errors import AmpscopeError, RunNotFound
 from ampscope.trace.read.run import Run, open_run
+from ampscope.trace.remote.location import location
 from ampscope.trace.schema import SINK_NODES, Source, Table, execution_of
 
 #: ``RUN``, ``RUN@STEP``, ``RUN@STEP:RANK`` or ``RUN@:RANK``.
@@ -52,12 +53,12 @@ class Opened:
 
 def chosen(named: str | os.PathLike[str]) -> Chosen:
     """Read ``RUN``, ``RUN@STEP``, ``RUN@STEP:RANK`` or ``RUN@:RANK``; a folder that is there is meant as it is."""
-    path, text = Path(named), os.fspath(named)
+    path, text = location(named), os.fspath(named)
     found = None if path.exists() else _SPEC.fullmatch(text)
     if found is None:
         return Chosen(path)
     step, rank = found["step"], found["rank"]
-    return Chosen(Path(found["path"]), int(step) if step else None, int(rank) if rank else None)
+    return Chosen(location(found["path"]), int(step) if step else None, int(rank) if rank else None)
 
 
 def opened(what: Chosen) -> Opened:

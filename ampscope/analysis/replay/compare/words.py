@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from ampscope.analysis.replay.compare.results import Divergence
+from ampscope.analysis.words.number_words import number
 from ampscope.analysis.words.wording import op_in_words
 from ampscope.trace.schema import ENTRY_NODES
 
@@ -57,16 +58,9 @@ def places(modules: Sequence[str]) -> str:
     return f"in {listed(named)}"
 
 
-def number(value: float, digits: int = 3) -> str:
-    """A number short enough for a sentence."""
-    if not math.isfinite(value):
-        return "NaN" if math.isnan(value) else f"{value:g}"
-    return f"{value:,.0f}" if value == int(value) and abs(value) < 1e7 else f"{value:.{digits}g}"
-
-
 def numbers(one: float, other: float) -> tuple[str, str]:
     """Two numbers, with as many digits as show that they differ."""
-    shown = ((number(one, digits), number(other, digits)) for digits in range(3, _EXACT))
+    shown = ((number(one, digits), number(other, digits)) for digits in range(4, _EXACT))
     return next((texts for texts in shown if texts[0] != texts[1]), (number(one, _EXACT), number(other, _EXACT)))
 
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ampscope.analysis.scale.window import GradientWindow, ScaleWindow
+from ampscope.analysis.words.number_words import power_of_two
 from ampscope.analysis.words.scale_words import in_words
 from ampscope.report.figures.axis import Axis
-from ampscope.report.numbers import count, power_of_two, share
+from ampscope.report.numbers import count, share
 
 #: Bars that are drawn, besides that of all gradients together.
 _MOST = 40

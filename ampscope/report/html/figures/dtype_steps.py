@@ -12,4 +12,6 @@ def dtype_steps_key(figure: DtypeSteps) -> str:
         f'<span><i style="background:{layer.color}"></i>{as_html(layer.dtype, 24)}</span>' for layer in figure.layers
     )
     marks = "<span>\N{BLACK DOWN-POINTING TRIANGLE} a module went over to another dtype</span>" if figure.marks else ""
-    return f'<div class="amp-matrix-key">{named}{marks}<span>Click a column to see its step.</span></div>'
+    return (
+        f'<div class="amp-matrix-key">{named}{marks}<span class="amp-hint">Click a column to see its step.</span></div>'
+    )

@@ -18,7 +18,7 @@ def rank_grid_html(figure: RankGrid) -> str:
     ticks = "".join(f'<span style="left:{100 * at:.2f}%">{as_html(words)}</span>' for at, words in figure.ticks)
     key = "".join(f'<span><i class="{kind}"></i>{as_html(words)}</span>' for kind, words in figure.key)
     return (
-        f'<figure class="amp-grid" style="--row:{height}px" role="group" aria-label="{as_html(figure.label)}">{rows}'
+        f'<figure class="amp-grid" style="--row:{height}px" aria-label="{as_html(figure.label)}">{rows}'
         f'<div class="amp-grid-row"><b></b><div class="amp-steps">{ticks}</div></div>'
         f'<figcaption class="amp-place">optimizer step</figcaption><div class="amp-grid-key">{key}</div></figure>'
     )

@@ -21,7 +21,7 @@ def scale_bars_html(figure: ScaleBars | None) -> str:
     used = f'<div class="amp-place"><i class="amp-used"></i>{as_html(figure.used_words)}</div>' if line else ""
     left_out = f"; {as_html(figure.left_out)}" if figure.left_out else ""
     return (
-        f'<figure class="amp-windows" role="group" aria-label="{as_html(figure.label)}">{used}{rows}'
+        f'<figure class="amp-windows" aria-label="{as_html(figure.label)}">{used}{rows}'
         f'<div class="amp-window"><b></b><div class="amp-powers">{ticks}</div></div>'
         f'<figcaption class="amp-place">{as_html(figure.caption)}{left_out}</figcaption></figure>'
     )

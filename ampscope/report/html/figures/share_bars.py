@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 
 from ampscope.report.figures.precision_bars import Bar, Part, ShareBars
@@ -13,14 +14,23 @@ def share_bars_html(figure: ShareBars, *, links: Sequence[str] = ()) -> str:
     leading = [*links, *[""] * len(figure.bars)]
     bars = "".join(map(_bar, figure.bars, leading))
     left_out = f"; {figure.left_out} not shown" if figure.left_out else ""
-    return f'<div class="amp-shares">{bars}</div><div class="amp-place">{figure.unit}{left_out}</div>'
+    named = (
+        f'<span><i style="background:{color}"></i>{as_html(dtype, 24)}</span>' for dtype, color in figure.key.items()
+    )
+    key = f'<div class="amp-matrix-key">{"".join(named)}</div>'
+    return f'<div class="amp-shares">{bars}</div><div class="amp-place">{figure.unit}{left_out}</div>{key}'
 
 
 def _bar(bar: Bar, to: str) -> str:
     parts = "".join(map(_part, bar.parts))
     name = as_html(bar.name, 34)
-    name = link_html(to, name) if to else name
-    return f'<span class="amp-share-name">{name}</span><div class="amp-share">{parts}</div>'
+    name = link_html(to, name)
+    drawn = f'<div class="amp-share">{parts}</div>'
+    if to:  # the name leads there by the keyboard already
+        drawn = (
+            f'<a class="amp-share" href="{html.escape(to)}" target="_self" tabindex="-1" aria-hidden="true">{parts}</a>'
+        )
+    return f'<span class="amp-share-name">{name}</span>{drawn}'
 
 
 def _part(part: Part) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from ampscope.report.figures.axis import Axis
 from ampscope.report.figures.stack import AXIS_NAME, REPORT_HEIGHTS, Edge, Lane, Panel, Stack, step_words
@@ -12,6 +13,8 @@ from ampscope.report.html.markup import as_html
 _UNITS = 1000
 #: Without a zoom, more marks than this in a lane run into each other: they are strokes then.
 _MOST_GLYPHS = 60
+#: In these units, to the right and down.
+Point = tuple[int, int]
 
 
 def stack_html(stack: Stack) -> str:
@@ -24,7 +27,7 @@ def stack_html(stack: Stack) -> str:
     marked = "" if stack.marked is None else f"; the line: {step_words(stack.marked)}"
     heights = f"--panel:{REPORT_HEIGHTS.panel}px;--lane:{REPORT_HEIGHTS.lane}px"
     return (
-        f'<figure class="amp-stack" style="{heights}" role="group" aria-label="{as_html(stack.label)}">'
+        f'<figure class="amp-stack" style="{heights}" aria-label="{as_html(stack.label)}">'
         f'{panels}{lanes}{foot}<figcaption class="amp-place">{AXIS_NAME}{marked}</figcaption></figure>'
     )
 
@@ -35,7 +38,10 @@ def _step_label(steps: Axis, tick: float, label: str) -> str:
 
 def _panel(panel: Panel, stack: Stack, steps: Axis) -> str:
     axis = panel.axis
-    keys = "".join(f' <span class="amp-key">{edge.symbol.glyph} {as_html(edge.key)}</span>' for edge in panel.edges)
+    keys = "".join(
+        f' <span class="amp-key{" calm" if edge.is_calm else ""}">{edge.symbol.glyph} {as_html(edge.key)}</span>'
+        for edge in panel.edges
+    )
     places = [axis.place(tick) for tick in axis.ticks]
     labels = "".join(
         f'<span style="bottom:{100 * at:.1f}%">{as_html(label)}</span>'
@@ -63,22 +69,33 @@ def _svg(content: str) -> str:
 
 def _curve(panel: Panel, steps: Axis) -> str:
     both = (("curve", panel.pieces), ("curve other", panel.other_pieces))
-    drawn = ((kind, "L".join(_points(piece, panel, steps))) for kind, pieces in both for piece in pieces)
-    return "".join(f'<path class="{kind}" d="M{points}"/>' for kind, points in drawn)
+    drawn = ((kind, _path(list(_points(piece, panel, steps)))) for kind, pieces in both for piece in pieces)
+    return "".join(f'<path class="{kind}" d="{path}"/>' for kind, path in drawn)
 
 
-def _points(piece: Sequence[tuple[int, float]], panel: Panel, steps: Axis) -> Iterator[str]:
+def _points(piece: Sequence[tuple[int, float]], panel: Panel, steps: Axis) -> Iterator[Point]:
     before = None
     for step, number in piece:
-        height = _down(panel.axis.place(number))
+        height = round(_UNITS * (1 - panel.axis.place(number)))
         if panel.stepped and before is not None and before[1] != height:
-            middle = _across(steps.place((before[0] + step) / 2))
-            yield f"{middle} {before[1]}"
-            yield f"{middle} {height}"
-        yield f"{_across(steps.place(step))} {height}"
+            middle = round(_UNITS * steps.place((before[0] + step) / 2))
+            yield middle, before[1]
+            yield middle, height
+        yield round(_UNITS * steps.place(step)), height
         before = step, height
-    if len(piece) == 1:  # a stroke of no length is a dot where its ends are round
-        yield f"{_across(steps.place(step))} {height}"
+
+
+def _path(points: Sequence[Point]) -> str:
+    """The way through the points in few characters: each move from the one before, level stretches as one."""
+    start, drawn, level = points[0], [], 0
+    for (x0, y0), (x1, y1) in pairwise(points):
+        level += x1 - x0 if y1 == y0 else 0
+        if y1 != y0:
+            drawn += [f"h{level}"] if level else []
+            drawn.append(f"l{x1 - x0} {y1 - y0}" if x1 != x0 else f"v{y1 - y0}")
+            level = 0
+    # a stroke of no length is a dot where its ends are round
+    return f"M{start[0]} {start[1]}{''.join(drawn)}{f'h{level}' if level or not drawn else ''}".replace(" -", "-")
 
 
 def _dot(panel: Panel, steps: Axis) -> str:
@@ -97,11 +114,13 @@ def _target(panel: Panel) -> str:
 
 
 def _edge(edge: Edge, steps: Axis, side: str) -> str:
-    return "".join(
-        f'<span class="amp-edge {side}" style="left:{_percent(steps, step)}" '
-        f'title="{_hover(step, (edge.hover,))}">{edge.symbol.glyph}</span>'
+    calm = ' class="calm"'
+    marks = "".join(
+        f'<i{calm if step in edge.harmless else ""} style="left:{_percent(steps, step)}" '
+        f'title="{step_words(step)}">{edge.symbol.glyph}</i>'
         for step in _apart(edge.steps, steps)
     )
+    return f'<div class="amp-edge {side}">{marks}</div>' if marks else ""
 
 
 def _apart(marked: Sequence[int], steps: Axis) -> list[int]:

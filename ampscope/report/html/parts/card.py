@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ampscope.analysis.causes.catalogue import what_in_words
+from ampscope.analysis.diagnosis.run_summary import what_happened
 from ampscope.analysis.results import Diagnosis, Finding, Incident, Remedy, ScaleHealth
 from ampscope.analysis.words.rank_words import received_in_words
 from ampscope.analysis.words.scale_words import in_words
@@ -10,6 +11,7 @@ from ampscope.analysis.words.wording import when_in_words
 from ampscope.report import numbers
 from ampscope.report.html.markup import as_code, as_html
 from ampscope.report.html.source import source_html
+from ampscope.report.wording.number_line import number_line
 from ampscope.report.wording.remedy_words import remedy_in_words
 from ampscope.trace.vocabulary import Severity, Verdict
 
@@ -23,16 +25,8 @@ def verdict_html(diagnosis: Diagnosis) -> str:
     primary = diagnosis.primary
     if primary is None:
         return _calm(diagnosis)
-    why = "" if primary.explanation in diagnosis.summary else primary.explanation
-    best = primary.remedies[:1]
-    after = "".join(f"{as_html(each.text, 1000)} {remedy_mark(primary, each)}" for each in best)
-    facts = [
-        ("What", as_html(diagnosis.summary, 1200)),
-        ("Where", _where(primary)),
-        ("Why", as_html(why, 2000)),
-        ("Next", after),
-    ]
-    return card(primary.severity, what(primary), facts)
+    after = "".join(f"{as_html(each.text, 1000)} {remedy_mark(primary, each)}" for each in primary.remedies[:1])
+    return item_html(primary, after=after)
 
 
 def scale_html(diagnosis: Diagnosis) -> str:
@@ -44,18 +38,29 @@ def scale_html(diagnosis: Diagnosis) -> str:
 def _scale_card(health: ScaleHealth, several: bool, diagnosis: Diagnosis) -> str:
     of = f" of optimizer {health.optimizer}" if several else ""
     title = f"The loss scale{of}: {health.verdict.value} at {in_words(health.current)}"
-    why = "" if health.explanation in diagnosis.summary else health.explanation
+    told = diagnosis.primary.explanation if diagnosis.primary is not None else diagnosis.summary
+    why = "" if health.explanation in told else health.explanation
     lost = f"{health.skipped:,} of {numbers.count(health.steps, 'step')} ({numbers.share(health.lost_share)})"
     return card(health.severity, title, [("Why", as_html(why, 2000)), ("Skipped", lost)])
 
 
-def item_html(item: Item, *, titled: bool = True) -> str:
-    """One incident or finding; a harmless one says that it is."""
-    calm = [("Verdict", "Harmless: nothing needs to change.")] if item.severity == Severity.INFO else []
+def item_html(item: Item, *, titled: bool = True, ranks: str = "", after: str = "") -> str:
+    """One incident or finding: what was seen and why in a sentence or two, its numbers, and where.
+
+    Args:
+        item: It; a harmless one says that it is.
+        titled: With its cause and its steps as a title.
+        ranks: The ranks it concerns as HTML, in the place of a sentence.
+        after: What to do next, as HTML.
+    """
+    happened = "Harmless: nothing needs to change." if item.severity == Severity.INFO else what_happened(item)
     title = what(item) if titled else ""
-    got = as_html(received_in_words(item)) if isinstance(item, Incident) else ""
-    facts = [*calm, ("Where", _where(item)), ("Why", as_html(item.explanation, 2000)), ("Ranks", got)]
-    return card(item.severity, title, facts)
+    if isinstance(item, Finding) and titled:
+        happened = ""  # its title says it
+    got = ranks or (as_html(received_in_words(item)) if isinstance(item, Incident) else "")
+    lead = as_html(" ".join(filter(None, (happened, item.explanation))), 2400)
+    facts = [("Where", _where(item)), ("Ranks", got), ("Next", after)]
+    return card(item.severity, title, facts, lead=lead, numbers=as_html(number_line(item)))
 
 
 def remedies_html(item: Item) -> str:
@@ -89,10 +94,11 @@ def _calm(diagnosis: Diagnosis) -> str:
     return card(kind, diagnosis.summary, facts)
 
 
-def card(kind: str, title: str, facts: list[tuple[str, str]]) -> str:
-    """A card: a title over ``(what, HTML)``; facts without HTML are left out."""
+def card(kind: str, title: str, facts: list[tuple[str, str]], *, lead: str = "", numbers: str = "") -> str:
+    """A card: a title and what there is to say in HTML over ``(what, HTML)``; facts without HTML are left out."""
     rows = "".join(f"<span>{name}</span><div>{body}</div>" for name, body in facts if body)
-    head = f'<div class="amp-title">{as_html(title, 600)}</div>' if title else ""
+    said = (("title", as_html(title, 600)), ("lead", lead), ("number-line", numbers))
+    head = "".join(f'<div class="amp-{name}">{body}</div>' for name, body in said if body)
     return f'<div class="amp-card {kind}">{head}<div class="amp-facts">{rows}</div></div>'
 
 

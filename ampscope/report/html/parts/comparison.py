@@ -1,4 +1,4 @@
-"""A comparison's card, and what differs, line by line."""
+"""A comparison's card, and what differs, row by row."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from ampscope.analysis.replay.compare.results import Comparison, Difference, Likeness
 from ampscope.report.html.markup import as_html
 from ampscope.report.html.parts.card import card
+from ampscope.report.html.parts.table import TableRows
 from ampscope.report.html.source import source_html
 from ampscope.report.numbers import count
+from ampscope.report.safe_text import short
 from ampscope.report.wording.comparison_words import (
     KINDS,
     TITLES,
@@ -37,17 +39,14 @@ def comparison_html(found: Comparison) -> str:
     return card(kind, TITLES[found.likeness], facts)
 
 
-def differences_html(differences: Sequence[Difference], *, first: int = 1) -> str:
+def difference_rows(differences: Sequence[Difference], *, first: int = 1) -> TableRows:
     """Differences with their rank, kind, sentence and line; what matters most first."""
-    rows = "".join(_row(number, each) for number, each in enumerate(differences, first))
-    return f'<ol class="amp-differences">{rows}</ol>' if rows else ""
+    rows = [_row(number, each) for number, each in enumerate(differences, first)]
+    return TableRows(("No.", "Kind", "Difference", "Where"), rows, numeric=("No.",))
 
 
-def _row(number: int, each: Difference) -> str:
-    places = [f"step {each.step:,}" if each.step is not None else "", places_words(each)]
+def _row(number: int, each: Difference) -> tuple[str, ...]:
+    step = f"step {each.step:,}" if each.step is not None else ""
     more = f"in {count(each.count, 'place')}" if each.count > 1 else ""
-    where = as_html(", ".join(filter(None, (*places, more))))
-    return (
-        f'<li><span class="amp-number">{number:,}</span><span class="amp-kind">{as_html(KINDS[each.kind])}</span>'
-        f'<div>{as_html(each.text, _LONGEST)}<div class="amp-place">{where}</div></div></li>'
-    )
+    where = ", ".join(filter(None, (step, places_words(each), more)))
+    return count(number), KINDS[each.kind], short(each.text, _LONGEST), where

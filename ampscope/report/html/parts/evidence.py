@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ampscope.analysis.results import Incident, Operand
 from ampscope.analysis.words.wording import replay_in_words, trigger_in_words
-from ampscope.report.html.parts.table import table_html
+from ampscope.report.html.parts.table import TableRows, table_html
 from ampscope.report.numbers import UNMEASURED, count, nonfinite, part, span
 from ampscope.report.safe_text import short
 
@@ -42,10 +42,15 @@ def found(incident: Incident) -> Iterator[str]:
         yield _FP32[incident.fp32_ok]
 
 
+def operand_rows(operands: Sequence[Operand]) -> TableRows:
+    """The tensors in words, a row each."""
+    return TableRows(tuple(_CELLS), [[cell(operand) for cell in _CELLS.values()] for operand in operands])
+
+
 def operand_table(operands: Sequence[Operand]) -> str:
     """The tensors in words, the first by name and the rest counted; empty without any."""
     if not operands:
         return ""
     more = count(len(operands) - _NAMED, "more tensor") if len(operands) > _NAMED else ""
-    rows = [[cell(operand) for cell in _CELLS.values()] for operand in operands[:_NAMED]]
-    return f'{table_html(tuple(_CELLS), rows)}<div class="amp-place">{more}</div>'
+    found = operand_rows(operands[:_NAMED])
+    return f'{table_html(found.columns, found.rows)}<div class="amp-place">{more}</div>'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ampscope.analysis.origin.closeup import Closeup
 from ampscope.analysis.results import Incident
@@ -11,7 +11,7 @@ from ampscope.report.figures.path_graph import path_graph
 from ampscope.report.html.document import paragraph, section
 from ampscope.report.html.figures.magnitudes import magnitudes_html
 from ampscope.report.html.figures.path_graph import path_graph_html
-from ampscope.report.html.markup import as_html
+from ampscope.report.html.markup import as_html, link_html
 from ampscope.report.html.parts.card import Item, remedies_html
 from ampscope.report.html.parts.evidence import found, operand_table
 from ampscope.report.html.parts.last_good import last_good_html
@@ -39,23 +39,23 @@ def item_sections(item: Item, seen: Closeup) -> str:
     lines = listing(seen.lines, item.source, calm=calm) if item.source and len(seen.lines) > 1 else ""
     parts = [
         section("What to change", remedies_html(item) if item.remedies else "", level=3),
-        section("Your line", lines, level=3),
+        section("Your line", lines, level=3, on_paper=False),
     ]
     return "".join(parts) + (_evidence(item, seen) if isinstance(item, Incident) else "")
 
 
 def _evidence(incident: Incident, seen: Closeup) -> str:
     operands = (*incident.inputs, *incident.outputs)
-    parts = [
-        section("From the origin to what it reached", path_graph_html(path_graph(incident, seen)), level=3),
-        section("Since the last good step", last_good_html(incident.last_good), level=3),
-        section("What was tried", replay_table(incident.tried, incident.trigger), level=3),
-        section("How it was found", "".join(map(paragraph, found(incident))), level=3),
-        section("What the op read and wrote", operand_table(operands), level=3),
-        section("Magnitudes", magnitudes_html(magnitudes(operands, incident.tried)), level=3),
-        section(tripped_heading(incident.trigger), tripped_html(incident.tripped), level=3),
-    ]
-    return "".join(parts)
+    parts = {
+        "From the origin to what it reached": path_graph_html(path_graph(incident, seen)),
+        "Since the last good step": last_good_html(incident.last_good),
+        "What was tried": replay_table(incident.tried, incident.trigger),
+        "How it was found": "".join(map(paragraph, found(incident))),
+        "What the op read and wrote": operand_table(operands),
+        "Magnitudes": magnitudes_html(magnitudes(operands, incident.tried)),
+        tripped_heading(incident.trigger): tripped_html(incident.tripped),
+    }
+    return "".join(section(title, content, level=3, on_paper=False) for title, content in parts.items())
 
 
 def tripped_heading(trigger: str) -> str:
@@ -63,10 +63,15 @@ def tripped_heading(trigger: str) -> str:
     return _TRIPPED.get(trigger, _BAD_GRADIENTS)
 
 
-def tripped_html(names: Sequence[str]) -> str:
-    """The parameters that tell of an incident; the first by name, the rest counted."""
+def tripped_html(names: Sequence[str], way: Callable[[str], str] = lambda _: "") -> str:
+    """The parameters that tell of an incident; the first by name, the rest counted.
+
+    Args:
+        names: The parameters.
+        way: The address that a name leads to; empty for nowhere.
+    """
     if not names:
         return ""
-    shown = "<br>".join(as_html(name, 120) for name in names[:NAMED])
+    shown = "<br>".join(link_html(way(name), as_html(name, 120)) for name in names[:NAMED])
     more = f"and {len(names) - NAMED:,} more parameters" if len(names) > NAMED else ""
     return f'<div class="amp-code amp-names">{shown}</div><div class="amp-place">{more}</div>'

@@ -6,7 +6,7 @@ from ampscope.analysis.overview.last_good.unusual import FIRST, UNUSUAL
 from ampscope.analysis.results import LastGood, Move, MoveKind
 from ampscope.analysis.words.wording import place_in_words
 from ampscope.report.html.document import paragraph
-from ampscope.report.html.parts.table import table_html
+from ampscope.report.html.parts.table import TableRows, table_html
 from ampscope.report.numbers import UNKNOWN, share, value
 from ampscope.report.safe_text import short
 
@@ -30,9 +30,15 @@ def last_good_html(told: LastGood | None) -> str:
     """The sentence, and the moves as a table; empty where nothing is to be told of an incident."""
     if told is None:
         return ""
-    rows = [(_what(each), _value(each, each.before), _value(each, each.after), *_seen(each)) for each in told.moves]
-    table = table_html(_COLUMNS, rows, numeric=("Before", "After", "Step")) if rows else ""
+    found = move_rows(told)
+    table = table_html(found.columns, found.rows, numeric=found.numeric) if found.rows else ""
     return paragraph(told.summary) + table
+
+
+def move_rows(told: LastGood) -> TableRows:
+    """What has moved since, a row each."""
+    rows = [(_what(each), _value(each, each.before), _value(each, each.after), *_seen(each)) for each in told.moves]
+    return TableRows(_COLUMNS, rows, ("Before", "After", "Step"))
 
 
 def _what(move: Move) -> str:

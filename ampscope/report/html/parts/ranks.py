@@ -50,7 +50,7 @@ def ranks_html(seen: Ranks) -> str:
     left = len(seen.states) - len(rows)
     more = paragraph(f"and {left:,} more ranks, of which there is less to tell") if left else ""
     body = words + rank_grid_html(rank_grid(seen.grid)) + table_html(RANK_COLUMNS, rows, numeric=RANK_COLUMNS[:-1])
-    return section("The ranks", body + more)
+    return section("The ranks", body + more, on_paper=False)
 
 
 def rank_row(state: RankState) -> tuple[str, ...]:

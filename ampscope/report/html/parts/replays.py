@@ -8,7 +8,7 @@ from ampscope.analysis.cures import other_forms
 from ampscope.analysis.cures.trials import modules_in_words
 from ampscope.analysis.results import Tried
 from ampscope.analysis.words.scale_words import in_words
-from ampscope.report.html.parts.table import table_html
+from ampscope.report.html.parts.table import TableRows, table_html
 from ampscope.report.numbers import UNKNOWN, UNMEASURED, count, seconds, span, value
 from ampscope.report.wording.remedy_words import cost_in_words
 from ampscope.trace.schema import Change, Trial, Trigger
@@ -34,14 +34,18 @@ _OF_FINITE: dict[str, tuple[str, str]] = {
 
 
 def replay_table(tried: Sequence[Tried], trigger: str) -> str:
-    """One row for each replay: the change, what came out, and what the op at the origin gave; empty without any.
+    """`replay_rows` as HTML; empty without any."""
+    found = replay_rows(tried, trigger)
+    return table_html(found.columns, found.rows, numeric=found.numeric) if found.rows else ""
+
+
+def replay_rows(tried: Sequence[Tried], trigger: str) -> TableRows:
+    """One row for each replay: the change, what came out, and what the op at the origin gave.
 
     Args:
         tried: The replays.
         trigger: Of the incident.
     """
-    if not tried:
-        return ""
     several = len({each.step for each in tried}) > 1
     costs = any(each.extra_time is not None or each.extra_bytes is not None for each in tried)
     columns = ("Run again with", "Came out", "Loss", "At the origin", "Took")
@@ -50,7 +54,7 @@ def replay_table(tried: Sequence[Tried], trigger: str) -> str:
         (*_row(each, trigger, tried), *((_cost(each),) if costs else ()), *((count(each.step),) if several else ()))
         for each in tried
     ]
-    return table_html((*columns, *more), rows, numeric=("Loss", "Took", "Step"))
+    return TableRows((*columns, *more), rows, ("Loss", "Took", "Step"))
 
 
 def _cost(tried: Tried) -> str:

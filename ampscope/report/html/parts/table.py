@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from itertools import zip_longest
+from typing import NamedTuple
 
 from ampscope.report.html.markup import as_html, link_html
 
@@ -13,6 +14,14 @@ _ONE_LINE = 26
 _LONGEST = 120
 #: Columns beyond which a row becomes a list, each value beside its column's name, where the window is narrow.
 _MANY = 6
+
+
+class TableRows(NamedTuple):
+    """What stands in a table, however it is drawn."""
+
+    columns: tuple[str, ...]
+    rows: Sequence[Sequence[str]]
+    numeric: Collection[str] = ()  #: columns that are set to the right
 
 
 def table_html(

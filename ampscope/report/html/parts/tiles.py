@@ -29,15 +29,20 @@ def run_tiles(seen: Overview, diagnosis: Diagnosis) -> list[Fact]:
     unwell = [one for one in diagnosis.scale if one.optimizer == seen.optimizer and not one.verdict.is_calm]
     scale = in_words(seen.scale) if seen.scale is not None else "none"
     versions = [f"{name} {version}" for name, version in info.versions.items() if name in ("torch", "python")]
-    took = seconds(seen.step_seconds, missing=UNKNOWN)
+    took = f", {seconds(seen.step_seconds)} each" if seen.step_seconds is not None else ""
     settled, whole = (share(part, missing=UNKNOWN) for part in (seen.settled_share, seen.observing_share))
-    of_all = "" if settled == whole else f" the newest half of the steps; all, with the first ones, {whole}"
+    observing = [("of the time spent on observing", settled)]
+    if settled != whole:  # the first steps are looked at closely
+        observing = [
+            ("of the time spent on observing, newest half of the steps", settled),
+            ("of the time spent on observing, all steps", whole),
+        ]
     return [
-        ("optimizer steps tried", count(seen.steps)),
+        (f"optimizer steps{took}", count(seen.steps)),
         (f"skipped ({count(seen.skipped, 'step')})", share(seen.skipped_share) if seen.steps else "none yet"),
-        *((f"loss scale now: {one.verdict.value}", scale, one.severity.value) for one in unwell),
+        *(("loss scale now", scale, one.severity.value) for one in unwell),
         *(() if unwell else (("loss scale now", scale),)),
-        (f"cost of observing{of_all} (a step takes {took})", settled),
+        *observing,
         (f"{count(info.parameters)} parameters", short(info.model, 40) or "unnamed model"),
         (short(", ".join(versions), 60) or "versions unknown", short(info.device, 40) or "device unknown"),
     ]

@@ -66,3 +66,13 @@ def test_a_form_that_comes_before_the_cure_has_no_place_there() -> None:
 def test_every_advice_says_why_it_was_not_tried(cause: Cause, trials: tuple[Tried, ...]) -> None:
     found = remedies(cause, op="aten.bmm.default", module="attn", tried=trials)
     assert all(each.verified is not None or each.untried for each in found)
+
+
+def test_a_call_has_no_turn_where_what_it_is_given_was_widened() -> None:
+    """Beside a variance by centred squares, too, whose turn comes before."""
+    converted = Tried(step=4, change=Change.CONVERSIONS, outcome=Trial.FINITE)
+    centred = tried(Form.CENTRED, Trial.FINITE, "sub")
+    for trials, reason in (((HELPED, centred, converted), "converts"), ((HELPED, centred), "before its turn came")):
+        found = remedies(Cause.FP16_OVERFLOW, op="aten.mul.Tensor", tried=trials)
+        (call,) = (each for each in found if each.kind == Form.IN_FLOAT32)
+        assert reason in call.untried

@@ -12,7 +12,7 @@ from torch import nn
 
 import ampscope
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Reason
-from ampscope.analysis.causes.mathematics import DivisorSummed, TooFewValues
+from ampscope.analysis.causes.mathematics.division import DivisorSummed, TooFewValues
 from ampscope.analysis.causes.range.overflow import LossGrew
 from ampscope.analysis.cures import trials, tried_remedies
 from ampscope.analysis.cures.remedies import remedies, why_untried
@@ -61,9 +61,9 @@ def test_of_one_form_at_several_scales_the_smallest_change_is_told() -> None:
     at = [form(Form.CONSTANT, scale=scale) for scale in (1.0, 4.0, 2.0)]
     (alone, *_) = found = [each for each in tried_remedies.remedies(Cause.FP16_OVERFLOW, [other, *at]) if each.verified]
     assert len(found) == 1
-    assert alone.text.endswith("and a loss scale of 4.")
+    assert alone.text.endswith("and a loss scale of 4 (2²).")
     without = tried_remedies.remedies(Cause.FP16_OVERFLOW, [other, *at, form(Form.CONSTANT)])
-    assert [each.text for each in without if each.verified] == [alone.text.replace(", and a loss scale of 4", "")]
+    assert [each.text for each in without if each.verified] == [alone.text.replace(", and a loss scale of 4 (2²)", "")]
 
 
 def test_a_form_that_failed_once_has_not_cured() -> None:

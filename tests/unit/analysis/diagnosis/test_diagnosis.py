@@ -13,7 +13,7 @@ import pytest
 from ampscope import diagnose, open_run
 from ampscope.analysis.cures import trials
 from ampscope.errors import RunNotFound
-from ampscope.report.diagnosis_json import as_json
+from ampscope.report.json.plain import as_json
 from ampscope.trace.schema import Change, EventKind, Node, Phase, ReplayStatus, Source, Trial, Trigger
 from ampscope.trace.vocabulary import (
     DEVICE_FAILED,
@@ -234,7 +234,7 @@ def test_an_incident_is_told_with_its_origin_and_the_way_to_the_loss(run_folder:
     assert (incident.replay, incident.traced) == ("exact", "replay")
     assert incident.tripped == ("attn.proj.weight",)
     assert diagnosis.summary.startswith("Step 2 had a non-finite loss: bmm in module attn at train.py:7 is the origin")
-    assert "65504" in incident.explanation
+    assert "65,504" in incident.explanation
     assert incident.remedies
 
 
@@ -295,6 +295,16 @@ def test_an_overflow_at_the_end_of_a_loss_that_ran_away_is_divergence(run_folder
     overflow(trace, 4)
     (incident,) = diagnose(trace.close()).incidents
     assert (incident.cause, incident.op) == (Cause.DIVERGENCE, "aten.bmm.default")
+
+
+def test_the_loss_of_the_step_itself_counts_where_it_goes_on_rising(run_folder: Path) -> None:
+    trace = TraceBuilder(run_folder)
+    train(trace, [2.2, 2.1, 4.7, 190.0])
+    trace.step(loss=6e7, skipped=True)
+    scaled_overflow(trace, 4, loss=6e7)
+    (incident,) = diagnose(trace.close()).incidents
+    assert incident.cause is Cause.DIVERGENCE
+    assert "from about 2.1 to 190" in incident.explanation
 
 
 @pytest.mark.parametrize("losses", [[2.0, 3.0, 9.0, 30.0, NAN], [NAN], [1e4, 1e3, 2.0, 1.0, NAN]])

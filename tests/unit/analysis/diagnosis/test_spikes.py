@@ -191,7 +191,7 @@ def test_what_came_in_larger_is_named(run_folder: Path) -> None:
     spike(trace)
     (found,) = of_spikes(diagnose(trace.close()))
     assert (found.op, found.module, found.severity) == (Node.INPUT, "first", Severity.WARNING)
-    assert "The input args[0] reached 3000; in step 0 it reached 3." in found.explanation
+    assert "The input args[0] reached 3,000; in step 0 it reached 3." in found.explanation
 
 
 def test_an_op_whose_operands_did_not_rise_is_named(run_folder: Path) -> None:
@@ -206,7 +206,7 @@ def test_an_op_whose_operands_did_not_rise_is_named(run_folder: Path) -> None:
     spike(trace)
     (found,) = of_spikes(diagnose(trace.close()))
     assert (found.op, found.module) == ("aten.reciprocal.default", "second")
-    assert "The result of reciprocal in second reached 3000; in step 0 it reached 3." in found.explanation
+    assert "The result of reciprocal in second reached 3,000; in step 0 it reached 3." in found.explanation
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"optimizer": 0, "out": 5}', '{"optimizer": 0, "out": {"loss": {}}}'])

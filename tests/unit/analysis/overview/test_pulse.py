@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from ampscope import open_run
@@ -21,6 +22,21 @@ def test_the_newest_step_and_what_went_wrong(tmp_path: Path) -> None:
         assert seen.last_traced == 2
         trace.close()
         assert pulse(run).status == "closed"
+
+
+def test_steps_with_nan_or_infinity_are_counted(tmp_path: Path) -> None:
+    trace = TraceBuilder(tmp_path)
+    for loss, norm in (
+        (1.0, 1.0),
+        (math.nan, 1.0),
+        (1.0, math.inf),
+        (math.nan, math.nan),
+        (None, None),
+        (None, -math.inf),
+    ):
+        trace.step(loss=loss, grad_norm=norm)
+    with open_run(trace.close()) as run:
+        assert pulse(run).nonfinite == 4
 
 
 def test_before_the_first_step_there_is_no_silence(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from ampscope.analysis.overview.run_list import run_summaries, run_summary
@@ -54,3 +55,14 @@ def test_every_word_of_a_search_must_occur(tmp_path: Path) -> None:
     assert seen.matches("gpt NIGHT")
     assert seen.matches("")
     assert not seen.matches("gpt weekly")
+
+
+def test_a_small_picture_of_loss_and_scale_is_kept(tmp_path: Path) -> None:
+    trace = TraceBuilder(tmp_path / "long")
+    for step in range(500):
+        trace.step(loss=math.nan if step == 499 else 500.0 - step, scale=2.0 ** (step // 100))
+    seen = run_summary(trace.close())
+    assert len(seen.loss.steps) < 70
+    assert (seen.loss.steps[0], seen.loss.values[0]) == (0, 500.0)
+    assert seen.loss.nonfinite == (499,)
+    assert (seen.scale.values[0], seen.scale.values[-1]) == (0.0, 4.0)

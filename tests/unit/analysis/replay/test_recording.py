@@ -9,43 +9,14 @@ import pytest
 
 from ampscope import open_run
 from ampscope.analysis.replay.lockstep import Difference, lockstep
-from ampscope.analysis.replay.module_tree import module_tree
 from ampscope.analysis.replay.op_detail import op_detail, op_line, with_histograms
-from ampscope.analysis.replay.recording import Recording, recording
-from ampscope.analysis.replay.seek import Kind, advance, around, find, following, marked, neighbourhood, twins
-from ampscope.analysis.replay.track import columns_of, in_columns, track
-from ampscope.analysis.tables.traced_steps import TracedStep
-from ampscope.trace.schema import Cast, Node, Phase
+from ampscope.analysis.replay.recording import Recording
+from ampscope.analysis.replay.seek import Kind, find, marked, neighbourhood, twins
+from ampscope.trace.schema import Node, Phase
 from tests.support.trace_builder import TraceBuilder
+from tests.support.traced_steps import linear_step, recorded
 
 HALF, FULL = ("float16",), ("float32",)
-
-
-def recorded(trace: TraceBuilder, step: int = 0, source: str = "replay") -> Recording:
-    trace.leave_open()
-    return recording(open_run(trace.folder), TracedStep(rank=0, step=step, source=source, rows=0))
-
-
-def linear_step(trace: TraceBuilder, step: int = 0, scores: tuple[float, float] = (-3.0, 12.0)) -> None:
-    """input, weight, cast, matmul, softmax, loss; then backward: mul, two gradients of the matmul, the cast's."""
-    at = {"step": step}
-    batch = trace.op(trace.site(Node.INPUT, name="x", module="fc", out_dtypes=FULL), **at)
-    weight = trace.op(trace.site(Node.PARAMETER, name="fc.weight", module="fc", out_dtypes=FULL), **at)
-    to_half = trace.site("aten._to_copy.default", module="fc", cast=Cast.AUTOCAST, in_dtypes=FULL)
-    cast = trace.op(to_half, **at)
-    matmul = trace.site("aten.mm.default", module="fc", out_dtypes=HALF, scalars='{"eps": 1e-08}')
-    product = trace.op(matmul, min=scores[0], max=scores[1], max_finite=12.0, min_positive=0.25, **at)
-    soft = trace.op(trace.site("aten._softmax.default", module="head.soft", out_dtypes=FULL), **at)
-    loss = trace.op(trace.site("aten.mean.default", module="", phase=Phase.LOSS, out_dtypes=FULL), **at)
-    back = {"phase": Phase.BACKWARD, "module": "fc"}
-    ones = trace.op(trace.site("aten.mul.Tensor", phase=Phase.BACKWARD, module="", out_dtypes=FULL), **at)
-    grad = trace.site("aten.mm.default", forward_site=matmul, grad_fn="MmBackward0", **back)
-    first, second = trace.op(grad, **at), trace.op(grad, **at)
-    uncast = trace.op(trace.site("aten._to_copy.default", forward_site=to_half, cast=Cast.AUTOCAST, **back), **at)
-    sink = trace.op(trace.site(Node.GRADIENT, name="fc.weight", module="fc", phase="", out_dtypes=FULL), **at)
-    chain = [(weight, cast), (batch, product), (cast, product), (product, soft), (soft, loss), (ones, first)]
-    for before, after in (*chain, (ones, second), (second, uncast), (uncast, sink)):
-        trace.edge(before, after, arg=int((before, after) == (cast, product)), **at)
 
 
 @pytest.fixture
@@ -147,15 +118,9 @@ def test_memory_that_is_only_overwritten_begins_nothing(trace: TraceBuilder) -> 
     assert math.isnan(seen.largest[garbage])
 
 
-def test_jumps_lead_to_the_next_and_around(trace: TraceBuilder) -> None:
+def test_conversions_are_marked(trace: TraceBuilder) -> None:
     linear_step(trace)
-    seen = recorded(trace)
-    casts = marked(seen, Kind.CAST)
-    assert casts.tolist() == [2, 9]
-    assert [following(casts, at) for at in (0, 2, 9)] == [2, 9, None]
-    assert around(casts, 9) == 2
-    assert around(marked(seen, Kind.NEAR), 0) is None
-    assert marked(seen, Kind.MODULE).tolist() == [0, 4, 5, 7]
+    assert marked(recorded(trace), Kind.CAST).tolist() == [2, 9]
 
 
 def test_ops_are_found_by_any_of_their_words(trace: TraceBuilder) -> None:
@@ -174,15 +139,6 @@ def test_a_neighbourhood_is_as_long_near_an_end_as_in_the_middle() -> None:
     assert neighbourhood(places, 0, 2).tolist() == [0, 2, 4, 6, 8]
     assert neighbourhood(places, 99, 2).tolist() == [90, 92, 94, 96, 98]
     assert neighbourhood(places[:3], 99, 2).tolist() == [0, 2, 4]
-
-
-def test_playing_stops_where_nan_begins_and_at_the_end(trace: TraceBuilder) -> None:
-    for place in range(10):
-        trace.op(trace.site(), min=math.nan if place == 6 else 0.0)
-    seen = recorded(trace)
-    assert advance(seen, 0, 4) == 4
-    assert advance(seen, 4, 4) == 6
-    assert advance(seen, 6, 40) == 9
 
 
 def test_an_op_knows_its_other_half(trace: TraceBuilder) -> None:
@@ -224,67 +180,9 @@ def test_histograms_are_fetched_for_one_op(trace: TraceBuilder) -> None:
     assert (written.statistics.exp_low, written.exp_counts) == (3, (5, 6))
 
 
-def test_the_tree_opens_around_the_cursor_and_grows_with_it(trace: TraceBuilder) -> None:
-    for module, largest in (("a.x", 2.0), ("a.y", 8.0), ("b.z", 60000.0)):
-        trace.op(trace.site(module=module, module_type="Linear"), max=largest, max_finite=largest)
-    seen = recorded(trace)
-    tree = module_tree(seen, 1)
-    assert [branch.name for branch in tree] == ["a", "a.x", "a.y", "b"]
-    assert [branch.ran for branch in tree] == [2, 1, 1, 0]
-    assert tree[0].magnitudes.largest == 3.0
-    assert tree[0].is_above
-    assert tree[2].is_current
-    assert tree[3].magnitudes.largest is None
-    assert module_tree(seen, 2)[-1].has_near
-
-
-def test_the_tree_of_backward_leaves_forward_out(trace: TraceBuilder) -> None:
-    linear_step(trace)
-    tree = {branch.name: branch for branch in module_tree(recorded(trace), 8)}
-    assert (tree["fc"].ran, tree["fc"].ops) == (2, 3)
-    assert tree["head"].first == 4
-
-
-def test_a_track_keeps_every_spike(trace: TraceBuilder) -> None:
-    site = trace.site()
-    for place in range(1000):
-        largest = 60000.0 if place == 777 else 1.0
-        trace.op(site, max=largest, max_finite=largest, min=math.nan if place == 333 else -1.0)
-    seen = recorded(trace)
-    drawn = track(seen, columns=50)
-    assert len(drawn.first) == 50
-    assert drawn.largest[777 // 20] == pytest.approx(math.log2(60000.0))
-    assert drawn.near.sum() == 1
-    assert drawn.focus[777 // 20] == 777
-    assert drawn.nonfinite.tolist().index(True) == 333 // 20
-    assert drawn.focus[333 // 20] == 333
-    assert columns_of(drawn, np.array([0, 19, 20, 999])).tolist() == [0, 1, 49]
-    assert in_columns(drawn, np.arange(1000.0))[:2].tolist() == [19.0, 39.0]
-
-
-def test_a_track_tells_forward_from_backward_and_modules(trace: TraceBuilder) -> None:
-    linear_step(trace)
-    drawn = track(recorded(trace))
-    assert [(one.name, one.first, one.last) for one in drawn.phases] == [("forward", 0, 5), ("backward", 6, 10)]
-    assert [one.name for one in drawn.modules] == ["fc", "head.soft", "", "fc"]
-
-
-def test_modules_are_folded_until_they_can_be_told_apart(trace: TraceBuilder) -> None:
-    for block in range(10):
-        for part in ("attn", "mlp"):
-            trace.op(trace.site(module=f"blocks.{block}.{part}"))
-    seen = recorded(trace)
-    assert [one.name for one in track(seen, stretches=12).modules] == [f"blocks.{block}" for block in range(10)]
-    assert [one.name for one in track(seen, stretches=3).modules] == [f"blocks.{block}" for block in range(10)]
-    assert [one.name for one in track(seen, stretches=2).modules] == ["blocks"]
-    assert len(track(seen).modules) == 20
-
-
 def test_a_step_of_which_nothing_is_left_is_empty(trace: TraceBuilder) -> None:
     seen = recorded(trace, step=7)
     assert len(seen) == 0
-    assert module_tree(seen, 0) == ()
-    assert track(seen).extent is None
     assert not lockstep(seen, seen).notable.size
 
 

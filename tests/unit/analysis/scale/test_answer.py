@@ -27,8 +27,8 @@ def test_a_scale_that_keeps_the_gradients_is_right(tmp_path: Path) -> None:
     answer = answer_of(trace)
     assert answer.judgement == Judgement.RIGHT
     assert answer.sentence == (
-        "Yes: at 131,072 (2^17), none of the gradient values that were measured are flushed to zero, and up to "
-        "34,359,738,368 (2^35) none overflows."
+        "Yes: at 131,072 (2¹⁷), none of the gradient values that were measured are flushed to zero, and up to "
+        "3.436e10 (2³⁵) none overflows."
     )
     assert answer.recommendation is not None
     assert answer.recommendation.text == "Leave the scaler as it is."
@@ -43,7 +43,7 @@ def test_one_at_which_gradients_are_flushed_is_too_small(tmp_path: Path) -> None
         with_gradient(trace, flushed, scale=16.0)
     answer = answer_of(trace)
     assert answer.judgement == Judgement.TOO_SMALL
-    assert answer.sentence.startswith("No, it is too small: at 16 (2^4), 100.0 % of the gradient values")
+    assert answer.sentence.startswith("No, it is too small: at 16 (2⁴), 100.0 % of the gradient values")
     assert answer.recommendation is not None
     assert answer.recommendation.rules is not None
     start = answer.recommendation.rules.init_scale
@@ -58,7 +58,7 @@ def test_one_look_at_flushed_gradients_says_that_a_larger_scale_would_keep_more(
     with_gradient(trace, (SMALL * 16).astype(np.float16).astype(np.float64), scale=16.0)
     answer = answer_of(trace)
     assert answer.judgement == Judgement.LOW
-    assert answer.sentence.startswith("It serves, and a larger one would keep more: at 16 (2^4), 100.0 % of")
+    assert answer.sentence.startswith("It serves, and a larger one would keep more: at 16 (2⁴), 100.0 % of")
 
 
 def test_a_scale_at_which_a_fifth_is_subnormal_serves_as_diagnose_says(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_without_counted_gradients_only_the_skips_speak(tmp_path: Path) -> None:
         trace.step(scale=1024.0)
     answer = answer_of(trace)
     assert answer.judgement == Judgement.RIGHT
-    assert answer.sentence.startswith("As far as skipped steps tell, 1,024 (2^10) is right; how much")
+    assert answer.sentence.startswith("As far as skipped steps tell, 1,024 (2¹⁰) is right; how much")
 
 
 def test_a_collapse_is_told_with_its_cure(tmp_path: Path) -> None:

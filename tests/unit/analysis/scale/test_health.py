@@ -147,6 +147,14 @@ def test_a_scale_that_non_finite_losses_brought_below_one_says_nothing_about_the
     assert [remedy.code for remedy in found.remedies] == [""]
 
 
+def test_a_scale_that_a_loop_holds_high_is_not_said_to_be_the_last_that_is_left() -> None:
+    found = health(Course(60, above(4096.0), init=2.0**40, floor=2.0**40))
+    assert (found.verdict, found.severity) == (FLOORED, ERROR)
+    assert found.explanation == (
+        "The scale stands at 1.1e12 (2⁴⁰) and does not fall, though the last 60 steps were all skipped."
+    )
+
+
 def test_a_loss_that_is_too_large_is_told_beside_one_that_is_not_finite() -> None:
     found = health(Course(200, above(2.0**-6), init=16.0, bad_loss=lambda number: number == 50))
     said = "at larger scales gradients were not finite. In 1 of the 7 steps skipped at a scale of 1"

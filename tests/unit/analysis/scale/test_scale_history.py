@@ -39,37 +39,37 @@ def test_an_empty_run_and_one_without_a_scaler_have_no_story(tmp_path: Path) -> 
 def test_calibration_then_growth_is_told_calmly(run_folder: Path, events: bool) -> None:
     scales = [65536.0, 32768.0, 16384.0, *[8192.0] * 40, *[16384.0] * 40, *[32768.0] * 5]
     assert scale_story(history_of(run_folder, scales, events=events)) == (
-        "It calibrated from 65,536 (2^16) to 8,192 (2^13) in 3 skipped steps.",
-        "Then it grew twice, to 32,768 (2^15).",
-        "It is now 32,768 (2^15).",
+        "It calibrated from 65,536 (2¹⁶) to 8,192 (2¹³) in 3 skipped steps.",
+        "Then it grew twice, to 32,768 (2¹⁵).",
+        "It is now 32,768 (2¹⁵).",
     )
 
 
 def test_probing_growth_is_one_sentence(run_folder: Path) -> None:
     scales = [*[1024.0] * 30, *[2048.0, 1024.0] * 4, 1024.0]
     story = scale_story(history_of(run_folder, scales))
-    assert story[1] == "Then it grew 4 times and backed off 4 times, between 1,024 (2^10) and 2,048 (2^11)."
+    assert story[1] == "Then it grew 4 times and backed off 4 times, between 1,024 (2¹⁰) and 2,048 (2¹¹)."
 
 
 def test_a_fall_after_calibration_says_when(run_folder: Path) -> None:
     scales = [*[4096.0] * 100, *[4096.0 / 2**i for i in range(1, 11)]]
     story = scale_story(history_of(run_folder, scales))
-    assert story[1] == "Between steps 99 and 108 it fell from 4,096 (2^12) to 4 (2^2) in 10 skipped steps."
+    assert story[1] == "Between steps 99 and 108 it fell from 4,096 (2¹²) to 4 (2²) in 10 skipped steps."
 
 
 def test_a_fall_long_after_calibration_is_another_story(run_folder: Path) -> None:
     scales = [2.0**16, *[2.0**15] * 290, 2.0**14, 2.0**13, 2.0**12, 2.0**11]
     assert scale_story(history_of(run_folder, scales)) == (
-        "It calibrated from 65,536 (2^16) to 32,768 (2^15) in one skipped step.",
-        "Between steps 290 and 293 it fell from 32,768 (2^15) to 2,048 (2^11) in 4 skipped steps.",
-        "It is now 2,048 (2^11).",
+        "It calibrated from 65,536 (2¹⁶) to 32,768 (2¹⁵) in one skipped step.",
+        "Between steps 290 and 293 it fell from 32,768 (2¹⁵) to 2,048 (2¹¹) in 4 skipped steps.",
+        "It is now 2,048 (2¹¹).",
     )
 
 
 def test_a_collapse_from_the_start_is_not_calibration(run_folder: Path) -> None:
     story = scale_story(history_of(run_folder, [65536.0 / 2**i for i in range(40)]))
     assert "calibrated" not in " ".join(story)
-    assert "fell from 65,536 (2^16)" in story[1]
+    assert "fell from 65,536 (2¹⁶)" in story[1]
 
 
 def test_a_loaded_checkpoint_is_named(run_folder: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_loaded_checkpoint_is_named(run_folder: Path) -> None:
         trace.step(scale=1024.0 if step < 20 else 64.0)
     trace.scaler_event(ScalerAction.STATE_LOADED, step=19, scale_before=1024.0, scale_after=64.0)
     story = scale_story(scale_history(open_run(trace.close())))
-    assert "At step 19 it was set to 64 (2^6) from a checkpoint." in story
+    assert "At step 19 it was set to 64 (2⁶) from a checkpoint." in story
 
 
 def test_routine_calls_are_told_once_for_each_line(run_folder: Path) -> None:
@@ -130,7 +130,7 @@ def test_details_that_are_not_json_are_no_arguments(run_folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("scale", "words"),
-    [(65536.0, "65,536 (2^16)"), (0.5, "0.5 (2^-1)"), (3000.0, "3,000"), (0.0, "0"), (2.0**-149, "1.4e-45 (2^-149)")],
+    [(65536.0, "65,536 (2¹⁶)"), (0.5, "0.5 (2⁻¹)"), (3000.0, "3,000"), (0.0, "0"), (2.0**-149, "1.401e-45 (2⁻¹⁴⁹)")],
 )
 def test_scales_in_words(scale: float, words: str) -> None:
     assert in_words(scale) == words

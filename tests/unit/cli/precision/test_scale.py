@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
+from ampscope.cli.main import main
 from tests.support.command import Command
 from tests.support.trace_builder import TraceBuilder
 from tests.support.verdicts.counted import SMALL, with_gradient
@@ -24,11 +27,25 @@ def run(run_folder: Path) -> Path:
 def test_the_verdict_comes_first_and_the_window_after_it(ampscope: Command, run: Path) -> None:
     answer = ampscope("scale", run)
     assert (answer.code, answer.err) == (0, "")
-    assert answer.out.lstrip().startswith("Yes: at 65,536 (2^16), none of the gradient values")
+    assert answer.out.lstrip().startswith("Yes: at 65,536 (2¹⁶), none of the gradient values")
     words = " ".join(answer.out.split())
     assert "Leave the scaler as it is." in words
-    assert "65,536 (2^16) (now)" in words
+    assert "65,536 (2¹⁶) (now)" in words
     assert "fc.weight" in words
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_it_is_told_in_an_encoding_without_raised_digits_too(
+    run: Path, encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding))
+    monkeypatch.setattr(sys, "argv", ["ampscope", "scale", str(run)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    sys.stdout.flush()
+    assert not end.value.code
+    assert b"65,536 (2" in written.getvalue()
 
 
 def test_other_settings_are_tried_on_the_record(ampscope: Command, run: Path) -> None:

@@ -59,6 +59,18 @@ LOOPS = {
     scaler.step(optimizer)
     scaler.update()
 """,
+    "nothing is scaled": f"""{FORWARD}
+    loss.backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+    "nothing is scaled before it is unscaled": f"""{FORWARD}
+    loss.backward()
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    scaler.step(optimizer)
+    scaler.update()
+""",
     "backward under autocast": """for x in data:
     optimizer.zero_grad()
     with torch.autocast("cpu", torch.float16):
@@ -88,6 +100,26 @@ LOOPS = {
     scaler.step(optimizer)
     scaler.update()
 """,
+    "cleared before the step": f"""{FORWARD}
+    scaler.scale(loss).backward()
+    optimizer.zero_grad()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+    "set to zero before the step": f"""{FORWARD}
+    scaler.scale(loss).backward()
+    optimizer.zero_grad(set_to_none=False)
+    scaler.step(optimizer)
+    scaler.update()
+""",
+    "cleared before gradients are clipped": f"""{FORWARD}
+    scaler.scale(loss).backward()
+    model.zero_grad()
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    scaler.step(optimizer)
+    scaler.update()
+""",
     "each micro-batch": """for i, x in enumerate(data):
     with torch.autocast("cpu", torch.float16):
         loss = loss_of(x)
@@ -98,14 +130,31 @@ LOOPS = {
     scaler.update()
 """,
 }
+PROGRAMS = {name: SETUP + loop for name, loop in LOOPS.items()}
+PROGRAMS["a scaler for each step"] = f"""{SETUP}
+for epoch in range(3):
+    for x in data:
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            loss = loss_of(x)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+""".replace('scaler = torch.amp.GradScaler("cpu", init_scale=64.0)\n', "").replace("model, scaler,", "model,")
+PROGRAMS["no scaler"] = f"""{SETUP}{FORWARD}
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+""".replace('scaler = torch.amp.GradScaler("cpu", init_scale=64.0)\n', "").replace("model, scaler,", "model,")
 
 
-@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 def test_a_loop_is_healthy_once_it_is_mended(
-    ampscope: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop: str
+    ampscope: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text(HEAD + SETUP + loop)
+    (tmp_path / "train.py").write_text(HEAD + program)
     trained("before")
     assert diagnosed(ampscope, "before")["primary"]["remedies"][0]["kind"] == "usage"
     assert ampscope("fix", "before", "--apply").code == 0

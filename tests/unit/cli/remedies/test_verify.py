@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ampscope.cli.exits import Exit
 from ampscope.cli.remedies.verify import compared
+from ampscope.cli.shared.exits import Exit
 from ampscope.trace.schema import CureKind
 from ampscope.trace.vocabulary import Cause, Verdict
 from tests.support.command import Command

@@ -17,12 +17,25 @@ from ampscope.report.figures.over_steps import scale_stack, timeline_stack, what
 from ampscope.report.figures.panels import counter_panel, measure_panel, scale_panel
 from ampscope.report.wording.clip_words import clipped_norm
 from ampscope.trace.schema import ScalerAction
+from tests.support.verdicts.by_hand import CALIBRATION, OVERFLOW
 
 
 def test_a_learning_rate_that_never_moves_says_nothing() -> None:
     flat, falling = (Curve(steps=(0, 1), values=values) for values in ((0.1, 0.1), (0.1, 0.05)))
     assert timeline_stack(Overview(steps=2, lr=flat), []).panels == ()
     assert [panel.name for panel in timeline_stack(Overview(steps=2, lr=falling), []).panels] == ["learning rate"]
+
+
+def test_gradients_that_only_the_scales_search_made_infinite_are_no_alarm() -> None:
+    norm = Curve(steps=(2,), values=(1.0,), nonfinite=(3, 294), nonfinite_count=2)
+    seen = Overview(steps=300, grad_norm=norm)
+    of_both = timeline_stack(seen, [CALIBRATION, OVERFLOW]).panels[0].above
+    assert of_both.steps == (3, 294)
+    assert of_both.harmless == {3}
+    assert not of_both.is_calm
+    during_it = replace(CALIBRATION, step=0, last_step=299)
+    assert timeline_stack(seen, [during_it, OVERFLOW]).panels[0].above.harmless == {3}
+    assert timeline_stack(seen, [during_it]).panels[0].above.is_calm
 
 
 def test_a_group_whose_rate_moves_has_a_panel_of_its_own() -> None:
@@ -44,7 +57,7 @@ def test_a_measure_of_any_extent_has_labels_on_its_axis(values: tuple[float, ...
 
 def test_a_value_says_what_it_is() -> None:
     assert measure_panel(Curve(), "loss", "").hover(math.pi) == "loss 3.142"
-    assert scale_panel(Curve()).hover(13.0) == "loss scale 8,192 (2^13)"
+    assert scale_panel(Curve()).hover(13.0) == "loss scale 8,192 (2¹³)"
     assert counter_panel(Curve(), "growth tracker").hover(1999.0) == "growth tracker 1,999"
 
 
@@ -66,14 +79,14 @@ def test_what_was_and_what_would_have_been_stand_on_one_axis() -> None:
 def test_gradients_clipped_while_scaled_have_one_norm_far_below_the_threshold() -> None:
     scale = Curve(steps=(0, 1), values=(16.0, 16.0))
     flat = Overview(grad_norm=Curve(steps=(0, 1), values=(1.525e-5, 1.526e-5)), log2_scale=scale)
-    assert "1.526e-05, which is 1 divided by the loss scale of 65,536" in clipped_norm(flat, 0)
+    assert "1.526e-5, which is 1 divided by the loss scale of 65,536" in clipped_norm(flat, 0)
     assert clipped_norm(replace(flat, grad_norm=Curve(steps=(0, 1), values=(1e-5, 2e-5))), 0) == ""
     assert clipped_norm(Overview(), 0) == ""
 
 
 def test_a_flat_curve_on_a_logarithmic_axis_has_round_labels() -> None:
     axis = measure_axis([1.525e-5, 1.525e-5], log=True, crowded=False)
-    assert axis.labels == ("1.5e-05", "1.55e-05")
+    assert axis.labels == ("1.5e-5", "1.55e-5")
 
 
 def test_a_step_with_a_mark_is_on_the_axis() -> None:

@@ -9,8 +9,8 @@ from ampscope.report.html.parts.evidence import operand_table
 from ampscope.report.html.parts.incident import tripped_heading
 from ampscope.report.html.parts.last_good import last_good_html
 from ampscope.trace.schema import Trigger
-from tests.support.operands import operand
 from tests.support.verdicts.by_hand import LAST_GOOD
+from tests.support.verdicts.operands import operand
 
 
 def cells(text: str, tag: str) -> list[str]:

@@ -49,5 +49,5 @@ def test_cells_that_are_alike_are_one_stretch(run: Run) -> None:
     figure = rank_grid(ranks_at_a_glance(run).grid)
     assert [len(row.stretches) for row in figure.rows] == [3, 3, 4, 1]
     assert all(sum(each.width for each in row.stretches) == pytest.approx(1.0) for row in figure.rows)
-    assert [words for _, words in figure.ticks] == ["0", "19", "39", "59", "79"]
+    assert [words for _, words in figure.ticks] == ["0", "20", "40", "60"]
     assert rank_grid_html(figure).count("<i") == 11 + len(figure.key)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import ampscope
+from ampscope.analysis.causes.catalogue import what_in_words
 from ampscope.analysis.results import Finding, Incident
 from ampscope.report.html.report_page import page, page_of
 from tests.support.command import Command
@@ -95,13 +96,16 @@ def test_a_report_says_what_the_diagnosis_says(sample: str) -> None:
     with ampscope.open_run(SAMPLES / sample) as run:
         diagnosis = ampscope.diagnose(run)
         text = Page(page(run, diagnosis)).text
-    assert diagnosis.summary in text
+    assert diagnosis.primary is not None
+    assert what_in_words(diagnosis.primary)[1:] in text
+    assert text.count(diagnosis.primary.explanation) == 1
     items: list[Incident | Finding] = [*diagnosis.incidents, *diagnosis.findings]
     for item in items:
         assert item.explanation in text
         for remedy in item.remedies:
             assert remedy.text in text
-            assert " ".join(remedy.code.split()) in text
+            change = [line[1:] for line in (remedy.diff or "").splitlines()[2:] if line.startswith("+")]
+            assert all(" ".join(line.split()) in text for line in change or remedy.code.splitlines())
 
 
 def test_a_report_shows_the_way_the_magnitudes_and_the_scale() -> None:

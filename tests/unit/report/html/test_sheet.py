@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import ampscope.report.html
-from ampscope.report.html.sheet import SHEET, style_of
+from ampscope.report.html.sheet import SHEET, style_for, style_of
 from ampscope.report.palette import css_variables
 
 SHEETS = sorted(Path(ampscope.report.html.__file__).parent.glob("*.css"))
@@ -31,3 +31,8 @@ def test_the_sheet_is_whole_and_without_comments() -> None:
 def test_a_dark_screen_has_a_light_ink_and_paper_has_none() -> None:
     rules = css_variables()
     assert rules.index(":root { --amp-ink") < rules.index("prefers-color-scheme: dark") < rules.index("@media print")
+
+
+def test_rules_of_classes_that_do_not_occur_are_left_out() -> None:
+    style = "p{margin:0}.amp-a,.amp-b{color:red}@media print{.amp-c{color:red}.amp-b i{top:0}}"
+    assert style_for(style, '<i class="amp-b">') == "p{margin:0}.amp-a,.amp-b{color:red}@media print{.amp-b i{top:0}}"

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from ampscope.analysis.results import Tried
 from ampscope.report.terminal.diagnosis_text import as_text
-from tests.support.operands import changed
+from ampscope.trace.schema import Change, Trial
 from tests.support.printed import printed
 from tests.support.verdicts.by_hand import (
     BROKEN,
@@ -23,6 +24,7 @@ from tests.support.verdicts.by_hand import (
     hostile,
     node,
 )
+from tests.support.verdicts.operands import changed
 
 
 def test_a_broken_run_reads_from_verdict_to_cure() -> None:
@@ -30,7 +32,7 @@ def test_a_broken_run_reads_from_verdict_to_cure() -> None:
     landmarks = [
         "PROBLEM  gpt",
         "GPT with 114,270 parameters on cpu; 41,900 steps, 7 skipped, resumed 1 time; closed",
-        BROKEN.summary,
+        "Step 294 had a non-finite loss.",
         "aten.bmm.default in blocks.0.attention (Attention), forward, steps 294 to 299 (6 times)",
         "/home/me/gpt.py:47 in Attention.forward",
         "      logits = q @ k.transpose(-2, -1)",
@@ -54,8 +56,17 @@ def test_a_broken_run_reads_from_verdict_to_cure() -> None:
     assert places == sorted(places)
 
 
-def test_the_primary_is_told_once() -> None:
-    assert printed(as_text(BROKEN)).count(OVERFLOW.explanation) == 1
+def test_what_where_and_why_say_their_own_thing_once() -> None:
+    text = printed(as_text(BROKEN), width=400)
+    for once in (OVERFLOW.explanation, "Step 294 had a non-finite loss.", "gpt.py:47 in", "In float32"):
+        assert text.count(once) == 1
+    assert BROKEN.summary not in text
+
+
+def test_the_numbers_of_the_cause_stand_under_what_happened() -> None:
+    in_float32 = Tried(step=294, change=Change.FP32, outcome=Trial.FINITE, op_min=-70920.0, op_max=4.0)
+    told = printed(as_text(replace(BROKEN, primary=replace(OVERFLOW, tried=(in_float32,)))))
+    assert "non-finite loss.\n  70,920 needed, 65,504 available in float16\n" in told
 
 
 def test_a_healthy_run_is_calm() -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable, Sequence
 
 from ampscope.analysis.cures.rewriting.forms.asked import Asked
 from ampscope.analysis.cures.rewriting.forms.constants import added_keyword, is_eps
 from ampscope.analysis.cures.rewriting.found_call import Found, as_call
-from ampscope.analysis.cures.rewriting.literals import typed, value_of
+from ampscope.analysis.cures.rewriting.literals import number, typed, value_of
 from ampscope.analysis.cures.rewriting.names.known import is_number
-from ampscope.analysis.cures.rewriting.statement import Splice, Statement, dotted
+from ampscope.analysis.cures.rewriting.statement import Splice, Statement, dotted, is_plain
 
 #: Functions whose result is too large, rather than undefined, at the end of their domain.
 _GROWING = frozenset({"exp", "exp2", "expm1", "square", "cosh", "sinh"})
@@ -19,13 +20,16 @@ _FALLING = frozenset(
     {"log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "div", "true_divide", "divide", "pow", "logit"}
 )
 #: Functions that are defined on a stretch about zero.
-_BOTH_SIDES = frozenset({"asin", "acos", "atanh", "erfinv", "arcsin", "arccos", "arctanh"})
+_BOTH_SIDES = frozenset({"special_erfinv", "asin", "acos", "atanh", "erfinv", "arcsin", "arccos", "arctanh"})
+_DEVIATIONS = frozenset({"std", "var", "std_mean", "var_mean"})
 _CLAMPS = ("clamp", "clip", "clamp_min", "clamp_max")
 
 
 def operand_bound(statement: Statement, asked: Asked) -> Sequence[Splice]:
     """``log(x)`` becomes ``log(x.clamp(min=1e-7))``."""
     found = asked.all_found(statement)
+    if asked.call in _DEVIATIONS:
+        return [splice for each in found for splice in _of_one(statement, each)]
     if len(found) > 1 and any(each.is_operator or each.operand(1) is not None for each in found):
         return ()  # which of the operands are tensors is not seen
     return [splice for each in found for splice in _bounded(statement, each, asked)]
@@ -40,11 +44,26 @@ def _bounded(statement: Statement, found: Found, asked: Asked) -> Sequence[Splic
     kinds = _kinds(found.name, asked.value)
     clamp = as_call(place, *_CLAMPS)
     if clamp is not None:
-        return _other_bound(statement, clamp, kinds[0], asked.value) if len(kinds) == 1 else ()
+        if len(kinds) == 1:
+            return _other_bound(statement, clamp, kinds[0], asked.value)
+        return _other_bounds(statement, clamp, abs(asked.value))
     sign = {"min": -1.0 if len(kinds) == 2 else 1.0, "max": 1.0}
     value = abs(asked.value) if len(kinds) == 2 else asked.value
     bounds = ", ".join(f"{kind}={typed(sign[kind] * value)}" for kind in kinds)
     return [_put(statement, found, place, lambda text: f"{text}.clamp({bounds})", atom=True)]
+
+
+def _of_one(statement: Statement, found: Found) -> Sequence[Splice]:
+    """``x.std(0)`` becomes ``x.std(0, correction=min(1, x.shape[0] - 1))``: the same of more values than one."""
+    place, keyword = found.operand(0), found.keywords.get("dim")
+    dim = keyword.value if keyword is not None else found.operand(1)
+    along = value_of(dim) if dim is not None else None
+    if place is None or not is_plain(place) or len(found.operands) > 2 or (dim is not None and along is None):
+        return ()
+    if found.keywords.keys() - {"dim", "keepdim", "input"} or not isinstance(found.node, ast.Call):
+        return ()
+    count = f"{statement.atom(place)}.numel()" if along is None else f"{statement.atom(place)}.shape[{along:.0f}]"
+    return [added_keyword(statement, found.node, f"correction=min(1, {count} - 1)")]
 
 
 def added_eps(statement: Statement, asked: Asked) -> Sequence[Splice]:
@@ -89,6 +108,16 @@ def _other_bound(statement: Statement, clamp: Found, kind: str, value: float) ->
     if place is None:
         return [added_keyword(statement, clamp.node, f"{kind}={typed(value)}")]
     return _raised(statement, place, value, enough=(lambda was: was <= value) if kind == "max" else None)
+
+
+def _other_bounds(statement: Statement, clamp: Found, value: float) -> Sequence[Splice]:
+    """Bounds from below and above that stand there, next to -1 and 1, replaced; nothing where one is missing."""
+    keywords = [clamp.keywords[kind].value if kind in clamp.keywords else None for kind in ("min", "max")]
+    places = [keyword or clamp.operand(1 + number) for number, keyword in enumerate(keywords)]
+    known = [(place, was) for place in places if place is not None and (was := value_of(place)) is not None]
+    if len(known) < 2 or clamp.name not in ("clamp", "clip"):
+        return ()
+    return [statement.instead(place, number(math.copysign(value, was))) for place, was in known if abs(was) > value]
 
 
 def _raised(

@@ -17,14 +17,15 @@ _FUNCTIONAL = "torch.nn.functional"
 def log_softmax(statement: Statement) -> Sequence[Splice]:
     """``torch.log(x.softmax(-1))`` becomes ``x.log_softmax(-1)``."""
     found = [(each, as_call(_unguarded(_first(each)), "softmax")) for each in found_calls(statement, _LOG)]
-    return [_replaced(statement, each, _renamed(statement, inner, "log_softmax")) for each, inner in found if inner]
+    texts = [(each, _renamed(statement, inner, "log_softmax") if inner else "") for each, inner in found]
+    return _all_replaced(statement, texts)
 
 
 def logsigmoid(statement: Statement) -> Sequence[Splice]:
     """``torch.log(torch.sigmoid(x))`` becomes ``F.logsigmoid(x)``, that of ``1 - sigmoid(x)`` that of ``-x``."""
     found = [(each, _sigmoid_in(statement, each)) for each in found_calls(statement, _LOG)]
     name = statement.spelled(f"{_FUNCTIONAL}.logsigmoid")
-    return [_replaced(statement, each, f"{name}({given})") for each, given in found if given]
+    return _all_replaced(statement, [(each, f"{name}({given})" if given else "") for each, given in found])
 
 
 def _sigmoid_in(statement: Statement, logarithm: Found) -> str:
@@ -131,6 +132,11 @@ def _taken_from_one(node: ast.AST) -> ast.AST | None:
     """What is taken from one."""
     is_rest = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and value_of(node.left) == 1.0
     return node.right if is_rest and isinstance(node, ast.BinOp) else None
+
+
+def _all_replaced(statement: Statement, texts: Sequence[tuple[Found, str]]) -> Sequence[Splice]:
+    """Calls by other ones; none where one has no other: it may be the one that is meant."""
+    return [_replaced(statement, *each) for each in texts] if all(text for _, text in texts) else ()
 
 
 def _replaced(statement: Statement, found: Found, text: str) -> Splice:

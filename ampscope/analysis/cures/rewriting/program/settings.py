@@ -33,12 +33,18 @@ _OPTIMIZERS = {
     "torch.optim.Adagrad": 5,
     "torch.optim.Adadelta": 3,
 }
+_CTC = ("torch.nn.CTCLoss", "torch.nn.modules.loss.CTCLoss")
 
 
 class _Setting(NamedTuple):
     name: str
     place: int
-    value: float
+    value: float | bool
+
+    @property
+    def text(self) -> str:
+        """As code spells it."""
+        return str(self.value) if isinstance(self.value, bool) else number(self.value)
 
 
 def with_scale(watched_at: HasPlace, scale: float) -> str | None:
@@ -94,6 +100,17 @@ def with_rate(place: HasPlace, kind: str, was: float, rate: float) -> str | None
     return _set(found, place.file, call, _Setting("lr", 1, rate))
 
 
+def with_zero_infinity(called_at: HasPlace) -> str | None:
+    """The ``CTCLoss`` that a line calls, made so that it leaves out what has no alignment, as a diff of the file."""
+    found, tree = _program(called_at)
+    if found is None or tree is None:
+        return None
+    called = [node.func for node in _calls(tree) if found.first <= node.lineno <= found.last]
+    given = [given_once(tree, each, called_at.line) for each in called]
+    made = [each for each in given if isinstance(each, ast.Call) and imported_name(tree, each.func) in _CTC]
+    return _set(found, called_at.file, made[0], _Setting("zero_infinity", 2, True)) if len(made) == 1 else None
+
+
 def with_number(reads_at: HasPlace, was: float, value: float) -> str | None:
     """A number that the function around a line spells once, replaced, as a diff of the file.
 
@@ -143,10 +160,12 @@ def _set(found: Found, file: str, call: ast.Call, setting: _Setting) -> str | No
     if program is None or starred:
         return None
     there = call.args[setting.place] if setting.place < len(call.args) else given.get(setting.name)
-    if there is not None and (value_of(there) or 0.0) == setting.value:
+    is_there = there is not None and program.text(there) == setting.text
+    if is_there or (there is not None and (value_of(there) or 0.0) == setting.value and setting.value is not True):
         return None
-    text = number(setting.value)
     change: Splice = (
-        program.instead(there, text) if there is not None else added_keyword(program, call, f"{setting.name}={text}")
+        program.instead(there, setting.text)
+        if there is not None
+        else added_keyword(program, call, f"{setting.name}={setting.text}")
     )
     return spliced(found.source, file, [change])

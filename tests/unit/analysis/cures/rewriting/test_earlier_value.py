@@ -73,11 +73,68 @@ def test_it_is_computed_from_the_logits(
         P + "    p = p / 2\n    return -torch.log(p)\n",
         P + "    for z in y:\n        q = torch.log(p)\n    return q\n",
         "    if t:\n        p = torch.softmax(z, -1)\n    return -torch.log(p)\n",
-        "    p = torch.softmax(net(z), -1)\n    return -torch.log(p)\n",
-        "    p = torch.softmax(F.dropout(z), -1)\n    return -torch.log(p)\n",
+        "    p = torch.softmax(z, net(z))\n    return -torch.log(p)\n",
+        "    p_logits = y\n    p = torch.softmax(net(z), -1)\n    return -torch.log(p)\n",
+        P + "    return -torch.log(p) * torch.log(y)\n",
+        "    return -torch.softmax(z, -1).log() * y.log()\n",
         "    p = y\n    return -torch.log(p)\n",
         "    return lambda: torch.log(p)\np = torch.softmax(1, -1)\n",
     ],
 )
 def test_what_the_name_may_not_stand_for_any_more_is_left_alone(tmp_path: Path, body: str) -> None:
     assert changed(tmp_path, body, Form.LOG_SOFTMAX, "torch.log(p)".partition("(")[0].rpartition(".")[2]) is None
+
+
+@pytest.mark.parametrize("given", ["net(z)", "F.dropout(z)"])
+def test_what_is_computed_once_gets_a_name(tmp_path: Path, given: str) -> None:
+    before = f"    p = torch.softmax({given}, -1).half()\n    z = z + 1\n    return -torch.log(p + 1e-8) * p\n"
+    assert changed(tmp_path, before, Form.LOG_SOFTMAX, "log") == (
+        f"    p_logits = {given}\n"
+        "    p = torch.softmax(p_logits, -1).half()\n"
+        "    z = z + 1\n"
+        "    return -torch.log_softmax(p_logits, -1) * p\n"
+    )
+
+
+def test_every_logarithm_of_a_line_is_computed_from_its_logits(tmp_path: Path) -> None:
+    before = "    q = torch.softmax(net(z), -1)\n    p = y.softmax(-1)\n    return (p * (p.log() - q.log())).sum()\n"
+    assert changed(tmp_path, before, Form.LOG_SOFTMAX, "log") == (
+        "    q_logits = net(z)\n"
+        "    q = torch.softmax(q_logits, -1)\n"
+        "    p = y.softmax(-1)\n"
+        "    return (p * (y.log_softmax(-1) - torch.log_softmax(q_logits, -1))).sum()\n"
+    )
+
+
+MEAN = "    m = x.mean(-1, keepdim=True)\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "change"),
+    [
+        (
+            MEAN + "    v = (x * x).mean(-1, keepdim=True) - m**2\n    return (x - m) / v\n",
+            ("(x * x).mean(-1, keepdim=True) - m**2", "(x - m).square().mean(-1, keepdim=True)"),
+        ),
+        (
+            "    q = x.pow(2).mean(0)\n    m = x.mean(0)\n    v = q - m * m\n    return v\n",
+            ("q - m * m", "(x - x.mean(0, keepdim=True)).square().mean(0)"),
+        ),
+    ],
+)
+def test_a_variance_of_named_means_is_that_of_centred_squares(
+    tmp_path: Path, body: str, change: tuple[str, str]
+) -> None:
+    assert changed(tmp_path, body, Form.CENTRED, "v =") == body.replace(*change)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        MEAN + "    x = x + 1\n    v = (x * x).mean(-1, keepdim=True) - m**2\n    return v\n",
+        MEAN + "    v = (x * x).mean(0, keepdim=True) - m**2\n    return v\n",
+        "    m = net(x).mean(-1)\n    v = net(x).square().mean(-1) - m**2\n    return v\n",
+    ],
+)
+def test_a_mean_of_something_else_makes_no_variance(tmp_path: Path, body: str) -> None:
+    assert changed(tmp_path, body, Form.CENTRED, "v =") is None

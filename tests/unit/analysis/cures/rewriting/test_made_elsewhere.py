@@ -171,3 +171,32 @@ def test_weights_are_float32_where_the_model_is_made(tmp_path: Path, text: str, 
     whole = f"import ampscope\nimport torch\n{text}"
     after = made(tmp_path, whole, "watch(", weights_in_half.in_float32)
     assert after == (whole.replace(was, now) if now is not None else None)
+
+
+@pytest.mark.parametrize(
+    ("text", "was", "now"),
+    [
+        (
+            "def loss(z, y):\n    ctc = nn.CTCLoss(blank=0)\n    return ctc(z, *y)\n",
+            "blank=0)",
+            "blank=0, zero_infinity=True)",
+        ),
+        ("ctc = nn.CTCLoss(0, 'sum', False)\ndef loss(z, y):\n    return ctc(z, *y)\n", "False", "True"),
+        (
+            (
+                "class T:\n    def __init__(self):\n        self.ctc = nn.CTCLoss()\n"
+                "    def loss(self, z, y):\n        return self.ctc(z, *y)\n"
+            ),
+            "CTCLoss()",
+            "CTCLoss(zero_infinity=True)",
+        ),
+        ("ctc = nn.CTCLoss(zero_infinity=True)\ndef loss(z, y):\n    return ctc(z, *y)\n", "", None),
+        ("ctc = Mine()\ndef loss(z, y):\n    return ctc(z, *y)\n", "", None),
+    ],
+)
+def test_a_loss_leaves_out_what_has_no_alignment_where_it_is_made(
+    tmp_path: Path, text: str, was: str, now: str | None
+) -> None:
+    whole = f"from torch import nn\n{text}"
+    after = made(tmp_path, whole, "ctc(z", settings.with_zero_infinity)
+    assert after == (whole.replace(was, now) if now is not None else None)

@@ -9,7 +9,7 @@ import pytest
 
 from ampscope import open_run
 from ampscope.analysis.precision.ranges.measured import measured_places
-from ampscope.analysis.precision.ranges.place_detail import PlaceDetail, place_detail
+from ampscope.analysis.precision.ranges.place_detail import PlaceDetail, place_detail, place_details
 from ampscope.trace.schema import Source
 from tests.support.verdicts.growing import RATE, growing
 
@@ -75,3 +75,13 @@ def test_exponents_are_those_of_the_step_or_the_nearest_with_any(run_folder: Pat
 def test_a_place_that_is_not_there(run_folder: Path) -> None:
     with open_run(growing(run_folder).close()) as run:
         assert place_detail(run, measured_places(run), "0" * 12) is None
+
+
+def test_several_places_are_seen_as_each_by_itself(run_folder: Path) -> None:
+    with open_run(growing(run_folder).close()) as run:
+        found = measured_places(run)
+        keys = [each.place.key for each in found.places]
+        together = place_details(run, found, keys, step=100)
+        assert len(together) == len(keys) > 2
+        assert together == {key: place_detail(run, found, key, step=100) for key in keys}
+        assert place_details(run, found, ["0" * 12]) == {}

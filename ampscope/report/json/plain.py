@@ -1,4 +1,4 @@
-"""A diagnosis, and any other result, as JSON: the object that a verb prints with ``--json``."""
+"""A result as JSON: the object that a verb prints with ``--json``."""
 
 from __future__ import annotations
 
@@ -6,22 +6,16 @@ import dataclasses
 import json
 import math
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ampscope.analysis.results import CodeLine, Diagnosis, Operand
-
-if TYPE_CHECKING:  # a verb that prints one of them has loaded it
-    from ampscope.analysis.precision.audit.audit import Audit
-    from ampscope.analysis.precision.plan.plan import Plan
-    from ampscope.analysis.precision.ranges.ranges import Ranges
-    from ampscope.analysis.scale.answer import ScaleAnswer
+from ampscope.analysis.results import CodeLine, Operand
 
 
-def as_json(result: Audit | Diagnosis | Plan | Ranges | ScaleAnswer) -> str:
-    """The result as a JSON object; its keys are the fields of the result types, always in the same order.
+def as_json(result: Any) -> str:
+    """A result of analysis as a JSON object; its keys are the fields of its type, always in the same order.
 
     JSON has no NaN and no infinities: they become the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, which
-    Python's ``float`` and JavaScript's ``Number`` both read back.
+    Python's ``float`` and JavaScript's ``Number`` both read back. `ampscope.report.json.schema` tells this to others.
     """
     return json.dumps(as_plain(result), indent=2, allow_nan=False)
 

@@ -10,7 +10,7 @@ from ampscope.errors import RunNotFound
 
 #: Where `ampscope.watch` records unless told otherwise.
 DEFAULT_FOLDER = Path("ampscope_runs")
-RUN_HELP = f"The run's folder, as ampscope.watch printed it; the newest below ./{DEFAULT_FOLDER} if left out."
+RUN_HELP = f"The run's folder or URL, as ampscope.watch printed it; the newest below ./{DEFAULT_FOLDER} if left out."
 
 
 def named_or_newest(run: Path | None) -> Path:
@@ -21,9 +21,10 @@ def named_or_newest(run: Path | None) -> Path:
     """
     from ampscope.report.safe_text import visible
     from ampscope.trace.read.find import find_runs
+    from ampscope.trace.remote.location import location
 
     if run is not None:
-        return run
+        return location(run)
     newest = next(iter(find_runs(DEFAULT_FOLDER)), None)
     if newest is None:
         raise RunNotFound(

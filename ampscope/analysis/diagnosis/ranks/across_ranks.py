@@ -18,7 +18,7 @@ from ampscope.analysis.tables.step_history import histories
 from ampscope.analysis.words.rank_words import ranks_in_words
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import Trigger
-from ampscope.trace.vocabulary import Cause
+from ampscope.trace.vocabulary import FORGOTTEN_AFTER, Cause
 
 #: Incidents examined op by op; a run with more is summed up from these.
 MAX_EXAMINED = 60
@@ -58,6 +58,7 @@ class _Examiners:
         self._run = run
         self._by_rank: dict[int, Examiner] = {}
         self._known: dict[tuple[int, str, int, int | None], Examined] = {}
+        self._seen: dict[tuple[int, str, int, int | None], int] = {}  # the latest step of each
         self._examined = 0
 
     def of_step(self, bad: BadStep) -> Iterator[tuple[Sighting, list[Examined]]]:
@@ -67,7 +68,9 @@ class _Examiners:
             symptom = (one.optimizer, one.trigger, one.symptom, bad.since)
             alike[symptom] = alike.get(symptom, 0) + 1
             known = self._known.get(symptom)
-            spent = self._examined >= MAX_EXAMINED or one.over_budget or alike[symptom] > _MOST_ALIKE
+            goes_on = one.over_budget and one.step - self._seen.get(symptom, one.step) <= FORGOTTEN_AFTER
+            spent = self._examined >= MAX_EXAMINED or goes_on or alike[symptom] > _MOST_ALIKE
+            self._seen[symptom] = one.step
             if not one.recorded:
                 yield one, self._of_rank(one.rank).examined(one)
             elif known is not None and spent:

@@ -1,0 +1,1 @@
+"""Whether a run keeps the limits that a continuous integration sets it."""

@@ -1,0 +1,191 @@
+"""Holds a run against limits: what a continuous integration asks of a training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from ampscope.analysis.diagnosis.diagnosis import diagnose
+from ampscope.analysis.diagnosis.gate.limits import Limits
+from ampscope.analysis.diagnosis.gate.overflows import Headrooms, headrooms, new_overflows
+from ampscope.analysis.diagnosis.gate.results import Check, Gate, Limit, Outcome
+from ampscope.analysis.precision.ranges.ranges import RangeRow
+from ampscope.analysis.results import Diagnosis
+from ampscope.analysis.words.number_words import number
+from ampscope.analysis.words.wording import place_in_words
+from ampscope.trace.read.run import Run
+from ampscope.trace.vocabulary import Verdict
+
+_OF_VERDICTS = {
+    Verdict.HEALTHY: Outcome.PASSED,
+    Verdict.AT_RISK: Outcome.PASSED,
+    Verdict.PROBLEM: Outcome.FAILED,
+    Verdict.NOT_OBSERVED: Outcome.NOT_KNOWN,
+}
+
+
+def gate(run: Run, limits: Limits, baseline: Run | None = None) -> Gate:
+    """Checks a run.
+
+    Args:
+        run: The run.
+        limits: What it has to keep.
+        baseline: A run of the same program that is held to be good, such as the main branch's.
+
+    Raises:
+        RunError: a run cannot be read.
+    """
+    now, before = _Measured(run), _Measured(baseline) if baseline is not None else None
+    checks = tuple(_checks(now, before, limits))
+    outcomes = {check.outcome for check in checks}
+    worst = next(each for each in (Outcome.FAILED, Outcome.NOT_KNOWN, Outcome.PASSED) if each in outcomes)
+    return Gate(
+        outcome=worst, checks=checks, baseline=str(baseline.path) if baseline is not None else "", diagnosis=now.told
+    )
+
+
+class _Skipped(NamedTuple):
+    """Some of all steps."""
+
+    lost: int
+    of: int
+
+    @property
+    def share(self) -> float | None:
+        return self.lost / self.of if self.of else None
+
+
+@dataclass(eq=False)
+class _Measured:
+    """What is known of one run, found when a limit asks for it."""
+
+    run: Run
+
+    @cached_property
+    def told(self) -> Diagnosis:
+        return diagnose(self.run)
+
+    @cached_property
+    def headrooms(self) -> Headrooms:
+        return headrooms(self.run)
+
+    @cached_property
+    def skipped(self) -> _Skipped:
+        """Steps that were lost after the scale had found its place, of the optimizer that lost the largest share."""
+        scaled = [_Skipped(each.skipped - each.calibrating, each.steps) for each in self.told.scale if each.steps]
+        return max(
+            scaled, key=lambda each: each.share or 0, default=_Skipped(self.told.run.skipped, self.told.run.steps)
+        )
+
+
+def _checks(now: _Measured, before: _Measured | None, limits: Limits) -> Iterator[Check]:
+    yield _verdict(now.told, strict=limits.strict)
+    if limits.max_skipped is not None:
+        yield _skipped(now.skipped, limits.max_skipped, before.skipped if before is not None else None)
+    if limits.no_new_overflow:
+        yield _overflow(now.headrooms, before.headrooms if before is not None else None)
+    if limits.min_headroom is not None:
+        yield _headroom(now.headrooms, limits.min_headroom, before.headrooms if before is not None else None)
+
+
+def _verdict(told: Diagnosis, *, strict: bool) -> Check:
+    outcome = _OF_VERDICTS[told.verdict]
+    if strict and told.verdict is Verdict.AT_RISK:
+        outcome = Outcome.FAILED
+    primary = told.primary
+    return Check(
+        limit=Limit.VERDICT,
+        outcome=outcome,
+        text=told.summary,
+        module=getattr(primary, "module", ""),
+        op=getattr(primary, "op", ""),
+        source=primary.source if primary is not None else None,
+    )
+
+
+def _skipped(now: _Skipped, allowed: float, before: _Skipped | None) -> Check:
+    if now.share is None:
+        text, outcome = "The run made no optimizer step, so none could be skipped.", Outcome.NOT_KNOWN
+    else:
+        outcome = Outcome.PASSED if now.share <= allowed else Outcome.FAILED
+        text = f"{now.lost:,} of {now.of:,} steps were skipped after the loss scale had found its place."
+    return Check(
+        limit=Limit.MAX_SKIPPED,
+        outcome=outcome,
+        text=text,
+        measured=now.share,
+        allowed=allowed,
+        baseline=before.share if before is not None else None,
+    )
+
+
+def _overflow(now: Headrooms, before: Headrooms | None) -> Check:
+    known = before.overflowed if before is not None else ()
+    new = list(new_overflows(now.overflowed, known))
+    worst = max(new, key=lambda row: row.overflowed, default=None)
+    if worst is not None:
+        outcome = Outcome.FAILED
+        others = f", and {_more(len(new) - 1)}" if len(new) > 1 else ""
+        text = f"{_overflowed(worst)[:-1]}{others}."
+    elif not now.measured or (before is not None and not before.measured):
+        outcome, which = Outcome.NOT_KNOWN, "The baseline" if now.measured else "The run"
+        text = f"{which} has no step whose ops were recorded; a watched run has one from its first step."
+    else:
+        outcome = Outcome.PASSED
+        text = "No op overflowed in the recorded steps" + (" that did not in the baseline." if known else ".")
+    check = Check(
+        limit=Limit.NO_NEW_OVERFLOW,
+        outcome=outcome,
+        text=text,
+        measured=float(len(new)) if now.measured else None,
+        allowed=0.0,
+        baseline=float(len(known)) if before is not None else None,
+    )
+    return _at(check, worst)
+
+
+def _headroom(now: Headrooms, allowed: float, before: Headrooms | None) -> Check:
+    closest = now.overflowed[0] if now.overflowed else now.closest
+    bits = _bits(now)
+    if closest is None or bits is None:
+        text, outcome = "The run has no recorded values that can grow.", Outcome.NOT_KNOWN
+    else:
+        outcome = Outcome.PASSED if bits >= allowed else Outcome.FAILED
+        text = f"{_place(closest)} comes closest: {number(bits)} factors of two below overflow in {closest.dtype}."
+        text = text if bits else _overflowed(closest)
+    check = Check(
+        limit=Limit.MIN_HEADROOM,
+        outcome=outcome,
+        text=text,
+        measured=bits,
+        allowed=allowed,
+        baseline=_bits(before) if before is not None else None,
+    )
+    return _at(check, closest)
+
+
+def _bits(found: Headrooms) -> float | None:
+    if found.overflowed:
+        return 0.0
+    return found.closest.headroom_bits if found.closest is not None else None
+
+
+def _at(check: Check, row: RangeRow | None) -> Check:
+    return check if row is None else replace(check, module=row.module, op=row.op, source=row.source)
+
+
+def _place(row: RangeRow) -> str:
+    name = place_in_words(row.op, row.name)
+    module = f" in module {row.module}" if row.module else ""
+    line = f" at {row.source.file}:{row.source.line}" if row.source is not None else ""
+    return f"{name}{module}{line}"
+
+
+def _overflowed(row: RangeRow) -> str:
+    return f"{_place(row)} gave infinities of finite numbers in {row.dtype}."
+
+
+def _more(places: int) -> str:
+    return "one further place" if places == 1 else f"{places} further places"

@@ -1,0 +1,1 @@
+"""Several ranks together: whose failure it was, and which replicas have parted."""

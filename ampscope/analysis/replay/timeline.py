@@ -1,0 +1,175 @@
+"""A recording as a picture of it needs it: what each op is, how close it came to its limit, the modules around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntFlag
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ampscope.analysis.numerics.arrays import FloatArray, IntArray
+from ampscope.analysis.numerics.dtypes import ran_in
+from ampscope.analysis.replay.lockstep import Lockstep
+from ampscope.analysis.replay.recording import Recording
+from ampscope.analysis.replay.seek import Kind, marked
+from ampscope.trace.schema import Phase, SiteRow
+
+T = TypeVar("T", str, tuple[str, str])
+
+
+class Mark(IntFlag):
+    """What is to be seen of an op."""
+
+    BAD = 1  #: something is not finite that nobody wanted so
+    BORN = 2  #: that begins here
+    INTENDED = 4  #: not finite because the code wants it so
+    NEAR = 8  #: close to its limit
+    CAST = 16  #: it only converts
+    PARTS = 32  #: another step's result is of another size here, and was not before
+    OTHER_BAD = 64  #: the other step's result is not finite, and nobody wanted it so
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """Neighbouring ops with something in common; positions, the last one within."""
+
+    first: int
+    last: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Spans:
+    """Where modules ran, each stretch by itself; ordered by depth, then by position. Arrays have one length."""
+
+    first: IntArray  #: positions
+    last: IntArray  #: the last one within
+    depth: IntArray  #: 0 for a module in no other
+    module: IntArray  #: index into `Timeline.modules`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Timeline:
+    """A step from its first op to its last. Arrays but those in ``spans`` have an element for each op.
+
+    Distances are in bits, that is in doublings; NaN where not known. It has many attributes because each is one column
+    of the picture.
+    """
+
+    seq: IntArray  #: sequence numbers, ascending
+    ops: tuple[tuple[str, str], ...]  #: op, and the name of an input or parameter within its module; each once
+    op: IntArray  #: index into `ops`
+    modules: tuple[str, ...]  #: every module and those around it
+    module: IntArray  #: index into `modules`; -1 outside of all
+    dtypes: tuple[str, ...]  #: that were computed in
+    dtype: IntArray  #: index into `dtypes`; -1 for none
+    headroom: FloatArray  #: left before the dtype overflows
+    spread: FloatArray  #: from the smallest magnitude to the largest
+    marks: IntArray  #: sums of `Mark`
+    forward: IntArray  #: position of the op of forward that one of backward belongs to; -1 for none
+    spans: Spans
+    phases: tuple[Stretch, ...]
+    other: FloatArray | None  #: what this op's dtype would leave of headroom for the other step's result
+    parted: int | None  #: the first op whose values are not those of the other step
+
+    @property
+    def depth(self) -> int:
+        """How many modules lie in each other at most."""
+        return int(self.spans.depth.max()) + 1 if len(self.spans.depth) else 0
+
+
+def timeline(seen: Recording, against: Lockstep | None = None) -> Timeline:
+    """The timeline of ``seen``, with that of the step that it is compared with laid over it."""
+    ops, op = _numbered([_named(row) for row in seen.sites], seen.site)
+    names = list(dict.fromkeys(ancestor for name in seen.modules for ancestor in _ancestry(name)))
+    index = {name: place for place, name in enumerate(names)}
+    computed, dtype = _numbered([ran_in(row) for row in seen.sites], seen.site)
+    dtypes = tuple(filter(None, computed))
+    own = np.array([index.get(name, -1) for name in seen.modules], np.int64)
+    known = np.array([dtypes.index(name) if name else -1 for name in computed], np.int64)
+    return Timeline(
+        seq=seen.seq,
+        ops=ops,
+        op=op,
+        modules=tuple(names),
+        module=own[seen.module] if len(seen) else seen.module,
+        dtypes=dtypes,
+        dtype=known[dtype] if len(seen) else dtype,
+        headroom=seen.headroom,
+        spread=seen.largest - seen.smallest,
+        marks=_marks(seen, against),
+        forward=seen.forward,
+        spans=_spans(seen, index),
+        phases=tuple(_phases(seen)),
+        other=None if against is None else seen.limit - against.largest,
+        parted=None if against is None else against.first,
+    )
+
+
+def _named(row: SiteRow) -> tuple[str, str]:
+    return row.op, row.name.removeprefix(f"{row.module}.") if row.module else row.name
+
+
+def _numbered(of_site: Sequence[T], site: IntArray) -> tuple[tuple[T, ...], IntArray]:
+    """What the sites have, each once, and of each op its index there."""
+    once = tuple(dict.fromkeys(of_site))
+    index = {one: place for place, one in enumerate(once)}
+    numbers = np.array([index[one] for one in of_site], np.int64)
+    return once, numbers[site] if len(site) else np.empty(0, np.int64)
+
+
+def _marks(seen: Recording, against: Lockstep | None) -> IntArray:
+    flags = {Mark.BAD: seen.alarming, Mark.INTENDED: seen.intended}
+    found = sum((np.where(holds, int(mark), 0) for mark, holds in flags.items()), np.zeros(len(seen), np.int64))
+    places = {Mark.BORN: Kind.NONFINITE, Mark.NEAR: Kind.NEAR, Mark.CAST: Kind.CAST}
+    for mark, kind in places.items():
+        found[marked(seen, kind)] |= int(mark)
+    if against is not None:
+        found[against.notable] |= int(Mark.PARTS)
+        found[against.nonfinite] |= int(Mark.OTHER_BAD)
+    return found
+
+
+def _ancestry(module: str) -> list[str]:
+    """``a``, ``a.b``, ``a.b.c``; of what runs outside every module nothing."""
+    parts = module.split(".") if module else []
+    return [".".join(parts[: depth + 1]) for depth in range(len(parts))]
+
+
+def _spans(seen: Recording, index: dict[str, int]) -> Spans:
+    lines = [[index[name] for name in _ancestry(module)] for module in seen.modules]
+    found: list[tuple[IntArray, IntArray, IntArray, IntArray]] = []
+    for depth in range(max(map(len, lines), default=0)):
+        at = np.array([line[depth] if depth < len(line) else -1 for line in lines], np.int64)[seen.module]
+        first = _begins(at)
+        last = np.append(first[1:], len(at)) - 1
+        held = at[first] >= 0
+        found.append((first[held], last[held], np.full(int(held.sum()), depth), at[first[held]]))
+    columns = [np.concatenate(parts) for parts in zip(*found, strict=True)] or [np.empty(0, np.int64)] * 4
+    return Spans(first=columns[0], last=columns[1], depth=columns[2], module=columns[3])
+
+
+def _phases(seen: Recording) -> Iterator[Stretch]:
+    """Forward and backward by turns; what stands at the end of the step belongs to what ran before it."""
+    names = np.array([_phase_word(site.phase) for site in seen.sites], dtype=object)
+    words = names[seen.site] if len(seen) else np.empty(0, object)
+    told = np.flatnonzero(words != "")
+    starts = told[_begins(words[told])]
+    stops = np.append(starts[1:], len(seen))[: len(starts)]
+    for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+        yield Stretch(first=start, last=stop - 1, name=str(words[start]))
+
+
+def _phase_word(phase: str) -> str:
+    if phase in (Phase.FORWARD, Phase.LOSS):
+        return "forward"
+    return "backward" if phase in (Phase.BACKWARD, Phase.RECOMPUTE) else phase
+
+
+def _begins(values: npt.NDArray[np.generic]) -> IntArray:
+    """The index of the first of each run of equal values."""
+    changed = np.flatnonzero(values[1:] != values[:-1]) + 1
+    return np.append(np.zeros(min(len(values), 1), np.int64), changed).astype(np.int64)

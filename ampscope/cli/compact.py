@@ -1,0 +1,73 @@
+"""``ampscope compact``: runs at rest in fewer files."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ampscope.cli.shared.completion import complete_run
+from ampscope.cli.shared.exits import Exit
+from ampscope.cli.shared.newest import DEFAULT_FOLDER
+from ampscope.errors import RunNotFound
+
+
+def compact(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="RUN|DIR...",
+            autocompletion=complete_run,
+            help=f"Runs, or folders with runs up to two levels below; ./{DEFAULT_FOLDER} if none.",
+        ),
+    ] = None,
+    *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be done.")] = False,
+    at_once: Annotated[
+        bool, typer.Option("--at-once", help="Nobody reads the runs now: remove what was merged without waiting.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+) -> None:
+    """Merge the small files of runs that nobody writes any more; what is read of them stays the same.
+
+    Journals that a killed process left are sealed. A minute after the last merge the files that were merged are
+    removed, for a reader may still be about to open them. It may be killed at any moment, and be called again. The exit
+    code is 2 if something could not be read or changed.
+    """
+    from ampscope.cli.shared.terminal import show
+    from ampscope.report.json.plain import as_json
+    from ampscope.report.terminal.compaction_text import as_text
+    from ampscope.trace.compact.compaction import compact as compact_runs
+    from ampscope.trace.write.merging import AGE_S
+
+    found = list(dict.fromkeys(run for folder in folders or [DEFAULT_FOLDER] for run in _runs(folder)))
+    done = compact_runs(found, dry_run=dry_run, age=0.0 if at_once else AGE_S, waits=_wait)
+    if json:
+        typer.echo(as_json(done))
+    else:
+        show(as_text(done))
+    if any(left.failed for run in done.runs for left in run.left_alone):
+        raise typer.Exit(Exit.FAILED)
+
+
+def _runs(folder: Path) -> list[Path]:
+    from ampscope.trace.read.find import find_runs
+    from ampscope.trace.remote.location import location
+
+    folder = location(folder)
+    found = find_runs(folder)
+    if not found:
+        what = "There is no run in" if folder.is_dir() else "There is no folder"
+        raise RunNotFound(f"{what} {folder}; give a run's folder, or one with runs, e.g. ./{DEFAULT_FOLDER}.")
+    return found
+
+
+def _wait(seconds: float) -> None:
+    typer.echo(
+        f"ampscope: waiting {seconds:.0f} s before the merged files are removed, for a reader may be about to open "
+        "them; --at-once does not wait",
+        err=True,
+    )
+    time.sleep(seconds)

@@ -1,0 +1,1 @@
+"""Verbs for other programs: continuous integration, and whoever reads JSON."""

@@ -1,0 +1,1 @@
+"""What verbs have in common: exit codes, the run that is meant, what they print and write."""

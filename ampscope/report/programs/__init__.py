@@ -1,0 +1,1 @@
+"""Results in the forms of other programs: continuous integrations, code hosts, trace viewers."""

@@ -1,0 +1,103 @@
+"""The numbers of a cause in one line: what was needed, and what there was. Without numbers in the trace, no line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ampscope.analysis.origin.op_facts import divides, not_zero
+from ampscope.analysis.results import Finding, Incident, Operand
+from ampscope.analysis.words.number_words import number
+from ampscope.analysis.words.scale_words import in_words
+from ampscope.analysis.words.wording import op_in_words
+from ampscope.report.numbers import nonfinite
+from ampscope.trace.dtypes import FINFO, FLOAT8, PARTS
+from ampscope.trace.schema import Change, Trial
+from ampscope.trace.vocabulary import Cause
+
+
+def number_line(item: Incident | Finding) -> str:
+    """``70,920 needed, 65,504 available``: each cause has its own line; empty where the evidence holds no number.
+
+    Args:
+        item: The incident or finding; of a finding no values are recorded.
+    """
+    line = _LINES.get(item.cause) if isinstance(item, Incident) else None
+    return line(item) if line is not None and isinstance(item, Incident) else ""
+
+
+def _beyond_the_end(incident: Incident) -> str:
+    """What the op gives in float32, beside the largest number of the dtype that it ran in."""
+    dtype = incident.outputs[0].dtype if incident.outputs else ""
+    end = _largest(dtype)
+    in_float32 = [tried for tried in incident.tried if tried.change == Change.FP32]
+    needed = max((abs(bound) for tried in in_float32 for bound in _finite(tried.op_min, tried.op_max)), default=0.0)
+    return f"{number(needed)} needed, {_available(end, dtype)}" if end is not None and needed > end else ""
+
+
+def _scale_that_fits(incident: Incident) -> str:
+    fits = [each.scale for each in incident.tried if each.change == Change.SCALE and each.outcome == Trial.FINITE]
+    largest = max((scale for scale in fits if scale), default=None)
+    return f"{in_words(largest)} is a loss scale that this step fits in" if largest is not None else ""
+
+
+def _zeros(incident: Incident) -> str:
+    """How many of the numbers that must not be zero are: what an op divides by, or takes the logarithm of."""
+    if incident.cause is Cause.DIV_ZERO and not divides(incident.op):
+        return ""  # of too few values, or none
+    for operand in incident.inputs[not_zero(incident.op, len(incident.outputs))]:
+        if operand.statistics.zeros and operand.numel:
+            zeros = f"{operand.statistics.zeros:,} of {operand.numel:,} values are 0"
+            least = FINFO[operand.dtype].smallest_subnormal if operand.dtype in FINFO else None
+            return zeros if least is None else f"{zeros}; {operand.dtype} begins at {number(least)}"
+    return ""
+
+
+def _below_zero(incident: Incident) -> str:
+    lowest = [low for operand in incident.inputs[:1] for low in _finite(operand.statistics.min) if low < 0]
+    return f"{number(lowest[0])} given to {op_in_words(incident.op)}, at least 0 needed" if lowest else ""
+
+
+def _came_in(incident: Incident) -> str:
+    """What of a tensor that came into the step was not finite already."""
+    for operand in (*incident.outputs, *incident.inputs):
+        if operand.numel and (bad := _counted(operand)):
+            return f"{bad} among {operand.numel:,} values"
+    return ""
+
+
+def _counted(operand: Operand) -> str:
+    seen = operand.statistics
+    return nonfinite(operand) if any((seen.nan, seen.posinf, seen.neginf)) else ""
+
+
+def _headroom(incident: Incident) -> str:
+    """How far it has come."""
+    dtype = incident.outputs[0].dtype if incident.outputs else ""
+    end, bits = _largest(dtype), incident.headroom_bits
+    if end is None or bits is None:
+        return ""
+    return f"{number(end / 2.0**bits)} reached, {_available(end, dtype)}"
+
+
+def _available(end: float, dtype: str) -> str:
+    return f"{number(end)} available in {dtype}"
+
+
+def _finite(*bounds: float | None) -> list[float]:
+    return [bound for bound in bounds if bound is not None and math.isfinite(bound)]
+
+
+def _largest(dtype: str) -> float | None:
+    dtype = PARTS.get(dtype, dtype)
+    return FINFO[dtype].max if dtype in FINFO else FLOAT8.get(dtype)
+
+
+_LINES: dict[Cause, Callable[[Incident], str]] = {
+    **dict.fromkeys((Cause.FP16_OVERFLOW, Cause.DIVERGENCE), _beyond_the_end),
+    **dict.fromkeys((Cause.LOG_ZERO, Cause.DIV_ZERO, Cause.SQRT_GRAD_ZERO), _zeros),
+    **dict.fromkeys((Cause.NEAR_OVERFLOW, Cause.TREND_OVERFLOW), _headroom),
+    **dict.fromkeys((Cause.BAD_INPUT, Cause.BAD_WEIGHT, Cause.BAD_BUFFER, Cause.BAD_OPTIMIZER_STATE), _came_in),
+    Cause.SCALE_OVERFLOW: _scale_that_fits,
+    Cause.SQRT_NEGATIVE: _below_zero,
+}
