@@ -8,12 +8,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import streamlit as st
+from starlette.middleware import Middleware
 
 from ampscope.errors import AmpscopeError
 from data.address_lookup import never_look_up
+from first_paint import StyleInPage
 
-#: What the first page needs beside Streamlit.
-FIRST_PAGE = ("blocks.frame.sidebar", "charts.stack", "data.downloads", "plotly.graph_objects", "pandas")
+#: What the first page needs beside Streamlit. Never pandas: Plotly takes hold of it as soon as its loading has begun,
+#: so that a figure drawn meanwhile in another thread would end in an error.
+FIRST_PAGE = ("blocks.frame.top_bar", "charts.stack", "data.downloads", "plotly.graph_objects")
 
 
 def load_first_page() -> None:
@@ -40,4 +43,4 @@ async def loading(_: st.App) -> AsyncIterator[None]:
 
 
 never_look_up()
-app = st.App("workbench.py", lifespan=loading)
+app = st.App("workbench.py", lifespan=loading, middleware=[Middleware(StyleInPage)])

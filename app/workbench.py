@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 import streamlit as st
 
 from ampscope.errors import AmpscopeError
-from blocks.basics.style import style
 from blocks.basics.text import alarm
 from blocks.frame.navigation import page_of
 from blocks.frame.new_runs import await_runs
 from blocks.frame.other_runs import other_runs
-from blocks.frame.sidebar import choose_run
-from blocks.frame.tab_title import tab_title
+from blocks.frame.sidebar import side_bar, unreadable_side_bar
+from blocks.frame.tab import tab_icon, tab_of
+from blocks.frame.top_bar import top_bar
 from blocks.frame.welcome import samples_only, welcome
 from data.current_run import current_run
 from data.run_folders import offered_runs, run_folders
 from state.pages import Page
 from state.query_params import params_written_once
 
-#: A file of ours: an icon of Material Symbols or an emoji would be fetched from outside.
-ICON = Path(__file__).with_name("icon.svg")
+#: Pixels: the names of the pages, and no more.
+_SIDE_BAR = 208
 
-st.set_page_config(page_title="AMPscope", page_icon=str(ICON), layout="wide")
-style()
-page = st.navigation([page_of(one) for one in Page], position="hidden")  # links of ours name the run
-is_run_list = page.url_path == Page.RUNS.url_path
+st.set_page_config(page_title="AMPscope", page_icon=tab_icon(), layout="wide", initial_sidebar_state=_SIDE_BAR)
+shown = st.navigation([page_of(one) for one in Page], position="hidden")  # links of ours name the run
+page = next(one for one in Page if one.url_path == shown.url_path)
 folders = run_folders()
 offered = offered_runs(folders)
 await_runs(offered, partial(offered_runs, folders))
@@ -36,13 +34,19 @@ if not offered:
     st.stop()
 with params_written_once(page.url_path):
     try:
-        choose_run(offered, with_verdict=not is_run_list)
+        try:
+            top_bar(offered, page)
+        except AmpscopeError:
+            unreadable_side_bar()
+            raise
+        side_bar(with_verdict=page is not Page.RUNS)
         if all(run.is_sample for run in offered.values()):
             samples_only(folders)
         other_runs(offered)
-        st.set_page_config(page_title=tab_title(current_run(), with_verdict=not is_run_list))
-        page.run()
+        tab = tab_of(current_run(), with_verdict=page is not Page.RUNS)
+        st.set_page_config(page_title=tab.title, page_icon=tab.icon)
+        shown.run()
     except AmpscopeError as error:
         alarm("This run cannot be shown", str(error))
-        if is_run_list:
-            page.run()
+        if page is Page.RUNS:
+            shown.run()

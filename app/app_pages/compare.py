@@ -11,11 +11,12 @@ from ampscope.analysis.replay.compare.results import Comparison, Difference, Kin
 from ampscope.errors import AmpscopeError
 from ampscope.report.figures.overlay import SIDES, overlay_stack
 from ampscope.report.html.markup import as_html
-from ampscope.report.html.parts.comparison import comparison_html, differences_html
+from ampscope.report.html.parts.comparison import comparison_html, difference_rows
 from ampscope.report.wording.comparison_words import MATTERS
 from blocks.basics.figure import show_figure
 from blocks.basics.page_links import link_row, to_replay
-from blocks.basics.text import alarm, heading, paragraph
+from blocks.basics.table import table
+from blocks.basics.text import alarm, heading, paragraph, title
 from blocks.choices.select_box import choose_optimizer
 from blocks.choices.side_box import Side, choose_side, choose_step
 from charts.stack import stack_figure
@@ -24,8 +25,6 @@ from data.current_run import current_run
 from data.run_folders import OfferedRun, offered_runs, run_folders
 from data.run_results import overview_of
 
-#: Differences that are shown of a section.
-_ROWS = 40
 _ENVIRONMENT = "Where and how they ran"
 
 
@@ -45,13 +44,14 @@ class Chosen:
 
 
 def compare_page() -> None:
-    st.title("Compare", anchor=False)
+    title("Compare")
     chosen = choose_sides(offered_runs(run_folders()))
     if chosen is None:
         paragraph("A and B are the same run, of which no two steps were traced: choose another run, or trace more.")
         st.code("ampscope.watch(model, scaler, every=100)", language="python")
         return
-    verdict = st.container()  # filled last: the curves are there at once
+    verdict = st.container(key="amp-verdict")  # filled last: the curves are there at once
+    verdict.html("<i></i>")  # without anything in it, it would keep no room
     curves(chosen)
     with verdict:
         found = compared(chosen)
@@ -139,8 +139,8 @@ def curves(chosen: Chosen) -> None:
     if not stack.panels:
         return
     heading("Curves")
-    st.html(sides_html([one] if chosen.is_one_run else [one, other]))
-    show_figure(stack_figure(stack), key="compare")
+    legend = sides_html([one] if chosen.is_one_run else [one, other])
+    show_figure(stack_figure(stack), "compare", "Two runs over each other", stack.label, legend=legend)
 
 
 def sides_html(sides: Sequence[Side]) -> str:
@@ -171,9 +171,8 @@ def section(title: str, shown: Sequence[Difference], *, after: int = 0) -> None:
     if not shown:
         return
     heading(title)
-    st.html(differences_html(shown[:_ROWS], first=after + 1))
-    if len(shown) > _ROWS:
-        st.caption(f"and {len(shown) - _ROWS:,} more; ampscope compare --json has them all")
+    found = difference_rows(shown, first=after + 1)
+    table(title, found.columns, found.rows, numeric=found.numeric)
 
 
 compare_page()

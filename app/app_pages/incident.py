@@ -2,66 +2,89 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
 import streamlit as st
 
 from ampscope.analysis.origin.closeup import Closeup
 from ampscope.analysis.overview.overview import Overview
-from ampscope.analysis.results import Diagnosis, Finding, Incident
+from ampscope.analysis.results import Diagnosis, Finding, Incident, LastGood, SourceLine
+from ampscope.report.figures.magnitudes import LABEL as MAGNITUDES
 from ampscope.report.figures.magnitudes import magnitudes
 from ampscope.report.figures.over_steps import clipped_stack
-from ampscope.report.figures.path_graph import path_graph
+from ampscope.report.figures.path_graph import PathGraph, path_graph
 from ampscope.report.html.figures.magnitudes import magnitudes_html
-from ampscope.report.html.figures.path_graph import path_graph_html
-from ampscope.report.html.parts.evidence import found, operand_table
+from ampscope.report.html.figures.path_graph import PathWays, path_graph_html
+from ampscope.report.html.markup import as_source
+from ampscope.report.html.parts.evidence import found, operand_rows
 from ampscope.report.html.parts.incident import tripped_heading, tripped_html
-from ampscope.report.html.parts.last_good import last_good_html
-from ampscope.report.html.parts.replays import replay_table
+from ampscope.report.html.parts.last_good import move_rows
+from ampscope.report.html.parts.replays import replay_rows
+from ampscope.report.html.parts.table import TableRows
 from ampscope.report.html.source import listing
 from ampscope.report.wording.clip_words import clipped_norm
 from ampscope.trace.vocabulary import Cause, Severity
-from blocks.basics.figure import show_figure
+from blocks.basics.figure import figure, show_figure
 from blocks.basics.page_links import link_row, rank_of, to_overview, to_precision, to_replay, to_scale, to_usage
+from blocks.basics.table import table
 from blocks.basics.text import heading, paragraph, title
 from blocks.basics.watch_line import watch_line
 from blocks.choices.select_box import choose
+from blocks.choices.tabs import tabs
+from blocks.verdict.before_it import before_it
 from blocks.verdict.diagnosis_card import item_card
+from blocks.verdict.incident_ways import parameter_way, path_ways, rank_chips
 from blocks.verdict.item_list import item_line
 from blocks.verdict.remedy_list import remedy_list
 from blocks.verdict.repro_download import repro_download
 from charts.stack import stack_figure
 from data.current_run import current_run
 from data.named_items import Item, named_items
-from data.run_results import closeup_of, diagnosis_of, last_good_of, overview_of
+from data.run_results import closeup_of, diagnosis_of, last_good_of, overview_of, scale_history_of
+from data.run_snapshot import RunSnapshot
 from state.query_params import remember_params
 
 
 def incident_page() -> None:
     run = current_run()
     diagnosis = diagnosis_of(run)
-    title("Incident", diagnosis.run.name)  # of its own rank, so there is none to choose
+    title("Incident")
     items = named_items(diagnosis)
     if not items:
         paragraph("Nothing went wrong in this run, and no mistake in its loop was found.")
+        to_overview()
         return
     name = choose("incident", "What to look at", list(items), lambda name: item_line(items[name]), named=run.is_open)
-    item, closeup = items[name], closeup_of(run, name)
+    item = items[name]
     remember_params(step=item.step, rank=rank_of(item))
-    item_card(item)
-    ways_onward(item)
-    cure_and_line(item, closeup)
-    if item.cause is Cause.MISUSE_CLIP_BEFORE_UNSCALE:
-        clipped(overview_of(run, None), item)
-    if isinstance(item, Incident):
-        if item.cause is Cause.UNKNOWN and not item.path:
-            how_to_see_its_origin(diagnosis)
-        section("Since the last good step", last_good_html(last_good_of(run, name)))
-        evidence(item, closeup)
-        if item.op and not item.cause.is_benign:
-            heading("Take it along")
-            repro_download(run, item, diagnosis)
+    item_card(item, ranks=rank_chips(item) if isinstance(item, Incident) else "")
+    ways_onward(run, item)
+    tabs(f"incident-tabs {name}", parts_of(replace(run, rank=item.rank), diagnosis, name, item))
 
 
-def ways_onward(item: Item) -> None:
+def parts_of(run: RunSnapshot, diagnosis: Diagnosis, name: str, item: Item) -> dict[str, Callable[[], None]]:
+    """What there is to see of it, the parts that have something to show."""
+    closeup = closeup_of(run, name)
+    parts: dict[str, Callable[[], None]] = {}
+    parts["What happened"] = partial(what_happened, run, diagnosis, name, item, closeup)
+    if item.remedies:
+        parts["What to change"] = partial(remedy_list, item)
+    if not isinstance(item, Incident):
+        return parts
+    if (graph := path_graph(item, closeup)) is not None:
+        parts["The path"] = partial(way_of_the_value, run, item, graph)
+    if item.tried:
+        parts["What was tried"] = partial(as_table, "What was tried", replay_rows(item.tried, item.trigger))
+    if item.inputs or item.outputs:
+        parts["Evidence"] = partial(evidence, item)
+    if item.op and not item.cause.is_benign:
+        parts["Take it along"] = partial(repro_download, run, item, diagnosis)
+    return parts
+
+
+def ways_onward(run: RunSnapshot, item: Item) -> None:
     """Links to what else there is to see of it."""
     with link_row():
         if isinstance(item, Finding):
@@ -69,18 +92,37 @@ def ways_onward(item: Item) -> None:
         elif item.path and item.traced:
             to_replay(item.step, item.traced, item.path[0].seq, "Replay the step from its origin", rank=rank_of(item))
             to_precision(item.module, item.step, item.traced, rank=rank_of(item))
-        to_scale(item.step, rank=rank_of(item))
+        if scale_history_of(run, None).is_scaled:
+            to_scale(item.step, rank=rank_of(item))
         to_overview()
 
 
-def cure_and_line(item: Item, closeup: Closeup) -> None:
-    """What to change, and the line it is about; code has the width of the page."""
-    if item.remedies:
-        heading("What to change")
-        remedy_list(item)
-    if item.source is not None and len(closeup.lines) > 1:
-        heading("Your line")
-        st.html(listing(closeup.lines, item.source, calm=item.severity is Severity.INFO))
+def what_happened(run: RunSnapshot, diagnosis: Diagnosis, name: str, item: Item, closeup: Closeup) -> None:
+    """The line, what came before it, and how all this is known."""
+    if item.source is not None:
+        your_line(item, item.source, closeup)
+    if item.cause is Cause.MISUSE_CLIP_BEFORE_UNSCALE:
+        clipped(overview_of(run, None), item)
+    if not isinstance(item, Incident):
+        return
+    if item.cause is Cause.UNKNOWN and not item.path:
+        how_to_see_its_origin(diagnosis)
+    since_last_good(last_good_of(run, name))
+    before_it(run, item, closeup)
+    if sentences := list(found(item)):
+        heading("How it was found")
+        paragraph(" ".join(sentences))
+    if item.tripped:
+        heading(tripped_heading(item.trigger))
+        st.html(tripped_html(item.tripped, parameter_way(run, item)))
+
+
+def your_line(item: Item, source: SourceLine, closeup: Closeup) -> None:
+    """The line among those around it, and its place to copy."""
+    heading("Your line")
+    st.code(as_source(f"{source.file}:{source.line}", 400), language=None)
+    if len(closeup.lines) > 1:
+        st.html(listing(closeup.lines, source, calm=item.severity is Severity.INFO, placed=False))
         st.caption("The lines around it are those whose ops were traced.")
 
 
@@ -89,7 +131,8 @@ def clipped(seen: Overview, item: Item) -> None:
     if words := clipped_norm(seen, item.step):
         heading("What it did")
         paragraph(words)
-        show_figure(stack_figure(clipped_stack(seen)), key="clipped")
+        stack = clipped_stack(seen)
+        show_figure(stack_figure(stack), "clipped", "What clipping did", stack.label)
 
 
 def how_to_see_its_origin(diagnosis: Diagnosis) -> None:
@@ -99,24 +142,40 @@ def how_to_see_its_origin(diagnosis: Diagnosis) -> None:
     watch_line(diagnosis, "every=1")
 
 
-def evidence(incident: Incident, closeup: Closeup) -> None:
-    """The way of the bad value, what was tried, what the op read and wrote, and how far all this can be trusted."""
+def way_of_the_value(run: RunSnapshot, incident: Incident, graph: PathGraph) -> None:
+    """From the origin to what it reached."""
+    linked = incident.traced and not incident.cause.is_benign
+    label = "The ops from the origin to what it reached, forward and backward, with what each gave."
+    with figure("path", "The path of the value", label):
+        st.html(path_graph_html(graph, path_ways(run, incident) if linked else PathWays(copies=True)))
+    if linked:
+        st.caption("An op leads to Replay, a module to Precision, a range to its course over the steps.")
+
+
+def evidence(incident: Incident) -> None:
+    """What the op read and wrote."""
     operands = (*incident.inputs, *incident.outputs)
-    section("From the origin to what it reached", path_graph_html(path_graph(incident, closeup)))
-    section("What was tried on this step", replay_table(incident.tried, incident.trigger))
-    section("Magnitudes against what each dtype can hold", magnitudes_html(magnitudes(operands, incident.tried)))
-    section("What the op read and wrote", operand_table(operands))
-    if sentences := list(found(incident)):
-        heading("How it was found")
-        paragraph(" ".join(sentences))
-    section(tripped_heading(incident.trigger), tripped_html(incident.tripped))
+    if drawn := magnitudes(operands, incident.tried):
+        heading("Magnitudes against what each dtype can hold")
+        with figure("magnitudes", "Magnitudes against what each dtype can hold", MAGNITUDES):
+            st.html(magnitudes_html(drawn))
+    heading("What the op read and wrote")
+    as_table("What the op read and wrote", operand_rows(operands))
 
 
-def section(title: str, html: str) -> None:
-    """A section, where there is something to show in it."""
-    if html:
-        heading(title)
-        st.html(html)
+def since_last_good(told: LastGood | None) -> None:
+    """When it was last good, and what has moved since."""
+    if told is None:
+        return
+    heading("Since the last good step")
+    paragraph(told.summary)
+    if told.moves:
+        as_table("What has moved since the last good step", move_rows(told))
+
+
+def as_table(label: str, found: TableRows) -> None:
+    """The rows in the table of every page."""
+    table(label, found.columns, found.rows, numeric=found.numeric)
 
 
 incident_page()

@@ -8,10 +8,13 @@ import streamlit as st
 
 from ampscope.analysis.precision.ranges.heat_map import View
 from ampscope.analysis.results import Incident
+from ampscope.analysis.scale.summary import scale_story
+from ampscope.analysis.usage.usage_checks import usage_checks
 from ampscope.report.figures.over_steps import SEVERITY_LANES, SKIPPED, timeline_stack
 from ampscope.report.html.parts.card import scale_html
 from ampscope.report.html.parts.healed import healed_html
 from ampscope.report.html.parts.tiles import run_tiles, thinned_note
+from ampscope.report.numbers import count
 from ampscope.report.ranges_words import closest_sentence
 from ampscope.trace.vocabulary import Verdict
 from blocks.basics.figure import clickable_figure
@@ -26,9 +29,8 @@ from blocks.basics.page_links import (
     to_scale,
     to_usage,
 )
-from blocks.basics.text import heading, paragraph
+from blocks.basics.text import heading, paragraph, title
 from blocks.basics.tiles import tiles
-from blocks.choices.page_head import page_head
 from blocks.choices.select_box import choose_optimizer
 from blocks.frame.live_part import live_part
 from blocks.ranges.module_map import module_map
@@ -39,7 +41,7 @@ from charts.stack import stack_figure
 from data.current_run import current_run
 from data.downloads import html_report
 from data.named_items import incident_at, named_items
-from data.run_results import closest_of, diagnosis_of, overview_of
+from data.run_results import closest_of, diagnosis_of, overview_of, scale_history_of
 from data.run_snapshot import RunSnapshot
 
 #: Nothing is broken: what is to be seen first is how far it is from that.
@@ -50,7 +52,7 @@ _ROWS, _DEEP = 8, 100
 
 def overview_page() -> None:
     run = current_run()
-    run = page_head("Overview", run, diagnosis_of(run))
+    title("Overview")
     live_part(verdict)
     landing = st.container()
     live_part(partial(history, optimizer=choose_optimizer(overview_of(run, None).optimizers)))
@@ -58,6 +60,7 @@ def overview_page() -> None:
     if diagnosis_of(run).verdict in _CALM:
         with landing:
             live_part(headroom)  # takes longest on a large run: drawn when all else is there
+            live_part(scale_and_checks)
 
 
 def verdict(run: RunSnapshot) -> None:
@@ -78,7 +81,7 @@ def verdict(run: RunSnapshot) -> None:
             to_replay(primary.step, primary.traced, primary.path[0].seq, "Replay it", rank=rank_of(primary))
         if primary is not None and overview_of(run, None).scale is not None:
             to_scale(primary.step, "The loss scale then", rank=rank_of(primary))
-        if diagnosis.run.steps:
+        if diagnosis.run.steps and diagnosis.verdict not in _CALM:
             to_usage()
         if diagnosis.run.world > 1:
             to_ranks()
@@ -103,8 +106,23 @@ def headroom(run: RunSnapshot) -> None:
         return
     heading("Headroom to overflow")
     paragraph(closest_sentence(seen), 600)
-    module_map(run, "overview-map", pick, View(depth=_DEEP, closest_first=True, most=_ROWS))
+    module_map(run, "overview-map", "Headroom to overflow", pick, View(depth=_DEEP, closest_first=True, most=_ROWS))
     to_ranges("All ranges, with forecasts and histograms")
+
+
+def scale_and_checks(run: RunSnapshot) -> None:
+    """The loss scale in a sentence or two, and what was checked of the loop."""
+    if story := scale_story(scale_history_of(run, None)):
+        heading("The loss scale")
+        paragraph(" ".join(story))
+    diagnosis = diagnosis_of(run)
+    if diagnosis.run.steps:
+        checks = usage_checks(diagnosis)
+        passed, applies = sum(each.passed for each in checks), sum(each.applies for each in checks)
+        all_of_them = "All" if passed == applies else f"{passed} of"
+        heading("What was checked")
+        paragraph(f"{all_of_them} {count(applies, 'check')} of the loop found it right.")
+        to_usage("All that was checked")
 
 
 def history(run: RunSnapshot, optimizer: int | None) -> None:
@@ -116,7 +134,7 @@ def history(run: RunSnapshot, optimizer: int | None) -> None:
         paragraph("No optimizer step has been recorded yet.")
         return
     stack = timeline_stack(overview, list(named_items(diagnosis).values()))
-    clicked = clickable_figure(stack_figure(stack), key="timeline")
+    clicked = clickable_figure(stack_figure(stack), "timeline", "Time line", stack.label)
     if overview.thinned:
         st.caption(thinned_note(overview))
     st.caption("Drag to zoom in, double-click to zoom out, click a mark to see what it stands for.")

@@ -27,11 +27,11 @@ from ampscope.report.wording.plan_words import (
     without_code,
 )
 from ampscope.report.wording.window_words import sentences
+from blocks.basics.figure import figure
 from blocks.basics.page_links import link_row, to_precision, to_ranges, to_scale
 from blocks.basics.table import table
-from blocks.basics.text import heading, paragraph
+from blocks.basics.text import heading, paragraph, title
 from blocks.basics.watch_line import watch_line
-from blocks.choices.page_head import page_head
 from blocks.choices.select_box import choose, choose_optimizer
 from blocks.frame.live_part import live_part
 from data.current_run import current_run
@@ -39,14 +39,12 @@ from data.run_results import diagnosis_of, overview_of, plan_of, scale_answer_of
 from data.run_snapshot import RunSnapshot
 
 _ALL = "all"
-#: Modules of one format that are told one by one.
-_ROWS = 200
 
 
 def plan_page() -> None:
     run = current_run()
     diagnosis = diagnosis_of(run)
-    run = page_head("Plan", run, diagnosis)
+    title("Plan")
     if not plan_of(run).modules:
         paragraph(NOTHING_COUNTED)
         watch_line(diagnosis, "every=100")
@@ -80,18 +78,19 @@ def by_module(run: RunSnapshot, name: str | None) -> None:
     """The modules in all formats as a picture; in one, every share of them, too."""
     found = plan_of(run)
     heading("What each module would lose")
-    st.html(plan_matrix_html(plan_matrix(found, NAMES if name is None else (name,))))
+    matrix = plan_matrix(found, NAMES if name is None else (name,))
+    with figure("plan", "What each module would lose", matrix.label):
+        st.html(plan_matrix_html(matrix))
     st.caption(" ".join(notes(found, name)))
     if name is not None:
         with st.expander("Every share"):
-            table(("Module", "", *SHARES.values()), detail(found, name), numeric=tuple(SHARES.values()))
-            if len(found.modules) > _ROWS:
-                st.caption(f"and {len(found.modules) - _ROWS:,} more modules; ampscope plan has them all")
+            columns = ("Module", "", *SHARES.values())
+            table(f"Every share in {head(name)}", columns, detail(found, name), numeric=columns[2:])
 
 
 def detail(found: Plan, name: str) -> list[tuple[str, ...]]:
     """Each module in one format, a row each."""
-    losses = [(module.module, module.formats[name]) for module in found.modules[:_ROWS]]
+    losses = [(module.module, module.formats[name]) for module in found.modules]
     return [(module_words(module), verdict(loss), *shares(loss)) for module, loss in losses]
 
 
@@ -100,7 +99,9 @@ def to_paste(run: RunSnapshot, name: str | None) -> None:
     found = plan_of(run)
     heading("What to do")
     names = NAMES if name is None else (name,)
-    table(("Format", "May go that low", "Should stay above it"), [by_format(found, each) for each in names])
+    table(
+        "What to do", ("Format", "May go that low", "Should stay above it"), [by_format(found, each) for each in names]
+    )
     for each in names:
         if code := found.code[each]:
             st.caption(f"For {head(each)}:")
@@ -116,10 +117,12 @@ def scales(run: RunSnapshot, optimizer: int | None) -> None:
     """The smallest scale that saves each gradient and the largest at which it does not overflow, against that used."""
     found = scale_answer_of(run, optimizer)
     paragraph(" ".join(sentences(found.window)))
-    if html := scale_bars_html(scale_bars(found.window, found.current)):
-        st.html(html)
-    with link_row():
-        to_scale(None, "The loss scale's history")
+    if bars := scale_bars(found.window, found.current):
+        with figure("scales", "Loss scales at which the gradients fit float16", bars.label):
+            st.html(scale_bars_html(bars))
+    if found.current is not None:
+        with link_row():
+            to_scale(None, "The loss scale's history")
 
 
 plan_page()

@@ -19,16 +19,16 @@ from ampscope.report.safe_text import short
 from ampscope.report.source_place import place
 from ampscope.report.wording.precision_words import over_steps_in_words
 from ampscope.trace.schema import Cast, execution_of
-from blocks.basics.figure import CONFIG
+from blocks.basics.figure import CONFIG, figure
 from blocks.basics.how_to_trace import how_to_trace
 from blocks.basics.newer_step_link import newer_step_link
-from blocks.basics.page_links import address_of, link_row, to_precision, to_replay
+from blocks.basics.page_links import Way, link_row, to_precision, to_replay, way_to
 from blocks.basics.table import table
-from blocks.basics.text import heading, paragraph
+from blocks.basics.text import heading, paragraph, title
 from blocks.choices.not_there import not_there
-from blocks.choices.page_head import page_head
 from blocks.choices.select_box import choose
 from blocks.choices.traced_step_box import choose_traced_step, first_step, pick_traced_step
+from blocks.components.data_table.data_table import Cell
 from blocks.frame.live_part import live_part
 from charts.dtype_steps import dtype_steps_figure
 from data.current_run import current_run
@@ -53,10 +53,8 @@ _CASTS = {
 _MEASURES = {"ops": "ops", "bytes": "bytes written"}
 #: Steps from which on there is a course to be seen, the key of its figure, and whether a step was chosen in it.
 _FEWEST, _OVER_STEPS, _PICKED = 2, "precision-over-steps", "_precision_picked"
-#: Bars that fit on a screen, and rows of a table before the rest is left to its search box.
-_BARS, _ROWS = 24, 30
-#: Rows of the ops' table that are shown at once.
-_SHORT = 12
+#: Bars that fit on a screen.
+_BARS = 24
 #: Levels of modules offered one by one.
 _LEVELS = 10
 
@@ -64,12 +62,13 @@ _LEVELS = 10
 def precision_page() -> None:
     run = current_run()
     diagnosis = diagnosis_of(run)
-    run = page_head("Precision", run, diagnosis)
+    title("Precision")
     steps = traced_steps_of(run)
     if not steps:
         how_to_trace(diagnosis)
         return
-    whole = st.container()
+    whole = st.container(key="amp-over-steps" if len(steps) >= _FEWEST else None)
+    whole.html("<i></i>")
     step = choose_traced_step(steps, first=first_step(diagnosis, run.rank))
     with whole:
         live_part(partial(over_steps, chosen=step))
@@ -94,16 +93,17 @@ def over_steps(run: RunSnapshot, chosen: TracedStep) -> None:
     if len(seen.steps) < _FEWEST:
         return
     paragraph(" ".join(over_steps_in_words(seen)))
-    figure = dtype_steps(seen, chosen=chosen.step)
-    st.plotly_chart(
-        dtype_steps_figure(figure),
-        width="stretch",
-        config=CONFIG,
-        key=_OVER_STEPS,
-        on_select=partial(follow_click, dict(zip(seen.steps, seen.sources, strict=True))),
-        selection_mode=("points",),
-    )
-    st.html(dtype_steps_key(figure))
+    drawn = dtype_steps(seen, chosen=chosen.step)
+    with figure(_OVER_STEPS, "Dtypes by traced step", "The share of the ops that ran in each dtype, by traced step."):
+        st.plotly_chart(
+            dtype_steps_figure(drawn),
+            width="stretch",
+            config=CONFIG,
+            key=_OVER_STEPS,
+            on_select=partial(follow_click, dict(zip(seen.steps, seen.sources, strict=True))),
+            selection_mode=("points",),
+        )
+        st.html(dtype_steps_key(drawn))
     if st.session_state.pop(_PICKED, False):
         st.rerun()
 
@@ -118,9 +118,9 @@ def follow_click(sources: dict[int, str]) -> None:
         st.session_state[_PICKED] = True
 
 
-def replay_of(step: TracedStep, rows: Iterable[PrecisionRow | CastRow | Fp32Island]) -> list[str]:
+def replay_of(step: TracedStep, rows: Iterable[PrecisionRow | CastRow | Fp32Island]) -> list[Way]:
     """Where Replay shows the first op of each row."""
-    return [address_of(Page.REPLAY, step=step.step, source=step.source, op=row.first) for row in rows]
+    return [way_to(Page.REPLAY, step=step.step, source=step.source, op=row.first) for row in rows]
 
 
 def link_to_step(step: int, words: str) -> None:
@@ -149,8 +149,11 @@ def dtypes_by_module(rows: tuple[PrecisionRow, ...], step: TracedStep) -> None:
         measure = choose("measure", "Measured in", list(_MEASURES), _MEASURES.__getitem__)
     folded = fold_modules(rows, depth)
     bars = module_bars(folded, most=4 * _BARS, by_bytes=measure == "bytes")
-    st.html(share_bars_html(bars, links=replay_of(step, folded)))
-    st.caption("A name leads to Replay, at the first such op of this step.")
+    with figure(
+        "modules", f"Dtypes by module, step {step.step:,}", f"The shares of dtypes in each module, {bars.unit}."
+    ):
+        st.html(share_bars_html(bars, links=[way.address for way in replay_of(step, folded)]))
+    st.caption("A name or its bar leads to Replay, at the first such op of this step.")
     if bars.left_out:
         st.caption("Choose fewer levels to see all modules.")
 
@@ -178,12 +181,10 @@ def dtypes_by_op(rows: tuple[PrecisionRow, ...], step: TracedStep) -> None:
     dtypes = sorted({one.dtype for row in rows for one in row.shares})
     ordered = sorted(rows, key=lambda row: -row.ops)
     numbers = (*dtypes, "Bytes written")
-    drawn = [(row.name, *op_counts(row, dtypes), size(row.bytes)) for row in ordered]
-    links = replay_of(step, ordered)
-    table(("Op", *numbers), drawn[:_SHORT], numeric=numbers, links=links[:_SHORT])
-    if len(drawn) > _SHORT:
-        with st.expander(f"{len(drawn) - _SHORT:,} more"):
-            table(("Op", *numbers), drawn[_SHORT:], numeric=numbers, links=links[_SHORT:])
+    drawn: list[tuple[str | Cell, ...]] = [
+        (row.name, *op_counts(row, dtypes), Cell(size(row.bytes), row.bytes)) for row in ordered
+    ]
+    table("Ops by dtype", ("Op", *numbers), drawn, numeric=numbers, ways=replay_of(step, ordered))
 
 
 def op_counts(row: PrecisionRow, dtypes: list[str]) -> list[str]:
@@ -199,29 +200,31 @@ def conversions(precision: Precision, step: TracedStep) -> None:
         paragraph("None in this step.")
         return
     table(
+        "Conversions between dtypes",
         ("Inserted", "From", "To", "Times", "Elements", "Bytes written"),
         [
             (_CASTS.get(row.kind, row.kind), row.from_dtype, row.to_dtype, *cast_size(row))
             for row in precision.cast_totals
         ],
         numeric=("Times", "Elements", "Bytes written"),
-        links=replay_of(step, precision.cast_totals),
+        ways=replay_of(step, precision.cast_totals),
     )
     with st.expander("Line by line"):
         table(
+            "Conversions, line by line",
             ("Inserted", "From", "To", "Module", "Phase", "Your line", "Times", "Elements", "Bytes written"),
-            [cast_row(row) for row in precision.casts[:_ROWS]],
+            [cast_row(row) for row in precision.casts],
             numeric=("Times", "Elements", "Bytes written"),
-            links=replay_of(step, precision.casts[:_ROWS]),
+            ways=replay_of(step, precision.casts),
         )
 
 
-def cast_size(row: CastRow) -> tuple[str, str, str]:
+def cast_size(row: CastRow) -> tuple[str, str, Cell]:
     """How much was converted."""
-    return count(row.count), count(row.elements), size(row.bytes)
+    return count(row.count), count(row.elements), Cell(size(row.bytes), row.bytes)
 
 
-def cast_row(row: CastRow) -> tuple[str, ...]:
+def cast_row(row: CastRow) -> tuple[str | Cell, ...]:
     """Conversions at one line."""
     kind = _CASTS.get(row.kind, row.kind)
     where = (module_words(row.module), row.phase, place(row.source))
@@ -236,10 +239,8 @@ def float32_in_autocast(islands: tuple[Fp32Island, ...], step: TracedStep) -> No
         return
     paragraph("Not a fault in itself; each one costs time and memory, and each has a reason.")
     columns = ("Op", "Module", "Your line", "Times", "Elements", "Why")
-    shown = islands[:_ROWS]
-    table(columns, [island_row(island) for island in shown], numeric=columns[3:5], links=replay_of(step, shown))
-    if len(islands) > _ROWS:
-        st.caption(f"and {len(islands) - _ROWS:,} smaller ones")
+    rows = [island_row(island) for island in islands]
+    table("float32 inside an autocast region", columns, rows, numeric=columns[3:5], ways=replay_of(step, islands))
 
 
 def island_row(island: Fp32Island) -> tuple[str, ...]:

@@ -13,8 +13,7 @@ from ampscope.report.figures.heat_map import GROUPS, MEASURES
 from ampscope.report.numbers import count
 from ampscope.report.ranges_words import closest_sentence, sampled_sentence
 from blocks.basics.how_to_trace import how_to_trace
-from blocks.basics.text import heading, paragraph
-from blocks.choices.page_head import page_head
+from blocks.basics.text import heading, paragraph, title
 from blocks.choices.select_box import choose
 from blocks.frame.live_part import live_part
 from blocks.ranges.closest_table import closest_table
@@ -31,14 +30,14 @@ _ROWS = 48
 _ORDERS = {"tree": "as a tree of modules", "closest": "by how close they came"}
 #: Levels of modules offered one by one.
 _LEVELS = 10
-#: Of a box, in pixels: what can be chosen is read whole, and two stand side by side in a window of 1,000.
-_BOX = 290
+#: Of a box, in pixels: choices are read whole; four boxes stand side by side in a window of 1,400, two in one of 900.
+_WIDE, _BOX = 290, 222
 
 
 def ranges_page() -> None:
     run = current_run()
     diagnosis = diagnosis_of(run)
-    run = page_head("Ranges", run, diagnosis)
+    title("Ranges")
     if not closest_of(run).rows:
         how_to_trace(diagnosis)
         live_part(until_traced)
@@ -77,14 +76,14 @@ def explorer(run: RunSnapshot) -> None:
 def with_choices(run: RunSnapshot, seen: Ranges, key: str) -> HeatMap:
     """The heat map below boxes that say of what, in which order, and how deep."""
     with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
-        group = Group(choose("values", "Values", offered(run, seen), lambda name: GROUPS[Group(name)], width=_BOX))
+        group = Group(choose("values", "Values", offered(run, seen), lambda name: GROUPS[Group(name)], width=_WIDE))
         measure = Measure(
             choose("tells", "A cell tells", list(Measure), lambda name: MEASURES[Measure(name)][0], width=_BOX)
         )
         order = choose("order", "Rows", list(_ORDERS), _ORDERS.__getitem__, width=_BOX)
         view = View(group=group, measure=measure, closest_first=order == "closest", most=_ROWS)
         depth = levels(heat_map_of(run, view))
-    return module_map(run, "ranges-map", pick, replace(view, depth=depth), chosen=key)
+    return module_map(run, "ranges-map", "Modules by sampled step", pick, replace(view, depth=depth), chosen=key)
 
 
 def offered(run: RunSnapshot, seen: Ranges) -> list[str]:

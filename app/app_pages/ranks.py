@@ -11,23 +11,20 @@ from ampscope.report.figures.rank_grid import rank_grid
 from ampscope.report.html.figures.rank_grid import rank_grid_html
 from ampscope.report.html.parts.ranks import BAD_COLUMNS, RANK_COLUMNS, bad_rows, rank_row
 from ampscope.report.numbers import count
+from blocks.basics.figure import figure
 from blocks.basics.page_links import link_row, to_incident, to_overview, to_replay
 from blocks.basics.table import table
-from blocks.basics.text import heading, paragraph
-from blocks.choices.page_head import page_head
+from blocks.basics.text import heading, paragraph, title
 from blocks.frame.live_part import live_part
 from data.current_run import current_run
 from data.named_items import incident_at
 from data.run_results import diagnosis_of, ranks_of
 from data.run_snapshot import RunSnapshot
 
-#: Rows before a table scrolls on its own, and its height in pixels then.
-_SHORT, _TALL = 24, 460
-
 
 def ranks_page() -> None:
     run = current_run()
-    run = page_head("Ranks", run, diagnosis_of(run))
+    title("Ranks")
     if not run.world.is_shared:
         paragraph("This run has one rank: there is nothing to compare.")
         to_overview()
@@ -42,7 +39,9 @@ def whole(run: RunSnapshot) -> None:
     paragraph(" ".join(ranks_story(seen)))
     if not seen.grid.is_empty:
         heading("Rank by step")
-        st.html(rank_grid_html(rank_grid(seen.grid)))
+        grid = rank_grid(seen.grid)
+        with figure("ranks", "Rank by step", grid.label):
+            st.html(rank_grid_html(grid))
     if seen.bad:
         first_bad(run, seen.bad)
 
@@ -50,7 +49,7 @@ def whole(run: RunSnapshot) -> None:
 def first_bad(run: RunSnapshot, bad: tuple[BadStep, ...]) -> None:
     """Where each bad step began, with ways to the first that spread."""
     heading("Where each bad step began")
-    long_table(BAD_COLUMNS, bad_rows(bad), numeric=BAD_COLUMNS[:1])
+    table("Where each bad step began", BAD_COLUMNS, bad_rows(bad), numeric=BAD_COLUMNS[:1])
     spread = next((each for each in bad if each.origins and each.received), None)
     if spread is None:
         return
@@ -65,15 +64,7 @@ def one_by_one(run: RunSnapshot) -> None:
     """Every rank, a row each."""
     seen: Ranks = ranks_of(run)
     heading("Rank by rank")
-    long_table(RANK_COLUMNS, [rank_row(state) for state in seen.states], numeric=RANK_COLUMNS[:-1])
-
-
-def long_table(columns: tuple[str, ...], rows: list[tuple[str, ...]], *, numeric: tuple[str, ...]) -> None:
-    """A table; a long one scrolls."""
-    if len(rows) <= _SHORT:
-        table(columns, rows, numeric=numeric)
-    else:
-        st.dataframe([dict(zip(columns, row, strict=True)) for row in rows], hide_index=True, height=_TALL)
+    table("Rank by rank", RANK_COLUMNS, [rank_row(state) for state in seen.states], numeric=RANK_COLUMNS[:-1])
 
 
 ranks_page()

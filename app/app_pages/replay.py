@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,29 +14,30 @@ from ampscope.analysis.replay.recording import Recording
 from ampscope.analysis.replay.seek import Kind, find, marked
 from ampscope.analysis.results import Incident
 from ampscope.analysis.tables.traced_steps import TracedStep
+from ampscope.report.figures.magnitudes import LABEL as MAGNITUDES
 from ampscope.report.figures.magnitudes import magnitudes
 from ampscope.report.html.figures.magnitudes import magnitudes_html
 from ampscope.trace.vocabulary import Severity
+from blocks.basics.figure import figure
 from blocks.basics.how_to_trace import how_to_trace
 from blocks.basics.newer_step_link import newer_step_link
-from blocks.basics.page_links import link_row, to_incident, to_precision, to_replay, to_scale
-from blocks.basics.text import heading, paragraph
-from blocks.choices.page_head import page_head
+from blocks.basics.page_links import link_row, to_incident, to_precision, to_replay, to_scale, way_to
+from blocks.basics.text import heading, paragraph, title
 from blocks.choices.traced_step_box import choose_other_step, choose_traced_step, first_step
-from blocks.components.keyboard_release import release_keyboard
+from blocks.components.habits.listeners import release_keyboard
 from blocks.debugger.comparison import counterpart, first_difference
 from blocks.debugger.cursor import Cursor, cursor_in
 from blocks.debugger.op_card import op_card, operand_table
-from blocks.debugger.op_lists import module_list, neighbour_list, ops_around
-from blocks.debugger.player_controls import BEAT, jumps_in, player_controls
+from blocks.debugger.op_lists import neighbour_list, ops_around
 from blocks.debugger.step_track import step_track
 from blocks.frame.live_part import live_part
 from data.current_run import current_run
 from data.named_items import incident_at
-from data.run_results import diagnosis_of
+from data.run_results import diagnosis_of, scale_history_of
 from data.run_snapshot import RunSnapshot
-from data.step_results import histograms_of, lockstep_of, recording_of, traced_steps_of
-from state.query_params import write_params
+from data.step_results import histograms_of, recording_of, traced_steps_of
+from state.pages import Page
+from state.query_params import get_param, write_params
 
 #: The key of the search box.
 _FIND = "replay-find"
@@ -55,7 +57,7 @@ class OnScreen:
 def replay_page() -> None:
     run = current_run()
     diagnosis = diagnosis_of(run)
-    run = page_head("Replay", run, diagnosis)
+    title("Replay")
     steps = traced_steps_of(run)
     if not steps:
         how_to_trace(diagnosis)
@@ -75,7 +77,7 @@ def replay_page() -> None:
     if other is not None:
         first_difference(run, step, other)
     release_keyboard()
-    st.fragment(debugger, run_every=BEAT if cursor.playing else None)(on_screen, cursor)
+    st.fragment(debugger)(on_screen, cursor)
 
 
 def link_to_step(step: int, words: str) -> None:
@@ -93,44 +95,43 @@ def start_position(on_screen: OnScreen) -> int:
 
 
 def debugger(on_screen: OnScreen, cursor: Cursor) -> None:
-    """All that moves: drawn again at every beat, and nothing else of the page."""
-    run, step, recording, other = on_screen.run, on_screen.step, on_screen.recording, on_screen.other
-    if cursor.playing:
-        cursor.beat(recording)
-        if not cursor.playing:
-            st.rerun()
+    """All that moves: drawn again when another op is chosen, and nothing else of the page."""
+    recording = on_screen.recording
     cursor.write(recording)
     words = st.session_state.get(_FIND) or ""
     matches = find(recording, words)
-    lockstep = lockstep_of(run, step, other) if other else None
-    player_controls(recording, cursor, jumps_in(recording, matches=matches if words else None, lockstep=lockstep))
-    detail = op_detail(recording, cursor.position)
-    step_track(run, step, other, cursor, detail.twins)
-    left, right = st.columns([4, 5], gap="medium")
+    with st.container(key="amp-pinned"):
+        step_track(on_screen.run, on_screen.step, on_screen.other, cursor, matches if words else None)
+    left, right = st.columns([3, 2], gap="medium")
     with left:
-        search_and_lists(recording, matches, cursor)
+        inspector(on_screen, cursor)
     with right:
-        op_card(detail)
-        ways_onward(on_screen, detail)
-        operand_table(detail.reads, detail.writes)
-        if other is not None:
-            counterpart(run, step, other, cursor.position)
-        dataflow(recording, detail, cursor)
+        search_and_list(recording, matches, cursor)
     if not cursor.playing:
-        histograms(on_screen, cursor)
         write_params()
 
 
-def search_and_lists(recording: Recording, matches: IntArray, cursor: Cursor) -> None:
-    """Ops around the cursor, all or those that the search finds, and the tree of modules."""
+def inspector(on_screen: OnScreen, cursor: Cursor) -> None:
+    """The chosen op: what it is, what it read and wrote, where to go from it."""
+    detail = op_detail(on_screen.recording, cursor.position)
+    op_card(detail)
+    ways_onward(on_screen, detail)
+    operand_table(detail.reads, detail.writes)
+    if on_screen.other is not None:
+        counterpart(on_screen.run, on_screen.step, on_screen.other, cursor.position)
+    dataflow(on_screen.recording, detail, cursor, partial(address_of_op, on_screen.step))
+    if not cursor.playing:
+        histograms(on_screen, cursor)
+
+
+def search_and_list(recording: Recording, matches: IntArray, cursor: Cursor) -> None:
+    """Ops around the cursor, all or those that the search finds."""
     st.text_input("Find", key=_FIND, placeholder="Find ops: softmax, blocks.3, float32", label_visibility="collapsed")
     if len(matches):
         ops_around(recording, matches, cursor.position, cursor.move)
     else:
         paragraph("No op of this step has all of these words in its name, module, type, file or line.")
     st.caption("Bars: the magnitudes of the result, within what its dtype holds")
-    st.caption("Modules, open around the op, with what they gave so far")
-    module_list(recording, cursor.position, cursor.move)
 
 
 def ways_onward(on_screen: OnScreen, detail: OpDetail) -> None:
@@ -139,31 +140,39 @@ def ways_onward(on_screen: OnScreen, detail: OpDetail) -> None:
         if on_screen.incident is not None:
             to_incident(on_screen.incident[0], "Incident")
         step, module = on_screen.step, detail.line.module
-        to_scale(step.step, "Loss scale at this step")
+        if scale_history_of(on_screen.run, None).is_scaled:
+            to_scale(step.step, "Loss scale at this step")
         if module:
             to_precision(module, step.step, step.source, "Precision of this module")
 
 
-def dataflow(recording: Recording, detail: OpDetail, cursor: Cursor) -> None:
+def address_of_op(step: TracedStep, seq: int) -> str:
+    """Where the op with sequence number ``seq`` is shown as here."""
+    asked = {"step": step.step, "source": step.source, "op": seq, "against": get_param("against")}
+    return way_to(Page.REPLAY, **asked).address
+
+
+def dataflow(recording: Recording, detail: OpDetail, cursor: Cursor, address: Callable[[int], str]) -> None:
     """What the op read from, who reads it, its other half; each leads there."""
     if detail.producers:
         st.caption("It read what these wrote")
-        neighbour_list("replay-producers", "Ops that it read from", detail.producers, cursor.move)
+        neighbour_list("replay-producers", "Ops that it read from", detail.producers, cursor.move, address)
     if detail.readers:
         more = detail.reader_count - len(detail.readers)
         st.caption("Read by" + (f" (and {more:,} more)" if more else ""))
-        neighbour_list("replay-readers", "Ops that read it", detail.readers, cursor.move)
+        neighbour_list("replay-readers", "Ops that read it", detail.readers, cursor.move, address)
     if detail.twins:
         is_backward = recording.backward[detail.line.position]
         st.caption("In forward this was" if is_backward else "In backward this becomes")
-        neighbour_list("replay-twins", "Its other half", detail.twins, cursor.move)
+        neighbour_list("replay-twins", "Its other half", detail.twins, cursor.move, address)
 
 
 def histograms(on_screen: OnScreen, cursor: Cursor) -> None:
     """Where the values of the result lie; not while playing, because it takes a moment to draw."""
-    if html := magnitudes_html(magnitudes(histograms_of(on_screen.run, on_screen.step, cursor.position))):
+    if drawn := magnitudes(histograms_of(on_screen.run, on_screen.step, cursor.position)):
         heading("Magnitudes of what it wrote, against what each dtype can hold")
-        st.html(html)
+        with figure("magnitudes", f"What op {cursor.position + 1:,} of step {on_screen.step.step:,} wrote", MAGNITUDES):
+            st.html(magnitudes_html(drawn))
 
 
 replay_page()

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import UTC, datetime
+import time
+from collections.abc import Callable, Sequence
 
 import streamlit as st
 
+from ampscope.analysis.numerics.curve import Curve
 from ampscope.analysis.overview.run_list import RunSummary
-from ampscope.report.numbers import count, seconds
-from ampscope.report.palette import ALARM, GOOD, SEVERITIES
+from ampscope.analysis.words.number_words import power_of_two
+from ampscope.report.figures.panels import sparkline
+from ampscope.report.numbers import count, seconds, share, since, value
 from ampscope.report.safe_text import short
 from ampscope.report.terminal.run_list import evidence, verdict_in_words
-from ampscope.trace.vocabulary import Severity, Verdict
-from blocks.basics.page_links import to_compare
-from blocks.basics.text import paragraph
+from ampscope.trace.vocabulary import Verdict
+from blocks.basics.page_links import Way, to_compare
+from blocks.basics.table import table
+from blocks.basics.text import paragraph, title
+from blocks.components.data_table.data_table import Cell
 from data.run_folders import OfferedRun, offered_runs, run_folders
 from data.run_list import RunList, ShortVerdict, run_list
 from state.pages import Page
@@ -24,34 +28,33 @@ _REDRAW_EVERY, _DIAGNOSE_S = 2, 0.5
 #: Whether all there is to know of the runs is known, so that the table need not be drawn again.
 _COMPLETE = "_run_list_complete"
 _NOT_EXAMINED = "not examined"
-#: What a verdict looks like; being written is no verdict, but as important.
-_COLOURS = {
-    Verdict.HEALTHY.value: GOOD,
-    verdict_in_words(Verdict.AT_RISK): SEVERITIES[Severity.WARNING],
-    Verdict.PROBLEM.value: ALARM,
-    verdict_in_words(Verdict.NOT_OBSERVED): SEVERITIES[Severity.WARNING],
-    "unreadable": SEVERITIES[Severity.WARNING],
-    _NOT_EXAMINED: SEVERITIES[Severity.INFO],
+#: What a verdict looks like.
+_KINDS = {
+    verdict_in_words(Verdict.HEALTHY): "good",
+    verdict_in_words(Verdict.AT_RISK): "warning",
+    verdict_in_words(Verdict.PROBLEM): "error",
+    _NOT_EXAMINED: "info",
 }
 _STATES = {"open": "being written", "closed": "finished", "interrupted": "died"}
-_COLUMNS = {
-    "Verdict": st.column_config.MultiselectColumn(
-        options=list(_COLOURS), color=list(_COLOURS.values()), width=112, help="What the diagnosis found"
-    ),
-    "What": st.column_config.TextColumn(width="medium"),
-    "Steps": st.column_config.NumberColumn(format="localized", width=70, help="Optimizer steps tried"),
-    "Skipped": st.column_config.ProgressColumn(
-        format="percent", min_value=0, max_value=1, width=110, help="Share of steps that the scaler skipped"
-    ),
-    "Started": st.column_config.DatetimeColumn(format="distance", width=112),
-    "Lasted": st.column_config.TextColumn(width="small", help="From the start to the newest step"),
-    "State": st.column_config.TextColumn(width="small"),
-    "Tags": st.column_config.ListColumn(width="small"),
-}
+_COLUMNS = (
+    "Run",
+    "Verdict",
+    "What",
+    "Steps",
+    "Loss",
+    "Loss scale",
+    "Skipped",
+    "Started",
+    "Lasted",
+    "State",
+    "Model",
+    "Device",
+    "Tags",
+)
 
 
 def runs_page() -> None:
-    st.title("Runs", anchor=False)
+    title("Runs")
     search = st.text_input(
         "Search",
         placeholder="words of its name, model, device, tags, state or verdict",
@@ -70,9 +73,10 @@ def found_runs(search: str) -> None:
     rows = {key: row(run, summaries[run.path], known.verdict(summaries[run.path])) for key, run in offered.items()}
     matches = [key for key, run in offered.items() if summaries[run.path].matches(search, *searched_words(rows[key]))]
     if matches:
-        paragraph(f"{count(len(matches), 'run')}, the newest first. Tick one to open it; the head of a column sorts.")
+        paragraph(f"{count(len(matches), 'run')}, the newest first.")
         to_compare()
-        table([rows[key] for key in matches], matches)
+        ways = [Way(Page.OVERVIEW, {"run": key}) for key in matches]
+        table("Runs", _COLUMNS, [rows[key] for key in matches], numeric=("Steps", "Skipped"), ways=ways, filters=False)
     else:
         paragraph(
             f"None of the {count(len(offered))} runs has all of these words in its name, model, device or verdict."
@@ -95,46 +99,40 @@ def examined_so_far(readable: Sequence[RunSummary], known: RunList) -> list[RunS
     return unknown
 
 
-def row(run: OfferedRun, one: RunSummary, verdict: ShortVerdict | None) -> dict[str, object]:
+def row(run: OfferedRun, one: RunSummary, verdict: ShortVerdict | None) -> tuple[Cell, ...]:
     """A run in the table."""
     if verdict is None:
         verdict = ShortVerdict("unreadable", one.problem) if one.problem else ShortVerdict(_NOT_EXAMINED, evidence(one))
-    return {
-        "Run": run.label,
-        "Verdict": [verdict.verdict],
-        "What": short(verdict.what, 160),
-        "Steps": one.steps,
-        "Skipped": one.skipped_share,
-        "Started": datetime.fromtimestamp(one.created, tz=UTC) if one.created else None,
-        "Lasted": seconds(one.duration),
-        "State": _STATES.get(one.status, one.status),
-        "Model": short(one.model, 40),
-        "Device": short(one.device, 40),
-        "Tags": [short(tag, 30) for tag in one.tags],
-    }
-
-
-def searched_words(cells: dict[str, object]) -> tuple[str, ...]:
-    """What a search finds of a row beside the run's own facts: what the reader sees of its verdict."""
-    return str(cells["Verdict"]), str(cells["What"]), str(cells["State"])
-
-
-def table(rows: Sequence[dict[str, object]], keys: Sequence[str]) -> None:
-    """The rows; the one that is ticked opens the run of that place in ``keys``.
-
-    Not the cell that is clicked: a click on a head, which sorts, selects a cell as well.
-    """
-    picked = st.dataframe(
-        rows,
-        hide_index=True,
-        height=min(38 + 35 * len(rows), 720),
-        column_config=_COLUMNS,
-        selection_mode="single-row",
-        on_select="rerun",
-        key="run_list",
+    skipped = one.skipped_share
+    return (
+        Cell(run.label),
+        Cell(verdict.verdict, kind=_KINDS.get(verdict.verdict, "warning")),
+        Cell(verdict.what),
+        Cell(count(one.steps), one.steps),
+        curve_cell(one.loss, value),
+        curve_cell(one.scale, lambda power: power_of_two(round(power))),
+        Cell("") if skipped is None else Cell(share(skipped), skipped, part=skipped),
+        Cell(since(one.created, time.time()) if one.created else "", -one.created),
+        Cell(seconds(one.duration), one.duration),
+        Cell(_STATES.get(one.status, one.status)),
+        Cell(short(one.model, 40)),
+        Cell(short(one.device, 40)),
+        Cell(", ".join(short(tag, 30) for tag in one.tags)),
     )
-    if ticked := picked.selection.rows:
-        st.switch_page(Page.OVERVIEW.file, query_params={"run": keys[ticked[0]]})
+
+
+def curve_cell(curve: Curve, words: Callable[[float], str]) -> Cell:
+    """A curve with its newest value in words."""
+    if curve.is_empty:
+        return Cell("")
+    if not curve.steps or max(curve.nonfinite, default=-1) > curve.steps[-1]:
+        return Cell("not finite", curve=sparkline(curve))
+    return Cell(words(curve.values[-1]), curve.values[-1], curve=sparkline(curve))
+
+
+def searched_words(cells: tuple[Cell, ...]) -> tuple[str, ...]:
+    """What a search finds of a row beside the run's own facts: what the reader sees of its verdict."""
+    return tuple(cells[_COLUMNS.index(name)].text for name in ("Verdict", "What", "State"))
 
 
 runs_page()

@@ -14,22 +14,21 @@ from ampscope.analysis.scale.summary import scale_story
 from ampscope.analysis.words.scale_words import in_words
 from ampscope.report.figures.over_steps import scale_stack
 from ampscope.report.numbers import UNKNOWN, count, share, value
-from ampscope.report.safe_text import short
 from ampscope.report.source_place import place
 from blocks.basics.figure import show_figure
-from blocks.basics.page_links import link_row, to_plan
+from blocks.basics.page_links import link_row, to_overview, to_plan, way_to
 from blocks.basics.table import table
-from blocks.basics.text import heading, paragraph
+from blocks.basics.text import heading, paragraph, title
 from blocks.basics.tiles import tiles
-from blocks.choices.page_head import page_head
 from blocks.choices.select_box import choose_optimizer
 from blocks.frame.live_part import live_part
 from blocks.scaler.simulator import simulator
 from blocks.scaler.step_facts import asked_step, step_facts
 from charts.stack import stack_figure
 from data.current_run import current_run
-from data.run_results import diagnosis_of, overview_of, scale_answer_of, scale_history_of, skipped_steps_of
+from data.run_results import overview_of, scale_answer_of, scale_history_of, skipped_steps_of
 from data.run_snapshot import RunSnapshot
+from state.pages import Page
 
 _ACTIONS = {
     "init": "created",
@@ -42,16 +41,15 @@ _ACTIONS = {
     "state_loaded": "state loaded",
     "setter": "setting changed",
 }
-#: Rows before the table scrolls on its own.
-_SHORT = 25
 
 
 def scale_page() -> None:
     run = current_run()
-    run = page_head("Scale", run, diagnosis_of(run))
+    title("Scale")
     optimizer = choose_optimizer(scale_history_of(run, None).optimizers)
     if not scale_history_of(run, optimizer).is_scaled:
         paragraph("No step of this run used a loss scale: it has no GradScaler, or the scaler is disabled.")
+        to_overview()
         return
     attempt = asked_step(run, optimizer)
     live_part(partial(history, optimizer=optimizer, attempt=attempt))
@@ -67,7 +65,7 @@ def scale_page() -> None:
 def history(run: RunSnapshot, optimizer: int | None, attempt: Attempt | None) -> None:
     """How the scale went, in words, numbers and a figure with the step that was asked for."""
     scale, overview = scale_history_of(run, optimizer), overview_of(run, optimizer)
-    paragraph(scale_answer_of(run, optimizer).sentence)
+    paragraph(f"Is the loss scale right? {scale_answer_of(run, optimizer).sentence}")
     paragraph(" ".join(scale_story(scale)))
     if scale.health is not None and not scale.health.verdict.is_calm:
         paragraph(scale.health.explanation)
@@ -76,7 +74,7 @@ def history(run: RunSnapshot, optimizer: int | None, attempt: Attempt | None) ->
         paragraph(settings)
     marked = attempt.step if attempt else None
     stack = scale_stack(scale, overview.moments, overview.lr, groups=overview.group_lrs, marked=marked)
-    show_figure(stack_figure(stack), key="scale")
+    show_figure(stack_figure(stack), "scale", "Loss scale", stack.label)
 
 
 def facts(scale: ScaleHistory) -> list[tuple[str, str]]:
@@ -116,17 +114,14 @@ def details(run: RunSnapshot, optimizer: int | None) -> None:
     if scale.calls:
         heading("Calls your loop repeats")
         columns = ("Call", "Times", "Steps", "Your line", "Code")
-        table(columns, [call_row(call) for call in scale.calls], numeric=("Times",))
+        table("Calls your loop repeats", columns, [call_row(call) for call in scale.calls], numeric=("Times",))
 
 
 def skip_table(skips: tuple[SkippedStep, ...]) -> None:
-    """Every skipped step; long lists scroll."""
-    rows = [skip_row(one) for one in skips]
+    """Every skipped step, those that say the same as their neighbours as one."""
     columns = ("Step", "Loss scale", "Loss", "Gradients that were not finite")
-    if len(rows) <= _SHORT:
-        table(columns, rows, numeric=("Step",))
-    else:
-        st.dataframe([dict(zip(columns, row, strict=True)) for row in rows], hide_index=True, height=320)
+    ways = [way_to(Page.SCALE, step=one.step) for one in skips]
+    table("Skipped steps", columns, [skip_row(one) for one in skips], numeric=columns[:3], ways=ways, fold="Step")
 
 
 def skip_row(one: SkippedStep) -> tuple[str, ...]:
@@ -146,29 +141,24 @@ def tripped(one: SkippedStep) -> str:
 
 
 def event_table(events: tuple[ScaleEvent, ...]) -> None:
-    """Every change with the line that made it; long histories scroll."""
-    rows = [event_row(event) for event in events]
-    if len(rows) <= _SHORT:
-        table(
-            tuple(rows[0]),
-            [tuple(f"{cell:,}" if isinstance(cell, int) else cell for cell in row.values()) for row in rows],
-            numeric=("Step",),
-        )
-    else:
-        st.dataframe(rows, hide_index=True, height=480)
+    """Every change with the line that made it."""
+    columns = ("Step", "What happened", "Scale before", "Scale after", "Details", "Your line", "Code")
+    table(
+        "Every change of the scaler", columns, [event_row(event) for event in events], numeric=columns[:1], fold="Step"
+    )
 
 
-def event_row(event: ScaleEvent) -> dict[str, str | int]:
+def event_row(event: ScaleEvent) -> tuple[str, ...]:
     """One change for the table."""
-    return {
-        "Step": event.step,
-        "What happened": _ACTIONS.get(event.action, event.action),
-        "Scale before": "" if event.before is None else in_words(event.before),
-        "Scale after": "" if event.after is None else in_words(event.after),
-        "Details": short(event.detail, 200),
-        "Your line": place(event.source),
-        "Code": short(event.source.code.strip(), 200) if event.source else "",
-    }
+    return (
+        count(event.step),
+        _ACTIONS.get(event.action, event.action),
+        "" if event.before is None else in_words(event.before),
+        "" if event.after is None else in_words(event.after),
+        event.detail,
+        place(event.source),
+        event.source.code.strip() if event.source else "",
+    )
 
 
 def call_row(call: ScalerCall) -> tuple[str, ...]:

@@ -83,7 +83,7 @@ def _course(seen: CourseFigure) -> go.Scatter:
         line={"color": CURVE, "width": 1.8},
         marker={"color": CURVE, "size": 5},
         customdata=[as_label(seen.words(power)) for power in course.values],
-        hovertemplate="step %{x:,d}<br>%{customdata}<extra></extra>",
+        hoverinfo="none",  # the crosshair says it
     )
 
 

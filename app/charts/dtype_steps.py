@@ -82,7 +82,7 @@ def _lay_out(figure: go.Figure, seen: DtypeSteps) -> None:
     figure.update_yaxes(
         range=[0, 1.12],
         tickvals=[0, 0.5, 1],
-        tickformat=".0%",
+        ticktext=["0 %", "50 %", "100 %"],
         title_text=seen.unit,
         gridcolor=HAIRLINE,
         zeroline=False,

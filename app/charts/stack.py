@@ -107,13 +107,13 @@ def _curve(panel: Panel, pieces: Sequence[Piece], line: dict[str, object], side:
         line={**line, "shape": "hvh" if panel.stepped else "linear"},
         marker={"color": line["color"], "size": 6 if len(points) < _SPARSE else 2},
         customdata=["" if number is None else whose + as_label(panel.hover(number)) for number in values],
-        hovertemplate="step %{x:,d}<br>%{customdata}<extra></extra>",
+        hoverinfo="none",  # the crosshair says it
     )
 
 
 def _draw_name(figure: go.Figure, row: int, panel: Panel) -> None:
     """The panel's name above its left corner, and beside it what its edges' marks mean."""
-    keys = (f"   <span style='color:{ALARM}'>{edge.symbol.glyph} {as_label(edge.key)}</span>" for edge in panel.edges)
+    keys = (f"   {_colored(f'{edge.symbol.glyph} {as_label(edge.key)}', edge)}" for edge in panel.edges)
     figure.add_annotation(
         text=as_label(panel.name) + "".join(keys),
         showarrow=False,
@@ -129,12 +129,17 @@ def _draw_name(figure: go.Figure, row: int, panel: Panel) -> None:
     )
 
 
+def _colored(words: str, edge: Edge) -> str:
+    return words if edge.is_calm else f"<span style='color:{ALARM}'>{words}</span>"
+
+
 def _edge(edge: Edge, at: float) -> go.Scatter:
+    colors = [MARK if step in edge.harmless else ALARM for step in edge.steps]
     return go.Scatter(
         x=edge.steps,
         y=[at] * len(edge.steps),
         mode="markers",
-        marker={"symbol": edge.symbol.value, "size": 9, "color": ALARM},
+        marker={"symbol": edge.symbol.value, "size": 9, "color": colors},
         hovertemplate=f"step %{{x:,d}}<br>{as_label(edge.hover)}<extra></extra>",
     )
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import streamlit as st
 
+from ampscope.trace.remote.location import location
 from data.run_snapshot import RunSnapshot, take_snapshot
 
 _CURRENT = "_ampscope_run"
@@ -39,4 +40,4 @@ def current_run() -> RunSnapshot:
 
 def refreshed_run() -> RunSnapshot:
     """The run on screen as it is on the disk now, for parts of a page that follow it."""
-    return select_run(Path(current_run().path))
+    return select_run(location(current_run().path))

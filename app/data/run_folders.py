@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,10 +13,13 @@ import streamlit as st
 
 from ampscope.report.safe_text import short
 from ampscope.trace.read.run import find_runs
+from ampscope.trace.remote.location import location
 
 #: The variable that names folders with runs, separated as in PATH.
 VARIABLE = "AMPSCOPE_RUNS"
 _ENTRY = "streamlit_app.py"
+#: What separates folders; the colon of a URL does not.
+_SEPARATOR = re.compile(rf"{re.escape(os.pathsep)}(?!//)")
 #: Seconds for which a look at the folders holds.
 _TTL_S = 3
 
@@ -89,8 +93,8 @@ def _command_line() -> list[Path]:
 
 
 def _environment() -> list[Path]:
-    return list(_paths(os.environ.get(VARIABLE, "").split(os.pathsep)))
+    return list(_paths(_SEPARATOR.split(os.environ.get(VARIABLE, ""))))
 
 
 def _paths(names: list[str]) -> Iterator[Path]:
-    return (Path(name).expanduser() for name in names if name)
+    return (location(name).expanduser() for name in names if name)

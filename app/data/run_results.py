@@ -10,12 +10,13 @@ from ampscope.analysis.overview.last_good.last_good import last_good
 from ampscope.analysis.overview.overview import Overview, overview
 from ampscope.analysis.overview.pulse import Pulse, pulse
 from ampscope.analysis.overview.ranks.ranks import Ranks, ranks_at_a_glance
+from ampscope.analysis.overview.search import Hits, search
 from ampscope.analysis.precision.over_steps import PrecisionOverSteps, precision_over_steps
 from ampscope.analysis.precision.plan.plan import Plan, plan
 from ampscope.analysis.precision.precision import Precision, precision
 from ampscope.analysis.precision.ranges.heat_map import HeatMap, View, heat_map
 from ampscope.analysis.precision.ranges.measured import MeasuredRun, measured_places
-from ampscope.analysis.precision.ranges.place_detail import PlaceDetail, place_detail
+from ampscope.analysis.precision.ranges.place_detail import PlaceDetail, place_detail, place_details
 from ampscope.analysis.precision.ranges.ranges import Ranges, ranges_of
 from ampscope.analysis.results import Diagnosis, Incident, LastGood
 from ampscope.analysis.scale.answer import ScaleAnswer, scale_answer
@@ -27,7 +28,7 @@ from data.cache import cached, rows_of
 from data.named_items import named_items
 from data.run_snapshot import RunSnapshot
 
-#: What can change the verdict at once; the rest counts once the run has grown by a fifth.
+#: What can change the verdict at once, as a first NaN can; the rest counts once the run has grown by a fifth.
 _ALARMING = (Table.INCIDENTS, Table.REPLAYS, Table.FINDINGS)
 _HISTORY = (Table.STEPS, Table.SCALER_EVENTS, Table.EVENTS)
 _TRACED = (Table.OPS, Table.EDGES, Table.SITES)
@@ -45,12 +46,21 @@ def pulse_of(run: RunSnapshot) -> Pulse:
 
 
 def _verdict_changes(run: RunSnapshot) -> object:
-    return (run.stamps_of(_ALARMING), grown(run)) if run.is_open else run.stamps
+    return (alarms_of(run), grown(run)) if run.is_open else run.stamps
+
+
+def alarms_of(run: RunSnapshot) -> object:
+    """Changes whenever something goes wrong in a run being written; with many NaN, at every fifth more."""
+    return run.stamps_of(_ALARMING), _fifths(pulse_of(run).nonfinite)
 
 
 def grown(run: RunSnapshot) -> object:
     """Changes whenever a run being written has grown by a fifth, for what takes long and changes slowly."""
-    return math.floor(_GROWTHS_PER_DOUBLING * math.log2(1 + pulse_of(run).steps)) if run.is_open else run.stamps
+    return _fifths(pulse_of(run).steps) if run.is_open else run.stamps
+
+
+def _fifths(number: int) -> int:
+    return math.floor(_GROWTHS_PER_DOUBLING * math.log2(1 + number))
 
 
 @cached(_verdict_changes, of_rank=False)
@@ -132,6 +142,12 @@ def measured_of(run: RunSnapshot) -> MeasuredRun:
     return measured_places(run.run, rank=run.rank)
 
 
+@cached(rows_of(Table.STEPS, Table.OPS, Table.SITES))
+def search_of(run: RunSnapshot, text: str) -> tuple[Hits, ...]:
+    """What of the run has these words."""
+    return search(run.run, text, rank=run.rank)
+
+
 #: Places of a table.
 _CLOSEST = 300
 
@@ -152,3 +168,9 @@ def heat_map_of(run: RunSnapshot, view: View) -> HeatMap:
 def place_of(run: RunSnapshot, key: str, step: int | None) -> PlaceDetail | None:
     """A place close up."""
     return place_detail(run.run, measured_of(run), key, step=step)
+
+
+@cached(_verdict_changes)
+def places_of(run: RunSnapshot, keys: tuple[str, ...]) -> dict[str, PlaceDetail]:
+    """Several places close up, by their keys, in one look at the run."""
+    return place_details(run.run, measured_of(run), keys)

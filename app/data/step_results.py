@@ -5,7 +5,6 @@ from __future__ import annotations
 from ampscope.analysis.replay.lockstep import Lockstep, lockstep
 from ampscope.analysis.replay.op_detail import with_histograms
 from ampscope.analysis.replay.recording import Recording, recording
-from ampscope.analysis.replay.track import Track, track
 from ampscope.analysis.results import Operand
 from ampscope.analysis.tables.traced_steps import TracedStep, traced_steps
 from ampscope.trace.schema import Table
@@ -26,12 +25,6 @@ def traced_steps_of(run: RunSnapshot) -> tuple[TracedStep, ...]:
 def recording_of(run: RunSnapshot, step: TracedStep) -> Recording:
     """A traced step op by op."""
     return recording(run.run, step)
-
-
-@cached(identity, entries=KEPT)
-def track_of(run: RunSnapshot, step: TracedStep) -> Track:
-    """Its magnitudes from the first op to the last."""
-    return track(recording_of(run, step))
 
 
 @cached(identity, entries=KEPT, spinner="Comparing the steps")

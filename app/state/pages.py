@@ -19,6 +19,7 @@ class Page(Enum):
     RANKS = ("Ranks", ":material/lan:")
     COMPARE = ("Compare", ":material/compare_arrows:")
     RUNS = ("Runs", ":material/list:")
+    WALL = ("Wall", ":material/tv:")
 
     def __init__(self, title: str, icon: str) -> None:
         self.title = title
@@ -37,6 +38,11 @@ class Page(Enum):
     def is_offered(self, world: int) -> bool:
         """Whether there is anything on it for a run of ``world`` ranks; by its address it is there all the same."""
         return self is not Page.RANKS or world > 1
+
+    @property
+    def is_of_one_rank(self) -> bool:
+        """Whether it shows one rank of several, which is chosen; an incident has its own, Ranks all."""
+        return self not in {Page.INCIDENT, Page.RANKS, Page.COMPARE, Page.RUNS}
 
     @property
     def is_default(self) -> bool:

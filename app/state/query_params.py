@@ -17,6 +17,8 @@ _REMEMBERED = "_ampscope_remembered"
 _RUN = "_ampscope_remembered_run"
 _UNWRITTEN = "_ampscope_unwritten"
 _DRAWN = "_ampscope_drawn"
+#: The address as the browser has it, or will: what it says of itself while parts are drawn anew may be older.
+_ADDRESS = "_ampscope_address"
 
 
 @contextmanager
@@ -27,6 +29,7 @@ def params_written_once(page: str) -> Iterator[None]:
         page: Which page is drawn.
     """
     st.session_state[_UNWRITTEN] = {}
+    st.session_state[_ADDRESS] = st.query_params.to_dict()
     _forget_what_back_took_away(page)
     try:
         yield
@@ -43,12 +46,13 @@ def _write_all(page: str) -> None:
 
 def write_params() -> None:
     """Put what was set into the address, at once."""
-    before = st.query_params.to_dict()
+    before = st.session_state.get(_ADDRESS, st.query_params.to_dict())
     wanted: dict[str, str | None] = {**before, **_unwritten()}
     after = {name: value for name, value in wanted.items() if value is not None}
     st.session_state[_UNWRITTEN] = {}
     if after != before:
         st.query_params.from_dict(after)
+        st.session_state[_ADDRESS] = after
 
 
 def _forget_what_back_took_away(page: str) -> None:

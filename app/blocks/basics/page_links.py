@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from typing import NamedTuple
 from urllib.parse import urlencode
 
 import streamlit as st
@@ -16,7 +17,7 @@ from state.pages import Page
 from state.query_params import get_param
 
 #: What stays the same on the way, unless the link says otherwise.
-_KEPT = ("run", "rank", "optimizer")
+_KEPT = ("run", "rank", "optimizer", "range")
 #: Characters of a name that go into an address.
 _LONGEST = 300
 
@@ -26,9 +27,26 @@ def link(page: Page, label: str, *, icon: str | None = None, **params: object) -
     st.page_link(page.file, label=label, icon=icon or page.icon, query_params=_query(params))
 
 
-def address_of(page: Page, **params: object) -> str:
-    """Where `link` leads, for HTML of ours: the page below the app's address with its query."""
-    return f"{page.url_path}?{urlencode(_query(params))}"
+class Way(NamedTuple):
+    """Where a row of a table, or a piece of HTML of ours, leads."""
+
+    page: Page
+    query: Mapping[str, str]
+
+    @property
+    def address(self) -> str:
+        """The page below the app's address with its query."""
+        return f"{self.page.url_path}?{urlencode(self.query)}"
+
+
+def way_to(page: Page, **params: object) -> Way:
+    """Where `link` leads."""
+    return Way(page, _query(params))
+
+
+def switch_to(way: Way) -> None:
+    """Leave this page for another."""
+    st.switch_page(way.page.file, query_params=dict(way.query))
 
 
 def link_row() -> AbstractContextManager[object]:
@@ -144,6 +162,10 @@ def switch_to_scale(step: int) -> None:
     st.switch_page(Page.SCALE.file, query_params=_query({"step": step}))
 
 
+def kept_query() -> dict[str, str]:
+    """What an address has on every page, as it is now."""
+    return {name: known for name in _KEPT if (known := get_param(name)) is not None}
+
+
 def _query(params: Mapping[str, object]) -> dict[str, str]:
-    kept = {name: known for name in _KEPT if (known := get_param(name)) is not None}
-    return {**kept, **{name: str(value) for name, value in params.items() if value is not None}}
+    return {**kept_query(), **{name: str(value) for name, value in params.items() if value is not None}}

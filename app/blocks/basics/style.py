@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import streamlit as st
-
 from ampscope.report.html.sheet import SHEET
 
-_STREAMLIT = Path(__file__).with_suffix(".css").read_text("utf-8")
-
-
-def style() -> None:
-    """Put the style sheet into the page."""
-    st.html(f"<style>{SHEET}{_STREAMLIT}</style>")
+#: It is in the page before anything is drawn.
+STYLE = SHEET + "".join(Path(__file__).with_name(f"{name}.css").read_text("utf-8") for name in ("style", "wall"))

@@ -12,15 +12,14 @@ def paragraph(text: str, limit: int = 4000) -> None:
     st.html(f"<p style='margin:0;overflow-wrap:anywhere'>{as_html(text, limit)}</p>")
 
 
-def title(words: str, run: str) -> None:
-    """The page's title and the run it shows."""
+def title(words: str) -> None:
+    """The page's title."""
     st.title(words, anchor=False)
-    st.html(f'<div class="amp-place">Run: {as_html(run, 160)}</div>')
 
 
 def heading(text: str) -> None:
     """A section's heading: our own words."""
-    st.subheader(text, anchor=False)
+    st.header(text, anchor=False)
 
 
 def good(title: str, text: str) -> None:

@@ -20,6 +20,8 @@ def choose(
     default: str | None = None,
     named: bool = False,
     width: Literal["stretch"] | int = "stretch",
+    bare: bool = False,
+    chips: bool = False,
 ) -> str:
     """A select box over ``options`` (not empty); an address that does not name one means the default, and stays so.
 
@@ -33,6 +35,8 @@ def choose(
         default: What is chosen at first; the first option if left out.
         named: Write the default into the address, too, where another time it may be another.
         width: In pixels; beside others in a row, one that no longer fits begins the next line.
+        bare: Whether what is said beside it is for those alone who do not see it.
+        chips: Whether the options stand side by side.
     """
     begin = default if default is not None and default in options else options[0]
     asked = get_param(name)
@@ -40,12 +44,18 @@ def choose(
     if asked in options and not (own and name in st.session_state):
         st.session_state[name] = asked
     known = st.session_state.get(name)
+    if chips and known is None:  # a click on the chip that was chosen
+        known = st.session_state.get(f"_chosen_{name}")
     if asked is None and known == st.session_state.get(f"_chosen_{name}"):
         known = begin  # nobody has picked it just now: it is of another run, or of what Back has left
     # Written even where it stays: a box of this name on the last page hands its choice on to the one of this page.
     st.session_state[name] = known if known in options else begin
-    picked = st.selectbox(label, options, format_func=describe, key=name, width=width)
-    chosen = picked if picked in options else begin
+    shown: Literal["collapsed", "visible"] = "collapsed" if bare else "visible"
+    if chips:
+        picked = st.segmented_control(label, options, format_func=describe, key=name, label_visibility=shown)
+    else:
+        picked = st.selectbox(label, options, format_func=describe, key=name, width=width, label_visibility=shown)
+    chosen = picked if picked is not None and picked in options else begin
     if param_in_address(name) is not None and asked not in options and not own:
         not_there(label, asked, describe(chosen))
     set_choice(is_default=chosen == begin and not named, **{name: chosen})

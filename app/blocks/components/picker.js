@@ -21,10 +21,15 @@ function bar(row) {
 }
 
 function line(row, pick) {
-  const one = element("button", `line ${row.kind || ""}`);
-  one.type = "button";
+  const one = element(row.href ? "a" : "button", `line ${row.kind || ""}`);
+  if (row.href) one.href = row.href;
+  else one.type = "button";
   one.title = row.hint || "";
-  one.onclick = () => pick(row.id);
+  one.onclick = (event) => {
+    if (event.ctrlKey || event.metaKey || event.shiftKey) return; // a link opens elsewhere
+    event.preventDefault();
+    pick(row.id);
+  };
   if (one.classList.contains("current")) one.setAttribute("aria-current", "true");
   one.append(element("span", "lead", row.lead));
   const words = element("span", "words");

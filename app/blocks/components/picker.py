@@ -39,6 +39,7 @@ class Line:
     note: str = ""
     tail: str = ""
     hint: str = ""  #: the whole of what a narrow line cuts off
+    href: str = ""  #: where it leads in a tab of its own
     depth: int = 0
     kind: str = ""  #: any of ``current``, ``bad``, ``near``, ``faint``
     bar: tuple[Mark, ...] | None = None

@@ -46,4 +46,4 @@ def counterpart(run: RunSnapshot, step: TracedStep, other: TracedStep, position:
     paragraph(_DIFFERENCES[lockstep.of(position)])
     if partner >= 0:
         theirs = op_detail(recording_of(run, other), partner)
-        operand_table(theirs.reads, theirs.writes)
+        operand_table(theirs.reads, theirs.writes, "The same in the other step")

@@ -1,4 +1,4 @@
-"""Where in a traced step the reader is, and whether it plays: kept in the session, and at rest in the address."""
+"""Where in a traced step the reader is: kept in the session, and at rest in the address."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import streamlit as st
 
 from ampscope.analysis.replay.recording import Recording
-from ampscope.analysis.replay.seek import Kind, advance, marked
 from blocks.choices.not_there import not_there
-from state.query_params import get_number, param_in_address, set_params
+from blocks.components.step_track.step_track import Pick
+from state.query_params import get_number, get_param, param_in_address, set_choice
 
 _CURSOR = "_ampscope_cursor"
 
@@ -19,25 +19,21 @@ class Cursor:
     """The position in one recording."""
 
     recording: tuple[str, int, str]  #: run, step and source
+    start: int  #: where the page begins by itself
     position: int
-    stride: float = 1.0  #: ops per beat
-    remainder: float = 0.0  #: what of an op the beats so far have left over
-    playing: bool = False
+    moves: int = 0  #: how often the page has moved it by itself
+    playing: bool = False  #: the track is on its way through the step
     written: tuple[str, str] = ("", "")  #: the sequence numbers last put into the address, newest first
 
     def move(self, position: int) -> None:
-        """Go there and stand still."""
+        """Go there and stand still; the track follows."""
         self.position = position
         self.playing = False
+        self.moves += 1
 
-    def beat(self, recording: Recording) -> None:
-        """One beat of playing: on to the next ops; it stops where something not finite begins, and at the end."""
-        whole, self.remainder = divmod(self.remainder + self.stride, 1.0)
-        if whole:
-            before = self.position
-            self.position = advance(recording, before, int(whole))
-            stops = self.position in marked(recording, Kind.NONFINITE)
-            self.playing = before < self.position < len(recording) - 1 and not stops
+    def follow(self, pick: Pick) -> None:
+        """Go where the track went."""
+        self.position, self.playing = pick.at, pick.is_playing
 
     def write(self, recording: Recording) -> None:
         """Put the op into the address, once playing has come to rest."""
@@ -45,7 +41,7 @@ class Cursor:
         if not self.playing and seq != self.written[0]:
             self.written = (seq, self.written[0])
         if not self.playing:
-            set_params(op=seq)
+            set_choice(is_default=self.position == self.start, op=seq)
 
 
 def cursor_in(recording: Recording, path: str, start: int) -> Cursor:
@@ -53,8 +49,10 @@ def cursor_in(recording: Recording, path: str, start: int) -> Cursor:
     identity = (path, recording.traced.step, recording.traced.source)
     cursor = st.session_state.get(_CURSOR)
     if not isinstance(cursor, Cursor) or cursor.recording != identity:
-        cursor = st.session_state[_CURSOR] = Cursor(identity, start)
+        cursor = st.session_state[_CURSOR] = Cursor(identity, start, start)
     asked = param_in_address("op")
+    if get_param("op") is None and cursor.written[0]:
+        cursor.move(start)  # back took it away
     if asked is not None and asked not in cursor.written:  # one of these may still be on its way to the browser
         _follow_link(cursor, recording, asked)
     return cursor

@@ -41,11 +41,13 @@ def op_card(detail: OpDetail) -> None:
     )
 
 
-def operand_table(reads: Sequence[Operand], writes: Sequence[Operand]) -> None:
+def operand_table(
+    reads: Sequence[Operand], writes: Sequence[Operand], label: str = "What the op read and wrote"
+) -> None:
     """What it read and wrote, in words; columns with nothing to say are left out."""
     rows = [*(_row("read", operand) for operand in reads), *(_row("wrote", operand) for operand in writes)]
     kept = [at for at in range(len(_COLUMNS)) if any(row[at] for row in rows)]
-    table([_COLUMNS[at] for at in kept], [[row[at] for at in kept] for row in rows])
+    table(label, [_COLUMNS[at] for at in kept], [[row[at] for at in kept] for row in rows])
 
 
 def _title(detail: OpDetail) -> str:
@@ -57,7 +59,9 @@ def _chips(detail: OpDetail) -> str:
     line = detail.line
     chips = []
     if line.dtype:
-        chips.append(f'<span class="amp-chip" style="color:{dtype_color(line.dtype)}">{as_html(line.dtype, 20)}</span>')
+        chips.append(
+            f'<span class="amp-chip dtype" style="--dtype:{dtype_color(line.dtype)}">{as_html(line.dtype, 20)}</span>'
+        )
     if detail.cast in _CASTS:
         chips.append(f'<span class="amp-chip info">{_CASTS[detail.cast]}</span>')
     if line.is_intended:

@@ -1,11 +1,11 @@
-"""Ops of a traced step as lines to be picked: a list around the cursor, neighbours in the dataflow, the module tree."""
+"""Ops of a traced step as lines to be picked: a list around the cursor, and neighbours in the dataflow."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ampscope.analysis.numerics.arrays import IntArray
-from ampscope.analysis.replay.module_tree import Branch, module_tree
 from ampscope.analysis.replay.op_detail import Magnitudes, OpLine, op_lines
 from ampscope.analysis.replay.recording import Recording
 from ampscope.analysis.replay.seek import neighbourhood
@@ -17,7 +17,7 @@ from blocks.components.picker import Line, Mark, picker
 Go = Callable[[int], None]
 
 #: Ops on either side of the cursor.
-AROUND = 25
+AROUND = 15
 #: The powers of two that a line's bar spans.
 _LOW, _HIGH = -32.0, 24.0
 
@@ -39,20 +39,14 @@ def largest_words(line: OpLine) -> str:
 def ops_around(recording: Recording, places: IntArray, position: int, go: Go) -> None:
     """The list of the ops at ``places`` (ascending) with the cursor in the middle."""
     shown = op_lines(recording, neighbourhood(places, position, AROUND).tolist())
-    lines = [op_row(line, note=_place(line), current=line.position == position) for line in shown]
-    picker("replay-ops", "Ops in the order in which they ran", lines, go, height=330)
+    lines = [_short(op_row(line, note=_place(line), current=line.position == position), line.module) for line in shown]
+    picker("replay-ops", "Ops in the order in which they ran", lines, go, height=440)
 
 
-def neighbour_list(key: str, label: str, shown: Sequence[OpLine], go: Go) -> None:
-    """Ops that this one reads from, or is read by."""
-    lines = [op_row(line, note=line.role or _place(line)) for line in _once(shown)]
+def neighbour_list(key: str, label: str, shown: Sequence[OpLine], go: Go, address: Callable[[int], str]) -> None:
+    """Ops that this one reads from, or is read by: links, by the ``address`` of a sequence number."""
+    lines = [replace(op_row(line, note=line.role or _place(line)), href=address(line.seq)) for line in _once(shown)]
     picker(key, label, lines, go, height=150)
-
-
-def module_list(recording: Recording, position: int, go: Go) -> None:
-    """The tree of modules, open around the cursor; picking one leads to its first op."""
-    lines = [_module_row(branch) for branch in module_tree(recording, position)]
-    picker("replay-modules", "Modules", lines, go, height=330)
 
 
 def op_row(line: OpLine, *, note: str = "", current: bool = False) -> Line:
@@ -105,17 +99,9 @@ def _place(line: OpLine) -> str:
     return f"{rest[-1]}.{last}" if rest and last.isdigit() else last
 
 
-def _module_row(branch: Branch) -> Line:
-    return Line(
-        id=branch.first,
-        text=branch.name.rpartition(".")[2] or branch.name or "outside modules",
-        note=branch.kind,
-        tail=f"{count(branch.ran)} of {count(branch.ops)}",
-        hint=branch.name,
-        depth=branch.depth,
-        kind=_kinds(current=branch.is_current, bad=branch.has_nonfinite, near=branch.has_near, faint=not branch.ran),
-        bar=magnitude_bar(branch.magnitudes, branch.dtype, is_finite=not branch.has_nonfinite),
-    )
+def _short(row: Line, module: str) -> Line:
+    """Without the module before a parameter's name: the note has its end, and the list is narrow."""
+    return replace(row, text=row.text.removeprefix(f"{module}."))
 
 
 def _once(shown: Sequence[OpLine]) -> list[OpLine]:

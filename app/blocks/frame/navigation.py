@@ -5,7 +5,8 @@ from __future__ import annotations
 import streamlit as st
 from streamlit.navigation.page import StreamlitPage
 
-from blocks.components.side_bar_fold import fold_side_bar
+from blocks.basics.page_links import kept_query
+from blocks.components.habits.listeners import fold_side_bar
 from state.pages import Page
 
 
@@ -15,9 +16,9 @@ def page_of(page: Page) -> StreamlitPage:
 
 
 def page_links(run: str, world: int) -> None:
-    """The pages that there are for a run of ``world`` ranks, each as a link that names the run by its key."""
-    with st.container(gap="xsmall"):
+    """The pages that there are for a run of ``world`` ranks: links that name the run by its key, and what is kept."""
+    with st.container(gap="xsmall", key="amp-pages"):
         for page in Page:
             if page.is_offered(world):
-                st.page_link(page.file, label=page.title, icon=page.icon, query_params={"run": run})
+                st.page_link(page.file, label=page.title, icon=page.icon, query_params={**kept_query(), "run": run})
     fold_side_bar()

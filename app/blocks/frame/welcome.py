@@ -19,9 +19,8 @@ ampscope.watch(model, scaler)  # once, before the training loop
 def samples_only(folders: Sequence[RunFolder]) -> None:
     """Say, above a sample, that there is no run of the reader's own yet, and which line makes one."""
     own = ", ".join(str(folder.path) for folder in folders if not folder.is_sample)
-    with st.container(border=True):
-        paragraph(f"No run of yours in {own} yet; what follows is a sample. One line in a script makes one:")
-        st.code(_LINE, language="python")
+    paragraph(f"A sample: there is no run of yours in {own} yet. One line, before the training loop, makes one:")
+    st.code("ampscope.watch(model, scaler)", language="python")
 
 
 def welcome(folders: Sequence[RunFolder]) -> None:

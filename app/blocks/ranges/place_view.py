@@ -7,11 +7,12 @@ import streamlit as st
 from ampscope.analysis.precision.ranges.place_detail import PlaceDetail, Seen
 from ampscope.report import ranges_words
 from ampscope.report.figures.course import course_figure
-from ampscope.report.figures.magnitudes import WITH_FLOAT8, magnitudes
+from ampscope.report.figures.magnitudes import LABEL, WITH_FLOAT8, magnitudes
 from ampscope.report.html.figures.magnitudes import magnitudes_html
 from ampscope.report.numbers import UNMEASURED, count, share, value
+from ampscope.report.safe_text import short
 from ampscope.report.source_place import place
-from blocks.basics.figure import show_figure
+from blocks.basics.figure import figure, show_figure
 from blocks.basics.page_links import link_row, to_plan, to_precision, to_replay
 from blocks.basics.text import heading, paragraph
 from blocks.basics.tiles import tiles
@@ -25,7 +26,8 @@ def place_view(seen: PlaceDetail) -> None:
     where = f" ({place(row.source)})" if row.source else ""
     paragraph(f"{ranges_words.place_words(row)}, {row.phase}, {row.dtype}{where}".replace(", ,", ","), 400)
     tiles(facts(seen))
-    show_figure(course_chart(course_figure(seen, marked=seen.seen.step if seen.seen else None)), key="course")
+    course = course_figure(seen, marked=seen.seen.step if seen.seen else None)
+    show_figure(course_chart(course), "course", short(ranges_words.place_words(row), 80), course.label)
     ways_onward(seen)
     exponents(seen)
 
@@ -41,7 +43,7 @@ def facts(seen: PlaceDetail) -> list[tuple[str, str]]:
         ("bits of growth in 100 steps", ranges_words.growth(row) or "one step only"),
         ("overflowed", ranges_words.overflows(row).removeprefix("overflowed "))
         if row.overflowed
-        else ("overflows at", ranges_words.forecast(row) or "nothing says that it will"),
+        else ("overflow foreseen", ranges_words.forecast(row) or "none"),
         ("subnormal, of the non-zero values", lost),
         ("recorded steps in which it ran", count(row.steps)),
     ]
@@ -65,15 +67,17 @@ def ways_onward(seen: PlaceDetail) -> None:
 def exponents(seen: PlaceDetail) -> None:
     """Its histogram against what each dtype can hold."""
     counted = seen.counted
-    drawn = magnitudes_html(magnitudes((counted.written,), bands=WITH_FLOAT8)) if counted is not None else ""
-    if counted is None or not drawn:
+    drawn = magnitudes((counted.written,), bands=WITH_FLOAT8) if counted is not None else None
+    if counted is None or drawn is None:
         paragraph(
             "There is no histogram: the exponents of its values were not counted in any recorded step. That is done "
             "for up to 256 outputs of a healthy step, by turns, and for all in a replay."
         )
         return
     heading(f"Its values at step {count(counted.step)}, against what each dtype can hold")
-    st.html(drawn)
+    name = short(ranges_words.place_words(seen.row), 60)
+    with figure("magnitudes", f"{name} at step {count(counted.step)}", LABEL):
+        st.html(magnitudes_html(drawn))
     st.caption(f"Across: magnitudes; up: share of the fullest bin.{_otherwise(counted, seen.seen)}")
 
 

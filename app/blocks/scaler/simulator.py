@@ -7,8 +7,10 @@ from collections.abc import Callable
 import streamlit as st
 
 from ampscope.analysis.scale.what_if import ScalerRules, what_if
+from ampscope.analysis.words.number_words import number
 from ampscope.analysis.words.scale_words import in_words
 from ampscope.report.figures.over_steps import what_if_stack
+from ampscope.report.numbers import count
 from ampscope.report.what_if_words import code, in_sentences
 from blocks.basics.figure import show_figure
 from blocks.basics.text import paragraph
@@ -24,21 +26,21 @@ _GROWTHS = (1.25, 1.5, 2.0, 4.0)
 _BACKOFFS = (0.1, 0.25, 0.5, 0.75)
 
 
-def _number(value: float) -> str:
-    return f"{value:,g}"
-
-
 def _floor(value: float) -> str:
     return in_words(value) if value else "no floor"
+
+
+def _good_steps(value: float) -> str:
+    return count(value, "good step")
 
 
 _RESETS = "_ampscope_what_if_resets"
 #: By the rule that it sets: a slider's label, what it offers, and how it says that.
 _SLIDERS: dict[str, tuple[str, tuple[float, ...], Callable[[float], str]]] = {
     "init_scale": ("Initial scale", _SCALES, in_words),
-    "growth_interval": ("Good steps before it grows", _INTERVALS, _number),
-    "growth_factor": ("Grows by", _GROWTHS, _number),
-    "backoff_factor": ("A skip multiplies it by", _BACKOFFS, _number),
+    "growth_interval": ("Grows after", _INTERVALS, _good_steps),
+    "growth_factor": ("Grows by", _GROWTHS, number),
+    "backoff_factor": ("A skip multiplies it by", _BACKOFFS, number),
     "floor": ("Never below", _FLOORS, _floor),
 }
 
@@ -55,7 +57,8 @@ def simulator(run: RunSnapshot, optimizer: int | None) -> None:
     st.button("Set as it was", on_click=_reset, icon=":material/undo:", type="tertiary")
     answer = what_if(scale_record_of(run, optimizer), rules)
     paragraph(" ".join(in_sentences(answer)))
-    show_figure(stack_figure(what_if_stack(answer, history)), key="what-if")
+    stack = what_if_stack(answer, history)
+    show_figure(stack_figure(stack), "what-if", "What if it had been set otherwise", stack.label)
     st.code(code(answer.rules), language="python")
 
 

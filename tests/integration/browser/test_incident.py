@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from playwright.sync_api import Browser, Page, expect
 from ampscope.report.html.report_page import page_of
 from tests.integration.browser.driver import goto, serve, settle
 from tests.integration.browser.watched import Watched
+from tests.support.paths import ROOT
 from tests.support.saved_operands import MM, content, save
 from tests.support.scenes import SCENES
 from tests.support.trace_builder import TraceBuilder
@@ -65,18 +67,28 @@ def test_the_incident_is_one_click_from_the_verdict_and_the_fix_can_be_copied(pa
     watched = Watched(page)
     goto(page, app, "", run="overflow")
     page.get_by_text("Look at it closely").click()
-    expect(page.get_by_role("heading", name="From the origin to what it reached")).to_be_visible()
+    page.get_by_role("tab", name="What to change").click()
     settle(page)
-    expect(page.locator(".amp-node.origin")).to_contain_text("y = h @ h.T")
-    code = page.locator("[data-testid=stCode]").first
+    code = page.locator("[data-testid=stCode]:visible").first
     code.hover()
     code.get_by_role("button").first.click()
     assert page.evaluate("navigator.clipboard.readText()").strip() in code.inner_text()
     assert watched.complaints == []
 
 
-def test_the_script_of_the_failed_op_comes_as_a_file(page: Page, app: str) -> None:
+def test_the_path_is_behind_a_tab_of_the_address_and_its_ops_lead_to_replay(page: Page, app: str) -> None:
     goto(page, app, "incident", run="overflow")
+    page.get_by_role("tab", name="The path").click()
+    expect(page).to_have_url(re.compile("tab=the-path"))
+    goto(page, app, "incident", run="overflow", tab="the-path")
+    origin = page.locator(".amp-node.origin")
+    expect(origin).to_contain_text("y = h @ h.T")
+    origin.get_by_role("link").first.click()
+    expect(page).to_have_url(re.compile("/replay.*op=1"))
+
+
+def test_the_script_of_the_failed_op_comes_as_a_file(page: Page, app: str) -> None:
+    goto(page, app, "incident", run="overflow", tab="take-it-along")
     script = downloaded(page, "repro.py").decode("ascii")
     ast.parse(script)
     assert "aten.mm.default" in script
@@ -92,6 +104,18 @@ def test_the_report_comes_as_a_file_that_stands_alone(page: Page, app: str, fail
     expect(alone.page.locator(".amp-node.origin")).to_be_visible()
     assert alone.complaints == []
     assert alone.hosts <= {None, ""}
+
+
+@pytest.mark.parametrize("name", ["attention-overflow", "clip-before-unscale", "healthy", "log-zero"])
+def test_a_report_is_small_and_one_page_when_printed(browser: Browser, tmp_path: Path, name: str) -> None:
+    report = tmp_path / "report.html"
+    report.write_text(page_of(ROOT / "sample_logs" / name), "utf-8")
+    assert report.stat().st_size < 60_000
+    page = browser.new_page()
+    page.goto(report.as_uri())
+    printed = page.pdf(format="A4", margin={"top": "12mm", "bottom": "12mm", "left": "12mm", "right": "12mm"})
+    assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 1
+    page.close()
 
 
 @pytest.mark.parametrize("width", [1280, 480])

@@ -35,7 +35,7 @@ def test_every_page_is_drawn_without_a_complaint(watched: Watched, address: str,
 def test_an_empty_folder_says_how_to_make_a_run(watched: Watched, tmp_path: Path) -> None:
     with serve(tmp_path) as address:
         goto(watched.page, address, "")
-        expect(watched.page.get_by_text("No run of yours in")).to_be_visible()
+        expect(watched.page.get_by_text("there is no run of yours in")).to_be_visible()
         goto(watched.page, address, "runs")
         assert watched.page.locator("[data-testid=stException]").count() == 0
     assert watched.complaints == []
@@ -64,7 +64,7 @@ def test_no_address_opens_what_is_not_on_offer(watched: Watched, tmp_path: Path)
     with serve(shown) as address:
         for asked in (str(secret), "../secret", "link", "mine/../../secret", "%2e%2e/secret"):
             goto(watched.page, address, "", run=asked)
-            expect(watched.page.get_by_test_id("stSidebar").get_by_text("there is no")).to_be_visible()
+            expect(watched.page.get_by_text("there is no")).to_be_visible()
             assert "SecretModel" not in watched.page.content(), asked
     assert watched.complaints == []
 
@@ -97,11 +97,11 @@ def test_one_back_leaves_a_page(watched: Watched, tmp_path: Path, runs: tuple[st
     page = watched.page
     with serve(tmp_path) as address:
         goto(page, address, "")
-        for name in ("Precision", "Plan"):
+        for name in ("Precision", "Plan", "Replay"):
             page.locator("[data-testid=stSidebar] [data-testid=stPageLink-NavLink]").filter(has_text=name).click()
             page.get_by_role("heading", name=name, exact=True).wait_for()
             settle(page)
-        for name in ("Precision", "Overview"):
+        for name in ("Plan", "Precision", "Overview"):
             page.go_back()
             page.get_by_role("heading", name=name, exact=True).wait_for()
             settle(page)
@@ -114,19 +114,17 @@ def test_the_run_that_was_chosen_stays_chosen_from_page_to_page(watched: Watched
     page.locator("[data-testid=stSidebar] [data-testid=stPageLink-NavLink]").filter(has_text="Scale").click()
     expect(page.get_by_role("heading", name="Scale", exact=True)).to_be_visible()
     settle(page)
-    expect(page.get_by_text("Run: overflow")).to_be_visible()
+    expect(page.locator(".st-key-run input")).to_have_value("overflow")
     assert "run=overflow" in page.url
 
 
 def test_a_run_is_opened_from_the_list(watched: Watched, address: str) -> None:
     page = watched.page
     goto(page, address, "runs", run="empty", search="H200")
-    box = page.get_by_test_id("stDataFrame").bounding_box()
-    assert box is not None
-    page.mouse.click(box["x"] + 50, box["y"] + 18)  # a head: sorts
-    settle(page)
+    page.get_by_role("button", name="Steps", exact=True).click()
+    expect(page.get_by_role("columnheader", name="Steps")).to_have_attribute("aria-sort", "ascending")
     expect(page.get_by_role("heading", name="Runs", exact=True)).to_be_visible()
-    page.mouse.click(box["x"] + 16, box["y"] + 35 + 18)  # the tick of the first row
+    page.locator(".amp-data tbody a").first.click()
     expect(page.get_by_role("heading", name="Overview", exact=True)).to_be_visible()
     settle(page)
     assert "run=empty" not in page.url
@@ -149,4 +147,31 @@ def test_a_mark_on_the_time_line_leads_to_what_it_stands_for(watched: Watched, a
         goto(page, address, "", run=run)
         marks.last.click(force=True)
         expect(page.get_by_role("heading", name="Incident", exact=True)).to_be_visible()
+    assert watched.complaints == []
+
+
+def test_a_zoom_chooses_the_steps_that_every_page_shows(watched: Watched, address: str) -> None:
+    page = watched.page
+    page.set_viewport_size({"width": 1280, "height": 1800})
+    goto(page, address, "", run="attention-overflow")
+    box = page.locator(".st-key-timeline .js-plotly-plot").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 400, box["y"] + 60)
+    expect(page.locator(".amp-cross")).to_contain_text("loss scale")
+    page.mouse.down()
+    page.mouse.move(box["x"] + 600, box["y"] + 65, steps=4)
+    page.mouse.up()
+    expect(page.get_by_text(re.compile(r"^Steps \d+ to \d+$"))).to_be_visible()
+    shown = re.search(r"range=\d+-\d+", page.url)
+    assert shown
+    with page.expect_download() as download:
+        page.get_by_role("button", name="SVG").click()
+    assert download.value.suggested_filename == "attention-overflow-timeline.svg"
+    page.locator("[data-testid=stSidebar] [data-testid=stPageLink-NavLink]").filter(has_text="Scale").click()
+    expect(page.get_by_role("heading", name="Scale", exact=True)).to_be_visible()
+    expect(page.get_by_text(re.compile(r"^Steps \d+ to \d+$"))).to_be_visible()
+    page.get_by_role("button", name="Whole run").click()
+    expect(page.get_by_role("button", name="Whole run")).to_have_count(0)
+    settle(page)
+    assert "range=" not in page.url
     assert watched.complaints == []

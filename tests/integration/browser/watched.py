@@ -6,9 +6,6 @@ from urllib.parse import urlsplit
 
 from playwright.sync_api import ConsoleMessage, Page
 
-#: Streamlit looks for its own server below a page's address first, and Chromium reports that it is not there.
-_PROBED = "/_stcore/"
-
 
 class Watched:
     """A page, with everything that it complained about or asked the network for."""
@@ -23,5 +20,5 @@ class Watched:
         page.on("request", lambda request: self.hosts.add(urlsplit(request.url).hostname))
 
     def _heard(self, message: ConsoleMessage) -> None:
-        if message.type == "error" and _PROBED not in message.location["url"]:
+        if message.type == "error":
             self.complaints.append(message.text)

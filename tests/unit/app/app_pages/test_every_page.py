@@ -29,7 +29,7 @@ def test_names_from_a_trace_are_never_markup(show: Show, page: Page) -> None:
     for body in shown.raw:
         assert "<script" not in body
         assert "<b>bold" not in body
-    for element in (*shown.test.markdown, *shown.test.caption, *shown.test.subheader, *shown.test.title):
+    for element in (*shown.test.markdown, *shown.test.caption, *shown.test.header, *shown.test.title):
         assert HOSTILE[:20] not in element.value
     for figure in shown.figures:
         assert "<script" not in figure

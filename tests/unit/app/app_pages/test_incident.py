@@ -9,6 +9,7 @@ from ampscope.analysis.results import Tried
 from ampscope.report.html.parts.replays import replay_table
 from ampscope.trace.schema import Change, Trial, Trigger
 from tests.support.page_reading import Show
+from tests.support.paths import SAMPLES
 from tests.support.saved_operands import MM, content, save
 from tests.support.scenes import HOSTILE
 from tests.support.trace_builder import TraceBuilder
@@ -89,7 +90,7 @@ def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TraceBuilder:
 
 def test_the_line_stands_among_those_that_were_traced(show: Show, failing: TraceBuilder) -> None:
     failing.close()
-    raw = "".join(show("failing", "incident", real=True).raw)
+    raw = "".join(show("failing", "incident", real=True).raw).replace("<wbr>", "")
     assert '<span class="amp-number">3</span><code>h = self.a(x)</code>' in raw
     assert '<code class="hit">y = h @ h.T</code>' in raw
     assert raw.index("amp-gap") > raw.index("h = self.a(x)")
@@ -130,7 +131,7 @@ def test_what_was_tried_is_told_in_words(show: Show, failing: TraceBuilder) -> N
     failing.close()
     words = " ".join(show("failing", "incident", real=True).words.split())
     assert "everything in float32 \N{CHECK MARK} finite: cures this step 2.5 -7 to 90,000 250 ms" in words
-    assert "a loss scale of 1,024 (2^10) \N{MULTIPLICATION X} still not finite" in words
+    assert "a loss scale of 1,024 (2¹⁰) \N{MULTIPLICATION X} still not finite" in words
     assert "a and the loss code in float32 could not be run: out of memory" in words
 
 
@@ -170,6 +171,33 @@ def test_a_link_leads_into_the_step_at_the_origin(show: Show, failing: TraceBuil
     links = [element.proto for element in show("failing", "incident", real=True).test.get("page_link")]
     to_replay = next(link for link in links if "replay" in link.page)
     assert {"step=0", "source=replay", "op=1"} <= set(to_replay.query_string.split("&"))
+
+
+def test_every_part_of_the_path_leads_on(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AMPSCOPE_RUNS", str(SAMPLES))
+    shown = show("attention-overflow", "incident", real=True)
+    (graph,) = (body for body in shown.raw if 'class="amp-graph' in body)
+    for way in ("replay?run=attention-overflow&amp;op=", "precision?run=attention-overflow", "ranges?run="):
+        assert f'href="{way}' in graph
+    assert 'href=""' not in graph
+    (names,) = (body for body in shown.raw if 'class="amp-code amp-names"' in body)
+    assert names.count('href="ranges?run=attention-overflow&amp;place=') == 12
+    before = shown.tables["Largest magnitudes in the recorded steps up to it"]
+    assert [row["Tensor"] for row in before] == [
+        "what the op gave (blocks.0.attention)",
+        "operand 0 (blocks.0.attention)",
+        "operand 1 (blocks.0.attention)",
+    ]
+    assert {int(row["Last recorded up to it"]) for row in before} == {294}
+    assert float(before[1]["Largest magnitude at last"]) > 30 * float(before[1]["Largest magnitude then"])
+
+
+def test_which_tab_is_open_is_in_the_address(show: Show) -> None:
+    shown = show("overflow", "incident", tab="the-path")
+    assert [tab.label for tab in shown.test.tabs][:3] == ["What happened", "What to change", "The path"]
+    assert shown.address["tab"] == "the-path"
+    assert "tab" not in show("overflow", "incident").address
+    assert show("finding", "incident", tab="the-path").address["tab"] == "what-happened"
 
 
 def test_a_failed_op_can_be_taken_along_as_a_script(show: Show, failing: TraceBuilder) -> None:

@@ -60,10 +60,10 @@ def test_one_format_is_told_in_detail_with_its_code(show: Show, counted: None) -
 
 def test_a_scale_that_is_too_small_for_a_gradient_is_seen(show: Show, counted: None) -> None:
     shown = show("counted", "plan", real=True)
-    (bars,) = (body for body in shown.raw if "amp-windows" in body and "figure" in body)
+    (bars,) = (body for body in shown.raw if "amp-windows" in body and "<figure" in body)
     assert bars.count('<i class="missed') == 2  # all together, and the only one
     assert "the scale used is too small for it" in bars
-    assert "the scale used: 64 (2^6)" in shown.words
+    assert "the scale used: 64 (2⁶)" in shown.words
 
 
 def test_what_was_chosen_is_in_the_address(show: Show, counted: None) -> None:

@@ -88,12 +88,14 @@ def test_rows_lead_to_their_first_op_in_replay(show: Show, tmp_path: Path, monke
     trace.step(traced="live")
     traced_step(trace, step=0)
     trace.close()
-    raw = "".join(show("run", "precision", real=True).raw)
-    address = 'href="replay?run=run&amp;step=0&amp;source=live&amp;op={}" target="_self">{}</a>'
-    assert address.format(2, "aten.bmm.default") in raw  # by op
-    assert address.format(1, "blocks.0.attn.qkv") in raw  # by module
-    assert address.format(3, "by autocast") in raw  # conversions
-    assert address.format(4, "aten._softmax.default") in raw  # float32 in autocast
+    shown = show("run", "precision", real=True)
+    raw = "".join(shown.raw)
+    assert 'href="replay?run=run&amp;step=0&amp;source=live&amp;op=1" target="_self">blocks.0.attn.qkv</a>' in raw
+    leads = shown.ways
+    address = "replay?run=run&step=0&source=live&op={}"
+    assert leads["Ops by dtype"]["aten.bmm.default"] == address.format(2)
+    assert leads["Conversions between dtypes"]["by autocast"] == address.format(3)
+    assert leads["float32 inside an autocast region"]["aten._softmax.default"] == address.format(4)
 
 
 def test_a_link_keeps_a_hostile_name_text(show: Show) -> None:

@@ -31,8 +31,8 @@ def test_it_begins_with_the_closest_value_and_the_share_of_steps(show_grown: Sho
 
 def test_the_closest_place_is_close_up_unless_another_is_asked_for(show_grown: Show) -> None:
     shown = show_grown("ranges")
-    table = shown.test.dataframe[0].value  # sorted as the command's
-    assert list(table["Place"])[:2] == ["add in blocks.1", "mm in blocks.0"]
+    rows = shown.tables["Closest to overflow"]  # sorted as the command's
+    assert [row["Place"] for row in rows[:2]] == ["add in blocks.1", "mm in blocks.0"]
     assert "overflows near step" in "".join(shown.figures)
     assert "step=195" in shown.links["Replay step 195 at this op"]
 

@@ -15,7 +15,7 @@ def test_the_page_says_where_it_began_and_who_received_it(show: Show) -> None:
 
 
 def chosen_rank(shown: Shown) -> object:
-    return shown.test.selectbox(key="rank").value
+    return shown.test.button_group(key="rank").value
 
 
 def test_a_page_opens_on_the_rank_of_the_primary_incident(show: Show) -> None:
@@ -32,12 +32,13 @@ def test_its_links_name_the_rank(show: Show) -> None:
 def test_a_run_of_one_rank_has_no_ranks_to_compare(show: Show) -> None:
     shown = show("healthy", "ranks")
     assert "This run has one rank" in shown.words
-    assert not shown.test.main.selectbox
+    assert not shown.test.button_group
 
 
-def test_every_page_offers_the_ranks_that_are_there(show: Show) -> None:
-    for page in ("overview", "replay", "scale", "precision", "usage", "ranks"):
-        (box,) = [box for box in show("ranks", page, real=True).test.selectbox if box.key == "rank"]
+def test_every_page_of_one_rank_offers_those_that_are_there(show: Show) -> None:
+    assert not show("ranks", "ranks", real=True).test.button_group  # which shows all of them at once
+    for page in ("overview", "replay", "scale", "precision", "usage"):
+        (box,) = [box for box in show("ranks", page, real=True).test.button_group if box.key == "rank"]
         assert box.options == ["Rank 0", "Rank 1", "Rank 2"], page
 
 
@@ -76,6 +77,5 @@ def test_an_address_with_a_rank_that_is_not_there_says_so(show: Show) -> None:
 
 def test_another_run_begins_at_its_own_first_rank(show: Show) -> None:
     shown = show("ranks", "scale", real=True, rank="2")
-    run = next(box for box in shown.test.sidebar.selectbox if box.key == "run")
-    run.set_value("healthy").run()
+    shown.test.selectbox(key="run").set_value("healthy").run()
     assert "rank" not in shown.test.query_params

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import json
+import zlib
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
+import numpy as np
 import pytest
 
 from tests.support.page_reading import Show, Shown
@@ -11,62 +15,59 @@ from tests.support.scenes import HOSTILE, LONG
 from tests.support.trace_builder import TraceBuilder
 
 
-def press(shown: Shown, key: str) -> Shown:
-    return Shown(shown.test.button(key=f"replay-{key}").click().run())
+def told(shown: Shown) -> list[dict[str, Any]]:
+    """What the lists and the track's cursor on the page are told."""
+    return [json.loads(one.proto.json) for one in shown.test.get("bidi_component") if one.proto.json]
 
 
 def lists(shown: Shown) -> list[list[dict[str, Any]]]:
     """The rows of each list on the page."""
-    return [json.loads(one.proto.json)["rows"] for one in shown.test.get("bidi_component") if one.proto.json]
+    return [one["rows"] for one in told(shown) if "rows" in one and "folds" not in one]
+
+
+def cursor(shown: Shown) -> dict[str, Any]:
+    """Where the track is told to be."""
+    (found,) = [one for one in told(shown) if "moves" in one]
+    return found
+
+
+def track(shown: Shown) -> tuple[dict[str, Any], bytes]:
+    """What the browser is sent of the step, read and as it is."""
+    (raw,) = [one.proto.bytes for one in shown.test.get("bidi_component") if one.proto.bytes]
+    body = zlib.decompress(raw[2:])
+    found: dict[str, Any] = json.loads(body[8 : 8 + int.from_bytes(body[:8], "little")])
+    return found, raw
 
 
 def test_the_cursor_starts_at_the_origin_of_the_incident(show: Show) -> None:
     shown = show("overflow", "replay")
     assert shown.test.selectbox(key="traced").value == "260-replay"
-    assert shown.address["op"] == "20"
+    assert "op number 20" in shown.words
+    assert "op" not in shown.address  # what a page begins with by itself is no step back
     assert "aten.bmm.default" in shown.words
     assert "/home/me/gpt/model.py:34" in shown.words
 
 
-def test_buttons_move_the_cursor_and_the_address_follows(show: Show) -> None:
-    shown = show("overflow", "replay", step="260", op="0")
-    assert shown.address["op"] == "0"
-    assert press(shown, "on").address["op"] == "1"
-    assert press(shown, "T").address["op"] == "3"
-    assert press(shown, "T").address["op"] == "9"
-    assert press(shown, "back").address["op"] == "8"
-    assert press(shown, "last").address["op"] == "24"
-    assert press(shown, "T").address["op"] == "3"
-    assert press(shown, "first").address["op"] == "0"
-    assert "op 1 of 25" in " ".join(shown.words.split())
+def test_the_track_is_told_where_the_cursor_is_and_is_sent_the_same_step(show: Show) -> None:
+    shown = show("overflow", "replay", step="260", op="3")
+    assert cursor(shown)["at"] == 3
+    assert cursor(shown)["step"] == track(shown)[0]["name"]
+    later = show("overflow", "replay", step="260", op="8")
+    assert cursor(later)["at"] == 8
+    assert cursor(later)["found"] is None
+    assert track(later)[1] == track(shown)[1]
 
 
-def test_a_jump_that_leads_nowhere_is_off(show: Show) -> None:
-    shown = show("overflow", "replay")
-    assert shown.test.button(key="replay-N").disabled
-    assert not shown.test.button(key="replay-M").disabled
+def test_the_figure_is_a_sentence_for_those_who_do_not_see_it(show: Show) -> None:
+    label = track(show("overflow", "replay"))[0]["label"]
+    assert label.startswith("Step 260, replayed: 25 ops in the order in which they ran, by headroom")
+    assert "Arrow keys choose an op" in label
 
 
-def test_playing_goes_on_by_itself_and_the_same_button_stops_it(show: Show) -> None:
-    shown = press(show("overflow", "replay", op="0"), "play")
-    assert shown.test.button(key="replay-play").label == "Pause"
-    assert "op 1 of 25" not in " ".join(shown.words.split())
-    shown = press(shown, "play")
-    assert shown.test.button(key="replay-play").label == "Play"
-
-
-def test_playing_ends_at_the_last_op(show: Show) -> None:
-    shown = press(show("overflow", "replay", op="23"), "play")
-    for _ in range(2):
-        shown.test.run()
-    assert shown.test.button(key="replay-play").label == "Play"
-    assert shown.address["op"] == "24"
-
-
-@pytest.mark.parametrize(("asked", "told"), [("999", "number 999"), ("-1", "number -1"), ("<b>x</b>", "<b>x</b>")])
-def test_an_op_that_is_not_there_is_said_and_replaced(show: Show, asked: str, told: str) -> None:
+@pytest.mark.parametrize(("asked", "words"), [("999", "number 999"), ("-1", "number -1"), ("<b>x</b>", "<b>x</b>")])
+def test_an_op_that_is_not_there_is_said_and_replaced(show: Show, asked: str, words: str) -> None:
     shown = show("overflow", "replay", step="260", op=asked)
-    assert f"there is no {told}" in shown.words or f"there is no number {told}" in shown.words
+    assert f"there is no {words}" in shown.words or f"there is no number {words}" in shown.words
     assert shown.address["op"] in ("20", "24")
     assert "<b>x</b>" not in "".join(shown.raw)
 
@@ -79,22 +80,29 @@ def test_a_step_that_was_not_traced_is_said_and_replaced(show: Show, asked: str)
     assert "<b>x</b>" not in "".join(shown.raw)
 
 
-def test_the_list_and_the_tree_show_the_surroundings(show: Show) -> None:
-    ops, tree, *_ = lists(show("overflow", "replay"))
+def test_the_list_shows_the_surroundings(show: Show) -> None:
+    ops = max(lists(show("overflow", "replay")), key=len)
     (current,) = [row for row in ops if "current" in row["kind"]]
     assert (current["lead"], current["text"], current["note"]) == ("20", "bmm", "attn")
-    assert [row["text"] for row in tree] == ["blocks", "0", "1", "2", "3", "norm", "attn", "qkv", "outside modules"]
-    assert [row["depth"] for row in tree] == [0, 1, 1, 1, 1, 2, 2, 3, 0]
 
 
-def test_a_search_narrows_the_list_and_leads_from_match_to_match(show: Show) -> None:
+def test_a_search_narrows_the_list_and_is_shown_on_the_track(show: Show) -> None:
     shown = show("overflow", "replay", op="0")
     shown = Shown(shown.test.text_input(key="replay-find").set_value("blocks.2 SOFTMAX").run())
-    ops, *_ = lists(shown)
-    assert [row["lead"] for row in ops] == ["15", "16"]  # the cast for it stands on the same line
-    assert press(shown, "F").address["op"] == "15"
+    assert ["15", "16"] in [[row["lead"] for row in rows] for rows in lists(shown)]  # the cast for it is on its line
+    bits = np.frombuffer(zlib.decompress(b64decode(cursor(shown)["found"])), np.uint8)
+    assert np.flatnonzero(np.unpackbits(bits, bitorder="little")).tolist() == [15, 16]
     shown = Shown(shown.test.text_input(key="replay-find").set_value("no such op").run())
     assert "No op of this step has all of these words" in shown.words
+
+
+def test_what_an_op_read_is_a_link_to_where_that_was_written(show: Show) -> None:
+    listed = lists(show("overflow", "replay", op="16"))
+    (read,) = [row for rows in listed for row in rows if row["href"]]
+    way = urlsplit(read["href"])
+    assert (read["lead"], way.path) == ("15", "replay")
+    asked = {name: values[0] for name, values in parse_qs(way.query).items()}
+    assert (asked["op"], asked["step"], asked["source"]) == ("15", "260", "replay")
 
 
 def test_hostile_names_reach_lists_as_bounded_text(show: Show) -> None:
@@ -118,11 +126,12 @@ def test_two_steps_go_in_lockstep(show: Show, tmp_path: Path, monkeypatch: pytes
     shown = show("pair", "replay", step="1", op="0", against="0-replay")
     assert "the first op whose values differ is number 1, aten.b.default in fc" in shown.words
     assert "Both gave the same" in shown.words
-    shown = press(shown, "D")
-    assert shown.address["op"] == "1"
+    assert track(shown)[0]["parted"] == 1
+    assert "1 differ" in track(shown)[0]["label"]
+    shown = show("pair", "replay", step="1", op="1", against="0-replay")
     assert "a factor of 2 or more apart" in shown.words
-    assert "differs" in shown.figures[0]
     assert shown.address["against"] == "0-replay"
+    assert track(show("pair", "replay", step="1", op="1", against="none"))[0]["lanes"]["other"] == 0
 
 
 def test_nothing_to_compare_with_leaves_the_address_alone(show: Show) -> None:

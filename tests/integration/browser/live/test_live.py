@@ -37,7 +37,7 @@ class Training:
         program = [
             sys.executable,
             "-m",
-            "tests.integration.browser.training",
+            "tests.integration.browser.live.training",
             str(self.runs / "train"),
             str(self.orders),
         ]

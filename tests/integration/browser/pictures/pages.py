@@ -9,7 +9,7 @@ import sys
 from itertools import product
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 sys.path[:0] = [str(ROOT), str(ROOT / "app")]
 
 from playwright.sync_api import Browser  # noqa: E402  the checkout must be importable first, ViewportSize

@@ -1,0 +1,1 @@
+"""A heat map whose cells can be picked."""

@@ -1,0 +1,1 @@
+"""The search that opens with Ctrl-K."""

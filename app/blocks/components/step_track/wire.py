@@ -1,0 +1,119 @@
+"""A timeline as the bytes that the track in the browser reads: once for each step, and few of them.
+
+Two bytes for the height of the figure, then, deflated, a JSON object behind its length and padded to eight bytes, and
+the columns that it lists, each padded likewise. Distances are quarters of a bit.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from ampscope.analysis.numerics.arrays import FloatArray, IntArray
+from ampscope.analysis.replay.timeline import Mark, Timeline
+from ampscope.report.figures.heat_map import PLENTY, headroom_shade
+from ampscope.report.palette import dtype_color
+from ampscope.report.safe_text import short
+from ampscope.trace.dtypes import FINFO
+
+#: Steps that a bit is told in, and what stands for a distance that is not known.
+PER_BIT, UNKNOWN = 4, 0xFFFF
+#: Pixels: the ruler, a row of modules, the ops, the other step, the dtypes, the magnitudes.
+RULER, ROW, OPS, OTHER, DTYPES, VALUES = 30, 16, 28, 14, 13, 56
+#: Rows of modules that are drawn; a deeper one would leave no room for the ops.
+_DEEPEST = 8
+Column = tuple[str, npt.NDArray[np.generic]]
+
+
+def track_height(drawn: Timeline) -> int:
+    """Of the figure, pixels."""
+    return sum(_lanes(drawn).values())
+
+
+def track_bytes(drawn: Timeline, name: str, label: str) -> bytes:
+    """All that the track shows of a step.
+
+    Args:
+        drawn: What to show.
+        name: Which step it is; the cursor names it too.
+        label: A sentence that says what the figure shows, for those who do not see it.
+    """
+    columns = list(_columns(drawn))
+    told = {
+        "name": name,
+        "label": label,
+        "count": len(drawn.seq),
+        "columns": [(one, values.dtype.str[1:], len(values)) for one, values in columns],
+        "lanes": _lanes(drawn),
+        "ops": [_title(op, given) for op, given in drawn.ops],
+        "modules": [short(module, 200) for module in drawn.modules],
+        "dtypes": [(dtype, dtype_color(dtype), _doublings(dtype)) for dtype in drawn.dtypes],
+        "phases": [(one.first, one.last, short(one.name, 20)) for one in drawn.phases],
+        "parted": drawn.parted,
+        "shades": [headroom_shade(at / PER_BIT) for at in range(PLENTY * PER_BIT + 1)],
+        "marksOf": {mark.name: int(mark) for mark in Mark},
+    }
+    text = json.dumps(told).encode()
+    body = [len(text).to_bytes(8, "little"), _padded(text), *(_padded(values.tobytes()) for _, values in columns)]
+    return track_height(drawn).to_bytes(2, "little") + zlib.compress(b"".join(body), 6)
+
+
+def found_bits(places: IntArray, count: int) -> bytes:
+    """Which of ``count`` ops a search has found: a bit for each, deflated."""
+    found = np.zeros(count, np.bool_)
+    found[places] = True
+    return zlib.compress(np.packbits(found, bitorder="little").tobytes(), 6)
+
+
+def _lanes(drawn: Timeline) -> dict[str, int]:
+    """The lanes from top to bottom with their heights."""
+    return {
+        "ruler": RULER,
+        "modules": ROW * min(drawn.depth, _DEEPEST),
+        "ops": OPS,
+        "other": 0 if drawn.other is None else OTHER,
+        "dtypes": DTYPES,
+        "values": VALUES,
+    }
+
+
+def _columns(drawn: Timeline) -> Iterator[Column]:
+    yield "seq", np.diff(drawn.seq, prepend=0).astype("<u4")
+    yield "op", drawn.op.astype("<u4")
+    yield "module", (drawn.module + 1).astype("<u4")
+    yield "dtype", (drawn.dtype + 1).astype("<u1")
+    yield "headroom", _quarters(drawn.headroom)
+    yield "spread", _quarters(drawn.spread)
+    yield "marks", drawn.marks.astype("<u1")
+    yield "back", np.where(drawn.forward < 0, 0, np.arange(len(drawn.forward)) - drawn.forward).astype("<i4")
+    if drawn.other is not None:
+        yield "other", _quarters(drawn.other)
+    kept = drawn.spans.depth < _DEEPEST
+    yield "spanFirst", np.diff(drawn.spans.first[kept], prepend=0).astype("<i4")
+    yield "spanOps", (drawn.spans.last - drawn.spans.first)[kept].astype("<u4")
+    yield "spanDepth", drawn.spans.depth[kept].astype("<u1")
+    yield "spanModule", drawn.spans.module[kept].astype("<u4")
+
+
+def _doublings(dtype: str) -> int:
+    """From its smallest number to its largest; 0 where that is not known here."""
+    return FINFO[dtype].top - FINFO[dtype].lowest if dtype in FINFO else 0
+
+
+def _quarters(bits: FloatArray) -> npt.NDArray[np.uint16]:
+    """Below 0, where a result would not fit, it is 0: nothing is left."""
+    scaled = np.clip(np.round(bits * PER_BIT), 0, UNKNOWN - 1)
+    return np.where(np.isnan(bits), UNKNOWN, scaled).astype("<u2")
+
+
+def _title(op: str, given: str) -> str:
+    """``bmm``; of an input or parameter its name."""
+    return short(given or op.removeprefix("aten.").removesuffix(".default"), 80)
+
+
+def _padded(raw: bytes) -> bytes:
+    return raw + bytes(-len(raw) % 8)

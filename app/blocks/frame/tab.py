@@ -1,0 +1,70 @@
+"""What the browser's tab says: how the run on screen is, and its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+from ampscope.analysis.results import Diagnosis, Incident
+from ampscope.errors import AmpscopeError
+from ampscope.report.palette import ALARM, DTYPES, GOOD, SEVERITIES
+from ampscope.report.safe_text import short
+from ampscope.report.terminal.run_list import verdict_in_words
+from ampscope.trace.schema import Trigger
+from ampscope.trace.vocabulary import Severity, Verdict
+from data.run_results import diagnosis_of
+from data.run_snapshot import RunSnapshot
+
+_NONFINITE = frozenset(one.value for one in Trigger if one.value.startswith("nonfinite"))
+#: Characters of a run's name.
+_LONGEST = 40
+_WAVE = "M4 17h6l3-9 6 16 3-7h6"
+_EXCLAMATION = "M16 7v11m0 6v1"
+#: A ground and a mark, so that it is told by its shape, too.
+_CALM, _WARNING, _PROBLEM = (
+    (DTYPES["float32"], _WAVE),
+    (SEVERITIES[Severity.WARNING], _EXCLAMATION),
+    (ALARM, _EXCLAMATION),
+)
+
+
+class Tab(NamedTuple):
+    """A tab's title, and its icon as an address that holds it: a file elsewhere would be fetched from outside."""
+
+    title: str
+    icon: str
+
+
+def tab_of(run: RunSnapshot, *, with_verdict: bool) -> Tab:
+    """``NaN @87 my-run``; of a run in which nothing broke its name alone.
+
+    Args:
+        run: The run on screen.
+        with_verdict: Whether to say how it is, which on a first look takes a while.
+    """
+    try:
+        diagnosis = diagnosis_of(run) if with_verdict else None
+    except AmpscopeError:
+        diagnosis = None  # the page says so
+    state = _state(diagnosis) if diagnosis else ""
+    icon = tab_icon(diagnosis.verdict if diagnosis else None, is_live=run.is_open)
+    return Tab(f"{state}{short(Path(run.path).name, _LONGEST)} - AMPscope", icon)
+
+
+def tab_icon(verdict: Verdict | None = None, *, is_live: bool = False) -> str:
+    """An exclamation mark where something is wrong, else a wave; a dot while the run is being written."""
+    ground, mark = {Verdict.PROBLEM: _PROBLEM, Verdict.AT_RISK: _WARNING}.get(verdict or Verdict.HEALTHY, _CALM)
+    dot = f'<circle cx="25" cy="7" r="5" fill="{GOOD}" stroke="#fff" stroke-width="2"/>' if is_live else ""
+    line = 'fill="none" stroke="#fff" stroke-width="3" stroke-linecap="round" stroke-linejoin="round"'
+    shapes = f'<rect width="32" height="32" rx="7" fill="{ground}"/><path d="{mark}" {line}/>{dot}'
+    svg = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32">{shapes}</svg>'
+    return f"data:image/svg+xml,{quote(svg)}"
+
+
+def _state(diagnosis: Diagnosis) -> str:
+    primary = diagnosis.primary
+    if diagnosis.verdict is Verdict.HEALTHY or primary is None:
+        return ""
+    is_nan = isinstance(primary, Incident) and primary.trigger in _NONFINITE
+    return f"{'NaN' if is_nan else verdict_in_words(diagnosis.verdict)} @{primary.step} "

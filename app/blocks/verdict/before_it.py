@@ -1,0 +1,70 @@
+"""How large the tensors of an incident's op were in the recorded steps before it."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+
+import streamlit as st
+
+from ampscope.analysis.origin.closeup import Closeup
+from ampscope.analysis.precision.ranges.place_detail import PlaceDetail
+from ampscope.analysis.results import Incident, PathNode
+from ampscope.report.figures.course import course_figure
+from ampscope.report.numbers import count, value
+from ampscope.report.safe_text import short
+from blocks.basics.figure import show_figure
+from blocks.basics.page_links import rank_of, way_to
+from blocks.basics.table import table
+from blocks.basics.text import heading
+from charts.course import course_chart
+from data.recorded_places import recorded_place
+from data.run_results import places_of
+from data.run_snapshot import RunSnapshot
+from state.pages import Page
+
+#: Recorded steps from which on there is a course.
+_FEWEST = 2
+_COLUMNS = ("Tensor", "First recorded", "Largest magnitude then", "Last recorded up to it", "Largest magnitude at last")
+
+
+def before_it(run: RunSnapshot, incident: Incident, closeup: Closeup) -> None:
+    """The course of what the op gave, and where its operands began and ended; nothing where no step recorded them.
+
+    Args:
+        run: The run, seen from the incident's rank.
+        incident: Its op.
+        closeup: Who gave it its operands.
+    """
+    seen = list(_recorded(run, incident, closeup))
+    if not seen:
+        return
+    heading("Over the recorded steps")
+    _, name, own = seen[0]
+    course = course_figure(own, marked=incident.step)
+    show_figure(course_chart(course), "before-it", f"Largest magnitude of {name}", f"{name}: {course.label}")
+    st.caption(f"Largest magnitude of {name}.")
+    ways = [way_to(Page.RANGES, place=key, rank=rank_of(incident)) for key, *_ in seen]
+    rows = [_row(name, each, incident.step) for _, name, each in seen]
+    table("Largest magnitudes in the recorded steps up to it", _COLUMNS, rows, numeric=_COLUMNS[1:], ways=ways)
+
+
+def _recorded(run: RunSnapshot, incident: Incident, closeup: Closeup) -> Iterator[tuple[str, str, PlaceDetail]]:
+    """The result and the operands that were recorded more than once, each with the key of its place and a name."""
+    if not incident.path:
+        return
+    nodes: list[tuple[str, PathNode]] = [("what the op gave", incident.path[0])]
+    nodes += [(f"operand {each.arg}", each.node) for each in closeup.operands]
+    keys = [(name, recorded_place(run, node)) for name, node in nodes]
+    known = places_of(run, tuple(dict.fromkeys(key for _, key in keys if key is not None)))
+    for name, key in keys:
+        found = known.get(key) if key is not None else None
+        if key is not None and found is not None and bisect_right(found.course.steps, incident.step) >= _FEWEST:
+            yield key, name, found
+
+
+def _row(name: str, seen: PlaceDetail, step: int) -> tuple[str, ...]:
+    steps, powers = seen.course.steps, seen.course.values
+    last = bisect_right(steps, step) - 1
+    where = short(f"{name} ({seen.row.module})" if seen.row.module else name, 90)
+    return where, count(steps[0]), value(2.0 ** powers[0]), count(steps[last]), value(2.0 ** powers[last])

@@ -1,0 +1,25 @@
+// While a page opens, Streamlit loads the pieces it is made of one after the other, and what it has moves with each. It is
+// shown when they are there: when nothing stands in for another any more, and the server is through or takes its time.
+// It is told where its server is, which it would otherwise ask for below the page's own path, in vain.
+{
+  const pages = PAGES;
+  const parts = location.pathname.replace(/\/+$/, "").split("/");
+  if (pages.includes(parts.at(-1))) parts.pop();
+  window.__streamlit ??= { BACKEND_BASE_URL: `${location.origin}${parts.join("/")}/` };
+}
+{
+  const [PATIENCE_MS, LONGEST_MS, FRAMES] = [400, 2000, 3];
+  const LATER = ".st-key-amp-remedy *, [class*=st-key-figure-] *, [class*=st-key-table-] *"; // room is kept for these
+  const root = document.documentElement;
+  let [begun, titled, still] = [performance.now(), 0, 0];
+  const look = (now) => {
+    const main = document.querySelector("[data-testid=stMain]");
+    if (!titled && main?.querySelector("h1, .amp-card")) titled = now;
+    const through = document.querySelector("[data-testid=stApp][data-test-script-state=notRunning]") || now - titled > PATIENCE_MS;
+    still = titled && through && !main.querySelector(`[data-testid=stSkeleton]:not(${LATER})`) ? still + 1 : 0;
+    if (still >= FRAMES || now - begun > LONGEST_MS) delete root.dataset.opening;
+    else requestAnimationFrame(look);
+  };
+  root.dataset.opening = "";
+  requestAnimationFrame(look);
+}

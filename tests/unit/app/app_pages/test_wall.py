@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.support.page_reading import Show, Shown
+from tests.support.paths import ROOT
+
+st = pytest.importorskip("streamlit", reason="needs the app's extra: pip install 'ampscope[app]'")
+
+
+def test_it_tells_the_verdict_and_the_newest_numbers(show: Show) -> None:
+    shown = show("overflow", "wall")
+    words = " ".join(shown.words.split())
+    assert "272 optimizer steps" in words
+    assert "2 newest loss" in words
+    (banner,) = (body for body in shown.raw if 'class="amp-wall' in body)
+    assert "<b>problem</b>" in banner
+    assert banner.count("260") == 1, "a time is said once"
+
+
+def test_a_healthy_run_is_calm(show: Show) -> None:
+    shown = show("healthy", "wall")
+    assert "healthy" in shown.words
+    assert "not finite" not in shown.words
+    assert any('class="amp-wall good"' in body for body in shown.raw)
+
+
+def test_a_newest_loss_that_is_not_finite_is_an_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AMPSCOPE_RUNS", str(ROOT / "sample_logs"))
+    st.cache_resource.clear()
+    shown = Shown.of("wall", {"run": "attention-overflow"})
+    assert "not finite newest loss" in " ".join(shown.words.split())
