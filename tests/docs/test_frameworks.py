@@ -11,7 +11,7 @@ import pytest
 from tests.support.paths import ROOT
 
 HEADING = "## Setting by setting"
-TEXTS = [path.read_text("utf-8") for path in sorted((ROOT / "docs").glob("*.md"))]
+TEXTS = [path.read_text("utf-8") for path in sorted((ROOT / "docs").rglob("*.md"))]
 GUIDES = [text for text in TEXTS if HEADING in text]
 FRAMEWORKS = ROOT / "tests" / "integration" / "frameworks"
 
@@ -52,7 +52,7 @@ def test_every_framework_that_is_tested_has_a_row() -> None:
 
 
 def test_what_it_imports_exists() -> None:
-    imports = re.findall(r"^from (ampscope[\w.]+) import (\w+)$", "\n".join(GUIDES), re.MULTILINE)
+    imports = re.findall(r"^from (ampscope[\w.]+) import (\w+)$", "\n".join(TEXTS), re.MULTILINE)
     assert imports
     assert [name for home, name in imports if not hasattr(importlib.import_module(home), name)] == []
 

@@ -6,12 +6,12 @@ import re
 import runpy
 import shutil
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from ampscope.trace.schema import Table, arrow_schema
+from ampscope.trace.schema.field_comments import column_meanings
 from tests.support.paths import ROOT, SAMPLES
 from tests.support.trace_builder import TraceBuilder
 
@@ -27,14 +27,9 @@ def test_the_page_is_made_from_the_schema() -> None:
     assert GENERATOR["page"]() == PAGE, "run `make docs`"
 
 
-def columns() -> dict[Table, dict[str, str]]:
-    found: dict[Table, dict[str, str]] = GENERATOR["columns"](GENERATOR["of_rows"]())
-    return found
-
-
 @pytest.mark.parametrize("table", Table)
 def test_every_column_has_a_meaning(table: Table) -> None:
-    said = columns()[table]
+    said = column_meanings()[table]
     assert list(said) == arrow_schema(table).names
     assert [name for name, meaning in said.items() if not meaning] == []
 
@@ -47,25 +42,6 @@ def test_every_value_has_a_meaning() -> None:
 def test_every_table_of_a_link_is_there() -> None:
     titles = {"#" + title.lower().replace(" ", "-") for title in re.findall(r"^#+ (.+)$", PAGE, re.MULTILINE)}
     assert set(re.findall(r"\]\((#[^)]+)\)", PAGE)) <= titles
-
-
-SOURCE = '''
-class Row(NamedTuple):
-    """A row."""
-
-    step: int  #: counts
-    #: on
-    bare: str
-    wide: tuple[
-        str, ...
-    ] = ()  #: behind the last line
-'''
-
-
-def test_a_field_without_a_comment_has_no_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inspect.getsource", lambda module: SOURCE)
-    said = GENERATOR["meanings"](ModuleType("anything"))
-    assert said == {"Row": {"step": "counts on", "bare": "", "wide": "behind the last line"}}
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.split()[1])

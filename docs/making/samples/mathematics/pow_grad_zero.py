@@ -1,0 +1,27 @@
+import torch
+from torch import nn
+
+import ampscope
+
+
+class Compressed(nn.Module):
+    def forward(self, h):
+        return h.float().abs().pow(0.5)
+
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 8, bias=False), Compressed(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+ampscope.watch(model, scaler)
+
+for step in range(5):
+    x, y = torch.randn(4, 8), torch.ones(4, 1)
+    if step == 2:
+        x[1] = 0.0  # silence
+    with torch.autocast("cpu", torch.float16):
+        loss = nn.functional.smooth_l1_loss(model(x), y)
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()

@@ -1,0 +1,31 @@
+import math
+
+import torch
+from torch import nn
+
+import ampscope
+
+
+class Offset(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.full((8,), math.nan))  # statistics of no data
+
+    def forward(self, h):
+        return h - self.mean
+
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 8), Offset(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+ampscope.watch(model, scaler)
+
+for step in range(5):
+    x, y = torch.randn(4, 8), torch.ones(4, 1)
+    with torch.autocast("cpu", torch.float16):
+        loss = nn.functional.smooth_l1_loss(model(x), y)
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()

@@ -1,0 +1,21 @@
+import torch
+from torch import nn
+
+import ampscope
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+
+with ampscope.watch(model, scaler):
+    for step in range(5):
+        x, y = torch.randn(4, 8), torch.ones(4, 1)
+        if step == 3:
+            x = x[:, :7]  # a column is missing
+        with torch.autocast("cpu", torch.float16):
+            loss = nn.functional.smooth_l1_loss(model(x), y)
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()

@@ -1,0 +1,22 @@
+import torch
+from torch import nn
+
+import ampscope
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+scaler = torch.amp.GradScaler("cpu", init_scale=4096.0)
+ampscope.watch(model, scaler)
+
+for step in range(5):
+    x, y = torch.randn(4, 8), torch.ones(4, 1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4096.0)  # a new one for each step
+
+    optimizer.zero_grad()
+    with torch.autocast("cpu", torch.float16):
+        loss = nn.functional.mse_loss(model(x), y)
+
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()

@@ -1,0 +1,58 @@
+"""Each cause has a page made from the catalogue, and a script that shows it: exactly this cause is diagnosed of it."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ampscope
+from ampscope.analysis.results import Diagnosis
+from ampscope.trace.vocabulary import Cause, Verdict
+from tests.support.paths import ROOT
+
+MAKING = ROOT / "docs" / "making"
+GENERATOR: dict[str, Any] = runpy.run_path(str(MAKING / "generate_causes.py"))
+EMBEDDED: dict[str, Any] = runpy.run_path(str(MAKING / "embed_samples.py"))
+PAGES: dict[Path, str] = GENERATOR["pages"]()
+SAMPLES = sorted(path for path in (MAKING / "samples").rglob("*.py") if path.stem in list(Cause))
+
+
+def test_the_pages_are_those_of_the_catalogue() -> None:
+    folder = ROOT / "docs" / "causes"
+    there = {page.relative_to(folder): page.read_text("utf-8") for page in folder.rglob("*.md")}
+    assert set(there) == set(PAGES), "run `make docs`"
+    assert [page for page, text in PAGES.items() if there[page] != text] == [], "run `make docs`"
+
+
+def test_every_cause_has_a_page_and_its_notes() -> None:
+    told = [cause for family in GENERATOR["FAMILIES"] for cause in family.notes]
+    assert sorted(told) == sorted(Cause)
+    assert [cause for family in GENERATOR["FAMILIES"] for cause, notes in family.notes.items() if not all(notes)] == []
+
+
+def test_every_cause_has_a_sample_or_a_reason() -> None:
+    assert {path.stem for path in SAMPLES} | set(GENERATOR["NO_SAMPLE"]) == set(Cause)
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.stem)
+def test_samples_are_shown_as_they_are(page: Path) -> None:
+    text = page.read_text("utf-8")
+    assert EMBEDDED["with_samples"](text) == text, "run `make docs`"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.stem)
+@pytest.mark.filterwarnings("ignore")  # the scripts are as people write them
+def test_a_sample_shows_its_cause(sample: Path, tmp_path: Path) -> None:
+    recorder: dict[str, Any] = runpy.run_path(str(MAKING / "record_samples.py"))
+    diagnosis: Diagnosis = ampscope.diagnose(recorder["train"](sample, tmp_path))
+    told = {each.cause for each in diagnosis.incidents} | {each.cause for each in diagnosis.findings}
+    cause = Cause(sample.stem)
+    if cause.is_benign:
+        assert (diagnosis.verdict, cause in told) == (Verdict.HEALTHY, True), diagnosis.summary
+        return
+    assert diagnosis.primary is not None
+    assert diagnosis.primary.cause == cause, diagnosis.summary
