@@ -8,13 +8,16 @@
 # make healthy-long     the same with 500 steps each
 # make plants           every fault planted in every model, and every healthy training, with a table at the end
 # make soak             faults in all of capture, kills, interrupts, hostile and injured traces, with a table; hours
-# make docs             write docs/trace-format.md anew from the schema
+# make docs             write anew what of the docs is made: the trace format, the causes, samples in their pages
+# make docs-samples     run the samples of the docs, and record what is diagnosed of them
+# make site             build the docs as a site into build/site, with every link checked
 # make torch-versions   what touches torch, under the oldest torch supported and the newest tested
 # make bench            what watching costs a loop and a framework's training, and what an incident costs
 # make gpu-check        on a machine with a GPU: is AMPscope right here, and what does it cost; five minutes, one page
 # make bench-app        how fast the app opens large runs and many runs
 # make samples          record the sample runs in sample_logs/ again
-# make screenshots      a picture of every page of the app
+# make screenshots      a picture of every page of the app, and those of the docs
+# make dist             wheel and sdist, checked and used in fresh environments, extra by extra
 # make clean            remove the environments and what tools and builds have left
 #
 # Each needs only Python 3.11 or newer with venv; what constraints.txt pins is installed into .venv, once.
@@ -29,7 +32,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow lint types coverage healthy healthy-long plants soak docs torch-versions bench bench-app gpu-check samples screenshots clean
+.PHONY: help demo test slow axe lint types coverage healthy healthy-long plants soak docs docs-samples site torch-versions bench bench-app gpu-check samples screenshots dist clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -41,8 +44,12 @@ test: lint types
 	$(BIN)/python -m pytest
 	$(BIN)/python -m pytest -m accelerator
 
-slow: $(VENV)/.dev
+slow: $(VENV)/.dev axe
 	$(BIN)/python -m pytest -m slow
+
+# What the pages' accessibility is checked with; without npm that one check is skipped.
+axe:
+	@[ -e node_modules/axe-core ] || npm install --no-save --no-package-lock axe-core@4.14.1 || echo "no npm: accessibility is not checked"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -99,7 +106,7 @@ gpu-check:
 bench-app: $(VENV)/.dev
 	test -d .bench/big || $(BIN)/python benchmarks/large_traces/big_trace.py .bench/big/run
 	test -d .bench/many || $(BIN)/python benchmarks/large_traces/big_trace.py .bench/many --runs 500
-	$(BIN)/python benchmarks/app.py .bench/big --runs .bench/many
+	$(BIN)/python benchmarks/app_in_browser/large_runs.py .bench/big --runs .bench/many
 	test -d .bench/ranks || $(BIN)/python benchmarks/large_traces/many_ranks.py .bench/ranks
 	$(BIN)/python benchmarks/large_traces/many_ranks.py --measure .bench/ranks
 
@@ -108,9 +115,29 @@ samples: $(VENV)/.dev
 
 docs: $(VENV)/.dev
 	$(BIN)/python docs/generate_trace_format.py
+	$(BIN)/python docs/making/generate_causes.py
+	$(BIN)/python docs/making/embed_samples.py
+
+docs-samples: $(VENV)/.dev
+	$(BIN)/python docs/making/record_samples.py
+
+site: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 screenshots: $(VENV)/.dev
-	$(BIN)/python tests/integration/browser/screenshots.py
+	$(BIN)/python tests/integration/browser/pictures/pages.py
+	$(BIN)/python tests/integration/browser/pictures/guides.py
+
+# The archives that are released, looked at by twine and used in environments of their own.
+dist: | $(BIN)/python
+	@rm -rf dist
+	@$(BIN)/python -m venv .venv-dist && .venv-dist/bin/python -m pip install --quiet --disable-pip-version-check build twine
+	.venv-dist/bin/python -m build --outdir dist .
+	.venv-dist/bin/python -m build --wheel --outdir dist/direct .
+	.venv-dist/bin/twine check --strict dist/*.whl dist/*.tar.gz
+	$(BIN)/python tests/release/contents.py dist
+	$(BIN)/python tests/release/archives_in_use.py dist
 
 clean:
 	rm -rf $(VENV) .venv-torch-* build dist .coverage .mypy_cache .pytest_cache .ruff_cache

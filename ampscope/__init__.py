@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ampscope.capture.heal.healing import Healing
     from ampscope.capture.hooks.autocast import GradScaler, autocast
     from ampscope.capture.keep_fp32.keeping import keep_fp32
+    from ampscope.capture.record.signals.alert import Alert
     from ampscope.capture.scope import Scope
     from ampscope.capture.watch import watch
     from ampscope.trace.read.run import Run, open_run
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Alert",
     "GradScaler",
     "Healing",
     "Run",
@@ -36,6 +38,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Alert": "ampscope.capture.record.signals.alert",
     "GradScaler": "ampscope.capture.hooks.autocast",
     "Healing": "ampscope.capture.heal.healing",
     "Run": "ampscope.trace.read.run",
@@ -51,7 +54,16 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'ampscope' has no attribute {name!r}; it offers {', '.join(__all__)}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    try:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise errors.TorchMissing(
+            f"ampscope.{name} needs torch, which is not installed: pip install 'ampscope[torch]'. Runs can be read "
+            "without it.",
+            name="torch",
+        ) from error
 
 
 def __dir__() -> list[str]:

@@ -3,11 +3,14 @@
     AmpscopeError
      +- WatchError         a call of `ampscope.watch` that cannot be honoured
      +- KeepError          a call of `ampscope.keep_fp32` that cannot be honoured
+     +- TorchMissing       torch is not installed, and what was asked for trains; an ``ImportError``, too
      +- NothingToReproduce an incident whose op cannot be shown again
+     +- EngineError        a query engine that cannot be had
      +- RunError           a run's folder that cannot be read
          +- RunNotFound    there is no run there
          +- RunDamaged     there is one, but a file of it cannot be read
          +- RunTooNew      it was written by a newer AMPscope
+         +- RunUnreachable it lies in an object store that cannot be reached, or used
 
 Each message says what is wrong, where, and what to do next.
 """
@@ -27,8 +30,16 @@ class KeepError(AmpscopeError):
     """A call of `ampscope.keep_fp32` that cannot be honoured; the model is as it was."""
 
 
+class TorchMissing(AmpscopeError, ImportError):
+    """Torch is not installed, and what was asked for trains. Runs can be read without it."""
+
+
 class NothingToReproduce(AmpscopeError):
     """There is no such incident, or the operands of its op were not kept."""
+
+
+class EngineError(AmpscopeError):
+    """The engine that a run is to be queried with is unknown, is not installed or cannot be started."""
 
 
 class RunError(AmpscopeError):
@@ -45,3 +56,7 @@ class RunDamaged(RunError):
 
 class RunTooNew(RunError):
     """The run was written with a newer trace schema than this AMPscope knows."""
+
+
+class RunUnreachable(RunError):
+    """The object store in which the run lies cannot be used, or does not answer."""

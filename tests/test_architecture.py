@@ -32,7 +32,9 @@ ROOMS = {
     "__main__": room(ampscope="cli"),
     "errors": room(),
     "notebook_repr": room(),
-    "trace": room(ampscope="errors notebook_repr", others="pyarrow duckdb narwhals numpy"),
+    "trace": room(
+        ampscope="errors notebook_repr", others="pyarrow duckdb narwhals numpy fsspec pyspark sqlglot filelock"
+    ),
     "provenance": room(ampscope="trace errors", others="numpy"),
     "forecast": room(ampscope="trace"),
     "capture": room(
@@ -40,25 +42,30 @@ ROOMS = {
     ),
     "analysis": room(ampscope="errors notebook_repr trace provenance forecast", others="pyarrow duckdb narwhals numpy"),
     "report": room(ampscope="analysis trace errors", others="rich"),
-    "cli": room(ampscope="ampscope report analysis trace errors", others="typer rich"),
+    "cli": room(ampscope="ampscope report analysis trace errors", others="typer rich mcp mcp_types pydantic duckdb"),
     "demo": room(ampscope="ampscope", others="torch sklearn rich"),
     "integrations": room(
-        ampscope="ampscope errors capture trace.schema",
-        others="torch lightning pytorch_lightning transformers accelerate",
+        ampscope=(
+            "ampscope errors capture analysis.diagnosis report.terminal trace.schema trace.read trace.remote "
+            "trace.vocabulary"
+        ),
+        others="torch lightning pytorch_lightning transformers accelerate pytest rich",
     ),
     "app": room(
-        ampscope="analysis report errors trace.schema trace.dtypes trace.vocabulary trace.manifest trace.read",
-        others="streamlit plotly numpy",
+        ampscope=(
+            "analysis report errors trace.schema trace.dtypes trace.vocabulary trace.manifest trace.read trace.remote"
+        ),
+        others="streamlit starlette plotly numpy",
     ),
 }
 
 #: The rooms inside each room, from the ground up: each may import those before it, and nothing else of that room.
 FLOORS = {
-    "ampscope.trace": "dtypes schema vocabulary json_columns files manifest write read",
+    "ampscope.trace": "dtypes schema vocabulary json_columns remote files manifest write upload read compact fleet",
     "ampscope.capture": (
         "torch_support budgets keep_fp32 events hooks tracing replay usage record heal step scope watch"
     ),
-    "ampscope.capture.events": "open_step calls run_end observer",
+    "ampscope.capture.events": "open_step calls run_end functions observer",
     "ampscope.capture.step": (
         "optimizer_numbers measures carried cycle own_work observers live_trace step_rows scaler_history ending "
         "step_watch assembly scaler_watch"
@@ -75,11 +82,11 @@ FLOORS = {
         "results numerics tables words origin causes cures usage scale overview precision diagnosis replay"
     ),
     "ampscope.report": (
-        "safe_text source_place numbers palette ranges_words what_if_words wording diagnosis_json comparison_json "
-        "repro figures terminal html"
+        "safe_text source_place numbers palette ranges_words what_if_words wording json programs repro figures "
+        "terminal html"
     ),
     "ampscope.report.html": "markup sheet source document figures parts report_page notebook",
-    "app": "state data charts blocks app_pages workbench streamlit_app",
+    "app": "state data charts blocks app_pages workbench first_paint streamlit_app",
     "app.blocks": "components basics choices verdict debugger scaler frame ranges",
 }
 

@@ -55,6 +55,7 @@ def test_a_broken_import_promise_is_found() -> None:
 
 def test_the_front_door_offers() -> None:
     assert sorted(ampscope.__all__) == [
+        "Alert",
         "GradScaler",
         "Healing",
         "Run",
@@ -70,7 +71,7 @@ def test_the_front_door_offers() -> None:
     assert dir(ampscope) == sorted(ampscope.__all__)
     for name in ampscope.__all__:
         assert getattr(ampscope, name) is not None
-    with pytest.raises(AttributeError, match="it offers GradScaler, Healing, Run"):
+    with pytest.raises(AttributeError, match="it offers Alert, GradScaler, Healing, Run"):
         ampscope.wacht  # noqa: B018  # the lookup is the test
 
 
@@ -80,16 +81,23 @@ def test_the_command_offers() -> None:
     command = typer.main.get_command(app)
     verbs = [
         "audit",
+        "compact",
         "compare",
         "demo",
         "diagnose",
         "fix",
+        "fleet",
+        "gate",
+        "mcp",
+        "perfetto",
         "plan",
         "ranges",
         "report",
         "repro",
         "runs",
         "scale",
+        "schema",
+        "upload",
         "verify",
         "view",
     ]

@@ -3,7 +3,7 @@
 Nothing is staged. Two things that a good implementation has are left out, as they are in many a first version: the
 attention logits are not divided by the square root of the head's width, and the learning rate, generous already,
 starts without a warm-up. So the logits grow, faster than the loss falls, and one day a dot product of a query and a
-key passes 65504, the largest number that fp16 can hold.
+key passes 65,504, the largest number that fp16 can hold.
 
 Run it with ``ampscope demo``, or by itself: ``python -m ampscope.demo.gpt FOLDER``.
 """

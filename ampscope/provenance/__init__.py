@@ -11,7 +11,7 @@ from ampscope.provenance.graph import Graph, has_nan, is_finite, op_name
 from ampscope.provenance.hidden import hidden, hidden_beside
 from ampscope.provenance.lost_mass import LOST_SHARE, HowLost, Loss, cancelled, lost_mass
 from ampscope.provenance.parting import How, Parting, parting
-from ampscope.provenance.walk import Origin, is_deliberate, origins
+from ampscope.provenance.walk import Origin, is_deliberate, names_infinity, origins
 
 __all__ = [
     "FEWEST_VALUES",
@@ -35,6 +35,7 @@ __all__ = [
     "is_deliberate",
     "is_finite",
     "lost_mass",
+    "names_infinity",
     "op_name",
     "origins",
     "parting",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from ampscope.provenance.graph import Graph, has_nan, is_finite, op_name
 from ampscope.provenance.walk import Origin, is_deliberate, path_along
@@ -20,14 +20,18 @@ _GROWS = ("mul", "pow", "square", "exp", "mm", "matmul", "linear", "conv", "sum"
 _EXPONENTIALS = frozenset({"exp", "exp2", "expm1", "cosh", "sinh"})
 
 
-def absorbed(graph: Graph) -> list[Origin]:
+def absorbed(graph: Graph, among: Iterable[int] | None = None) -> list[Origin]:
     """Overflows that no sink shows because a division turned them into zeros.
 
     An overflow that a saturating function receives (tanh, sigmoid, softmax, clamp) gives the right result and is not
     one of these; nor is an exponential whose reciprocal is taken: 1 / (1 + exp(x)) is zero there, as it should be.
+
+    Args:
+        graph: The step.
+        among: The ops that are looked at; all by default.
     """
     found = []
-    for seq in sorted(graph.outputs):
+    for seq in sorted(graph.outputs if among is None else among):
         row = graph.bad_output(seq)
         if row is None or has_nan(row) or graph.bad_inputs(seq) or not _can_overflow(graph.site(seq)):
             continue

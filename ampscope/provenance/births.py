@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -38,25 +38,41 @@ class Birth(NamedTuple):
     why: Harmless
 
 
-def harmless_births(graph: Graph) -> Iterator[Birth]:
-    """The ops that made a non-finite value of finite operands without any sink being the worse for it, in order."""
-    harmful = {origin.seq for origin in absorbed(graph)}
-    for seq in sorted(graph.outputs):
-        if seq not in harmful and _is_born(graph, seq):
-            ends = _ends(graph, seq)
-            if ends is not None:
-                yield Birth(seq, ends)
+def harmless_births(graph: Graph, among: Iterable[int] | None = None) -> Iterator[Birth]:
+    """The ops that made a non-finite value of finite operands without any sink being the worse for it, in order.
+
+    Args:
+        graph: The step.
+        among: The ops that are looked at; all by default.
+    """
+    asked = sorted(graph.outputs if among is None else among)
+    born = [seq for seq in asked if _is_born(graph, seq)]
+    if born:
+        harmful = _told_by_a_sink(graph).union(origin.seq for origin in absorbed(graph, born))
+        yield from (Birth(seq, _why(graph, seq)) for seq in born if seq not in harmful)
+
+
+def _told_by_a_sink(graph: Graph) -> set[int]:
+    """The ops whose non-finite values reach a sink: walked back to once, and not from each op on."""
+    found = set(graph.sinks())
+    queue = list(found)
+    while queue:
+        for edge in graph.inputs[queue.pop()]:
+            before = edge.from_seq
+            if before not in found and graph.bad_output(before) is not None and graph.edge_is_bad(edge):
+                found.add(before)
+                queue.append(before)
+    return found
 
 
 def _is_born(graph: Graph, seq: int) -> bool:
-    site = graph.site(seq)
-    if site.op in SINK_NODES or graph.bad_output(seq) is None or graph.is_cut(seq):
+    if graph.bad_output(seq) is None or graph.is_cut(seq) or (site := graph.site(seq)).op in SINK_NODES:
         return False
     return is_deliberate(graph, seq) or (site.op not in ENTRY_NODES and not graph.bad_inputs(seq))
 
 
-def _ends(graph: Graph, seq: int) -> Harmless | None:
-    """What becomes of a non-finite value: None where it reaches a sink."""
+def _why(graph: Graph, seq: int) -> Harmless:
+    """What becomes of a non-finite value that reaches no sink."""
     seen, queue = {seq}, [seq]
     swallowed: set[str] = set()  # names of the ops that made something finite of it
     while queue:
@@ -66,8 +82,6 @@ def _ends(graph: Graph, seq: int) -> Harmless | None:
                 continue
             seen.add(edge.seq)
             if graph.bad_output(edge.seq) is not None:
-                if graph.site(edge.seq).op in SINK_NODES:
-                    return None
                 queue.append(edge.seq)
             elif _passes_on(graph, edge.seq):
                 swallowed.add(op_name(graph.site(edge.seq).op))

@@ -38,8 +38,11 @@ class Graph:
         self.outputs: dict[int, list[OpRow]] = defaultdict(list)
         self.inputs: dict[int, list[EdgeRow]] = defaultdict(list)
         self.readers: dict[int, list[EdgeRow]] = defaultdict(list)
+        self._bad_outputs: dict[int, OpRow] = {}  # of each op that has any, the first
         for row in ops:
             self.outputs[row.seq].append(row)
+            if not _row_is_finite(row):
+                self._bad_outputs.setdefault(row.seq, row)
         for edge in edges:
             if edge.seq in self.outputs and edge.from_seq in self.outputs:  # a disk budget may have cut rows away
                 self.inputs[edge.seq].append(edge)
@@ -62,7 +65,7 @@ class Graph:
 
     def bad_output(self, seq: int) -> OpRow | None:
         """The first output of an op that is not finite."""
-        return next((row for row in self.outputs[seq] if not is_finite(row.min, row.max)), None)
+        return self._bad_outputs.get(seq)
 
     def is_cut(self, seq: int) -> bool:
         """Whether the op read tensors but the trace no longer says which: its edges were dropped."""
@@ -71,7 +74,7 @@ class Graph:
 
     def sinks(self) -> list[int]:
         """Non-finite values that matter, the most important first."""
-        found = [seq for seq in self.outputs if self.site(seq).op in SINK_NODES and self.bad_output(seq) is not None]
+        found = [seq for seq in self._bad_outputs if self.site(seq).op in SINK_NODES]
         return sorted(found, key=lambda seq: (_IMPORTANCE[Node(self.site(seq).op)], seq))
 
     def edge_is_bad(self, edge: EdgeRow) -> bool:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ampscope.provenance.graph import Graph, has_nan, op_name
-from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, Node, Phase
+from ampscope.trace.json_columns import details
+from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, Node, Phase, SiteRow
 
 #: Ops that take a 0 of a mask to the -inf which a softmax reads as "not this one".
 _LOGARITHMS = frozenset({"log", "log2", "log10"})
@@ -86,10 +87,15 @@ def is_deliberate(graph: Graph, seq: int) -> bool:
     site, row = graph.site(seq), graph.bad_output(seq)
     if row is None:
         return False
-    if not has_nan(row) and any("inf" in str(value) for value in graph.scalars(seq).values()):
+    if not has_nan(row) and names_infinity(site):
         return True
     from_outside = site.op in ENTRY_NODES and site.op != Node.PARAMETER
     return from_outside and only_minus_infinity(graph, seq)
+
+
+def names_infinity(site: SiteRow) -> bool:
+    """Whether an argument that is no tensor is infinite."""
+    return any("inf" in str(value) for value in details(site.scalars).values())
 
 
 def only_minus_infinity(graph: Graph, seq: int) -> bool:

@@ -70,13 +70,12 @@ def _trained(where: Architecture, dtype: torch.dtype, plant: Plant, wide: float,
         healed = trainings.healed(where, dtype, plant, run, lasting=lasting)
         cures = Counter(str(cure.kind) for cure in ampscope.diagnose(run).cures)
     unhealed = trainings.unhealed(where, dtype, plant, lasting=lasting)
-    in_every_dtype = BF16 in plant.dtypes
-    by_hand = trainings.by_hand(where, dtype, plant, lasting=lasting).loss if in_every_dtype else math.nan
+    by_hand = trainings.by_hand(where, dtype, plant, lasting=lasting) if BF16 in plant.dtypes else None
     return Result(
         healed.is_finite,
-        trainings.keeps_scale(plant, dtype, healed.scale),
+        trainings.keeps_scale(plant, dtype, healed.scale, by_hand=by_hand.scale if by_hand else math.inf),
         abs(healed.loss / wide - 1),
-        abs(by_hand / wide - 1),
+        abs(by_hand.loss / wide - 1) if by_hand else math.nan,
         abs(unhealed.loss / wide - 1) if unhealed.is_finite else math.nan,
         cures,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +13,11 @@ from streamlit.testing.v1 import AppTest
 from tests.support.paths import APP
 
 _TAG = re.compile(r"<(style>.*?</style|[^>]*)>", re.DOTALL)
+
+
+def _read_as(tag: re.Match[str]) -> str:
+    """What separates words; where a line may break is no such place."""
+    return "" if tag[1] == "wbr" else " "
 
 
 class Shown:
@@ -54,6 +60,27 @@ class Shown:
         return [str(one.proto.spec) for one in self._of("plotly_chart")]
 
     @property
+    def tables(self) -> dict[str, list[dict[str, str]]]:
+        """The rows of each table, in words, by what it shows."""
+        return {
+            table["label"]: [dict(zip(table["columns"], map(_cell_words, row), strict=True)) for row in table["rows"]]
+            for table in self._tables()
+        }
+
+    @property
+    def ways(self) -> dict[str, dict[str, str]]:
+        """Of each table, where its rows lead, by their first cell; the first of several."""
+        return {
+            table["label"]: {
+                _cell_words(row[0]): way for row, way in reversed([*zip(table["rows"], table["links"], strict=False)])
+            }
+            for table in self._tables()
+        }
+
+    def _tables(self) -> Iterator[dict[str, Any]]:
+        return (table for table in map(_table_of, self._of("bidi_component")) if table)
+
+    @property
     def address(self) -> dict[str, str]:
         """The query of the page's address."""
         query = self.test.query_params.items()
@@ -81,9 +108,22 @@ class Shown:
 Show = Callable[..., Shown]
 
 
+def _table_of(element: Any) -> dict[str, Any]:
+    """What a table of ours was given; empty for another component."""
+    told = json.loads(element.proto.json) if element.proto.json else None
+    return told if isinstance(told, dict) and "columns" in told and "folds" in told else {}
+
+
+def _cell_words(cell: str | list[Any]) -> str:
+    return cell if isinstance(cell, str) else str(cell[0])
+
+
 def _words_of(element: Any) -> Iterator[str]:
     proto = getattr(element, "proto", None)
+    if element.type == "bidi_component" and (table := _table_of(element)):
+        yield " ".join(table["columns"])
+        yield from (" ".join(map(_cell_words, row)) for row in table["rows"])
     for name in ("label", "body", "code_text"):
         text = getattr(proto, name, None)
         if isinstance(text, str) and text:
-            yield html.unescape(_TAG.sub(" ", text)) if element.type == "html" else text
+            yield html.unescape(_TAG.sub(_read_as, text)) if element.type == "html" else text

@@ -46,7 +46,18 @@ class TraceBuilder:
     def __init__(self, folder: Path, *, rank: int = 0, **manifest: Any) -> None:
         facts = {"created": START, "name": folder.name, "device": "cpu", "model": "Net", "ampscope": "0.1.0"}
         self.folder = folder
-        self.writer = TraceWriter(folder, rank=rank, manifest=Manifest(**{**facts, **manifest}))
+        self.take(TraceWriter(folder, rank=rank, manifest=Manifest(**{**facts, **manifest})))
+
+    @classmethod
+    def of(cls, writer: TraceWriter) -> TraceBuilder:
+        """Adds rows to a run that is open already."""
+        builder = cls.__new__(cls)
+        builder.folder = writer.folder
+        builder.take(writer)
+        return builder
+
+    def take(self, writer: TraceWriter) -> None:
+        self.writer = writer
         self._steps = dict(self.writer.resume.next_step)
         self._segment = self.writer.resume.segment
         self._sites = self.writer.resume.next_site

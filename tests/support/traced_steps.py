@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from ampscope.analysis.origin.step_graph import Sites, StepGraph
-from ampscope.trace.read.run import Run
-from ampscope.trace.schema import COLLECTIVE_LIBRARIES, Node, Phase, Row, Source, Table
+from ampscope.analysis.replay.recording import Recording, recording
+from ampscope.analysis.tables.traced_steps import TracedStep
+from ampscope.trace.read.run import Run, open_run
+from ampscope.trace.schema import COLLECTIVE_LIBRARIES, Cast, Node, Phase, Row, Source, Table
 from tests.support.trace_builder import TraceBuilder
 
 INF, NAN = math.inf, math.nan
@@ -138,3 +140,31 @@ def _full_name(name: str) -> str:
     if name in set(Node) or name.partition(".")[0] in COLLECTIVE_LIBRARIES:
         return name
     return f"aten.{name}" if "." in name else f"aten.{name}.default"
+
+
+def recorded(trace: TraceBuilder, step: int = 0, source: str = "replay") -> Recording:
+    """What was written so far of a step, as a recording."""
+    trace.leave_open()
+    return recording(open_run(trace.folder), TracedStep(rank=0, step=step, source=source, rows=0))
+
+
+def linear_step(trace: TraceBuilder, step: int = 0, scores: tuple[float, float] = (-3.0, 12.0)) -> None:
+    """input, weight, cast, matmul, softmax, loss; then backward: mul, two gradients of the matmul, the cast's."""
+    at = {"step": step}
+    batch = trace.op(trace.site(Node.INPUT, name="x", module="fc", out_dtypes=(FULL,)), **at)
+    weight = trace.op(trace.site(Node.PARAMETER, name="fc.weight", module="fc", out_dtypes=(FULL,)), **at)
+    to_half = trace.site("aten._to_copy.default", module="fc", cast=Cast.AUTOCAST, in_dtypes=(FULL,))
+    cast = trace.op(to_half, **at)
+    matmul = trace.site("aten.mm.default", module="fc", out_dtypes=(HALF,), scalars='{"eps": 1e-08}')
+    product = trace.op(matmul, min=scores[0], max=scores[1], max_finite=12.0, min_positive=0.25, **at)
+    soft = trace.op(trace.site("aten._softmax.default", module="head.soft", out_dtypes=(FULL,)), **at)
+    loss = trace.op(trace.site("aten.mean.default", module="", phase=Phase.LOSS, out_dtypes=(FULL,)), **at)
+    back = {"phase": Phase.BACKWARD, "module": "fc"}
+    ones = trace.op(trace.site("aten.mul.Tensor", phase=Phase.BACKWARD, module="", out_dtypes=(FULL,)), **at)
+    grad = trace.site("aten.mm.default", forward_site=matmul, grad_fn="MmBackward0", **back)
+    first, second = trace.op(grad, **at), trace.op(grad, **at)
+    uncast = trace.op(trace.site("aten._to_copy.default", forward_site=to_half, cast=Cast.AUTOCAST, **back), **at)
+    sink = trace.op(trace.site(Node.GRADIENT, name="fc.weight", module="fc", phase="", out_dtypes=(FULL,)), **at)
+    chain = [(weight, cast), (batch, product), (cast, product), (product, soft), (soft, loss), (ones, first)]
+    for before, after in (*chain, (ones, second), (second, uncast), (uncast, sink)):
+        trace.edge(before, after, arg=int((before, after) == (cast, product)), **at)

@@ -98,7 +98,7 @@ MEASURED = [
         Loop(part=beyond_eight_bits, odd=lambda x: 100 * x),
         Cause.FP16_OVERFLOW,
         "aten._to_copy.default",
-        says="float8_e5m2, which ends at 57344",
+        says="float8_e5m2, which ends at 57,344",
     ),
     Failure("cepstrum", Loop(part=cepstrum, odd=zero_row), Cause.LOG_ZERO, "aten.log.default"),
     Failure(

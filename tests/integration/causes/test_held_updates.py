@@ -157,7 +157,7 @@ def test_a_gain_that_is_held_while_all_else_moves_is_told_by_name(run_folder: Pa
         Trigger.UPDATES_LOST,
     )
     assert found.tripped == ("norm.weight",)
-    assert "numbers of bfloat16 are 0.0078 apart at 1." in found.explanation
+    assert "numbers of bfloat16 are 0.007812 apart at 1." in found.explanation
     assert found.remedies[0].text.startswith("Keep norm.weight in float32")
 
 

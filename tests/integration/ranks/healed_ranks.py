@@ -3,7 +3,8 @@
     python -m tests.integration.ranks.healed_ranks RANK FOLDER PLAN
 
 ``PLAN`` is JSON: which ranks ``heal``, on which the layer is ``armed`` at the bad step, on which its batch is
-``spoilt``, which modules are ``kept`` in float32 by hand from there on, whether the loop ``clips``, is ``scaled``.
+``spoilt``, whether the optimizer's state is ``poisoned`` a step before on all ranks, which modules are ``kept`` in
+float32 by hand from the bad step on, whether the loop ``clips``, is ``scaled``.
 Prints a digest of the weights, the loss scale and what the ranks have done at the end.
 """
 
@@ -47,6 +48,8 @@ def main(rank: int, folder: str, plan: dict[str, Any]) -> None:
         if step == BAD_STEP and rank in plan.get("spoilt", []):
             x[1, 2] = torch.nan
         inner.armed = step == BAD_STEP and rank in plan.get("armed", [])
+        if step == BAD_STEP - 1 and plan.get("poisoned"):
+            next(iter(optimizer.state.values()))["exp_avg"].fill_(torch.nan)
         if step == BAD_STEP and "kept" in plan:
             ampscope.keep_fp32(model, plan["kept"])
         optimizer.zero_grad()

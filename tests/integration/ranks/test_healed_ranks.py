@@ -97,3 +97,11 @@ def test_ranks_whose_gradients_nobody_averages_are_left_alone(tmp_path: Path) ->
         trained(folder, armed=[0], ddp=False, **BOTH)
     assert events(folder, EventKind.CURE) == []
     assert "gradients are not averaged over all ranks" in str(events(folder, EventKind.NOTE))
+
+
+def test_state_of_an_optimizer_is_left_as_it_is_and_that_is_told(tmp_path: Path) -> None:
+    trained(tmp_path / "poisoned", **BOTH, poisoned=True)
+    told = {text for _, text in events(tmp_path / "poisoned", EventKind.NOTE)}
+    assert "not healed: the optimizer's state is not finite, and on several ranks no rank changes its own" in told
+    kinds = {json.loads(text)["kind"] for _, text in events(tmp_path / "poisoned", EventKind.CURE)}
+    assert kinds == {"left_out"}  # steps after it, for the weights are not finite any more

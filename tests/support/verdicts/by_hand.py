@@ -20,7 +20,7 @@ from ampscope.analysis.results import (
 )
 from ampscope.trace.schema import ReplayStatus, Trigger
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
-from tests.support.operands import changed, operand
+from tests.support.verdicts.operands import changed, operand
 
 RUN = RunInfo(
     path="/runs/gpt",
@@ -143,7 +143,7 @@ OVERFLOW = Incident(
     fp32_ok=True,
     trigger=Trigger.NONFINITE_LOSS,
     tripped=("head.weight",),
-    explanation="The product is too large for float16, which ends at 65504.",
+    explanation="The product is too large for float16, which ends at 65,504.",
     remedies=(
         Remedy(text="Scale the queries first.", code="q = q * q.shape[-1] ** -0.5\nlogits = q @ k", verified=True),
         Remedy(text="Lower the loss scale.", verified=False),

@@ -10,11 +10,11 @@ from typing import Any
 
 from ampscope.analysis.results import Diagnosis, Operand, PathNode, Remedy, RunInfo, SourceLine
 from ampscope.trace.schema import ReplayStatus, Trigger
-from tests.support.operands import operand
 from tests.support.scenes import HOSTILE, LONG, VERSIONS
 from tests.support.trace_builder import START
 from tests.support.verdicts import by_hand
 from tests.support.verdicts.by_hand import verdict
+from tests.support.verdicts.operands import operand
 
 
 def diagnosis_of(path: Path) -> Diagnosis:

@@ -94,7 +94,11 @@ def test_figures_are_logged_when_the_loop_asks(tmp_path: Path) -> None:
     logger.save()
     header, line = (Path(logger.log_dir) / "metrics.csv").read_text().splitlines()
     logged = dict(zip(header.split(","), line.split(","), strict=True))
-    assert (logged["step"], logged["ampscope/scale"], logged["ampscope/skipped_share"]) == (str(STEPS), "256.0", "0.0")
+    assert (logged["step"], logged["ampscope/loss_scale"], logged["ampscope/skipped_share"]) == (
+        str(STEPS),
+        "256.0",
+        "0.0",
+    )
 
 
 def test_a_loop_that_fails_is_closed(tmp_path: Path) -> None:

@@ -50,9 +50,9 @@ def test_every_reporter_gets_the_figures(tmp_path: Path) -> None:
     for entries in (before.reported, after.reported, made.state.log_history):
         losses = [entry for entry in entries if "loss" in entry]
         assert len(losses) == STEPS
-        assert {"ampscope/scale", "ampscope/skipped_share", "ampscope/observing_share"} <= losses[-1].keys()
+        assert {"ampscope/loss_scale", "ampscope/skipped_share", "ampscope/observing_share"} <= losses[-1].keys()
         assert losses[-1]["ampscope/skipped_share"] > 0
-        assert not any("ampscope/scale" in entry for entry in entries if "loss" not in entry)
+        assert not any("ampscope/loss_scale" in entry for entry in entries if "loss" not in entry)
 
 
 def test_a_log_without_figures(tmp_path: Path) -> None:

@@ -44,9 +44,9 @@ def test_the_run_lies_beside_the_log_and_the_figures_are_in_it(tmp_path: Path) -
     assert steps(Path(logger.log_dir) / "ampscope") == list(range(8))
     header, *lines = (Path(logger.log_dir) / "metrics.csv").read_text().splitlines()
     logged = [dict(zip(header.split(","), line.split(","), strict=True)) for line in lines]
-    last = [row for row in logged if row.get("ampscope/scale")][-1]
+    last = [row for row in logged if row.get("ampscope/loss_scale")][-1]
     assert last["step"] == "7"
-    assert float(last["ampscope/scale"]) == 128.0
+    assert float(last["ampscope/loss_scale"]) == 128.0
     assert float(last["ampscope/skipped_share"]) == pytest.approx(1 / 8)
     assert 0 <= float(last["ampscope/observing_share"]) <= 1
 

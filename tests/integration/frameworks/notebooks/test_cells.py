@@ -65,7 +65,7 @@ def test_watching_again_ends_the_run_quietly_and_begins_another(capsys: pytest.C
     assert installed() == before
     assert capsys.readouterr() == ("", "")
     (note,) = ampscope.open_run(first.folder).rows(Table.EVENTS, kind=EventKind.NOTE)
-    assert str(second.folder) in note.text
+    assert f"the next one is {second.folder.relative_to(Path.cwd())}" in note.text
     for scope in (first, second):
         diagnosis = ampscope.diagnose(scope.folder)
         assert (diagnosis.verdict, diagnosis.run.steps, diagnosis.run.status) == (Verdict.HEALTHY, 4, "closed")

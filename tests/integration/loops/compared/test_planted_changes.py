@@ -41,7 +41,7 @@ PLANTED: dict[str, tuple[dict[str, Any], tuple[Kind, str, str]]] = {
     "a removed layer": ({"final_norm": False}, (Kind.MODULE, "norm", "A has a module that B lacks: norm (LayerNorm")),
     "another eps": (
         {"norm_eps": 1e-3},
-        (Kind.SCALAR, "blocks.0.norm", "eps of native_layer_norm is 1e-05 in A and 0.001 in B"),
+        (Kind.SCALAR, "blocks.0.norm", "eps of native_layer_norm is 1e-5 in A and 0.001 in B"),
     ),
     "a dropped cast": (
         {"float_logits": False},
@@ -58,7 +58,7 @@ PLANTED: dict[str, tuple[dict[str, Any], tuple[Kind, str, str]]] = {
     "a removed residual": ({"residual": False}, (Kind.OP, "blocks.1", "A alone runs add")),
     "another mask": (
         {"mask": -1e9},
-        (Kind.SCALAR, "blocks.0.attention", "value of masked_fill is -10000 in A and -1e+09 in B"),
+        (Kind.SCALAR, "blocks.0.attention", "value of masked_fill is -10,000 in A and -1e9 in B"),
     ),
     "another divisor": (
         {"divided_by": 16.0},

@@ -56,10 +56,19 @@ OF_LOOPS = (
     Plant(name="poisoned second moment", upset=_in_moment("exp_avg_sq", math.nan), answer=_nowhere),
 )
 
+
+def _from_logits(outputs: Any, batch: Batch, bad: bool) -> torch.Tensor:
+    """What the loss of "log of a zero probability" means."""
+    logits = outputs.logits.float() * (1e4 if bad else 1.0)
+    wanted = batch["labels"].roll(1, -1)
+    return torch.nn.functional.cross_entropy(logits.flatten(0, -2), wanted.flatten())
+
+
 #: What is right in the place of a fault that float32 has, too; for faults in modules these say it themselves.
 RIGHT: dict[str, dict[str, Any]] = {
     "row without attention": {"spoil": row_with_itself},
     "NaN row in the batch": {"spoil": without_nan_row},
+    "log of a zero probability": {"loss": _from_logits},
     "NaN weight": {"armed": zero_in_weight},
     "poisoned buffer": {"armed": lambda *_: nullcontext()},
     "buffer replaced by a poisoned one": {"armed": lambda *_: nullcontext()},
@@ -98,9 +107,17 @@ def by_hand(where: Architecture, dtype: torch.dtype, plant: Plant, *, lasting: b
     return _train(where, dtype, replace(plant, **RIGHT.get(plant.name, {})), lasting=lasting, mended=True)
 
 
-def keeps_scale(plant: Plant, dtype: torch.dtype, scale: float) -> bool:
-    """Whether a scaler's scale has not collapsed; there is none in bfloat16."""
-    return dtype is BF16 or scale >= (TINY if plant.name == "loss scale that is too small" else CALIBRATED / 2)
+def keeps_scale(plant: Plant, dtype: torch.dtype, scale: float, *, by_hand: float = math.inf) -> bool:
+    """Whether a scaler's scale has not collapsed; there is none in bfloat16.
+
+    Args:
+        plant: The fault.
+        dtype: Of the training.
+        scale: At its end.
+        by_hand: Likewise with what is right in the place of the fault: large gradients have a small scale.
+    """
+    least = TINY if plant.name == "loss scale that is too small" else CALIBRATED / 2
+    return dtype is BF16 or scale >= min(least, by_hand)
 
 
 def _train(

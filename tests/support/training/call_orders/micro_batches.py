@@ -41,6 +41,54 @@ def update_after_each_backward(watch: Watch) -> None:
     bench.scaler.update()
 
 
+@wrong(Cause.MISUSE_GRADIENTS_CLEARED)
+def cleared_before_the_step(watch: Watch) -> None:
+    bench = Bench(watch)
+    for _ in bench.steps():
+        bench.optimizer.zero_grad()
+
+
+@wrong(Cause.MISUSE_GRADIENTS_CLEARED, step=2)
+def set_to_zero_before_the_step(watch: Watch) -> None:
+    bench = Bench(watch)
+    for _ in bench.steps():
+        bench.optimizer.zero_grad(set_to_none=False)
+
+
+@right
+def a_bad_batch_set_to_zero(watch: Watch) -> None:
+    bench = Bench(watch)
+    for number, _ in enumerate(bench.steps()):
+        if number % 3:
+            bench.optimizer.zero_grad(set_to_none=False)
+
+
+@right
+def bad_batches_in_a_row_set_to_zero(watch: Watch) -> None:
+    bench = Bench(watch)
+    for number, _ in enumerate(bench.steps(12)):
+        if number > 7:
+            bench.optimizer.zero_grad(set_to_none=False)
+
+
+@wrong(Cause.MISUSE_GRADIENTS_CLEARED, step=5)
+def set_to_zero_more_often_than_not(watch: Watch) -> None:
+    bench = Bench(watch)
+    for number, _ in enumerate(bench.steps(6)):
+        if number > 2:
+            bench.optimizer.zero_grad(set_to_none=False)
+
+
+@right
+def gradients_put_together_by_hand(watch: Watch) -> None:
+    bench = Bench(watch)
+    for _ in bench.steps():
+        for gradient in bench.gradients:
+            part = gradient.clone()
+            gradient.zero_()
+            gradient.copy_(part)
+
+
 @wrong(Cause.MISUSE_MULTIPLE_SCALERS_UPDATE)
 def unscale_twice(watch: Watch) -> None:
     bench = Bench(watch)

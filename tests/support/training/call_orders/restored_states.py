@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ampscope.trace.vocabulary import Cause
-from tests.support.training.call_orders.registry import RIGHT, WRONG
+from tests.support.training.call_orders.registry import RIGHT, WRONG, wrong
 from tests.support.training.small_loop import here
 from tests.support.training.usage_bench import (
     STEPS,
@@ -45,6 +45,32 @@ for renew in (False, True):
         Cause.MISUSE_SCALER_STATE_NOT_RESTORED,
         2 * STEPS,
     )
+
+
+def anew(watch: Watch, *, together: int) -> Any:
+    """A scaler is made for every so many steps."""
+    bench = Bench(watch)
+    for _ in range(4):
+        for _ in bench.steps(together):
+            pass
+        bench.scaler = torch.amp.GradScaler(here(), init_scale=4096.0)
+    return bench.state
+
+
+RIGHT["a scaler for each epoch, whose scale stays"] = partial(anew, together=2)
+WRONG["a scaler for each step"] = partial(anew, together=1), Cause.MISUSE_SCALER_EACH_STEP, 0
+
+
+@wrong(Cause.MISUSE_SCALER_EACH_STEP)
+def a_scaler_for_each_step_of_two_optimizers(watch: Watch) -> None:
+    bench = Bench(watch)
+    halves = [torch.optim.SGD(part, lr=1e-3) for part in (bench.parameters[:2], bench.parameters[2:])]
+    for _ in range(4):
+        bench.scaled()
+        for half in halves:
+            bench.scaler.step(half)
+        bench.scaler.update()
+        bench.scaler = torch.amp.GradScaler(here(), init_scale=4096.0)
 
 
 def resumed_elsewhere(watch: Watch, *, restore: bool) -> Any:
