@@ -29,7 +29,7 @@ def test_a_link_opens_the_incident_that_it_names(show: Show) -> None:
 
 def test_the_way_leads_from_the_origin_to_the_loss(show: Show) -> None:
     words = " ".join(show("overflow", "incident").words.split())
-    chain = words[words.index("blocks. 3. attn bmm origin") :]
+    chain = words[words.index("blocks.3.attn bmm origin") :]
     assert chain.index("origin") < chain.index("softmax") < chain.index("loss reached")
     assert "outside the watched modules" in words
 
