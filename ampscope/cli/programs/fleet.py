@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ampscope.cli.shared.engine import DUCKDB, EngineOption
 from ampscope.errors import AmpscopeError, RunNotFound
 
 _CHOICES = ("none", "recorded", "all")
@@ -24,6 +25,7 @@ def fleet(
             metavar="|".join(_CHOICES),
         ),
     ] = "recorded",
+    engine: EngineOption = DUCKDB,
     *,
     cache: Annotated[bool, typer.Option(help="Remember verdicts of runs that do not change.")] = True,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
@@ -44,7 +46,7 @@ def fleet(
         raise RunNotFound(f"There is no run below {', '.join(map(str, paths))}; give the folders that runs lie in.")
     known = VerdictCache() if cache else None
     try:
-        found = fleet_of(runs, days=days, diagnosed=Diagnosed(diagnose), known=known)
+        found = fleet_of(runs, days=days, diagnosed=Diagnosed(diagnose), known=known, engine=engine)
     finally:
         if known is not None:
             known.close()

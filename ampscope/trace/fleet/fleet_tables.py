@@ -13,14 +13,13 @@ import pyarrow as pa
 
 from ampscope.errors import RunError
 from ampscope.trace.files.arrow_arrays import text_of
+from ampscope.trace.read.engines.choice import Chosen, chosen_engine
 from ampscope.trace.read.engines.database import sealed_off
 from ampscope.trace.read.engines.engine import Pieces
-from ampscope.trace.read.part_columns import no_rows, selection, with_rank
+from ampscope.trace.read.part_columns import RUN, RUN_FIELD, no_rows, selection, with_rank
 from ampscope.trace.read.table_scan import Scan
 from ampscope.trace.schema import Table
 
-#: The run's folder, a column that each table of a fleet gets.
-RUN = "run"
 #: Threads that look at folders: they wait for the disk.
 _LOOKERS = 8
 #: The run's folder of a part, from its path.
@@ -32,24 +31,29 @@ class FleetTables:
 
     Args:
         runs: Their folders.
+        engine: What they are queried with, as for `ampscope.open_run`.
+
+    Raises:
+        EngineError: the engine is unknown or cannot be had.
     """
 
-    def __init__(self, runs: Sequence[Path]) -> None:
+    def __init__(self, runs: Sequence[Path], engine: Chosen = "duckdb") -> None:
         self._runs = runs
+        self._engine = chosen_engine(engine)
         self._database = sealed_off(*runs)
         self.unreadable: dict[Path, str] = {}  #: runs that are left out of a table, each with why
 
     def table(self, table: Table) -> nw.LazyFrame[Any]:
         """The rows of a table of all runs that can be read; the others are in `unreadable` then."""
-        with ThreadPoolExecutor(_LOOKERS) as pool:
-            found = [each for each in pool.map(lambda run: self._pieces(run, table), self._runs) if each is not None]
-        parts = [part for _, pieces in found for part in pieces.parts]
-        loaded = [_of_run(pieces.loaded, run) for run, pieces in found if pieces.loaded.num_rows]
-        rows = pa.concat_tables([_of_run(no_rows(with_rank(table)), Path()), *loaded])
-        return nw.from_native(self._relation(table, [*map(str, parts)], rows))
+        if self._engine is None:
+            return nw.from_native(self._relation(table, self._pieces(table)))
+        frame: nw.LazyFrame[Any] = nw.from_native(self._engine.frame(table, table, lambda: self._pieces(table)))
+        return frame
 
     def close(self) -> None:
-        """Give the memory back; frames that were taken are void."""
+        """Give the memory back, and end what was started; frames that were taken are void."""
+        if self._engine is not None:
+            self._engine.close()
         self._database.close()
 
     def __enter__(self) -> FleetTables:
@@ -58,20 +62,29 @@ class FleetTables:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _pieces(self, run: Path, table: Table) -> tuple[Path, Pieces] | None:
+    def _pieces(self, table: Table) -> Pieces:
+        with ThreadPoolExecutor(_LOOKERS) as pool:
+            found = [each for each in pool.map(lambda run: self._pieces_of(run, table), self._runs) if each is not None]
+        loaded = [pieces.loaded for pieces in found if pieces.loaded.num_rows]
+        rows = pa.concat_tables([_of_run(no_rows(with_rank(table)), Path()), *loaded])
+        return Pieces([part for pieces in found for part in pieces.parts], rows)
+
+    def _pieces_of(self, run: Path, table: Table) -> Pieces | None:
         try:
-            return run, Scan(run).pieces(table)
+            pieces = Scan(run).pieces(table)
         except (RunError, OSError) as error:
             self.unreadable.setdefault(run, str(error))
             return None
+        return pieces._replace(loaded=_of_run(pieces.loaded, run))
 
-    def _relation(self, table: Table, parts: list[str], rows: pa.Table) -> duckdb.DuckDBPyRelation:
-        loaded = self._database.from_arrow(rows)
-        if not parts:
+    def _relation(self, table: Table, pieces: Pieces) -> duckdb.DuckDBPyRelation:
+        loaded = self._database.from_arrow(pieces.loaded)
+        if not pieces.parts:
             return loaded
+        parts = [*map(str, pieces.parts)]
         sealed = self._database.read_parquet(parts, hive_partitioning=False, filename=True, union_by_name=True)
         return sealed.select(f"{selection(table, tuple(sealed.columns))}, {_RUN_OF_PART} AS {RUN}").union(loaded)
 
 
 def _of_run(rows: pa.Table, run: Path) -> pa.Table:
-    return rows.append_column(pa.field(RUN, pa.string()), text_of(str(run), rows.num_rows))
+    return rows.append_column(RUN_FIELD, text_of(str(run), rows.num_rows))

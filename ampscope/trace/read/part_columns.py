@@ -12,6 +12,9 @@ from ampscope.trace.schema import Table, arrow_schema
 #: The writing rank, a column that every table gets on reading.
 RANK = "rank"
 RANK_FIELD = pa.field(RANK, pa.int32())
+#: The run's folder, a column that each table of a fleet gets.
+RUN = "run"
+RUN_FIELD = pa.field(RUN, pa.string())
 #: The rank of a part, from the end of its path: a folder above the run may be called ``rank=3`` as well.
 _RANK_OF_PART = f"regexp_extract(filename, '[/\\\\]rank=(\\d+)[/\\\\][^/\\\\]+[/\\\\][^/\\\\]+$', 1)::INTEGER AS {RANK}"
 _SQL_TYPES = {

@@ -23,6 +23,7 @@ from ampscope.analysis.tables.lazy_tables import collect_groups
 from ampscope.errors import RunError
 from ampscope.trace.fleet.fleet_tables import FleetTables
 from ampscope.trace.manifest import Manifest, read_manifest
+from ampscope.trace.read.engines.choice import Chosen
 from ampscope.trace.schema import Table
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
 
@@ -53,6 +54,7 @@ def fleet(
     days: float = 7.0,
     diagnosed: Diagnosed = Diagnosed.RECORDED,
     known: KnownVerdicts | None = None,
+    engine: Chosen = "duckdb",
 ) -> Fleet:
     """What is told of all these runs together. One that cannot be read is named, and left out.
 
@@ -61,9 +63,13 @@ def fleet(
         days: The length of the window that is compared with the one before.
         diagnosed: Of which runs causes are told; of the others only what they recorded.
         known: Verdicts that need not be found out again.
+        engine: What the tables of all runs are queried with, as for `ampscope.open_run`; diagnoses ask DuckDB.
+
+    Raises:
+        EngineError: the engine is unknown or cannot be had.
     """
     manifests, unreadable = _manifests(runs)
-    with FleetTables([*manifests]) as tables:
+    with FleetTables([*manifests], engine) as tables:
         sums = step_sums(tables)
         recorded = _recorded(tables)
         unreadable |= tables.unreadable

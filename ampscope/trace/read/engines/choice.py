@@ -19,7 +19,7 @@ class TableEngine(Protocol):
     """An engine that makes frames of a run's files by itself."""
 
     def frame(self, key: Hashable, table: Table, pieces: Callable[[], Pieces]) -> Any:
-        """The rows of a table, with its schema's columns and the writing rank; the same for the same ``key``."""
+        """The rows of a table, with the columns of what is loaded of it; the same for the same ``key``."""
 
     def close(self) -> None:
         """Let go of what was started for it."""

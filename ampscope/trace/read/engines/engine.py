@@ -26,7 +26,7 @@ class Pieces(NamedTuple):
     """What a table, or a part of it, is made of at one moment."""
 
     parts: list[Path]  #: sealed, with the columns of today's schema or some of them
-    loaded: pa.Table  #: all other rows, of journals and of older versions, with the writing rank
+    loaded: pa.Table  #: all other rows, of journals and of older versions, with the columns that the frame shall have
 
 
 class Engine(Protocol):

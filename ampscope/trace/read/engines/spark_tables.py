@@ -1,4 +1,4 @@
-"""A run's tables as Spark's data frames: its sealed parts, which Spark reads itself, and what is loaded beside them."""
+"""Tables as Spark's data frames: sealed parts, which Spark reads itself, and what is loaded beside them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from pyspark.sql.functions import col, regexp_extract
+from pyspark.sql.functions import col, regexp_extract, regexp_replace, url_decode
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from ampscope.trace.read.engines.engine import Pieces
 from ampscope.trace.read.engines.spark_session import Session, session_for
-from ampscope.trace.read.part_columns import RANK, with_rank
+from ampscope.trace.read.part_columns import RANK, RUN
 from ampscope.trace.schema import Table, arrow_schema
 
 #: The rank of a part, from the end of its path: a folder above the run may be called ``rank=3`` as well.
@@ -22,7 +22,7 @@ _KEPT = 64
 
 
 class SparkTables:
-    """Makes the frames of one run.
+    """Makes the frames of one run, or of a fleet.
 
     Args:
         asked: ``"spark"``, the address of a Spark Connect server, or a session.
@@ -39,7 +39,7 @@ class SparkTables:
         self._release = weakref.finalize(self, session.close)
 
     def frame(self, key: Hashable, table: Table, pieces: Callable[[], Pieces]) -> Any:
-        """The rows of a table, with its schema's columns and the writing rank; the same for the same ``key``."""
+        """The rows of a table, with the columns of what is loaded of it; the same for the same ``key``."""
         with self._lock:
             known = self._frames.get(key)
         if known is None:
@@ -56,17 +56,25 @@ class SparkTables:
         self._release()
 
     def _made(self, table: Table, pieces: Pieces) -> Any:
-        loaded = self._session.createDataFrame(pieces.loaded, from_arrow_schema(with_rank(table)))
+        rows = pieces.loaded.combine_chunks()  # to Spark, an empty chunk is the end of a table
+        loaded = self._session.createDataFrame(rows, from_arrow_schema(rows.schema))
         if not pieces.parts:
             return loaded
         sealed = self._sealed(table, pieces)
-        return sealed.unionByName(loaded) if pieces.loaded.num_rows else sealed
+        return sealed.unionByName(loaded) if rows.num_rows else sealed
 
     def _sealed(self, table: Table, pieces: Pieces) -> Any:
         schema = from_arrow_schema(arrow_schema(table))  # with null where an older part has no such column
         sealed = self._session.read.schema(schema).parquet(*map(_address, pieces.parts))
-        rank = regexp_extract(col("_metadata.file_path"), _RANK_OF_PART, 1).cast("int")
-        return sealed.withColumn(RANK, rank)
+        path = col("_metadata.file_path")
+        sealed = sealed.withColumn(RANK, regexp_extract(path, _RANK_OF_PART, 1).cast("int"))
+        return sealed.withColumn(RUN, _run_of(path)) if RUN in pieces.loaded.column_names else sealed
+
+
+def _run_of(path: Any) -> Any:
+    """The run's folder as it was given: file names come as URLs, in which decoding takes a plus for a space."""
+    folder = regexp_replace(path, f"[/]{_RANK_OF_PART}", "")
+    return regexp_replace(url_decode(regexp_replace(folder, r"\+", "%2B")), r"^file:/+", "/")
 
 
 def _address(part: Any) -> str:
