@@ -22,6 +22,8 @@ _SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
+#: To hear from a server, of which the last comes some five seconds after the first.
+_TRIES = 4
 #: The driver's memory, which in local mode is all there is.
 _MEMORY = "4g"
 
@@ -87,12 +89,22 @@ def _connected(address: str) -> Session:
         from pyspark.sql.connect.session import SparkSession as Connected
 
         spark = Connected.builder.remote(address).create()
-        spark.range(1).collect()  # says now whether anybody is there
+        _greet(spark)
     except ImportError as error:
         raise EngineError(f"Spark Connect is not installed ({error}): pip install 'ampscope[spark]'.") from error
     except Exception as error:  # of gRPC, whose errors have no base that PySpark names
         raise EngineError(f"Spark Connect at {address} does not answer: {_first_line(error)}.") from error
     return Session(spark, is_ours=True)
+
+
+def _greet(spark: Any) -> None:
+    """Ask something of a server, with a few tries: by itself PySpark asks for ten minutes whether anybody is there."""
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    usual = spark.client.get_retry_policies()
+    spark.client.set_retry_policies([DefaultPolicy(max_retries=_TRIES)])
+    spark.range(1).collect()
+    spark.client.set_retry_policies(usual)
 
 
 def _let_go(spark: Any) -> None:

@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from pyspark.sql.functions import col, regexp_extract, regexp_replace, url_decode
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from ampscope.trace.read.engines.engine import Pieces
@@ -17,6 +16,11 @@ from ampscope.trace.schema import Table, arrow_schema
 
 #: The rank of a part, from the end of its path: a folder above the run may be called ``rank=3`` as well.
 _RANK_OF_PART = r"rank(?:=|%3D)(\d+)/[^/]+/[^/]+$"
+#: Columns of sealed parts, in Spark's SQL, which a session means in its own server; file names come as URLs, in which
+#: decoding takes a plus for a space.
+_RANK = f"CAST(regexp_extract(_metadata.file_path, r'{_RANK_OF_PART}', 1) AS INT) AS {RANK}"
+_FOLDER = f"regexp_replace(_metadata.file_path, r'/{_RANK_OF_PART}', '')"
+_RUN = rf"regexp_replace(url_decode(replace({_FOLDER}, '+', '%2B')), r'^file:/+', '/') AS {RUN}"
 #: Frames that are kept.
 _KEPT = 64
 
@@ -66,15 +70,7 @@ class SparkTables:
     def _sealed(self, table: Table, pieces: Pieces) -> Any:
         schema = from_arrow_schema(arrow_schema(table))  # with null where an older part has no such column
         sealed = self._session.read.schema(schema).parquet(*map(_address, pieces.parts))
-        path = col("_metadata.file_path")
-        sealed = sealed.withColumn(RANK, regexp_extract(path, _RANK_OF_PART, 1).cast("int"))
-        return sealed.withColumn(RUN, _run_of(path)) if RUN in pieces.loaded.column_names else sealed
-
-
-def _run_of(path: Any) -> Any:
-    """The run's folder as it was given: file names come as URLs, in which decoding takes a plus for a space."""
-    folder = regexp_replace(path, f"[/]{_RANK_OF_PART}", "")
-    return regexp_replace(url_decode(regexp_replace(folder, r"\+", "%2B")), r"^file:/+", "/")
+        return sealed.selectExpr("*", _RANK, *([_RUN] if RUN in pieces.loaded.column_names else []))
 
 
 def _address(part: Any) -> str:
