@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import ceil, copysign, log10
 
 from ampscope.analysis.causes.cause_entry import Reason
+from ampscope.analysis.causes.outside import CameIn
 from ampscope.analysis.causes.range.literal import Literal
 from ampscope.analysis.causes.range.overflow import Overflowed
 from ampscope.analysis.causes.range.underflow import ConstantLost
@@ -62,6 +63,8 @@ def _diff(remedy: Remedy, incident: Incident, reason: Reason, program: Program) 
         return _of_eps(remedy, incident)
     if remedy.kind == Form.SMALLER_STEP and remedy.verified:
         return _of_rate(incident, program)
+    if remedy.kind == Form.ROWS_LEFT_OUT and remedy.verified and isinstance(reason, CameIn):
+        return own_words.of_rows(program, reason.name)
     return _untried(remedy, incident, reason, program) if remedy.untried else None
 
 
@@ -121,7 +124,8 @@ def _of_state(remedy: Remedy, incident: Incident, program: Program) -> str | Non
     if incident.trigger == Trigger.NONFINITE_CARRIED:
         return made_in_half.in_float32(incident.source) if incident.source is not None else None
     if incident.trigger == Trigger.BUFFER_STANDS_STILL and remedy.verified:
-        return _of_norm(incident, program)
+        kept = made_in_half.in_float32(incident.source) if incident.source is not None else None
+        return _of_norm(incident, program) or kept
     is_of_weights = incident.cause in _OF_WEIGHTS or remedy.kind == Form.OPTIMIZER_IN_FLOAT32
     return own_words.of_weights(program) if is_of_weights else None
 

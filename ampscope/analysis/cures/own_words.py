@@ -10,11 +10,19 @@ from ampscope.analysis.cures.rewriting import Edit, across_lines, kept_modules, 
 from ampscope.analysis.cures.rewriting.changed_file import diff_at
 from ampscope.analysis.cures.rewriting.forms.conversions import converted
 from ampscope.analysis.cures.rewriting.names.scopes import Scope
-from ampscope.analysis.cures.rewriting.program import autocast_region, settings, weights_in_half
+from ampscope.analysis.cures.rewriting.program import (
+    autocast_region,
+    loss_outside,
+    rows_kept,
+    settings,
+    weights_in_half,
+)
 from ampscope.analysis.cures.rewriting.program.earlier_value import (
+    EXPONENTIALS,
+    MEANS,
     Named,
     WrittenOut,
-    means_written_out,
+    values_written_out,
     written_out,
 )
 from ampscope.analysis.cures.rewriting.program.joined import joined
@@ -35,9 +43,6 @@ def of_form(tried: FormTried) -> str | None:
     place = tried.source
     if place is None or tried.form not in Form._value2member_map_:
         return None
-    if tried.form == Form.OPERAND_BOUND and tried.argument is None:  # of a mean: how many it divides by is not written
-        return None
-
     named: list[Named] = []
 
     def write(code: str, row: int | None, scope: Scope | None) -> Edit | None:
@@ -74,9 +79,12 @@ def of_form(tried: FormTried) -> str | None:
 def _with_values(parsed: Statement, place: HasPlace, tried: FormTried) -> WrittenOut | None:
     """A statement with what it reads by name in the place of the name, where a form is about that."""
     if tried.form == Form.CENTRED:
-        return means_written_out(parsed, place)
-    is_of_one = tried.form in _OF_PROBABILITIES
-    return written_out(parsed, place, tried.call.rpartition(".")[2]) if is_of_one else None
+        return values_written_out(parsed, place, MEANS)
+    if tried.form not in _OF_PROBABILITIES:
+        return None
+    found = written_out(parsed, place, tried.call.rpartition(".")[2])
+    by_hand = tried.form == Form.LOG_SOFTMAX and found is None
+    return values_written_out(parsed, place, EXPONENTIALS) if by_hand else found
 
 
 def _of_earlier(file: str, named: Named) -> str | None:
@@ -95,13 +103,30 @@ def of_kept(modules: Sequence[str], program: Program) -> str | None:
         modules: Their names, as a diagnosis gives them.
         program: Its lines.
     """
-    if program.watched_at is None or LOSS_CODE in modules:
+    if program.watched_at is None:
         return None
+    if LOSS_CODE in modules:
+        others = [name for name in modules if name != LOSS_CODE]
+        return joined([_of_loss(program), *([of_kept(others, program)] if others else [])])
     by_model: dict[int, list[str]] = {}
     for name in modules:
         number, inner = of_which_model(name)
         by_model.setdefault(number or 0, []).append(inner)
     return kept_modules.kept(program.watched_at, by_model)
+
+
+def _of_loss(program: Program) -> str | None:
+    """The loss taken out of the one autocast region that calls a model, which gives it float32."""
+    if program.watched_at is None or len(program.called_from) != 1 or program.under_autocast != program.called_from:
+        return None
+    return loss_outside.in_float32(program.called_from[0], kept_modules.watched(program.watched_at))
+
+
+def of_rows(program: Program, argument: str) -> str | None:
+    """The rows left out in which an argument of the models' one call is not finite."""
+    if program.watched_at is None or len(program.called_from) != 1:
+        return None
+    return rows_kept.finite_alone(program.called_from[0], kept_modules.watched(program.watched_at), argument)
 
 
 def of_widened(module: str, program: Program) -> str | None:

@@ -76,8 +76,9 @@ class Context:
         if isinstance(found.reason, Literal) and found.reason.value == row.scale and found.reason.dtype == "float16":
             return replace(found, cause=Cause.SCALE_OVERFLOW, reason=ScaleInLoop(scale=found.reason.value))
         overflow = found.cause in (Cause.FP16_OVERFLOW, Cause.SCALE_OVERFLOW)
-        grew = self._loss_grew(row) if overflow or found.cause is Cause.DIVERGENCE else None
-        grew = grew if found.cause is Cause.DIVERGENCE or self._ran_away(row) else None
+        own = _own_loss(row, tried)
+        grew = self._loss_grew(row, own) if overflow or found.cause is Cause.DIVERGENCE else None
+        grew = grew if found.cause is Cause.DIVERGENCE or self._ran_away(row, own) else None
         grew = grew or (self._stays_away(row) if found.cause is Cause.SCALE_OVERFLOW else None)
         if grew is not None:
             return replace(found, cause=Cause.DIVERGENCE, reason=grew, masked=False)
@@ -85,7 +86,7 @@ class Context:
             return replace(found, cause=Cause.FP16_OVERFLOW)
         return found
 
-    def _ran_away(self, row: IncidentRow) -> bool:
+    def _ran_away(self, row: IncidentRow, own: float) -> bool:
         """Whether the loss rose with each of the last updates, this step's own included.
 
         One that jumped once, and rises no more, is what the batches have become rather than the weights.
@@ -95,13 +96,12 @@ class Context:
             return False
         if losses.size < 2 or not (np.diff(losses) > 0).all():
             return False
-        own = row.loss if row.loss is not None and math.isfinite(row.loss) else 0.0
         last = max(own, losses[-1]) if losses[-1] >= RISING_FACTOR * losses[0] else losses[-1]
         return bool(last >= RUNAWAY_FACTOR * losses[0])
 
-    def _loss_grew(self, row: IncidentRow) -> LossGrew | None:
+    def _loss_grew(self, row: IncidentRow, own: float) -> LossGrew | None:
         """How far the loss had grown before a step; None where it had not, or not by much."""
-        if self._ran_away(row):
+        if self._ran_away(row, own):
             first, *_, last = map(float, self._losses(row, RUNAWAY_STEPS))
             return LossGrew(usual=first, last=last)
         losses = self._losses(row, GROWTH_STEPS)
@@ -149,6 +149,13 @@ class Context:
             run = self.calibration(row)
             return run.benign_cause if run is not None and run.recovered else Cause.UNKNOWN
         return Cause.UNKNOWN
+
+
+def _own_loss(row: IncidentRow, tried: Sequence[Tried]) -> float:
+    """The loss of a step itself, in float32 where its own dtype could not hold it; 0 where neither is known."""
+    in_float32 = (each.loss for each in tried if each.change == Change.FP32)
+    known = (loss for loss in (row.loss, *in_float32) if loss is not None and math.isfinite(loss))
+    return next(known, 0.0)
 
 
 def why_unknown(row: IncidentRow) -> str:

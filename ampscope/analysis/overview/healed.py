@@ -84,7 +84,7 @@ def since_then(
     else:
         return ""
     if back:
-        return f"{what}, and it has come back since: at step {primary.last_step:,}."
+        return f"{what}, and the failure has come back since: at step {primary.last_step:,}."
     steps = sum(each.step.size for each in history.values())
     later = sum(int((each.step >= at).sum()) for each in history.values())
     made = "step" if later == 1 else f"{later:,} steps"
@@ -92,7 +92,7 @@ def since_then(
     others = (each.step for each in incidents if each is not primary and each.severity is Severity.ERROR)
     other = next((step for step in sorted(others) if step >= at), None)
     also = f"; another failure came at step {other:,}" if other is not None else ""
-    return f"{what}, and it has not come back in the {made} since{share}{also}." if later else ""
+    return f"{what}, and the failure has not come back in the {made} since{share}{also}." if later else ""
 
 
 def _is_of(incident: Incident, step: int) -> bool:

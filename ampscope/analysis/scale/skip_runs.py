@@ -114,7 +114,7 @@ class Skips:
         """Whether the scale came to hold after a run of skips; what a run's end has cut short may still.
 
         Calibration is harmless because it ends. One that goes on to scales below 1, or in which a good part of the
-        steps is lost again and again, does not.
+        steps is lost again and again, does not. Steps whose loss itself was not finite say nothing of it.
         """
         here = int(np.searchsorted(self._at, start))  # which skip: the gap with this number is before it
         after = int(np.searchsorted(self._long, here + end - 1 - start, side="right"))
@@ -127,7 +127,7 @@ class Skips:
         return self._known[since, held]
 
     def _holds(self, since: int, held: int, *, ends: bool) -> bool:
-        lost = self._history.skipped[since:held]
+        lost = (self._history.skipped & ~self._history.bad_loss)[since:held]
         if (self._history.scale[since:held][lost] < LOWEST_USEFUL_SCALE).any():
             return False
         rows = int((np.diff(lost.astype(np.int8), prepend=0) > 0).sum())

@@ -22,7 +22,7 @@ CURE = MadeCure(
     text="blocks.1 in float32",
     applied=True,
 )
-SINCE = "Healing changed the training at step 3, and it has not come back in the 40 steps since."
+SINCE = "Healing changed the training at step 3, and the failure has not come back in the 40 steps since."
 HEALED = replace(BROKEN, cures=(CURE,), since=SINCE)
 TITLE = "What was changed in this run"
 

@@ -31,6 +31,13 @@ _ATOMS = (ast.Name, ast.Attribute, ast.Subscript, ast.Call)
 #: Expressions that bind less than a sum.
 _LOOSE = (ast.Compare, ast.BoolOp, ast.IfExp, ast.Lambda, ast.NamedExpr, ast.Starred, ast.Yield, ast.YieldFrom)
 _BELOW_SUMS = (ast.BitOr, ast.BitXor, ast.BitAnd, ast.LShift, ast.RShift)
+#: Methods that change only a tensor's dtype.
+CONVERSIONS = frozenset({"half", "float", "double", "bfloat16", "to", "type_as"})
+#: Calls that give the same again, and draw nothing: what stands in an operand may be computed a second time then.
+_REPEATABLE = CONVERSIONS.union(
+    ("view", "reshape", "transpose", "permute", "squeeze", "unsqueeze", "flatten", "size", "t"),
+    ("pow", "square", "mul"),
+)
 
 
 class Splice(NamedTuple):
@@ -252,3 +259,12 @@ def is_plain(node: ast.expr) -> bool:
         *(ast.BoolOp, ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop),
     )
     return all(isinstance(each, kinds) for each in ast.walk(node))
+
+
+def is_repeatable(node: ast.expr) -> bool:
+    """Whether an expression may be computed again."""
+    inside = list(ast.walk(node))
+    calls = [each.func for each in inside if isinstance(each, ast.Call)]
+    names = {each.attr if isinstance(each, ast.Attribute) else "" for each in calls}
+    once = any(isinstance(each, (ast.NamedExpr, ast.Await, ast.Yield)) for each in inside)
+    return not once and names <= _REPEATABLE

@@ -307,6 +307,18 @@ def test_the_loss_of_the_step_itself_counts_where_it_goes_on_rising(run_folder: 
     assert "from about 2.1 to 190" in incident.explanation
 
 
+@pytest.mark.parametrize(("wide", "cause"), [(1e10, Cause.DIVERGENCE), (90.0, Cause.FP16_OVERFLOW)])
+def test_so_does_its_loss_in_float32_where_its_own_dtype_cannot_hold_it(
+    run_folder: Path, wide: float, cause: Cause
+) -> None:
+    trace = TraceBuilder(run_folder)
+    train(trace, [1.2, 1.1, 1.6, 60.0, math.inf])
+    overflow(trace, 4)
+    trace.replay(Change.FP32, Trial.FINITE, loss=wide, step=4)
+    (incident,) = diagnose(trace.close()).incidents
+    assert incident.cause is cause
+
+
 @pytest.mark.parametrize("losses", [[2.0, 3.0, 9.0, 30.0, NAN], [NAN], [1e4, 1e3, 2.0, 1.0, NAN]])
 def test_an_overflow_after_an_ordinary_loss_is_not_divergence(run_folder: Path, losses: list[float]) -> None:
     trace = TraceBuilder(run_folder)

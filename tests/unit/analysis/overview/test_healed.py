@@ -52,13 +52,13 @@ def since(
         (
             {3: "a"},
             (6,),
-            "The run was resumed at step 6, and it has not come back in the 14 steps since, 70 % of the run.",
+            "The run was resumed at step 6, and the failure has not come back in the 14 steps since, 70 % of the run.",
         ),
-        ({3: "a", 9: "a"}, (6,), "The run was resumed at step 6, and it has come back since: at step 9."),
+        ({3: "a", 9: "a"}, (6,), "The run was resumed at step 6, and the failure has come back since: at step 9."),
         (
             {3: "a", 9: "a"},
             (6, 15),
-            "resumed at step 15, and it has not come back in the 5 steps since, 25 % of the run.",
+            "resumed at step 15, and the failure has not come back in the 5 steps since, 25 % of the run.",
         ),
         ({3: "a", 9: "b"}, (6,), "since, 70 % of the run; another failure came at step 9."),
         ({3: "a", 4: "b"}, (6,), "since, 70 % of the run."),
@@ -77,9 +77,13 @@ def test_of_a_resumed_run(failures: dict[int, str], resumed: tuple[int, ...], to
         (
             {3: "a"},
             (3,),
-            "Healing changed the training at step 3, and it has not come back in the 16 steps since, 80 % of",
+            "Healing changed the training at step 3, and the failure has not come back in the 16 steps since, 80 % of",
         ),
-        ({3: "a", 9: "a"}, (3,), "Healing changed the training at step 3, and it has come back since: at step 9."),
+        (
+            {3: "a", 9: "a"},
+            (3,),
+            "Healing changed the training at step 3, and the failure has come back since: at step 9.",
+        ),
         ({3: "a", 9: "b"}, (3, 9), "since, 80 % of the run; another failure came at step 9."),
         ({3: "a", 9: "b"}, (9,), ""),
         ({3: "a", 6: "b", 9: "a"}, (6,), ""),

@@ -163,3 +163,11 @@ def test_growth_that_is_taken_back_each_time_is_no_failure() -> None:
 def test_a_skip_long_after_a_growth_is_no_probe(since: int, probing: bool) -> None:
     run = the_run([*good(1024.0, 100), *good(2048.0, since), (2048.0, True), *good(1024.0, 9)])
     assert run.benign_cause is (Cause.BENIGN_PERIODIC_GROWTH if probing else Cause.BENIGN_SCALE_ADJUSTMENT)
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_steps_whose_loss_is_not_finite_say_nothing_of_a_calibration_before(*, bad: bool) -> None:
+    attempts = history([*good(65536.0, 1), *falling(65536.0, 1), *good(32768.0, 8), *falling(32768.0, 30)])
+    attempts.loss[10:] = np.nan if bad else 1.0
+    first, last = skip_runs(attempts)
+    assert (first.calibrates, last.calibrates) == (bad, False)

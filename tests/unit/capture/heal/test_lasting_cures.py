@@ -54,7 +54,7 @@ def test_a_resumed_run_has_its_cures_again(run_folder: Path, scopes: list[ampsco
     assert cures(scopes[1]) == [told]
     diagnosis = ampscope.diagnose(run_folder)
     assert [(each.step, each.kind, each.lifted_at) for each in diagnosis.cures] == [(BAD_STEP, "modules_fp32", None)]
-    assert "resumed at step 6, and it has not come back in the 6 steps since, 50 % of the run" in diagnosis.since
+    assert "resumed at step 6, and the failure has not come back in the 6 steps since, 50 % of the run" in diagnosis.since
 
 
 def test_a_run_that_is_resumed_without_healing_fails_as_before(run_folder: Path, scopes: list[ampscope.Scope]) -> None:
@@ -66,7 +66,7 @@ def test_a_run_that_is_resumed_without_healing_fails_as_before(run_folder: Path,
 
     trained(made(Doubtful), plain, before=arm)
     scopes[1].close()
-    assert "and it has come back since: at step 9" in ampscope.diagnose(run_folder).since
+    assert "and the failure has come back since: at step 9" in ampscope.diagnose(run_folder).since
 
 
 def test_a_cure_that_is_not_needed_any_more_is_lifted(run_folder: Path, scopes: list[ampscope.Scope]) -> None:

@@ -6,6 +6,7 @@ import ast
 import math
 from collections.abc import Callable, Sequence
 
+from ampscope.analysis.cures.rewriting.forms import means
 from ampscope.analysis.cures.rewriting.forms.asked import Asked
 from ampscope.analysis.cures.rewriting.forms.constants import added_keyword, is_eps
 from ampscope.analysis.cures.rewriting.found_call import Found, as_call
@@ -30,6 +31,8 @@ def operand_bound(statement: Statement, asked: Asked) -> Sequence[Splice]:
     found = asked.all_found(statement)
     if asked.call in _DEVIATIONS:
         return [splice for each in found for splice in _of_one(statement, each)]
+    if asked.call in {means.MEAN, *means.LOSSES, *means.BY_TARGET} and asked.argument is None:
+        return means.of_none(statement, asked)
     if len(found) > 1 and any(each.is_operator or each.operand(1) is not None for each in found):
         return ()  # which of the operands are tensors is not seen
     return [splice for each in found for splice in _bounded(statement, each, asked)]

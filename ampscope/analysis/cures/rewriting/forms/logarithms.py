@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
+from ampscope.analysis.cures.rewriting.forms.quotients import log_softmax_in
 from ampscope.analysis.cures.rewriting.found_call import Found, as_call, found_call, found_calls
 from ampscope.analysis.cures.rewriting.literals import value_of
 from ampscope.analysis.cures.rewriting.names.known import is_number
@@ -16,9 +17,12 @@ _FUNCTIONAL = "torch.nn.functional"
 
 def log_softmax(statement: Statement) -> Sequence[Splice]:
     """``torch.log(x.softmax(-1))`` becomes ``x.log_softmax(-1)``."""
-    found = [(each, as_call(_unguarded(_first(each)), "softmax")) for each in found_calls(statement, _LOG)]
-    texts = [(each, _renamed(statement, inner, "log_softmax") if inner else "") for each, inner in found]
-    return _all_replaced(statement, texts)
+    return _all_replaced(statement, [(each, _log_softmax(statement, each)) for each in found_calls(statement, _LOG)])
+
+
+def _log_softmax(statement: Statement, logarithm: Found) -> str:
+    inner = as_call(_unguarded(_first(logarithm)), "softmax")
+    return _renamed(statement, inner, "log_softmax") if inner else log_softmax_in(statement, logarithm)
 
 
 def logsigmoid(statement: Statement) -> Sequence[Splice]:

@@ -63,7 +63,7 @@ def region_around(place: HasPlace) -> Region | None:
     tree = source.tree() if source is not None else None
     if source is None or tree is None:
         return None
-    for expression in reversed(list(_entered(tree, place.line))):
+    for expression in reversed(list(entered(tree, place.line))):
         call = _made(tree, expression, place.line)
         if call is not None:
             return Region(source, call, *_REGIONS[imported_name(tree, call.func)])
@@ -87,7 +87,7 @@ def makes_region(tree: ast.Module, expression: ast.expr, line: int) -> bool:
     return _made(tree, expression, line) is not None
 
 
-def _entered(tree: ast.Module, line: int) -> Iterator[ast.expr]:
+def entered(tree: ast.Module, line: int) -> Iterator[ast.expr]:
     """What the decorators and ``with`` blocks around a line enter, from the outside; of its own function alone."""
     function = function_around(tree, line)
     yield from getattr(function, "decorator_list", ())

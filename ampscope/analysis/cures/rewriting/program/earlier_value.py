@@ -12,16 +12,14 @@ from ampscope.analysis.cures.rewriting.found_call import Found, as_call, found_c
 from ampscope.analysis.cures.rewriting.names.scopes import scope_at
 from ampscope.analysis.cures.rewriting.program.own_names import function_around, own_nodes
 from ampscope.analysis.cures.rewriting.source_file import HasPlace, SourceFile, source_file
-from ampscope.analysis.cures.rewriting.statement import Statement, dotted, statement
+from ampscope.analysis.cures.rewriting.statement import CONVERSIONS, Statement, dotted, is_repeatable, statement
 
 _PROBABILITIES = ("softmax", "sigmoid")
-_MEANS = ("mean",)
-_CONVERSIONS = frozenset({"half", "float", "double", "bfloat16", "to", "type_as"})
-#: Calls that give the same again, and draw nothing: what stands in an operand may be computed a second time then.
-_REPEATABLE = _CONVERSIONS.union(
-    ("view", "reshape", "transpose", "permute", "squeeze", "unsqueeze", "flatten", "size", "t"),
-    ("pow", "square", "mul"),
-)
+MEANS = ("mean",)
+#: Exponentials, and what picks some of them.
+EXPONENTIALS = ("exp", "diagonal", "diag", "gather", "sum")
+#: How often a value may be made of one with a name of its own.
+_DEEPEST = 3
 
 
 class Named(NamedTuple):
@@ -71,18 +69,34 @@ def written_out(parsed: Statement, place: HasPlace, call: str) -> WrittenOut | N
     return WrittenOut(code, named) if code is not None else None
 
 
-def means_written_out(parsed: Statement, place: HasPlace) -> WrittenOut | None:
-    """A statement with means in the place of their names; None where it names none that is known to be one."""
+def values_written_out(parsed: Statement, place: HasPlace, functions: tuple[str, ...]) -> WrittenOut | None:
+    """A statement with what these functions gave in the place of its names.
+
+    Args:
+        parsed: The statement.
+        place: A line of it, as it was recorded.
+        functions: `MEANS`, or others.
+
+    Returns:
+        What it becomes; None where it names nothing that is known to be such a value.
+    """
     source = source_file(place)
     tree = source.tree() if source is not None else None
     if source is None or tree is None:
         return None
-    read = [node for node in parsed.nodes() if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
-    known = {node.id: _value(source, tree, node.id, place.line, _MEANS) for node in read}
-    splices = [parsed.instead(node, value.text) for node in read if (value := known[node.id]) is not None]
-    code = parsed.changed(splices) if splices else None
-    texts = tuple((name, value.text) for name, value in known.items() if value is not None)
-    return WrittenOut(code, texts=texts) if code is not None else None
+    texts: dict[str, str] = {}
+    code: str | None = None
+    for _ in range(_DEEPEST):
+        read = [node for node in parsed.nodes() if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+        known = {node.id: _value(source, tree, node.id, place.line, functions) for node in read}
+        splices = [parsed.instead(node, value.text) for node in read if (value := known[node.id]) is not None]
+        changed = parsed.changed(splices) if splices else None
+        again = statement(changed, parsed.row, parsed.scope) if changed is not None else None
+        if changed is None or again is None:
+            break
+        code, parsed = changed, again
+        texts = {**{name: value.text for name, value in known.items() if value is not None}, **texts}
+    return WrittenOut(code, texts=tuple(texts.items())) if code is not None else None
 
 
 def _names(operand: ast.expr | None) -> list[ast.Name]:
@@ -122,8 +136,8 @@ def _assigned(
         return None
     others = [*found.operands, *(each.value for each in found.keywords.values())]
     others = [each for each in others if each is not operand]
-    read_again = [*others, *([operand] if _is_repeatable(operand) else [])]
-    if not all(map(_is_repeatable, others)) or _writes(since, {read for each in read_again for read in _reads(each)}):
+    read_again = [*others, *([operand] if is_repeatable(operand) else [])]
+    if not all(map(is_repeatable, others)) or _writes(since, {read for each in read_again for read in _reads(each)}):
         return None
     if operand in read_again:
         return _Value(text, None)
@@ -166,18 +180,9 @@ def _blocks_around(scope: ast.AST, line: int) -> Iterator[tuple[list[ast.stmt], 
 def _given_by(value: ast.expr, functions: tuple[str, ...]) -> Found | None:
     """A call of one of these functions, without conversions after it."""
     inner = value
-    while isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute) and inner.func.attr in _CONVERSIONS:
+    while isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute) and inner.func.attr in CONVERSIONS:
         inner = inner.func.value
     return as_call(inner, *functions)
-
-
-def _is_repeatable(node: ast.expr) -> bool:
-    """Whether an expression may be computed again."""
-    inside = list(ast.walk(node))
-    calls = [each.func for each in inside if isinstance(each, ast.Call)]
-    names = {each.attr if isinstance(each, ast.Attribute) else "" for each in calls}
-    once = any(isinstance(each, (ast.NamedExpr, ast.Await, ast.Yield)) for each in inside)
-    return not once and names <= _REPEATABLE
 
 
 def _reads(value: ast.expr) -> set[str]:

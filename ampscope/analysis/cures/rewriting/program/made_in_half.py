@@ -29,7 +29,7 @@ def in_float32(written_at: HasPlace) -> str | None:
     scope, line = _scope(tree, written_at.line), written_at.line
     statements = [node for node in ast.walk(scope) if isinstance(node, ast.stmt) and not hasattr(node, "body")]
     here = [node for node in statements if node.lineno <= line <= (node.end_lineno or 0)]
-    written = {dotted(each): each for node in here for each in _written(node)}
+    written = {_held_in(scope, dotted(each), line): each for node in here for each in _written(node)}
     made = [
         node
         for node in statements
@@ -46,6 +46,21 @@ def _scope(tree: ast.Module, line: int) -> ast.AST:
     around = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     around = [node for node in around if node.lineno <= line <= (node.end_lineno or 0)]
     return around[-1] if around else function_around(tree, line)
+
+
+def _held_in(scope: ast.AST, name: str, line: int) -> str:
+    """The list that a loop around a line takes a name's values from, alone or in a ``zip``; else the name itself."""
+    for node in ast.walk(scope):
+        if not isinstance(node, ast.For) or not node.body[0].lineno <= line <= (node.end_lineno or 0):
+            continue
+        if dotted(node.target) == name and dotted(node.iter):
+            return dotted(node.iter)
+        together = isinstance(node.iter, ast.Call) and dotted(node.iter.func) == "zip" and not node.iter.keywords
+        if together and isinstance(node.iter, ast.Call) and isinstance(node.target, ast.Tuple):
+            for each, source in zip(node.target.elts, node.iter.args, strict=False):
+                if dotted(each) == name and dotted(source):
+                    return dotted(source)
+    return name
 
 
 def _written(node: ast.stmt) -> Iterator[ast.expr]:

@@ -33,6 +33,14 @@ _OPTIMIZERS = {
     "torch.optim.Adagrad": 5,
     "torch.optim.Adadelta": 3,
 }
+#: Schedules that multiply the rate that an optimizer is made with.
+_SCHEDULES = frozenset(
+    f"torch.optim.lr_scheduler.{name}"
+    for name in (
+        *("LambdaLR", "MultiplicativeLR", "StepLR", "MultiStepLR", "ConstantLR", "LinearLR", "ExponentialLR"),
+        *("PolynomialLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "ReduceLROnPlateau", "SequentialLR"),
+    )
+)
 _CTC = ("torch.nn.CTCLoss", "torch.nn.modules.loss.CTCLoss")
 
 
@@ -85,7 +93,8 @@ def with_rate(place: HasPlace, kind: str, was: float, rate: float) -> str | None
     Args:
         place: A line of the file.
         kind: The class of the optimizer, which takes its rate second as all of torch's do.
-        was: The rate that it took its step with: it has to stand there.
+        was: The rate that it took its step with: it has to stand there, or to come from what stands there by schedules
+            that multiply it.
         rate: What comes in its place.
     """
     found, tree = _program(place)
@@ -95,9 +104,17 @@ def with_rate(place: HasPlace, kind: str, was: float, rate: float) -> str | None
         return None
     (call,) = made
     given = [*call.args[1:2], *(each.value for each in call.keywords if each.arg == "lr")]
-    if len(given) != 1 or value_of(given[0]) != was:
+    base = value_of(given[0]) if len(given) == 1 else None
+    if base is None or not was or (base != was and not _is_multiplied(found.source.tree())):
         return None
-    return _set(found, place.file, call, _Setting("lr", 1, rate))
+    return _set(found, place.file, call, _Setting("lr", 1, rate if base == was else float(f"{base * rate / was:.3g}")))
+
+
+def _is_multiplied(tree: ast.Module | None) -> bool:
+    """Whether all schedules of a program multiply the rate of their optimizer, and it has one."""
+    names = [imported_name(tree, call.func) for call in _calls(tree)] if tree is not None else []
+    schedules = [name for name in names if name.startswith("torch.optim.lr_scheduler.")]
+    return bool(schedules) and _SCHEDULES.issuperset(schedules)
 
 
 def with_zero_infinity(called_at: HasPlace) -> str | None:

@@ -43,6 +43,12 @@ P = "    p = torch.softmax(z / t, -1)\n"
             ("p.clamp(min=1e-8).log()", "z.log_softmax(-1)"),
         ),
         (
+            "    e = torch.exp(z / t)\n    p = e.diagonal()\n    return -torch.log(p / e.sum(dim=1)).mean()\n",
+            Form.LOG_SOFTMAX,
+            "log",
+            ("-torch.log(p / e.sum(dim=1))", "-(z / t).log_softmax(dim=1).diagonal()"),
+        ),
+        (
             "    p = z.sigmoid()\n    if y is None:\n        q = torch.log(1 - p)\n    return q\n",
             Form.LOGSIGMOID,
             "log",

@@ -80,7 +80,12 @@ def test_an_optimizer_gets_another_eps_where_it_is_made(tmp_path: Path, made_by:
     [
         ("o = torch.optim.SGD(p, lr=1.0)", "o = torch.optim.SGD(p, lr=1e-4)"),
         ("o = torch.optim.SGD(p, 1.0, momentum=0.9)", "o = torch.optim.SGD(p, 1e-4, momentum=0.9)"),
-        ("o = torch.optim.SGD(p, lr=0.5)", None),  # a schedule has come to the rate
+        ("o = torch.optim.SGD(p, lr=0.5)", None),  # something has come to the rate
+        (
+            "o = torch.optim.SGD(p, lr=0.5)\nl = torch.optim.lr_scheduler.LambdaLR(o, f)",
+            "o = torch.optim.SGD(p, lr=5e-5)\nl = torch.optim.lr_scheduler.LambdaLR(o, f)",
+        ),
+        ("o = torch.optim.SGD(p, lr=0.5)\nl = torch.optim.lr_scheduler.OneCycleLR(o, 1.0, 9)", None),
         ("o = torch.optim.SGD(p, lr=rate)", None),
         ("o = torch.optim.SGD(p)", None),
         ("o = torch.optim.Adam(p, lr=1.0)", None),
@@ -200,3 +205,17 @@ def test_a_loss_leaves_out_what_has_no_alignment_where_it_is_made(
     whole = f"from torch import nn\n{text}"
     after = made(tmp_path, whole, "ctc(z", settings.with_zero_infinity)
     assert after == (whole.replace(was, now) if now is not None else None)
+
+
+@pytest.mark.parametrize(
+    ("loop", "now"),
+    [
+        ("for m, p in zip(held, net.parameters()):\n    m.mul_(0.9).add_(p)\n", "float"),
+        ("for m in held:\n    m.mul_(0.9).add_(1)\n", "float"),
+        ("for m, p in pairs(held, net.parameters()):\n    m.mul_(0.9).add_(p)\n", None),
+    ],
+)
+def test_a_list_of_tensors_is_made_in_float32(tmp_path: Path, loop: str, now: str | None) -> None:
+    head = "import torch\nheld = [p.detach().half() for p in net.parameters()]\n"
+    after = made(tmp_path, head + loop, ".mul_", made_in_half.in_float32)
+    assert after == (head.replace("half", now) + loop if now is not None else None)

@@ -55,6 +55,35 @@ RUNS = [
         "return -torch.log((-torch.log((1 - p).clamp(min=1e-4))).clamp(min=1e-4))",
         value=1e-4,
     ),
+    Line("return x[m].mean()", BOUND, "mean", "return x[m].float().sum() / max(1, x[m].numel())", value=1.0),
+    Line("return 2 * x.mean()", BOUND, "mean", "return 2 * (x.float().sum() / max(1, x.numel()))", value=1.0),
+    Line(
+        "return F.mse_loss(x, c)",
+        BOUND,
+        "mse_loss",
+        'return F.mse_loss(x, c, reduction="sum") / max(1, c.numel())',
+        value=1.0,
+    ),
+    Line(
+        "return 2 * F.cross_entropy(x.view(-1, 4), t.view(-1), ignore_index=0)",
+        BOUND,
+        "cross_entropy",
+        'return 2 * (F.cross_entropy(x.view(-1, 4), t.view(-1), ignore_index=0, reduction="sum")'
+        " / max(1, (t.view(-1) != 0).sum()))",
+        value=1.0,
+    ),
+    Line(
+        "return -torch.log(x.exp().diagonal() / x.exp().sum(dim=1)).mean()",
+        Form.LOG_SOFTMAX,
+        "log",
+        "return -x.log_softmax(dim=1).diagonal().mean()",
+    ),
+    Line(
+        "return torch.log(torch.exp(x / 2) / torch.exp(x / 2).sum(-1, keepdim=True))",
+        Form.LOG_SOFTMAX,
+        "log",
+        "return (x / 2).log_softmax(-1)",
+    ),
     Line("return a.sqrt().sqrt()", EPS, "sqrt", "return ((a + 1e-9).sqrt() + 1e-9).sqrt()", value=1e-9),
     Line("return p.clamp(min=1e-12).log()", BOUND, "log", "return p.clamp(min=1e-4).log()", value=1e-4),
     Line("return p.clamp(max=1).log()", BOUND, "log", "return p.clamp(max=1, min=1e-4).log()", value=1e-4),
@@ -257,8 +286,15 @@ STANDS = [
 ]
 #: Lines that stay as they are: it is not clear what is meant, or they do it already.
 STAYS = [
-    Line("return x.mean()", BOUND, "mean", "", value=1.0),
-    Line("return F.cross_entropy(x, t)", BOUND, "cross_entropy", "", value=1.0),
+    Line("return x.mean(1)", BOUND, "mean", "", value=1.0),
+    Line("return draw(x).mean()", BOUND, "mean", "", value=1.0),
+    Line("return F.cross_entropy(x, t, w)", BOUND, "cross_entropy", "", value=1.0),
+    Line("return F.cross_entropy(x, t, reduction='sum')", BOUND, "cross_entropy", "", value=1.0),
+    Line("return F.cross_entropy(x, next(t))", BOUND, "cross_entropy", "", value=1.0),
+    Line("return torch.log(x.exp()[0] / x.exp().sum(1, keepdim=True))", Form.LOG_SOFTMAX, "log", ""),
+    Line("return torch.log(x.exp() / x.exp().sum(1))", Form.LOG_SOFTMAX, "log", ""),
+    Line("return torch.log(x.exp() / y.exp().sum(1, keepdim=True))", Form.LOG_SOFTMAX, "log", ""),
+    Line("return torch.log(x.exp() / x.exp().sum())", Form.LOG_SOFTMAX, "log", ""),
     Line("e = x.exp()", Form.MAX_OFF, "exp", ""),
     Line("return [(a - b).sqrt() for b in c]", Form.SAFE_WHERE, "sqrt", ""),
     Line("return a if b else (a - b).sqrt()", Form.SAFE_WHERE, "sqrt", ""),
