@@ -89,6 +89,8 @@ class Failing(Kept):
 @pytest.fixture(autouse=True)
 def diagnosed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Diagnosing, "__call__", lambda _: _DIAGNOSIS)
+    for name in ("CLOSE_S", "CLOSE_WITH_ALERTS_S", "DIAGNOSIS_AT_END_S"):  # a busy machine has slow threads
+        monkeypatch.setattr(signals_module, name, SOON)
 
 
 @pytest.fixture
