@@ -12,7 +12,7 @@ from ampscope.analysis.words.scale_words import in_words
 from ampscope.report.figures.over_steps import timeline_stack
 from ampscope.report.html.markup import as_html
 from ampscope.report.html.parts.card import what
-from ampscope.report.html.parts.tiles import Fact
+from ampscope.report.html.parts.tiles import NEXT_SCALE, Fact
 from ampscope.report.numbers import count, share, value
 from ampscope.report.terminal.run_list import verdict_in_words
 from ampscope.trace.vocabulary import Verdict
@@ -68,7 +68,7 @@ def facts(seen: Overview) -> list[Fact]:
     return [
         ("optimizer steps", count(seen.steps)),
         *(() if loss.is_empty else (newest,)),
-        *((("loss scale now", in_words(seen.scale)),) if seen.scale is not None else ()),
+        *(((NEXT_SCALE, in_words(seen.scale)),) if seen.scale is not None else ()),
         (f"skipped ({count(seen.skipped, 'step')})", share(seen.skipped_share) if seen.steps else "none yet"),
     ]
 

@@ -105,7 +105,7 @@ def sentence(history: ScaleHistory, window: ScaleWindow) -> str:
     if judgement == Judgement.UNSCALED or history.health is None:
         return "No step of this run used a loss scale."
     if judgement == Judgement.UNWELL or history.current is None:
-        return _unwell(history.health)
+        return _unwell(history.health, history.current)
     now = _now(history, window)
     if now is None or window.low is None:
         return (
@@ -152,8 +152,8 @@ def _now(history: ScaleHistory, window: ScaleWindow) -> ScaleLoss | None:
     return next((each for each in window.at_scale if each.scale == history.current), None)
 
 
-def _unwell(health: ScaleHealth) -> str:
-    current = in_words(health.current)
+def _unwell(health: ScaleHealth, scale: float | None) -> str:
+    current = in_words(health.current if scale is None else scale)
     return {
         ScaleVerdict.COLLAPSED: f"No: it has fallen to {current} and steps are skipped all the same, so it is not the "
         "scale that is wrong.",

@@ -37,7 +37,7 @@ def scale_html(diagnosis: Diagnosis) -> str:
 
 def _scale_card(health: ScaleHealth, several: bool, diagnosis: Diagnosis) -> str:
     of = f" of optimizer {health.optimizer}" if several else ""
-    title = f"The loss scale{of}: {health.verdict.value} at {in_words(health.current)}"
+    title = f"The loss scale{of}: {health.verdict.value}, {in_words(health.current)} in the newest step"
     told = diagnosis.primary.explanation if diagnosis.primary is not None else diagnosis.summary
     why = "" if health.explanation in told else health.explanation
     lost = f"{health.skipped:,} of {numbers.count(health.steps, 'step')} ({numbers.share(health.lost_share)})"

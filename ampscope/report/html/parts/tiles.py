@@ -12,6 +12,8 @@ from ampscope.report.html.markup import as_html
 from ampscope.report.numbers import UNKNOWN, count, seconds, share
 from ampscope.report.safe_text import short
 
+#: The newest step ran with another one where it was skipped, or where the scale has just grown.
+NEXT_SCALE = "loss scale of the next step"
 #: What, its value, and where it is not well the severity.
 Fact = tuple[str, str] | tuple[str, str, str]
 #: Where a name may be broken: ``Relation|Classifier``, ``my_|model``.
@@ -40,8 +42,8 @@ def run_tiles(seen: Overview, diagnosis: Diagnosis) -> list[Fact]:
     return [
         (f"optimizer steps{took}", count(seen.steps)),
         (f"skipped ({count(seen.skipped, 'step')})", share(seen.skipped_share) if seen.steps else "none yet"),
-        *(("loss scale now", scale, one.severity.value) for one in unwell),
-        *(() if unwell else (("loss scale now", scale),)),
+        *((NEXT_SCALE, scale, one.severity.value) for one in unwell),
+        *(() if unwell else ((NEXT_SCALE, scale),)),
         *observing,
         (f"{count(info.parameters)} parameters", short(info.model, 40) or "unnamed model"),
         (short(", ".join(versions), 60) or "versions unknown", short(info.device, 40) or "device unknown"),

@@ -9,6 +9,7 @@ import numpy as np
 from ampscope import diagnose, open_run
 from ampscope.analysis.scale.answer import Judgement, ScaleAnswer, scale_answer
 from ampscope.analysis.scale.window import MOSTLY
+from ampscope.trace.schema import ScalerAction
 from ampscope.trace.vocabulary import Verdict
 from tests.support.trace_builder import TraceBuilder
 from tests.support.verdicts.counted import SMALL, with_gradient
@@ -105,9 +106,10 @@ def test_a_collapse_is_told_with_its_cure(tmp_path: Path) -> None:
     trace = TraceBuilder(tmp_path)
     for step in range(40):
         trace.step(scale=2.0 ** (16 - step), skipped=True)
+    trace.scaler_event(ScalerAction.BACKOFF, step=39, scale_before=2.0**-23, scale_after=2.0**-24)
     answer = answer_of(trace)
     assert answer.judgement == Judgement.UNWELL
-    assert answer.sentence.startswith("No: it has fallen to ")
+    assert answer.sentence.startswith("No: it has fallen to 5.96e-8 (2⁻²⁴) and")
     assert answer.recommendation is not None
     assert answer.recommendation.reason == answer.health.explanation  # type: ignore[union-attr]  # it has a scale
 

@@ -8,6 +8,7 @@ import pytest
 
 from ampscope.analysis.overview.overview import Overview
 from ampscope.report.html.parts.tiles import run_tiles
+from ampscope.trace.schema import ScalerAction
 from tests.support.page_reading import Show
 from tests.support.trace_builder import TraceBuilder
 from tests.support.verdicts.by_hand import HEALTHY
@@ -81,11 +82,13 @@ def test_a_scale_that_collapsed_is_told_on_its_tile_and_once_in_words(
     for step in range(80):
         bad = step >= 40
         trace.step(scale=2.0 ** (16 - max(0, step - 40)), skipped=bad, found_inf=bad, growth_tracker=0)
+    trace.scaler_event(ScalerAction.BACKOFF, step=79, scale_before=2.0**-23, scale_after=2.0**-24)
     trace.close()
     shown = show("fallen", real=True)
-    assert "The loss scale: collapsed at 1.192e-7 (2⁻²³)" in shown.words
+    assert "The loss scale: collapsed, 1.192e-7 (2⁻²³) in the newest step" in shown.words
     assert "40 of 80 steps (50 %)" in shown.words
-    assert any('class="amp-tile error"' in one for one in shown.raw)
+    next_one = "<b>5.96e-8 (2⁻²⁴)</b><span>loss scale of the next step</span>"
+    assert any(f'<div class="amp-tile error">{next_one}' in one for one in shown.raw)
     assert shown.words.count("so a smaller scale is no cure") == 1
     calm = show("healthy")
     assert "The loss scale: " not in calm.words
