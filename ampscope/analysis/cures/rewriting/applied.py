@@ -20,7 +20,7 @@ class Hunk(NamedTuple):
 
 
 def file_of(diff: str) -> str:
-    """The file that a diff changes, as the trace names it; empty for what is no diff of one file."""
+    """The file that a diff changes, as it names it; empty for what is no diff of one file."""
     match = _FILE.match(diff)
     return match["file"] if match else ""
 

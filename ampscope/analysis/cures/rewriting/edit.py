@@ -6,6 +6,8 @@ import difflib
 import re
 from typing import NamedTuple
 
+from ampscope.analysis.cures.rewriting.source_file import name_in_diff
+
 _LINES = re.compile(r"[^\n]*\n|[^\n]+")
 
 
@@ -28,7 +30,8 @@ def unified(edit: Edit, file: str, line: int, *, indent: str = "") -> str:
         indent: What the line begins with, where that is known.
     """
     before, after = edit.before.split("\n"), edit.after.split("\n")
-    head = [f"--- a/{file}", f"+++ b/{file}", f"@@ -{_range(line, before)} +{_range(line, [*edit.first, *after])} @@"]
+    name = name_in_diff(file)
+    head = [f"--- a/{name}", f"+++ b/{name}", f"@@ -{_range(line, before)} +{_range(line, [*edit.first, *after])} @@"]
     # what was added in front of the first line starts at its indentation, and so does all that follows in a new block
     deeper = indent if len(before) == 1 else ""
     was = [f"-{indent if number == 0 else ''}{text}" for number, text in enumerate(before)]
@@ -50,5 +53,6 @@ def diff_of(before: str, after: str, file: str) -> str:
         file: The path of the file, as the trace has it.
     """
     was, now = (_LINES.findall(text) for text in (before, after))
-    lines = difflib.unified_diff(was, now, f"a/{file}", f"b/{file}")
+    name = name_in_diff(file)
+    lines = difflib.unified_diff(was, now, f"a/{name}", f"b/{name}")
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)

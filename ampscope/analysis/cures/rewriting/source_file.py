@@ -132,6 +132,18 @@ def path_below(name: str) -> Path | None:
     return path if is_below and stat.S_ISREG(kind) else None
 
 
+def name_in_diff(name: str) -> str:
+    """How a diff names a file of a trace: as seen from the root, or from that of the file system where it is elsewhere.
+
+    ``git apply`` and ``patch -p1`` find it from there; what follows ``a/`` as an absolute path they refuse.
+    """
+    pure = PurePath(name)
+    if not pure.is_absolute():
+        return name
+    root = (_root.get() or Path.cwd()).resolve()
+    return pure.relative_to(root if pure.is_relative_to(root) else pure.anchor).as_posix()
+
+
 class Found(NamedTuple):
     """A statement in its file."""
 

@@ -112,6 +112,29 @@ def test_the_diff_is_one_that_git_applies(root: Path) -> None:
     assert (file_of(diff), first_line(diff)) == ("net.py", 11)
 
 
+def test_a_file_by_its_absolute_path_is_named_as_git_finds_it(root: Path) -> None:
+    file = str(root.resolve() / "net.py")
+    with files_below(root):
+        diff = own_words.of_form(bound(12, ".log()  # a comment", file))
+        source = read(root / "net.py")
+    assert diff is not None
+    assert source is not None
+    subprocess.run(["git", "apply", "-"], cwd=root, input=diff.encode(), check=True)
+    assert (root / "net.py").read_text() == applied(diff, source)
+    assert file_of(diff) == "net.py"
+
+
+def test_a_file_outside_of_the_folder_is_named_from_the_top(tmp_path: Path) -> None:
+    file = tmp_path.resolve() / "net.py"
+    file.write_text("y = p.log()\n")
+    (tmp_path / "elsewhere").mkdir()
+    with files_below(tmp_path / "elsewhere"):
+        diff = own_words.of_form(bound(1, "y = p.log()", str(file)))
+    assert diff is not None
+    subprocess.run(["git", "apply", "--unidiff-zero", "-"], cwd=file.anchor, input=diff.encode(), check=True)
+    assert file.read_text() == "y = p.clamp(min=1e-4).log()\n"
+
+
 def test_a_diff_is_not_applied_to_other_lines(root: Path) -> None:
     with files_below(root):
         diff = own_words.of_form(bound(12, ".log()  # a comment"))
