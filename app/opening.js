@@ -8,8 +8,8 @@
   window.__streamlit ??= { BACKEND_BASE_URL: `${location.origin}${parts.join("/")}/` };
 }
 {
-  const [PATIENCE_MS, LONGEST_MS, FRAMES] = [400, 2000, 3];
-  const LATER = ".st-key-amp-remedy *, [class*=st-key-figure-] *, [class*=st-key-table-] *"; // room is kept for these
+  const [PATIENCE_MS, PIECES_MS, LONGEST_MS, FRAMES] = [400, 4000, 10000, 3]; // from the heading on; for its pieces; in all
+  const LATER = "[class*=st-key-figure-] *, [class*=st-key-table-] *"; // room is kept for these, in windows of any width
   const root = document.documentElement;
   let [begun, titled, still] = [performance.now(), 0, 0];
   const look = (now) => {
@@ -17,7 +17,8 @@
     if (!titled && main?.querySelector("h1, .amp-card")) titled = now;
     const through = document.querySelector("[data-testid=stApp][data-test-script-state=notRunning]") || now - titled > PATIENCE_MS;
     still = titled && through && !main.querySelector(`[data-testid=stSkeleton]:not(${LATER})`) ? still + 1 : 0;
-    if (still >= FRAMES || now - begun > LONGEST_MS) delete root.dataset.opening;
+    const late = titled ? now - titled > PIECES_MS : now - begun > LONGEST_MS;
+    if (still >= FRAMES || late) delete root.dataset.opening;
     else requestAnimationFrame(look);
   };
   root.dataset.opening = "";

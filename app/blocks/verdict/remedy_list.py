@@ -9,7 +9,7 @@ from ampscope.report.html.markup import as_html, as_source
 from ampscope.report.html.parts.card import remedy_mark
 
 #: Pixels: a line of code, and what is around it.
-_LINE, _AROUND = 21, 32
+_LINE, _AROUND = 22.4, 32
 
 
 def remedy_list(item: Incident | Finding) -> None:
@@ -23,7 +23,7 @@ def remedy_list(item: Incident | Finding) -> None:
 def code_height(remedy: Remedy) -> int:
     """The least height of `remedy_code`, in pixels."""
     lines = (remedy.diff or remedy.code).rstrip().count("\n") + 1
-    return _LINE * lines + _AROUND if remedy.diff or remedy.code else 0
+    return round(_LINE * lines) + _AROUND if remedy.diff or remedy.code else 0
 
 
 def remedy_code(remedy: Remedy) -> None:

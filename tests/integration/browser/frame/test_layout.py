@@ -1,0 +1,65 @@
+"""Nothing on a page moves while it opens, and no page is wider than its window."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("playwright", reason="needs the dev extra: pip install 'ampscope[dev]'")
+
+from playwright.sync_api import Browser, Page
+
+from tests.integration.browser.driver import PAGES, goto, settle
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+#: Of a desk, a narrow window and a telephone, pixels.
+WIDTHS = (1400, 900, 480)
+#: Has the browser tell what moves, from the first frame on, in a window of its own.
+WATCH = """
+window.moved = [];
+const told = (entry) => entry.sources.map(({ node }) => `${entry.value.toFixed(4)} ${node?.outerHTML?.slice(0, 160)}`);
+new PerformanceObserver((list) => list.getEntries().forEach((entry) => window.moved.push(...told(entry))))
+  .observe({ type: "layout-shift", buffered: true });
+"""
+#: How far the page, or what scrolls it, is wider than what is shown of it.
+TOO_WIDE = """() => [document.scrollingElement, document.querySelector("[data-testid=stMain]")]
+  .map((one) => one.scrollWidth - one.clientWidth)"""
+
+
+def opened(browser: Browser, address: str, width: int, place: str, run: str) -> Page:
+    """A page in a window of its own, of which nothing is kept from before."""
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    page.add_init_script(WATCH)
+    goto(page, address, place, run=run)
+    return page
+
+
+def test_what_moves_would_be_seen(browser: Browser) -> None:
+    page = browser.new_page()
+    page.add_init_script(WATCH)
+    page.goto("data:text/html,<p>here</p>")
+    page.evaluate("document.body.prepend(Object.assign(document.createElement('div'), { style: 'height: 300px' }))")
+    page.wait_for_function("window.moved.length > 0")
+    page.close()
+
+
+@pytest.mark.parametrize("place", PAGES)
+def test_nothing_moves_while_a_page_opens(browser: Browser, address: str, place: str) -> None:
+    moved: dict[int, list[str]] = {}
+    for width in WIDTHS:
+        page = opened(browser, address, width, place, "attention-overflow")
+        moved[width] = page.evaluate("window.moved")
+        page.close()
+    assert not any(moved.values()), moved
+
+
+@pytest.mark.parametrize("place", PAGES)
+def test_no_page_scrolls_sideways(browser: Browser, address: str, place: str) -> None:
+    page = opened(browser, address, max(WIDTHS), place, "attention-overflow")
+    for run in ("attention-overflow", "ranks", "sample_logs/healthy"):
+        goto(page, address, place, run=run)
+        for width in WIDTHS:
+            page.set_viewport_size({"width": width, "height": 900})
+            settle(page)
+            assert page.evaluate(TOO_WIDE) == [0, 0], (run, width)
+    page.close()
