@@ -14,7 +14,7 @@ _CHOICES = ("none", "recorded", "all")
 
 
 def fleet(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Folders below which runs lie, at any depth.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Folders or URLs below which runs lie.")],
     days: Annotated[
         float, typer.Option(help="Length of the window that is compared with the one before.", min=0.001)
     ] = 7,

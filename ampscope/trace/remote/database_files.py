@@ -1,7 +1,8 @@
-"""The files of one run in an object store as the query engine opens them: those, and no others of the store."""
+"""The files of runs in an object store as the query engine opens them: those, and no others of the store."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,21 +13,21 @@ from ampscope.trace.remote.ranged_file import RangedFile
 
 
 class RunFiles(AbstractFileSystem):  # type: ignore[misc]  # fsspec ships no types
-    """What DuckDB asks a file system for; all of it is answered from the run's listing, and blocks that are kept.
+    """What DuckDB asks a file system for; all of it is answered from a run's listing, and blocks that are kept.
 
     Args:
-        run: The run below which files may be read.
+        runs: The runs below which files may be read, of one store.
     """
 
     cachable = False
 
-    def __init__(self, run: BucketPath) -> None:
+    def __init__(self, runs: Collection[BucketPath]) -> None:
         super().__init__()
-        self.protocol = run.scheme
-        self._run = run
+        self.protocol = next(iter(runs)).scheme
+        self._runs = frozenset(runs)
 
     def open(self, path: str, mode: str = "rb", **_: Any) -> RangedFile:
-        """A part of the run, to be read."""
+        """A part of a run, to be read."""
         if mode != "rb":
             raise PermissionError(f"{path} is only read")
         return self._inside(path).open_ranged()
@@ -49,6 +50,6 @@ class RunFiles(AbstractFileSystem):  # type: ignore[misc]  # fsspec ships no typ
 
     def _inside(self, path: str) -> BucketPath:
         found = BucketPath(path)
-        if ".." in found.parts or not found.is_relative_to(self._run):
-            raise PermissionError(f"{path} lies outside of the run")
+        if ".." in found.parts or self._runs.isdisjoint(found.parents):
+            raise PermissionError(f"{path} lies outside of the runs")
         return found

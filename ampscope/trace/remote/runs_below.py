@@ -1,4 +1,4 @@
-"""Finding runs below a place in an object store: by its folders, two levels deep, several of them at a time."""
+"""Finding runs below a place in an object store: by its folders, level by level, several of them at a time."""
 
 from __future__ import annotations
 
@@ -13,15 +13,21 @@ _LEVELS = 2
 _AT_ONCE = 8
 
 
-def runs_below(folder: BucketPath) -> list[BucketPath]:
-    """The folders up to two levels below ``folder`` that hold a manifest; nothing is looked for inside a run.
+def runs_below(folder: BucketPath, *, levels: int = _LEVELS) -> list[BucketPath]:
+    """The folders some levels below ``folder`` that hold a manifest; nothing is looked for inside a run.
+
+    Args:
+        folder: Where to look.
+        levels: How deep.
 
     Raises:
         RunUnreachable: the store cannot be reached.
     """
     found: list[BucketPath] = []
     level = _folders_of([folder])
-    for _ in range(_LEVELS):
+    for _ in range(levels):
+        if not level:
+            break
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             listed = dict(zip(level, pool.map(lambda each: each.store.children(str(each)), level), strict=True))
         runs = [each for each, children in listed.items() if any(child.name == MANIFEST for child in children)]

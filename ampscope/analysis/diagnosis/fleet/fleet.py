@@ -24,6 +24,7 @@ from ampscope.errors import RunError
 from ampscope.trace.fleet.fleet_tables import FleetTables
 from ampscope.trace.manifest import Manifest, read_manifest
 from ampscope.trace.read.engines.choice import Chosen
+from ampscope.trace.remote.location import location
 from ampscope.trace.schema import Table
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
 
@@ -114,7 +115,7 @@ def _manifests(runs: Sequence[Path]) -> tuple[dict[Path, Manifest], dict[Path, s
 def _recorded(tables: FleetTables) -> list[Path]:
     """The runs that recorded an incident or a finding."""
     rows = [row for table in (Table.INCIDENTS, Table.FINDINGS) for row in _runs_of(tables, table)]
-    return sorted({Path(run) for run in rows})
+    return sorted({location(run) for run in rows})
 
 
 def _runs_of(tables: FleetTables, table: Table) -> list[str]:
@@ -170,11 +171,11 @@ def _groups(
     manifests: Mapping[Path, Manifest], found: Mapping[Path, RunVerdict], sums: Sequence[StepSums]
 ) -> Iterable[GroupCount]:
     """Hosts, devices and versions, of each kind those with the most problems first."""
-    steps: Counter[Path] = Counter()
-    lost: Counter[Path] = Counter()
+    steps: Counter[str] = Counter()
+    lost: Counter[str] = Counter()
     for each in sums:
-        steps[Path(each.run)] += each.steps
-        lost[Path(each.run)] += each.lost
+        steps[each.run] += each.steps
+        lost[each.run] += each.lost
     for kind, name_of in GROUPS.items():
         members: dict[str, list[Path]] = {}
         for run, manifest in manifests.items():
@@ -185,8 +186,8 @@ def _groups(
                 name=name,
                 runs=len(own),
                 problems=sum(run in found and found[run].verdict == Verdict.PROBLEM for run in own),
-                steps=sum(steps[run] for run in own),
-                lost_steps=sum(lost[run] for run in own),
+                steps=sum(steps[str(run)] for run in own),
+                lost_steps=sum(lost[str(run)] for run in own),
             )
             for name, own in members.items()
         ]

@@ -11,6 +11,7 @@ from ampscope.analysis.scale.skip_runs import CALIBRATION_STEPS, LOWEST_USEFUL_S
 from ampscope.analysis.tables.lazy_tables import collect_groups
 from ampscope.trace.fleet.fleet_tables import FleetTables
 from ampscope.trace.manifest import Manifest
+from ampscope.trace.remote.location import location
 from ampscope.trace.schema import Table
 
 #: Collapsed scales that are told one by one.
@@ -63,7 +64,7 @@ def lost_steps(sums: Iterable[StepSums], manifests: Mapping[Path, Manifest]) -> 
     for each in sums:
         by_run.setdefault(each.run, []).append(each)
     for run, own in by_run.items():
-        manifest = manifests[Path(run)]
+        manifest = manifests[location(run)]
         seconds = sum(each.seconds or 0.0 for each in own)
         stands_for = max(1.0, manifest.world_size / len({each.rank for each in own}))
         hours[is_gpu(manifest.device)] += seconds * stands_for / 3600

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import duckdb
@@ -27,16 +28,24 @@ def sealed_off(*runs: Path) -> duckdb.DuckDBPyConnection:
             "temp_directory": "",  # a reader writes nothing
         },
     )
-    for run in runs:
-        if isinstance(run, BucketPath):
-            from ampscope.trace.remote.database_files import RunFiles  # loads fsspec
+    for stored in _by_store(runs):
+        from ampscope.trace.remote.database_files import RunFiles  # loads fsspec
 
-            database.register_filesystem(RunFiles(run))
-            database.execute(f"SET parquet_prefetch_column_gap = {_GAP}")
-            database.execute("SET enable_external_file_cache = false")  # it rounds reads out; what was read is kept
+        database.register_filesystem(RunFiles(stored))
+        database.execute(f"SET parquet_prefetch_column_gap = {_GAP}")
+        database.execute("SET enable_external_file_cache = false")  # it rounds reads out; what was read is kept
     folders = ", ".join("'" + str(run).replace("'", "''") + "'" for run in runs)
     database.execute(f"SET allowed_directories = [{folders}]")
     database.execute("SET parquet_metadata_cache = true")
     database.execute("SET enable_external_access = false")
     database.execute("SET lock_configuration = true")
     return database
+
+
+def _by_store(runs: Iterable[Path]) -> Iterable[list[BucketPath]]:
+    """Those that lie in object stores, by the kind of store."""
+    found: dict[str, list[BucketPath]] = {}
+    for run in runs:
+        if isinstance(run, BucketPath):
+            found.setdefault(run.scheme, []).append(run)
+    return found.values()

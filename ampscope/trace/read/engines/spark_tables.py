@@ -15,12 +15,13 @@ from ampscope.trace.read.part_columns import RANK, RUN
 from ampscope.trace.schema import Table, arrow_schema
 
 #: The rank of a part, from the end of its path: a folder above the run may be called ``rank=3`` as well.
-_RANK_OF_PART = r"rank(?:=|%3D)(\d+)/[^/]+/[^/]+$"
+_RANK = r"rank(?:=|%3D)(\d+)/[^/]+/[^/]+$"
 #: Columns of sealed parts, in Spark's SQL, which a session means in its own server; file names come as URLs, in which
 #: decoding takes a plus for a space.
-_RANK = f"CAST(regexp_extract(_metadata.file_path, r'{_RANK_OF_PART}', 1) AS INT) AS {RANK}"
-_FOLDER = f"regexp_replace(_metadata.file_path, r'/{_RANK_OF_PART}', '')"
-_RUN = rf"regexp_replace(url_decode(replace({_FOLDER}, '+', '%2B')), r'^file:/+', '/') AS {RUN}"
+RANK_OF_PART = f"CAST(regexp_extract(_metadata.file_path, r'{_RANK}', 1) AS INT) AS {RANK}"
+_FOLDER = f"regexp_replace(_metadata.file_path, r'/{_RANK}', '')"
+_DECODED = f"url_decode(replace({_FOLDER}, '+', '%2B'))"
+RUN_OF_PART = f"regexp_replace(regexp_replace({_DECODED}, '^file:/+', '/'), '^s3a://', 's3://') AS {RUN}"
 #: Frames that are kept.
 _KEPT = 64
 
@@ -70,7 +71,7 @@ class SparkTables:
     def _sealed(self, table: Table, pieces: Pieces) -> Any:
         schema = from_arrow_schema(arrow_schema(table))  # with null where an older part has no such column
         sealed = self._session.read.schema(schema).parquet(*map(_address, pieces.parts))
-        return sealed.selectExpr("*", _RANK, *([_RUN] if RUN in pieces.loaded.column_names else []))
+        return sealed.selectExpr("*", RANK_OF_PART, *([RUN_OF_PART] if RUN in pieces.loaded.column_names else []))
 
 
 def _address(part: Any) -> str:

@@ -93,3 +93,21 @@ def test_of_rows_that_come_in_pieces_none_is_lost_behind_an_empty_one(spark: Any
     tables = SparkTables(spark)
     assert tables.frame(0, Table.EVENTS, lambda: Pieces([], rows)).count() == 3
     tables.close()
+
+
+@pytest.mark.parametrize(
+    ("file", "rank", "run"),
+    [
+        ("file:///runs/rank=7/a%20b+c/rank%3D3/steps/part-000000.parquet", 3, "/runs/rank=7/a b+c"),
+        ("s3a://bucket/runs/a%2520b/rank=12/ops/part-000001-000004.parquet", 12, "s3://bucket/runs/a%20b"),
+    ],
+)
+def test_a_file_tells_its_run_as_it_was_given(spark: Any, file: str, rank: int, run: str) -> None:
+    from ampscope.trace.read.engines.spark_tables import RANK_OF_PART, RUN_OF_PART
+
+    (row,) = (
+        spark.sql(f"SELECT named_struct('file_path', '{file}') AS _metadata")
+        .selectExpr(RANK_OF_PART, RUN_OF_PART)
+        .collect()
+    )
+    assert (row.rank, row.run) == (rank, run)
