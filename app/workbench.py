@@ -14,9 +14,9 @@ from blocks.frame.other_runs import other_runs
 from blocks.frame.sidebar import side_bar, unreadable_side_bar
 from blocks.frame.tab import tab_icon, tab_of
 from blocks.frame.top_bar import top_bar
-from blocks.frame.welcome import samples_only, welcome
+from blocks.frame.welcome import samples_only, unreachable, welcome
 from data.current_run import current_run
-from data.run_folders import offered_runs, run_folders
+from data.run_folders import offered_runs, run_folders, unreachable_folders
 from state.pages import Page
 from state.query_params import params_written_once
 
@@ -29,7 +29,9 @@ page = next(one for one in Page if one.url_path == shown.url_path)
 folders = run_folders()
 offered = offered_runs(folders)
 await_runs(offered, partial(offered_runs, folders))
+silent = unreachable_folders(folders)
 if not offered:
+    unreachable(silent)
     welcome(folders)
     st.stop()
 with params_written_once(page.url_path):
@@ -40,8 +42,9 @@ with params_written_once(page.url_path):
             unreadable_side_bar()
             raise
         side_bar(with_verdict=page is not Page.RUNS)
+        unreachable(silent)
         if all(run.is_sample for run in offered.values()):
-            samples_only(folders)
+            samples_only([folder for folder in folders if folder not in silent])
         other_runs(offered)
         tab = tab_of(current_run(), with_verdict=page is not Page.RUNS)
         st.set_page_config(page_title=tab.title, page_icon=tab.icon)

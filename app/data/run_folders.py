@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import streamlit as st
 
+from ampscope.errors import RunUnreachable
 from ampscope.report.safe_text import short
 from ampscope.trace.read.run import find_runs
 from ampscope.trace.remote.location import location
@@ -20,8 +23,8 @@ VARIABLE = "AMPSCOPE_RUNS"
 _ENTRY = "streamlit_app.py"
 #: What separates folders; the colon of a URL does not.
 _SEPARATOR = re.compile(rf"{re.escape(os.pathsep)}(?!//)")
-#: Seconds for which a look at the folders holds.
-_TTL_S = 3
+#: Seconds for which a look at the folders holds, and for which a store that does not answer, slowly, is left alone.
+_TTL_S, ASK_AGAIN_S = 3, 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,29 +56,69 @@ def run_folders() -> tuple[RunFolder, ...]:
     return (*(RunFolder(path.resolve()) for path in named), RunFolder(samples, is_sample=True))
 
 
-def find_offered(folders: tuple[RunFolder, ...]) -> dict[str, OfferedRun]:
-    """The runs in ``folders`` by key, the newest first within each folder and none twice.
+class Look(NamedTuple):
+    """What there is in folders at one moment."""
+
+    runs: dict[str, OfferedRun]  #: by key
+    unreachable: dict[RunFolder, str]  #: those in stores that cannot be used or do not answer, and why
+
+
+def find_offered(folders: tuple[RunFolder, ...]) -> Look:
+    """The runs in ``folders``, the newest first within each folder and none twice.
 
     Links are passed over: what they lead to is on offer under its own name, or lies outside.
     """
-    found: dict[str, OfferedRun] = {}
+    found, unreachable = Look({}, {})
     paths: set[Path] = set()
     for folder in folders:
-        root = folder.path.resolve()
-        for path in find_runs(root) if root.is_dir() else ():
+        try:
+            below = _runs_below(folder.path)
+        except RunUnreachable as error:
+            unreachable[folder] = str(error)
+            continue
+        for path in below:
             where = path.resolve()
             if where in paths or where != path:
                 continue
             paths.add(where)
             run = OfferedRun(_key(path, folder, found), path, folder.is_sample)
             found.setdefault(run.key, run)
-    return found
+    return Look(found, unreachable)
 
 
 @st.cache_resource(ttl=_TTL_S, show_spinner=False)
-def offered_runs(folders: tuple[RunFolder, ...]) -> dict[str, OfferedRun]:
+def _looked(folders: tuple[RunFolder, ...]) -> Look:
     """`find_offered`, at most three seconds ago."""
     return find_offered(folders)
+
+
+def offered_runs(folders: tuple[RunFolder, ...]) -> dict[str, OfferedRun]:
+    """The runs in ``folders`` by key."""
+    return _looked(folders).runs
+
+
+def unreachable_folders(folders: tuple[RunFolder, ...]) -> dict[RunFolder, str]:
+    """Those of which nothing is known, and why."""
+    return _looked(folders).unreachable
+
+
+def _runs_below(path: Path) -> list[Path]:
+    silent, now = _silent_stores(), time.monotonic()
+    since, why = silent.get(path, (now - ASK_AGAIN_S, ""))
+    if now - since < ASK_AGAIN_S:
+        raise RunUnreachable(why)
+    try:
+        root = path.resolve()
+        return find_runs(root) if root.is_dir() else []
+    except RunUnreachable as error:
+        silent[path] = time.monotonic(), str(error)
+        raise
+
+
+@st.cache_resource(show_spinner=False)
+def _silent_stores() -> dict[Path, tuple[float, str]]:
+    """What did not answer, when, and why."""
+    return {}
 
 
 def _key(path: Path, folder: RunFolder, taken: dict[str, OfferedRun]) -> str:

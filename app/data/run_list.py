@@ -13,7 +13,7 @@ import streamlit as st
 from ampscope.analysis.causes.catalogue import cause_in_words
 from ampscope.analysis.diagnosis.diagnosis import diagnose
 from ampscope.analysis.overview.run_list import RunSummary, run_summaries
-from ampscope.errors import AmpscopeError
+from ampscope.errors import AmpscopeError, RunUnreachable
 from ampscope.report.terminal.run_list import verdict_in_words
 from ampscope.trace.schema import MANIFEST
 from ampscope.trace.vocabulary import Verdict
@@ -74,7 +74,7 @@ def run_list() -> RunList:
 def _manifest_version(path: Path) -> ManifestVersion:
     try:
         return path, (path / MANIFEST).stat().st_mtime_ns
-    except OSError:
+    except (OSError, RunUnreachable):
         return path, 0
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import streamlit as st
 
-from blocks.basics.text import heading, paragraph
-from data.run_folders import RunFolder
+from blocks.basics.text import alarm, heading, paragraph
+from data.run_folders import ASK_AGAIN_S, RunFolder
 
 _LINE = """\
 import ampscope
@@ -16,9 +16,19 @@ ampscope.watch(model, scaler)  # once, before the training loop
 """
 
 
+def unreachable(folders: Mapping[RunFolder, str]) -> None:
+    """Say in which folders no run could be looked for, and why."""
+    for folder, why in folders.items():
+        again = f"The app asks again every {ASK_AGAIN_S} seconds."
+        alarm(f"Runs in {folder.path} cannot be listed", f"{why}\n{again}")
+
+
 def samples_only(folders: Sequence[RunFolder]) -> None:
     """Say, above a sample, that there is no run of the reader's own yet, and which line makes one."""
     own = ", ".join(str(folder.path) for folder in folders if not folder.is_sample)
+    if not own:
+        paragraph("What follows is a sample.")
+        return
     paragraph(f"A sample: there is no run of yours in {own} yet. One line, before the training loop, makes one:")
     st.code("ampscope.watch(model, scaler)", language="python")
 

@@ -32,8 +32,8 @@ def chromium() -> str | None:
 
 
 @contextmanager
-def serve(folder: Path) -> Iterator[str]:
-    """The app on the runs in ``folder``, from the command line, on a free port; yields its address."""
+def serve(folder: Path, *named: str) -> Iterator[str]:
+    """The app on the runs in ``folder``, or on what is named instead, on a free port; yields its address."""
     port = _free_port()
     arguments = [
         *(sys.executable, "-m", "streamlit", "run"),
@@ -43,7 +43,7 @@ def serve(folder: Path) -> Iterator[str]:
         "--server.port",
         str(port),
         "--",
-        str(folder),
+        *(named or (str(folder),)),
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(arguments, cwd=folder, env=environment) as process:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ampscope.trace.remote.location import location
 from data.run_folders import RunFolder, find_offered, run_folders
 from tests.support.trace_builder import TraceBuilder
 
@@ -34,18 +35,18 @@ def test_runs_are_named_by_their_path_and_clashes_by_their_folder(tmp_path: Path
     for folder in ("a/run", "a/deep/run", "b/run"):
         TraceBuilder(tmp_path / folder).close()
     folders = (RunFolder(tmp_path / "a"), RunFolder(tmp_path / "b"))
-    assert set(find_offered(folders)) == {"run", "deep/run", "b/run"}
+    assert set(find_offered(folders).runs) == {"run", "deep/run", "b/run"}
 
 
 def test_a_run_given_itself_is_offered_alone(tmp_path: Path) -> None:
     run = TraceBuilder(tmp_path / "mine").close()
-    assert set(find_offered((RunFolder(run),))) == {"mine"}
+    assert set(find_offered((RunFolder(run),)).runs) == {"mine"}
 
 
 def test_a_run_that_two_folders_hold_is_offered_once(tmp_path: Path) -> None:
     TraceBuilder(tmp_path / "all" / "mine" / "run").close()
     folders = (RunFolder(tmp_path / "all"), RunFolder(tmp_path / "all" / "mine"))
-    assert set(find_offered(folders)) == {"mine/run"}
+    assert set(find_offered(folders).runs) == {"mine/run"}
 
 
 def test_links_are_not_on_offer(tmp_path: Path) -> None:
@@ -53,6 +54,15 @@ def test_links_are_not_on_offer(tmp_path: Path) -> None:
     inside = TraceBuilder(tmp_path / "shown" / "real").close()
     (tmp_path / "shown" / "link").symlink_to(secret)
     (tmp_path / "shown" / "alias").symlink_to(inside)
-    assert {"real"} == set(find_offered((RunFolder(tmp_path / "shown"),)))
+    assert {"real"} == set(find_offered((RunFolder(tmp_path / "shown"),)).runs)
     (tmp_path / "way").symlink_to(tmp_path / "shown")
-    assert {"real"} == set(find_offered((RunFolder(tmp_path / "way"),))), "a link that was given is followed"
+    assert {"real"} == set(find_offered((RunFolder(tmp_path / "way"),)).runs), "a link that was given is followed"
+
+
+def test_a_store_that_cannot_be_used_hides_no_other_folder(tmp_path: Path) -> None:
+    TraceBuilder(tmp_path / "a" / "run").close()
+    silent = RunFolder(location("nosuch://bucket/runs"))
+    runs, unreachable = find_offered((silent, RunFolder(tmp_path / "a")))
+    assert set(runs) == {"run"}
+    assert list(unreachable) == [silent]
+    assert "no kind of store" in unreachable[silent]
