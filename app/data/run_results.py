@@ -142,6 +142,12 @@ def measured_of(run: RunSnapshot) -> MeasuredRun:
     return measured_places(run.run, rank=run.rank)
 
 
+@cached(_verdict_changes, entries=8)
+def place_keys_of(run: RunSnapshot) -> frozenset[str]:
+    """The `Place.key` of each place of `measured_of`."""
+    return frozenset(each.place.key for each in measured_of(run).places)
+
+
 @cached(rows_of(Table.STEPS, Table.OPS, Table.SITES))
 def search_of(run: RunSnapshot, text: str) -> tuple[Hits, ...]:
     """What of the run has these words."""

@@ -18,7 +18,7 @@ from blocks.basics.page_links import rank_of, way_to
 from blocks.basics.table import table
 from blocks.basics.text import heading
 from charts.course import course_chart
-from data.recorded_places import recorded_place
+from data.recorded_places import recorded_place_of
 from data.run_results import places_of
 from data.run_snapshot import RunSnapshot
 from state.pages import Page
@@ -55,7 +55,8 @@ def _recorded(run: RunSnapshot, incident: Incident, closeup: Closeup) -> Iterato
         return
     nodes: list[tuple[str, PathNode]] = [("what the op gave", incident.path[0])]
     nodes += [(f"operand {each.arg}", each.node) for each in closeup.operands]
-    keys = [(name, recorded_place(run, node)) for name, node in nodes]
+    key_of = recorded_place_of(run)
+    keys = [(name, key_of(node)) for name, node in nodes]
     known = places_of(run, tuple(dict.fromkeys(key for _, key in keys if key is not None)))
     for name, key in keys:
         found = known.get(key) if key is not None else None

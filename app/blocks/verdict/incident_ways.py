@@ -7,8 +7,8 @@ from collections.abc import Callable
 from ampscope.analysis.results import Incident, PathNode
 from ampscope.report.html.figures.path_graph import PathWays
 from ampscope.report.html.markup import as_html
-from blocks.basics.page_links import rank_of, way_to
-from data.recorded_places import recorded_parameters_of, recorded_place
+from blocks.basics.page_links import many_ways, rank_of, way_to
+from data.recorded_places import recorded_parameters_of, recorded_place_of
 from data.run_snapshot import RunSnapshot
 from state.pages import Page
 
@@ -18,16 +18,16 @@ _CHIPS = 12
 
 def path_ways(run: RunSnapshot, incident: Incident) -> PathWays:
     """The ways from the nodes of an incident's path; ``run`` is seen from the incident's rank."""
-    rank = rank_of(incident)
+    rank, key_of, way = rank_of(incident), recorded_place_of(run), many_ways()
     at = {"step": incident.step, "source": incident.traced or None, "rank": rank}
 
     def values(node: PathNode) -> str:
-        key = recorded_place(run, node)
-        return way_to(Page.RANGES, place=key, rank=rank).address if key is not None else ""
+        key = key_of(node)
+        return way(Page.RANGES, place=key, rank=rank).address if key is not None else ""
 
     return PathWays(
-        op=lambda node: way_to(Page.REPLAY, op=node.seq, **at).address,
-        module=lambda node: way_to(Page.PRECISION, module=node.module, **at).address if node.module else "",
+        op=lambda node: way(Page.REPLAY, op=node.seq, **at).address,
+        module=lambda node: way(Page.PRECISION, module=node.module, **at).address if node.module else "",
         values=values,
         copies=True,
     )

@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import streamlit as st
 
+from ampscope.analysis.precision.ranges.measured import MeasuredRun
+from ampscope.analysis.results import PathNode
 from ampscope.trace.vocabulary import Verdict
 from data import run_results, step_results
+from data.recorded_places import recorded_place_of
 from data.run_snapshot import RunSnapshot, take_snapshot
 from tests.support.trace_builder import START, TraceBuilder
 
@@ -160,3 +164,22 @@ def test_another_run_in_the_same_folder_is_another_run(tmp_path: Path, computed:
         assert run_results.overview_of(take_snapshot(trace.close()), None).steps == 1
         shutil.rmtree(trace.folder)
     assert computed == ["overview"] * 2
+
+
+def test_what_was_recorded_is_named_once_for_all_nodes(trace: TraceBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[RunSnapshot] = []
+    known = run_results.measured_of
+
+    def counted(run: RunSnapshot) -> MeasuredRun:
+        measured.append(run)
+        return known(run)
+
+    monkeypatch.setattr(run_results, "measured_of", counted)
+    run = take_snapshot(trace.close())
+    (place,) = (each.place for each in known(run).places)
+    facts = {name: getattr(place, name) for name in ("op", "name", "module", "phase", "dtype", "source")}
+    node = PathNode(seq=0, shape="", min=None, max=None, **facts)
+    for _ in range(2):
+        key_of = recorded_place_of(run)
+        assert [key_of(node), key_of(node), key_of(replace(node, op="another"))] == [place.key, place.key, None]
+    assert len(measured) == 1
