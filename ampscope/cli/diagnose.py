@@ -8,12 +8,14 @@ from typing import Annotated
 import typer
 
 from ampscope.cli.shared.completion import complete_run
+from ampscope.cli.shared.engine import DUCKDB, EngineOption
 from ampscope.cli.shared.exits import Exit
 from ampscope.cli.shared.newest import RUN_HELP, named_or_newest
 
 
 def diagnose(
     run: Annotated[Path | None, typer.Argument(help=RUN_HELP, autocompletion=complete_run)] = None,
+    engine: EngineOption = DUCKDB,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 also for a run that is at risk.")] = False,
 ) -> None:
@@ -28,7 +30,7 @@ def diagnose(
     from ampscope.report.terminal.diagnosis_text import as_text
     from ampscope.trace.vocabulary import Verdict
 
-    diagnosis = diagnosis_of(named_or_newest(run))
+    diagnosis = diagnosis_of(named_or_newest(run), engine=engine)
     if json:
         typer.echo(as_json(diagnosis))
     else:

@@ -30,26 +30,29 @@ from ampscope.analysis.tables.recorded import only_recorded
 from ampscope.analysis.tables.step_history import History, histories
 from ampscope.analysis.usage.consequences import of_mistakes
 from ampscope.analysis.usage.findings import findings
+from ampscope.trace.read.engines.choice import Chosen
 from ampscope.trace.read.run import Run, open_run
 from ampscope.trace.schema import ENTRY_NODES, Phase, Trigger
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
 
 
-def diagnose(run: Run | str | os.PathLike[str]) -> Diagnosis:
+def diagnose(run: Run | str | os.PathLike[str], *, engine: Chosen = "duckdb") -> Diagnosis:
     """Diagnoses a run.
 
     Args:
         run: An open run, or the path of its folder.
+        engine: What the tables of a folder are queried with, as for `open_run`; an open run has its own.
 
     Returns:
         The diagnosis, as ``ampscope diagnose --json`` prints it.
 
     Raises:
         RunError: The folder cannot be read.
+        EngineError: the engine is unknown or cannot be had.
     """
     if isinstance(run, Run):
         return _diagnose(run, whole=True)
-    with open_run(run) as opened:
+    with open_run(run, engine=engine) as opened:
         return _diagnose(opened, whole=True)
 
 

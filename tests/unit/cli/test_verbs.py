@@ -20,7 +20,7 @@ from tests.support.verdicts.by_hand import BROKEN, HEALTHY, RUN
 from tests.support.verdicts.growing import growing
 
 
-def _diagnose(path: Path) -> object:
+def _diagnose(path: Path, **_: object) -> object:
     """Stands in for the diagnosis: a run's verdict is in its folder's name."""
     if path.name == "damaged":
         raise RunDamaged(f"{path / 'run.json'} cannot be read.\nRestore it from a backup.")

@@ -9,6 +9,7 @@ from typing import Any
 import narwhals as nw
 import pytest
 
+from ampscope.analysis.diagnosis.diagnosis import diagnose
 from ampscope.analysis.overview.overview import overview
 from ampscope.analysis.overview.pulse import pulse
 from ampscope.analysis.overview.ranks.ranks import ranks_at_a_glance
@@ -55,7 +56,11 @@ def formats(run: Run) -> object:
     return plan(run)
 
 
-ANALYSES = (ranges_and_heat_maps, scale, ranks, at_a_glance, formats)
+def verdict(run: Run) -> object:
+    return diagnose(run)
+
+
+ANALYSES = (ranges_and_heat_maps, scale, ranks, at_a_glance, formats, verdict)
 
 
 @pytest.fixture(scope="module", params=[*SAMPLES, "hard"])
