@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from workload import Place, Size, Training
@@ -38,7 +39,7 @@ class Variant:
 class AmpscopeDefault(Variant):
     """``ampscope.watch(model, scaler)``: a scope that stays open, as it does in a training script."""
 
-    options: ClassVar[dict[str, Any]] = {}
+    options: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, size: Size, place: Place) -> None:
         super().__init__(size, place)
@@ -60,7 +61,26 @@ class AmpscopeDefault(Variant):
 class AmpscopeEveryStep(AmpscopeDefault):
     """``ampscope.watch(model, scaler, every=1)``: each step traced op by op."""
 
-    options: ClassVar[dict[str, Any]] = {"every": 1}
+    options = MappingProxyType({"every": 1})
+
+
+class AmpscopeLogged(AmpscopeDefault):
+    """``ampscope.watch(model, scaler, log_to=TensorBoard(folder))``: figures go there at one step in ten."""
+
+    def __init__(self, size: Size, place: Place) -> None:
+        self.events = tempfile.TemporaryDirectory()
+        try:
+            tracker = importlib.import_module("ampscope.integrations.trackers").TensorBoard
+            importlib.import_module("torch.utils.tensorboard")
+        except ImportError as missing:
+            raise Unavailable(str(missing)) from missing
+        self.options = MappingProxyType({"log_to": tracker(self.events.name)})
+        super().__init__(size, place)
+
+    def close(self) -> dict[str, Any]:
+        facts = super().close()
+        self.events.cleanup()
+        return facts
 
 
 class Anomaly(Variant):
@@ -110,6 +130,7 @@ VARIANTS: dict[str, Callable[[Size, Place], Variant]] = {
     UNWATCHED: Variant,
     "ampscope": AmpscopeDefault,
     "ampscope every=1": AmpscopeEveryStep,
+    "ampscope log_to": AmpscopeLogged,
     "detect_anomaly": Anomaly,
     "DebugMode": DebugModeRecords,
     "DebugMode + hashes": DebugModeHashes,

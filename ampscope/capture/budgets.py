@@ -23,7 +23,7 @@ FULL_EVERY = 16
 ARMED_STEPS = 5
 #: Replays are free up to this many seconds, then limited to their share of the run's time.
 FREE_REPLAY_SECONDS = 2.0
-#: Incidents that are replayed whatever it costs.
+#: Incidents that are replayed whatever it costs; then the first of another kind.
 ALWAYS_REPLAYED = 3
 #: Replays of one failure in the free seconds; a search for its cure goes on from one to the next.
 SAME_FAILURE = 5
@@ -139,7 +139,10 @@ class ReplayBudget:
         self._share = share
         self._trials = trials
         self._heals = heals
-        self._stays = False  # the present incident is one that is replayed because it does
+        self._whatever_it_costs = (
+            False  # the present incident is replayed because it stays, or is the first of its kind
+        )
+        self._kinds: set[object] = set()  # of those that were replayed
         self._spent = 0.0
         self._before = 0.0  # spent before the present incident
         self._incidents = 0
@@ -148,21 +151,25 @@ class ReplayBudget:
         self._replayed: dict[object, tuple[int, int, int]] = {}
         self._started = time.perf_counter()
 
-    def allows(self, failure: object, step: int) -> bool:
+    def allows(self, failure: object, step: int, kind: object = None) -> bool:
         """Whether another incident's replay fits; if so, it counts as begun.
 
         Args:
             failure: What was bad. One that keeps coming back has its share of the time, but not of the free seconds:
                 those are for what has not been looked at yet.
             step: When.
+            kind: What became bad by it: a loss, gradients. The first of each kind is replayed whatever it costs: what a
+                scale takes to find its place may have used up all before a loss fails.
         """
         self._replayed = {key: past for key, past in self._replayed.items() if step - past[-1] <= FORGOTTEN_AFTER}
         often, missed, _ = self._replayed.get(failure, (0, 0, step))
-        self._stays = self._heals and missed == 1
+        stays = self._heals and missed == 1
+        self._whatever_it_costs = stays or kind not in self._kinds
         free = FREE_REPLAY_SECONDS if often < SAME_FAILURE else 0.0
-        fits = self._incidents < ALWAYS_REPLAYED or self._stays or self._within_share(free)
+        fits = self._incidents < ALWAYS_REPLAYED or self._whatever_it_costs or self._within_share(free)
         self._incidents += fits
-        self._replayed[failure] = often + fits, missed + (self._stays or not fits), step
+        self._kinds |= {kind}
+        self._replayed[failure] = often + fits, missed + (stays or not fits), step
         self._before = self._spent
         return fits
 
@@ -185,7 +192,7 @@ class ReplayBudget:
         cheap = self._within_share(FREE_REPLAY_SECONDS)
         if tried >= self._trials:
             return promising and cheap and self._trials > 0 and tried < self._trials + PROMISING_TRIALS
-        return self._incidents <= ALWAYS_REPLAYED or self._stays or cheap
+        return self._incidents <= ALWAYS_REPLAYED or self._whatever_it_costs or cheap
 
     def spent(self, seconds: float) -> None:
         """A replay took this long."""

@@ -9,7 +9,6 @@ from ampscope.analysis.cures import own_words
 from ampscope.analysis.cures.form_texts import mathematics, optimizer
 from ampscope.analysis.cures.form_texts import range as in_range
 from ampscope.analysis.cures.form_texts.form_text import FormText
-from ampscope.analysis.cures.rewriting.program.joined import joined
 from ampscope.analysis.results import Cost, FormTried, Remedy, Tried
 from ampscope.analysis.words import scale_words
 from ampscope.trace.schema import Change, Form, Trial
@@ -43,9 +42,7 @@ def remedies(tried: Sequence[Tried]) -> Iterator[Remedy]:
             verified=cures,
             kind=form.form,
             cost=cost([each for _, each in found]),
-            diff=joined(list(map(own_words.of_form, parts)))
-            if cures
-            else None,  # a scaler comes down to a scale by itself
+            diff=own_words.of_forms(parts) if cures else None,  # a scaler comes down to a scale by itself
             changes_good_values=_changes_good_values([*parts, *(form for form, _ in found)]),
         )
 

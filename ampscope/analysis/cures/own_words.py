@@ -46,26 +46,14 @@ def of_form(tried: FormTried) -> str | None:
     named: list[Named] = []
 
     def write(code: str, row: int | None, scope: Scope | None) -> Edit | None:
-        found = in_statement(code, row, scope)
+        found = _in_statement(tried, place, code, row, scope)
         parsed = statement(code, row, scope) if found is None else None
         other = _with_values(parsed, place, tried) if parsed is not None else None
         if other is None:
             return found
         named[:] = other.named
-        found = in_statement(other.code, row, scope)
+        found = _in_statement(tried, place, other.code, row, scope)
         return found._replace(before=code, after=other.named_again(found.after)) if found is not None else None
-
-    def in_statement(code: str, row: int | None, scope: Scope | None) -> Edit | None:
-        return rewritten(
-            CodeLine(place.file, place.line, code),
-            Form(tried.form),
-            tried.call,
-            argument=tried.argument,
-            value=tried.value,
-            was=tried.was,
-            row=row,
-            scope=scope,
-        )
 
     found = diff_at(place, write)
     if found is None and tried.form == Form.SCALE_FIRST:
@@ -74,6 +62,39 @@ def of_form(tried: FormTried) -> str | None:
         return settings.with_zero_infinity(place)
     earlier = [_of_earlier(place.file, each) for each in named] if found is not None else []
     return joined([found, *earlier]) if earlier else found
+
+
+def of_forms(tried: Sequence[FormTried]) -> str | None:
+    """Other forms of several calls, of one line or of several, as one diff; None where one cannot be written."""
+    places = [each.source for each in tried]
+    place = places[0] if len(set(places)) == 1 and len(places) > 1 else None
+    if place is None or any(each.form not in Form._value2member_map_ for each in tried):
+        return joined(list(map(of_form, tried)))
+
+    def write(code: str, row: int | None, scope: Scope | None) -> Edit | None:
+        after, imports = code, tuple[str, ...]()
+        for each in tried:
+            found = _in_statement(each, place, after, row, scope)
+            if found is None or found.first:
+                return None
+            after, imports = found.after, (*imports, *found.imports)
+        return Edit(code, after, imports)
+
+    return diff_at(place, write)
+
+
+def _in_statement(tried: FormTried, place: HasPlace, code: str, row: int | None, scope: Scope | None) -> Edit | None:
+    """A statement with another form of a call in it."""
+    return rewritten(
+        CodeLine(place.file, place.line, code),
+        Form(tried.form),
+        tried.call,
+        argument=tried.argument,
+        value=tried.value,
+        was=tried.was,
+        row=row,
+        scope=scope,
+    )
 
 
 def _with_values(parsed: Statement, place: HasPlace, tried: FormTried) -> WrittenOut | None:

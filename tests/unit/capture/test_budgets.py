@@ -79,6 +79,16 @@ class TestReplays:
             assert [replays.allows("another", step) for step in (14, 15)] == [False, heals]
             assert replays.allows_trial(0)
 
+    def test_the_first_of_another_kind_is_replayed_whatever_the_ones_before_have_cost(self, clock: Clock) -> None:
+        replays = ReplayBudget(0.0, 3)
+        for step in range(ALWAYS_REPLAYED):
+            assert replays.allows("the scale", step, "gradients")
+            replays.spent(budgets.FREE_REPLAY_SECONDS)
+        assert not replays.allows("others", 3, "gradients")
+        assert replays.allows("the loss", 4, "loss")
+        assert replays.allows_trial(2), "and cures are looked for"
+        assert not replays.allows("the loss again", 5, "loss")
+
     def test_what_is_made_of_a_replay_counts_too(self, clock: Clock) -> None:
         replays = ReplayBudget(0.0, 3)
         for step in range(ALWAYS_REPLAYED):

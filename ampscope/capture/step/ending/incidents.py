@@ -91,7 +91,7 @@ class Incidents:
         started = time.perf_counter()
         if recording is None or self._guard.broken:
             outcome.reason = "the step tape or the replay had switched itself off"
-        elif self._replay_budget.allows(symptom, attempt.step):
+        elif self._replay_budget.allows(symptom, attempt.step, bad.trigger):
             outcome.reason = "the replay itself failed; the run's events say why"
             with self._guard, memory.collector_resting():
                 outcome, rows, recording = self._replay(attempt, symptom, recording)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -144,3 +145,19 @@ def test_a_variance_of_named_means_is_that_of_centred_squares(
 )
 def test_a_mean_of_something_else_makes_no_variance(tmp_path: Path, body: str) -> None:
     assert changed(tmp_path, body, Form.CENTRED, "v =") is None
+
+
+def test_two_calls_of_one_line_are_changed_together(tmp_path: Path) -> None:
+    body = "    return (torch.log(y) + z**2 / y).mean()\n"
+    (tmp_path / "net.py").write_text(HEAD + body)
+    row = (HEAD + body).count("\n")
+    place = SourceLine(file="net.py", line=row, function="loss", code=body.strip())
+    bound = FormTried(form=Form.OPERAND_BOUND, call="log", source=place, argument=0, value=1e-4)
+    with files_below(tmp_path):
+        diff = own_words.of_forms([bound, replace(bound, call="div", argument=1)])
+        source = read(tmp_path / "net.py")
+        assert own_words.of_forms([bound, replace(bound, call="sqrt")]) is None, "one is not there"
+    assert diff is not None
+    assert source is not None
+    after = "    return (torch.log(y.clamp(min=1e-4)) + z**2 / y.clamp(min=1e-4)).mean()\n"
+    assert applied(diff, source) == HEAD + after
