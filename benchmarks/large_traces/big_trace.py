@@ -53,8 +53,8 @@ Columns = Mapping[str, NDArray[np.generic] | object]
 class Bulk:
     """A bulk table, written batch by batch through the writer's journals."""
 
-    def __init__(self, run: Path, table: Table) -> None:
-        self._folder = table_folder(run, 0, table)
+    def __init__(self, run: Path, table: Table, rank: int = 0) -> None:
+        self._folder = table_folder(run, rank, table)
         self._schema = arrow_schema(table)
         self._journal: Journal | None = None
         self.rows = 0
