@@ -27,6 +27,9 @@ def test_another_run_is_chosen_and_the_page_says_how_the_two_differ(watched: Wat
     expect(page).to_have_url(re.compile(r"[?&]b=clip-before-unscale(&|$)"))
     expect(page.locator(".amp-card")).to_contain_text("clip-before-unscale")
     assert page.locator("[data-testid=stException]").count() == 0
+    pieces = page.locator(".amp-data td wbr").evaluate_all("all => all.map(one => one.nextSibling.textContent)")
+    assert pieces
+    assert not [piece for piece in pieces if re.match(r"[\d\s]", piece)]  # a number is not broken at its point
     assert watched.complaints == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
@@ -12,6 +13,8 @@ from ampscope.report.html.markup import as_html, link_html
 _ONE_LINE = 26
 #: Characters of a cell that are shown; the middle of a longer text is left out.
 _LONGEST = 120
+#: Before the next part of a name.
+_DOT = re.compile(r"\.(?=[^\d\s])")
 #: Columns beyond which a row becomes a list, each value beside its column's name, where the window is narrow.
 _MANY = 6
 
@@ -66,7 +69,7 @@ def _linked(cells: str, to: str) -> str:
 
 
 def _cell(tag: str, text: str, side: str, name: str) -> str:
-    """Short cells stay on one line; long names may break after a dot."""
+    """Short cells stay on one line; long names may break after a dot, numbers never."""
     if len(text) <= _ONE_LINE:
         return f'<{tag} class="{side} one-line"{name}>{as_html(text)}</{tag}>'
-    return f'<{tag} class="{side} long"{name}>{as_html(text, _LONGEST).replace(".", ".<wbr>")}</{tag}>'
+    return f'<{tag} class="{side} long"{name}>{_DOT.sub(".<wbr>", as_html(text, _LONGEST))}</{tag}>'

@@ -34,9 +34,9 @@ function compare(one, other, down) {
   return down ? -found : found;
 }
 
-// The text with what was searched in it marked; long names may break after a dot or a slash.
+// The text with what was searched in it marked; long names may break after a dot or a slash, numbers never.
 function words(text, searched) {
-  const breaks = text.length > ONE_LINE ? /(?<=[./])/ : /(?!)/;
+  const breaks = text.length > ONE_LINE ? /(?<=[./])(?=[^\d\s])/ : /(?!)/;
   const all = document.createDocumentFragment();
   const low = text.toLowerCase();
   let at = 0;

@@ -21,7 +21,7 @@ _TABLE = st.components.v2.component(
     isolate_styles=False,  # it looks like the report's tables, by the same style sheet
 )
 #: Characters of a cell, and rows of a table, that go to the browser.
-_LONGEST, _MOST = 400, 2000
+_LONGEST, _MOST = 600, 2000
 
 
 class Cell(NamedTuple):

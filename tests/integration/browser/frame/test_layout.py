@@ -63,3 +63,16 @@ def test_no_page_scrolls_sideways(browser: Browser, address: str, place: str) ->
             settle(page)
             assert page.evaluate(TOO_WIDE) == [0, 0], (run, width)
     page.close()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_all_buttons_of_the_track_are_in_sight(browser: Browser, address: str, width: int) -> None:
+    page = opened(browser, address, width, "replay", "attention-overflow")
+    bar = page.locator(".st-key-replay-track .bar")
+    assert bar.evaluate("one => [one.scrollWidth - one.clientWidth, one.scrollHeight - one.clientHeight]") == [0, 0]
+    foot = page.get_by_role("button", name="SVG").first.bounding_box()
+    key = page.locator(".st-key-replay-track .key").bounding_box()
+    assert foot is not None
+    assert key is not None
+    assert key["y"] + key["height"] <= foot["y"]
+    page.close()
