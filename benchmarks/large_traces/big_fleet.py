@@ -63,7 +63,7 @@ class Shape:
 SWEEP = (
     *(Shape(runs, 1, 200) for runs in (100, 300, 1_000, 3_000, 10_000)),
     *(Shape(1, ranks, 1_000) for ranks in (256, 1_024)),
-    *(Shape(100, 1, steps) for steps in (10_000, 100_000)),
+    *(Shape(100, 1, steps) for steps in (10_000, 100_000, 1_000_000)),
 )
 #: Op rows of one run.
 OP_ROWS = (100_000, 1_000_000, 10_000_000)

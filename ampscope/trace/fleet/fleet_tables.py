@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from ampscope.trace.read.engines.choice import Chosen, chosen_engine
 from ampscope.trace.read.engines.database import sealed_off
 from ampscope.trace.read.engines.engine import Pieces
 from ampscope.trace.read.part_columns import RUN, RUN_FIELD, no_rows, selection, with_rank
+from ampscope.trace.read.sealed_parts import bound
 from ampscope.trace.read.table_scan import Scan
 from ampscope.trace.schema import Table
 
@@ -66,8 +69,10 @@ class FleetTables:
         with ThreadPoolExecutor(_LOOKERS) as pool:
             found = [each for each in pool.map(lambda run: self._pieces_of(run, table), self._runs) if each is not None]
         loaded = [pieces.loaded for pieces in found if pieces.loaded.num_rows]
-        rows = pa.concat_tables([_of_run(no_rows(with_rank(table)), Path()), *loaded])
-        return Pieces([part for pieces in found for part in pieces.parts], rows)
+        sealed: dict[tuple[str, ...], list[Path]] = {}
+        for columns, parts in chain.from_iterable(pieces.sealed.items() for pieces in found):
+            sealed.setdefault(columns, []).extend(parts)
+        return Pieces(sealed, pa.concat_tables([_of_run(no_rows(with_rank(table)), Path()), *loaded]))
 
     def _pieces_of(self, run: Path, table: Table) -> Pieces | None:
         try:
@@ -78,12 +83,11 @@ class FleetTables:
         return pieces._replace(loaded=_of_run(pieces.loaded, run))
 
     def _relation(self, table: Table, pieces: Pieces) -> duckdb.DuckDBPyRelation:
-        loaded = self._database.from_arrow(pieces.loaded)
-        if not pieces.parts:
-            return loaded
-        parts = [*map(str, pieces.parts)]
-        sealed = self._database.read_parquet(parts, hive_partitioning=False, filename=True, union_by_name=True)
-        return sealed.select(f"{selection(table, tuple(sealed.columns))}, {_RUN_OF_PART} AS {RUN}").union(loaded)
+        sealed = [
+            bound(self._database, [*map(str, parts)]).select(f"{selection(table, columns)}, {_RUN_OF_PART} AS {RUN}")
+            for columns, parts in pieces.sealed.items()
+        ]  # each of parts that are alike, of which one is looked at
+        return reduce(duckdb.DuckDBPyRelation.union, sealed, self._database.from_arrow(pieces.loaded))
 
 
 def _of_run(rows: pa.Table, run: Path) -> pa.Table:

@@ -90,12 +90,12 @@ class Scan:
         meant = self.meant(rank)
 
         def look() -> Pieces:
-            found = self._pieces_now(table, meant)
-            return found._replace(parts=[*chain.from_iterable(self._chosen(table, found.parts, None).values())])
+            sealed, loaded = self._pieces_now(table, meant)
+            return Pieces(self._chosen(table, sealed, None), loaded)
 
         return steadily(look)
 
-    def _pieces_now(self, table: Table, meant: Sequence[int]) -> Pieces:
+    def _pieces_now(self, table: Table, meant: Sequence[int]) -> tuple[list[Path], pa.Table]:
         loaded: list[pa.Table] = []
         sealed: list[Path] = []
         for each in meant:
@@ -106,7 +106,7 @@ class Scan:
             if rows.num_rows:
                 loaded.append(of_rank(rows, each))
             sealed += [part for part in parts if part not in older]
-        return Pieces(sealed, pa.concat_tables([no_rows(with_rank(table)), *loaded]))
+        return sealed, pa.concat_tables([no_rows(with_rank(table)), *loaded])
 
     def load(
         self, connection: duckdb.DuckDBPyConnection, table: Table, *, rank: OfRanks = None, most: int

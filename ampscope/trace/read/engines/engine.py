@@ -25,8 +25,13 @@ class Query(NamedTuple):
 class Pieces(NamedTuple):
     """What a table, or a part of it, is made of at one moment."""
 
-    parts: list[Path]  #: sealed, with the columns of today's schema or some of them
+    sealed: dict[tuple[str, ...], list[Path]]  #: parts, by their columns: those of today's schema or some of them
     loaded: pa.Table  #: all other rows, of journals and of older versions, with the columns that the frame shall have
+
+    @property
+    def parts(self) -> list[Path]:
+        """All sealed parts."""
+        return [part for parts in self.sealed.values() for part in parts]
 
 
 class Engine(Protocol):

@@ -91,7 +91,7 @@ def test_of_rows_that_come_in_pieces_none_is_lost_behind_an_empty_one(spark: Any
     from ampscope.trace.read.engines.spark_tables import SparkTables  # loads pyspark, which may not be there
 
     tables = SparkTables(spark)
-    assert tables.frame(0, Table.EVENTS, lambda: Pieces([], rows)).count() == 3
+    assert tables.frame(0, Table.EVENTS, lambda: Pieces({}, rows)).count() == 3
     tables.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from ampscope.analysis.diagnosis.diagnosis import diagnose
@@ -106,6 +107,14 @@ def test_an_open_run_counts_with_what_is_in_its_journals(tmp_path: Path) -> None
     builder.leave_open()
     assert fleet(runs_below([tmp_path]), diagnosed=Diagnosed.NONE).lost.lost == 10
     builder.close()
+
+
+def test_runs_of_writers_that_knew_other_columns_are_one_fleet(tmp_path: Path) -> None:
+    (_, older) = runs_below([build(tmp_path, [Trained(lost=1), Trained(lost=2)])])
+    (part,) = older.glob("rank=0/steps/*.parquet")
+    pq.write_table(pq.read_table(part).drop_columns(["averaged", "growth_tracker"]), part)
+    found = fleet(runs_below([tmp_path]), diagnosed=Diagnosed.NONE)
+    assert (found.lost.steps, found.lost.lost, found.unreadable) == (80, 3, ())
 
 
 def test_a_fleet_without_runs_is_empty() -> None:
