@@ -140,7 +140,8 @@ def _of_loss(program: Program) -> str | None:
     """The loss taken out of the one autocast region that calls a model, which gives it float32."""
     if program.watched_at is None or len(program.called_from) != 1 or program.under_autocast != program.called_from:
         return None
-    return loss_outside.in_float32(program.called_from[0], kept_modules.watched(program.watched_at))
+    models = kept_modules.watched(program.watched_at)
+    return loss_outside.in_float32(program.called_from[0], models, program.tensors)
 
 
 def of_rows(program: Program, argument: str) -> str | None:

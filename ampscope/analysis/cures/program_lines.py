@@ -16,6 +16,7 @@ class Program(NamedTuple):
     watched_at: SourceLine | None = None  #: the line that calls ``watch``; None where it was not recorded
     called_from: tuple[SourceLine, ...] = ()  #: the lines that call the models
     under_autocast: tuple[SourceLine, ...] = ()  #: those among them around which an autocast region was
+    tensors: int = 0  #: how many tensors their one call returned, one or a tuple; 0: something else, or not known
 
 
 def program_of(run: Run) -> Program:
@@ -23,10 +24,12 @@ def program_of(run: Run) -> Program:
     rows = [row for rank in run.ranks for row in run.rows(Table.INCIDENTS, rank=rank)]
     told = [each for row in rows for each in _listed(details(row.evidence).get("called_from"))]
     lines = {line: bool(each.get("autocast")) for each in told if (line := _line(each)) is not None}
+    tensors = {each.get("tensors") for each in told} if len(lines) == 1 else set()
     return Program(
         watched_at=_line(run.manifest.configuration.get("watched_at")),
         called_from=tuple(lines),
         under_autocast=tuple(line for line, inside in lines.items() if inside),
+        tensors=next((each for each in tensors if isinstance(each, int)), 0) if len(tensors) == 1 else 0,
     )
 
 

@@ -212,7 +212,8 @@ class IncidentRow(NamedTuple):
     over_budget: bool  #: not replayed, because replays had used up their share of the run's time
     evidence: str  #: JSON: under ``rows``, of each input that was not finite, which rows; under ``compiled``,
     #: whether `torch.compile` was in use; under ``called_from``, the user's lines that call the models (``file``,
-    #: ``line``, ``function``, ``code``), and the dtype of the ``autocast`` region there, empty outside; under ``ops``,
+    #: ``line``, ``function``, ``code``), the dtype of the ``autocast`` region there, empty outside, and how many
+    #: ``tensors`` the call returned, one or a tuple of them, 0 for anything else; under ``ops``,
     #: for `Trigger.ABSORBED_OVERFLOW`, the ``ops.seq`` of what gave the inf, and under ``hidden``, where the code
     #: itself took it for a number, pairs of those with the ``ops.seq`` of what did; ``gradients_apart`` and
     #: ``loss_apart`` are then the distances from float32, as shares of what that has; under ``lost``, for

@@ -21,7 +21,7 @@ from ampscope.capture.replay.tape.entry import (
     UnscaledGradients,
     unscale_,
 )
-from ampscope.capture.replay.tape.fingerprints import fingerprint
+from ampscope.capture.replay.tape.fingerprints import fingerprint, tensors_given
 from ampscope.capture.replay.tape.live_results import LeftGradients, LiveResults, in_place_results, targets
 from ampscope.capture.replay.tape.outside_tensors import OutsideTensors
 from ampscope.capture.torch_support import tensor_tree
@@ -117,7 +117,7 @@ class Tape:
 
     def returned(self, entry: Entry, result: Any) -> None:
         """Completes the entry of a module's call with what it returned."""
-        entry.fingerprint = fingerprint(result)
+        entry.fingerprint, entry.gives = fingerprint(result), tensors_given(result)
         self._add_results(result)
 
     def function_call(

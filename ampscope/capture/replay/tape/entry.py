@@ -152,7 +152,7 @@ class CalledThrough:
 
 @dataclass(slots=True)
 class Entry:
-    """One call."""
+    """One call; many attributes because each is a part of what it takes to make it again, or to check that it was."""
 
     kind: EntryKind
     call: Callable[..., Any]
@@ -161,6 +161,7 @@ class Entry:
     place: Place
     versions: list[int] = field(default_factory=list)  #: change counters of a module's weights
     fingerprint: list[Tensor] = field(default_factory=list)  #: of what a module returned, of what a backward began from
+    gives: int = 0  #: how many tensors a module returned, one or a tuple of them; 0 for anything else
     in_place: bool = False
     also_writes: list[EarlierResult] = field(default_factory=list)  #: those that share the memory it overwrites
     scales: bool = False  #: it multiplies a loss with the loss scale

@@ -90,3 +90,9 @@ def _differ_little(one: Tensor, other: Tensor) -> bool:
     wide = torch.complex128 if other.is_complex() else torch.float64
     apart, size = (each[finite].detach().to(wide).abs() for each in (one - other, other))
     return not apart.numel() or bool(apart.max() <= _ROUNDING * size.max())
+
+
+def tensors_given(result: Any) -> int:
+    """How many tensors a call returned, one or a tuple of them; 0 for anything else."""
+    parts = result if type(result) in (tuple, list) else (result,)
+    return len(parts) if all(isinstance(each, Tensor) for each in parts) else 0

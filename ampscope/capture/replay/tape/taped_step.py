@@ -81,7 +81,7 @@ class TapedStep(NamedTuple):
     def called_from(self) -> list[dict[str, Any]]:
         """The user's lines that call a watched model, each once, for the evidence of an incident."""
         calls = [entry for _, entry in self.entries() if entry.kind is EntryKind.MODULE and entry.place.code]
-        regions = {entry.place: entry.state.ambient.autocast_dtype for entry in calls}
+        regions = {entry.place: (entry.state.ambient.autocast_dtype, entry.gives) for entry in calls}
         return [
             {
                 "file": place.file,
@@ -89,8 +89,9 @@ class TapedStep(NamedTuple):
                 "function": place.function,
                 "code": place.text,
                 "autocast": str(dtype).removeprefix("torch.") if dtype is not None else "",
+                "tensors": gives,
             }
-            for place, dtype in list(regions.items())[:MOST_LINES]
+            for place, (dtype, gives) in list(regions.items())[:MOST_LINES]
         ]
 
     def devices(self) -> set[torch.device]:

@@ -14,9 +14,6 @@ from ampscope.analysis.cures.rewriting.statement import dotted
 
 #: What the output of a model is called whose call is a part of the loss's line.
 _OUTPUT = "output"
-#: Attributes of a tensor, and methods that something else than a tensor has: an output may be an object, or a dict.
-_OF_TENSORS = frozenset({"T", "mT", "shape", "ndim", "dtype", "device"})
-_OF_OTHERS = frozenset({"items", "keys", "values", "get", "pop", "to_tuple"})
 
 
 class _Place(NamedTuple):
@@ -29,32 +26,36 @@ class _Place(NamedTuple):
     call: ast.Call
 
     @property
-    def name(self) -> str:
-        """The name that the output gets, where the statement does nothing else; empty where it does more."""
+    def names(self) -> list[str]:
+        """The names that the outputs get, where the statement does nothing else; empty where it does more."""
         node = self.statement
-        named = isinstance(node, ast.Assign) and len(node.targets) == 1 and node.value is self.call
-        target = node.targets[0] if named and isinstance(node, ast.Assign) else None
-        return target.id if isinstance(target, ast.Name) else ""
+        if not isinstance(node, ast.Assign) or len(node.targets) != 1 or node.value is not self.call:
+            return []
+        target = node.targets[0]
+        parts = target.elts if isinstance(target, ast.Tuple) else [target]
+        names = [each.id for each in parts if isinstance(each, ast.Name)]
+        return names if len(names) == len(parts) else []
 
     @property
     def moved(self) -> list[ast.stmt]:
         """What is to stand after the region."""
-        return self.after if self.name else [self.statement, *self.after]
+        return self.after if self.names else [self.statement, *self.after]
 
 
-def in_float32(called_at: HasPlace, models: Sequence[str]) -> str | None:
+def in_float32(called_at: HasPlace, models: Sequence[str], tensors: int) -> str | None:
     """What follows a model's call in its autocast region, after the region, with the output in float32.
 
     Args:
         called_at: The line that calls the model under autocast, as it was recorded.
         models: What the program calls its models: one of them is called there.
+        tensors: How many tensors the call returned, one or a tuple of them; 0 for anything else.
 
     Returns:
         A diff of the file; None where it is not at hand, where the region is not one around plain statements alone, and
-        where what the loss reads may be no single tensor, or half precision from before.
+        where the loss reads something else than these tensors from in there.
     """
     place = _place(called_at, models)
-    if place is None or not place.moved or not _can_move(place) or not _reads_tensor(place):
+    if place is None or not place.moved or not _can_move(place) or tensors != (len(place.names) or 1):
         return None
     first, last = place.statement.lineno, place.region.end_lineno or 0
     return changed(place.source, called_at.file, [(first, last, list(_lines(place)))])
@@ -92,35 +93,13 @@ def _can_move(place: _Place) -> bool:
     number = place.region.body.index(place.statement)
     before = {name for each in place.region.body[:number] for name in _stored(each)}
     read = {node.id for node in parts if isinstance(node, ast.Name)}
-    is_free = bool(place.name) or (_OUTPUT not in read and place.call.lineno == place.call.end_lineno)
+    is_free = bool(place.names) or (_OUTPUT not in read and place.call.lineno == place.call.end_lineno)
     return is_plain and is_of_lines and is_free and len(set(firsts)) == len(firsts) and before.isdisjoint(read)
 
 
 def _stored(statement: ast.stmt) -> Iterator[str]:
     names = (node for node in ast.walk(statement) if isinstance(node, ast.Name))
     return (node.id for node in names if isinstance(node.ctx, ast.Store))
-
-
-def _reads_tensor(place: _Place) -> bool:
-    """Whether the output is used, and as a single tensor may be."""
-    parts = [node for each in place.moved for node in ast.walk(each)]
-    called = [node.func for node in parts if isinstance(node, ast.Call)]
-    users = [parent for parent in parts if any(_is_output(place, each) for each in ast.iter_child_nodes(parent))]
-    return bool(users) and all(_takes_tensor(parent, is_called=parent in called) for parent in users)
-
-
-def _is_output(place: _Place, node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and node.id == place.name if place.name else node is place.call
-
-
-def _takes_tensor(parent: ast.AST, *, is_called: bool) -> bool:
-    if isinstance(parent, ast.Attribute):
-        return parent.attr not in _OF_OTHERS if is_called else parent.attr in _OF_TENSORS
-    if isinstance(parent, ast.Subscript):
-        return not isinstance(parent.slice, ast.Constant)
-    if isinstance(parent, ast.Assign):
-        return not any(isinstance(each, (ast.Tuple, ast.List)) for each in parent.targets)
-    return not isinstance(parent, (ast.Starred, ast.keyword, ast.AugAssign))
 
 
 def _lines(place: _Place) -> Iterator[str]:
@@ -130,11 +109,14 @@ def _lines(place: _Place) -> Iterator[str]:
     inner, outer = source.indent(first), source.indent(place.region.lineno)
     own = [line.rstrip("\r\n") for line in source.lines[first - 1 : last]]
     rest = [line.rstrip("\r\n") for line in source.lines[last : place.region.end_lineno]]
-    if place.name:
+    if len(place.names) == 1:
         end = (place.call.end_lineno or 0) - first
         column = place.call.end_col_offset or 0
         own[end] = f"{_cut(own[end], 0, column)}.float(){_cut(own[end], column)}"
         yield from own
+    elif place.names:
+        yield from own
+        yield f"{outer}{', '.join(place.names)} = {', '.join(f'{each}.float()' for each in place.names)}"
     else:
         row = place.call.lineno - first
         start, end = place.call.col_offset, place.call.end_col_offset or 0

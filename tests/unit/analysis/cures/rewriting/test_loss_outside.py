@@ -42,6 +42,10 @@ REGION = "    with torch.autocast('cuda'):\n"
             ),
         ),
         (
+            "        a, b = net(x)\n        loss = f(a, b, y)\n",
+            "        a, b = net(x)\n    a, b = a.float(), b.float()\n    loss = f(a, b, y)\n",
+        ),
+        (
             "        loss = criterion(net(x), y)  # why\n",
             "        output = net(x)\n    loss = criterion(output.float(), y)  # why\n",
         ),
@@ -58,27 +62,33 @@ REGION = "    with torch.autocast('cuda'):\n"
     ],
 )
 def test_the_loss_leaves_the_region(tmp_path: Path, body: str, after: str) -> None:
-    made = changed(tmp_path, HEAD + REGION + body, lambda place: loss_outside.in_float32(place, ["net"]))
+    tensors = 2 if "a, b" in body else 1
+    made = changed(tmp_path, HEAD + REGION + body, lambda place: loss_outside.in_float32(place, ["net"], tensors))
     assert made == HEAD + REGION + after
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "tensors"),
     [
-        "        out = net(x)\n    loss = out.exp().mean()\n",  # it is outside
-        "        out = net(x)\n        loss = out.loss\n",  # an object
-        "        out = net(x)\n        loss = out['logits'].mean()\n",
-        "        out = net(x)\n        loss, n = out\n",
-        "        a, b = net(x)\n        loss = a.mean()\n",
-        "        out = net(x)\n        if y is not None:\n            loss = out.mean()\n",
-        "        h = other(x)\n        out = net(x)\n        loss = (out - h).mean()\n",  # h is half precision still
-        "        out = net(x)\n        loss = named(out, '''\n        text''')\n",
-        "        out = net(x); loss = out.mean()\n",
-        "        output = 1\n        loss = f(net(x), output)\n",
+        ("        out = net(x)\n    loss = out.exp().mean()\n", 1),  # it is outside
+        ("        out = net(x)\n        loss = out.loss\n", 0),  # an object
+        ("        out = net(x)\n        loss, n = out\n", 2),
+        ("        a, b = net(x)\n        loss = a.mean()\n", 1),
+        ("        a, *b = net(x)\n        loss = a.mean()\n", 2),
+        ("        out = net(x)\n        if y is not None:\n            loss = out.mean()\n", 1),
+        (
+            "        h = other(x)\n        out = net(x)\n        loss = (out - h).mean()\n",
+            1,
+        ),  # h is half precision still
+        ("        out = net(x)\n        loss = named(out, '''\n        text''')\n", 1),
+        ("        out = net(x); loss = out.mean()\n", 1),
+        ("        output = 1\n        loss = f(net(x), output)\n", 1),
     ],
 )
-def test_what_may_be_something_else_stays(tmp_path: Path, body: str) -> None:
-    assert changed(tmp_path, HEAD + REGION + body, lambda place: loss_outside.in_float32(place, ["net"])) is None
+def test_what_may_be_something_else_stays(tmp_path: Path, body: str, tensors: int) -> None:
+    assert (
+        changed(tmp_path, HEAD + REGION + body, lambda place: loss_outside.in_float32(place, ["net"], tensors)) is None
+    )
 
 
 def test_a_second_region_around_it_would_hold_the_loss_still(tmp_path: Path) -> None:
@@ -87,7 +97,7 @@ def test_a_second_region_around_it_would_hold_the_loss_still(tmp_path: Path) -> 
         + REGION
         + "        out = net(x)\n        return_(out)\n"
     )
-    assert changed(tmp_path, text, lambda place: loss_outside.in_float32(place, ["net"])) is None
+    assert changed(tmp_path, text, lambda place: loss_outside.in_float32(place, ["net"], 1)) is None
 
 
 KEPT = "    good = x.flatten(1).isfinite().all(1)\n    x, y = x[good], y[good]\n"
