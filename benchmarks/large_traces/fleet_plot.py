@@ -45,7 +45,7 @@ def _panel(left: int, words: str, sizes: Sequence[int], rows: Sequence[dict[str,
 
     for power in range(low, high + 1):
         yield _line(across(10**power), TOP, across(10**power), TOP + DEEP)
-        yield _text(across(10**power), TOP + DEEP + 18, f"{10**power:,}")
+        yield _text(across(10**power), TOP + DEEP + 18, _short(10**power))
     for power in range(LOW, HIGH + 1):
         yield _line(left, _down(10.0**power), left + PANEL, _down(10.0**power))
         yield _text(left - 6, _down(10.0**power) + 4, f"{10.0**power:,g}", anchor="end")
@@ -57,6 +57,10 @@ def _panel(left: int, words: str, sizes: Sequence[int], rows: Sequence[dict[str,
         yield from (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>' for x, y in points)
         x, y = points[-1]
         yield f'<text x="{x:.1f}" y="{y + 30:.1f}" text-anchor="end" fill="{colour}">{NAMES[engine]}</text>'
+
+
+def _short(size: int) -> str:
+    return f"{size // 1_000_000:,} M" if size >= 1_000_000 else f"{size:,}"
 
 
 def _down(seconds: float) -> float:
