@@ -21,6 +21,13 @@ const told = (entry) => entry.sources.map(({ node }) => `${entry.value.toFixed(4
 new PerformanceObserver((list) => list.getEntries().forEach((entry) => window.moved.push(...told(entry))))
   .observe({ type: "layout-shift", buffered: true });
 """
+#: Lets a page wait for its pieces as long as it takes: how soon a busy machine has them is not what is asked here.
+PATIENT = """{
+  const frame = window.requestAnimationFrame.bind(window);
+  const begun = performance.now();
+  const opens = () => document.documentElement.dataset.opening === "";
+  window.requestAnimationFrame = (then) => frame((now) => then(opens() ? begun : now));
+}"""
 #: How far the page, or what scrolls it, is wider than what is shown of it.
 TOO_WIDE = """() => [document.scrollingElement, document.querySelector("[data-testid=stMain]")]
   .map((one) => one.scrollWidth - one.clientWidth)"""
@@ -29,7 +36,7 @@ TOO_WIDE = """() => [document.scrollingElement, document.querySelector("[data-te
 def opened(browser: Browser, address: str, width: int, place: str, run: str) -> Page:
     """A page in a window of its own, of which nothing is kept from before."""
     page = browser.new_page(viewport={"width": width, "height": 900})
-    page.add_init_script(WATCH)
+    page.add_init_script(WATCH + PATIENT)
     goto(page, address, place, run=run)
     return page
 
