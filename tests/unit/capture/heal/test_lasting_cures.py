@@ -54,8 +54,8 @@ def test_a_resumed_run_has_its_cures_again(run_folder: Path, scopes: list[ampsco
     assert cures(scopes[1]) == [told]
     diagnosis = ampscope.diagnose(run_folder)
     assert [(each.step, each.kind, each.lifted_at) for each in diagnosis.cures] == [(BAD_STEP, "modules_fp32", None)]
-    told = "resumed at step 6, and the failure has not come back in the 6 steps since, 50 % of the run"
-    assert told in diagnosis.since
+    since = "resumed at step 6, and the failure has not come back in the 6 steps since, 50 % of the run"
+    assert since in diagnosis.since
 
 
 def test_a_run_that_is_resumed_without_healing_fails_as_before(run_folder: Path, scopes: list[ampscope.Scope]) -> None:
