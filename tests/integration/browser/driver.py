@@ -23,6 +23,8 @@ from tests.support.paths import ROOT
 #: Below the app's address.
 PAGES = tuple(page.url_path for page in pages.Page)
 _START_S = 60
+#: How long a busy machine may take to draw a page, beside a training too.
+PATIENCE_MS = 90_000
 _DRAWN = "[data-testid=stMain] h1, [data-testid=stMain] .amp-card"
 
 
@@ -67,7 +69,7 @@ def browse() -> Iterator[Browser]:
 def goto(page: Page, address: str, place: str, **query: str) -> None:
     """Open a page of the app and wait until it is drawn whole."""
     page.goto(f"{address}/{place}?{urlencode(query)}")
-    page.wait_for_selector(_DRAWN, timeout=30_000)
+    page.wait_for_selector(_DRAWN, timeout=PATIENCE_MS)
     settle(page)
 
 
@@ -77,15 +79,17 @@ def walk(page: Page) -> Iterator[str]:
     for number in range(links.count()):
         name = links.nth(number).inner_text().strip()
         links.nth(number).click()
-        page.wait_for_selector(_DRAWN, timeout=30_000)
+        page.wait_for_selector(_DRAWN, timeout=PATIENCE_MS)
         settle(page)
         yield name
 
 
 def settle(page: Page) -> None:
     """Wait until the script has run to its end and the figures stand still."""
-    page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=30_000)
-    page.wait_for_function("document.querySelectorAll('[data-stale=true], [data-testid=stSkeleton]').length === 0")
+    page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=PATIENCE_MS)
+    page.wait_for_function(
+        "document.querySelectorAll('[data-stale=true], [data-testid=stSkeleton]').length === 0", timeout=PATIENCE_MS
+    )
     page.wait_for_timeout(300)
 
 
