@@ -77,7 +77,7 @@ def growth(row: RangeRow) -> str:
     rate = row.bits_per_step
     if rate is None:
         return ""
-    return f"{100 * rate:+.2g}" if abs(rate) >= LEAST_GROWTH else "0"
+    return numbers.signed(100 * rate, 3) if abs(rate) >= LEAST_GROWTH else "0"
 
 
 def forecast(row: RangeRow) -> str:

@@ -53,14 +53,10 @@ def _cells(row: RangeRow) -> tuple[str | Cell, ...]:
         row.dtype,
         ranges_words.line(row),
         _number(row.largest, value(row.largest, missing="")),
-        _growth(row.bits_per_step),
+        _number(row.bits_per_step, ranges_words.growth(row)),
         ranges_words.forecast(row),
         *(_number(part, share(part, missing="")) for part in (row.underflow_share, row.zero_share, row.flushed_share)),
     )
-
-
-def _growth(bits: float | None) -> Cell:
-    return _number(bits, "" if bits is None else f"{100 * bits:.2g}")
 
 
 def _number(key: float | None, words: str) -> Cell:
