@@ -8,17 +8,19 @@
   window.__streamlit ??= { BACKEND_BASE_URL: `${location.origin}${parts.join("/")}/` };
 }
 {
-  const [PATIENCE_MS, PIECES_MS, LONGEST_MS, FRAMES] = [400, 4000, 10000, 3]; // from the heading on; for its pieces; in all
-  const LATER = "[class*=st-key-figure-] *, [class*=st-key-table-] *"; // room is kept for these, in windows of any width
+  const [PATIENCE_MS, PIECES_MS, LONGEST_MS] = [400, 4000, 10000]; // from the heading on; for its pieces; in all
+  const FIGURES = "[class*=st-key-figure-] *, [class*=st-key-table-] *"; // room is kept for these, in windows of any width
+  const LATER = innerWidth > 1000 ? `.st-key-amp-remedy *, ${FIGURES}` : FIGURES; // and for code that does not wrap
   const root = document.documentElement;
-  let [begun, titled, still] = [performance.now(), 0, 0];
+  const begun = performance.now();
+  let titled = 0;
   const look = (now) => {
     const main = document.querySelector("[data-testid=stMain]");
     if (!titled && main?.querySelector("h1, .amp-card")) titled = now;
     const through = document.querySelector("[data-testid=stApp][data-test-script-state=notRunning]") || now - titled > PATIENCE_MS;
-    still = titled && through && !main.querySelector(`[data-testid=stSkeleton]:not(${LATER})`) ? still + 1 : 0;
+    const there = titled && through && !main.querySelector(`[data-testid=stSkeleton]:not(${LATER})`);
     const late = titled ? now - titled > PIECES_MS : now - begun > LONGEST_MS;
-    if (still >= FRAMES || late) delete root.dataset.opening;
+    if (there || late) delete root.dataset.opening;
     else requestAnimationFrame(look);
   };
   root.dataset.opening = "";
