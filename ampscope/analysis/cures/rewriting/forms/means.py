@@ -15,7 +15,7 @@ MEAN = "mean"
 #: Losses that are a mean over all elements, and those over the targets that are not to be ignored.
 LOSSES = frozenset({"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy"})
 BY_TARGET = frozenset({"cross_entropy", "nll_loss"})
-#: Places of what makes a loss another mean than one over its targets.
+#: The place of the weights, which make it another mean, and the target that is left out unless another is named.
 _WEIGHT, _IGNORED = 2, -100
 
 

@@ -7,8 +7,8 @@ import ast
 from ampscope.analysis.cures.rewriting.found_call import Found, as_call
 from ampscope.analysis.cures.rewriting.statement import Statement, same
 
-#: Methods that pick elements, and change none.
-_PICKS = frozenset({"diagonal", "diag", "gather", "index_select", "take_along_dim", "select", "narrow"})
+#: Methods that pick one element of each row, in the order of the rows.
+_PICKS = frozenset({"diagonal", "diag"})
 
 
 def log_softmax_in(statement: Statement, logarithm: Found) -> str:
@@ -23,9 +23,10 @@ def log_softmax_in(statement: Statement, logarithm: Found) -> str:
     picked = _picked(part)
     inner = as_call(picked, "exp")
     operand = inner.operand(0) if inner is not None else None
-    keeps = "keepdim" in total.keywords
+    kept = total.keywords.get("keepdim")
+    keeps = kept is not None and isinstance(kept.value, ast.Constant) and kept.value.value is True
     if inner is None or operand is None or not same(operand, given) or keeps is not (picked is part):
-        return ""  # a part of the rows over whole rows is broadcast otherwise
+        return ""  # what is picked over sums that keep their dimension, or all over sums that do not, is broadcast
     assert isinstance(inner.node, ast.expr)
     start, end = statement.span(part)
     inside, last = statement.span(inner.node)
@@ -44,11 +45,8 @@ def _dim(statement: Statement, total: Found) -> str:
 
 
 def _picked(part: ast.expr) -> ast.expr:
-    """What a part picks its elements from."""
-    while True:
-        if isinstance(part, ast.Subscript):
-            part = part.value
-        elif isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr in _PICKS:
-            part = part.func.value
-        else:
-            return part
+    """What a part picks its elements from: the part itself, where it picks none."""
+    is_pick = isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr in _PICKS
+    if is_pick and isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and not part.args:
+        return part.func.value
+    return part

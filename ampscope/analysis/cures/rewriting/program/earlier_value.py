@@ -17,7 +17,7 @@ from ampscope.analysis.cures.rewriting.statement import CONVERSIONS, Statement, 
 _PROBABILITIES = ("softmax", "sigmoid")
 MEANS = ("mean",)
 #: Exponentials, and what picks some of them.
-EXPONENTIALS = ("exp", "diagonal", "diag", "gather", "sum")
+EXPONENTIALS = ("exp", "diagonal", "diag", "sum")
 #: How often a value may be made of one with a name of its own.
 _DEEPEST = 3
 

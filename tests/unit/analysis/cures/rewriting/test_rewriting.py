@@ -293,6 +293,8 @@ STAYS = [
     Line("return F.cross_entropy(x, next(t))", BOUND, "cross_entropy", "", value=1.0),
     Line("return torch.log(x.exp()[0] / x.exp().sum(1, keepdim=True))", Form.LOG_SOFTMAX, "log", ""),
     Line("return torch.log(x.exp() / x.exp().sum(1))", Form.LOG_SOFTMAX, "log", ""),
+    Line("return torch.log(x.exp()[0] / x.exp().sum(1))", Form.LOG_SOFTMAX, "log", ""),
+    Line("return torch.log(x.exp() / x.exp().sum(1, keepdim=False))", Form.LOG_SOFTMAX, "log", ""),
     Line("return torch.log(x.exp() / y.exp().sum(1, keepdim=True))", Form.LOG_SOFTMAX, "log", ""),
     Line("return torch.log(x.exp() / x.exp().sum())", Form.LOG_SOFTMAX, "log", ""),
     Line("e = x.exp()", Form.MAX_OFF, "exp", ""),
