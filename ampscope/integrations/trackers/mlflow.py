@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import ampscope
+from ampscope.capture.record.signals.draws import separate
 from ampscope.integrations.trackers._library import library
 
 #: Characters of a tag that every store takes.
@@ -34,6 +35,7 @@ class MLflow:
     ) -> None:
         self.every = every
         self._mlflow = library("mlflow", "mlflow")
+        separate("mlflow", "urllib3")
         active = self._mlflow.active_run() if run_id is None else None  # it is this thread's alone
         self._run_id = active.info.run_id if active is not None else run_id
         self._client = client
@@ -46,6 +48,7 @@ class MLflow:
             self._client = self._mlflow.MlflowClient()
         if self._is_own:
             found = self._client.get_experiment_by_name(self._experiment)
+            separate("mlflow", "urllib3")  # it was that call that imported the store
             number = found.experiment_id if found is not None else self._client.create_experiment(self._experiment)
             self._run_id = self._client.create_run(number, run_name=run.name).info.run_id
         self._client.set_tag(self._run_id, "ampscope.run", str(run))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import ampscope
+from ampscope.capture.record.signals.draws import separate
 from ampscope.integrations.trackers._library import library
 from ampscope.trace.vocabulary import Severity
 
@@ -37,6 +38,7 @@ class WandB:
     def __init__(self, run: Any = None, *, every: int = 10, **init: Any) -> None:
         self.every = every
         self._wandb = library("wandb", "wandb")
+        separate("wandb", "urllib3")
         self._run: Any = run if run is not None else self._wandb.run if not init else None
         self._init = init
         self._is_own = self._run is None

@@ -8,8 +8,9 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
-from ampscope.errors import RunError
+from ampscope.errors import RunError, RunUnreachable
 from ampscope.trace.files.layout import rank_folder
 from ampscope.trace.manifest import manifest_from, read_manifest
 from ampscope.trace.remote.location import BucketPath
@@ -20,6 +21,7 @@ from ampscope.trace.upload.plan import listings
 #: Seconds that the beginning of a training waits for the store.
 PATIENCE_S = 60.0
 _BULK = frozenset(table.value for table in BULK_TABLES)
+_Answer = TypeVar("_Answer")
 
 
 class Fetch:
@@ -62,11 +64,11 @@ class Fetch:
         store = self._opened()
         folder = f"{self._home}/rank={self._rank}"
         with suppress(FileNotFoundError):
-            self._write(MANIFEST, store.read(f"{self._home}/{MANIFEST}"))
-        there = store.tree(folder)
+            self._write(MANIFEST, _twice(store.read, f"{self._home}/{MANIFEST}"))
+        there = _twice(store.tree, folder)
         for name in _needed(there):
             if not (rank_folder(self._spool, self._rank) / name).exists():  # what was left here is as long, or longer
-                self._write(f"rank={self._rank}/{name}", store.read(f"{folder}/{name}"))
+                self._write(f"rank={self._rank}/{name}", _twice(store.read, f"{folder}/{name}"))
 
     def _write(self, name: str, content: bytes) -> None:
         path = self._aside / name
@@ -102,3 +104,11 @@ def _needed(there: dict[str, ObjectState]) -> list[str]:
         found += parts[-1:] if table in _BULK else parts
         found += map(str, listing.open_journals)
     return found
+
+
+def _twice(ask: Callable[[str], _Answer], url: str) -> _Answer:
+    """An answer of the store, asked again at once where it failed: a library's own second try draws random numbers."""
+    try:
+        return ask(url)
+    except RunUnreachable:
+        return ask(url)

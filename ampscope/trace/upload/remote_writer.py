@@ -43,7 +43,7 @@ def open_remote(
     """
     new_store(home.scheme, tries=1)  # what is wrong with the URL is the caller's to mend
     spool = spool_of(home)
-    why = Fetch(home, spool, rank, lambda: new_store(home.scheme, tries=2)).join()
+    why = Fetch(home, spool, rank, lambda: new_store(home.scheme, tries=1)).join()
     if why:
         on_notice(f"{why}. The run begins in {spool} and is sent when it can be.")
     uploader = Uploader(

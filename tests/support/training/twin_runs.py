@@ -96,7 +96,8 @@ def train_both(loop: Loop, folder: Path, **options: Any) -> Watched:
     """Trains ``loop`` unwatched and watched, and asserts that no bit differs."""
     expected = train_unwatched(loop)
     watched = Watched.train(loop, folder, **options)
-    assert differences(watched.bits, expected) == []
+    differing = differences(watched.bits, expected)
+    assert not differing, differing
     return watched
 
 

@@ -10,6 +10,7 @@ import sys
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -181,6 +182,17 @@ class TestMLflow:
         (made,) = client.search_runs([experiment.experiment_id])
         assert (made.info.run_name, made.info.status) == ("run", "FINISHED")
         self.check(client, made.info.run_id, run, 3)
+
+    def test_a_number_that_mlflow_draws_for_an_experiment_is_not_the_trainings(
+        self, client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        import mlflow.utils.name_utils
+
+        short = SimpleNamespace(uuid4=lambda: SimpleNamespace(int=7 * 10**18 + 70))  # its first digits are drawn anew
+        monkeypatch.setattr(mlflow.utils.name_utils, "uuid", short)
+        run = tracked(MLflow(every=3), tmp_path)
+        assert len(run.steps) == STEPS
+        assert client.get_experiment_by_name("ampscope") is not None
 
     def test_the_loops_own_run_stays_open(self, client: Any, tmp_path: Path) -> None:
         import mlflow

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from ampscope.capture.record.signals.draws import our_draws
 from ampscope.capture.torch_support.guard import Guard
 
 #: Calls that may wait; what comes while so many do is left out.
@@ -86,7 +87,7 @@ class Outbox:
         if self._guard.broken:
             return
         self._since = time.monotonic()
-        with self._guard:
+        with self._guard, our_draws():
             call()
         self._since = None
 
