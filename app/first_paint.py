@@ -1,10 +1,12 @@
-"""Puts the style sheet into the page that the browser loads first, so that nothing moves once it is shown."""
+"""What is added to the page that the browser loads first: it is there sooner, and nothing moves once it is shown."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
+import streamlit
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -20,11 +22,40 @@ _OF_THE_FILE_ASKED = (b"accept-encoding", b"if-none-match", b"if-modified-since"
 #: Tells the page where its server is, and shows it when it is there.
 _PAGES = json.dumps([page.url_path for page in Page if page.url_path])
 _OPENING = Path(__file__).with_name("opening.js").read_text("utf-8").replace("PAGES", _PAGES, 1)
-_ADDED = f"<style>{STYLE}</style><script>{_OPENING}</script>".encode()
+
+_STATIC = Path(streamlit.__file__).with_name("static")
+#: Pieces of Streamlit that every page has. It loads them as it meets them, one after the other.
+_PIECES = ("Selectbox", "Html", "BidiComponent", "PageLink", "DownloadButton")
+#: How one file of Streamlit's names another beside it, which it needs at once.
+_NEEDS = re.compile(r"""(?:from|import)\s*["']\./([\w.-]+\.js)["']""")
+
+
+def preloads(static: Path = _STATIC, pieces: tuple[str, ...] = _PIECES) -> str:
+    """Has the browser load pieces of Streamlit, and what these need, while the first of the page runs.
+
+    Args:
+        static: Where Streamlit has its ``index.html``; of another version than is known here, nothing may be found.
+        pieces: The first part of each one's file name.
+
+    Returns:
+        HTML; without what ``index.html`` loads itself.
+    """
+    folder, index = static / "static" / "js", (static / "index.html").read_text("utf-8")
+    waiting = [file.name for piece in pieces for file in sorted(folder.glob(f"{piece}.*.js"))]
+    found: dict[str, None] = {}
+    while waiting:
+        name = waiting.pop()
+        if name not in found and f"/{name}" not in index and (folder / name).is_file():
+            found[name] = None
+            waiting += _NEEDS.findall((folder / name).read_text("utf-8"))
+    return "".join(f'<link rel="modulepreload" crossorigin href="./static/js/{name}">' for name in found)
+
+
+_ADDED = f"{preloads()}<style>{STYLE}</style><script>{_OPENING}</script>".encode()
 
 
 class StyleInPage:
-    """Sends every HTML page with the style sheet at its end, where it comes after Streamlit's own."""
+    """Sends every HTML page with the style sheet at its end, after Streamlit's own, and with what is loaded early."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

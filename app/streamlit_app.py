@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import threading
 from collections.abc import AsyncIterator
@@ -13,6 +14,7 @@ from starlette.middleware import Middleware
 from ampscope.errors import AmpscopeError
 from data.address_lookup import never_look_up
 from first_paint import StyleInPage
+from no_delay import send_at_once
 
 #: What the first page needs beside Streamlit. Never pandas: Plotly takes hold of it as soon as its loading has begun,
 #: so that a figure drawn meanwhile in another thread would end in an error.
@@ -37,7 +39,8 @@ def load_first_page() -> None:
 
 @asynccontextmanager
 async def loading(_: st.App) -> AsyncIterator[None]:
-    """Begins with the server."""
+    """Begins with the server, before it opens its socket."""
+    send_at_once(asyncio.get_running_loop())
     threading.Thread(target=load_first_page, name="ampscope-load", daemon=True).start()
     yield
 
