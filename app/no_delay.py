@@ -1,8 +1,8 @@
 """Has the server send each piece of an answer at once.
 
 Streamlit hands its server a socket that does not say that it speaks TCP, and asyncio leaves Nagle's algorithm on for
-such a socket's connections: what follows an answer's first packet then waits until the browser has confirmed that, which
-takes 40 ms on Linux, for each file of a page and each message to it (https://github.com/Kludex/uvicorn/issues/3149).
+such a socket's connections: what follows an answer's first packet then waits until the browser has confirmed that. On
+Linux it takes 40 ms, for each file of a page and each message to it (https://github.com/Kludex/uvicorn/issues/3149).
 """
 
 from __future__ import annotations
