@@ -10,11 +10,15 @@ from contextlib import asynccontextmanager, suppress
 
 import streamlit as st
 from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import RedirectResponse
+from starlette.routing import Route
 
 from ampscope.errors import AmpscopeError
 from data.address_lookup import never_look_up
 from first_paint import StyleInPage
 from no_delay import send_at_once
+from state.pages import Page
 
 #: What the first page needs beside Streamlit. Never pandas: Plotly takes hold of it as soon as its loading has begun,
 #: so that a figure drawn meanwhile in another thread would end in an error.
@@ -45,5 +49,11 @@ async def loading(_: st.App) -> AsyncIterator[None]:
     yield
 
 
+async def to_root(request: Request) -> RedirectResponse:
+    """The first page by its name is where the first page is, whatever the app is below of, with its query."""
+    return RedirectResponse(f"./?{request.url.query}")
+
+
 never_look_up()
-app = st.App("workbench.py", lifespan=loading, middleware=[Middleware(StyleInPage)])
+named = [Route(f"/{page.stem}", to_root) for page in Page if page.is_default]
+app = st.App("workbench.py", lifespan=loading, routes=named, middleware=[Middleware(StyleInPage)])

@@ -118,6 +118,15 @@ def test_the_run_that_was_chosen_stays_chosen_from_page_to_page(watched: Watched
     assert "run=overflow" in page.url
 
 
+def test_the_first_page_is_found_by_its_name_too(watched: Watched, address: str) -> None:
+    page = watched.page
+    goto(page, address, "overview", run="overflow")
+    expect(page.get_by_role("heading", name="Overview", exact=True)).to_be_visible()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    expect(page).to_have_url(re.compile(rf"^{address}/\?run=overflow(&|$)"))
+    assert watched.complaints == []
+
+
 def test_a_run_is_opened_from_the_list(watched: Watched, address: str) -> None:
     page = watched.page
     goto(page, address, "runs", run="empty", search="H200")
