@@ -48,7 +48,7 @@ def compare_page() -> None:
     chosen = choose_sides(offered_runs(run_folders()))
     if chosen is None:
         paragraph("A and B are the same run, of which no two steps were traced: choose another run, or trace more.")
-        st.code("ampscope.watch(model, scaler, every=100)", language="python")
+        st.code("ampscope.watch(model, scaler, every=100)", language="python", wrap_lines=True)
         return
     verdict = st.container(key="amp-verdict")  # filled last: the curves are there at once
     verdict.html("<i></i>")  # without anything in it, it would keep no room

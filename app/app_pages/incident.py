@@ -120,7 +120,7 @@ def what_happened(run: RunSnapshot, diagnosis: Diagnosis, name: str, item: Item,
 def your_line(item: Item, source: SourceLine, closeup: Closeup) -> None:
     """The line among those around it, and its place to copy."""
     heading("Your line")
-    st.code(as_source(f"{source.file}:{source.line}", 400), language=None)
+    st.code(as_source(f"{source.file}:{source.line}", 400), language=None, wrap_lines=True)
     if len(closeup.lines) > 1:
         st.html(listing(closeup.lines, source, calm=item.severity is Severity.INFO, placed=False))
         st.caption("The lines around it are those whose ops were traced.")

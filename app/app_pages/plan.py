@@ -105,7 +105,7 @@ def to_paste(run: RunSnapshot, name: str | None) -> None:
     for each in names:
         if code := found.code[each]:
             st.caption(f"For {head(each)}:")
-            st.code(as_source(code, len(code)), language="python")
+            st.code(as_source(code, len(code)), language="python", wrap_lines=True)
         elif name is not None:
             paragraph(without_code(found, each))
     with link_row():

@@ -76,7 +76,9 @@ def found_runs(search: str) -> None:
         paragraph(f"{count(len(matches), 'run')}, the newest first.")
         to_compare()
         ways = [Way(Page.OVERVIEW, {"run": key}) for key in matches]
-        table("Runs", _COLUMNS, [rows[key] for key in matches], numeric=("Steps", "Skipped"), ways=ways, filters=False)
+        width = len(_COLUMNS) - (not any(one.tags for one in summaries.values()))  # no room for what nobody uses
+        shown = [rows[key][:width] for key in matches]
+        table("Runs", _COLUMNS[:width], shown, numeric=("Steps", "Skipped"), ways=ways, filters=False)
     else:
         paragraph(
             f"None of the {count(len(offered))} runs has all of these words in its name, model, device or verdict."

@@ -15,4 +15,4 @@ def watch_line(diagnosis: Diagnosis, options: str) -> None:
         options: What to add, e.g. ``every=1``.
     """
     watched = "model, scaler" if diagnosis.scale else "model"
-    st.code(f"ampscope.watch({watched}, {options})", language="python")
+    st.code(f"ampscope.watch({watched}, {options})", language="python", wrap_lines=True)

@@ -40,7 +40,7 @@ def facts(seen: PlaceDetail) -> list[tuple[str, str]]:
     found = [
         ("headroom to overflow", headroom if row.headroom_bits is not None else UNMEASURED),
         ("largest magnitude", value(row.largest, missing=UNMEASURED)),
-        ("bits of growth in 100 steps", ranges_words.growth(row) or "one step only"),
+        ("bits of growth in 100 steps", ranges_words.growth(row) or "too few steps"),
         ("overflowed", ranges_words.overflows(row).removeprefix("overflowed "))
         if row.overflowed
         else ("overflow foreseen", ranges_words.forecast(row) or "none"),

@@ -3,7 +3,8 @@ const SVG = "http://www.w3.org/2000/svg";
 const FEW = 8; // rows that need no filter
 const LONG = 160; // characters from which on a cell shows its first lines; all of it can be copied
 const ONE_LINE = 26; // characters up to which a cell does not wrap
-const MANY = 6; // columns beyond which a row becomes a list where the window is narrow
+const MANY = 5; // columns beyond which a row becomes a list where the window is narrow
+const WIDE = 8; // columns beyond which all of it is set closer
 const AS_LISTS = 8; // rows of such lists before a button that shows the rest
 const narrow = matchMedia("(max-width: 640px)");
 
@@ -232,7 +233,8 @@ export default function ({ data, parentElement, setTriggerValue }) {
     const shown = data.columns.length > MANY && narrow.matches ? AS_LISTS : data.shown;
     const few = view.all || drawn.length <= shown + 3 ? drawn : drawn.slice(0, shown);
     body.append(...few);
-    const whole = element("table", `amp-table${data.columns.length > MANY ? " many" : ""}`);
+    const kinds = [data.columns.length > MANY && "many", data.columns.length > WIDE && "wide"].filter(Boolean);
+    const whole = element("table", ["amp-table", ...kinds].join(" "));
     whole.setAttribute("aria-label", data.label);
     whole.append(heads(), body);
     scroll.replaceChildren(whole);

@@ -127,7 +127,7 @@ export default function ({ data, parentElement, setTriggerValue }) {
     name.type = "button";
     name.tabIndex = -1;
     name.title = told.hint;
-    name.style.paddingLeft = `${Math.min(Number(told.depth), DEEPEST) * 12}px`;
+    name.style.setProperty("--depth", Math.min(Number(told.depth), DEEPEST));
     name.onclick = () => pick(number, told.worst);
     const cells = cellsOf(told, chosen);
     cells.onpointermove = (event) => show(number, columnAt(cells, event));

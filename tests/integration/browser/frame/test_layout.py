@@ -36,6 +36,9 @@ MOVED = 0.1
 TOO_WIDE = """() => [document.scrollingElement, document.querySelector("[data-testid=stMain]")]
   .map((one) => one.scrollWidth - one.clientWidth)"""
 
+#: Of names in a tree of modules, the pixels that are left for each beside its indentation.
+ROOM = "all => all.map(one => one.clientWidth - parseFloat(getComputedStyle(one).paddingLeft))"
+
 
 def opened(browser: Browser, address: str, width: int, place: str, run: str) -> Page:
     """A page in a window of its own, of which nothing is kept from before."""
@@ -75,11 +78,53 @@ def test_no_page_scrolls_sideways(browser: Browser, address: str, place: str) ->
     page.close()
 
 
+def test_tables_fit_a_desk_and_a_telephone(browser: Browser, address: str) -> None:
+    page = opened(browser, address, max(WIDTHS), "runs", "attention-overflow")
+    shown = (
+        ("runs", "ranks"),
+        ("ranges", "attention-overflow"),
+        ("ranks", "ranks"),
+        ("precision", "attention-overflow"),
+    )
+    for place, run in (*shown, ("incident", "attention-overflow"), ("scale", "attention-overflow")):
+        for width in (max(WIDTHS), min(WIDTHS)):
+            page.set_viewport_size({"width": width, "height": 900})
+            goto(page, address, place, run=run, search="attention")  # of runs, those with names that people give
+            page.wait_for_selector(".amp-data tbody tr")
+            over = page.locator(".amp-data .amp-scroll").evaluate_all(
+                "all => all.map(one => one.scrollWidth - one.clientWidth)"
+            )
+            assert max(over) <= 0, (place, width, over)
+    page.close()
+
+
+def test_narrow_windows_have_room_for_heads_names_and_code(browser: Browser, address: str) -> None:
+    page = opened(browser, address, 900, "ranks", "ranks")
+    scroll = page.locator(".amp-data .amp-scroll").last
+    assert scroll.evaluate("one => one.scrollWidth - one.clientWidth") == 0
+    page.set_viewport_size({"width": min(WIDTHS), "height": 900})
+    goto(page, address, "ranges", run="clip-before-unscale")
+    page.locator(".map .name").first.wait_for()
+    names = page.locator(".map .name").evaluate_all(ROOM)
+    assert min(names) >= 60
+    goto(page, address, "plan", run="attention-overflow")
+    code = page.locator("[data-testid=stCode] pre").evaluate_all(
+        "all => all.map(one => one.scrollWidth - one.clientWidth)"
+    )
+    assert code
+    assert max(code) <= 0  # so that the button that copies lies beside it
+    page.close()
+
+
 @pytest.mark.parametrize("width", WIDTHS)
-def test_all_buttons_of_the_track_are_in_sight(browser: Browser, address: str, width: int) -> None:
+def test_all_buttons_and_words_of_the_track_are_in_sight(browser: Browser, address: str, width: int) -> None:
     page = opened(browser, address, width, "replay", "attention-overflow")
     bar = page.locator(".st-key-replay-track .bar")
-    assert bar.evaluate("one => [one.scrollWidth - one.clientWidth, one.scrollHeight - one.clientHeight]") == [0, 0]
+    for part in (bar, page.locator(".st-key-replay-track .told"), page.locator(".st-key-replay-track .key")):
+        assert part.evaluate("one => [one.scrollWidth - one.clientWidth, one.scrollHeight - one.clientHeight]") == [
+            0,
+            0,
+        ]
     foot = page.get_by_role("button", name="SVG").first.bounding_box()
     key = page.locator(".st-key-replay-track .key").bounding_box()
     assert foot is not None
